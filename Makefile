@@ -1,0 +1,36 @@
+PYTHON ?= python3
+BIN := .venv/bin
+PACKAGES := retrieval training indexing api
+
+.PHONY: demo test lint unit bench-eval bench-search clean
+
+demo: .venv/installed
+	$(BIN)/hashseek demo $(ARGS)
+
+test: lint unit
+
+lint: .venv/installed-test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	if [ -x $(BIN)/hadolint ]; then $(BIN)/hadolint Dockerfile; else echo "hadolint has no build for this platform: Dockerfile not linted"; fi
+
+unit: .venv/installed-test
+	$(BIN)/pytest -n auto $(ARGS)
+
+bench-eval: .venv/installed
+	$(BIN)/python bench/evaluation.py $(ARGS)
+
+.venv/installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+.venv/installed-test: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --editable '.[test]'
+	touch $@ .venv/installed
+
+clean:
+	rm -rf .venv .demo build *.egg-info

@@ -1,0 +1,82 @@
+"""The command `hashseek`: a table of subcommands, of which only the one that is called gets loaded."""
+
+import importlib
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from retrieval.errors import HashseekError
+
+# name -> (where it lives, one line of help). Strings, so that `serve` loads no training code and `--help` nothing.
+COMMANDS = {
+    "train": ("training.commands:train", "Train a hash model as a TOML file says."),
+    "evaluate": ("training.commands:evaluate", "Report mAP@N and precision@N of a checkpoint on a data set."),
+    "data": ("training.commands:data", "Render or check a data set."),
+    "index": ("indexing.commands:app", "Add images to a collection, remove them, count and verify them."),
+    "search": ("indexing.commands:search", "Find the stored images most similar to a picture."),
+    "serve": ("api.serve:serve", "Serve a collection over HTTP, with a search page."),
+    "demo": ("api.demo:demo", "The whole way on the built-in data set: train, index, evaluate, serve."),
+}
+
+
+def build(arguments: Sequence[str]) -> typer.Typer:
+    """The application, with the subcommand that `arguments` name loaded and the others as lines of help."""
+    app = typer.Typer(
+        name="hashseek",
+        help="Image retrieval with deep hashing.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+    @app.callback(invoke_without_command=True)
+    def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+        if version:
+            from importlib.metadata import version as installed
+
+            typer.echo(f"hashseek {installed('hashseek')}")
+            raise typer.Exit
+
+    chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
+    for name, (target, text) in COMMANDS.items():
+        command = _load(target) if name == chosen else _placeholder
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, help=text)
+        else:
+            app.command(name, help=None if name == chosen else text)(command)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line: a mistake of the user's is one sentence on standard error, and exit code 2."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    logging.basicConfig(level=logging.WARNING, format="hashseek: %(message)s")
+    try:
+        build(arguments)(args=arguments, prog_name="hashseek")
+    except HashseekError as error:
+        fail(str(error))
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output has gone; there is nobody to tell
+        sys.exit(1)
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        fail(f"{place}{error.strerror or error}")
+
+
+def fail(message: str) -> None:
+    """Print one sentence to standard error and exit with 2."""
+    sys.stderr.write(f"hashseek: {message}\n")
+    sys.exit(2)
+
+
+def _load(target: str) -> Any:
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _placeholder() -> None:
+    """Stands for a subcommand that was not called."""

@@ -1,0 +1,101 @@
+"""Errors as problem JSON (RFC 9457): one sentence for a person, a type for a program, never a traceback."""
+
+import logging
+from http import HTTPStatus
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from retrieval.errors import BadCollection, BadImage, ForeignCodes, HashseekError, UnknownImage
+
+log = logging.getLogger("hashseek")
+
+
+class NotReady(HashseekError):
+    """The model is still being loaded."""
+
+
+class ReadOnly(HashseekError):
+    """The service was started read-only."""
+
+
+class FileGone(HashseekError):
+    """An image is stored, but its file is no longer where it was."""
+
+
+# The first class that fits decides.
+STATUS: dict[type[Exception], HTTPStatus] = {
+    NotReady: HTTPStatus.SERVICE_UNAVAILABLE,
+    ReadOnly: HTTPStatus.FORBIDDEN,
+    FileGone: HTTPStatus.GONE,
+    UnknownImage: HTTPStatus.NOT_FOUND,
+    BadImage: HTTPStatus.UNPROCESSABLE_ENTITY,
+    ForeignCodes: HTTPStatus.CONFLICT,
+    BadCollection: HTTPStatus.SERVICE_UNAVAILABLE,
+    HashseekError: HTTPStatus.UNPROCESSABLE_ENTITY,
+}
+
+
+def problem(status: int, detail: str, *, kind: str = "about:blank") -> JSONResponse:
+    """A problem JSON response."""
+    content = {"type": kind, "title": HTTPStatus(status).phrase, "status": int(status), "detail": detail}
+    headers = {"Retry-After": "1"} if status == HTTPStatus.SERVICE_UNAVAILABLE else None
+    return JSONResponse(content, status_code=status, media_type="application/problem+json", headers=headers)
+
+
+def install(app: FastAPI) -> None:
+    """Make every error of `app` a problem JSON."""
+
+    @app.exception_handler(HashseekError)
+    def ours(_: Request, error: HashseekError) -> JSONResponse:
+        status = next(code for kind, code in STATUS.items() if isinstance(error, kind))
+        return problem(status, str(error), kind=f"urn:hashseek:{type(error).__name__}")
+
+    @app.exception_handler(RequestValidationError)
+    def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"][1:]) or "the request"
+        detail = f"{place}: {first['msg'][0].lower()}{first['msg'][1:]}"
+        if first["type"] == "missing":
+            detail = f"the request lacks {place}"
+        return problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, kind="urn:hashseek:BadRequest")
+
+    @app.exception_handler(HTTPException)
+    def http(_: Request, error: HTTPException) -> JSONResponse:
+        return problem(error.status_code, str(error.detail))
+
+    @app.exception_handler(OSError)
+    def system(request: Request, error: OSError) -> JSONResponse:
+        log.exception("%s %s", request.method, request.url.path)
+        detail = f"the service could not read or write its files: {error.strerror or error}; nothing was changed"
+        return problem(HTTPStatus.INSUFFICIENT_STORAGE, detail, kind="urn:hashseek:Storage")
+
+    @app.exception_handler(Exception)
+    def unforeseen(request: Request, error: Exception) -> JSONResponse:
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        detail = "the service met an error of its own; its log says more"
+        return problem(HTTPStatus.INTERNAL_SERVER_ERROR, detail)
+
+
+class BodyLimit:
+    """Refuses bodies that are too large, or of unknown size, before a byte of them is stored."""
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
+        self.app = app
+        self.max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer 411 or 413."""
+        refusal = None
+        if scope["type"] == "http" and scope["method"] in ("POST", "PUT", "PATCH"):
+            headers = dict(scope["headers"])
+            length = headers.get(b"content-length")
+            if length is None and b"transfer-encoding" in headers:
+                refusal = problem(HTTPStatus.LENGTH_REQUIRED, "send the upload with a Content-Length")
+            elif length is not None and int(length) > self.max_bytes:
+                detail = f"the upload has {int(length):,} bytes; at most {self.max_bytes:,} are taken"
+                refusal = problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail, kind="urn:hashseek:TooLarge")
+        await (refusal or self.app)(scope, receive, send)

@@ -1,0 +1,39 @@
+"""Health and statistics."""
+
+from importlib.metadata import version
+
+from fastapi import APIRouter
+
+from api.dependencies import SearcherDep, ServiceDep
+from api.schemas import Health, Stats
+
+router = APIRouter(tags=["service"])
+
+
+@router.get("/healthz/live")
+def live() -> Health:
+    """The process answers."""
+    return Health(status="live")
+
+
+@router.get("/healthz/ready")
+def ready(searcher: SearcherDep) -> Health:
+    """Collection and model are loaded; 503 until then."""
+    searcher.collection.catalog.generation()
+    return Health(status="ready")
+
+
+@router.get("/v1/stats")
+def stats(service: ServiceDep, searcher: SearcherDep) -> Stats:
+    """What the collection holds."""
+    collection = searcher.collection
+    return Stats(
+        n_images=len(collection),
+        n_bits=collection.n_bits,
+        fingerprint=collection.fingerprint,
+        backbone=searcher.encoder.header.backbone,
+        labels=collection.catalog.label_counts(),
+        read_only=service.settings.read_only,
+        version=version("hashseek"),
+        index=collection.describe_index(),
+    )

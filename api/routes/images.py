@@ -1,0 +1,75 @@
+"""Stored images: listing, records, files, adding, deleting."""
+
+import io
+from typing import Annotated
+
+from fastapi import APIRouter, Form, Query, Response, status
+from fastapi.responses import FileResponse
+
+from api.dependencies import SearcherDep, UploadDep, WritableDep
+from api.problems import FileGone
+from api.schemas import AddedImage, Image, Page
+from api.service import add_upload, parse_labels
+from retrieval.images import decode, read_bytes
+
+router = APIRouter(prefix="/v1/images", tags=["images"])
+
+
+@router.get("")
+def page(
+    searcher: SearcherDep,
+    after: Annotated[int, Query(ge=0, le=2**63 - 1, description="Only ids above this one.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 24,
+    label: Annotated[str | None, Query(description="Only images with this label.")] = None,
+) -> Page:
+    """Stored images by ascending id."""
+    found = searcher.collection.catalog.page(after=after, limit=limit + 1, label=label)
+    images = [Image.of(stored) for stored in found[:limit]]
+    return Page(images=images, next=images[-1].id if len(found) > limit else None)
+
+
+@router.get("/{image_id}")
+def record(image_id: int, searcher: SearcherDep) -> Image:
+    """The record of a stored image."""
+    return Image.of(searcher.collection.catalog.one(image_id))
+
+
+@router.get("/{image_id}/file", response_class=Response)
+def file(
+    image_id: int,
+    searcher: SearcherDep,
+    size: Annotated[int | None, Query(ge=16, le=1024, description="Longer side of a thumbnail, pixels.")] = None,
+) -> Response:
+    """The file of a stored image, or a JPEG thumbnail of it."""
+    stored = searcher.collection.catalog.one(image_id)
+    path = searcher.collection.file_of(stored)
+    if not path.is_file():
+        raise FileGone(f"image {image_id} is stored, but its file {stored.path} is no longer there")
+    headers = {"Cache-Control": "private, max-age=3600", "ETag": f'"{stored.sha256}-{size or 0}"'}
+    if size is None:
+        return FileResponse(path, media_type=stored.media_type, headers=headers)
+    thumbnail = decode(read_bytes(path), name=stored.path, at_least=size).image
+    thumbnail.thumbnail((size, size))
+    buffer = io.BytesIO()
+    thumbnail.save(buffer, "JPEG", quality=85)
+    return Response(buffer.getvalue(), media_type="image/jpeg", headers=headers)
+
+
+@router.post("", status_code=status.HTTP_201_CREATED, dependencies=[WritableDep])
+def add(
+    image: UploadDep,
+    searcher: SearcherDep,
+    response: Response,
+    labels: Annotated[str, Form(description="Labels, separated by `;`.")] = "",
+) -> AddedImage:
+    """Store a picture (201), or find that its content is stored already (200); it can be found at once."""
+    stored, created = add_upload(searcher, image, labels=parse_labels(labels))
+    if not created:
+        response.status_code = status.HTTP_200_OK
+    return AddedImage(**Image.of(stored).model_dump(), created=created)
+
+
+@router.delete("/{image_id}", status_code=status.HTTP_204_NO_CONTENT, dependencies=[WritableDep])
+def remove(image_id: int, searcher: SearcherDep) -> None:
+    """Forget an image; a file outside the collection stays where it is."""
+    searcher.collection.remove([image_id])

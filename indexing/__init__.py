@@ -1,0 +1,1 @@
+"""Catalog, FAISS index and search over a collection of images."""

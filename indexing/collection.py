@@ -1,0 +1,413 @@
+"""A collection: catalog, index and checkpoint in one folder.
+
+    catalog.sqlite          the truth
+    checkpoint.safetensors  the model whose codes it holds
+    files/                  images that were uploaded rather than pointed to
+    index/                  derived from the catalog; deleted, torn or stale ones are rebuilt
+
+Searches see one immutable view: a built segment, a small fresh one for what came since, and which rows were removed.
+A change makes a new view; nobody waits for it but the next search.
+"""
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexing.catalog import Catalog, NewImage, StoredImage, create_catalog
+from indexing.hamming_index import Distances, HammingIndex, Ids, build_index, load_index, save_index
+from retrieval.checkpoint import Header, load_header
+from retrieval.codes import Codes
+from retrieval.errors import BadCollection, ForeignCodes, HashseekError
+from retrieval.files import fsync_folder, write_atomically
+
+log = logging.getLogger("hashseek")
+
+CATALOG, CHECKPOINT, FILES, INDEX = "catalog.sqlite", "checkpoint.safetensors", "files", "index"
+_MANIFEST, _INDEX_FILES = "manifest.json", ("codes.faiss", "ids.bin")
+# A fresh segment is rebuilt with every change, so it is merged into the built one before that costs much.
+FRESH_LIMIT = 4096
+
+
+@dataclass(frozen=True)
+class _Segment:
+    index: HammingIndex
+    alive: NDArray[np.bool_]
+
+    def without(self, removed: Ids) -> "_Segment":
+        hit = np.isin(self.index.ids, removed)
+        return _Segment(self.index, self.alive & ~hit) if hit.any() else self
+
+
+@dataclass(frozen=True)
+class _View:
+    generation: int
+    last_id: int
+    built: _Segment
+    fresh: _Segment
+
+    def __len__(self) -> int:
+        return int(self.built.alive.sum() + self.fresh.alive.sum())
+
+
+class Collection:
+    """An open collection. Safe to use from several threads."""
+
+    def __init__(self, folder: Path, *, read_only: bool = False) -> None:
+        """Open the collection in `folder`.
+
+        Raises:
+            BadCollection: no collection there, damaged, or of a newer Hashseek.
+        """
+        if not folder.is_dir():
+            raise BadCollection(f"there is no collection {folder}: create it with `hashseek index add {folder} IMAGES`")
+        self.folder = folder
+        self.catalog = Catalog(folder / CATALOG, read_only=read_only)
+        self._lock = threading.Lock()
+        self._saved = -1  # generation of the index on disk
+        try:
+            self._view = self._open_index(read_only=read_only)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the catalog."""
+        self.catalog.close()
+
+    @property
+    def n_bits(self) -> int:
+        """K, the length of the codes."""
+        return self.catalog.n_bits
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the checkpoint that made the codes."""
+        return self.catalog.fingerprint
+
+    @property
+    def checkpoint(self) -> Path:
+        """The checkpoint that the collection keeps."""
+        return self.folder / CHECKPOINT
+
+    def __len__(self) -> int:
+        return len(self._current())
+
+    def add(self, images: list[NewImage]) -> list[tuple[int, bool]]:
+        """Store images; (id, whether it is new) for each. They can be found as soon as this returns."""
+        return self.catalog.add(images)
+
+    def remove(self, ids: list[int]) -> None:
+        """Forget images, all or none, and delete the files that the collection itself kept of them.
+
+        Raises:
+            UnknownImage: an id is not there.
+        """
+        stored = [self.catalog.one(image_id) for image_id in ids]
+        self.catalog.remove(ids)
+        self._drop_files({image.sha256: image.path for image in stored if self.owns(image)})
+
+    def search(self, query_codes: Codes, *, k: int, max_distance: int | None = None) -> list[tuple[Distances, Ids]]:
+        """For each query the at most k nearest: (distances, ids), nearest first, ties by ascending id.
+
+        Args:
+            query_codes: packed (Q, code_size), of this collection's checkpoint.
+            k: at least 1; a larger k than the collection gives all of it.
+            max_distance: leave out what is further away (bits).
+        """
+        view = self._current()
+        parts = [segment.index.search(query_codes, k=k, alive=segment.alive) for segment in (view.built, view.fresh)]
+        results = []
+        for query in range(len(query_codes)):
+            distances = np.concatenate([part[0][query] for part in parts])
+            ids = np.concatenate([part[1][query] for part in parts])
+            order = np.lexsort((ids, distances))[:k]
+            if max_distance is not None:
+                order = order[distances[order] <= max_distance]
+            results.append((distances[order], ids[order]))
+        return results
+
+    def owns(self, image: StoredImage) -> bool:
+        """Whether the collection itself keeps the image's file."""
+        return image.path.startswith(f"{FILES}/")
+
+    def file_of(self, image: StoredImage) -> Path:
+        """Where the image's file is, or was when it was added."""
+        return self.folder / image.path if self.owns(image) else Path(image.path)
+
+    def add_with_file(self, image: NewImage, data: bytes, *, suffix: str) -> tuple[int, bool]:
+        """Store an image and its file's content `data`, whatever `image.path` says; (id, whether it is new)."""
+        path = f"{FILES}/{image.sha256[:2]}/{image.sha256}{suffix}"
+        write_atomically(self.folder / path, data)
+        try:
+            [outcome] = self.catalog.add([replace(image, path=path)])
+        except BaseException:
+            self._drop_files({image.sha256: path})
+            raise
+        stored = self.catalog.get([outcome[0]])[0]
+        if stored is not None and stored.path != path:  # somebody stored the same content from elsewhere
+            self._drop_files({image.sha256: path})
+        elif stored is not None and not (self.folder / path).is_file():  # somebody removed the same content
+            write_atomically(self.folder / path, data)
+        return outcome
+
+    def save_index(self) -> None:
+        """Merge all segments and write the index, so that the next start need not read all codes."""
+        view = self._current()
+        if view.generation == self._saved:
+            return
+        merged = _merge(view, self.n_bits)
+        with self._lock:
+            if self._view is view:
+                self._view = _View(view.generation, view.last_id, merged, _empty(self.n_bits))
+        with _locked(self.folder):  # two processes at once would mix their files
+            self._write_index(merged.index, generation=view.generation, last_id=view.last_id)
+        self._saved = view.generation
+
+    def _write_index(self, index: HammingIndex, *, generation: int, last_id: int) -> None:
+        folder = self.folder / INDEX
+        for leftover in folder.glob(".*"):  # of a process that was killed while it wrote
+            leftover.unlink()
+        save_index(index, folder / "codes.faiss")
+        write_atomically(folder / "ids.bin", index.ids.tobytes())
+        manifest = {
+            "catalog": self.catalog.uuid,
+            "fingerprint": self.fingerprint,
+            "n_bits": self.n_bits,
+            "generation": generation,
+            "last_id": last_id,
+            "n_images": len(index),
+            "sha256": {name: _sha256(folder / name) for name in _INDEX_FILES},
+        }
+        # Written last: a manifest that does not match the files beside it is not trusted.
+        content = json.dumps(manifest | {"checksum": _checksum(manifest)}, indent=2)
+        write_atomically(folder / _MANIFEST, content.encode())
+
+    def describe_index(self) -> dict[str, Any]:
+        """Kind, sizes and generation of the view that searches see now."""
+        view = self._current()
+        return {
+            "kind": "exact",
+            "built": len(view.built.index),
+            "fresh": len(view.fresh.index),
+            "removed": int((~view.built.alive).sum() + (~view.fresh.alive).sum()),
+            "padded_bits": 8 * view.built.index.flat.code_size,
+            "generation": view.generation,
+        }
+
+    def verify(self) -> list[str]:
+        """What does not agree between catalog, codes, index, checkpoint and files; empty if all is well."""
+        problems = self.catalog.integrity_problems()
+        if problems:
+            return problems
+        truth = self.catalog.changes(after_id=0, after_generation=-1)
+        spare = 8 * truth.codes.shape[1] - self.n_bits
+        if spare and len(truth.codes) and int(truth.codes[:, -1].max()) >> (8 - spare):
+            problems.append(f"a code has bits set beyond its {self.n_bits} bits")
+        view = self._current()
+        merged = _merge(view, self.n_bits).index
+        if not np.array_equal(merged.ids, truth.ids) or not np.array_equal(merged.codes, truth.codes):
+            problems.append(
+                f"the index in memory holds {len(merged)} images that differ from the catalog's {len(truth.ids)}"
+            )
+        if (self.folder / INDEX / _MANIFEST).exists():  # without one there is no index on disk, and none to disagree
+            try:
+                self._load_built()
+            except BadCollection as error:
+                problems.append(f"the index on disk will be rebuilt: {error}")
+        try:
+            header = load_header(self.checkpoint)
+            if header.fingerprint != self.fingerprint:
+                problems.append(_foreign(self, header))
+        except HashseekError as error:
+            problems.append(str(error))
+        after = 0
+        while page := self.catalog.page(after=after, limit=1000):
+            problems += [f"the file of image {i.id} is gone: {i.path!r}" for i in page if not self.file_of(i).is_file()]
+            after = page[-1].id
+        return problems
+
+    def _drop_files(self, paths: dict[str, str]) -> None:
+        """Delete files that the collection kept, given by content hash, unless an image still points to them."""
+        if not paths:
+            return
+        with self.catalog.exclusive():  # or the same content could be stored again just now
+            known = self.catalog.known_hashes(list(paths))
+            used = {image.path for image in self.catalog.get(list(known.values())) if image is not None}
+            for path in set(paths.values()) - used:
+                try:
+                    (self.folder / path).unlink(missing_ok=True)
+                except OSError as error:
+                    log.warning("a file that no image needs any more could not be deleted: %s", error)
+
+    def _current(self) -> _View:
+        """The view, brought up to date with whatever was committed, by us or by another process."""
+        view, generation = self._view, self.catalog.generation()
+        if generation == view.generation:
+            return view
+        with self._lock:
+            if self._view.generation < generation:
+                self._view = self._advance(self._view)
+            return self._view
+
+    def _advance(self, view: _View) -> _View:
+        changes = self.catalog.changes(after_id=view.last_id, after_generation=view.generation)
+        built, fresh = view.built.without(changes.removed), view.fresh.without(changes.removed)
+        if len(changes.ids):
+            codes = np.concatenate([fresh.index.codes, changes.codes])
+            ids = np.concatenate([fresh.index.ids, changes.ids])
+            alive = np.concatenate([fresh.alive, np.ones(len(changes.ids), np.bool_)])
+            fresh = _Segment(build_index(codes, ids, n_bits=self.n_bits), alive)
+        last_id = int(changes.ids[-1]) if len(changes.ids) else view.last_id
+        advanced = _View(changes.generation, last_id, built, fresh)
+        if len(fresh.index) > FRESH_LIMIT:
+            advanced = _View(changes.generation, last_id, _merge(advanced, self.n_bits), _empty(self.n_bits))
+        return advanced
+
+    def _open_index(self, *, read_only: bool) -> _View:
+        try:
+            built = self._load_built()
+            self._saved = built.generation
+        except BadCollection as error:
+            if len(self.catalog):
+                log.warning("the index of %s is rebuilt from the catalog: %s", self.folder, error)
+            if not read_only:  # so that no later state of the catalog can make it look right
+                (self.folder / INDEX / _MANIFEST).unlink(missing_ok=True)
+            built = _View(-1, 0, _empty(self.n_bits), _empty(self.n_bits))
+        return self._advance(built)
+
+    def _load_built(self) -> _View:
+        """The index on disk, if every byte of it is what its manifest says, and the manifest is this catalog's."""
+        folder = self.folder / INDEX
+        try:
+            manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+            checksum = manifest.pop("checksum")
+            if checksum != _checksum(manifest):
+                raise BadCollection("its manifest does not match its own checksum")
+            expected = {"catalog": self.catalog.uuid, "fingerprint": self.fingerprint, "n_bits": self.n_bits}
+            for key, value in expected.items():
+                if manifest[key] != value:
+                    raise BadCollection(f"its manifest has {key} {manifest[key]!r}, the catalog {value!r}")
+            for name in _INDEX_FILES:
+                if _sha256(folder / name) != manifest["sha256"][name]:
+                    raise BadCollection(f"{name} is not the file that its manifest describes")
+            if manifest["generation"] > self.catalog.generation():
+                raise BadCollection("it is newer than the catalog, which must have been restored from a copy")
+            ids = np.fromfile(folder / "ids.bin", np.int64)
+            index = load_index(folder / "codes.faiss", ids, n_bits=self.n_bits)
+            segment = _Segment(index, np.ones(len(index), np.bool_))
+            return _View(manifest["generation"], manifest["last_id"], segment, _empty(self.n_bits))
+        except FileNotFoundError as error:
+            raise BadCollection(f"{error.filename} is missing") from None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BadCollection(f"it cannot be read: {error}") from None
+
+
+def open_or_create(folder: Path, *, checkpoint: Path | None) -> Collection:
+    """Open the collection in `folder`, or create it for the codes of `checkpoint`.
+
+    Raises:
+        BadCollection: no collection and no checkpoint to create one for.
+        ForeignCodes: the collection was made with another checkpoint.
+    """
+    if not (folder / CATALOG).is_file():
+        _create(folder, checkpoint)
+    collection = Collection(folder)
+    if checkpoint is not None:
+        try:
+            check_checkpoint(collection, checkpoint)
+        except HashseekError:
+            collection.close()
+            raise
+    return collection
+
+
+def _create(folder: Path, checkpoint: Path | None) -> None:
+    """Create an empty collection; if another process was faster, its collection stays."""
+    if checkpoint is None:
+        raise BadCollection(
+            f"there is no collection {folder} yet: name the checkpoint to create it with (--checkpoint)"
+        )
+    header = load_header(checkpoint)
+    if folder.exists() and not folder.is_dir():
+        raise BadCollection(f"{folder} is a file, not a folder: choose a new or an empty folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder):
+        if (folder / CATALOG).is_file():
+            return
+        # A creation that was interrupted leaves a checkpoint and these, and nothing else.
+        leftovers = [*folder.glob(f".{CHECKPOINT}.*"), *folder.glob(f"{CATALOG}.new*")]
+        if set(folder.iterdir()) - {*leftovers, folder / CHECKPOINT}:
+            raise BadCollection(f"{folder} is not empty and not a collection: choose a new or an empty folder")
+        for path in leftovers:
+            path.unlink()
+        write_atomically(folder / CHECKPOINT, checkpoint.read_bytes())
+        temporary = folder / f"{CATALOG}.new"
+        create_catalog(temporary, fingerprint=header.fingerprint, n_bits=header.n_bits)
+        temporary.replace(folder / CATALOG)
+        fsync_folder(folder)
+
+
+def check_checkpoint(collection: Collection, checkpoint: Path) -> Header:
+    """The header of `checkpoint`, if it made the collection's codes.
+
+    Raises:
+        ForeignCodes: it did not; the message names both fingerprints.
+    """
+    header = load_header(checkpoint)
+    if header.fingerprint != collection.fingerprint:
+        raise ForeignCodes(_foreign(collection, header))
+    return header
+
+
+def _foreign(collection: Collection, header: Header) -> str:
+    return (
+        f"the collection {collection.folder} holds codes of checkpoint {collection.fingerprint[:12]} "
+        f"({collection.n_bits} bits), not of {header.fingerprint[:12]} ({header.n_bits} bits): distances between them "
+        "mean nothing; use the collection's own checkpoint or index into a new collection"
+    )
+
+
+def _empty(n_bits: int) -> _Segment:
+    codes = np.zeros((0, (n_bits + 7) // 8), np.uint8)
+    return _Segment(build_index(codes, np.zeros(0, np.int64), n_bits=n_bits), np.zeros(0, np.bool_))
+
+
+def _merge(view: _View, n_bits: int) -> _Segment:
+    """All living rows of a view as one segment."""
+    if view.built.alive.all() and not len(view.fresh.index):
+        return view.built
+    parts = (view.built, view.fresh)
+    codes = np.concatenate([part.index.codes[part.alive] for part in parts])
+    ids = np.concatenate([part.index.ids[part.alive] for part in parts])
+    return _Segment(build_index(codes, ids, n_bits=n_bits), np.ones(len(ids), np.bool_))
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other processes that ask for the same lock waiting; the system releases it if this one dies."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _checksum(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

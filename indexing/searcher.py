@@ -1,0 +1,154 @@
+"""Encoder and codes together: an image in, hits out. The one path that CLI, service and evaluation use."""
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, Self
+
+import numpy as np
+from PIL import Image
+
+from indexing.catalog import StoredImage
+from indexing.collection import Collection, check_checkpoint
+from indexing.hamming_index import Distances, HammingIndex, Ids, build_index
+from retrieval.checkpoint import load_checkpoint
+from retrieval.codes import Codes
+from retrieval.devices import n_cores
+from retrieval.encoder import Encoder
+from retrieval.errors import BadConfig, ForeignCodes
+from retrieval.images import Picture, decode_for
+
+
+class Searchable(Protocol):
+    """What a searcher searches: a collection, or codes in memory."""
+
+    @property
+    def n_bits(self) -> int:
+        """K."""
+
+    def search(self, query_codes: Codes, *, k: int, max_distance: int | None = None) -> list[tuple[Distances, Ids]]:
+        """(distances, ids) for each query, nearest first, ties by ascending id."""
+
+
+class InMemory:
+    """Codes without a catalog, for evaluation: ids are positions."""
+
+    def __init__(self, codes: Codes, *, n_bits: int) -> None:
+        self.n_bits = n_bits
+        self.index: HammingIndex = build_index(codes, np.arange(len(codes)), n_bits=n_bits)
+
+    def search(self, query_codes: Codes, *, k: int, max_distance: int | None = None) -> list[tuple[Distances, Ids]]:
+        """(distances, ids) for each query, nearest first, ties by ascending id."""
+        results = zip(*self.index.search(query_codes, k=k), strict=True)
+        if max_distance is None:
+            return list(results)
+        return [(d[d <= max_distance], i[d <= max_distance]) for d, i in results]
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One result: rank from 1, distance in bits, and the image's record."""
+
+    rank: int
+    distance: int
+    image: StoredImage
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The hits of one query, and what it took (milliseconds)."""
+
+    hits: tuple[Hit, ...]
+    encode_ms: float
+    search_ms: float
+
+
+class Searcher:
+    """Searches codes with images. Safe to use from several threads.
+
+    Args:
+        encoder: of the checkpoint that made the codes.
+        codes: a collection, or codes in memory.
+    """
+
+    def __init__(self, encoder: Encoder, codes: Searchable) -> None:
+        if isinstance(codes, Collection) and codes.fingerprint != encoder.fingerprint:
+            raise ForeignCodes(
+                f"codes of checkpoint {codes.fingerprint[:12]} cannot be searched with {encoder.fingerprint[:12]}: "
+                "distances between them mean nothing; use the collection's own checkpoint"
+            )
+        self.encoder = encoder
+        self.codes = codes
+        # A picture may take half a gigabyte while it is decoded: no more of them at a time than cores can work on.
+        self._decoding = threading.Semaphore(n_cores())
+
+    @classmethod
+    def open(
+        cls,
+        collection: Collection,
+        *,
+        checkpoint: Path | None = None,
+        device: str = "auto",
+        precision: str = "auto",
+    ) -> Self:
+        """A searcher over `collection` with its own checkpoint, or another file of the same fingerprint."""
+        source = collection.checkpoint if checkpoint is None else checkpoint
+        check_checkpoint(collection, source)
+        return cls(Encoder(load_checkpoint(source), device=device, precision=precision), collection)
+
+    def decode(self, data: bytes, *, name: str = "the image") -> Picture:
+        """Decode a picture as it is decoded when it is indexed: a stored image is found at distance 0.
+
+        Raises:
+            BadImage: it is not a usable image.
+        """
+        with self._decoding:
+            return decode_for(data, self.encoder.header.preprocessing, name=name)[0]
+
+    def rank(self, query_codes: Codes, *, k: int, max_distance: int | None = None) -> list[tuple[Distances, Ids]]:
+        """(distances, ids) for each query code, nearest first, ties by ascending id.
+
+        Raises:
+            BadConfig: k < 1 or max_distance < 0.
+        """
+        check_limits(k, max_distance)
+        return self.codes.search(query_codes, k=k, max_distance=max_distance)
+
+    def search(self, images: Sequence[Image.Image], *, k: int, max_distance: int | None = None) -> list[Answer]:
+        """The hits of each image, which `decode` gave, in the collection."""
+        check_limits(k, max_distance)
+        started = time.perf_counter()
+        codes = self.encoder.encode(images)
+        encode_ms = 1000 * (time.perf_counter() - started) / max(len(images), 1)
+        return [self.answer(code[None], k=k, max_distance=max_distance, encode_ms=encode_ms) for code in codes]
+
+    def similar(self, image_id: int, *, k: int, max_distance: int | None = None) -> Answer:
+        """The hits of an image that is stored already, itself among them."""
+        return self.answer(self.collection.catalog.code(image_id), k=k, max_distance=max_distance)
+
+    def answer(self, code: Codes, *, k: int, max_distance: int | None = None, encode_ms: float = 0.0) -> Answer:
+        """The hits of one code (1, code_size) with their records."""
+        started = time.perf_counter()
+        [(distances, ids)] = self.rank(code, k=k, max_distance=max_distance)
+        records = self.collection.catalog.get(ids.tolist())
+        # An image removed since the ranking has no record any more, and is no hit.
+        found = [(int(d), record) for d, record in zip(distances, records, strict=True) if record is not None]
+        hits = tuple(Hit(rank, distance, record) for rank, (distance, record) in enumerate(found, start=1))
+        return Answer(hits, encode_ms, 1000 * (time.perf_counter() - started))
+
+    @property
+    def collection(self) -> Collection:
+        """The collection that is searched."""
+        if not isinstance(self.codes, Collection):
+            raise TypeError("codes in memory have no records; search them with rank()")
+        return self.codes
+
+
+def check_limits(k: int, max_distance: int | None) -> None:
+    """Raise `BadConfig` unless k >= 1 and max_distance, if given, is at least 0."""
+    if k < 1:
+        raise BadConfig(f"k is the number of results and must be at least 1, not {k}")
+    if max_distance is not None and max_distance < 0:
+        raise BadConfig(f"max_distance counts bits and must be at least 0, not {max_distance}")

@@ -1,0 +1,1 @@
+"""Codes, images, models and figures: everything that search, training and evaluation share."""

@@ -1,0 +1,56 @@
+"""Which device and precision to compute in, and how many threads: decided once, at start-up."""
+
+import os
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from retrieval.errors import BadConfig
+
+PRECISIONS = ("auto", "fp32", "bf16")
+
+
+def pick_device(name: str = "auto") -> torch.device:
+    """The device called `name`; "auto" takes a GPU when there is one.
+
+    Raises:
+        BadConfig: the name is unknown or this machine has no such device.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise BadConfig(f"there is no device {name!r}: use auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise BadConfig(f"device {name} was asked for, but this machine has {torch.cuda.device_count()} GPUs")
+    return device
+
+
+def pick_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """The type that networks run in: "fp32", "bf16", or "auto" (bf16 where the hardware multiplies it)."""
+    if precision not in PRECISIONS:
+        raise BadConfig(f"there is no precision {precision!r}: use one of {', '.join(PRECISIONS)}")
+    if precision == "bf16" or (precision == "auto" and has_bf16(device)):
+        return torch.bfloat16
+    return torch.float32
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether the device has bf16 matrix units; without them bf16 is slower than float32."""
+    return torch.cuda.is_bf16_supported() if device.type == "cuda" else _cpu_has_bf16()
+
+
+def n_cores() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def _cpu_has_bf16() -> bool:
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    return "avx512_bf16" in flags or "amx_bf16" in flags

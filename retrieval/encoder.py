@@ -1,0 +1,151 @@
+"""A checkpoint turned into a function from images to packed codes: batches, precision, device."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import nn
+
+from retrieval.checkpoint import Checkpoint
+from retrieval.codes import Codes, pack
+from retrieval.devices import n_cores, pick_device, pick_dtype
+from retrieval.images import Pixels, normalizer, preprocess
+
+T = TypeVar("T")
+R = TypeVar("R")
+S = TypeVar("S", bound=np.generic)
+
+
+class Encoder:
+    """Encodes images with one checkpoint; safe to call from several threads.
+
+    Args:
+        checkpoint: from `load_checkpoint`.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        precision: "auto" (bf16 where the hardware multiplies it), "fp32" or "bf16". The hash layer is float32 always.
+        batch_size: images in one pass through the network.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, *, device: str = "auto", precision: str = "auto", batch_size: int = 32
+    ) -> None:
+        self.header = checkpoint.header
+        self.device = pick_device(device)
+        self.dtype = pick_dtype(precision, self.device)
+        self.batch_size = batch_size
+        self._model = checkpoint.model.to(self.device).to(memory_format=torch.channels_last).eval()
+        self._normalize = normalizer(self.header.preprocessing, self.device)
+        # One pass already uses every core; two at a time would only fight for them.
+        self._lock = threading.Lock()
+
+    @property
+    def head(self) -> nn.Linear:
+        """The hash layer."""
+        return self._model.head
+
+    @property
+    def n_bits(self) -> int:
+        """K, the length of the codes."""
+        return self.header.n_bits
+
+    @property
+    def fingerprint(self) -> str:
+        """Codes of equal fingerprints may be compared, others never."""
+        return self.header.fingerprint
+
+    def features(self, pixels: Pixels) -> NDArray[np.float32]:
+        """Features (B, D) of the backbone for preprocessed uint8 pixels (B, 3, size, size)."""
+        starts = range(0, len(pixels), self.batch_size)
+        with self._lock, torch.inference_mode():
+            rows = [self._features(torch.from_numpy(pixels[i : i + self.batch_size])) for i in starts]
+        return np.concatenate(rows) if rows else np.zeros((0, self._model.n_features), np.float32)
+
+    def outputs(self, pixels: Pixels) -> NDArray[np.float32]:
+        """Real outputs (B, K) of preprocessed uint8 pixels (B, 3, size, size)."""
+        return self.apply_head(self.features(pixels), self._model.head)
+
+    def apply_head(self, features: NDArray[np.float32], head: nn.Linear) -> NDArray[np.float32]:
+        """Outputs (B, K) of a hash layer for features (B, D), in float32."""
+        with torch.inference_mode():
+            outputs: NDArray[np.float32] = (
+                head.to(self.device)(torch.from_numpy(features).to(self.device)).cpu().numpy()
+            )
+        return outputs
+
+    def encode_pixels(self, pixels: Pixels) -> Codes:
+        """Packed codes (B, code_size) of preprocessed uint8 pixels (B, 3, size, size)."""
+        return pack(self.outputs(pixels))
+
+    def encode(self, images: Sequence[Image.Image]) -> Codes:
+        """Packed codes (B, code_size) of RGB images of any size."""
+        size = self.header.preprocessing.size
+        pixels = [preprocess(image, self.header.preprocessing) for image in images]
+        return self.encode_pixels(np.stack(pixels) if pixels else np.zeros((0, 3, size, size), np.uint8))
+
+    def encode_stream(
+        self, items: Iterable[T], load: Callable[[T], tuple[R, Pixels | None]]
+    ) -> Iterator[tuple[R, NDArray[np.uint8] | None]]:
+        """Encode a stream of any length in constant memory, in order, while worker threads load ahead.
+
+        Args:
+            items: what to load, one per image; drawn from as memory allows.
+            load: item -> (anything, pixels (3, size, size) or None for "nothing to encode"); runs in threads.
+
+        Yields:
+            (what `load` gave, code (code_size,) or None).
+        """
+        return self.stream(items, load, self.encode_pixels)
+
+    def stream(
+        self, items: Iterable[T], load: Callable[[T], tuple[R, Pixels | None]], function: Callable[[Pixels], NDArray[S]]
+    ) -> Iterator[tuple[R, NDArray[S] | None]]:
+        """As `encode_stream`, for any function of a batch of pixels (B, 3, size, size) to rows (B, ...)."""
+        waiting: list[tuple[R, Pixels | None]] = []
+        n_pending = 0
+        for result, pixels in load_ahead(items, load, depth=2 * self.batch_size):
+            waiting.append((result, pixels))
+            n_pending += pixels is not None
+            if n_pending == self.batch_size:
+                yield from _flush(waiting, function)
+                waiting, n_pending = [], 0
+        yield from _flush(waiting, function)
+
+    def _features(self, pixels: torch.Tensor) -> NDArray[np.float32]:
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+            features: torch.Tensor = self._model.features(self._normalize(pixels))
+        return features.float().cpu().numpy()
+
+
+def _flush(
+    waiting: list[tuple[R, Pixels | None]], function: Callable[[Pixels], NDArray[S]]
+) -> Iterator[tuple[R, NDArray[S] | None]]:
+    loaded = [pixels for _, pixels in waiting if pixels is not None]
+    rows = iter(function(np.stack(loaded)) if loaded else ())
+    for result, pixels in waiting:
+        yield result, None if pixels is None else next(rows)
+
+
+def load_ahead(items: Iterable[T], load: Callable[[T], R], *, depth: int, n_workers: int | None = None) -> Iterator[R]:
+    """Yield load(item) in order, computed by threads at most `depth` items ahead.
+
+    Decoding spends its time outside Python's lock, so threads are enough and nothing has to be pickled.
+    """
+    remaining = iter(items)
+    with ThreadPoolExecutor(n_workers or min(16, n_cores() + 1)) as pool:
+        running: deque[Future[R]] = deque(pool.submit(load, item) for item in islice(remaining, depth))
+        try:
+            while running:
+                result = running.popleft().result()
+                for item in islice(remaining, 1):
+                    running.append(pool.submit(load, item))
+                yield result
+        finally:
+            for future in running:
+                future.cancel()

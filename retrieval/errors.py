@@ -1,0 +1,51 @@
+"""The exception tree. Every error that a user can cause derives from `HashseekError`.
+
+    HashseekError
+    ├── BadConfig          a setting, option or argument outside its limits
+    ├── BadCodes           codes or labels of the wrong shape, type or width
+    ├── BadImage           a file that is not a usable image
+    ├── BadCheckpoint      a checkpoint or weights file that cannot be trusted
+    ├── BadDataset         a data set that is missing, inconsistent or empty
+    ├── BadCollection      a collection that is missing, damaged or locked
+    │   └── ForeignCodes   codes of another checkpoint
+    └── UnknownImage       an id that the collection does not hold
+
+A message is one sentence that names the value, the limit and the remedy. The CLI prints it and exits with 2;
+the API answers with a problem JSON.
+"""
+
+
+class HashseekError(Exception):
+    """Base of every error that a user can cause and mend."""
+
+
+class BadConfig(HashseekError):
+    """A setting, option or argument is outside its limits."""
+
+
+class BadCodes(HashseekError):
+    """Codes or labels have the wrong shape, type or width."""
+
+
+class BadImage(HashseekError):
+    """A file is not a usable image."""
+
+
+class BadCheckpoint(HashseekError):
+    """A checkpoint or weights file cannot be trusted."""
+
+
+class BadDataset(HashseekError):
+    """A data set is missing, inconsistent or empty."""
+
+
+class BadCollection(HashseekError):
+    """A collection is missing, damaged or locked."""
+
+
+class ForeignCodes(BadCollection):
+    """Codes of one checkpoint meet codes of another."""
+
+
+class UnknownImage(HashseekError):
+    """No image with this id is in the collection."""

@@ -1,0 +1,173 @@
+"""Safe decoding, size limits, EXIF orientation, and the preprocessing that encodes and evaluates alike."""
+
+import io
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+
+from retrieval.errors import BadConfig, BadImage
+
+# Only these are tried: Pillow knows formats that call other programs or that nobody would search for.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
+SUFFIXES = frozenset((".jpg", ".jpeg", ".jpe", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif"))
+MAX_PIXELS = 100_000_000
+MAX_BYTES = 256 * 2**20
+
+# We compare the header's size with our own limit before a pixel is decoded, and name the limit in the error.
+Image.MAX_IMAGE_PIXELS = None
+
+Pixels = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A decoded image: RGB, upright, with the size (pixels) and media type of the file it came from."""
+
+    image: Image.Image
+    width: int
+    height: int
+    media_type: str
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How a picture becomes a network's input; part of the model, stored in every checkpoint.
+
+    The central square of `crop_fraction` times the shorter side is resized to `size` x `size` pixels (bilinear,
+    antialiased), scaled to [0, 1], and normalised per channel as (value - mean) / std.
+    """
+
+    size: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    crop_fraction: float = 0.875
+
+    def __post_init__(self) -> None:
+        if not 16 <= self.size <= 2048:
+            raise BadConfig(f"the input size must be 16 to 2048 pixels, not {self.size}")
+        if not 0 < self.crop_fraction <= 1:
+            raise BadConfig(f"crop_fraction must be above 0 and at most 1, not {self.crop_fraction}")
+        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
+            raise BadConfig("mean and std need three numbers each (red, green, blue), std above 0")
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON form; `Preprocessing.from_dict` turns it back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Preprocessing":
+        """Build from the JSON form."""
+        return cls(
+            size=int(values["size"]),
+            mean=_triple(values["mean"]),
+            std=_triple(values["std"]),
+            crop_fraction=float(values["crop_fraction"]),
+        )
+
+
+def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
+    """The content of an image file.
+
+    Raises:
+        BadImage: the file is missing, unreadable, empty, or larger than `max_bytes`.
+    """
+    try:
+        size = path.stat().st_size
+        if size > max_bytes:
+            raise BadImage(f"{path} has {size:,} bytes; at most {max_bytes:,} are read as one image")
+        data = path.read_bytes() if path.is_file() else None
+    except FileNotFoundError:
+        raise BadImage(f"{path} does not exist") from None
+    except OSError as error:
+        raise BadImage(f"{path} cannot be read: {error.strerror or error}") from None
+    if data is None:
+        raise BadImage(f"{path} is not a file")
+    if not data:
+        raise BadImage(f"{path} is empty (0 bytes)")
+    return data
+
+
+def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixels: int = MAX_PIXELS) -> Picture:
+    """Decode image bytes to upright 8-bit RGB; of an animation the first frame, transparency over white.
+
+    A JPEG may be decoded smaller than it is (DCT scaling) as long as both sides keep `at_least` pixels; 0 keeps all.
+
+    Raises:
+        BadImage: empty, not an image, damaged, or of more than `max_pixels` pixels.
+    """
+    if not data:
+        raise BadImage(f"{name} is empty (0 bytes)")
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+            width, height = opened.size
+            if width * height > max_pixels:
+                raise BadImage(
+                    f"{name} has {width} x {height} = {width * height:,} pixels; at most {max_pixels:,} are decoded"
+                )
+            media_type = Image.MIME.get(opened.format or "", "application/octet-stream")
+            if at_least:
+                opened.draft("RGB", (at_least, at_least))
+            if opened.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8):  # stored on its side
+                width, height = height, width
+            upright = ImageOps.exif_transpose(opened)
+            return Picture(_to_rgb(upright), width, height, media_type)
+    except BadImage:
+        raise
+    except UnidentifiedImageError:
+        kinds = ", ".join(FORMATS)
+        raise BadImage(f"{name} is not an image of a kind that is read here ({kinds})") from None
+    except Exception as error:  # decoders raise nearly anything on damaged data; none of it is our bug
+        raise BadImage(f"{name} is damaged and cannot be decoded: {error}") from None
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):  # 16-bit grey, which convert() would clip at 255 instead of scaling
+        grey = np.asarray(image).astype(np.int64)
+        return Image.fromarray(np.clip(grey // 257, 0, 255).astype(np.uint8)).convert("RGB")
+    if image.mode == "F":
+        raise BadImage("it holds floating-point values: convert it to 8 bits per channel")
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
+    return image.convert("RGB")
+
+
+def preprocess(image: Image.Image, preprocessing: Preprocessing) -> Pixels:
+    """The network's input (3, size, size) as uint8, before normalisation."""
+    side = max(1.0, min(image.size) * preprocessing.crop_fraction)
+    left, top = (image.width - side) / 2, (image.height - side) / 2
+    square = image.resize(
+        (preprocessing.size, preprocessing.size),
+        Image.Resampling.BILINEAR,
+        box=(left, top, left + side, top + side),
+        reducing_gap=3.0,
+    )
+    return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
+
+
+def decode_for(data: bytes, preprocessing: Preprocessing, *, name: str = "the image") -> tuple[Picture, Pixels]:
+    """Decode no larger than `preprocessing` needs, and preprocess."""
+    picture = decode(data, name=name, at_least=round(preprocessing.size / preprocessing.crop_fraction))
+    return picture, preprocess(picture.image, preprocessing)
+
+
+def normalizer(preprocessing: Preprocessing, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function that turns uint8 pixels (B, 3, H, W) into normalised float32 on `device`, channels last."""
+    mean = torch.tensor(preprocessing.mean, device=device).view(1, 3, 1, 1) * 255
+    std = torch.tensor(preprocessing.std, device=device).view(1, 3, 1, 1) * 255
+
+    def normalize(pixels: torch.Tensor) -> torch.Tensor:
+        return ((pixels.to(device) - mean) / std).contiguous(memory_format=torch.channels_last)
+
+    return normalize
+
+
+def _triple(values: Any) -> tuple[float, float, float]:
+    red, green, blue = (float(value) for value in values)
+    return red, green, blue

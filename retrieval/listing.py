@@ -1,0 +1,226 @@
+"""Lists of labelled images: a folder's `labels.csv` or `labels.jsonl`, read with every bad line named.
+
+Columns (CSV) or keys (JSONL): `file` (relative to the list's folder), `labels` (separated by `;`, or a JSON array) and
+optionally `split` (query, train or database; `retrieval` means database). Both training and indexing read lists here.
+"""
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal
+
+from retrieval.errors import BadDataset
+
+OnError = Literal["skip", "stop"]
+SPLITS = {"query": "query", "train": "train", "database": "database", "retrieval": "database"}
+NAMES = ("labels.csv", "labels.jsonl")
+
+
+@dataclass(frozen=True)
+class Item:
+    """One labelled image of a list; `line` is its line number there, from 1."""
+
+    path: Path
+    file: str
+    labels: tuple[str, ...]
+    split: str | None
+    line: int
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something wrong with a line: `skipped` (not used), or used after a repair that `reason` names."""
+
+    where: str
+    reason: str
+    skipped: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The usable items of a list, and what was wrong with the others."""
+
+    source: Path
+    items: tuple[Item, ...]
+    problems: tuple[Problem, ...]
+
+
+def find_list(path: Path) -> Path:
+    """The list itself if `path` is one, else the `labels.csv` or `labels.jsonl` in the folder `path`.
+
+    Raises:
+        BadDataset: there is no such list.
+    """
+    if path.is_dir():
+        for name in NAMES:
+            if (path / name).is_file():
+                return path / name
+        raise BadDataset(f"the folder {path} has neither {NAMES[0]} nor {NAMES[1]}: add one that lists its images")
+    if not path.is_file():
+        raise BadDataset(f"there is no folder or list {path}: correct the path")
+    if path.suffix.lower() not in (".csv", ".jsonl"):
+        raise BadDataset(f"{path} is no list of images: it must be a .csv or .jsonl file")
+    return path
+
+
+def read_listing(
+    path: Path,
+    *,
+    on_error: OnError,
+    need_labels: bool,
+    split_column: str = "split",
+    ignore_columns: Sequence[str] = (),
+    drop_labels: Sequence[str] = (),
+) -> Listing:
+    """Read the list at `path` (a list, or a folder that holds one).
+
+    Args:
+        path: `.csv` or `.jsonl` file, or its folder.
+        on_error: "stop" refuses the list if any line has a problem; "skip" leaves bad lines out and reports them.
+        need_labels: whether an image without label is left out (training) or kept (indexing); reported either way.
+        split_column: the column that holds the split.
+        ignore_columns: columns that are known and not wanted.
+        drop_labels: shell patterns of labels to leave out, such as `*_r1`.
+
+    Raises:
+        BadDataset: no list, an unreadable one, or, with on_error = "stop", one with problems; they are listed.
+    """
+    source = find_list(path)
+    rows, problems = _read_rows(source)
+    known = {"file", "labels", split_column, *ignore_columns}
+    problems += _unknown_columns(rows, known, source)
+    items: list[Item] = []
+    seen: dict[str, int] = {}
+    used_patterns: set[str] = set()
+    for line, row in rows:
+        where = f"{source.name} line {line}"
+        file = row.get("file")
+        if not isinstance(file, str) or not file.strip():
+            problems.append(Problem(where, "it names no file"))
+            continue
+        labels, remarks = _parse_labels(row.get("labels"), drop_labels, used_patterns)
+        problems += [Problem(where, remark, skipped=False) for remark in remarks]
+        file = file.strip()
+        split, reason = _parse_split(row.get(split_column))
+        location = source.parent / file
+        if reason is None and file in seen:
+            reason = f"{file} was listed before, in line {seen[file]}"
+        if reason is None and not location.is_file():
+            reason = f"the file {file} does not exist"
+        if reason is None and not labels and need_labels:
+            reason = f"{file} has no label"
+        if reason is not None:
+            problems.append(Problem(where, reason))
+            continue
+        if not labels:
+            problems.append(Problem(where, f"{file} has no label", skipped=False))
+        seen[file] = line
+        items.append(Item(location, file, labels, split, line))
+    for pattern in drop_labels:
+        if pattern not in used_patterns:
+            raise BadDataset(f"no label of {source} matches drop_labels = {pattern!r}: correct or remove the pattern")
+    if problems and on_error == "stop":
+        refuse(source, problems)
+    return Listing(source, tuple(items), tuple(problems))
+
+
+def refuse(source: Path, problems: Sequence[Problem]) -> None:
+    """Raise `BadDataset` with the first problems and their number."""
+    shown = "; ".join(str(problem) for problem in problems[:5])
+    more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
+    raise BadDataset(
+        f"{source} has {len(problems)} problem{'s' if len(problems) > 1 else ''}: {shown}{more} "
+        "(mend the list, or leave such lines out with on_error = skip)"
+    )
+
+
+def _read_rows(source: Path) -> tuple[list[tuple[int, dict[str, Any]]], list[Problem]]:
+    try:
+        with source.open(encoding="utf-8-sig", newline="") as file:
+            return _csv_rows(file, source) if source.suffix.lower() == ".csv" else _jsonl_rows(file, source)
+    except UnicodeDecodeError:
+        raise BadDataset(f"{source} is not UTF-8 text: save the list as UTF-8") from None
+    except OSError as error:
+        raise BadDataset(f"{source} cannot be read: {error.strerror or error}") from None
+
+
+def _csv_rows(lines: Iterator[str], source: Path) -> tuple[list[tuple[int, dict[str, Any]]], list[Problem]]:
+    reader = csv.DictReader(lines)
+    if "file" not in (reader.fieldnames or ()):
+        raise BadDataset(f"{source} has no column `file`: its first line must name the columns file,labels[,split]")
+    rows, problems = [], []
+    try:
+        for row in reader:
+            if None in row or None in row.values():
+                reason = f"it has not the {len(reader.fieldnames or ())} fields that the first line names"
+                problems.append(Problem(f"{source.name} line {reader.line_num}", reason))
+            else:
+                rows.append((reader.line_num, dict(row)))
+    except csv.Error as error:
+        raise BadDataset(f"{source} line {reader.line_num} is not CSV: {error}") from None
+    return rows, problems
+
+
+def _jsonl_rows(lines: Iterator[str], source: Path) -> tuple[list[tuple[int, dict[str, Any]]], list[Problem]]:
+    rows, problems = [], []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            problems.append(Problem(f"{source.name} line {number}", f"it is not JSON: {error.msg}"))
+            continue
+        if isinstance(row, dict):
+            rows.append((number, row))
+        else:
+            problems.append(Problem(f"{source.name} line {number}", "it is not a JSON object"))
+    return rows, problems
+
+
+def _unknown_columns(rows: list[tuple[int, dict[str, Any]]], known: set[str], source: Path) -> list[Problem]:
+    first: dict[str, int] = {}
+    for line, row in rows:
+        for column in row.keys() - known:
+            first.setdefault(column, 1 if source.suffix.lower() == ".csv" else line)
+    return [
+        Problem(
+            f"{source.name} line {line}",
+            f"unknown column {column!r} (known: file, labels, split; name it in ignore_columns if it is not needed)",
+            skipped=False,
+        )
+        for column, line in sorted(first.items())
+    ]
+
+
+def _parse_labels(value: Any, drop: Sequence[str], used: set[str]) -> tuple[tuple[str, ...], list[str]]:
+    if value is None:
+        return (), []
+    parts = value.split(";") if isinstance(value, str) else [str(part) for part in value]
+    stripped = [part.strip() for part in parts]
+    remarks = []
+    if stripped != parts and any(stripped):
+        remarks.append(f"stray spaces around labels in {value!r} were removed")
+    labels = []
+    for label in dict.fromkeys(filter(None, stripped)):
+        matching = [pattern for pattern in drop if fnmatchcase(label, pattern)]
+        used.update(matching)
+        if not matching:
+            labels.append(label)
+    return tuple(labels), remarks
+
+
+def _parse_split(value: Any) -> tuple[str | None, str | None]:
+    """(split, what is wrong with it)."""
+    if value is None or value == "":
+        return None, None
+    name = str(value).strip()
+    if name not in SPLITS:
+        return None, f"its split is {name!r}, not query, train, database or retrieval"
+    return SPLITS[name], None

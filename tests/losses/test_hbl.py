@@ -1,0 +1,237 @@
+import math
+import warnings
+from functools import partial
+
+import _literal as literal
+import pytest
+import torch
+from _literal import batch, gradients_of
+
+from retrieval.errors import BadConfig
+from training.losses.hbl import HBL, medians
+from training.losses.mulsupcon import MulSupCon
+from training.losses.supcon import SupCon
+
+OPTIONS = [
+    {},
+    {"base": "mulsupcon"},
+    {"base": "mulsupcon", "reduction": "labels", "lam": 1.0},
+    {"base": "mulsupcon", "reduction": "sample"},
+    {"reduction": "valid", "gamma": 2.0, "m_rel": 0.5, "m_abs": 1.0},
+    {"reduction": "sum", "m_rel": 0, "m_abs": 0},
+    {"gate": "soft", "k_min": 3, "lam": 1.0},
+    {"median": "lower", "lam": 1.0, "k_min": 2},
+    {"median": "lower", "gate": "soft", "k_min": 4},
+    {"k_min": 6, "tau": 0.01, "lam": 1.0},
+]
+
+
+def build(n_classes=4, n_bits=5, **hyper):
+    return HBL(n_classes=n_classes, n_bits=n_bits, **{"k_min": 1, **hyper})
+
+
+def slow(outputs, labels, memory=None, **options):
+    """The literal form: base loss plus lam times the mean of HBL_i."""
+    options = {"k_min": 1, "tau": 0.1, "lam": 0.01, "base": "any", "reduction": "batch", **options}
+    form = literal.supcon if options.pop("base") == "any" else literal.mulsupcon
+    base = form(outputs, labels, memory, tau=options.pop("tau"), reduction=options.pop("reduction"))
+    lam = options.pop("lam")
+    median = {"median_kind": options.pop("median")} if "median" in options else {}
+    return base + lam * literal.hbl_margins(outputs, labels, memory, **median, **options)
+
+
+@pytest.fixture(autouse=True)
+def _no_warning_of_small_batches():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="HBL's margins need")
+        yield
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("seed", range(6))
+def test_equals_the_loops_in_value_and_gradient(options, seed):
+    outputs, labels = batch(seed, n=9)
+    for memory in (None, batch(seed + 10, n=14), batch(seed + 20, n=5, density=0.9)):
+        literal.assert_same(
+            build(**options), partial(slow, labels=labels, memory=memory, **options), outputs, labels, memory
+        )
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_the_margins_are_at_work_in_these_batches(options):
+    values = [build(**options)(*batch(seed, n=9), memory=batch(seed + 10, n=14))["margins"] for seed in range(6)]
+    assert any(v > 0 for v in values)
+
+
+def rows_at(cosines):
+    """Unit rows in the plane with the given cosines to (1, 0)."""
+    return torch.tensor([[c, math.sqrt(1 - c * c)] for c in cosines], dtype=torch.float64)
+
+
+def test_worked_by_hand():
+    outputs, labels = rows_at([1.0]), torch.tensor([[1, 1, 0]])
+    ref = rows_at([0.5, 0.8, 0.3])
+    ref_y = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 0, 1]])  # J = 1 (soft), 1/2 (hard), negative; theta = 3/4
+    loss = build(3, 2, lam=0.5, gamma=2.0)
+    margins = loss(outputs, labels, memory=(ref, ref_y))["margins"].item()
+    rel, absolute = 0.8 - 0.5 + 0.1, max(0.0, 0.3 - 0.8 + 0.2)
+    assert margins == pytest.approx(0.5 * (rel + 2 * absolute), abs=1e-12)
+    wide = build(3, 2, lam=0.5, gamma=2.0, m_abs=0.9)(outputs, labels, memory=(ref, ref_y))["margins"].item()
+    assert wide == pytest.approx(0.5 * (rel + 2 * (0.3 - 0.8 + 0.9)), abs=1e-12)
+
+
+def test_gradient_goes_to_the_extremes_alone():
+    outputs, labels = rows_at([1.0]), torch.tensor([[1, 1, 0]])
+    ref = rows_at([0.5, 0.6, 0.95, 0.94])
+    ref_y = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 0, 0], [1, 0, 0]])
+    leaf = outputs.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(build(3, 2, lam=1.0)(leaf, labels, memory=(ref, ref_y))["margins"], leaf)
+    other = outputs.clone().requires_grad_()
+    unit = other / other.norm()
+    (expected,) = torch.autograd.grad(((ref[2] - ref[0]) * unit).sum(), other)
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_median_of_an_even_number_changes_the_partition():
+    # J = .2, .2, 1, 1: the mean median .6 calls the first two hard, the lower median .2 calls none hard.
+    labels = torch.tensor([[1, 0, 0, 0, 0]])
+    ref_y = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0], [1, 0, 0, 0, 0]])
+    ref = rows_at([0.9, 0.7, 0.5, 0.2])
+    outputs = rows_at([1.0])
+    by_mean = build(5, 2, lam=1.0)(outputs, labels, memory=(ref, ref_y))["margins"].item()
+    assert by_mean == pytest.approx(0.9 - 0.2 + 0.1, abs=1e-12)
+    assert build(5, 2, lam=1.0, median="lower")(outputs, labels, memory=(ref, ref_y))["margins"] == 0
+
+
+def test_medians():
+    values = torch.tensor([[0.2, 1.0, 0.2, 1.0], [0.3, 0.1, 0.2, 2.0], [0.7, 2.0, 2.0, 2.0]])
+    count = torch.tensor([[4], [3], [1]])
+    torch.testing.assert_close(medians(values, count, "mean").squeeze(1), torch.tensor([0.6, 0.2, 0.7]))
+    torch.testing.assert_close(medians(values, count, "lower").squeeze(1), torch.tensor([0.2, 0.2, 0.7]))
+
+
+def test_overlaps_that_equal_the_median_are_soft_in_float32():
+    # One third as 1/3 and as 2/6 must fall on the same side.
+    labels = torch.tensor([[1, 1, 1, 0, 0, 0, 0]])
+    ref_y = torch.tensor([[1, 0, 0, 0, 0, 0, 0], [1, 1, 0, 1, 1, 1, 0], [1, 1, 0, 1, 1, 1, 0], [1, 1, 1, 0, 0, 0, 0]])
+    ref = rows_at([0.9, 0.8, 0.7, 0.6]).float()
+    margins = build(7, 2, lam=1.0, median="lower")(rows_at([1.0]).float(), labels, memory=(ref, ref_y))["margins"]
+    assert margins == 0
+
+
+def test_gate_needs_k_min_positives():
+    outputs, labels = rows_at([1.0]), torch.tensor([[1, 1, 0]])
+    ref, ref_y = rows_at([0.5, 0.8, 0.3]), torch.tensor([[1, 1, 0], [1, 0, 0], [0, 0, 1]])
+    assert build(3, 2, k_min=2)(outputs, labels, memory=(ref, ref_y))["margins"] > 0
+    assert build(3, 2, k_min=3)(outputs, labels, memory=(ref, ref_y))["margins"] == 0
+    assert build(3, 2, k_min=2, gate="soft")(outputs, labels, memory=(ref, ref_y))["margins"] == 0
+
+
+def test_without_negatives_the_relative_margin_stays():
+    outputs, labels = rows_at([1.0]), torch.tensor([[1, 1, 0]])
+    ref, ref_y = rows_at([0.5, 0.8]), torch.tensor([[1, 1, 0], [1, 0, 0]])
+    margins = build(3, 2, lam=1.0)(outputs, labels, memory=(ref, ref_y))["margins"].item()
+    assert margins == pytest.approx(0.8 - 0.5 + 0.1, abs=1e-12)
+
+
+def test_margins_are_averaged_over_all_anchors():
+    labels = torch.tensor([[1, 1, 0]])
+    ref, ref_y = rows_at([0.5, 0.8]), torch.tensor([[1, 1, 0], [1, 0, 0]])
+    one = build(3, 2)(rows_at([1.0]), labels, memory=(ref, ref_y))["margins"]
+    two = build(3, 2)(rows_at([1.0, 0.0]), torch.tensor([[1, 1, 0], [0, 0, 1]]), memory=(ref, ref_y))["margins"]
+    torch.testing.assert_close(two, one / 2)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_base_is_the_loss_of_that_name(seed):
+    outputs, labels = batch(seed)
+    memory = batch(seed + 10, n=12)
+    plain = SupCon(n_classes=4, n_bits=5, reduction="batch")(outputs, labels, memory=memory)["supcon"]
+    assert torch.equal(build(k_min=64)(outputs, labels, memory=memory)["base"], plain)
+    for reduction in ("batch", "labels"):
+        plain = MulSupCon(n_classes=4, n_bits=5, reduction=reduction)(outputs, labels, memory=memory)["mulsupcon"]
+        loss = build(k_min=64, base="mulsupcon", reduction=reduction)
+        assert torch.equal(loss(outputs, labels, memory=memory)["base"], plain)
+
+
+@pytest.mark.parametrize("options", OPTIONS[:4] + OPTIONS[6:8], ids=str)
+def test_gradcheck(options):
+    outputs, labels = batch(1, n=8)
+    memory = batch(9, n=12)
+    for context in (None, memory):
+        loss = build(**{**options, "tau": 0.5, "lam": 1.0})
+        assert torch.autograd.gradcheck(
+            lambda z, loss=loss, context=context: literal.total(loss(z, labels, memory=context)),
+            outputs.clone().requires_grad_(),
+        )
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_order_and_length_do_not_matter(options):
+    literal.assert_invariant(partial(build, **options))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"base": "mulsupcon"}, {"gate": "soft", "k_min": 2}, {"median": "lower", "lam": 100.0}], ids=str
+)
+def test_survives_every_edge(options):
+    literal.assert_survives_edges(partial(build, **options), zero=literal.NO_PAIR)
+
+
+@pytest.mark.parametrize("options", OPTIONS[:3], ids=str)
+def test_float32_and_half(options):
+    literal.assert_low_precision_agrees(partial(build, **options))
+
+
+@pytest.mark.parametrize("options", OPTIONS[:3], ids=str)
+def test_makes_no_tensor_over_labels(options):
+    literal.assert_no_tensor_over_labels(partial(build, **options))
+
+
+def test_nothing_flows_into_the_memory():
+    outputs, labels = batch(0)
+    ref, ref_y = batch(10, n=14)
+    ref.requires_grad_()
+    literal.total(build()(outputs.requires_grad_(), labels, memory=(ref, ref_y))).backward()
+    assert ref.grad is None
+
+
+def test_warns_once_that_a_small_batch_keeps_the_gate_shut():
+    outputs, labels = batch(0)
+    loss = build(k_min=64)
+    with pytest.warns(UserWarning, match=r"64 positives .* batch of 7 rows .* use a queue"):
+        loss(outputs, labels)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss(outputs, labels)
+        build(k_min=64)(outputs, labels, memory=batch(10, n=12))
+        build(k_min=6)(outputs, labels)
+
+
+def test_defaults_of_the_study():
+    loss = HBL(n_classes=4, n_bits=5)
+    assert (loss.lam, loss.gamma, loss.m_rel, loss.m_abs, loss.k_min) == (0.01, 0.8, 0.1, 0.2, 64)
+    value, _ = gradients_of(loss, *batch(0), memory=batch(1, n=12))
+    assert value.isfinite()
+
+
+@pytest.mark.parametrize(
+    ("hyper", "words"),
+    [
+        ({"tau": 0}, "tau"),
+        ({"base": "all"}, "base is 'all': choose one of any, mulsupcon"),
+        ({"lam": -1}, "lam"),
+        ({"gamma": -1}, "gamma"),
+        ({"m_rel": -1}, "m_rel"),
+        ({"m_abs": -1}, "m_abs"),
+        ({"k_min": 0}, "k_min .* at least 1, not 0"),
+        ({"k_min": 2.5}, "k_min"),
+        ({"gate": "hard"}, "gate is 'hard'"),
+        ({"median": "upper"}, "median is 'upper'"),
+        ({"reduction": "labels"}, "set base='mulsupcon'"),
+        ({"reduction": "x"}, "reduction is 'x'"),
+    ],
+)
+def test_bad_hyperparameters(hyper, words):
+    with pytest.raises(BadConfig, match=words):
+        build(**hyper)

@@ -1,0 +1,66 @@
+"""Who may import whom at run time, and that what is documented exists."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from api.cli import COMMANDS
+
+ROOT = Path(__file__).parent.parent
+
+
+def loaded_by(program: str, *names: str) -> set[str]:
+    """Which of the modules `names` a fresh interpreter has loaded after running `program`."""
+    check = f"\nimport sys\nprint([name for name in {names!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program + check], capture_output=True, text=True, check=True)
+    return set(re.findall(r"'([\w.]+)'", done.stdout.splitlines()[-1]))
+
+
+def test_retrieval_and_training_import_where_neither_faiss_nor_fastapi_is_installed():
+    program = (
+        "import sys\n"
+        "for name in ('faiss', 'fastapi', 'uvicorn', 'starlette'): sys.modules[name] = None\n"
+        "import importlib, pkgutil, retrieval, training\n"
+        "for package in (retrieval, training):\n"
+        "    for module in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
+        "        if module.name != 'training.evaluate': importlib.import_module(module.name)\n"
+    )
+    assert loaded_by(program, "training.fit", "retrieval.encoder", "indexing") == {"training.fit", "retrieval.encoder"}
+
+
+def test_serving_loads_no_training_code_and_help_loads_no_torch():
+    assert loaded_by("import api.serve, api.app", "training", "api.app") == {"api.app"}
+    assert loaded_by("from api.cli import build; build([])", "torch", "faiss", "fastapi", "api.cli") == {"api.cli"}
+
+
+def test_torch_and_faiss_compute_in_one_process():
+    import faiss
+    import numpy as np
+    import torch
+
+    weights = torch.randn(64, 64, requires_grad=True)
+    for _ in range(3):
+        (weights @ weights).sum().backward()
+        flat = faiss.IndexBinaryFlat(64)
+        flat.add(np.random.default_rng(0).integers(0, 256, (1000, 8), dtype=np.uint8))
+        assert flat.search(np.zeros((4, 8), np.uint8), 5)[0].shape == (4, 5)
+
+
+def test_the_top_level_is_the_one_that_was_agreed():
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"}
+    assert packages == {"retrieval", "training", "indexing", "api"}
+
+
+@pytest.mark.parametrize("file", ["README.md", "docs/architecture.md", "docs/benchmarks.md", "CHANGELOG.md"])
+def test_documents_point_at_files_that_exist_and_commands_that_are_there(file):
+    text = (ROOT / file).read_text()
+    for target in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (ROOT / file).parent.joinpath(target).exists(), target
+    for command in re.findall(r"\bhashseek (\w+)", text):
+        if f"`hashseek {command}" in text or f"\nhashseek {command}" in text:
+            assert command in COMMANDS, command
+    for target in re.findall(r"\bmake ([\w-]+)`", text):
+        assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M), target

@@ -1,0 +1,139 @@
+"""The way of a real photograph: a list, a collection, a service, hits. Needs the folder `$HASHSEEK_DATA`."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from retrieval.checkpoint import save_checkpoint
+from retrieval.images import Preprocessing
+from retrieval.model import HashModel
+from retrieval.weights import load_backbone_weights
+from training.config import load_config
+from training.datasets import build_splits
+from training.fit import fit
+
+DATA = Path(os.environ.get("HASHSEEK_DATA", "."))
+pytestmark = pytest.mark.skipif(
+    "HASHSEEK_DATA" not in os.environ, reason="HASHSEEK_DATA does not name the folder of real photographs"
+)
+WEIGHTS = {"mobilenet_v2": "mobilenet_v2_qat", "squeezenet1_1": "squeezenet1_1_features"}
+
+
+@pytest.mark.parametrize("backbone", WEIGHTS)
+def test_pretrained_weights_load_strictly(backbone):
+    model = HashModel(backbone=backbone, n_bits=8)
+    before = [p.clone() for p in model.backbone.parameters()]
+    load_backbone_weights(
+        model.backbone, name=backbone, weights=str(DATA / "backbones" / f"{WEIGHTS[backbone]}.safetensors")
+    )
+    assert all(not (a == b).all() for a, b in zip(before, model.backbone.parameters(), strict=True))
+
+
+def test_mirflickr_has_the_splits_of_its_readme():
+    config = load_config(Path("mirflickr25k_mobilenet_v2_hyp2_48"))
+    splits = build_splits(config.data.name, **config.data.options())
+    assert [len(part) for part in (splits.query, splits.train, splits.database)] == [793, 3205, 15667]
+    assert len(splits.label_names) == 38
+    topics = build_splits(config.data.name, **config.data.options(), drop_labels=["*_r1"])
+    assert len(topics.label_names) == 24
+
+
+def test_a_frozen_backbone_learns_on_photographs(tmp_path, monkeypatch):
+    """A miniature of the published run: 300 photographs, a small network, seconds."""
+    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
+    source = DATA / "mirflickr25k_128"
+    with (source / "labels.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["split"] == "train"][:300]
+    lines = [
+        f"{source / row['file']},{row['labels']},{('query', 'database', 'train', 'train')[i % 4]}"
+        for i, row in enumerate(rows)
+    ]
+    (tmp_path / "labels.csv").write_text("\n".join(["file,labels,split", *lines]))
+    config = load_config(
+        Path("mirflickr25k_mobilenet_v2_hyp2_48"),
+        [
+            f"data.root={tmp_path}",
+            "model.backbone=squeezenet1_1",
+            f"model.weights={DATA}/backbones/squeezenet1_1_features.safetensors",
+            "model.size=96",
+            "train.epochs=10",
+            "train.val_n=50",
+            "train.device=cpu",
+        ],
+    )
+    log = fit(config, out=tmp_path / "run")
+    records = [json.loads(line) for line in log.run.log.read_text().splitlines()]
+    assert records[-1]["loss"] < 0.8 * records[0]["loss"]
+    assert log.best_score > 0.6
+
+
+def test_photographs_are_indexed_served_and_found_over_http(tmp_path):
+    model = HashModel(backbone="squeezenet1_1", n_bits=48)
+    load_backbone_weights(
+        model.backbone, name="squeezenet1_1", weights=str(DATA / "backbones" / "squeezenet1_1_features.safetensors")
+    )
+    preprocessing = Preprocessing(size=96, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), crop_fraction=1.0)
+    save_checkpoint(tmp_path / "model.safetensors", model, preprocessing, label_names=())
+    program = [sys.executable, "-c", "from api.cli import main; main()"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [
+            *program,
+            *("index", "add", str(tmp_path / "c"), str(DATA / "coco256" / "images")),
+            *("--checkpoint", str(tmp_path / "model.safetensors"), "--device", "cpu"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "added 256, already stored 0, skipped 0" in done.stdout
+    server = subprocess.Popen(
+        [*program, "serve", str(tmp_path / "c"), "--port", "0", "--device", "cpu"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    try:
+        address = server.stderr.readline().split()[3].rstrip(",")
+        pictures = sorted((DATA / "coco256" / "images").rglob("*.jpg"))
+        for picture in np.random.default_rng(0).choice(np.array(pictures), 10, replace=False):
+            hits = _search(address, Path(picture), k=5)
+            assert hits[0]["distance"] == 0
+            assert any(hit["path"] == str(Path(picture).resolve()) for hit in hits if hit["distance"] == 0)
+            assert [hit["distance"] for hit in hits] == sorted(hit["distance"] for hit in hits)
+    finally:
+        server.terminate()
+        server.communicate(timeout=20)
+    assert server.returncode == 0
+
+
+def _search(address: str, picture: Path, *, k: int) -> list[dict]:
+    boundary = "hashseek"
+    body = (
+        f'--{boundary}\r\nContent-Disposition: form-data; name="k"\r\n\r\n{k}\r\n--{boundary}\r\n'
+        f'Content-Disposition: form-data; name="image"; filename="{picture.name}"\r\n\r\n'
+    ).encode()
+    body += picture.read_bytes() + f"\r\n--{boundary}--\r\n".encode()
+    request = urllib.request.Request(
+        f"{address}/v1/search", body, {"Content-Type": f"multipart/form-data; boundary={boundary}"}
+    )
+    for _ in range(600):
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return json.load(answer)["hits"]
+        except urllib.error.HTTPError as error:  # 503 while the model loads
+            if error.code != 503:
+                raise
+            time.sleep(0.1)
+    raise AssertionError("the service was not ready within a minute")

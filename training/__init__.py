@@ -1,0 +1,1 @@
+"""Data sets, losses and the loop that make a hash model."""

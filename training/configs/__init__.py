@@ -1,0 +1,1 @@
+"""One TOML per published or measured result."""

@@ -1,0 +1,72 @@
+"""Features of a frozen backbone, computed once and kept on disk for every later run that needs the same ones."""
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from retrieval.checkpoint import digest_weights
+from retrieval.devices import pick_dtype
+from retrieval.files import write_atomically
+from retrieval.images import Preprocessing, normalizer
+from retrieval.model import HashModel
+from training.images import Images
+
+BATCH = 32
+
+
+def cache_folder() -> Path:
+    """Where features are kept: `$HASHSEEK_CACHE`, else `$XDG_CACHE_HOME/hashseek`, else `~/.cache/hashseek`."""
+    if "HASHSEEK_CACHE" in os.environ:
+        return Path(os.environ["HASHSEEK_CACHE"])
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "hashseek"
+
+
+def features_of(
+    model: HashModel,
+    images: Images,
+    *,
+    device: torch.device,
+    precision: str,
+    advance: Callable[[int], None] = lambda _: None,
+) -> NDArray[np.float32]:
+    """Features (n, D) of `images`, from the cache if the same were computed before.
+
+    The cache's key holds everything that decides them: backbone weights, preprocessing, precision, and each file's
+    path, size and time of change. `advance` is told how many images each step finished.
+    """
+    dtype = pick_dtype(precision, device)
+    file = cache_folder() / "features" / f"{_key(model, images, dtype)}.npy"
+    if file.is_file():
+        cached: NDArray[np.float32] = np.load(file)
+        advance(len(images))
+        return cached
+    normalize = normalizer(images.preprocessing, device)
+    model = model.to(device).to(memory_format=torch.channels_last).eval()
+    rows = []
+    every = np.arange(len(images))
+    with torch.inference_mode(), torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
+        for pixels, chosen in images.batches(every, batch_size=BATCH, flip=False, min_crop=1, seed=(0,)):
+            rows.append(model.features(normalize(pixels)).float().cpu().numpy())
+            advance(len(chosen))
+    features = np.concatenate(rows)
+    buffer = io.BytesIO()
+    np.save(buffer, features)
+    write_atomically(file, buffer.getvalue())
+    return features
+
+
+def _key(model: HashModel, images: Images, dtype: torch.dtype) -> str:
+    preprocessing: Preprocessing = images.preprocessing
+    digest = hashlib.sha256(f"{model.backbone_name} {digest_weights(model.backbone)} {dtype}\n".encode())
+    digest.update(json.dumps(preprocessing.as_dict(), sort_keys=True).encode())
+    for path in images.split.paths:
+        status = path.stat()
+        digest.update(f"{path.resolve()} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,248 @@
+"""REG: MSC's balance with prototypes as anchors, and no push on positives that are already close."""
+
+import torch
+from torch import Tensor, nn
+
+from retrieval.errors import BadConfig
+from training.losses._common import (
+    check_batch,
+    check_choice,
+    check_flag,
+    check_number,
+    check_sizes,
+    memory_rows,
+    normalize,
+)
+from training.losses._contrast import (
+    REDUCTIONS,
+    all_positives,
+    any_positives,
+    check_tau,
+    contrast,
+    log_softmax,
+    new_prototypes,
+    overlaps,
+    reduce_anchors,
+    scores_of,
+    some,
+    weighted_sum,
+)
+
+
+class Reg(nn.Module):
+    """REG, and W/O-REG without the penalty (Audibert et al., arXiv 2412.00101, Eqs. 11, 15-19; code audibert-
+    alexandre-fra/Multi-label-contrastive-comprehensive 0e509a5).
+
+    The batch is followed by the C prototypes, prototype j carrying label j alone; all n = B + C are anchors. For
+    anchor i and any other l, s_il = cos / tau and sigma_il = p_il as in SupCon over all l but i:
+
+        f_il      = (share of the labels of l that i has) ** alpha, 0 if they share none
+        N_ij      = sum of f_il over the l that carry j
+        Lambda_il = f_il * mean over the labels j of i of [l carries j] / N_ij                rows sum to 1
+        loss_i    = - sum over l of Lambda_il log p_il
+                    - sum over l with Lambda_il > 0 of max(0, sigma_il - Lambda_il) s_il      penalty, sigma detached
+
+    so the gradient at s_il is min(0, sigma - Lambda) on positives and sigma elsewhere: no positive is pushed away.
+    The penalty lowers the value without bound: do not choose a model by it, look at `repulsed` instead.
+    Eqs. 16 and 18 print no minus before the logarithm; this has it. O(n A (D + C)) time, O(n A) memory with A = n.
+
+    With a memory, the contrast set is the memory and the prototypes; anchors stay the batch and the prototypes.
+
+    Args:
+        n_classes: C, number of labels.
+        n_bits: D, width of the outputs.
+        alpha: how much rows with further labels are discounted; 0 not at all, below 0 entirely (f = 1 where i has
+            every label of l, else 0).
+        penalty: False leaves the second sum out (W/O-REG).
+        tau: temperature.
+        proto_anchors: False lets only the B outputs be anchors.
+        reduction: "valid" divides by the anchors with a positive (the code), "batch" by all anchors, "sum" by 1.
+        reg_algorithm2: the paper's Algorithm 2 with its shapes mended, out of curiosity: no prototypes, alpha = 0,
+            log p weighted by Lambda times the number of labels of i, everything divided by B.
+
+    Raises:
+        BadConfig: tau <= 0, alpha not a number, unknown reduction, or reg_algorithm2 with an alpha.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_classes: int,
+        n_bits: int,
+        alpha: float = 0.0,
+        penalty: bool = True,
+        tau: float = 0.1,
+        proto_anchors: bool = True,
+        reduction: str = "valid",
+        reg_algorithm2: bool = False,
+    ) -> None:
+        super().__init__()
+        check_sizes(n_classes, n_bits)
+        check_tau(tau)
+        check_number("alpha", alpha, "is the power of a share")
+        check_choice("reduction", reduction, REDUCTIONS)
+        check_flag("penalty", penalty)
+        check_flag("proto_anchors", proto_anchors)
+        check_flag("reg_algorithm2", reg_algorithm2)
+        if reg_algorithm2 and alpha != 0:
+            raise BadConfig(f"reg_algorithm2 knows no alpha: set alpha to 0, not {alpha}")
+        self.n_classes = n_classes
+        self.n_bits = n_bits
+        self.alpha = alpha
+        self.penalty = penalty
+        self.tau = tau
+        self.proto_anchors = proto_anchors
+        self.reduction = "batch" if reg_algorithm2 else reduction
+        self.reg_algorithm2 = reg_algorithm2
+        self.prototypes = None if reg_algorithm2 else new_prototypes(n_classes, n_bits)
+
+    def forward(
+        self,
+        outputs: Tensor,
+        labels: Tensor,
+        *,
+        memory: object = None,
+        logits: Tensor | None = None,  # noqa: ARG002 - part of the common contract
+        epoch: int = 0,  # noqa: ARG002
+    ) -> dict[str, Tensor]:
+        """Terms {"contrast", "penalty"} (without penalty only the first) of outputs (B, D) with labels (B, C).
+
+        Raises:
+            BadCodes: wrong shapes, labels that are not 0/1, or rows that are NaN or infinite.
+        """
+        with torch.autocast(outputs.device.type, enabled=False):
+            scores, weights, n_labels = self._scores_and_weights(outputs, labels, memory)
+            # Algorithm 2 forgets the division by |S_i| in the logarithmic sum, not in the comparison.
+            log_weights = weights * n_labels[:, None] if self.reg_algorithm2 else weights
+            return regularised(scores, weights, log_weights, self.reduction, penalty=self.penalty)
+
+    @torch.no_grad()
+    def repulsed(self, outputs: Tensor, labels: Tensor, *, memory: object = None) -> Tensor:
+        """Share (0-dim) of the positive pairs that the plain loss pushes apart, sigma > Lambda (PRR, App. A.2).
+
+        About 0.38 at tau = 0.1 in the paper; 0 without positive pairs. Outputs (B, D), labels (B, C).
+        """
+        with torch.autocast(outputs.device.type, enabled=False):
+            scores, weights, _ = self._scores_and_weights(outputs, labels, memory)
+            positive = weights > 0
+            pushed = positive & (log_softmax(scores).exp() > weights)
+            return pushed.sum() / positive.sum().clamp_min(1)
+
+    def _scores_and_weights(self, outputs: Tensor, labels: Tensor, memory: object) -> tuple[Tensor, Tensor, Tensor]:
+        """Tempered scores (n, A) without self, Lambda (n, A) and numbers of labels (n,) of the anchors."""
+        outputs, y = check_batch(outputs, labels, n_classes=self.n_classes, n_bits=self.n_bits)
+        z = normalize(outputs)
+        queue = memory_rows(memory, outputs, n_classes=self.n_classes, n_bits=self.n_bits)
+        ref, ref_y = (z, y) if queue is None else (normalize(queue[0]), queue[1])
+        anchor = torch.arange(len(y), device=y.device)
+        own = [(anchor, anchor)] if queue is None else []
+        if self.prototypes is not None:
+            p = normalize(self.prototypes.to(z.dtype))
+            p_y = torch.eye(self.n_classes, dtype=y.dtype, device=y.device)
+            if self.proto_anchors:
+                label = torch.arange(self.n_classes, device=y.device)
+                own.append((len(z) + label, len(ref) + label))
+                z, y = torch.cat([z, p]), torch.cat([y, p_y])
+            ref, ref_y = torch.cat([ref, p]), torch.cat([ref_y, p_y])
+        shared = y @ ref_y.T
+        scores = (z / self.tau) @ ref.T
+        for pairs in own:  # an anchor does not meet itself; see `lowest_on_diagonal` for the score
+            shared[pairs] = 0
+            scores[pairs] = torch.finfo(scores.dtype).min
+        return scores, label_shares(shared, y, ref_y, self.alpha), y.sum(dim=1)
+
+
+class SupConReg(nn.Module):
+    """SupConReg: SupCon with REG's penalty, without prototypes (Audibert et al., arXiv 2412.00101, Eq. 25).
+
+    With P(i) as in SupCon, Lambda_il = 1 / |P(i)| on P(i) and 0 elsewhere, sigma_il = p_il detached:
+
+        loss_i = - sum over l of Lambda_il log p_il - sum over l in P(i) of max(0, sigma_il - Lambda_il) s_il
+
+    A(i) is the batch without i, or exactly the memory. O(B A (D + C)).
+
+    Args:
+        n_classes: C, number of labels.
+        n_bits: D, width of the outputs.
+        positives: "any" (a shared label) or "all" (the same labels).
+        tau: temperature.
+        reduction: "valid" divides by the anchors that have a positive, "batch" by B, "sum" by 1.
+
+    Raises:
+        BadConfig: tau <= 0, unknown positives or reduction.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_classes: int,
+        n_bits: int,
+        positives: str = "any",
+        tau: float = 0.1,
+        reduction: str = "valid",
+    ) -> None:
+        super().__init__()
+        check_sizes(n_classes, n_bits)
+        check_choice("positives", positives, ("any", "all"))
+        check_tau(tau)
+        check_choice("reduction", reduction, REDUCTIONS)
+        self.n_classes = n_classes
+        self.n_bits = n_bits
+        self.positives = positives
+        self.tau = tau
+        self.reduction = reduction
+
+    def forward(
+        self,
+        outputs: Tensor,
+        labels: Tensor,
+        *,
+        memory: object = None,
+        logits: Tensor | None = None,  # noqa: ARG002 - part of the common contract
+        epoch: int = 0,  # noqa: ARG002
+    ) -> dict[str, Tensor]:
+        """Terms {"contrast", "penalty"} of outputs (B, D) with labels (B, C), against `memory`.
+
+        Raises:
+            BadCodes: wrong shapes, labels that are not 0/1, or rows that are NaN or infinite.
+        """
+        with torch.autocast(outputs.device.type, enabled=False):
+            c = contrast(outputs, labels, memory, n_classes=self.n_classes, n_bits=self.n_bits)
+            shared = overlaps(c)
+            positive = any_positives(shared) if self.positives == "any" else all_positives(shared, c)
+            weights = positive / positive.sum(dim=1, keepdim=True).clamp_min_(1)
+            scores = scores_of(c, self.tau)
+            return regularised(scores, weights, weights, self.reduction, penalty=True)
+
+
+def label_shares(shared: Tensor, y: Tensor, ref_y: Tensor, alpha: float) -> Tensor:
+    """Lambda (n, A) of anchors with labels y (n, C) and contrast rows with labels ref_y (A, C); see `Reg`.
+
+    `shared` (n, A) counts common labels and is 0 for an anchor with itself.
+    """
+    if alpha == 0:
+        f = any_positives(shared)
+    else:
+        share = shared / ref_y.sum(dim=1).clamp_min(1)
+        f = share.floor_() if alpha < 0 else share.pow_(alpha)  # below 0 only a full share counts
+    per_label = f @ ref_y
+    # Labels of an anchor that nothing carries have an N of 0 (or, with a large alpha, one too small to divide by).
+    held = per_label > torch.finfo(f.dtype).tiny
+    quotient = torch.where(held, y / torch.where(held, per_label, 1.0), 0.0)
+    return f.mul_((quotient / y.sum(dim=1, keepdim=True).clamp_min(1)) @ ref_y.T)
+
+
+def regularised(
+    scores: Tensor, weights: Tensor, log_weights: Tensor, reduction: str, *, penalty: bool
+) -> dict[str, Tensor]:
+    """Terms of REG from tempered scores (n, A) and weights Lambda (n, A) of the positives.
+
+    `log_weights` weigh log p; they differ from Lambda only in Algorithm 2.
+    """
+    valid = some(weights)
+    log_p = log_softmax(scores)
+    terms = {"contrast": reduce_anchors(-weighted_sum(log_weights, log_p), valid, reduction)}
+    if penalty:
+        excess = log_p.detach().exp().sub_(weights).relu_().mul_(weights.sign())  # 0 outside the positives
+        terms["penalty"] = reduce_anchors(-weighted_sum(excess, scores), valid, reduction)
+    return terms
