@@ -23,7 +23,7 @@ ENV PATH=/venv/bin:$PATH \
     HASHSEEK_COLLECTION=/collection \
     HASHSEEK_HOST=0.0.0.0 \
     HASHSEEK_PORT=8000
-USER hashseek
+USER 10001
 VOLUME ["/collection", "/models"]
 EXPOSE 8000
 HEALTHCHECK --interval=15s --timeout=5s --start-period=60s --retries=3 \

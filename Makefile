@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PACKAGES := retrieval training indexing api
 
-.PHONY: demo test lint unit bench-eval bench-search clean
+.PHONY: demo test lint unit bench-eval bench-losses photographs clean
 
 demo: .venv/installed
 	$(BIN)/hashseek demo $(ARGS)
@@ -21,6 +21,12 @@ unit: .venv/installed-test
 
 bench-eval: .venv/installed
 	$(BIN)/python bench/evaluation.py $(ARGS)
+
+bench-losses: .venv/installed
+	$(BIN)/python bench/losses.py $(ARGS)
+
+photographs: .venv/installed-test
+	$(BIN)/python bench/photographs.py $(ARGS)
 
 .venv/installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

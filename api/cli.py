@@ -3,18 +3,23 @@
 import importlib
 import logging
 import sys
+import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 
+from indexing.printing import printable
 from retrieval.errors import HashseekError
+
+_UsageError: Any = typer.BadParameter.__bases__[0]  # typer exports no name for it
 
 # name -> (where it lives, one line of help). Strings, so that `serve` loads no training code and `--help` nothing.
 COMMANDS = {
     "train": ("training.commands:train", "Train a hash model as a TOML file says."),
     "evaluate": ("training.commands:evaluate", "Report mAP@N and precision@N of a checkpoint on a data set."),
     "data": ("training.commands:data", "Render or check a data set."),
+    "losses": ("training.losses_command:losses", "List the losses, or show one."),
     "index": ("indexing.commands:app", "Add images to a collection, remove them, count and verify them."),
     "search": ("indexing.commands:search", "Find the stored images most similar to a picture."),
     "serve": ("api.serve:serve", "Serve a collection over HTTP, with a search page."),
@@ -27,7 +32,6 @@ def build(arguments: Sequence[str]) -> typer.Typer:
     app = typer.Typer(
         name="hashseek",
         help="Image retrieval with deep hashing.",
-        no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -53,23 +57,30 @@ def build(arguments: Sequence[str]) -> typer.Typer:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line: a mistake of the user's is one sentence on standard error, and exit code 2."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     logging.basicConfig(level=logging.WARNING, format="hashseek: %(message)s")
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # remarks about metadata; what cannot be decoded is an error
     try:
-        build(arguments)(args=arguments, prog_name="hashseek")
+        code = build(arguments)(args=arguments, prog_name="hashseek", standalone_mode=False)
     except HashseekError as error:
         fail(str(error))
+    except _UsageError as error:
+        message = str(error.format_message()).rstrip(".")
+        fail(f"{message[:1].lower()}{message[1:]}: see `{error.ctx.command_path if error.ctx else 'hashseek'} --help`")
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has gone; there is nobody to tell
         sys.exit(1)
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         fail(f"{place}{error.strerror or error}")
+    sys.exit(code if isinstance(code, int) else 0)
 
 
-def fail(message: str) -> None:
+def fail(message: str) -> NoReturn:
     """Print one sentence to standard error and exit with 2."""
-    sys.stderr.write(f"hashseek: {message}\n")
+    sys.stderr.write(f"hashseek: {printable(message)}\n")
     sys.exit(2)
 
 

@@ -1,6 +1,8 @@
 """Errors as problem JSON (RFC 9457): one sentence for a person, a type for a program, never a traceback."""
 
+import errno
 import logging
+from collections.abc import Mapping
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request
@@ -9,6 +11,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from indexing.catalog import CatalogLocked, DiskFull
 from retrieval.errors import BadCollection, BadImage, ForeignCodes, HashseekError, UnknownImage
 
 log = logging.getLogger("hashseek")
@@ -16,6 +19,10 @@ log = logging.getLogger("hashseek")
 
 class NotReady(HashseekError):
     """The model is still being loaded."""
+
+
+class NotLoaded(HashseekError):
+    """The collection or its model could not be loaded."""
 
 
 class ReadOnly(HashseekError):
@@ -29,20 +36,26 @@ class FileGone(HashseekError):
 # The first class that fits decides.
 STATUS: dict[type[Exception], HTTPStatus] = {
     NotReady: HTTPStatus.SERVICE_UNAVAILABLE,
+    NotLoaded: HTTPStatus.INTERNAL_SERVER_ERROR,  # 503 would ask clients to try again for ever
     ReadOnly: HTTPStatus.FORBIDDEN,
     FileGone: HTTPStatus.GONE,
     UnknownImage: HTTPStatus.NOT_FOUND,
     BadImage: HTTPStatus.UNPROCESSABLE_ENTITY,
     ForeignCodes: HTTPStatus.CONFLICT,
-    BadCollection: HTTPStatus.SERVICE_UNAVAILABLE,
+    CatalogLocked: HTTPStatus.SERVICE_UNAVAILABLE,
+    DiskFull: HTTPStatus.INSUFFICIENT_STORAGE,
+    BadCollection: HTTPStatus.INTERNAL_SERVER_ERROR,
     HashseekError: HTTPStatus.UNPROCESSABLE_ENTITY,
 }
 
 
-def problem(status: int, detail: str, *, kind: str = "about:blank") -> JSONResponse:
+def problem(
+    status: int, detail: str, *, kind: str = "about:blank", headers: Mapping[str, str] | None = None
+) -> JSONResponse:
     """A problem JSON response."""
     content = {"type": kind, "title": HTTPStatus(status).phrase, "status": int(status), "detail": detail}
-    headers = {"Retry-After": "1"} if status == HTTPStatus.SERVICE_UNAVAILABLE else None
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        headers = {"Retry-After": "1", **(headers or {})}
     return JSONResponse(content, status_code=status, media_type="application/problem+json", headers=headers)
 
 
@@ -50,8 +63,10 @@ def install(app: FastAPI) -> None:
     """Make every error of `app` a problem JSON."""
 
     @app.exception_handler(HashseekError)
-    def ours(_: Request, error: HashseekError) -> JSONResponse:
+    def ours(request: Request, error: HashseekError) -> JSONResponse:
         status = next(code for kind, code in STATUS.items() if isinstance(error, kind))
+        if isinstance(error, BadCollection):  # nothing that the client can mend
+            log.error("%s %s: %s", request.method, request.url.path, error)
         return problem(status, str(error), kind=f"urn:hashseek:{type(error).__name__}")
 
     @app.exception_handler(RequestValidationError)
@@ -65,13 +80,15 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     def http(_: Request, error: HTTPException) -> JSONResponse:
-        return problem(error.status_code, str(error.detail))
+        return problem(error.status_code, str(error.detail), headers=error.headers)
 
     @app.exception_handler(OSError)
     def system(request: Request, error: OSError) -> JSONResponse:
         log.exception("%s %s", request.method, request.url.path)
-        detail = f"the service could not read or write its files: {error.strerror or error}; nothing was changed"
-        return problem(HTTPStatus.INSUFFICIENT_STORAGE, detail, kind="urn:hashseek:Storage")
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        status = HTTPStatus.INSUFFICIENT_STORAGE if full else HTTPStatus.INTERNAL_SERVER_ERROR
+        detail = f"the service could not read or write its files: {error.strerror or error}"
+        return problem(status, detail, kind="urn:hashseek:Storage")
 
     @app.exception_handler(Exception)
     def unforeseen(request: Request, error: Exception) -> JSONResponse:
@@ -95,6 +112,8 @@ class BodyLimit:
             length = headers.get(b"content-length")
             if length is None and b"transfer-encoding" in headers:
                 refusal = problem(HTTPStatus.LENGTH_REQUIRED, "send the upload with a Content-Length")
+            elif length is not None and not length.isdigit():
+                refusal = problem(HTTPStatus.BAD_REQUEST, "the Content-Length is not a number")
             elif length is not None and int(length) > self.max_bytes:
                 detail = f"the upload has {int(length):,} bytes; at most {self.max_bytes:,} are taken"
                 refusal = problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail, kind="urn:hashseek:TooLarge")

@@ -1,6 +1,9 @@
 """Subcommand `serve`."""
 
+import signal
 import socket
+import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,6 +14,7 @@ from pydantic import ValidationError
 from api.app import create_app
 from api.settings import Settings
 from indexing.collection import Collection, check_checkpoint
+from retrieval.devices import pick_device, pick_dtype
 from retrieval.errors import BadConfig
 
 
@@ -48,13 +52,16 @@ def serve(
 
 def run(settings: Settings) -> None:
     """Serve until told to stop; what can be checked is checked before the port is opened."""
-    opened = Collection(settings.collection, read_only=settings.read_only)
-    check_checkpoint(opened, settings.checkpoint or opened.checkpoint)
-    opened.close()
+    pick_dtype(settings.precision, pick_device(settings.device))
+    with closing(Collection(settings.collection, read_only=settings.read_only)) as opened:
+        check_checkpoint(opened, settings.checkpoint or opened.checkpoint)
     listener = _listen(settings.host, settings.port)
     port = listener.getsockname()[1]
     shown = f"[{settings.host}]" if ":" in settings.host else settings.host
     typer.echo(f"search page on http://{shown}:{port}, API on http://{shown}:{port}/docs (Ctrl-C ends)", err=True)
+    # Being told to stop is no failure. Uvicorn repeats the signal after it has shut down in order.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: sys.exit(0))
     server = uvicorn.Server(uvicorn.Config(create_app(settings), log_level="warning", timeout_graceful_shutdown=10))
     server.run(sockets=[listener])
 

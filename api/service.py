@@ -4,13 +4,12 @@ import hashlib
 import logging
 import threading
 
-from api.problems import NotReady
+from api.problems import NotLoaded, NotReady
 from api.settings import Settings
 from indexing.catalog import NewImage, StoredImage
 from indexing.collection import Collection
 from indexing.searcher import Searcher
 from retrieval.errors import BadConfig, HashseekError
-from retrieval.images import decode
 
 log = logging.getLogger("hashseek")
 
@@ -55,10 +54,13 @@ class Service:
         """The searcher.
 
         Raises:
-            NotReady: it is still being loaded, or could not be.
+            NotReady: it is still being loaded.
+            NotLoaded: it could not be loaded, and will not be.
         """
         if self._failure is not None:
-            raise NotReady(f"the collection could not be loaded: {self._failure}")
+            raise NotLoaded(
+                f"the collection could not be loaded: {self._failure}; mend that and start the service again"
+            )
         if self._searcher is None:
             raise NotReady("the service is starting: its model is being loaded, try again in a second")
         return self._searcher
@@ -66,12 +68,16 @@ class Service:
     def _load(self) -> None:
         try:
             collection = Collection(self.settings.collection, read_only=self.settings.read_only)
-            self._searcher = Searcher.open(
-                collection,
-                checkpoint=self.settings.checkpoint,
-                device=self.settings.device,
-                precision=self.settings.precision,
-            )
+            try:
+                self._searcher = Searcher.open(
+                    collection,
+                    checkpoint=self.settings.checkpoint,
+                    device=self.settings.device,
+                    precision=self.settings.precision,
+                )
+            except BaseException:
+                collection.close()
+                raise
         except Exception as error:
             self._failure = str(error)
             log.exception("the collection could not be loaded")
@@ -86,13 +92,13 @@ def add_upload(searcher: Searcher, data: bytes, *, labels: tuple[str, ...]) -> t
     collection = searcher.collection
     sha256 = hashlib.sha256(data).hexdigest()
     known = collection.catalog.known_hashes([sha256])
-    if known:
-        return collection.catalog.one(known[sha256]), False
-    picture = decode(data, name="the upload")
+    stored = collection.catalog.get([known[sha256]])[0] if known else None
+    if stored is not None:
+        return stored, False
+    picture = searcher.decode(data, name="the upload")
     [code] = searcher.encoder.encode([picture.image])
-    path = collection.keep_file(data, sha256=sha256, suffix=SUFFIX.get(picture.media_type, ""))
-    new = NewImage(path, sha256, picture.width, picture.height, len(data), picture.media_type, labels, code)
-    [(image_id, is_new)] = collection.add([new])
+    new = NewImage("", sha256, picture.width, picture.height, len(data), picture.media_type, labels, code)
+    image_id, is_new = collection.add_with_file(new, data, suffix=SUFFIX.get(picture.media_type, ""))
     return collection.catalog.one(image_id), is_new
 
 

@@ -226,7 +226,7 @@ class Catalog:
             row = db.execute("SELECT code FROM images WHERE id = ?", (image_id,)).fetchone()
         if row is None:  # removed since
             raise UnknownImage(f"there is no image {image_id} in the collection")
-        return np.frombuffer(row[0], np.uint8)[None]
+        return self._codes([row[0]])
 
     def page(self, *, after: int, limit: int, label: str | None = None) -> list[StoredImage]:
         """At most `limit` records with ids above `after`, ascending; with `label`, only those that carry it."""
@@ -268,10 +268,7 @@ class Catalog:
                 ).fetchall()
             finally:
                 db.execute("COMMIT")
-        size = code_size(self.n_bits)
-        if any(len(code) != size for _, code in rows):
-            raise _damaged(self.path, f"a code has not the {size} bytes of {self.n_bits} bits")
-        codes = np.frombuffer(b"".join(code for _, code in rows), np.uint8).reshape(-1, size)
+        codes = self._codes([code for _, code in rows])
         ids = np.fromiter((image_id for image_id, _ in rows), np.int64, len(rows))
         return Changes(generation, ids, codes, np.fromiter((row[0] for row in removed), np.int64, len(removed)))
 
@@ -282,6 +279,12 @@ class Catalog:
             orphans = db.execute("PRAGMA foreign_key_check").fetchall()
         problems = [] if found == ["ok"] else [f"SQLite: {problem}" for problem in found]
         return problems + ([f"SQLite: {len(orphans)} labels belong to no image"] if orphans else [])
+
+    def _codes(self, blobs: Sequence[bytes]) -> Codes:
+        size = code_size(self.n_bits)
+        if not all(isinstance(blob, bytes) and len(blob) == size for blob in blobs):
+            raise _damaged(self.path, f"a code has not the {size} bytes of {self.n_bits} bits")
+        return np.frombuffer(b"".join(blobs), np.uint8).reshape(-1, size)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:

@@ -16,7 +16,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -282,7 +282,8 @@ class Collection:
             if len(self.catalog):
                 log.warning("the index of %s is rebuilt from the catalog: %s", self.folder, error)
             if not read_only:  # so that no later state of the catalog can make it look right
-                (self.folder / INDEX / _MANIFEST).unlink(missing_ok=True)
+                with suppress(OSError):
+                    (self.folder / INDEX / _MANIFEST).unlink()
             built = _View(-1, 0, _empty(self.n_bits), _empty(self.n_bits))
         return self._advance(built)
 

@@ -1,6 +1,7 @@
 """Subcommands `index` (add, remove, stats, verify) and `search`."""
 
 import json
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,15 +9,15 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from indexing.collection import Collection, open_or_create
-from indexing.ingest import Report, find_sources, ingest
-from indexing.searcher import Searcher
-from retrieval.errors import HashseekError
-from retrieval.images import decode, read_bytes
+from indexing.ingest import Report, Source, find_sources, ingest
+from indexing.printing import printable
+from indexing.searcher import Answer, Searcher, check_limits
+from retrieval.images import read_bytes
+from retrieval.listing import OnError
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer()
 
 CollectionArgument = Annotated[Path, typer.Argument(help="Folder of the collection.")]
 Precision = Annotated[Literal["auto", "fp32", "bf16"], typer.Option(help="Of the network.")]
@@ -39,10 +40,27 @@ def add(
 ) -> None:
     """Add images to a collection. Running it again goes on where it stopped: nothing is stored twice."""
     sources, problems = find_sources(paths, on_error=on_error, split=split)
-    opened = open_or_create(collection, checkpoint=checkpoint)
-    searcher = Searcher.open(opened, device=device, precision=precision)
+    with closing(open_or_create(collection, checkpoint=checkpoint)) as opened:
+        searcher = Searcher.open(opened, device=device, precision=precision)
+        report = _add(opened, searcher, sources, on_error)
+        opened.save_index()
+        n_images = len(opened)
+    problems += report.problems
+    for problem in problems:
+        typer.echo(f"{'skipped' if problem.skipped else 'note'}: {printable(str(problem))}", err=True)
+    n_skipped = sum(problem.skipped for problem in problems)
+    outcome = f"added {report.added}, already stored {report.known}, skipped {n_skipped}"
+    typer.echo(f"{outcome}; {collection} holds {n_images} images")
+    if report.added + report.known == 0:
+        if not problems:
+            typer.echo("hashseek: there is no image in what was named", err=True)
+        raise typer.Exit(1)
+
+
+def _add(collection: Collection, searcher: Searcher, sources: list[Source], on_error: OnError) -> Report:
+    """Ingest with a progress bar, if somebody can see it."""
     report = Report()
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Console(stderr=True)
     with Progress(
         TextColumn("adding"),
         BarColumn(),
@@ -54,31 +72,20 @@ def add(
         disable=not console.is_terminal,
     ) as bar:
         task = bar.add_task("adding", total=len(sources), speed="")
-        for report in ingest(opened, searcher.encoder, sources, on_error=on_error):
+        for report in ingest(collection, searcher.encoder, sources, on_error=on_error):
             done = report.added + report.known + len(report.skipped)
             speed = bar.tasks[0].speed
             bar.update(task, completed=done, speed=f"{speed:.0f} images/s" if speed else "")
-    opened.save_index()
-    for problem in [*problems, *report.problems]:
-        console.print(f"{'skipped' if problem.skipped else 'note'}: {problem}", markup=False)
-    n_skipped = sum(problem.skipped for problem in [*problems, *report.problems])
-    typer.echo(
-        f"added {report.added}, already stored {report.known}, skipped {n_skipped}; "
-        f"{collection} holds {len(opened)} images"
-    )
-    opened.close()
-    if report.added + report.known == 0:
-        raise typer.Exit(1)
+    return report
 
 
 @app.command()
 def remove(collection: CollectionArgument, ids: Annotated[list[int], typer.Argument(help="Ids of images.")]) -> None:
     """Remove images from a collection: all of the ids, or none if one of them is not there."""
-    opened = Collection(collection)
-    opened.remove(list(dict.fromkeys(ids)))
-    opened.save_index()
-    typer.echo(f"removed {len(set(ids))}; {collection} holds {len(opened)} images")
-    opened.close()
+    with closing(Collection(collection)) as opened:
+        opened.remove(list(dict.fromkeys(ids)))
+        opened.save_index()
+        typer.echo(f"removed {len(set(ids))}; {collection} holds {len(opened)} images")
 
 
 @app.command()
@@ -86,32 +93,31 @@ def stats(
     collection: CollectionArgument, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False
 ) -> None:
     """Say what a collection holds."""
-    opened = Collection(collection, read_only=True)
-    content = {
-        "images": len(opened),
-        "bits": opened.n_bits,
-        "fingerprint": opened.fingerprint,
-        "index": opened.describe_index(),
-        "labels": opened.catalog.label_counts(),
-    }
-    opened.close()
+    with closing(Collection(collection, read_only=True)) as opened:
+        content = {
+            "images": len(opened),
+            "bits": opened.n_bits,
+            "fingerprint": opened.fingerprint,
+            "index": opened.describe_index(),
+            "labels": opened.catalog.label_counts(),
+        }
     if as_json:
         typer.echo(json.dumps(content, indent=2))
         return
     for key, value in content.items():
         shown = ", ".join(f"{name} {number}" for name, number in value.items()) if isinstance(value, dict) else value
-        typer.echo(f"{key:12} {shown}")
+        typer.echo(f"{key:12} {printable(str(shown))}")
 
 
 @app.command()
 def verify(collection: CollectionArgument) -> None:
     """Check that catalog, codes, index, checkpoint and image files agree; exits with 1 if they do not."""
-    opened = Collection(collection, read_only=True)
-    problems = opened.verify()
+    with closing(Collection(collection, read_only=True)) as opened:
+        problems = opened.verify()
+        n_images = len(opened)
     for problem in problems:
-        typer.echo(problem)
-    typer.echo(f"{len(opened)} images, {len(problems)} problems")
-    opened.close()
+        typer.echo(printable(problem))
+    typer.echo(f"{n_images} images, {len(problems)} problems")
     if problems:
         raise typer.Exit(1)
 
@@ -129,20 +135,25 @@ def search(
     precision: Precision = "auto",
 ) -> None:
     """Find the stored images most similar to a picture, nearest first."""
-    opened = Collection(collection, read_only=True)
-    try:
-        picture = decode(read_bytes(image), name=str(image))
+    check_limits(k, max_distance)
+    with closing(Collection(collection, read_only=True)) as opened:
+        data = read_bytes(image)
         searcher = Searcher.open(opened, checkpoint=checkpoint, device=device, precision=precision)
+        picture = searcher.decode(data, name=str(image))
         [answer] = searcher.search([picture.image], k=k, max_distance=max_distance)
-    except HashseekError:
-        opened.close()
-        raise
-    opened.close()
     if as_json:
         hits = [{"rank": hit.rank, "distance": hit.distance, **asdict(hit.image)} for hit in answer.hits]
         typer.echo(json.dumps({"n_bits": opened.n_bits, "fingerprint": opened.fingerprint, "hits": hits}, indent=2))
-        return
-    table = Table("rank", "bits", "id", "path", "labels", box=None, pad_edge=False)
+    else:
+        typer.echo(_table(answer))
+
+
+def _table(answer: Answer) -> str:
+    """Rank, distance in bits, id, path and labels of each hit, in columns that no terminal's width cuts off."""
+    rows = [("rank", "bits", "id", "path", "labels")]
     for hit in answer.hits:
-        table.add_row(str(hit.rank), str(hit.distance), str(hit.image.id), hit.image.path, "; ".join(hit.image.labels))
-    Console(soft_wrap=True, highlight=False, markup=False).print(table)
+        path, labels = printable(hit.image.path), printable("; ".join(hit.image.labels))
+        rows.append((str(hit.rank), str(hit.distance), str(hit.image.id), path, labels))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)

@@ -118,8 +118,8 @@ def ingest(
 
 def _load(source: Source, collection: Collection, preprocessing: Preprocessing) -> tuple[_Loaded, Pixels | None]:
     try:
-        _check_text(source)
         data = read_bytes(source.path)
+        _check_text(source)
         sha256 = hashlib.sha256(data).hexdigest()
         known = collection.catalog.known_hashes([sha256])
         if known:
@@ -147,7 +147,9 @@ def _ingest_batch(
     problems: list[Problem] = []
     for loaded, code in encoder.encode_stream(batch, lambda source: _load(source, collection, preprocessing)):
         if loaded.error is not None:
-            problems.append(Problem(loaded.source.name, loaded.error))
+            # Where the message is about a path alone, naming it once is enough.
+            reason = loaded.error if loaded.source.where else loaded.error.removeprefix(f"{loaded.source.path} ")
+            problems.append(Problem(loaded.source.name, reason))
         elif loaded.known_id is not None:
             known.append((loaded.source, loaded.known_id))
         elif loaded.picture is not None and code is not None:

@@ -82,7 +82,7 @@ class Searcher:
         self.encoder = encoder
         self.codes = codes
         # A picture may take half a gigabyte while it is decoded: no more of them at a time than cores can work on.
-        self._decoding = threading.Semaphore(n_cores())
+        self.decoding = threading.Semaphore(n_cores())
 
     @classmethod
     def open(
@@ -104,7 +104,7 @@ class Searcher:
         Raises:
             BadImage: it is not a usable image.
         """
-        with self._decoding:
+        with self.decoding:
             return decode_for(data, self.encoder.header.preprocessing, name=name)[0]
 
     def rank(self, query_codes: Codes, *, k: int, max_distance: int | None = None) -> list[tuple[Distances, Ids]]:

@@ -13,8 +13,10 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from retrieval.errors import BadConfig, BadImage
 
-# Only these are tried: Pillow knows formats that call other programs or that nobody would search for.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
+# Only these are tried: Pillow knows formats that call other programs or that nobody would search for. A format that
+# this build of Pillow lacks would make it refuse all others; MPO has no entry of its own, JPEG opens it.
+Image.init()
+FORMATS = tuple(kind for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF") if kind in Image.OPEN)
 SUFFIXES = frozenset((".jpg", ".jpeg", ".jpe", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif"))
 MAX_PIXELS = 100_000_000
 MAX_BYTES = 256 * 2**20
@@ -110,6 +112,8 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
                 raise BadImage(
                     f"{name} has {width} x {height} = {width * height:,} pixels; at most {max_pixels:,} are decoded"
                 )
+            if opened.mode == "F":
+                raise BadImage(f"{name} holds floating-point values: convert it to 8 bits per channel")
             media_type = Image.MIME.get(opened.format or "", "application/octet-stream")
             if at_least:
                 opened.draft("RGB", (at_least, at_least))
@@ -130,8 +134,6 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):  # 16-bit grey, which convert() would clip at 255 instead of scaling
         grey = np.asarray(image).astype(np.int64)
         return Image.fromarray(np.clip(grey // 257, 0, 255).astype(np.uint8)).convert("RGB")
-    if image.mode == "F":
-        raise BadImage("it holds floating-point values: convert it to 8 bits per channel")
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")

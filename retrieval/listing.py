@@ -104,6 +104,9 @@ def read_listing(
         if not isinstance(file, str) or not file.strip():
             problems.append(Problem(where, "it names no file"))
             continue
+        if not isinstance(row.get("labels"), str | list | None):
+            problems.append(Problem(where, f"its labels are {row['labels']!r}, neither text nor a list"))
+            continue
         labels, remarks = _parse_labels(row.get("labels"), drop_labels, used_patterns)
         problems += [Problem(where, remark, skipped=False) for remark in remarks]
         file = file.strip()

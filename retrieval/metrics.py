@@ -178,6 +178,15 @@ def average_precision_of_ranking(
     return result
 
 
+def relevance(ids: NDArray[np.int64], query_labels: Labels, database_labels: Labels) -> NDArray[np.bool_]:
+    """Whether each item of given rankings, ids (Q, n) into the database, shares a label with its query: (Q, n)."""
+    lq, lb = _label_words(query_labels), _label_words(database_labels)
+    shared = np.zeros(ids.shape, np.bool_)
+    for word in range(lq.shape[1]):
+        shared |= (lb[:, word][ids] & lq[:, word, None]) != 0
+    return shared
+
+
 def _check_n(n: int | None, found: Histograms) -> int:
     if n is not None and n < 1:
         raise BadConfig(f"figures at N need N >= 1, not {n}")

@@ -17,6 +17,7 @@ from retrieval.metrics import (
     average_precision_of_ranking,
     histograms,
     precision,
+    relevance,
 )
 
 
@@ -93,6 +94,15 @@ def test_histograms_equal_the_oracle(n_bits, n_labels):
     for distance in range(n_bits + 1):
         np.testing.assert_array_equal(found.total[:, distance], (d == distance).sum(axis=1))
         np.testing.assert_array_equal(found.relevant[:, distance], ((d == distance) & shared).sum(axis=1))
+
+
+@pytest.mark.parametrize("n_labels", [1, 21, 64, 130])
+def test_relevance_of_a_ranking_is_sharing_a_label(n_labels):
+    rng = np.random.default_rng(n_labels)
+    lq, lb = ((rng.random((n, n_labels)) < 0.05).astype(np.uint8) for n in (4, 50))
+    ids = rng.integers(0, 50, (4, 30))
+    expected = [[bool((lq[q] & lb[i]).any()) for i in ids[q]] for q in range(4)]
+    np.testing.assert_array_equal(relevance(ids, lq, lb), expected)
 
 
 def test_a_query_without_relevant_items_counts_as_zero_and_is_counted():

@@ -20,11 +20,16 @@ def train(
     overrides: Annotated[list[str] | None, typer.Argument(help="Settings, such as model.n_bits=24.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/NAME of the TOML file.")] = None,
     resume: Annotated[bool, typer.Option(help="Go on with the run in the folder.")] = False,
+    on_error: Annotated[
+        Literal["skip", "stop"] | None, typer.Option(help="Leave bad lines and images out, or refuse (default).")
+    ] = None,
 ) -> None:
     """Train a hash model as a TOML file says; prints the path of the best checkpoint."""
     from training.fit import fit
 
     progress = Progress()
+    if on_error is not None:
+        overrides = [*(overrides or []), f"data.on_error={on_error}"]
     folder = out or Path("runs") / config.stem
     result = fit(load_config(config, overrides or []), out=folder, resume=resume, progress=progress)
     progress.console.print(

@@ -19,7 +19,7 @@ from retrieval.codes import Codes, pack
 from retrieval.encoder import Encoder
 from retrieval.errors import BadConfig
 from retrieval.images import Pixels, decode_for, read_bytes
-from retrieval.metrics import Histograms, Normalizer, average_precision_of_ranking, histograms
+from retrieval.metrics import Histograms, Normalizer, average_precision_of_ranking, histograms, relevance
 from retrieval.model import HashModel
 from retrieval.report import Report, Score, chance, score
 from training.config import parse_config
@@ -115,7 +115,7 @@ def evaluate(
             "queries_without_a_relevant_item": found.without_relevant,
             "chance_(share_of_relevant_pairs)": chance(found),
         },
-        model=_describe(checkpoint, precision),
+        model=_describe(encoder),
         notes=tuple(notes),
         baseline=scores[1] if baseline != "none" else (),
         baseline_name=BASELINES[baseline],
@@ -200,28 +200,21 @@ def _as_served(
     """mAP@N of the order in which the searcher returns images, for each N."""
     sums = np.zeros(len(ns))
     n_relevant = found.relevant.sum(axis=1)
-    wide = database_labels.astype(np.bool_)
     for start in range(0, len(query_codes), QUERIES_AT_ONCE):
         chunk = slice(start, start + QUERIES_AT_ONCE)
         ranking = np.stack([ids for _, ids in searcher.rank(query_codes[chunk], k=max(ns))])
-        relevance = np.stack(
-            [
-                wide[ids][:, labels.astype(np.bool_)].any(axis=1)
-                for ids, labels in zip(ranking, query_labels[chunk], strict=True)
-            ]
-        )
+        relevant = relevance(ranking, query_labels[chunk], database_labels)
         for i, n in enumerate(ns):
             sums[i] += average_precision_of_ranking(
-                relevance[:, :n], n_relevant=n_relevant[chunk], normalizer=normalizer
+                relevant[:, :n], n_relevant=n_relevant[chunk], normalizer=normalizer
             ).sum()
     return [float(value) for value in sums / len(query_codes)]
 
 
-def _describe(checkpoint: Checkpoint, precision: str) -> dict[str, Any]:
-    header = checkpoint.header
+def _describe(encoder: Encoder) -> dict[str, Any]:
     return {
-        "backbone": header.backbone,
-        "preprocessing": header.preprocessing.as_dict(),
-        "precision": precision,
-        "validation": header.scores,
+        "backbone": encoder.header.backbone,
+        "preprocessing": encoder.header.preprocessing.as_dict(),
+        "computed_in": f"{encoder.dtype} on {encoder.device}".removeprefix("torch."),
+        "validation": encoder.header.scores,
     }

@@ -5,7 +5,9 @@ from importlib.metadata import version
 from fastapi import APIRouter
 
 from api.dependencies import SearcherDep, ServiceDep
+from api.problems import NotLoaded, NotReady
 from api.schemas import Health, Stats
+from retrieval.errors import BadCollection
 
 router = APIRouter(tags=["service"])
 
@@ -17,9 +19,12 @@ def live() -> Health:
 
 
 @router.get("/healthz/ready")
-def ready(searcher: SearcherDep) -> Health:
-    """Collection and model are loaded; 503 until then."""
-    searcher.collection.catalog.generation()
+def ready(service: ServiceDep) -> Health:
+    """Collection and model are loaded; 503 until then, and 503 if they cannot be, with the reason."""
+    try:
+        service.searcher.collection.catalog.generation()
+    except (NotLoaded, BadCollection) as error:
+        raise NotReady(str(error)) from None
     return Health(status="ready")
 
 

@@ -48,8 +48,9 @@ def file(
     headers = {"Cache-Control": "private, max-age=3600", "ETag": f'"{stored.sha256}-{size or 0}"'}
     if size is None:
         return FileResponse(path, media_type=stored.media_type, headers=headers)
-    thumbnail = decode(read_bytes(path), name=stored.path, at_least=size).image
-    thumbnail.thumbnail((size, size))
+    with searcher.decoding:
+        thumbnail = decode(read_bytes(path), name=stored.path, at_least=size).image
+        thumbnail.thumbnail((size, size))
     buffer = io.BytesIO()
     thumbnail.save(buffer, "JPEG", quality=85)
     return Response(buffer.getvalue(), media_type="image/jpeg", headers=headers)

@@ -14,7 +14,6 @@ from api.dependencies import (
 )
 from api.schemas import Hits
 from indexing.searcher import Answer, Searcher
-from retrieval.images import decode
 
 router = APIRouter(prefix="/v1", tags=["search"])
 
@@ -29,7 +28,7 @@ def search(
 ) -> Hits:
     """The stored images most similar to an uploaded picture."""
     check_k(service, k)
-    picture = decode(image, name="the upload")
+    picture = searcher.decode(image, name="the upload")
     [answer] = searcher.search([picture.image], k=k, max_distance=max_distance)
     return _hits(searcher, answer)
 

@@ -188,7 +188,8 @@ function showQuery({ id, upload }) {
 }
 
 function showStoredQuery(image) {
-  ui.queryNote.textContent = image.path;
+  ui.queryNote.textContent = image.path.split("/").pop();
+  ui.queryNote.title = image.path;
   ui.queryLabels.replaceChildren(...chips(image.labels, new Set(), 12));
   ui.queryOpen.disabled = false;
   ui.queryOpen.ariaLabel = `Open picture ${image.id}`;

@@ -1,0 +1,467 @@
+"""A collection finds exactly what its catalog holds, whatever happened to its index, its folder, or beside it."""
+
+import json
+import os
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from conftest import code_collection, new_images, random_codes
+
+from indexing import collection as module
+from indexing.collection import Collection, open_or_create
+from retrieval import hamming
+from retrieval.errors import BadCheckpoint, BadCollection, ForeignCodes, UnknownImage
+
+
+def check(collection, truth, queries, ks=(1, 5, 10**6)):
+    """Compare with the oracle over `truth`, a dict id -> code."""
+    ids = np.array(sorted(truth), np.int64)
+    codes = np.array([truth[i] for i in ids], np.uint8).reshape(len(ids), queries.shape[1])
+    assert len(collection) == len(ids)
+    for k in (*ks, max(len(ids), 1)):
+        distances, positions = hamming.search(queries, codes, k=k)
+        for row, found in enumerate(collection.search(queries, k=k)):
+            assert np.array_equal(found[0], distances[row])
+            assert np.array_equal(found[1], ids[positions[row]])
+
+
+def add(collection, truth, codes, *, start):
+    outcome = collection.add(new_images(codes, start=start))
+    assert all(is_new for _, is_new in outcome)
+    truth.update((image_id, code) for (image_id, _), code in zip(outcome, codes, strict=True))
+
+
+@pytest.mark.parametrize(("n_bits", "fresh_limit"), [(1, 4096), (12, 7), (36, 4096), (48, 7), (1024, 20)])
+def test_any_history_of_changes_gives_what_the_oracle_gives(n_bits, fresh_limit, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "FRESH_LIMIT", fresh_limit)
+    rng = np.random.default_rng(n_bits)
+    queries = random_codes(rng, 3, n_bits)
+    collection, beside, truth, start = code_collection(tmp_path, n_bits=n_bits), None, {}, 0
+    check(collection, truth, queries)
+    for _ in range(40):
+        action = rng.choice(["add", "add", "remove", "save", "reopen", "beside"])
+        if action == "add":
+            n = int(rng.integers(1, 9))
+            add(collection, truth, random_codes(rng, n, n_bits, 3), start=start)
+            start += n
+        elif action == "remove" and truth:
+            gone = rng.choice(sorted(truth), min(len(truth), int(rng.integers(1, 5))), replace=False).tolist()
+            collection.remove(gone)
+            for image_id in gone:
+                del truth[image_id]
+        elif action == "save":
+            collection.save_index()
+        elif action == "reopen":
+            collection.close()
+            collection = Collection(tmp_path)
+        elif beside is None:
+            beside = Collection(tmp_path, read_only=True)
+        check(collection, truth, queries)
+        if beside is not None:
+            check(beside, truth, queries)
+    assert not [p for p in collection.verify() if "the file of image" not in p and "checkpoint" not in p]
+    collection.close()
+    if beside is not None:
+        beside.close()
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_collections_of_0_and_1_images(n, tmp_path):
+    collection, truth, queries = code_collection(tmp_path, n_bits=12), {}, random_codes(np.random.default_rng(0), 2, 12)
+    add(collection, truth, queries[:n], start=0)
+    for _ in range(2):
+        check(collection, truth, queries)
+        assert collection.search(queries[:0], k=3) == []
+        collection.save_index()
+        collection.close()
+        collection = Collection(tmp_path)
+    collection.close()
+
+
+def test_max_distance_keeps_what_is_that_near_and_no_further(tmp_path):
+    collection = code_collection(tmp_path, n_bits=12)
+    collection.add(new_images(np.array([[0, 0], [1, 0], [3, 0], [7, 0], [3, 0]], np.uint8)))
+    query = np.array([[0, 0]], np.uint8)
+    for limit, ids in ((0, [1]), (1, [1, 2]), (2, [1, 2, 3, 5]), (3, [1, 2, 3, 5, 4]), (12, [1, 2, 3, 5, 4])):
+        [(_, found)] = collection.search(query, k=10, max_distance=limit)
+        assert found.tolist() == ids
+    [(_, found)] = collection.search(query, k=3, max_distance=10**30)
+    assert found.tolist() == [1, 2, 3]
+    collection.close()
+
+
+def test_codes_of_another_width_are_refused(tmp_path):
+    collection = code_collection(tmp_path, n_bits=12)
+    with pytest.raises(Exception, match="2 bytes, not 3"):
+        collection.search(np.zeros((1, 3), np.uint8), k=1)
+    collection.close()
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """(folder, truth, queries): a built index of 30 images, then 5 added and 3 removed that it does not know."""
+    rng = np.random.default_rng(5)
+    folder, truth = tmp_path / "saved", {}
+    collection = code_collection(folder, n_bits=36)
+    add(collection, truth, random_codes(rng, 30, 36, 6), start=0)
+    collection.save_index()
+    add(collection, truth, random_codes(rng, 5, 36, 6), start=30)
+    collection.remove([3, 17, 31])
+    for image_id in (3, 17, 31):
+        del truth[image_id]
+    collection.close()
+    return folder, truth, random_codes(rng, 3, 36)
+
+
+def test_an_index_that_is_behind_is_used_without_a_word(saved, caplog):
+    folder, truth, queries = saved
+    collection = Collection(folder)
+    assert collection.describe_index()["built"] == 30
+    check(collection, truth, queries)
+    assert not caplog.records
+    collection.close()
+
+
+DAMAGES = {
+    "deleted": lambda path, content: path.unlink(),
+    "emptied": lambda path, content: path.write_bytes(b""),
+    "cut": lambda path, content: path.write_bytes(content[: len(content) // 2]),
+    "longer": lambda path, content: path.write_bytes(content + b"\0" * 8),
+    "text": lambda path, content: path.write_bytes(b"[1, 2, 3]"),
+    "a folder": lambda path, content: (path.unlink(), path.mkdir()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["codes.faiss", "ids.bin", "manifest.json"])
+def test_a_damaged_index_is_rebuilt_with_a_log_line(saved, caplog, name, damage):
+    folder, truth, queries = saved
+    path = folder / "index" / name
+    DAMAGES[damage](path, path.read_bytes())
+    if name != "manifest.json" or damage != "deleted":
+        looking = Collection(folder, read_only=True)
+        assert any("index on disk will be rebuilt" in problem for problem in looking.verify())
+        looking.close()
+    caplog.clear()
+    collection = Collection(folder)
+    assert len(caplog.records) == 1
+    assert "is rebuilt from the catalog" in caplog.text
+    check(collection, truth, queries)
+    if damage == "a folder":
+        path.rmdir()
+    collection.save_index()
+    collection.close()
+    caplog.clear()
+    collection = Collection(folder)
+    assert not caplog.records
+    assert collection.describe_index()["built"] == len(truth)
+    check(collection, truth, queries)
+    collection.close()
+
+
+def test_every_flipped_bit_of_the_index_is_noticed_or_harmless(saved, tmp_path):
+    folder, truth, queries = saved
+    rng = np.random.default_rng(0)
+    for name in ("codes.faiss", "ids.bin", "manifest.json"):
+        content = (folder / "index" / name).read_bytes()
+        places = [*rng.choice(len(content), 30, replace=False)]
+        if name == "manifest.json":  # the numbers that say where to go on
+            places += [
+                at for at in range(len(content)) if content[at : at + 1].isdigit() and b":" in content[at - 3 : at]
+            ]
+        for place in places:
+            damaged = bytearray(content)
+            damaged[place] ^= 1 << int(rng.integers(8))
+            (folder / "index" / name).write_bytes(damaged)
+            collection = Collection(folder, read_only=True)
+            check(collection, truth, queries, ks=(1,))
+            collection.close()
+        (folder / "index" / name).write_bytes(content)
+
+
+def test_the_index_of_another_catalog_is_not_used(saved, tmp_path, caplog):
+    folder, truth, queries = saved
+    other = code_collection(tmp_path / "other", n_bits=36)
+    other.add(new_images(random_codes(np.random.default_rng(8), 30, 36)))
+    other.save_index()
+    other.close()
+    shutil.rmtree(folder / "index")
+    shutil.copytree(tmp_path / "other" / "index", folder / "index")
+    collection = Collection(folder)
+    assert "manifest has catalog" in caplog.text
+    check(collection, truth, queries)
+    collection.close()
+
+
+def test_a_catalog_restored_from_a_copy_never_meets_the_index_of_what_was_lost(tmp_path, caplog):
+    rng, truth, queries = np.random.default_rng(4), {}, random_codes(np.random.default_rng(1), 3, 12)
+    folder = tmp_path / "collection"
+    collection = code_collection(folder, n_bits=12)
+    add(collection, truth, random_codes(rng, 10, 12), start=0)
+    collection.close()
+    shutil.copy(folder / "catalog.sqlite", tmp_path / "copy")
+    collection = Collection(folder)
+    collection.add(new_images(random_codes(rng, 10, 12), start=50))
+    collection.save_index()
+    collection.close()
+    shutil.copy(tmp_path / "copy", folder / "catalog.sqlite")
+    collection = Collection(folder)
+    assert "newer than the catalog" in caplog.text
+    check(collection, truth, queries)
+    for start in range(70, 75):  # the generations overtake the lost ones, and the ids are given again
+        add(collection, truth, random_codes(rng, 4, 12), start=start * 10)
+    collection.close()  # without saving, as a killed process would
+    collection = Collection(folder)
+    check(collection, truth, queries)
+    collection.close()
+
+
+def test_a_code_that_changed_in_the_catalog_is_found_by_verify(saved):
+    import sqlite3
+
+    folder, _, _ = saved
+    db = sqlite3.connect(folder / "catalog.sqlite")
+    with db:
+        db.execute("UPDATE images SET code = x'0102030405' WHERE id = 9")
+    db.close()
+    collection = Collection(folder, read_only=True)
+    assert any("differ from the catalog" in problem for problem in collection.verify())
+    collection.close()
+
+
+def test_verify_names_missing_files_checkpoints_and_labels_without_image(own_collection):
+    collection = Collection(own_collection)
+    assert collection.verify() == []
+    collection.add(new_images(np.zeros((1, 6), np.uint8)))
+    (own_collection / "checkpoint.safetensors").write_bytes(b"torn")
+    problems = collection.verify()
+    assert len(problems) == 2
+    assert "truncated" in problems[0]
+    assert "the file of image 13 is gone: '/nowhere/0.jpg'" in problems[1]
+    collection.close()
+
+
+def test_a_collection_without_index_is_sound(own_collection):
+    shutil.rmtree(own_collection / "index")
+    collection = Collection(own_collection, read_only=True)
+    assert collection.verify() == []
+    collection.close()
+
+
+def test_another_collection_object_sees_changes_with_its_next_search(tmp_path):
+    ours, truth, queries = code_collection(tmp_path, n_bits=48), {}, random_codes(np.random.default_rng(0), 2, 48)
+    theirs = Collection(tmp_path)
+    for start in range(5):
+        add(theirs, truth, random_codes(np.random.default_rng(start), 3, 48), start=start * 3)
+        check(ours, truth, queries)
+        gone = min(truth)
+        ours.remove([gone])
+        del truth[gone]
+        check(theirs, truth, queries)
+    ours.close()
+    theirs.close()
+
+
+def test_threads_that_add_remove_save_and_search_see_every_acknowledged_change(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "FRESH_LIMIT", 10)
+    collection = code_collection(tmp_path, n_bits=48)
+    codes = random_codes(np.random.default_rng(0), 120, 48)
+    stop = threading.Event()
+
+    def work(worker):
+        for number in range(worker, len(codes), 4):
+            [(image_id, _)] = collection.add(new_images(codes[number : number + 1], start=number))
+            [(distances, ids)] = collection.search(codes[number : number + 1], k=3)
+            assert (distances[0], ids[0]) == (0, image_id)
+            if number % 3 == 0:
+                collection.remove([image_id])
+                [(_, ids)] = collection.search(codes[number : number + 1], k=200)
+                assert image_id not in ids
+
+    def save():
+        while not stop.wait(0.005):
+            collection.save_index()
+
+    saver = threading.Thread(target=save)
+    saver.start()
+    with ThreadPoolExecutor(4) as pool:
+        for future in [pool.submit(work, worker) for worker in range(4)]:
+            future.result()
+    stop.set()
+    saver.join()
+    assert len(collection) == 80
+    collection.save_index()
+    collection.close()
+    collection = Collection(tmp_path, read_only=True)
+    assert len(collection) == collection.describe_index()["built"] == 80
+    collection.close()
+
+
+def test_kept_files_live_and_die_with_their_images(tmp_path):
+    collection = code_collection(tmp_path, n_bits=8)
+    [image] = new_images(np.zeros((1, 1), np.uint8))
+    image_id, is_new = collection.add_with_file(image, b"content", suffix=".jpg")
+    stored = collection.catalog.one(image_id)
+    assert is_new
+    assert collection.owns(stored)
+    assert collection.file_of(stored).read_bytes() == b"content"
+    assert collection.add_with_file(image, b"content", suffix=".jpg") == (image_id, False)
+    collection.remove([image_id])
+    assert not [path for path in (tmp_path / "files").rglob("*") if path.is_file()]
+    collection.close()
+
+
+def test_a_file_is_not_kept_when_its_content_is_stored_from_elsewhere_or_cannot_be_stored(tmp_path, monkeypatch):
+    collection = code_collection(tmp_path, n_bits=8)
+    images = new_images(np.zeros((2, 1), np.uint8))
+    collection.add(images[:1])
+    assert collection.add_with_file(images[0], b"content", suffix=".jpg") == (1, False)
+    assert collection.catalog.one(1).path == images[0].path
+
+    def full(images):
+        raise BadCollection("the disk is full")
+
+    monkeypatch.setattr(collection.catalog, "add", full)
+    with pytest.raises(BadCollection):
+        collection.add_with_file(images[1], b"content", suffix=".jpg")
+    assert not [path for path in (tmp_path / "files").rglob("*") if path.is_file()]
+    collection.close()
+
+
+def test_removing_does_not_take_the_file_of_the_same_content_added_again(tmp_path):
+    """Many threads add and remove one content; in the end an image that is stored has its file."""
+    collection = code_collection(tmp_path, n_bits=8)
+    [image] = new_images(np.zeros((1, 1), np.uint8))
+
+    def work(_):
+        image_id, _ = collection.add_with_file(image, b"content", suffix=".jpg")
+        with suppress(UnknownImage):  # another thread was faster
+            collection.remove([image_id])
+        return collection.add_with_file(image, b"content", suffix=".jpg")[0]
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(40)))
+    [stored] = collection.catalog.page(after=0, limit=10) or [None]
+    if stored is not None:
+        assert collection.file_of(stored).read_bytes() == b"content"
+    collection.close()
+
+
+def test_files_outside_the_collection_are_never_deleted(tmp_path):
+    collection = code_collection(tmp_path / "collection", n_bits=8)
+    outside = tmp_path / "picture.jpg"
+    outside.write_bytes(b"content")
+    [image] = new_images(np.zeros((1, 1), np.uint8))
+    collection.add([module.replace(image, path=str(outside))])
+    collection.remove([1])
+    assert outside.exists()
+    collection.close()
+
+
+def test_what_is_no_collection_is_refused_and_left_as_it_was(tmp_path, checkpoint):
+    with pytest.raises(BadCollection, match="there is no collection"):
+        Collection(tmp_path / "missing")
+    with pytest.raises(BadCollection, match="--checkpoint"):
+        open_or_create(tmp_path / "missing", checkpoint=None)
+    with pytest.raises(BadCheckpoint, match="there is no checkpoint"):
+        open_or_create(tmp_path / "missing", checkpoint=tmp_path / "none.safetensors")
+    assert not (tmp_path / "missing").exists()
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(BadCollection, match="is a file"):
+        open_or_create(tmp_path / "file", checkpoint=checkpoint)
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for name in ("cat.jpg", "checkpoint.safetensors.bak"):
+        (photos / name).write_text("mine")
+        with pytest.raises(BadCollection, match="not empty and not a collection"):
+            open_or_create(photos, checkpoint=checkpoint)
+        assert [path.name for path in photos.iterdir()] == [name]
+        (photos / name).unlink()
+
+
+def test_a_collection_keeps_the_checkpoint_that_made_it_even_one_that_lies_in_its_folder(tmp_path, checkpoint):
+    folder = tmp_path / "collection"
+    folder.mkdir()
+    shutil.copy(checkpoint, folder / "checkpoint.safetensors")
+    collection = open_or_create(folder, checkpoint=folder / "checkpoint.safetensors")
+    assert collection.checkpoint.read_bytes() == checkpoint.read_bytes()
+    assert collection.verify() == []
+    collection.close()
+
+
+def test_a_foreign_checkpoint_is_refused_by_both_fingerprints(own_collection, other_checkpoint):
+    from retrieval.checkpoint import load_header
+
+    before = {path: path.read_bytes() for path in own_collection.rglob("*") if path.is_file()}
+    ours, theirs = load_header(own_collection / "checkpoint.safetensors"), load_header(other_checkpoint)
+    with pytest.raises(ForeignCodes) as caught:
+        open_or_create(own_collection, checkpoint=other_checkpoint)
+    assert ours.fingerprint[:12] in str(caught.value)
+    assert theirs.fingerprint[:12] in str(caught.value)
+    assert {path: path.read_bytes() for path in own_collection.rglob("*") if path.is_file()} == before
+
+
+def test_leftovers_of_an_interrupted_creation_do_not_stand_in_the_way(tmp_path, checkpoint, other_checkpoint):
+    folder = tmp_path / "collection"
+    collection = open_or_create(folder, checkpoint=other_checkpoint)
+    for name in ("catalog.sqlite-wal", "catalog.sqlite-shm", "catalog.sqlite"):  # as if killed before the rename
+        (folder / name).rename(folder / name.replace("sqlite", "sqlite.new"))
+    collection.close()
+    (folder / ".checkpoint.safetensors.abc").write_bytes(b"half")
+    collection = open_or_create(folder, checkpoint=checkpoint)
+    assert collection.n_bits == 48
+    assert collection.verify() == []
+    assert sorted(path.name for path in folder.iterdir() if "sqlite-" not in path.name) == [
+        "catalog.sqlite",
+        "checkpoint.safetensors",
+    ]
+    collection.close()
+
+
+def test_leftovers_in_the_index_folder_are_swept(saved):
+    folder, _, _ = saved
+    (folder / "index" / ".codes.faiss.xyz").write_bytes(b"half")
+    collection = Collection(folder)
+    collection.save_index()
+    collection.close()
+    assert sorted(path.name for path in (folder / "index").iterdir()) == ["codes.faiss", "ids.bin", "manifest.json"]
+
+
+def test_saving_twice_writes_once(saved):
+    folder, _, _ = saved
+    collection = Collection(folder)
+    collection.save_index()
+    (folder / "index" / "manifest.json").unlink()
+    collection.save_index()
+    assert not (folder / "index" / "manifest.json").exists()
+    collection.close()
+
+
+def test_a_full_disk_leaves_the_old_index(small_disk, caplog):
+    collection, truth = code_collection(small_disk / "collection", n_bits=1024), {}
+    rng, queries = np.random.default_rng(0), random_codes(np.random.default_rng(1), 2, 1024)
+    add(collection, truth, random_codes(rng, 100, 1024), start=0)
+    collection.save_index()
+    add(collection, truth, random_codes(rng, 800, 1024), start=100)
+    (small_disk / "filler").write_bytes(bytes(os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize))
+    with pytest.raises(OSError, match="No space left"):
+        collection.save_index()
+    check(collection, truth, queries)
+    collection.close()
+    (small_disk / "filler").unlink()
+    collection = Collection(small_disk / "collection")
+    check(collection, truth, queries)
+    collection.close()
+
+
+def test_the_manifest_says_what_it_was_made_from(saved):
+    folder, _, _ = saved
+    manifest = json.loads((folder / "index" / "manifest.json").read_text())
+    assert manifest["n_bits"] == 36
+    assert manifest["fingerprint"] == "f" * 64
+    assert manifest["n_images"] == 30
+    assert manifest["last_id"] == 30
