@@ -30,7 +30,13 @@ def create_app(settings: Settings) -> FastAPI:
         version=version("hashseek"),
         description="Image retrieval with deep hashing: the stored images most similar to a picture.",
         lifespan=lifespan,
-        responses={code: {"model": Problem, "description": "A problem."} for code in ("4XX", "5XX")},
+        responses={
+            code: {
+                "description": "A problem.",
+                "content": {problems.MEDIA_TYPE: {"schema": Problem.model_json_schema()}},
+            }
+            for code in ("4XX", "5XX")
+        },
     )
     app.state.service = service
     problems.install(app)

@@ -1,6 +1,7 @@
 """The command `hashseek`: a table of subcommands, of which only the one that is called gets loaded."""
 
 import importlib
+import io
 import logging
 import sys
 import warnings
@@ -59,6 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line: a mistake of the user's is one sentence on standard error, and exit code 2."""
     arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     logging.basicConfig(level=logging.WARNING, format="hashseek: %(message)s")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a file name may hold what the terminal cannot show
     warnings.filterwarnings("ignore", module=r"PIL\.")  # remarks about metadata; what cannot be decoded is an error
     try:
         code = build(arguments)(args=arguments, prog_name="hashseek", standalone_mode=False)

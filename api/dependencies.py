@@ -1,6 +1,6 @@
 """What routes ask for."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, File, Form, Query, Request, UploadFile
 
@@ -54,7 +54,16 @@ def check_k(service: Service, k: int) -> int:
     return k
 
 
-KForm = Annotated[int, Form(description="Number of results; more than the collection holds gives all.")]
-KQuery = Annotated[int, Query(description="Number of results; more than the collection holds gives all.")]
-MaxDistanceForm = Annotated[int | None, Form(description="Leave out what is further away (bits).")]
-MaxDistanceQuery = Annotated[int | None, Query(description="Leave out what is further away (bits).")]
+# The schema says the lower limits, but we check them ourselves: our sentences say more than the framework's.
+_K: Any = {
+    "description": "Number of results; more than the collection holds gives all.",
+    "json_schema_extra": {"minimum": 1},
+}
+_MAX_DISTANCE: Any = {
+    "description": "Leave out what is further away (bits).",
+    "json_schema_extra": {"minimum": 0},
+}
+KForm = Annotated[int, Form(**_K)]
+KQuery = Annotated[int, Query(**_K)]
+MaxDistanceForm = Annotated[int | None, Form(**_MAX_DISTANCE)]
+MaxDistanceQuery = Annotated[int | None, Query(**_MAX_DISTANCE)]

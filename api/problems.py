@@ -16,6 +16,8 @@ from retrieval.errors import BadCollection, BadImage, ForeignCodes, HashseekErro
 
 log = logging.getLogger("hashseek")
 
+MEDIA_TYPE = "application/problem+json"
+
 
 class NotReady(HashseekError):
     """The model is still being loaded."""
@@ -56,7 +58,7 @@ def problem(
     content = {"type": kind, "title": HTTPStatus(status).phrase, "status": int(status), "detail": detail}
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         headers = {"Retry-After": "1", **(headers or {})}
-    return JSONResponse(content, status_code=status, media_type="application/problem+json", headers=headers)
+    return JSONResponse(content, status_code=status, media_type=MEDIA_TYPE, headers=headers)
 
 
 def install(app: FastAPI) -> None:

@@ -13,7 +13,8 @@ from pydantic import ValidationError
 
 from api.app import create_app
 from api.settings import Settings
-from indexing.collection import Collection, check_checkpoint
+from indexing.catalog import Catalog
+from indexing.collection import CATALOG, CHECKPOINT, check_checkpoint
 from retrieval.devices import pick_device, pick_dtype
 from retrieval.errors import BadConfig
 
@@ -53,8 +54,8 @@ def serve(
 def run(settings: Settings) -> None:
     """Serve until told to stop; what can be checked is checked before the port is opened."""
     pick_dtype(settings.precision, pick_device(settings.device))
-    with closing(Collection(settings.collection, read_only=settings.read_only)) as opened:
-        check_checkpoint(opened, settings.checkpoint or opened.checkpoint)
+    with closing(Catalog(settings.collection / CATALOG, read_only=settings.read_only)) as catalog:
+        check_checkpoint(catalog, settings.checkpoint or settings.collection / CHECKPOINT)
     listener = _listen(settings.host, settings.port)
     port = listener.getsockname()[1]
     shown = f"[{settings.host}]" if ":" in settings.host else settings.host

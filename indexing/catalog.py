@@ -113,7 +113,8 @@ class Catalog:
         """
         self.path = path
         if not path.is_file():
-            raise BadCollection(f"there is no catalog {path}: create the collection with `hashseek index add`")
+            folder = path.parent
+            raise BadCollection(f"there is no collection {folder}: create it with `hashseek index add {folder} IMAGES`")
         self._read_lock, self._write_lock = threading.Lock(), threading.Lock()
         self._writer: sqlite3.Connection | None = None
         self._frozen: tuple[int, ...] | None = None

@@ -45,8 +45,14 @@ class _Segment:
     alive: NDArray[np.bool_]
 
     def without(self, removed: Ids) -> "_Segment":
-        hit = np.isin(self.index.ids, removed)
-        return _Segment(self.index, self.alive & ~hit) if hit.any() else self
+        at = np.searchsorted(self.index.ids, removed)
+        inside = at < len(self.index)
+        at = at[inside][self.index.ids[at[inside]] == removed[inside]]
+        if not len(at):
+            return self
+        alive = self.alive.copy()
+        alive[at] = False
+        return _Segment(self.index, alive)
 
 
 @dataclass(frozen=True)
@@ -69,8 +75,6 @@ class Collection:
         Raises:
             BadCollection: no collection there, damaged, or of a newer Hashseek.
         """
-        if not folder.is_dir():
-            raise BadCollection(f"there is no collection {folder}: create it with `hashseek index add {folder} IMAGES`")
         self.folder = folder
         self.catalog = Catalog(folder / CATALOG, read_only=read_only)
         self._lock = threading.Lock()
@@ -226,9 +230,7 @@ class Collection:
             except BadCollection as error:
                 problems.append(f"the index on disk will be rebuilt: {error}")
         try:
-            header = load_header(self.checkpoint)
-            if header.fingerprint != self.fingerprint:
-                problems.append(_foreign(self, header))
+            check_checkpoint(self.catalog, self.checkpoint)
         except HashseekError as error:
             problems.append(str(error))
         after = 0
@@ -326,11 +328,20 @@ def open_or_create(folder: Path, *, checkpoint: Path | None) -> Collection:
     collection = Collection(folder)
     if checkpoint is not None:
         try:
-            check_checkpoint(collection, checkpoint)
-        except HashseekError:
+            check_checkpoint(collection.catalog, checkpoint)
+            _mend_checkpoint(collection, checkpoint)
+        except BaseException:
             collection.close()
             raise
     return collection
+
+
+def _mend_checkpoint(collection: Collection, checkpoint: Path) -> None:
+    """Copy `checkpoint` again if the collection's own copy was lost or damaged."""
+    try:
+        check_checkpoint(collection.catalog, collection.checkpoint)
+    except HashseekError:
+        write_atomically(collection.checkpoint, checkpoint.read_bytes())
 
 
 def _create(folder: Path, checkpoint: Path | None) -> None:
@@ -359,24 +370,20 @@ def _create(folder: Path, checkpoint: Path | None) -> None:
         fsync_folder(folder)
 
 
-def check_checkpoint(collection: Collection, checkpoint: Path) -> Header:
-    """The header of `checkpoint`, if it made the collection's codes.
+def check_checkpoint(catalog: Catalog, checkpoint: Path) -> Header:
+    """The header of `checkpoint`, if it made the catalog's codes.
 
     Raises:
         ForeignCodes: it did not; the message names both fingerprints.
     """
     header = load_header(checkpoint)
-    if header.fingerprint != collection.fingerprint:
-        raise ForeignCodes(_foreign(collection, header))
+    if header.fingerprint != catalog.fingerprint:
+        raise ForeignCodes(
+            f"the collection {catalog.path.parent} holds codes of checkpoint {catalog.fingerprint[:12]} "
+            f"({catalog.n_bits} bits), not of {header.fingerprint[:12]} ({header.n_bits} bits): distances between them "
+            "mean nothing; use the collection's own checkpoint or index into a new collection"
+        )
     return header
-
-
-def _foreign(collection: Collection, header: Header) -> str:
-    return (
-        f"the collection {collection.folder} holds codes of checkpoint {collection.fingerprint[:12]} "
-        f"({collection.n_bits} bits), not of {header.fingerprint[:12]} ({header.n_bits} bits): distances between them "
-        "mean nothing; use the collection's own checkpoint or index into a new collection"
-    )
 
 
 def _empty(n_bits: int) -> _Segment:

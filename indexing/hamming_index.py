@@ -59,7 +59,8 @@ class HammingIndex:
         if alive is not None and n_alive < len(self):
             bitmap = np.packbits(alive, bitorder="little")
             parameters = faiss.SearchParameters(sel=faiss.IDSelectorBitmap(bitmap))
-        # Both ways give the same answer, so a change by another thread costs time at most.
+        # FAISS reads this once per block of queries and both ways give the same answer: if another thread changes it
+        # in between, that costs time and nothing else.
         self.flat.use_heap = k < _COUNTING_FROM
         distances, positions = self.flat.search(pad(query_codes, self.flat.code_size), k, params=parameters)
         return distances, self.ids[positions]

@@ -95,7 +95,7 @@ class Searcher:
     ) -> Self:
         """A searcher over `collection` with its own checkpoint, or another file of the same fingerprint."""
         source = collection.checkpoint if checkpoint is None else checkpoint
-        check_checkpoint(collection, source)
+        check_checkpoint(collection.catalog, source)
         return cls(Encoder(load_checkpoint(source), device=device, precision=precision), collection)
 
     def decode(self, data: bytes, *, name: str = "the image") -> Picture:

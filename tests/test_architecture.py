@@ -54,7 +54,9 @@ def test_the_top_level_is_the_one_that_was_agreed():
     assert packages == {"retrieval", "training", "indexing", "api"}
 
 
-@pytest.mark.parametrize("file", ["README.md", "docs/architecture.md", "docs/benchmarks.md", "CHANGELOG.md"])
+@pytest.mark.parametrize(
+    "file", ["README.md", "docs/architecture.md", "docs/benchmarks.md", "docs/losses.md", "CHANGELOG.md"]
+)
 def test_documents_point_at_files_that_exist_and_commands_that_are_there(file):
     text = (ROOT / file).read_text()
     for target in re.findall(r"\]\(([^)#:]+)\)", text):

@@ -239,7 +239,7 @@ def test_a_full_disk_loses_the_batch_and_nothing_else(small_disk):
 
 
 def test_files_that_are_no_catalog_are_named_as_what_they_are(tmp_path, path):
-    with pytest.raises(BadCollection, match="there is no catalog"):
+    with pytest.raises(BadCollection, match="there is no collection"):
         Catalog(tmp_path / "missing")
     text = tmp_path / "text"
     text.write_text("no database at all" * 100)

@@ -142,7 +142,7 @@ MISTAKES = {
     ),
     "no collection": (("search", "{tmp}/none", "{picture}"), "there is no collection {tmp}/none: create it with"),
     "a file as collection": (("search", "{picture}", "{picture}"), "there is no collection {picture}"),
-    "an empty folder as collection": (("index", "stats", "{tmp}"), "there is no catalog {tmp}/catalog.sqlite"),
+    "an empty folder as collection": (("index", "stats", "{tmp}"), "there is no collection {tmp}: create it"),
     "no picture": (("search", "{collection}", "{tmp}/none.jpg"), "{tmp}/none.jpg does not exist"),
     "a folder as picture": (("search", "{collection}", "{tmp}"), "{tmp} is not a file"),
     "text as picture": (("search", "{collection}", "{tmp}/text.jpg"), "{tmp}/text.jpg is not an image of a kind"),
@@ -231,6 +231,15 @@ def test_no_right_to_read_the_checkpoint_or_create_the_folder(hashseek, tmp_path
         code, _, err = hashseek("index", "add", place, pictures, "--checkpoint", file, before="drop_rights()")
         assert (code, err.count("\n")) == (2, 1)
         assert sentence in err
+
+
+def test_a_terminal_that_lacks_letters_shows_escapes(hashseek, indexed, pictures):
+    before = "sys.stdout.reconfigure(encoding='iso8859-5', errors='strict')"
+    code, out, err = hashseek(
+        "search", indexed, pictures / "picture 00.jpg", "-k", 12, "--device", "cpu", before=before
+    )
+    assert (code, err) == (0, "")
+    assert "H\\xf6hle, 2 \\xb0C/picture 03.jpg" in out
 
 
 def test_help_at_every_level(hashseek):

@@ -17,7 +17,7 @@ from retrieval import hamming
 from retrieval.errors import BadCheckpoint, BadCollection, ForeignCodes, UnknownImage
 
 
-def check(collection, truth, queries, ks=(1, 5, 10**6)):
+def check(collection, truth, queries, ks=(1, 5, 10**30)):
     """Compare with the oracle over `truth`, a dict id -> code."""
     ids = np.array(sorted(truth), np.int64)
     codes = np.array([truth[i] for i in ids], np.uint8).reshape(len(ids), queries.shape[1])
@@ -388,6 +388,17 @@ def test_a_collection_keeps_the_checkpoint_that_made_it_even_one_that_lies_in_it
     folder.mkdir()
     shutil.copy(checkpoint, folder / "checkpoint.safetensors")
     collection = open_or_create(folder, checkpoint=folder / "checkpoint.safetensors")
+    assert collection.checkpoint.read_bytes() == checkpoint.read_bytes()
+    assert collection.verify() == []
+    collection.close()
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b"torn")])
+def test_a_lost_or_damaged_copy_of_the_checkpoint_is_mended_by_the_one_that_is_given(
+    own_collection, checkpoint, damage
+):
+    damage(own_collection / "checkpoint.safetensors")
+    collection = open_or_create(own_collection, checkpoint=checkpoint)
     assert collection.checkpoint.read_bytes() == checkpoint.read_bytes()
     assert collection.verify() == []
     collection.close()

@@ -53,14 +53,14 @@ SLOW = """
 import api.service, time
 load = api.service.Service._load
 def slowly(self):
-    time.sleep(3)
+    time.sleep(1.5)
     load(self)
 api.service.Service._load = slowly
 """
 
 
 def test_it_answers_from_the_start_and_is_ready_when_loaded(serve, indexed):
-    process, client = serve(indexed, "--read-only", ready=False, before=SLOW)
+    _, client = serve(indexed, "--read-only", ready=False, before=SLOW)
     assert client.get("/healthz/live").status_code == 200
     response = client.get("/healthz/ready")
     assert response.status_code == 503
@@ -72,7 +72,7 @@ def test_it_answers_from_the_start_and_is_ready_when_loaded(serve, indexed):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_in_order_within_seconds(serve, own_collection, number):
-    process, client = serve(own_collection, before="finish = sys.exit")  # with all that Python does at its end
+    process, client = serve(own_collection, before="finish = in_order")  # with all that Python does at its end
     assert client.post("/v1/images", files={"image": png(900)}).status_code == 201
     started = time.monotonic()
     process.send(number)
@@ -86,7 +86,7 @@ def test_a_signal_ends_it_in_order_within_seconds(serve, own_collection, number)
 
 
 def test_a_signal_while_it_loads_ends_it_too(serve, own_collection):
-    process, _ = serve(own_collection, ready=False, before=f"finish = sys.exit\n{SLOW}")
+    process, _ = serve(own_collection, ready=False, before=f"finish = in_order\n{SLOW}")
     process.send(signal.SIGTERM)
     assert process.wait() == 0
     assert "Traceback" not in process.err

@@ -13,6 +13,7 @@ from training.losses._common import (
     check_count,
     check_flag,
     check_logits,
+    check_number,
     check_sizes,
 )
 
@@ -72,6 +73,7 @@ class CLML(nn.Module):
         check_at_least("eps", eps, 0, "is compared with singular values")
         check_flag("count_empty", count_empty)
         check_choice("scale", scale, ("mean", "none"))
+        check_number("delta", delta, "is compared with probabilities")
         if not 0 < delta <= 1:
             raise BadConfig(f"delta is compared with probabilities and must lie in (0, 1], not {delta}: 0.75 is usual")
         self.n_classes = n_classes

@@ -29,7 +29,7 @@ SLACK = 1e-6
 
 
 class HBL(nn.Module):
-    """HBL: hard-boundary margins on top of SupCon ANY or MulSupCon (Eqs. 1-7; no code was published).
+    """HBL: margins between hierarchy levels on top of SupCon ANY or MulSupCon (Eqs. 1-7; no code could be had).
 
     For anchor i the positives P share a label, the others of A(i) are N. With J the Jaccard overlap of labels and
     theta its median over P, P splits into soft (J >= theta, close in labels) and hard (J < theta). With c the cosines

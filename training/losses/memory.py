@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from retrieval.errors import BadCodes, BadConfig
-from training.losses._common import check_batch, check_count, check_flag, check_sizes, normalize
+from training.losses._common import check_batch, check_between, check_count, check_flag, check_sizes, normalize
 
 
 class Memory(NamedTuple):
@@ -146,8 +146,7 @@ def update_key_encoder(key: nn.Module, query: nn.Module, momentum: float = 0.999
     Raises:
         BadConfig: momentum outside [0, 1], or encoders that are not alike.
     """
-    if not 0 <= momentum <= 1:
-        raise BadConfig(f"momentum is the share that the key encoder keeps and must lie in [0, 1], not {momentum}")
+    check_between("momentum", momentum, 0, 1, "is the share that the key encoder keeps")
     own, theirs = list(key.parameters()), list(query.parameters())
     own_buffers, their_buffers = list(key.buffers()), list(query.buffers())
     if [p.shape for p in own + own_buffers] != [p.shape for p in theirs + their_buffers]:

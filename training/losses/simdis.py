@@ -21,7 +21,7 @@ from training.losses._contrast import (
 
 
 class SimDis(nn.Module):
-    """Similarity-Dissimilarity loss (Huang et al., arXiv 2410.13439, Eqs. 13-16; no code was published).
+    """Similarity-Dissimilarity loss (Huang et al., arXiv 2410.13439, Eqs. 13-16; no code could be had).
 
     With P(i) the rows of A(i) that share a label with i, p as in SupCon, and for a positive k
 
