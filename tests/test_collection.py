@@ -5,7 +5,6 @@ import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from conftest import code_collection, new_images, random_codes
 from indexing import collection as module
 from indexing.collection import Collection, open_or_create
 from retrieval import hamming
-from retrieval.errors import BadCheckpoint, BadCollection, ForeignCodes, UnknownImage
+from retrieval.errors import BadCheckpoint, BadCollection, ForeignCodes
 
 
 def check(collection, truth, queries, ks=(1, 5, 10**30)):
@@ -332,23 +331,27 @@ def test_a_file_is_not_kept_when_its_content_is_stored_from_elsewhere_or_cannot_
     collection.close()
 
 
-def test_removing_does_not_take_the_file_of_the_same_content_added_again(tmp_path):
-    """Many threads add and remove one content; in the end an image that is stored has its file."""
-    collection = code_collection(tmp_path, n_bits=8)
+@pytest.mark.parametrize("moment", ["after it was removed", "before it was added"])
+def test_one_content_removed_and_added_at_the_same_time_keeps_its_file_if_it_is_stored(tmp_path, monkeypatch, moment):
+    collection, other = code_collection(tmp_path, n_bits=8), Collection(tmp_path)
     [image] = new_images(np.zeros((1, 1), np.uint8))
-
-    def work(_):
-        image_id, _ = collection.add_with_file(image, b"content", suffix=".jpg")
-        with suppress(UnknownImage):  # another thread was faster
-            collection.remove([image_id])
-        return collection.add_with_file(image, b"content", suffix=".jpg")[0]
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(40)))
-    [stored] = collection.catalog.page(after=0, limit=10) or [None]
-    if stored is not None:
-        assert collection.file_of(stored).read_bytes() == b"content"
+    collection.add_with_file(image, b"content", suffix=".jpg")
+    if moment == "after it was removed":  # and before its file is deleted
+        remove = collection.catalog.remove
+        monkeypatch.setattr(
+            collection.catalog,
+            "remove",
+            lambda ids: (remove(ids), other.add_with_file(image, b"content", suffix=".jpg")),
+        )
+        collection.remove([1])
+    else:  # but after its file was written
+        add = collection.catalog.add
+        monkeypatch.setattr(collection.catalog, "add", lambda images: (other.remove([1]), add(images))[1])
+        assert collection.add_with_file(image, b"content", suffix=".jpg") == (2, True)
+    [stored] = collection.catalog.page(after=0, limit=10)
+    assert collection.file_of(stored).read_bytes() == b"content"
     collection.close()
+    other.close()
 
 
 def test_files_outside_the_collection_are_never_deleted(tmp_path):
