@@ -107,7 +107,8 @@ def labels_of(path: Path) -> tuple[str, ...]:
 @pytest.fixture
 def own_collection(indexed, tmp_path) -> Path:
     """A copy of `indexed` that a test may change."""
-    return shutil.copytree(indexed, tmp_path / "collection")
+    of_readers = shutil.ignore_patterns("*-wal", "*-shm")  # tests that read `indexed` just now
+    return shutil.copytree(indexed, tmp_path / "collection", ignore=of_readers)
 
 
 def random_codes(rng: np.random.Generator, n: int, n_bits: int, n_distinct: int | None = None) -> Codes:
