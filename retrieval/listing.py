@@ -114,7 +114,7 @@ def read_listing(
         location = source.parent / file
         if reason is None and file in seen:
             reason = f"{file} was listed before, in line {seen[file]}"
-        if reason is None and not location.is_file():
+        if reason is None and not _is_file(location):
             reason = f"the file {file} does not exist"
         if reason is None and not labels and need_labels:
             reason = f"{file} has no label"
@@ -141,6 +141,13 @@ def refuse(source: Path, problems: Sequence[Problem]) -> None:
         f"{source} has {len(problems)} problem{'s' if len(problems) > 1 else ''}: {shown}{more} "
         "(mend the list, or leave such lines out with on_error = skip)"
     )
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that is too long, or holds a NUL: no file has it
+        return False
 
 
 def _read_rows(source: Path) -> tuple[list[tuple[int, dict[str, Any]]], list[Problem]]:

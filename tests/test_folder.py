@@ -69,6 +69,7 @@ def test_jsonl_says_the_same_as_csv(root):
 
 BAD_LINES = {
     "the file gone.png does not exist": "gone.png,a",
+    "does not exist": "x" * 300 + ".png,a",
     "00.png was listed before, in line 2": "00.png,a",
     "05.png has no label": "05.png,",
     "stray spaces around labels": "06.png, a ; b",

@@ -111,6 +111,8 @@ class Config(_Section):
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a TOML file, or a configuration that Hashseek ships, and apply overrides such as `model.n_bits=24`.
 
+    An override that gives the loss or the data set another name drops what the file says for the old one.
+
     Raises:
         BadConfig: no such file, not TOML, a misspelt key, or a value outside its limits.
     """
@@ -120,7 +122,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise BadConfig(f"{path} is not valid TOML: {error}") from None
     except OSError as error:
         raise BadConfig(f"{path} cannot be read: {error.strerror or error}") from None
-    for override in overrides:
+    # Names first: what a section says beside its name is meant for that name, so another one starts it afresh.
+    for override in sorted(overrides, key=lambda text: not text.startswith(("data.name=", "loss.name="))):
         _apply(content, override)
     return parse_config(content, source=str(path))
 
@@ -156,9 +159,12 @@ def _apply(content: dict[str, Any], override: str) -> None:
         if not isinstance(target, dict):
             raise BadConfig(f"the override {override!r} goes through {section!r}, which is a value and not a section")
     try:
-        target[last] = tomllib.loads(f"value = {text}")["value"]
+        value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        target[last] = text  # a bare word, such as a path: quotes are for the shell to eat
+        value = text  # a bare word, such as a path: quotes are for the shell to eat
+    if key.strip() in ("data.name", "loss.name") and target.get("name") != value:
+        target.clear()
+    target[last] = value
 
 
 def _explain(error: ValidationError) -> str:
