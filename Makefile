@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PACKAGES := retrieval training indexing api
 
-.PHONY: demo test lint unit bench-eval bench-losses photographs clean
+.PHONY: demo test lint unit bench-eval bench-losses bench-search bench-train photographs clean
 
 demo: .venv/installed
 	$(BIN)/hashseek demo $(ARGS)
@@ -24,6 +24,12 @@ bench-eval: .venv/installed
 
 bench-losses: .venv/installed
 	$(BIN)/python bench/losses.py $(ARGS)
+
+bench-search: .venv/installed
+	$(BIN)/python bench/search.py $(ARGS)
+
+bench-train: .venv/installed
+	$(BIN)/python bench/training_speed.py $(ARGS)
 
 photographs: .venv/installed-test
 	$(BIN)/python bench/photographs.py $(ARGS)

@@ -19,7 +19,11 @@ _UsageError: Any = typer.BadParameter.__bases__[0]  # typer exports no name for 
 COMMANDS = {
     "train": ("training.commands:train", "Train a hash model as a TOML file says."),
     "evaluate": ("training.commands:evaluate", "Report mAP@N and precision@N of a checkpoint on a data set."),
-    "data": ("training.commands:data", "Render or check a data set."),
+    "probe": ("training.probe_command:probe", "Classify with a linear probe on a frozen checkpoint."),
+    "truncate": ("training.truncate_command:truncate", "Shorter codes from a nested checkpoint."),
+    "sweep": ("training.sweep_command:sweep", "Search hyperparameters on the validation part."),
+    "reproduce": ("training.reproduce_command:reproduce", "Run a published experiment and compare."),
+    "data": ("training.data_command:data", "List, inspect, check or render data sets."),
     "losses": ("training.losses_command:losses", "List the losses, or show one."),
     "index": ("indexing.commands:app", "Add images to a collection, remove them, count and verify them."),
     "search": ("indexing.commands:search", "Find the stored images most similar to a picture."),

@@ -15,34 +15,50 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from indexing.catalog import Catalog, NewImage, StoredImage, create_catalog
-from indexing.hamming_index import Distances, HammingIndex, Ids, build_index, load_index, save_index
+from indexing.duplicates import groups
+from indexing.hamming_index import (
+    APPROXIMATE,
+    Distances,
+    HammingIndex,
+    Ids,
+    Subset,
+    build_index,
+    check_kind,
+    load_index,
+    save_index,
+)
 from retrieval.checkpoint import Header, load_header
 from retrieval.codes import Codes
-from retrieval.errors import BadCollection, ForeignCodes, HashseekError
+from retrieval.errors import BadCollection, BadConfig, ForeignCodes, HashseekError
 from retrieval.files import fsync_folder, write_atomically
 
 log = logging.getLogger("hashseek")
 
 CATALOG, CHECKPOINT, FILES, INDEX = "catalog.sqlite", "checkpoint.safetensors", "files", "index"
-_MANIFEST, _INDEX_FILES = "manifest.json", ("codes.faiss", "ids.bin")
+_MANIFEST, _CODES, _IDS = "manifest.json", "codes.faiss", "ids.bin"
 # A fresh segment is rebuilt with every change, so it is merged into the built one before that costs much.
 FRESH_LIMIT = 4096
+# An approximate index takes minutes to build, so it is built anew only when this share of its images has changed.
+_CHANGED = 0.1
 
 
 @dataclass(frozen=True)
 class _Segment:
     index: HammingIndex
-    alive: NDArray[np.bool_]
+    alive: Subset
+
+    @property
+    def n_dead(self) -> int:
+        return len(self.index) - self.alive.n
 
     def without(self, removed: Ids) -> "_Segment":
         at = np.searchsorted(self.index.ids, removed)
@@ -50,9 +66,16 @@ class _Segment:
         at = at[inside][self.index.ids[at[inside]] == removed[inside]]
         if not len(at):
             return self
-        alive = self.alive.copy()
+        alive = self.alive.mask.copy()
         alive[at] = False
-        return _Segment(self.index, alive)
+        return _Segment(self.index, self.index.subset(alive))
+
+    def among(self, ids: Ids | None) -> Subset:
+        """What is alive; with `ids`, only of those."""
+        if ids is None:
+            return self.alive
+        chosen = self.index.subset_of(ids)
+        return self.index.subset(chosen.mask & self.alive.mask) if self.n_dead else chosen
 
 
 @dataclass(frozen=True)
@@ -63,7 +86,19 @@ class _View:
     fresh: _Segment
 
     def __len__(self) -> int:
-        return int(self.built.alive.sum() + self.fresh.alive.sum())
+        return self.built.alive.n + self.fresh.alive.n
+
+    @property
+    def kind(self) -> str:
+        return self.built.index.kind
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the built index should take in what changed since."""
+        n_changed, limit = len(self.fresh.index), FRESH_LIMIT
+        if self.kind in APPROXIMATE:
+            n_changed, limit = n_changed + self.built.n_dead, max(limit, int(_CHANGED * len(self.built.index)))
+        return n_changed > limit
 
 
 class Collection:
@@ -121,25 +156,36 @@ class Collection:
         self.catalog.remove(ids)
         self._drop_files({image.sha256: image.path for image in stored if self.owns(image)})
 
-    def search(self, query_codes: Codes, *, k: int, max_distance: int | None = None) -> list[tuple[Distances, Ids]]:
+    def search(
+        self,
+        query_codes: Codes,
+        *,
+        k: int,
+        max_distance: int | None = None,
+        among: Ids | None = None,
+        effort: int | None = None,
+    ) -> list[tuple[Distances, Ids]]:
         """For each query the at most k nearest: (distances, ids), nearest first, ties by ascending id.
 
         Args:
             query_codes: packed (Q, code_size), of this collection's checkpoint.
             k: at least 1; a larger k than the collection gives all of it.
-            max_distance: leave out what is further away (bits).
+            max_distance: leave out what is further away (bits); what is left is exact in every kind of index.
+            among: ids that may be found, in any order; exact in every kind of index.
+            effort: of an approximate index, see `HammingIndex.search`.
         """
         view = self._current()
-        parts = [segment.index.search(query_codes, k=k, alive=segment.alive) for segment in (view.built, view.fresh)]
-        results = []
-        for query in range(len(query_codes)):
-            distances = np.concatenate([part[0][query] for part in parts])
-            ids = np.concatenate([part[1][query] for part in parts])
-            order = np.lexsort((ids, distances))[:k]
-            if max_distance is not None:
-                order = order[distances[order] <= max_distance]
-            results.append((distances[order], ids[order]))
-        return results
+        parts: list[Sequence[tuple[Distances, Ids]]] = []
+        for segment in (view.built, view.fresh):
+            chosen = segment.among(among)
+            if max_distance is not None or among is not None:
+                radius = self.n_bits if max_distance is None else max_distance
+                parts.append(segment.index.range(query_codes, radius=radius, k=k, among=chosen))
+                continue
+            of_segment = effort if segment is view.built else None
+            distances, ids = segment.index.search(query_codes, k=k, among=chosen, effort=of_segment)
+            parts.append(list(zip(distances, ids, strict=True)))
+        return [_merged(built, fresh, k) for built, fresh in zip(*parts, strict=True)]
 
     def owns(self, image: StoredImage) -> bool:
         """Whether the collection itself keeps the image's file."""
@@ -168,9 +214,20 @@ class Collection:
     def save_index(self) -> None:
         """Merge all segments and write the index, so that the next start need not read all codes."""
         view = self._current()
-        if view.generation == self._saved:
+        if view.generation == self._saved or (self._saved >= 0 and view.kind in APPROXIMATE and not view.is_due):
             return
-        merged = _merge(view, self.n_bits)
+        self._save(view, view.kind)
+
+    def build_index(self, kind: str) -> None:
+        """Build an index of this kind (`hamming_index.KINDS`) over all images and write it; it stays of this kind.
+
+        Raises:
+            BadConfig: there is no such kind, or not on this machine.
+        """
+        self._save(self._current(), check_kind(kind))
+
+    def _save(self, view: _View, kind: str) -> None:
+        merged = _merge(view, self.n_bits, kind)
         with self._lock:
             if self._view is view:
                 self._view = _View(view.generation, view.last_id, merged, _empty(self.n_bits))
@@ -182,8 +239,9 @@ class Collection:
         folder = self.folder / INDEX
         for leftover in folder.glob(".*"):  # of a process that was killed while it wrote
             leftover.unlink()
-        save_index(index, folder / "codes.faiss")
-        write_atomically(folder / "ids.bin", index.ids.tobytes())
+        files = save_index(index, folder / _CODES)
+        write_atomically(folder / _IDS, index.ids.tobytes())
+        files.append(folder / _IDS)
         manifest = {
             "catalog": self.catalog.uuid,
             "fingerprint": self.fingerprint,
@@ -191,21 +249,30 @@ class Collection:
             "generation": generation,
             "last_id": last_id,
             "n_images": len(index),
-            "sha256": {name: _sha256(folder / name) for name in _INDEX_FILES},
+            "kind": index.kind,
+            "sha256": {file.name: _sha256(file) for file in files},
         }
         # Written last: a manifest that does not match the files beside it is not trusted.
         content = json.dumps(manifest | {"checksum": _checksum(manifest)}, indent=2)
         write_atomically(folder / _MANIFEST, content.encode())
+        for other in set(folder.glob(f"{Path(_CODES).stem}.*.npz")) - set(files):  # of a kind that it was before
+            other.unlink()
+
+    def duplicates(self, *, radius: int) -> Iterator[Ids]:
+        """Groups of images linked by steps of at most `radius` bits, see `indexing.duplicates.groups`.
+
+        Raises:
+            BadConfig: radius is below 0, or not below the length of the codes.
+        """
+        return groups(_merge(self._current(), self.n_bits, "exact").index, radius=radius)
 
     def describe_index(self) -> dict[str, Any]:
-        """Kind, sizes and generation of the view that searches see now."""
+        """Kind, how its codes are arranged, sizes and generation of the view that searches see now."""
         view = self._current()
-        return {
-            "kind": "exact",
+        return view.built.index.describe() | {
             "built": len(view.built.index),
             "fresh": len(view.fresh.index),
-            "removed": int((~view.built.alive).sum() + (~view.fresh.alive).sum()),
-            "padded_bits": 8 * view.built.index.flat.code_size,
+            "removed": view.built.n_dead + view.fresh.n_dead,
             "generation": view.generation,
         }
 
@@ -219,7 +286,7 @@ class Collection:
         if spare and len(truth.codes) and int(truth.codes[:, -1].max()) >> (8 - spare):
             problems.append(f"a code has bits set beyond its {self.n_bits} bits")
         view = self._current()
-        merged = _merge(view, self.n_bits).index
+        merged = _merge(view, self.n_bits, "exact").index
         if not np.array_equal(merged.ids, truth.ids) or not np.array_equal(merged.codes, truth.codes):
             problems.append(
                 f"the index in memory holds {len(merged)} images that differ from the catalog's {len(truth.ids)}"
@@ -268,12 +335,14 @@ class Collection:
         if len(changes.ids):
             codes = np.concatenate([fresh.index.codes, changes.codes])
             ids = np.concatenate([fresh.index.ids, changes.ids])
-            alive = np.concatenate([fresh.alive, np.ones(len(changes.ids), np.bool_)])
-            fresh = _Segment(build_index(codes, ids, n_bits=self.n_bits), alive)
+            alive = np.concatenate([fresh.alive.mask, np.ones(len(changes.ids), np.bool_)])
+            index = build_index(codes, ids, n_bits=self.n_bits)
+            fresh = _Segment(index, index.subset(alive))
         last_id = int(changes.ids[-1]) if len(changes.ids) else view.last_id
         advanced = _View(changes.generation, last_id, built, fresh)
-        if len(fresh.index) > FRESH_LIMIT:
-            advanced = _View(changes.generation, last_id, _merge(advanced, self.n_bits), _empty(self.n_bits))
+        if advanced.is_due:
+            merged = _merge(advanced, self.n_bits, advanced.kind)
+            advanced = _View(changes.generation, last_id, merged, _empty(self.n_bits))
         return advanced
 
     def _open_index(self, *, read_only: bool) -> _View:
@@ -301,15 +370,17 @@ class Collection:
             for key, value in expected.items():
                 if manifest[key] != value:
                     raise BadCollection(f"its manifest has {key} {manifest[key]!r}, the catalog {value!r}")
-            for name in _INDEX_FILES:
+            for name in {_CODES, _IDS, *manifest["sha256"]}:
                 if _sha256(folder / name) != manifest["sha256"][name]:
                     raise BadCollection(f"{name} is not the file that its manifest describes")
             if manifest["generation"] > self.catalog.generation():
                 raise BadCollection("it is newer than the catalog, which must have been restored from a copy")
-            ids = np.fromfile(folder / "ids.bin", np.int64)
-            index = load_index(folder / "codes.faiss", ids, n_bits=self.n_bits)
-            segment = _Segment(index, np.ones(len(index), np.bool_))
+            ids = np.fromfile(folder / _IDS, np.int64)
+            kind = manifest.get("kind", "exact")  # the first manifests did not say
+            segment = _whole(load_index(folder / _CODES, ids, n_bits=self.n_bits, kind=kind))
             return _View(manifest["generation"], manifest["last_id"], segment, _empty(self.n_bits))
+        except BadConfig as error:  # of a kind that this machine cannot run
+            raise BadCollection(str(error)) from None
         except FileNotFoundError as error:
             raise BadCollection(f"{error.filename} is missing") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -351,6 +422,7 @@ def _create(folder: Path, checkpoint: Path | None) -> None:
             f"there is no collection {folder} yet: name the checkpoint to create it with (--checkpoint)"
         )
     header = load_header(checkpoint)
+    header.image_preprocessing()  # refuses a model of vectors
     if folder.exists() and not folder.is_dir():
         raise BadCollection(f"{folder} is a file, not a folder: choose a new or an empty folder")
     folder.mkdir(parents=True, exist_ok=True)
@@ -388,17 +460,30 @@ def check_checkpoint(catalog: Catalog, checkpoint: Path) -> Header:
 
 def _empty(n_bits: int) -> _Segment:
     codes = np.zeros((0, (n_bits + 7) // 8), np.uint8)
-    return _Segment(build_index(codes, np.zeros(0, np.int64), n_bits=n_bits), np.zeros(0, np.bool_))
+    return _whole(build_index(codes, np.zeros(0, np.int64), n_bits=n_bits))
 
 
-def _merge(view: _View, n_bits: int) -> _Segment:
-    """All living rows of a view as one segment."""
-    if view.built.alive.all() and not len(view.fresh.index):
+def _whole(index: HammingIndex) -> _Segment:
+    return _Segment(index, index.subset(np.ones(len(index), np.bool_)))
+
+
+def _merge(view: _View, n_bits: int, kind: str) -> _Segment:
+    """All living rows of a view as one segment with an index of this kind."""
+    if view.kind == kind and not view.built.n_dead and not len(view.fresh.index):
         return view.built
     parts = (view.built, view.fresh)
-    codes = np.concatenate([part.index.codes[part.alive] for part in parts])
-    ids = np.concatenate([part.index.ids[part.alive] for part in parts])
-    return _Segment(build_index(codes, ids, n_bits=n_bits), np.ones(len(ids), np.bool_))
+    codes = np.concatenate([part.index.codes[part.alive.mask] for part in parts])
+    ids = np.concatenate([part.index.ids[part.alive.mask] for part in parts])
+    return _whole(build_index(codes, ids, n_bits=n_bits, kind=kind))
+
+
+def _merged(built: tuple[Distances, Ids], fresh: tuple[Distances, Ids], k: int) -> tuple[Distances, Ids]:
+    """The k nearest of both segments' results of one query."""
+    if not len(fresh[0]):
+        return built
+    distances, ids = np.concatenate([built[0], fresh[0]]), np.concatenate([built[1], fresh[1]])
+    order = np.lexsort((ids, distances))[:k]
+    return distances[order], ids[order]
 
 
 @contextmanager

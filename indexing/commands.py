@@ -1,10 +1,10 @@
-"""Subcommands `index` (add, remove, stats, verify) and `search`."""
+"""Subcommands `index` (add, remove, build, duplicates, stats, verify) and `search`."""
 
 import json
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -89,6 +89,20 @@ def remove(collection: CollectionArgument, ids: Annotated[list[int], typer.Argum
 
 
 @app.command()
+def build(
+    collection: CollectionArgument,
+    kind: Annotated[
+        Literal["exact", "ivf", "hnsw", "multihash", "gpu"],
+        typer.Option(help="exact and gpu compare every code; the others may miss some of the nearest."),
+    ] = "exact",
+) -> None:
+    """Build the index anew, of this kind; it stays of this kind until another is asked for."""
+    with closing(Collection(collection)) as opened:
+        opened.build_index(kind)
+        typer.echo(_line(opened.describe_index()))
+
+
+@app.command()
 def stats(
     collection: CollectionArgument, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False
 ) -> None:
@@ -105,8 +119,29 @@ def stats(
         typer.echo(json.dumps(content, indent=2))
         return
     for key, value in content.items():
-        shown = ", ".join(f"{name} {number}" for name, number in value.items()) if isinstance(value, dict) else value
+        shown = _line(value) if isinstance(value, dict) else value
         typer.echo(f"{key:12} {printable(str(shown))}")
+
+
+def _line(content: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in content.items())
+
+
+@app.command()
+def duplicates(
+    collection: CollectionArgument,
+    radius: Annotated[int, typer.Option(help="Bits by which neighbours in a group may differ; 0: equal codes.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON list per group and line.")] = False,
+) -> None:
+    """Print groups of near-duplicates, one block each: images linked by steps of at most so many bits."""
+    with closing(Collection(collection, read_only=True)) as opened:
+        for ids in opened.duplicates(radius=radius):
+            records = [image for image in opened.catalog.get(ids.tolist()) if image is not None]
+            if as_json:
+                typer.echo(json.dumps([{"id": image.id, "path": image.path} for image in records]))
+            else:
+                lines = [f"{image.id}  {printable(image.path)}" for image in records]
+                typer.echo("\n".join(lines) + "\n")
 
 
 @app.command()
@@ -131,6 +166,9 @@ def search(
     checkpoint: Annotated[
         Path | None, typer.Option(help="Another file of the collection's checkpoint; default: its own copy.")
     ] = None,
+    effort: Annotated[
+        int | None, typer.Option(help="Of an approximate index, how hard to look; `index stats` shows some values.")
+    ] = None,
     device: Device = "auto",
     precision: Precision = "auto",
 ) -> None:
@@ -140,7 +178,7 @@ def search(
         data = read_bytes(image)
         searcher = Searcher.open(opened, checkpoint=checkpoint, device=device, precision=precision)
         picture = searcher.decode(data, name=str(image))
-        [answer] = searcher.search([picture.image], k=k, max_distance=max_distance)
+        [answer] = searcher.search([picture.image], k=k, max_distance=max_distance, effort=effort)
     if as_json:
         hits = [{"rank": hit.rank, "distance": hit.distance, **asdict(hit.image)} for hit in answer.hits]
         typer.echo(json.dumps({"n_bits": opened.n_bits, "fingerprint": opened.fingerprint, "hits": hits}, indent=2))

@@ -141,7 +141,7 @@ def _check_text(source: Source) -> None:
 def _ingest_batch(
     collection: Collection, encoder: Encoder, batch: list[Source], report: Report, on_error: OnError
 ) -> None:
-    preprocessing = encoder.header.preprocessing
+    preprocessing = encoder.preprocessing
     new: list[tuple[Source, NewImage]] = []
     known: list[tuple[Source, int]] = []
     problems: list[Problem] = []

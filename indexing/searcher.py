@@ -28,7 +28,9 @@ class Searchable(Protocol):
     def n_bits(self) -> int:
         """K."""
 
-    def search(self, query_codes: Codes, *, k: int, max_distance: int | None = None) -> list[tuple[Distances, Ids]]:
+    def search(
+        self, query_codes: Codes, *, k: int, max_distance: int | None = None, effort: int | None = None
+    ) -> list[tuple[Distances, Ids]]:
         """(distances, ids) for each query, nearest first, ties by ascending id."""
 
 
@@ -39,12 +41,13 @@ class InMemory:
         self.n_bits = n_bits
         self.index: HammingIndex = build_index(codes, np.arange(len(codes)), n_bits=n_bits)
 
-    def search(self, query_codes: Codes, *, k: int, max_distance: int | None = None) -> list[tuple[Distances, Ids]]:
+    def search(
+        self, query_codes: Codes, *, k: int, max_distance: int | None = None, effort: int | None = None
+    ) -> list[tuple[Distances, Ids]]:
         """(distances, ids) for each query, nearest first, ties by ascending id."""
-        results = zip(*self.index.search(query_codes, k=k), strict=True)
-        if max_distance is None:
-            return list(results)
-        return [(d[d <= max_distance], i[d <= max_distance]) for d, i in results]
+        if max_distance is not None:
+            return self.index.range(query_codes, radius=max_distance, k=k)
+        return list(zip(*self.index.search(query_codes, k=k, effort=effort), strict=True))
 
 
 @dataclass(frozen=True)
@@ -105,33 +108,50 @@ class Searcher:
             BadImage: it is not a usable image.
         """
         with self.decoding:
-            return decode_for(data, self.encoder.header.preprocessing, name=name)[0]
+            return decode_for(data, self.encoder.preprocessing, name=name)[0]
 
-    def rank(self, query_codes: Codes, *, k: int, max_distance: int | None = None) -> list[tuple[Distances, Ids]]:
+    def rank(
+        self, query_codes: Codes, *, k: int, max_distance: int | None = None, effort: int | None = None
+    ) -> list[tuple[Distances, Ids]]:
         """(distances, ids) for each query code, nearest first, ties by ascending id.
 
+        `effort` is for approximate indexes, see `HammingIndex.search`.
+
         Raises:
-            BadConfig: k < 1 or max_distance < 0.
+            BadConfig: k < 1, max_distance < 0, or an effort that the index does not know.
         """
         check_limits(k, max_distance)
-        return self.codes.search(query_codes, k=k, max_distance=max_distance)
+        return self.codes.search(query_codes, k=k, max_distance=max_distance, effort=effort)
 
-    def search(self, images: Sequence[Image.Image], *, k: int, max_distance: int | None = None) -> list[Answer]:
+    def search(
+        self, images: Sequence[Image.Image], *, k: int, max_distance: int | None = None, effort: int | None = None
+    ) -> list[Answer]:
         """The hits of each image, which `decode` gave, in the collection."""
         check_limits(k, max_distance)
         started = time.perf_counter()
         codes = self.encoder.encode(images)
         encode_ms = 1000 * (time.perf_counter() - started) / max(len(images), 1)
-        return [self.answer(code[None], k=k, max_distance=max_distance, encode_ms=encode_ms) for code in codes]
+        return [
+            self.answer(code[None], k=k, max_distance=max_distance, effort=effort, encode_ms=encode_ms)
+            for code in codes
+        ]
 
     def similar(self, image_id: int, *, k: int, max_distance: int | None = None) -> Answer:
         """The hits of an image that is stored already, itself among them."""
         return self.answer(self.collection.catalog.code(image_id), k=k, max_distance=max_distance)
 
-    def answer(self, code: Codes, *, k: int, max_distance: int | None = None, encode_ms: float = 0.0) -> Answer:
+    def answer(
+        self,
+        code: Codes,
+        *,
+        k: int,
+        max_distance: int | None = None,
+        effort: int | None = None,
+        encode_ms: float = 0.0,
+    ) -> Answer:
         """The hits of one code (1, code_size) with their records."""
         started = time.perf_counter()
-        [(distances, ids)] = self.rank(code, k=k, max_distance=max_distance)
+        [(distances, ids)] = self.rank(code, k=k, max_distance=max_distance, effort=effort)
         records = self.collection.catalog.get(ids.tolist())
         # An image removed since the ranking has no record any more, and is no hit.
         found = [(int(d), record) for d, record in zip(distances, records, strict=True) if record is not None]

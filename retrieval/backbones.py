@@ -1,120 +1,129 @@
 """Backbones: name -> function giving (module, feature width), with the input each was made for.
 
-A backbone maps normalised images (B, 3, H, W) to features (B, D). It is the torchvision network without its last
-layer, so that torchvision's own state dicts load by their own names.
+A backbone maps normalised images (B, 3, H, W), or the rows (B, D) of a vector data set, to features. There are three
+kinds of names:
+
+    resnet18            a classification network of torchvision without its last layer, so that torchvision's own
+                        state dicts load by their own names
+    timm:convnext_atto  a network of the package timm (optional)
+    mlp:294-512-512     layers over vectors of 294 numbers
 """
 
+import difflib
 from collections.abc import Callable
+from functools import partial
 
-import torch
 from torch import nn
 from torchvision import models
 
+from retrieval import mlp, timm_backbones
 from retrieval.errors import BadConfig
 from retrieval.images import Preprocessing
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-HALF = (0.5, 0.5, 0.5)
+# Networks whose weights expect mean = std = 0.5. torchvision instead takes ImageNet's and converts them inside the
+# network (transform_input); our preprocessing says so directly.
+_HALF = ("googlenet", "inception_v3")
+
+# Figures and checkpoints were recorded with these at 7/8 of the shorter side, before each weight set's own was read.
+_SEVEN_EIGHTHS = frozenset(
+    ("alexnet", "googlenet", "inception_v3", "resnet18", "resnet50", "resnet101", "mobilenet_v2", "squeezenet1_1")
+)
 
 
-def _without_fc(network: nn.Module) -> tuple[nn.Module, int]:
-    width = int(network.fc.in_features)  # type: ignore[union-attr, arg-type]
-    network.fc = nn.Identity()
+class Removed(nn.Identity):
+    """Stands where the classifier was; parameters under its name are left out when weights are loaded."""
+
+
+def _torchvision(name: str) -> tuple[nn.Module, int]:
+    """torchvision's network `name` without classifier and auxiliary heads."""
+    options: dict[str, object] = {}
+    if name in _HALF:
+        options = {"aux_logits": False, "transform_input": False, "init_weights": True}
+    elif name.startswith("vit_"):
+        options = {"image_size": _torchvision_preprocessing(name, "default").size}
+    return _without_classifier(models.get_model_builder(name)(weights=None, **options))
+
+
+def _without_classifier(network: nn.Module) -> tuple[nn.Module, int]:
+    """Take out the last linear layer (SqueezeNet, which has none: convolution) and the dropout in front of it."""
+    modules = list(network.named_modules())
+    layers: list[tuple[str, nn.Linear]] | list[tuple[str, nn.Conv2d]]
+    layers = [(place, m) for place, m in modules if isinstance(m, nn.Linear)]
+    if layers:
+        place, width = layers[-1][0], layers[-1][1].in_features
+    else:
+        layers = [(place, m) for place, m in modules if isinstance(m, nn.Conv2d)]
+        place, width = layers[-1][0], layers[-1][1].in_channels
+    parent, _, child = place.rpartition(".")
+    around = network.get_submodule(parent)
+    setattr(around, child, Removed())
+    before = str(int(child) - 1) if child.isdecimal() else ""
+    if isinstance(around, nn.Sequential) and isinstance(getattr(around, before, None), nn.Dropout):
+        setattr(around, before, nn.Identity())
     return network, width
 
 
-def alexnet() -> tuple[nn.Module, int]:
-    """AlexNet up to fc7 (Krizhevsky, 2014); 4096 features."""
-    network = models.alexnet(weights=None)
-    network.classifier[6] = nn.Identity()
-    return network, 4096
-
-
-def googlenet() -> tuple[nn.Module, int]:
-    """GoogLeNet (Szegedy et al., 2015) without auxiliary heads; 1024 features."""
-    # transform_input would renormalise ImageNet statistics to mean = std = 0.5; our preprocessing says so directly.
-    return _without_fc(models.googlenet(weights=None, aux_logits=False, transform_input=False, init_weights=True))
-
-
-def inception_v3() -> tuple[nn.Module, int]:
-    """Inception v3 (Szegedy et al., 2016) without auxiliary head; 2048 features."""
-    return _without_fc(models.inception_v3(weights=None, aux_logits=False, transform_input=False, init_weights=True))
-
-
-def resnet18() -> tuple[nn.Module, int]:
-    """ResNet-18 (He et al., 2016); 512 features."""
-    return _without_fc(models.resnet18(weights=None))
-
-
-def resnet50() -> tuple[nn.Module, int]:
-    """ResNet-50 (He et al., 2016); 2048 features."""
-    return _without_fc(models.resnet50(weights=None))
-
-
-def resnet101() -> tuple[nn.Module, int]:
-    """ResNet-101 (He et al., 2016); 2048 features."""
-    return _without_fc(models.resnet101(weights=None))
-
-
-def mobilenet_v2() -> tuple[nn.Module, int]:
-    """MobileNet v2 (Sandler et al., 2018); 1280 features."""
-    network = models.mobilenet_v2(weights=None)
-    network.classifier = nn.Identity()
-    return network, 1280
-
-
-class _SqueezeNet(nn.Module):
-    """SqueezeNet's classifier is a convolution; its features are the mean over the feature map."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.features = models.squeezenet1_1(weights=None).features
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        features: torch.Tensor = self.features(images)
-        return features.mean(dim=(2, 3))
-
-
-def squeezenet1_1() -> tuple[nn.Module, int]:
-    """SqueezeNet 1.1 (Iandola et al., 2016); 512 features."""
-    return _SqueezeNet(), 512
-
-
 BACKBONES: dict[str, Callable[[], tuple[nn.Module, int]]] = {
-    "alexnet": alexnet,
-    "googlenet": googlenet,
-    "inception_v3": inception_v3,
-    "resnet18": resnet18,
-    "resnet50": resnet50,
-    "resnet101": resnet101,
-    "mobilenet_v2": mobilenet_v2,
-    "squeezenet1_1": squeezenet1_1,
-}
-
-# Parameters that belong to the last layer or to auxiliary heads: left out when weights are loaded.
-HEAD_PREFIXES: dict[str, tuple[str, ...]] = {
-    "alexnet": ("classifier.6.",),
-    "googlenet": ("fc.", "aux1.", "aux2."),
-    "inception_v3": ("fc.", "AuxLogits."),
-    "resnet18": ("fc.",),
-    "resnet50": ("fc.",),
-    "resnet101": ("fc.",),
-    "mobilenet_v2": ("classifier.",),
-    "squeezenet1_1": ("classifier.",),
+    name: partial(_torchvision, name) for name in models.list_models(module=models)
 }
 
 
 def build_backbone(name: str) -> tuple[nn.Module, int]:
-    """The backbone `name` with random weights, and the width D of its features."""
+    """The backbone `name` with random weights, and the width D of its features.
+
+    Raises:
+        BadConfig: there is no backbone of that name, or its package is missing.
+    """
+    if is_vector_backbone(name):
+        return mlp.build(name)
+    if name.startswith(timm_backbones.PREFIX):
+        return timm_backbones.build(name)
+    return _known(name)()
+
+
+def is_vector_backbone(name: str) -> bool:
+    """Whether the backbone takes vectors instead of images."""
+    return name.startswith(mlp.PREFIXES)
+
+
+def default_preprocessing(name: str, *, weights: str = "default") -> Preprocessing | None:
+    """The input that the weights of backbone `name` were trained with; None for a backbone of vectors.
+
+    Args:
+        name: the backbone.
+        weights: the name of one of torchvision's weight sets for it, such as "IMAGENET1K_V2"; anything else means
+            its default one.
+
+    Raises:
+        BadConfig: there is no backbone of that name, or its package is missing.
+    """
+    if is_vector_backbone(name):
+        return None
+    if name.startswith(timm_backbones.PREFIX):
+        return timm_backbones.preprocessing(name)
+    _known(name)
+    return _torchvision_preprocessing(name, weights)
+
+
+def _torchvision_preprocessing(name: str, weights: str) -> Preprocessing:
+    sets = models.get_model_weights(name)
+    named = weights in sets.__members__
+    transforms = (sets[weights] if named else sets.DEFAULT).transforms()
+    size = int(transforms.crop_size[0])
+    return Preprocessing(
+        size=size,
+        mean=(0.5, 0.5, 0.5) if name in _HALF else tuple(transforms.mean),
+        std=(0.5, 0.5, 0.5) if name in _HALF else tuple(transforms.std),
+        crop_fraction=0.875 if name in _SEVEN_EIGHTHS and not named else min(1.0, size / transforms.resize_size[0]),
+    )
+
+
+def _known(name: str) -> Callable[[], tuple[nn.Module, int]]:
     if name not in BACKBONES:
-        raise BadConfig(f"there is no backbone {name!r}: choose one of {', '.join(BACKBONES)}")
-    return BACKBONES[name]()
-
-
-def default_preprocessing(name: str) -> Preprocessing:
-    """The input that torchvision's weights of backbone `name` were trained with."""
-    if name == "googlenet":
-        return Preprocessing(size=224, mean=HALF, std=HALF)
-    if name == "inception_v3":
-        return Preprocessing(size=299, mean=HALF, std=HALF)
-    return Preprocessing(size=224, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+        close = difflib.get_close_matches(name, BACKBONES, n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else "resnet50 and mobilenet_v2 are good first choices;"
+        raise BadConfig(
+            f"there is no backbone {name!r}: {hint} torchvision's classification networks, timm:NAME and mlp:WIDTHS "
+            "are listed in docs/backbones.md"
+        )
+    return BACKBONES[name]

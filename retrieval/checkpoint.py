@@ -2,9 +2,9 @@
 
 The tensors are the model's weights. The file's metadata has one key, "hashseek", with a JSON header:
 
-    format_version   1; a newer one is refused
-    model            {"backbone", "n_bits"}
-    preprocessing    what `Preprocessing` holds
+    format_version   1; 2 where the head is not linear or the input is no image; a newer one is refused
+    model            {"backbone", "n_bits"}, and "head" where it is not linear
+    preprocessing    what `Preprocessing` holds; null for a model of vectors, which has its statistics as weights
     label_names      labels the model was trained on
     training         the training configuration, as it was run
     scores           figures measured on the validation part of the training split
@@ -23,25 +23,42 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from retrieval.backbones import is_vector_backbone
 from retrieval.errors import BadCheckpoint
 from retrieval.files import write_atomically
 from retrieval.images import Preprocessing
+from retrieval.mlp import n_inputs_of
 from retrieval.model import HashModel
+from retrieval.weights import copy_state
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a checkpoint says about itself."""
+    """What a checkpoint says about itself. `preprocessing` is None where the model encodes vectors, not images."""
 
     backbone: str
     n_bits: int
-    preprocessing: Preprocessing
+    preprocessing: Preprocessing | None
     label_names: tuple[str, ...]
     fingerprint: str
     training: dict[str, Any] = field(default_factory=dict)
     scores: dict[str, Any] = field(default_factory=dict)
+    head: str = "linear"
+
+    def image_preprocessing(self) -> Preprocessing:
+        """How an image becomes the model's input.
+
+        Raises:
+            BadCheckpoint: the model encodes vectors.
+        """
+        if self.preprocessing is None:
+            raise BadCheckpoint(
+                f"this checkpoint encodes vectors of {n_inputs_of(self.backbone)} numbers, not images: use "
+                "`hashseek evaluate` with its own data set, or a checkpoint that was trained on images"
+            )
+        return self.preprocessing
 
 
 @dataclass(frozen=True)
@@ -52,10 +69,10 @@ class Checkpoint:
     header: Header
 
 
-def fingerprint(model: HashModel, preprocessing: Preprocessing) -> str:
+def fingerprint(model: HashModel, preprocessing: Preprocessing | None) -> str:
     """Hexadecimal SHA-256 over everything that decides a code: weights, architecture, K and preprocessing."""
     digest = hashlib.sha256()
-    description = {"model": _describe(model), "preprocessing": preprocessing.as_dict()}
+    description = {"model": _describe(model), "preprocessing": _as_json(preprocessing)}
     digest.update(json.dumps(description, sort_keys=True).encode())
     digest.update(digest_weights(model).encode())
     return digest.hexdigest()
@@ -73,7 +90,7 @@ def digest_weights(module: nn.Module) -> str:
 def save_checkpoint(
     path: Path,
     model: HashModel,
-    preprocessing: Preprocessing,
+    preprocessing: Preprocessing | None,
     *,
     label_names: tuple[str, ...],
     training: dict[str, Any] | None = None,
@@ -81,9 +98,17 @@ def save_checkpoint(
 ) -> Header:
     """Write a checkpoint atomically: the file is either the old one or the whole new one.
 
+    Args:
+        path: the file.
+        model: what to save.
+        preprocessing: how images become its input; None for a model of vectors, and only for such a one.
+        label_names, training, scores: recorded in the header.
+
     Returns:
         The header that was written.
     """
+    if (preprocessing is None) != is_vector_backbone(model.backbone_name):
+        raise ValueError(f"a checkpoint of {model.backbone_name} cannot have the preprocessing {preprocessing}")
     header = Header(
         backbone=model.backbone_name,
         n_bits=model.n_bits,
@@ -92,11 +117,13 @@ def save_checkpoint(
         fingerprint=fingerprint(model, preprocessing),
         training=training or {},
         scores=scores or {},
+        head=model.head_name,
     )
     content: dict[str, Any] = {
-        "format_version": FORMAT_VERSION,
+        # The oldest that can hold it: an older Hashseek then reads what it can, and says what it cannot.
+        "format_version": 1 if model.head_name == "linear" and preprocessing is not None else 2,
         "model": _describe(model),
-        "preprocessing": preprocessing.as_dict(),
+        "preprocessing": _as_json(preprocessing),
         "label_names": list(label_names),
         "training": header.training,
         "scores": header.scores,
@@ -124,13 +151,13 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """
     content, tensors = _read(path, weights=True)
     header = _parse(path, content)
-    model = HashModel(backbone=header.backbone, n_bits=header.n_bits)
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError:
+    model = HashModel(backbone=header.backbone, n_bits=header.n_bits, head=header.head)
+    wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    if wanted != {name: tensor.shape for name, tensor in tensors.items()}:
         raise BadCheckpoint(
             f"{path} was tampered with: its weights are not those of a {header.backbone} with {header.n_bits} bits"
-        ) from None
+        )
+    copy_state(model, tensors)
     found = fingerprint(model, header.preprocessing)
     if found != header.fingerprint:
         raise BadCheckpoint(
@@ -141,7 +168,12 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def _describe(model: HashModel) -> dict[str, Any]:
-    return {"backbone": model.backbone_name, "n_bits": model.n_bits}
+    head = {} if model.head_name == "linear" else {"head": model.head_name}
+    return {"backbone": model.backbone_name, "n_bits": model.n_bits, **head}
+
+
+def _as_json(preprocessing: Preprocessing | None) -> dict[str, Any] | None:
+    return None if preprocessing is None else preprocessing.as_dict()
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -186,12 +218,14 @@ def _parse(path: Path, content: dict[str, Any]) -> Header:
         )
     if content.get("checksum") != _checksum(content):
         raise BadCheckpoint(f"{path} was tampered with: its header does not match its checksum")
+    preprocessing = content["preprocessing"]
     return Header(
         backbone=str(content["model"]["backbone"]),
         n_bits=int(content["model"]["n_bits"]),
-        preprocessing=Preprocessing.from_dict(content["preprocessing"]),
+        preprocessing=None if preprocessing is None else Preprocessing.from_dict(preprocessing),
         label_names=tuple(content["label_names"]),
         fingerprint=str(content["fingerprint"]),
         training=dict(content["training"]),
         scores=dict(content["scores"]),
+        head=str(content["model"].get("head", "linear")),
     )

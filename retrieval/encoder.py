@@ -29,26 +29,35 @@ class Encoder:
     Args:
         checkpoint: from `load_checkpoint`.
         device: "auto", "cpu", "cuda" or "cuda:N".
-        precision: "auto" (bf16 where the hardware multiplies it), "fp32" or "bf16". The hash layer is float32 always.
+        precision: "auto" (bf16 where the hardware multiplies it), "fp32" or "bf16". The head is float32 always.
         batch_size: images in one pass through the network.
+
+    Raises:
+        BadCheckpoint: the checkpoint's model encodes vectors.
     """
 
     def __init__(
         self, checkpoint: Checkpoint, *, device: str = "auto", precision: str = "auto", batch_size: int = 32
     ) -> None:
         self.header = checkpoint.header
+        self.preprocessing = checkpoint.header.image_preprocessing()
         self.device = pick_device(device)
         self.dtype = pick_dtype(precision, self.device)
         self.batch_size = batch_size
         self._model = checkpoint.model.to(self.device).to(memory_format=torch.channels_last).eval()
-        self._normalize = normalizer(self.header.preprocessing, self.device)
+        self._normalize = normalizer(self.preprocessing, self.device)
         # One pass already uses every core; two at a time would only fight for them.
         self._lock = threading.Lock()
 
     @property
-    def head(self) -> nn.Linear:
-        """The hash layer."""
+    def head(self) -> nn.Module:
+        """The head: features (B, D) -> outputs (B, K)."""
         return self._model.head
+
+    @property
+    def n_features(self) -> int:
+        """D, the width of the features."""
+        return self._model.n_features
 
     @property
     def n_bits(self) -> int:
@@ -71,8 +80,8 @@ class Encoder:
         """Real outputs (B, K) of preprocessed uint8 pixels (B, 3, size, size)."""
         return self.apply_head(self.features(pixels), self._model.head)
 
-    def apply_head(self, features: NDArray[np.float32], head: nn.Linear) -> NDArray[np.float32]:
-        """Outputs (B, K) of a hash layer for features (B, D), in float32."""
+    def apply_head(self, features: NDArray[np.float32], head: nn.Module) -> NDArray[np.float32]:
+        """Outputs (B, K) of a head for features (B, D), in float32."""
         with torch.inference_mode():
             outputs: NDArray[np.float32] = (
                 head.to(self.device)(torch.from_numpy(features).to(self.device)).cpu().numpy()
@@ -85,8 +94,8 @@ class Encoder:
 
     def encode(self, images: Sequence[Image.Image]) -> Codes:
         """Packed codes (B, code_size) of RGB images of any size."""
-        size = self.header.preprocessing.size
-        pixels = [preprocess(image, self.header.preprocessing) for image in images]
+        size = self.preprocessing.size
+        pixels = [preprocess(image, self.preprocessing) for image in images]
         return self.encode_pixels(np.stack(pixels) if pixels else np.zeros((0, 3, size, size), np.uint8))
 
     def encode_stream(

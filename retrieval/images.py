@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from retrieval.errors import BadConfig, BadImage
+from retrieval.tar_members import find_member, read_member
 
 # Only these are tried: Pillow knows formats that call other programs or that nobody would search for. A format that
 # this build of Pillow lacks would make it refuse all others; MPO has no entry of its own, JPEG opens it.
@@ -74,16 +75,20 @@ class Preprocessing:
 
 
 def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
-    """The content of an image file.
+    """The content of an image file, or of an image in a tar (`retrieval.tar_members`).
 
     Raises:
         BadImage: the file is missing, unreadable, empty, or larger than `max_bytes`.
     """
+    member = find_member(path)
     try:
-        size = path.stat().st_size
+        size = path.stat().st_size if member is None else member.size
         if size > max_bytes:
             raise BadImage(f"{path} has {size:,} bytes; at most {max_bytes:,} are read as one image")
-        data = path.read_bytes() if path.is_file() else None
+        if member is not None:
+            data: bytes | None = read_member(member, name=str(path))
+        else:
+            data = path.read_bytes() if path.is_file() else None
     except FileNotFoundError:
         raise BadImage(f"{path} does not exist") from None
     except OSError as error:

@@ -8,8 +8,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torchvision import models
 
-from retrieval.backbones import HEAD_PREFIXES
-from retrieval.errors import BadCheckpoint
+from retrieval import timm_backbones
+from retrieval.backbones import BACKBONES, Removed, is_vector_backbone
+from retrieval.errors import BadCheckpoint, HashseekError
+
+# Heads that some networks have beside the classifier, for training only.
+_AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
 
 
 def load_backbone_weights(backbone: nn.Module, *, name: str, weights: str) -> None:
@@ -17,26 +21,42 @@ def load_backbone_weights(backbone: nn.Module, *, name: str, weights: str) -> No
 
     Args:
         backbone: the module that `build_backbone(name)` gave.
-        name: its name in `BACKBONES`.
-        weights: "none" (leave it random), "default" (torchvision's, downloaded once), or a path to a
-            `.safetensors`, `.pth` or `.pt` state dict. The classifier and auxiliary heads in it are left out, whatever
-            their width; everything else must match.
+        name: its name.
+        weights: "none" (leave it random), "default" (torchvision's or timm's, downloaded once), the name of one of
+            torchvision's weight sets for it (such as "IMAGENET1K_V2"), or a path to a `.safetensors`, `.pth` or `.pt`
+            state dict. The classifier and auxiliary heads in it are left out, whatever their width; everything else
+            must match.
 
     Raises:
         BadCheckpoint: the file is missing or damaged, or keys or shapes do not match; the sentence lists them.
     """
     if weights == "none":
         return
-    state = _torchvision_state(name) if weights == "default" else _read_state(Path(weights))
+    if weights == "default" and is_vector_backbone(name):
+        raise BadCheckpoint(f"nobody has published weights for {name}: set weights = none, or give a file's path")
+    downloads = weights == "default" or weights in weight_sets(name)
+    state = _downloaded(name, weights) if downloads else _read_state(Path(weights))
     _load_matching(backbone, state, name=name, source=weights)
 
 
-def _torchvision_state(name: str) -> dict[str, Tensor]:
+def weight_sets(name: str) -> tuple[str, ...]:
+    """Names of torchvision's weight sets for the backbone `name`; none for other kinds of backbones."""
+    return tuple(models.get_model_weights(name).__members__) if name in BACKBONES else ()
+
+
+def _downloaded(name: str, weights: str) -> dict[str, Tensor]:
     try:
-        state: dict[str, Tensor] = models.get_model_weights(name).DEFAULT.get_state_dict(progress=False)
+        if name.startswith(timm_backbones.PREFIX):
+            return timm_backbones.downloaded(name)
+        sets = models.get_model_weights(name)
+        chosen = sets.DEFAULT if weights == "default" else sets[weights]
+        state: dict[str, Tensor] = chosen.get_state_dict(progress=False)
+    except HashseekError:
+        raise
     except Exception as error:  # URLError, HTTPError, timeouts, a damaged cache: the remedy is the same
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise BadCheckpoint(
-            f"torchvision's weights for {name} could not be downloaded ({error}): connect once, or give a local "
+            f"the weights {weights} of {name} could not be downloaded ({reason}): connect once, or give a local "
             "file with weights = PATH, or train from scratch with weights = none"
         ) from None
     return state
@@ -69,7 +89,10 @@ def _load_matching(backbone: nn.Module, state: dict[str, Tensor], *, name: str, 
     prefixed = {f"features.{key}": value for key, value in state.items()}
     if not wanted.keys() & state.keys() and wanted.keys() & prefixed.keys():
         state = prefixed  # a file of the convolutional part alone
-    state = {key: value for key, value in state.items() if not key.startswith(HEAD_PREFIXES[name])}
+    if name.startswith(timm_backbones.PREFIX):
+        state = timm_backbones.converted(backbone, state)
+    left_out = left_out_prefixes(backbone, name)
+    state = {key: value for key, value in state.items() if key in wanted or not key.startswith(left_out)}
     problems = [f"missing {key}" for key in wanted if key not in state]
     problems += [f"unexpected {key}" for key in state if key not in wanted]
     problems += [
@@ -80,4 +103,23 @@ def _load_matching(backbone: nn.Module, state: dict[str, Tensor], *, name: str, 
     if problems:
         shown = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" if len(problems) > 8 else "")
         raise BadCheckpoint(f"the weights {source} do not fit the backbone {name}: {shown}")
-    backbone.load_state_dict(state)
+    copy_state(backbone, state)
+
+
+def copy_state(module: nn.Module, state: dict[str, Tensor]) -> None:
+    """Copy tensors of the same names and shapes into `module`.
+
+    `load_state_dict` would also ask for version numbers, which files of nothing but tensors do not have (MNASNet).
+    """
+    with torch.no_grad():
+        for key, value in module.state_dict().items():
+            value.copy_(state[key])
+
+
+def left_out_prefixes(backbone: nn.Module, name: str) -> tuple[str, ...]:
+    """How keys of the classifier and of auxiliary heads start, which the backbone lacks."""
+    if name.startswith(timm_backbones.PREFIX):
+        places = timm_backbones.classifiers(name)
+    else:
+        places = tuple(place for place, module in backbone.named_modules() if isinstance(module, Removed))
+    return tuple(f"{place}." for place in places) + _AUXILIARY

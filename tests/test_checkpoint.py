@@ -40,6 +40,11 @@ def rewrite(path: Path, change, tensors=None) -> None:
     save_file(kept if tensors is None else tensors(kept), path, metadata={"hashseek": json.dumps(content)})
 
 
+def header_of(path: Path) -> dict:
+    with safe_open(path, framework="pt") as opened:
+        return json.loads(opened.metadata()["hashseek"])
+
+
 def test_a_round_trip_keeps_everything(model, path):
     loaded = load_checkpoint(path)
     assert loaded.header == load_header(path)
@@ -63,6 +68,80 @@ def test_the_fingerprint_depends_on_weights_preprocessing_and_length(model):
     with torch.no_grad():
         model.head.bias[3] += 1e-3
     assert first != fingerprint(model, PREPROCESSING)
+
+
+def test_checkpoints_of_earlier_versions_keep_their_fingerprints_and_headers(tmp_path):
+    model = HashModel(backbone="squeezenet1_1", n_bits=12)
+    with torch.no_grad():
+        for i, parameter in enumerate(model.parameters()):
+            parameter.copy_((torch.arange(parameter.numel()).view(parameter.shape) % 17 + i) / 64)
+    # As version 0.1.0 computed it: codes of collections made with it must stay comparable.
+    recorded = "0b0a4f3213230a94b701f29142c67f82829b8bbfe1874e67332a17945f88b710"
+    assert fingerprint(model, PREPROCESSING) == recorded
+    save_checkpoint(tmp_path / "m.safetensors", model, PREPROCESSING, label_names=("a", "b"))
+    content = header_of(tmp_path / "m.safetensors")
+    assert content["format_version"] == 1
+    assert content["model"] == {"backbone": "squeezenet1_1", "n_bits": 12}
+    assert load_checkpoint(tmp_path / "m.safetensors").header.head == "linear"
+
+
+@pytest.mark.parametrize("head", ["linear_bn", "mlp", "mlp:7"])
+def test_other_heads_make_the_round_trip_and_older_versions_refuse_them(head, tmp_path):
+    torch.manual_seed(0)
+    # MNASNet asks `load_state_dict` for a version number that a safetensors file does not have.
+    model = HashModel(backbone="mnasnet0_5", n_bits=20, head=head).train()
+    with torch.no_grad():
+        model(torch.randn(3, 3, 64, 64))  # moves the batch norm's statistics
+    file = tmp_path / "m.safetensors"
+    save_checkpoint(file, model, PREPROCESSING, label_names=("a", "b"))
+    assert header_of(file)["format_version"] == 2
+    assert header_of(file)["model"] == {"backbone": "mnasnet0_5", "n_bits": 20, "head": head}
+    loaded = load_checkpoint(file)
+    assert loaded.header.head == loaded.model.head_name == head
+    images = torch.randn(2, 3, 64, 64)
+    assert torch.equal(loaded.model(images), model.eval()(images))
+    plain = HashModel(backbone="mnasnet0_5", n_bits=20)
+    plain.load_state_dict(model.state_dict(), strict=False)
+    assert fingerprint(plain, PREPROCESSING) != loaded.header.fingerprint
+
+
+@pytest.fixture
+def of_vectors(tmp_path) -> Path:
+    """A checkpoint of a model that takes vectors of 294 numbers."""
+    torch.manual_seed(0)
+    model = HashModel(backbone="mlp:294-16", n_bits=20)
+    model.backbone.standardize(torch.arange(294.0), torch.full((294,), 3.0))
+    save_checkpoint(tmp_path / "vectors.safetensors", model, None, label_names=("a", "b"))
+    return tmp_path / "vectors.safetensors"
+
+
+def test_a_model_of_vectors_makes_the_round_trip_with_its_statistics(of_vectors):
+    loaded = load_checkpoint(of_vectors)
+    assert header_of(of_vectors)["preprocessing"] is None
+    assert loaded.header.preprocessing is None
+    assert torch.equal(loaded.model.backbone.mean, torch.arange(294.0))
+    assert fingerprint(loaded.model, None) == loaded.header.fingerprint
+    with torch.no_grad():
+        loaded.model.backbone.mean[5] += 1
+    assert fingerprint(loaded.model, None) != loaded.header.fingerprint
+
+
+def test_a_model_of_vectors_encodes_no_images(of_vectors, pictures, hashseek, tmp_path):
+    sentence = "this checkpoint encodes vectors of 294 numbers, not images: use `hashseek evaluate`"
+    with pytest.raises(BadCheckpoint, match=sentence):
+        Encoder(load_checkpoint(of_vectors), device="cpu")
+    code, _, err = hashseek("index", "add", tmp_path / "collection", pictures, "--checkpoint", of_vectors)
+    assert code == 2
+    assert err == f"hashseek: {err.removeprefix('hashseek: ').strip()}\n"
+    assert sentence in err
+
+
+def test_preprocessing_is_for_images_and_images_need_it(model, tmp_path):
+    with pytest.raises(ValueError, match="squeezenet1_1 cannot have the preprocessing None"):
+        save_checkpoint(tmp_path / "m.safetensors", model, None, label_names=())
+    vectors = HashModel(backbone="mlp:3-4", n_bits=4)
+    with pytest.raises(ValueError, match="mlp:3-4 cannot have the preprocessing Preprocessing"):
+        save_checkpoint(tmp_path / "m.safetensors", vectors, PREPROCESSING, label_names=())
 
 
 def test_a_missing_file(tmp_path):
@@ -90,7 +169,7 @@ def test_a_foreign_file(tmp_path):
 
 def test_a_newer_format(path):
     rewrite(path, lambda content: content.update(format_version=7))
-    with pytest.raises(BadCheckpoint, match="format 7, this Hashseek reads up to 1: update"):
+    with pytest.raises(BadCheckpoint, match="format 7, this Hashseek reads up to 2: update"):
         load_header(path)
 
 

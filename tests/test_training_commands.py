@@ -1,4 +1,4 @@
-"""`hashseek train`, `data` and `evaluate` as a person calls them: results on stdout, one sentence per mistake."""
+"""`hashseek train` and `evaluate` as a person calls them: results on stdout, one sentence per mistake."""
 
 import subprocess
 import sys
@@ -49,22 +49,6 @@ def test_train_then_evaluate(toml, tmp_path, pictures):
     assert shown.returncode == 0, shown.stderr
     assert "## The same model before training" in shown.stdout
     assert (tmp_path / "run" / "evaluation-best" / "report.json").is_file()
-
-
-def test_data_check_names_every_bad_line_and_counts_what_is_there(pictures, tmp_path):
-    for file in ("labels.csv", "images"):
-        (tmp_path / file).symlink_to(pictures / file)
-    shown = hashseek("data", "check", tmp_path)
-    assert shown.returncode == 0, shown.stderr
-    assert "images: train 40, query 8, database 20" in shown.stdout
-    (tmp_path / "labels.csv").unlink()
-    rows = (pictures / "labels.csv").read_text().splitlines()
-    (tmp_path / "labels.csv").write_text("\n".join([*rows, "gone.jpg,circle,train", "images/x.jpg,,train"]))
-    shown = hashseek("data", "check", tmp_path)
-    assert "skipped: labels.csv line 70: the file gone.jpg does not exist" in shown.stdout
-    refused = hashseek("data", "check", tmp_path, "--on-error", "stop")
-    assert refused.returncode == 2
-    assert "labels.csv has 2 problems" in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ import tomllib
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from retrieval.errors import BadConfig
 from retrieval.images import Preprocessing
@@ -30,9 +31,32 @@ class NamedSection(BaseModel):
 
 
 class LossSection(NamedSection):
-    """The loss; HyP2 unless named otherwise."""
+    """The loss, HyP2 unless named otherwise, and what it reads."""
 
     name: str = "hyp2"
+    on: Literal["outputs", "features", "projection"] = "outputs"
+
+
+class PartnerSection(NamedSection):
+    """A classification loss beside the loss, on a linear layer over what `on` names."""
+
+    on: Literal["outputs", "features", "projection"] = "outputs"
+    weight: float = Field(default=1, gt=0)
+
+
+class ProjectionSection(_Section):
+    """The projection head of contrastive training: features -> hidden (None: as many) -> width."""
+
+    width: int = Field(default=128, ge=1)
+    hidden: int | None = Field(default=None, ge=1)
+
+
+class MemorySection(_Section):
+    """A queue of keys to contrast with; momentum of the encoder that makes them, 0 for the network itself."""
+
+    size: int = Field(default=4096, ge=1)
+    momentum: float = Field(default=0.999, ge=0, lt=1)
+    until_full: bool = False
 
 
 class ModelSection(_Section):
@@ -45,6 +69,8 @@ class ModelSection(_Section):
     mean: tuple[float, float, float] | None = None
     std: tuple[float, float, float] | None = None
     crop_fraction: float | None = None
+    head: str = "linear"
+    dropout: float = Field(default=0, ge=0, lt=1)
     freeze_backbone: bool = False
     freeze_batch_norm: bool = False
 
@@ -68,42 +94,110 @@ class OptimizerSection(_Section):
     momentum: float = Field(default=0.9, ge=0, lt=1)
     weight_decay: float = Field(default=5e-4, ge=0)
     clip_norm: float | None = Field(default=None, gt=0)
-    schedule: Literal["constant", "step", "cosine"] = "cosine"
+    schedule: Literal["constant", "step", "cosine", "restarts"] = "cosine"
     warmup_epochs: float = Field(default=0, ge=0)
+    restart_epochs: int = Field(default=10, ge=1)
+    restart_factor: int = Field(default=2, ge=1)
     step_epochs: int = Field(default=10, ge=1)
     step_factor: float = Field(default=0.5, gt=0, lt=1)
 
 
 class TrainSection(_Section):
-    """Length, batches, validation, hardware."""
+    """Length, batches, augmentation, validation, hardware.
+
+    batch_size: of all devices together. chunk_size: rows a device has in memory at once; the batch's loss stays exact.
+    patience: epochs without a better validation score before a run stops. ema: of the weights that are validated and
+    saved. views: augmented copies of each image in a batch. noise: of feature vectors, in standard deviations.
+    keep_labels: share of the positive labels of the training part that are kept. single_label: keep one an image.
+    """
 
     epochs: int = Field(default=20, ge=1)
     batch_size: int = Field(default=64, ge=1)
+    chunk_size: int | None = Field(default=None, ge=1)
     seed: int = Field(default=0, ge=0)
     val_fraction: float = Field(default=0.1, gt=0, lt=1)
     val_n: int = Field(default=1000, ge=1)
+    patience: int | None = Field(default=None, ge=1)
+    ema: float | None = Field(default=None, gt=0, lt=1)
     device: str = "auto"
+    devices: int = Field(default=1, ge=1)
     precision: Literal["auto", "fp32", "bf16"] = "auto"
+    compile: bool = False
+    views: Literal[1, 2] = 1
     flip: bool = True
     min_crop: float = Field(default=0.3, gt=0, le=1)
+    rand_augment: int = Field(default=0, ge=0)
+    rand_augment_magnitude: int = Field(default=9, ge=0, le=30)
+    jitter: float = Field(default=0, ge=0, le=1)
+    noise: float = Field(default=0, ge=0)
+    keep_labels: float = Field(default=1, gt=0, le=1)
+    single_label: bool = False
+    cache: Literal["auto", "memory", "memmap", "none"] = "auto"
     cache_gib: float = Field(default=4, ge=0)
 
 
+class TrackingSection(_Section):
+    """Where a run is followed beside its folder's log.
+
+    mlflow: a tracking URI, true for the one that MLflow itself finds (MLFLOW_TRACKING_URI), false for none.
+    """
+
+    tensorboard: bool = True
+    mlflow: bool | str = False
+
+    @field_validator("mlflow")
+    @classmethod
+    def _holds_no_password(cls, value: bool | str) -> bool | str:
+        if isinstance(value, str) and urlsplit(value).password is not None:
+            raise ValueError(
+                "it is written into the run folder and into checkpoints and must hold no password: give that to MLflow "
+                "as MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+            )
+        return value
+
+
+class SweepSection(_Section):
+    """A search over settings, for `hashseek sweep`; training alone does not look at it.
+
+    space: setting -> range, see `training.sweep_space`. prune: end trials early that fall behind.
+    """
+
+    trials: int = Field(default=20, ge=1)
+    seed: int = Field(default=0, ge=0)
+    prune: bool = True
+    space: dict[str, Any] = {}
+
+
 class Config(_Section):
-    """Everything that decides a run."""
+    """Everything that decides a run, and a search over it."""
 
     data: NamedSection
     model: ModelSection
     loss: LossSection = LossSection()
+    partner: PartnerSection | None = None
+    projection: ProjectionSection | None = None
+    memory: MemorySection | None = None
     optimizer: OptimizerSection = OptimizerSection()
     train: TrainSection = TrainSection()
+    tracking: TrackingSection = TrackingSection()
+    sweep: SweepSection = Field(default=SweepSection(), exclude=True)
 
     @model_validator(mode="after")
-    def _warmup_fits(self) -> "Config":
+    def _settings_fit(self) -> "Config":
         if self.optimizer.warmup_epochs >= self.train.epochs:
             raise ValueError(
                 f"optimizer.warmup_epochs is {self.optimizer.warmup_epochs} and must be less than "
                 f"train.epochs, {self.train.epochs}"
+            )
+        if self.train.batch_size % self.train.devices:
+            raise ValueError(
+                f"train.batch_size is {self.train.batch_size} and must be a multiple of train.devices, "
+                f"{self.train.devices}: it is the batch of all devices together"
+            )
+        if self.train.views > 1 and self.model.freeze_backbone:
+            raise ValueError(
+                "train.views is 2, but with model.freeze_backbone features are computed once, from one view: set one "
+                "of them back"
             )
         return self
 
@@ -116,6 +210,15 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     Raises:
         BadConfig: no such file, not TOML, a misspelt key, or a value outside its limits.
     """
+    return parse_config(read_config(path, overrides), source=str(path))
+
+
+def read_config(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """What `load_config` checks: the sections of the file with the overrides applied.
+
+    Raises:
+        BadConfig: no such file, not TOML, or an override that is not written as one.
+    """
     try:
         content = tomllib.loads(find_config(path).read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -125,7 +228,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     # Names first: what a section says beside its name is meant for that name, so another one starts it afresh.
     for override in sorted(overrides, key=lambda text: not text.startswith(("data.name=", "loss.name="))):
         _apply(content, override)
-    return parse_config(content, source=str(path))
+    return content
 
 
 def find_config(path: Path) -> Path:
@@ -150,19 +253,28 @@ def parse_config(content: dict[str, Any], *, source: str) -> Config:
 
 def _apply(content: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
-    *sections, last = key.strip().split(".")
-    if not equals or not sections or not last:
+    if not equals or not key.strip().rpartition(".")[0] or not key.strip().rpartition(".")[2]:
         raise BadConfig(f"an override is written section.key=value, such as model.n_bits=24, not {override!r}")
-    target = content
-    for section in sections:
-        target = target.setdefault(section, {})
-        if not isinstance(target, dict):
-            raise BadConfig(f"the override {override!r} goes through {section!r}, which is a value and not a section")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text  # a bare word, such as a path: quotes are for the shell to eat
-    if key.strip() in ("data.name", "loss.name") and target.get("name") != value:
+    set_value(content, key.strip(), value)
+
+
+def set_value(content: dict[str, Any], key: str, value: Any) -> None:
+    """Set `section.key` of a configuration's content, in place; another name of loss or data starts its section afresh.
+
+    Raises:
+        BadConfig: a section on the way is a value.
+    """
+    *sections, last = key.split(".")
+    target = content
+    for section in sections:
+        target = target.setdefault(section, {})
+        if not isinstance(target, dict):
+            raise BadConfig(f"the setting {key!r} goes through {section!r}, which is a value and not a section")
+    if key in ("data.name", "loss.name") and target.get("name") != value:
         target.clear()
     target[last] = value
 
@@ -185,7 +297,8 @@ def _explain(error: ValidationError) -> str:
 def _keys(place: tuple[Any, ...]) -> list[str]:
     model: type[BaseModel] = Config
     for part in place:
-        inner = model.model_fields[str(part)].annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            model = inner
+        annotation = model.model_fields[str(part)].annotation
+        for inner in (annotation, *get_args(annotation)):  # an optional section is a union with None
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                model = inner
     return list(model.model_fields)

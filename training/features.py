@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,16 +15,11 @@ from retrieval.devices import pick_dtype
 from retrieval.files import write_atomically
 from retrieval.images import Preprocessing, normalizer
 from retrieval.model import HashModel
+from training.augment import Augmentation
+from training.cache import cache_folder, digest_files
 from training.images import Images
 
 BATCH = 32
-
-
-def cache_folder() -> Path:
-    """Where features are kept: `$HASHSEEK_CACHE`, else `$XDG_CACHE_HOME/hashseek`, else `~/.cache/hashseek`."""
-    if "HASHSEEK_CACHE" in os.environ:
-        return Path(os.environ["HASHSEEK_CACHE"])
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "hashseek"
 
 
 def features_of(
@@ -42,7 +36,7 @@ def features_of(
     path, size and time of change. `advance` is told how many images each step finished.
     """
     dtype = pick_dtype(precision, device)
-    file = cache_folder() / "features" / f"{_key(model, images, dtype)}.npy"
+    file = _file(model, images, dtype)
     if file.is_file():
         cached: NDArray[np.float32] = np.load(file)
         advance(len(images))
@@ -52,7 +46,7 @@ def features_of(
     rows = []
     every = np.arange(len(images))
     with torch.inference_mode(), torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
-        for pixels, chosen in images.batches(every, batch_size=BATCH, flip=False, min_crop=1, seed=(0,)):
+        for pixels, chosen in images.batches(every, batch_size=BATCH, augmentation=Augmentation.none(), seed=(0,)):
             rows.append(model.features(normalize(pixels)).float().cpu().numpy())
             advance(len(chosen))
     features = np.concatenate(rows)
@@ -62,11 +56,18 @@ def features_of(
     return features
 
 
+def has_features(model: HashModel, images: Images, *, device: torch.device, precision: str) -> bool:
+    """Whether `features_of` would find the features of `images` in the cache; they then were decoded without error."""
+    return _file(model, images, pick_dtype(precision, device)).is_file()
+
+
+def _file(model: HashModel, images: Images, dtype: torch.dtype) -> Path:
+    return cache_folder() / "features" / f"{_key(model, images, dtype)}.npy"
+
+
 def _key(model: HashModel, images: Images, dtype: torch.dtype) -> str:
     preprocessing: Preprocessing = images.preprocessing
     digest = hashlib.sha256(f"{model.backbone_name} {digest_weights(model.backbone)} {dtype}\n".encode())
     digest.update(json.dumps(preprocessing.as_dict(), sort_keys=True).encode())
-    for path in images.split.paths:
-        status = path.stat()
-        digest.update(f"{path.resolve()} {status.st_size} {status.st_mtime_ns}\n".encode())
+    digest.update(digest_files(images.split.paths).encode())
     return digest.hexdigest()

@@ -4,36 +4,46 @@ Everything random is drawn from (seed, epoch, row), never from a running generat
 and resumed ends with the same weights as an unbroken one.
 """
 
+import copy
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from lightning_fabric import Fabric
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from retrieval.backbones import default_preprocessing
 from retrieval.checkpoint import save_checkpoint
 from retrieval.codes import pack
-from retrieval.devices import pick_device, pick_dtype
-from retrieval.errors import BadCodes, BadDataset, HashseekError
-from retrieval.images import Preprocessing, normalizer
+from retrieval.errors import BadCodes, BadConfig, BadDataset, HashseekError
+from retrieval.images import Preprocessing
 from retrieval.metrics import average_precision, histograms
+from retrieval.mlp import Mlp
 from retrieval.model import HashModel
 from retrieval.weights import load_backbone_weights
-from training.config import Config, OptimizerSection
+from training.config import Config
 from training.datasets import build_splits
 from training.datasets.folder import expand
-from training.datasets.splits import Splits, never_in_training
-from training.features import features_of
+from training.datasets.splits import Split, Splits, never_in_training
+from training.features import has_features
 from training.images import Images, without_broken
-from training.losses import build_loss
+from training.losses.memory import gather_rows, update_key_encoder
+from training.missing import drop_labels
+from training.network import Keys, Network, Objective, build_network
+from training.optimizers import build_optimizer, parameters_of, set_rates
+from training.parallel import launch, own_part
 from training.progress import Progress
 from training.run import Run, open_run, read_log, save_state, write_log
+from training.sources import Rows, Source, build_source
+from training.step import backward
+from training.tracking import Tracker
 
 # Validation ranks at most so many training images: enough to tell epochs apart, and it stays cheap on large sets.
 MAX_VALIDATION_DATABASE = 10_000
@@ -41,6 +51,17 @@ MAX_VALIDATION_DATABASE = 10_000
 
 class Diverged(HashseekError):
     """The loss is no longer a number."""
+
+
+class OutOfMemory(HashseekError):
+    """A batch does not fit into the device's memory."""
+
+
+class Stop(Exception):
+    """Raised by `on_epoch`: the epoch was the last, and the run ends in order."""
+
+
+OnEpoch = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -52,114 +73,198 @@ class Result:
     best_score: float
 
 
-@dataclass(frozen=True)
-class _Source:
-    """Where batches come from: cached features, or augmented images.
+@dataclass
+class _State:
+    """What changes from epoch to epoch."""
 
-    `batches(rows, epoch)` yields (input, rows); `outputs(input)` is differentiable; `encode(rows)` gives (n, K).
-    """
+    network: Network
+    objective: Objective
+    keys: Keys | None
+    optimizer: torch.optim.Optimizer
+    ema: HashModel | None
+    records: list[dict[str, Any]]
+    best_score: float = -math.inf
+    best_epoch: int = -1
 
-    batches: Callable[[NDArray[np.int64], int], Iterator[tuple[Tensor, NDArray[np.int64]]]]
-    outputs: Callable[[Tensor], Tensor]
-    encode: Callable[[NDArray[np.int64]], NDArray[np.float32]]
+    @property
+    def evaluated(self) -> HashModel:
+        """The model that is validated and saved."""
+        return self.network.model if self.ema is None else self.ema
+
+    def modules(self) -> dict[str, nn.Module | torch.optim.Optimizer]:
+        """Everything with a state, by name."""
+        found: dict[str, nn.Module | torch.optim.Optimizer | None] = {
+            "network": self.network,
+            "objective": self.objective,
+            "optimizer": self.optimizer,
+            "keys": self.keys,
+            "ema": self.ema,
+        }
+        return {name: module for name, module in found.items() if module is not None}
 
 
-def fit(config: Config, *, out: Path, resume: bool = False, progress: Progress | None = None) -> Result:
+def fit(
+    config: Config,
+    *,
+    out: Path,
+    resume: bool = False,
+    progress: Progress | None = None,
+    on_epoch: OnEpoch | None = None,
+) -> Result:
     """Train as `config` says into the run folder `out`.
 
+    Args:
+        config: everything that decides the run.
+        out: the run folder.
+        resume: go on with the run that is in it.
+        progress: where to show the way.
+        on_epoch: told the record of each epoch after it is saved; it may raise `Stop`. In one process only.
+
     Raises:
-        HashseekError: bad data, weights or settings, an occupied run folder, or a loss that became NaN.
+        HashseekError: bad data, weights or settings, an occupied run folder, too little memory, or a loss that became
+            NaN.
     """
-    progress = progress or Progress(quiet=True)
-    seed = config.train.seed
-    device = pick_device(config.train.device)
-    model = initial_model(config)
-    preprocessing = config.model.preprocessing(default_preprocessing(config.model.backbone))
-    splits = build_splits(config.data.name, **config.data.options())
-    loss = build_loss(
-        config.loss.name,
-        n_classes=len(splits.label_names),
-        n_bits=config.model.n_bits,
-        **config.loss.options(),
+    settings = config.train
+    several = settings.devices > 1
+    if several and on_epoch is not None:
+        raise BadConfig(
+            f"train.devices is {settings.devices}, but only a run in one process can be watched: set it to 1"
+        )
+    quiet = progress is None or progress.quiet
+    return launch(
+        _fit,
+        config,
+        out,
+        resume,
+        quiet if several else progress or Progress(quiet=True),
+        on_epoch,
+        device=settings.device,
+        devices=settings.devices,
+        precision=settings.precision,
     )
-    run, state = open_run(out, config.model_dump(mode="json"), resume=resume)
-    train, problems = without_broken(splits.train, on_error=splits.on_error, source=config.data.name)
-    progress.problems([*splits.problems, *problems], never_in_training(splits))
+
+
+def _fit(
+    fabric: Fabric, config: Config, out: Path, resume: bool, shown: Progress | bool, on_epoch: OnEpoch | None
+) -> Result:
+    tracker = Tracker()
+    try:
+        result = _tracked(fabric, config, out, resume, shown, on_epoch, tracker)
+    except BaseException as error:
+        tracker.close("failed" if isinstance(error, Exception) else "killed")
+        raise
+    tracker.close("finished")
+    return result
+
+
+def _tracked(
+    fabric: Fabric,
+    config: Config,
+    out: Path,
+    resume: bool,
+    shown: Progress | bool,
+    on_epoch: OnEpoch | None,
+    tracker: Tracker,
+) -> Result:
+    if isinstance(shown, bool):  # a progress bar cannot travel to another process
+        shown = Progress(quiet=shown or not fabric.is_global_zero)
+    model = initial_model(config)
+    default = default_preprocessing(config.model.backbone, weights=config.model.weights)
+    preprocessing = None if default is None else config.model.preprocessing(default)
+    if preprocessing is not None:
+        model.check_input_size(preprocessing.size)
+    splits = build_splits(config.data.name, **config.data.options())
+    network, objective, keys = build_network(config, model, n_classes=len(splits.label_names))
+    if config.train.chunk_size is not None:
+        _check_chunks(config, network)
+    with fabric.rank_zero_first():
+        run, saved = open_run(out, config.model_dump(mode="json"), resume=resume or not fabric.is_global_zero)
+    train, images = _training_images(config, model, splits, preprocessing, fabric.device, shown)
     fit_rows, val_rows = _validation_part(len(train), config)
+    if train.vectors is not None:
+        _standardize(model, torch.from_numpy(train.vectors[fit_rows]))
 
-    model.to(device).to(memory_format=torch.channels_last)
-    loss.to(device)
-    images = Images(train, preprocessing, cache_gib=config.train.cache_gib)
-    source = (_frozen if config.model.freeze_backbone else _augmented)(config, model, images, device, progress)
-    optimizer, rates = _optimizer(config, model, loss)
-    labels = torch.from_numpy(train.labels.astype(np.float32)).to(device)
-    records: list[dict[str, Any]] = []
-    best_score, best_epoch, first_epoch = -math.inf, -1, 0
-    if state is not None:
-        model.load_state_dict(state["model"])
-        loss.load_state_dict(state["loss"])
-        optimizer.load_state_dict(state["optimizer"])
-        best_score, best_epoch, first_epoch = state["best_score"], state["best_epoch"], state["epoch"] + 1
-        records = read_log(run)[:first_epoch]
+    network.to(fabric.device).to(memory_format=torch.channels_last)
+    objective.to(fabric.device)
+    if keys is not None:
+        keys.to(fabric.device).to(memory_format=torch.channels_last)
+    source = build_source(config, model, train, images, fabric=fabric, progress=shown)
+    optimizer, rates = build_optimizer(config, network, objective)
+    ema = None if config.train.ema is None else copy.deepcopy(model)
+    state = _State(network, objective, keys, optimizer, ema, [])
+    first_epoch = 0
+    if saved is not None:
+        for name, module in state.modules().items():
+            module.load_state_dict(module.state_dict() | saved[name])
+        state.best_score, state.best_epoch = saved["best_score"], saved["best_epoch"]
+        first_epoch = saved["epoch"] + 1
+        state.records = read_log(run)[:first_epoch]
+    if fabric.is_global_zero:
+        tracker.start(
+            run,
+            config,
+            splits,
+            n_fit=len(fit_rows),
+            n_validation=len(val_rows),
+            device=fabric.device,
+            records=state.records,
+        )
+    if config.train.compile:
+        model.backbone.compile()
 
+    observed = drop_labels(
+        train.labels, share=config.train.keep_labels, single=config.train.single_label, seed=config.train.seed
+    )
+    labels = torch.from_numpy(observed.astype(np.float32)).to(fabric.device)
     for epoch in range(first_epoch, config.train.epochs):
+        if _is_patience_over(config, state):
+            break
         started = time.perf_counter()
-        torch.manual_seed(seed * 1_000_003 + epoch)  # dropout
-        order = np.random.default_rng((seed, epoch)).permutation(fit_rows)
-        sums: dict[str, float] = {}
-        model.train(not config.model.freeze_backbone)
-        n_batches = math.ceil(len(order) / config.train.batch_size)
-        progress.start_epoch(epoch, config.train.epochs, len(order))
-        for step, (inputs, rows) in enumerate(source.batches(order, epoch)):
-            if len(rows) == 1 and len(order) > 1:
-                continue  # batch norm has no statistics of one image, and pair losses have no pair
-            _set_rates(optimizer, rates, config.optimizer, (epoch + step / n_batches), config.train.epochs)
-            batch_labels = labels[torch.from_numpy(rows).to(device)]
-            terms = _terms(loss, source.outputs(inputs), batch_labels, epoch=epoch, step=step, run=run)
-            total = torch.stack(list(terms.values())).sum()
-            optimizer.zero_grad(set_to_none=True)
-            total.backward()  # type: ignore[no-untyped-call]
-            if config.optimizer.clip_norm is not None:
-                nn.utils.clip_grad_norm_(
-                    [p for group in optimizer.param_groups for p in group["params"]],
-                    config.optimizer.clip_norm,
-                )
-            optimizer.step()
-            for name, value in terms.items():
-                sums[name] = sums.get(name, 0.0) + value.item() * len(rows)
-            progress.advance(len(rows), {name: value.item() for name, value in terms.items()})
+        try:
+            means, n_seen = _train_epoch(fabric, config, state, source, labels, fit_rows, rates, epoch, run, shown)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+                raise
+            raise OutOfMemory(
+                f"a batch of {config.train.batch_size} at {_input(preprocessing)} does not fit into the memory of "
+                f"{fabric.device}: lower train.batch_size, or set train.chunk_size to keep the batch and compute it in "
+                "parts"
+            ) from None
         trained = time.perf_counter()
-        score = _validate(source, train.labels, fit_rows, val_rows, config)
+        score = _validate(fabric, source, state.evaluated, train.labels, fit_rows, val_rows, config)
         record = {
             "epoch": epoch,
-            "loss": sum(sums.values()) / len(order),
-            **{f"loss_{name}": value / len(order) for name, value in sums.items()},
+            "loss": sum(means.values()),
+            **{f"loss_{name}": value for name, value in means.items()},
             "lr": optimizer.param_groups[0]["lr"],
             f"val_mAP@{config.train.val_n}": score,
-            "images_per_s": len(order) / (trained - started),
+            "images_per_s": n_seen / (trained - started),
             "seconds": time.perf_counter() - started,
         }
-        records.append(record)
-        if score > best_score:
-            best_score, best_epoch = score, epoch
-            _save(run.best, model, preprocessing, splits, config, epoch=epoch, score=score)
-        # The state comes last: if we are killed before it is written, this epoch is run again with the same result.
-        write_log(run, records)
-        save_state(
-            run,
-            {
-                "model": model.state_dict(),
-                "loss": loss.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "epoch": epoch,
-                "best_score": best_score,
-                "best_epoch": best_epoch,
-            },
-        )
-        progress.end_epoch(record, is_best=best_epoch == epoch)
-    last_score = records[-1][f"val_mAP@{config.train.val_n}"]
-    _save(run.last, model, preprocessing, splits, config, epoch=config.train.epochs - 1, score=last_score)
-    return Result(run, best_epoch, best_score)
+        state.records.append(record)
+        is_best = score > state.best_score
+        if is_best:
+            state.best_score, state.best_epoch = score, epoch
+        if fabric.is_global_zero:
+            if is_best:
+                _save(run.best, state.evaluated, preprocessing, splits, config, epoch=epoch, score=score)
+            # The state comes last: if we are killed before it is written, this epoch is run again with the same result.
+            write_log(run, state.records)
+            scalars = {"epoch": epoch, "best_score": state.best_score, "best_epoch": state.best_epoch}
+            save_state(run, {name: _what_changes(module, config) for name, module in state.modules().items()} | scalars)
+            tracker.epoch(record)
+        shown.end_epoch(record, is_best=is_best)
+        if on_epoch is not None:
+            try:
+                on_epoch(record)
+            except Stop:
+                break
+    if fabric.is_global_zero:
+        last = state.records[-1]
+        score = last[f"val_mAP@{config.train.val_n}"]
+        _save(run.last, state.evaluated, preprocessing, splits, config, epoch=last["epoch"], score=score)
+    fabric.barrier()
+    return Result(run, state.best_epoch, state.best_score)
 
 
 def initial_model(config: Config) -> HashModel:
@@ -168,6 +273,7 @@ def initial_model(config: Config) -> HashModel:
     model = HashModel(
         backbone=config.model.backbone,
         n_bits=config.model.n_bits,
+        head=config.model.head,
         freeze_batch_norm=config.model.freeze_batch_norm,
     )
     weights = config.model.weights
@@ -179,27 +285,128 @@ def initial_model(config: Config) -> HashModel:
     return model
 
 
-def _terms(loss: nn.Module, outputs: Tensor, labels: Tensor, *, epoch: int, step: int, run: Run) -> dict[str, Tensor]:
-    """The terms of the loss.
+def _standardize(model: HashModel, vectors: Tensor) -> None:
+    # A backbone for images has no such method: `build_source` refuses it next.
+    if isinstance(model.backbone, Mlp) and model.backbone.n_inputs == vectors.shape[1]:
+        model.backbone.standardize(vectors.mean(dim=0), vectors.std(dim=0))
 
-    Raises:
-        Diverged: the outputs or a term are NaN or infinite.
-    """
-    try:
-        terms: dict[str, Tensor] = loss(outputs, labels, epoch=epoch)
-        wrong = [name for name, value in terms.items() if not bool(torch.isfinite(value))]
-        reason = f"the loss term {', '.join(wrong)} became {terms[wrong[0]].item()}" if wrong else None
-    except BadCodes as error:
-        reason = str(error)
-    if reason is not None:
-        raise Diverged(
-            f"epoch {epoch + 1}, batch {step + 1}: {reason} (lower the rate or set optimizer.clip_norm; the state "
-            f"before this epoch is kept in {run.folder})"
+
+def _training_images(
+    config: Config,
+    model: HashModel,
+    splits: Splits,
+    preprocessing: Preprocessing | None,
+    device: torch.device,
+    progress: Progress,
+) -> tuple[Split, Images | None]:
+    settings = config.train
+    train, images, problems = splits.train, None, splits.problems
+    if train.vectors is None and preprocessing is not None:
+        images = Images(train, preprocessing, cache="none")
+        known = config.model.freeze_backbone and has_features(
+            model, images, device=device, precision=settings.precision
         )
-    return terms
+        if not known:
+            train, broken = without_broken(train, on_error=splits.on_error, source=config.data.name)
+            problems = (*problems, *broken)
+            # A frozen backbone sees every image once.
+            cache = "none" if config.model.freeze_backbone else settings.cache
+            images = Images(train, preprocessing, cache=cache, cache_gib=settings.cache_gib)
+    progress.problems(problems, never_in_training(splits))
+    return train, images
 
 
-def _validation_part(n: int, config: Config) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _train_epoch(
+    fabric: Fabric,
+    config: Config,
+    state: _State,
+    source: Source,
+    labels: Tensor,
+    fit_rows: Rows,
+    rates: list[float],
+    epoch: int,
+    run: Run,
+    progress: Progress,
+) -> tuple[dict[str, float], int]:
+    """Mean of each term over the images of the epoch, and their number."""
+    settings = config.train
+    n_ranks = fabric.world_size
+    torch.manual_seed(settings.seed * 1_000_003 + epoch + 7_919 * fabric.global_rank)  # dropout
+    order = np.random.default_rng((settings.seed, epoch)).permutation(fit_rows)
+    share = settings.batch_size // n_ranks
+    own = own_part(order, batch_size=settings.batch_size, rank=fabric.global_rank, n_ranks=n_ranks)
+    n_steps = math.ceil(len(order) / settings.batch_size)
+    sums: dict[str, float] = {}
+    n_seen = 0
+    state.network.train()
+    if state.keys is not None:
+        state.keys.train()
+    if config.model.freeze_backbone:
+        state.network.model.backbone.eval()
+    progress.start_epoch(epoch, settings.epochs, len(order))
+    for step, (inputs, rows) in enumerate(source.batches(own, share, epoch)):
+        set_rates(state.optimizer, rates, config.optimizer, epoch + step / n_steps, settings.epochs)
+        state.optimizer.zero_grad(set_to_none=True)
+        try:
+            terms = backward(
+                state.network,
+                state.objective,
+                state.keys,
+                inputs,
+                labels[torch.from_numpy(rows).to(labels.device)],
+                epoch=epoch,
+                autocast=fabric.autocast,
+                chunk_size=settings.chunk_size,
+                views=settings.views,
+            )
+            wrong = [name for name, value in terms.items() if not bool(torch.isfinite(value))]
+            reason = f"the loss term {', '.join(wrong)} became {terms[wrong[0]].item()}" if wrong else None
+        except BadCodes as error:
+            reason = str(error)
+        if reason is not None:
+            raise Diverged(
+                f"epoch {epoch + 1}, batch {step + 1}: {reason} (lower the rate or set optimizer.clip_norm; the state "
+                f"before this epoch is kept in {run.folder})"
+            )
+        if config.optimizer.clip_norm is not None:
+            nn.utils.clip_grad_norm_(parameters_of(state.optimizer), config.optimizer.clip_norm)
+        state.optimizer.step()
+        if state.ema is not None and settings.ema is not None:
+            learns = (state.ema.head, state.network.model.head) if config.model.freeze_backbone else None
+            update_key_encoder(*(learns or (state.ema, state.network.model)), settings.ema)
+        n_rows = min(settings.batch_size, len(order) - step * settings.batch_size)
+        for name, value in terms.items():
+            sums[name] = sums.get(name, 0.0) + value.item() * n_rows
+        n_seen += n_rows
+        progress.advance(n_rows, {name: value.item() for name, value in terms.items()})
+    return {name: value / max(n_seen, 1) for name, value in sums.items()}, n_seen
+
+
+def _what_changes(module: nn.Module | torch.optim.Optimizer, config: Config) -> dict[str, Any]:
+    """The state of `module`, without a frozen backbone: that is in the weights the configuration names."""
+    state = module.state_dict()
+    frozen = config.model.freeze_backbone and isinstance(module, nn.Module)
+    return {name: value for name, value in state.items() if not (frozen and "backbone." in name)}
+
+
+def _is_patience_over(config: Config, state: _State) -> bool:
+    return config.train.patience is not None and len(state.records) > state.best_epoch + config.train.patience
+
+
+def _check_chunks(config: Config, network: Network) -> None:
+    live = [] if config.model.freeze_backbone or config.model.freeze_batch_norm else [network.model.backbone]
+    if any(isinstance(module, _BatchNorm) for part in (*live, network.model.head) for module in part.modules()):
+        raise BadConfig(
+            f"train.chunk_size is {config.train.chunk_size}, but batch norm would take its statistics of a chunk and "
+            "not of the batch: set model.freeze_batch_norm = true, or leave chunk_size out"
+        )
+
+
+def _input(preprocessing: Preprocessing | None) -> str:
+    return "this width" if preprocessing is None else f"{preprocessing.size} px"
+
+
+def _validation_part(n: int, config: Config) -> tuple[Rows, Rows]:
     n_val = round(n * config.train.val_fraction)
     if n_val < 1 or n_val >= n:
         raise BadDataset(
@@ -210,117 +417,31 @@ def _validation_part(n: int, config: Config) -> tuple[NDArray[np.int64], NDArray
     return np.sort(order[n_val:]), np.sort(order[:n_val])
 
 
-def _frozen(config: Config, model: HashModel, images: Images, device: torch.device, progress: Progress) -> _Source:
-    with progress.task("features of the frozen backbone", len(images)) as advance:
-        features = torch.from_numpy(
-            features_of(model, images, device=device, precision=config.train.precision, advance=advance)
-        ).to(device)
-
-    def batches(rows: NDArray[np.int64], epoch: int) -> Iterator[tuple[Tensor, NDArray[np.int64]]]:  # noqa: ARG001
-        for start in range(0, len(rows), config.train.batch_size):
-            chosen = rows[start : start + config.train.batch_size]
-            yield features[torch.from_numpy(chosen).to(device)], chosen
-
-    def encode(rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        with torch.inference_mode():
-            outputs: NDArray[np.float32] = model.head(features[torch.from_numpy(rows).to(device)]).cpu().numpy()
-        return outputs
-
-    return _Source(batches, model.head, encode)
-
-
-def _augmented(
-    config: Config,
-    model: HashModel,
-    images: Images,
-    device: torch.device,
-    progress: Progress,  # noqa: ARG001 - same signature as _frozen
-) -> _Source:
-    normalize = normalizer(images.preprocessing, device)
-    dtype = pick_dtype(config.train.precision, device)
-    size = config.train.batch_size
-
-    def batches(rows: NDArray[np.int64], epoch: int) -> Iterator[tuple[Tensor, NDArray[np.int64]]]:
-        return images.batches(
-            rows,
-            batch_size=size,
-            flip=config.train.flip,
-            min_crop=config.train.min_crop,
-            seed=(config.train.seed, epoch),
-        )
-
-    def outputs(pixels: Tensor) -> Tensor:
-        with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
-            result: Tensor = model(normalize(pixels))
-        return result
-
-    def encode(rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        model.eval()
-        with torch.inference_mode():
-            parts = [
-                outputs(pixels).float().cpu().numpy()
-                for pixels, _ in images.batches(rows, batch_size=size, flip=False, min_crop=1, seed=(0,))
-            ]
-        return np.concatenate(parts)
-
-    return _Source(batches, outputs, encode)
-
-
-def _optimizer(config: Config, model: HashModel, loss: nn.Module) -> tuple[torch.optim.Optimizer, list[float]]:
-    settings = config.optimizer
-    groups = [(list(model.head.parameters()), settings.lr)]
-    if not config.model.freeze_backbone:
-        groups.append((list(model.backbone.parameters()), settings.backbone_lr or settings.lr))
-    if list(loss.parameters()):
-        groups.append((list(loss.parameters()), settings.proxy_lr or settings.lr))
-    parameters = [{"params": params, "lr": rate} for params, rate in groups]
-    rates = [rate for _, rate in groups]
-    if settings.name == "sgd":
-        sgd = torch.optim.SGD(parameters, momentum=settings.momentum, weight_decay=settings.weight_decay)
-        return sgd, rates
-    return torch.optim.AdamW(parameters, weight_decay=settings.weight_decay), rates
-
-
-def rate_factor(settings: OptimizerSection, epoch: float, epochs: int) -> float:
-    """What the learning rates are multiplied with at a (fractional) epoch."""
-    if epoch < settings.warmup_epochs:
-        return (epoch + 1e-3) / settings.warmup_epochs
-    if settings.schedule == "cosine":
-        return 0.5 * (1 + math.cos(math.pi * (epoch - settings.warmup_epochs) / (epochs - settings.warmup_epochs)))
-    if settings.schedule == "step":
-        return float(settings.step_factor ** (int(epoch) // settings.step_epochs))
-    return 1.0
-
-
-def _set_rates(
-    optimizer: torch.optim.Optimizer,
-    rates: list[float],
-    settings: OptimizerSection,
-    epoch: float,
-    epochs: int,
-) -> None:
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate * rate_factor(settings, epoch, epochs)
-
-
 def _validate(
-    source: _Source,
+    fabric: Fabric,
+    source: Source,
+    model: HashModel,
     labels: NDArray[np.uint8],
-    fit_rows: NDArray[np.int64],
-    val_rows: NDArray[np.int64],
+    fit_rows: Rows,
+    val_rows: Rows,
     config: Config,
 ) -> float:
-    """mAP@val_n of the validation part as queries against the rest of the training split as database."""
+    """mAP@val_n of the validation part as queries against the rest of the training split as database.
+
+    Every process encodes its share and then ranks everything, which is quick.
+    """
     database = fit_rows
     if len(database) > MAX_VALIDATION_DATABASE:
         chosen = np.random.default_rng((config.train.seed, 0xDB)).permutation(len(database))
         database = np.sort(database[chosen[:MAX_VALIDATION_DATABASE]])
+
+    def encode(rows: Rows) -> NDArray[np.uint8]:
+        share = np.array_split(rows, fabric.world_size)[fabric.global_rank]
+        outputs = torch.from_numpy(source.encode(model, share)).to(fabric.device)
+        return pack(gather_rows(outputs).cpu().numpy())
+
     found = histograms(
-        pack(source.encode(val_rows)),
-        pack(source.encode(database)),
-        labels[val_rows],
-        labels[database],
-        n_bits=config.model.n_bits,
+        encode(val_rows), encode(database), labels[val_rows], labels[database], n_bits=config.model.n_bits
     )
     return float(average_precision(found, n=config.train.val_n).expected.mean())
 
@@ -328,7 +449,7 @@ def _validate(
 def _save(
     path: Path,
     model: HashModel,
-    preprocessing: Preprocessing,
+    preprocessing: Preprocessing | None,
     splits: Splits,
     config: Config,
     *,

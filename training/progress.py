@@ -21,9 +21,9 @@ class Progress:
     """Prints to standard error, so that standard output stays free for results."""
 
     def __init__(self, *, quiet: bool = False) -> None:
+        self.quiet = quiet
         self.console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
         self._bar: Bar | None = None
-        self._n_seen = 0
 
     def problems(self, problems: Sequence[Problem], absent: Sequence[str]) -> None:
         """Say which lines of the data set were left out or repaired, and which labels cannot be learnt."""

@@ -1,7 +1,11 @@
 """A run folder: what a training run leaves behind, and what it needs to go on.
 
 config.json         the configuration, as checked
+environment.json    versions, device, git state and command line of each start
+splits.json         sizes, labels and SHA-256 of the data set
 log.jsonl           one line per epoch
+tensorboard/        the same as curves for TensorBoard
+report.md, .html    one page about the run, with curves.svg
 state.pt            weights, optimizer and best score after the last finished epoch (tensors only)
 best.safetensors    checkpoint of the best epoch on the validation part
 last.safetensors    checkpoint of the last epoch
@@ -29,6 +33,36 @@ class Run:
     def config(self) -> Path:
         """The configuration."""
         return self.folder / "config.json"
+
+    @property
+    def environment(self) -> Path:
+        """What each start of the run was computed with."""
+        return self.folder / "environment.json"
+
+    @property
+    def splits(self) -> Path:
+        """What it was trained on."""
+        return self.folder / "splits.json"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Folder of TensorBoard's event file."""
+        return self.folder / "tensorboard"
+
+    @property
+    def mlflow(self) -> Path:
+        """The run's id in MLflow."""
+        return self.folder / "mlflow.json"
+
+    @property
+    def report(self) -> Path:
+        """One page about the run."""
+        return self.folder / "report.md"
+
+    @property
+    def curves(self) -> Path:
+        """The curves of that page."""
+        return self.folder / "curves.svg"
 
     @property
     def log(self) -> Path:
@@ -66,7 +100,8 @@ def open_run(folder: Path, config: dict[str, Any], *, resume: bool) -> tuple[Run
     if not resume:
         raise BadConfig(f"{folder} already holds a run: go on with --resume, or choose another folder with --out")
     earlier = json.loads(run.config.read_text(encoding="utf-8"))
-    changes = _differences(earlier, config)
+    # How a run is followed does not change what comes out.
+    changes = differences(earlier | {"tracking": None}, config | {"tracking": None})
     if changes:
         raise BadConfig(
             f"the run in {folder} was made with another configuration ({'; '.join(changes)}): resume with the same "
@@ -103,12 +138,13 @@ def _load_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def _differences(earlier: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
+def differences(earlier: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
+    """What changed from `earlier` to `now`, a sentence each; sections are walked through."""
     found = []
     for key in dict.fromkeys((*earlier, *now)):
         old, new = earlier.get(key), now.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
-            found += _differences(old, new, f"{prefix}{key}.")
+            found += differences(old, new, f"{prefix}{key}.")
         elif old != new:
             found.append(f"{prefix}{key} was {old!r} and is {new!r}")
     return found

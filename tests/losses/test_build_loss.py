@@ -11,6 +11,8 @@ from torch import nn
 
 from retrieval.errors import BadCodes, BadConfig
 from training.losses import CLASSIFICATION, LOSSES, build_loss, hyperparameters
+from training.losses._common import check_batch
+from training.losses.catalogue import facts
 
 # Says that batches as small as these leave half of it untrained.
 pytestmark = pytest.mark.filterwarnings("ignore:HBL's margins need")
@@ -130,6 +132,84 @@ def test_float32_stays_close_and_half_is_raised(name, hyper, seed):
             assert torch.equal(value, outside[term]), term
 
 
+# Where backward runs, or is traced, under autocast.
+
+
+def everything_for(name, hyper):
+    """A loss and all that it may be given; to a classification loss the outputs are logits."""
+    outputs, labels = rows_for(name, 0, n=24)
+    logits = None if name in CLASSIFICATION else rows_for("bce", 1, n=24)[0].float()
+    given = {"logits": logits, "epoch": 2}
+    if facts(name).memory:
+        given["memory"] = rows_for(name, 50, n=40)
+    hyper = {**hyper, "k_min": 2, "lam": 1.0} if name == "hbl" else hyper
+    return build(name, **hyper), outputs.float(), labels, given
+
+
+@pytest.mark.parametrize(("name", "hyper"), [*CASES, ("hbl", {"base": "mulsupcon"}), ("reg", {"alpha": 1.0})], ids=str)
+def test_autocast_changes_neither_value_nor_gradient(name, hyper):
+    loss, outputs, labels, given = everything_for(name, hyper)
+    for context in (given, {**given, "memory": None}):
+        exact = gradients_of(loss, outputs, labels, **context)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            inside = gradients_of(loss, outputs, labels, **context)
+        for a, b in zip([inside[0], *inside[1]], [exact[0], *exact[1]], strict=True):
+            assert a.dtype == torch.float32
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", ["dpsh", "hbl", "hyp2", "msc", "reg", "supcon"])
+def test_nor_does_compiling_under_autocast(name):
+    loss, outputs, labels, given = everything_for(name, {})
+    exact = gradients_of(loss, outputs, labels, **given)
+    torch.compiler.reset()
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value, (gradient, *_) = gradients_of(compiled, outputs, labels, **given)
+    torch.compiler.reset()
+    torch.testing.assert_close(value, exact[0])
+    torch.testing.assert_close(gradient, exact[1][0])
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_nothing_that_is_given_is_changed(name):
+    loss, outputs, labels, given = everything_for(name, {})
+    labels = labels.float()  # the type that a loss computes in, so that it need not make a copy
+    if "memory" in given:
+        given["memory"] = tuple(part.float() for part in given["memory"])
+    kept = copy.deepcopy((outputs, labels, given))
+    gradients_of(loss, outputs, labels, **given)
+    for now, before in zip((outputs, labels), kept, strict=False):
+        assert torch.equal(now, before)
+    if name not in CLASSIFICATION:
+        assert torch.equal(given["logits"], kept[2]["logits"])
+    for now, before in zip(given.get("memory", ()), kept[2].get("memory", ()), strict=True):
+        assert torch.equal(now, before)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("n_classes", [1, 3])
+@pytest.mark.parametrize("n", [1, 2, 9])
+def test_extremes_come_out_finite(name, n, n_classes):
+    width = n_classes if name in CLASSIFICATION else 6
+    options = {"k_min": 1, "lam": 1.0} if name == "hbl" else {"zeta": -1} if name.startswith("hyp2") else {}
+    if facts(name).method.__module__ != "training.losses.splc" and "tau" in hyperparameters(name):
+        options["tau"] = 0.001
+    loss = build(name, n_classes, **options)
+    generator = torch.Generator().manual_seed(3)
+    rows = torch.randn(n, width, generator=generator)
+    poles = rows[:1] * torch.randint(0, 2, (n, 1), generator=generator).mul(2).sub(1)  # cosines of exactly -1 and 1
+    logits = None if name in CLASSIFICATION else 800 * torch.randn(n, n_classes, generator=generator).sign()
+    for outputs in (800 * rows.sign(), 1e4 * rows, 1e-6 * rows, 0 * rows, poles, rows[[0] * n]):
+        for share in (0.0, 0.5, 1.0):
+            labels = (torch.rand(n, n_classes, generator=generator) < share).float()
+            memories = [None, (outputs[:1], labels[:1]), (outputs.flip(0), labels)] if facts(name).memory else [None]
+            for memory in memories:
+                value, gradients = gradients_of(loss, outputs, labels, memory=memory, logits=logits, epoch=30)
+                assert value.isfinite()
+                assert all(gradient.isfinite().all() for gradient in gradients)
+
+
 @pytest.mark.parametrize(("name", "hyper"), CASES, ids=str)
 @pytest.mark.parametrize("seed", range(3))
 def test_order_of_rows_does_not_matter(name, hyper, seed):
@@ -187,6 +267,12 @@ def test_bad_batches(name):
             loss(bad, torch.zeros(3, 4))
 
 
+def test_finite_outputs_whose_sum_overflows_are_no_flaw():
+    outputs = torch.full((3, 4), torch.finfo(torch.float32).max)
+    checked, _ = check_batch(outputs, torch.zeros(3, 2), n_classes=2, n_bits=4)
+    assert torch.equal(checked, outputs)
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_every_loss_takes_sizes_and_flat_keywords_and_documents_them(name):
     assert all(default is not inspect.Parameter.empty for default in hyperparameters(name).values())
@@ -222,7 +308,8 @@ def test_misspelt_names():
 def test_hyperparameters_tells_the_defaults():
     assert hyperparameters("dpsh") == {"eta": 0.1}
     assert hyperparameters("hyp2")["parts"] == "proxy+irrelevant"
-    assert set(hyperparameters("hyp2_pair")) == {"beta", "zeta", "offset"}
+    assert set(hyperparameters("hyp2_pair")) == set(hyperparameters("hyp2_proxy")) == {"zeta", "offset"}
+    assert set(hyperparameters("hyp2_proxy_pair")) == {"beta", "zeta", "offset"}
     with pytest.raises(BadConfig, match="has no hyperparameter 'parts'"):
         build("hyp2_pair", parts="proxy")
 

@@ -1,5 +1,7 @@
 import math
+import statistics
 import warnings
+from fractions import Fraction
 from functools import partial
 
 import _literal as literal
@@ -8,7 +10,7 @@ import torch
 from _literal import batch, gradients_of
 
 from retrieval.errors import BadConfig
-from training.losses.hbl import HBL, medians
+from training.losses.hbl import HBL, median_overlaps
 from training.losses.mulsupcon import MulSupCon
 from training.losses.supcon import SupCon
 
@@ -103,11 +105,85 @@ def test_median_of_an_even_number_changes_the_partition():
     assert build(5, 2, lam=1.0, median="lower")(outputs, labels, memory=(ref, ref_y))["margins"] == 0
 
 
-def test_medians():
-    values = torch.tensor([[0.2, 1.0, 0.2, 1.0], [0.3, 0.1, 0.2, 2.0], [0.7, 2.0, 2.0, 2.0]])
-    count = torch.tensor([[4], [3], [1]])
-    torch.testing.assert_close(medians(values, count, "mean").squeeze(1), torch.tensor([0.6, 0.2, 0.7]))
-    torch.testing.assert_close(medians(values, count, "lower").squeeze(1), torch.tensor([0.2, 0.2, 0.7]))
+def random_labels(seed, n_anchors, n_rows, n_classes, density):
+    """Labels from rare to frequent, one anchor and one row without any."""
+    generator = torch.Generator().manual_seed(seed)
+    shares = 2 * density * torch.rand(n_classes, generator=generator)
+    labels = (torch.rand(n_anchors + n_rows, n_classes, generator=generator) < shares).double()
+    labels[[1, n_anchors + 1]] = 0
+    return labels[:n_anchors], labels[n_anchors:]
+
+
+# Few labels, whose overlaps are counted, and so many that sorting the pairs is less work.
+COUNTED, SORTED = {"n_classes": 12, "density": 0.2}, {"n_classes": 81, "density": 0.5}
+
+
+@pytest.mark.parametrize("labels", [COUNTED, SORTED], ids=["counted", "sorted"])
+@pytest.mark.parametrize("kind", ["mean", "lower"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_medians_are_those_of_the_statistics_module(labels, kind, dtype):
+    for seed in range(3):
+        y, ref_y = random_labels(seed, 15, 300, **labels)
+        shared, sizes = (y @ ref_y.T).to(dtype), ref_y.sum(dim=1).to(dtype)
+        n_labels = y.sum(dim=1, keepdim=True).to(dtype)
+        cells = (shared.max() + 1) * (sizes.max() + 1)
+        assert (cells <= 300) == (labels is COUNTED)
+        found = median_overlaps(shared, shared.clamp(max=1), n_labels, sizes, kind)
+        for own, value in zip(literal.label_sets(y), found.squeeze(1).tolist(), strict=True):
+            others = literal.label_sets(ref_y)
+            overlaps = [Fraction(len(own & other), len(own | other)) for other in others if own & other]
+            if overlaps:
+                exact = (statistics.median if kind == "mean" else statistics.median_low)(overlaps)
+                assert value == pytest.approx(float(exact), rel=1e-6 if dtype == torch.float32 else 1e-15)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"base": "mulsupcon", "reduction": "labels", "lam": 1.0},
+        {"median": "lower", "gate": "soft", "k_min": 40, "lam": 1.0, "m_abs": 1.0},
+        {"k_min": 64, "gamma": 2.0, "lam": 1.0, "m_rel": 1.0},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("labels", [COUNTED, SORTED], ids=["counted", "sorted"])
+def test_equals_the_loops_beside_a_queue_of_hundreds(options, labels):
+    y, ref_y = random_labels(0, 12, 300, **labels)
+    rows = torch.randn(312, 8, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    loss, memory = build(y.shape[1], 8, **options), (rows[12:], ref_y)
+    assert loss(rows[:12], y, memory=memory)["margins"] > 0
+    literal.assert_same(loss, partial(slow, labels=y, memory=memory, **options), rows[:12], y, memory)
+    y, _ = random_labels(7, 40, 2, **labels)
+    options = {**options, "k_min": 10}
+    literal.assert_same(build(y.shape[1], 8, **options), partial(slow, labels=y, **options), rows[:40], y)
+
+
+def test_every_overlap_falls_on_the_side_of_the_exact_one_in_float32():
+    # The picked rows tell the partition: with cosines that fall along the overlaps, the soft row that is least similar
+    # is the one with the smallest overlap that is still soft.
+    for own_size in (1, 2, 7, 40, 81):
+        own = frozenset(range(own_size))
+        sets = [
+            frozenset(range(start, start + size))
+            for size in range(1, 82, 1 if own_size < 8 else 3)
+            for start in range(0, 82 - size, 9)
+        ]
+        overlaps = [Fraction(len(own & other), len(own | other)) for other in sets]
+        inside = [overlap for overlap in overlaps if overlap > 0]
+        theta = statistics.median(inside)
+        soft = [overlap for overlap in inside if overlap >= theta]
+        if len(soft) == len(inside):
+            continue
+        lowest_soft, highest_hard = min(soft), max(overlap for overlap in inside if overlap < theta)
+        y, ref_y = torch.zeros(1, 81), torch.zeros(len(sets), 81)
+        y[0, :own_size] = 1
+        for row, other in zip(ref_y, sets, strict=True):
+            row[list(other)] = 1
+        ref = rows_at([float(overlap) for overlap in overlaps]).float()
+        terms = build(81, 2, lam=1.0, gamma=0.0, m_rel=2.0)(rows_at([1.0]).float(), y, memory=(ref, ref_y))
+        expected = float(highest_hard - lowest_soft) + 2
+        assert terms["margins"].item() == pytest.approx(expected, abs=2e-6), own_size
 
 
 def test_overlaps_that_equal_the_median_are_soft_in_float32():

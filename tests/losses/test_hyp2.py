@@ -94,12 +94,11 @@ def test_four_rows_worked_by_hand():
 
 
 def test_slopes_are_those_of_equation_6():
-    cosines = torch.tensor([[0.9, 0.2, -0.5], [0.4, 0.2, 0.8]], dtype=torch.float64, requires_grad=True)
+    cosines = torch.tensor([[0.9, 0.2, -0.5], [0.4, 0.2, 0.8]], dtype=torch.float64)
     positive = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
-    value = pull_and_push(cosines, torch.eye(3).double(), positive, 1 - positive, zeta=0.2, offset=1.0)
-    value.backward()
+    value, slopes, scale = pull_and_push(cosines, torch.eye(3).double(), positive, -positive, zeta=0.2, offset=1.0)
     expected = torch.tensor([[-1 / 2, 0, 0], [1 / 4, 0, -1 / 2]]).double()  # 0 at c = zeta exactly
-    torch.testing.assert_close(cosines.grad, expected)
+    torch.testing.assert_close(slopes / scale, expected)
     assert value.item() == pytest.approx((0.1 + 0.2) / 2 + 0.2 / 4)
 
 
@@ -211,6 +210,9 @@ def test_ablations_by_name():
         ({"beta": "1"}, "not '1'"),
         ({"zeta": 1.5}, "zeta .* between -1 and 1, not 1.5"),
         ({"offset": float("inf")}, "offset .* finite number, not inf"),
+        ({"beta": None}, "beta .* at least 0, not None"),
+        ({"parts": "proxy", "beta": 1.0}, "parts 'proxy' is one term: leave beta=1.0 out"),
+        ({"parts": "pair", "beta": 0.0}, "parts 'pair' is one term: leave beta=0.0 out"),
         ({"parts": "irrelevant"}, "parts is 'irrelevant': choose one of proxy"),
         ({"n_classes": 300}, "set the hyperparameter zeta"),
         ({"n_classes": 0, "zeta": 0.1}, "n_classes .* at least 1, not 0"),

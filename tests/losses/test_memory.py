@@ -11,6 +11,7 @@ from _literal import batch
 from torch import nn
 
 from retrieval.errors import BadCodes, BadConfig
+from training.losses import build_loss
 from training.losses.hbl import HBL
 from training.losses.memory import KeyQueue, Memory, gather_rows, update_key_encoder
 from training.losses.msc import MSC
@@ -58,6 +59,21 @@ def test_keys_are_stored_normalised():
     keys, labels = batch(0)
     queue.enqueue(3 * keys, labels)
     torch.testing.assert_close(queue.memory().ref, F.normalize(keys).float())
+
+
+@pytest.mark.parametrize("name", ["dpsh", "dsh", "dhn", "hashnet", "idhn"])
+def test_losses_on_inner_products_and_distances_get_the_rows_as_they_are(name):
+    queue = queue_of(12, normalized=False).double()
+    (earlier, earlier_y), (keys, labels) = batch(0), batch(3, n=4)
+    queue.enqueue(3 * earlier, earlier_y)
+    memory = queue.memory(keys, labels)
+    assert torch.equal(memory.ref, torch.cat([keys, 3 * earlier]))
+    loss = build_loss(name, n_classes=4, n_bits=5)
+    outputs, own = batch(6)
+    by_queue = loss(outputs, own, memory=memory)
+    by_hand = loss(outputs, own, memory=(torch.cat([keys, 3 * earlier]), torch.cat([labels, earlier_y])))
+    for term, value in by_hand.items():
+        assert torch.equal(by_queue[term], value)
 
 
 def test_memory_is_the_keys_of_the_batch_then_the_queue_as_it_was():
@@ -164,6 +180,9 @@ def test_bad_keys():
         queue.enqueue(keys * torch.nan, labels)
     with pytest.raises(BadConfig, match=r"size .* at least 1, not 0"):
         queue_of(0)
+    for switch in ("until_full", "normalized"):
+        with pytest.raises(BadConfig, match=f"{switch} .* true or false, not 1"):
+            queue_of(6, **{switch: 1})
 
 
 def encoder():

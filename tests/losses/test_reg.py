@@ -223,6 +223,8 @@ def test_memory_replaces_the_batch_but_not_the_prototypes():
         ({"alpha": float("inf")}, "alpha .* finite"),
         ({"reduction": "x"}, "'x'"),
         ({"reg_algorithm2": True, "alpha": 1.0}, "set alpha to 0, not 1.0"),
+        ({"reg_algorithm2": True, "proto_anchors": False}, "leave proto_anchors=False out"),
+        ({"reg_algorithm2": True, "reduction": "sum"}, "leave reduction='sum' out"),
     ],
 )
 def test_bad_hyperparameters(hyper, words):

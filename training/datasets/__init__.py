@@ -10,9 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from retrieval.errors import BadConfig
+from training.datasets.coco import coco
 from training.datasets.folder import expand, folder
+from training.datasets.lists import lists
+from training.datasets.mirflickr import mirflickr
+from training.datasets.nuswide import nuswide
 from training.datasets.shapes import render_shapes
+from training.datasets.shards import shards
 from training.datasets.splits import Split, Splits
+from training.datasets.vectors import cal500, emotions, scene, yeast
+from training.datasets.vectors import vectors as any_vectors
+from training.datasets.voc import voc2007, voc2012
 
 __all__ = ["DATASETS", "Split", "Splits", "build_splits", "shapes"]
 
@@ -26,15 +34,39 @@ def shapes(
     size: int = 160,
     seed: int = 0,
 ) -> Splits:
-    """The built-in data set, rendered on first use into `root` (see `training.datasets.shapes`)."""
+    """The built-in set: scenes of simple things, 18 labels, rendered on first use.
+
+    Args:
+        root: folder that the pictures and their list are rendered into.
+        n_query: queries.
+        n_train: training images.
+        n_database: images of the database.
+        size: pixels a side.
+        seed: another one, other pictures.
+
+    Raises:
+        BadDataset: `root` holds something else.
+    """
     target = Path(expand(root))
     render_shapes(target, n_query=n_query, n_train=n_train, n_database=n_database, size=size, seed=seed)
     return folder(root=str(target))
 
 
 DATASETS: dict[str, Callable[..., Splits]] = {
-    "folder": folder,
     "shapes": shapes,
+    "folder": folder,
+    "lists": lists,
+    "shards": shards,
+    "voc2007": voc2007,
+    "voc2012": voc2012,
+    "mirflickr": mirflickr,
+    "nuswide": nuswide,
+    "coco": coco,
+    "scene": scene,
+    "yeast": yeast,
+    "emotions": emotions,
+    "cal500": cal500,
+    "vectors": any_vectors,
 }
 
 

@@ -8,13 +8,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
 from retrieval.errors import BadConfig, BadDataset
 from retrieval.files import write_atomically
-from retrieval.listing import Item, OnError, read_listing
+from retrieval.listing import Item, read_listing
+from training.datasets._prepared import check_on_error
 from training.datasets.splits import Splits, check_label_names, make_splits
 
 
@@ -49,11 +49,10 @@ def folder(
         BadDataset: no list, bad lines under "stop", an empty split, or a label that never occurs.
         BadConfig: fractions that leave a split empty.
     """
-    if on_error not in ("skip", "stop"):
-        raise BadConfig(f"on_error must be skip or stop, not {on_error!r}")
+    mode = check_on_error(on_error)
     listing = read_listing(
         Path(expand(root)),
-        on_error=cast(OnError, on_error),
+        on_error=mode,
         need_labels=True,
         split_column=split_column,
         ignore_columns=ignore_columns,
@@ -74,7 +73,7 @@ def folder(
             f"{listing.source} line {unsplit.line} has no split while others have: fill the column {split_column}, "
             "or drop it"
         )
-    return make_splits(items, names, source=str(listing.source), problems=problems, on_error=cast(OnError, on_error))
+    return make_splits(items, names, source=str(listing.source), problems=problems, on_error=mode)
 
 
 def expand(path: str) -> str:

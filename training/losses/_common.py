@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection
-from typing import Any, NoReturn
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +37,7 @@ def check_number(name: str, value: float, role: str) -> None:
         raise BadConfig(f"{name} {role} and must be a finite number, not {value!r}")
 
 
-def check_at_least(name: str, value: float, least: float, role: str) -> None:
+def check_at_least(name: str, value: float | None, least: float, role: str) -> None:
     """Raise BadConfig unless `value` is a finite number of at least `least`."""
     if not (_is_number(value) and value >= least):
         raise BadConfig(f"{name} {role} and must be at least {least:g}, not {value!r}")
@@ -67,7 +67,7 @@ def check_flag(name: str, value: bool) -> None:
         raise BadConfig(f"{name} switches an option on and must be true or false, not {value!r}")
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -145,19 +145,19 @@ def _check_rows(rows: Tensor, labels: Tensor, *, n_classes: int, width: int, wha
     rows = raised(rows)
     binary = labels.to(rows)
     if not torch.compiler.is_compiling():  # reading values would break a compiled graph
-        # Float arithmetic is several times faster than masks, and one number is one wait for the device.
-        flaw = torch.addcmul(binary, binary, binary, value=-1).abs_().sum() + rows.detach().mul(0).sum()
-        if bool(flaw != 0):  # also where it is NaN
+        # Few operations, all on floats, and one number to wait for. 0 times the sum is NaN if a row is not finite.
+        wrong = torch.linalg.vector_norm(torch.addcmul(binary, binary, binary, value=-1))
+        if torch.add(wrong, rows.detach().sum(), alpha=0).item() != 0:  # also where it is NaN
             _explain_flaw(rows, labels, what)
     return rows, binary
 
 
-def _explain_flaw(rows: Tensor, labels: Tensor, what: str) -> NoReturn:
+def _explain_flaw(rows: Tensor, labels: Tensor, what: str) -> None:
     wrong = labels[(labels != 0) & (labels != 1)]
     if len(wrong):
         raise BadCodes(f"labels must be 0 or 1, but one is {wrong[0].item()}: give multi-hot labels")
-    row = int((~torch.isfinite(rows)).any(dim=1).nonzero()[0])
-    raise BadCodes(f"the {what} hold NaN or infinity in row {row}: lower the learning rate")
+    for row in (~torch.isfinite(rows)).any(dim=1).nonzero()[:1].flatten().tolist():  # none if only their sum overflowed
+        raise BadCodes(f"the {what} hold NaN or infinity in row {row}: lower the learning rate")
 
 
 # Means
@@ -194,8 +194,7 @@ def normalize(rows: Tensor) -> Tensor:
 class _Normalize(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
-        norms: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp_min_(SHORTEST)
-        unit = rows / norms
+        unit, norms = unit_rows(rows)
         ctx.save_for_backward(unit, norms)
         return unit
 
@@ -203,8 +202,47 @@ class _Normalize(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         unit, norms = ctx.saved_tensors
-        along = (grad * unit).sum(dim=1, keepdim=True).mul_(norms > SHORTEST)  # a clamped norm is a constant
-        return torch.addcmul(grad, unit, along, value=-1).div_(norms)
+        return gradient_of_rows(grad, unit, norms)
+
+
+def unit_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows (N, K) divided by their norms (N, 1), and these."""
+    norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp_min_(SHORTEST)
+    return rows / norms, norms
+
+
+def gradient_of_rows(grad: Tensor, unit: Tensor, norms: Tensor) -> Tensor:
+    """Gradient (N, K) at the rows of what `unit_rows` returned, from `grad` (N, K) at the unit rows."""
+    along = (grad * unit).sum(dim=1, keepdim=True).mul_(norms > SHORTEST)  # a clamped norm is a constant
+    return torch.addcmul(grad, unit, along, value=-1).div_(norms)
+
+
+def inner_products(rows: Tensor, points: Tensor) -> Tensor:
+    """Inner products (N, P) of rows (N, K) and points (P, K), in their type forward and backward.
+
+    Plain `@` has its gradient computed in half precision where `backward()` is called, or was traced, under autocast.
+    It cannot be differentiated twice.
+    """
+    # Given once where it stands on both sides: a compiled graph takes no tensor twice.
+    products: Tensor = _InnerProducts.apply(rows, None if points is rows else points)
+    return products
+
+
+class _InnerProducts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, points: Tensor | None) -> Tensor:
+        ctx.save_for_backward(rows, points)
+        return rows @ (rows if points is None else points).T
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        rows, points = ctx.saved_tensors
+        with torch.autocast(rows.device.type, enabled=False):
+            if points is None:
+                return torch.addmm(grad @ rows, grad.T, rows), None
+            at_rows, at_points = ctx.needs_input_grad
+            return grad @ points if at_rows else None, grad.T @ rows if at_points else None
 
 
 def share_label(labels: Tensor, others: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from training.losses._common import check_batch, check_positive, memory_rows, normalize
+from training.losses._common import check_batch, check_positive, inner_products, memory_rows, normalize
 
 REDUCTIONS = ("valid", "batch", "sum")
 
@@ -49,7 +49,7 @@ def contrast(outputs: Tensor, labels: Tensor, memory: object, *, n_classes: int,
 
 def scores_of(c: Contrast, tau: float) -> Tensor:
     """Cosines of anchors with contrast rows divided by tau (B, A); lowest for a row with itself."""
-    scores = (c.z / tau) @ c.ref.T
+    scores = inner_products(c.z / tau, c.ref)
     return lowest_on_diagonal(scores) if c.in_batch else scores
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from training.losses._common import check_batch, check_choice, check_sizes, normalize
+from training.losses._common import check_batch, check_choice, check_sizes, inner_products, normalize
 from training.losses._contrast import (
     REDUCTIONS,
     check_tau,
@@ -118,7 +118,7 @@ class LProto(nn.Module):
         """
         with torch.autocast(outputs.device.type, enabled=False):
             outputs, y = check_batch(outputs, labels, n_classes=self.n_classes, n_bits=self.n_bits)
-            scores = (normalize(outputs) / self.tau) @ normalize(self.prototypes.to(outputs.dtype)).T
+            scores = inner_products(normalize(outputs) / self.tau, normalize(self.prototypes.to(outputs.dtype)))
             n_labels = y.sum(dim=1)
             per_anchor = -weighted_sum(y, log_softmax(scores)) / n_labels.clamp_min(1)
             return {"proto": reduce_anchors(per_anchor, n_labels > 0, self.reduction)}

@@ -110,14 +110,14 @@ ENTRIES: dict[str, Entry] = {
         "hashing",
         _HYP2,
         "Table 5, the proxy term of Eq. 2",
-        "ablation of hyp2, and equal to it where no image has two labels; beta has no part in it",
+        "ablation of hyp2, and equal to it where no image has two labels",
         _HYP2_VALUES,
     ),
     "hyp2_pair": Entry(
         "hashing",
         _HYP2,
         "Table 5, our formula",
-        "ablation of hyp2: pairs of images without proxies; beta has no part in it",
+        "ablation of hyp2: pairs of images without proxies",
         _HYP2_VALUES,
     ),
     "hyp2_proxy_pair": Entry(

@@ -19,8 +19,9 @@ from training.losses._common import (
 
 
 class CLML(nn.Module):
-    """CLML: nuclear norms of the features of each label against that of the batch (Eqs. 4, 6-10; code
-    chuangua/ContrastiveLossMLML 7dcac9a).
+    """CLML: nuclear norms of the features of each label against that of the batch (Ma et al., "Label Structure
+    Preserving Contrastive Embedding for Multi-Label Learning with Missing Labels", arXiv 2209.01314, Eqs. 4, 6-10;
+    code chuangua/ContrastiveLossMLML 7dcac9a).
 
     Z are the raw features of the batch (not normalised), Z_k its rows with label k after correction, |.|_* the sum of
     singular values:

@@ -10,6 +10,7 @@ from training.losses._common import (
     check_flag,
     check_positive,
     check_sizes,
+    inner_products,
     logistic,
     mean,
     memory_rows,
@@ -92,7 +93,7 @@ class DHN(nn.Module):
             outputs, labels = check_batch(outputs, labels, n_classes=self.n_classes, n_bits=self.n_bits)
             rows = memory_rows(memory, outputs, n_classes=self.n_classes, n_bits=self.n_bits)
             ref, ref_y = (outputs, labels) if rows is None else rows
-            theta = normalize(outputs) @ normalize(ref).T if self.normed else outputs @ ref.T
+            theta = inner_products(normalize(outputs), normalize(ref)) if self.normed else inner_products(outputs, ref)
             if self.clip is not None:
                 theta = theta.clamp(-self.clip, self.clip)
             similar = share_label(labels, ref_y)

@@ -7,6 +7,7 @@ from training.losses._common import (
     check_at_least,
     check_batch,
     check_sizes,
+    inner_products,
     logistic,
     mean,
     memory_rows,
@@ -62,5 +63,5 @@ class DPSH(nn.Module):
             outputs, labels = check_batch(outputs, labels, n_classes=self.n_classes, n_bits=self.n_bits)
             rows = memory_rows(memory, outputs, n_classes=self.n_classes, n_bits=self.n_bits)
             ref, ref_y = (outputs, labels) if rows is None else rows
-            pairs = mean(logistic(outputs @ ref.T / 2, share_label(labels, ref_y)))
+            pairs = mean(logistic(inner_products(outputs, ref) / 2, share_label(labels, ref_y)))
             return {"pairs": pairs, "quantization": self.eta * l2(outputs)}

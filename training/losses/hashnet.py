@@ -11,6 +11,7 @@ from training.losses._common import (
     check_flag,
     check_positive,
     check_sizes,
+    inner_products,
     logistic,
     mean_where,
     memory_rows,
@@ -108,7 +109,7 @@ class HashNet(nn.Module):
             h = torch.tanh(self.scaled(outputs, epoch))
             ref, ref_y = (h, labels) if rows is None else (torch.tanh(self.scaled(rows[0], epoch)), rows[1])
             similar = share_label(labels, ref_y)
-            pairs = logistic(self.a * (h @ ref.T), similar)
+            pairs = logistic(self.a * inner_products(h, ref), similar)
             if self.jaccard:
                 shared = labels @ ref_y.T
                 joint = labels.sum(dim=1)[:, None] + ref_y.sum(dim=1) - shared

@@ -4,7 +4,6 @@ import warnings
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from retrieval.errors import BadConfig
 from training.losses._common import check_at_least, check_choice, check_count, check_sizes
@@ -29,20 +28,23 @@ SLACK = 1e-6
 
 
 class HBL(nn.Module):
-    """HBL: margins between hierarchy levels on top of SupCon ANY or MulSupCon (Eqs. 1-7; no code could be had).
+    """HBL, Hierarchical Boundary Learning: margins between levels of label overlap on top of SupCon ANY or MulSupCon
+    ("Learning Semantic Boundaries: An Adaptive Structural Loss for Multi-Label Contrastive Learning", OpenReview
+    lGvQaiBiD2, Eqs. 1-7; no code could be had).
 
     For anchor i the positives P share a label, the others of A(i) are N. With J the Jaccard overlap of labels and
     theta its median over P, P splits into soft (J >= theta, close in labels) and hard (J < theta). With c the cosines
     without temperature:
 
-        rel_i = max(0, max over hard of c - min over soft of c + m_rel)
-        abs_i = max(0, max over N of c - min over hard of c + m_abs)         0 if N is empty
-        HBL_i = rel_i + gamma * abs_i if the gate is open, else 0
-        loss  = base + mean over all B anchors of lam * HBL_i
+        rel_i = max(0, max over hard of c - min over soft of c + m_rel)       Eq. 4, which prints the min over P
+        abs_i = max(0, max over N of c - min over hard of c + m_abs)          0 if N is empty
+        HBL_i = rel_i + gamma * abs_i if the gate is open, else 0             Eq. 6
+        loss  = base + mean over all B anchors of lam * HBL_i                 Eq. 7; the base is Eq. 1
 
     The gate is open where P has at least k_min rows and neither soft nor hard is empty. A(i) is the batch without i,
     or exactly the memory; a batch rarely holds k_min positives, so a queue is meant. The gradient of a margin goes to
-    the one row at each maximum and minimum. O(B A (D + C) + B A log A).
+    the one row at each maximum and minimum. O(B A (D + C)), and O(B A log A) where labels are so many that overlaps
+    are sorted and not counted.
 
     Args:
         n_classes: C, number of labels.
@@ -145,57 +147,91 @@ class HBL(nn.Module):
             return {"base": base, "margins": self.lam * margins}
 
     def _margins(self, c: Contrast, scores: Tensor, shared: Tensor, positive: Tensor) -> Tensor:
-        """HBL_i of the anchors that have k_min positives, from tempered scores (B, A) without gradient."""
-        n_positives = positive.sum(dim=1).long()
-        rows = (n_positives >= self.k_min).nonzero().squeeze(1)
-        if len(rows) == 0:
+        """HBL_i (B,) from tempered scores (B, A) without gradient and the number of shared labels (B, A)."""
+        n_anchors, n_rows = shared.shape
+        if n_anchors == 0 or n_rows < self.k_min:
             return c.z.sum(dim=1) * 0  # stays attached to the graph
-        # Positives are few: list their columns, so that sorting and picking need not pass over all of A.
-        count = n_positives[rows, None]
-        cos, positive = scores[rows] * self.tau, positive[rows]
-        columns, listed = listed_columns(positive, count)
-        both = shared[rows].gather(1, columns)
-        overlap = both / (c.y.sum(dim=1)[rows, None] + c.ref_y.sum(dim=1)[columns] - both)
-        overlap = torch.where(listed, overlap, 2.0)  # what is not listed sorts last and is not hard
-        close = overlap >= medians(overlap, count, self.median) - SLACK
-        hard, soft = ~close, close & listed
-        counted = count if self.gate == "positives" else soft.sum(dim=1, keepdim=True)
-        is_open = (counted >= self.k_min).squeeze(1) & hard.any(dim=1)  # soft holds the largest overlap: never empty
+        n_labels, sizes = c.y.sum(dim=1, keepdim=True), c.ref_y.sum(dim=1)
+        n_positives = positive.sum(dim=1, keepdim=True)
+        theta = median_overlaps(shared, positive, n_labels, sizes, self.median) - SLACK
+        # Overlap < theta, multiplied out; true of all negatives.
+        not_soft = torch.addcmul(sizes, shared, 1 + 1 / theta, value=-1).add_(n_labels).sign_().relu_()
+        not_hard = torch.sub(not_soft, positive).abs_()
+        n_soft = n_rows - not_soft.sum(dim=1, keepdim=True)
+        counted = n_positives if self.gate == "positives" else n_soft
+        is_open = (counted >= self.k_min) & (n_soft < n_positives)  # soft holds the largest overlap: never empty
 
-        near = cos.gather(1, columns)
-        far = torch.add(cos, positive, alpha=-4)  # cosines of negatives; all others fall below -1
+        # What is not in a set is moved out of reach; the scores of what is in it stay exact. Memory is used over again:
+        # to get a new B x A costs more than to compute one.
+        away = 3 / self.tau
+        far_unless_soft = torch.add(scores, not_soft, alpha=away, out=not_soft)
         if c.in_batch:
-            far[torch.arange(len(rows), device=far.device), rows] = -4
-        picked = [
-            columns.gather(1, torch.where(chosen, values, -2.0).max(dim=1, keepdim=True).indices)
-            for chosen, values in ((hard, near), (soft, -near), (hard, -near))
-        ]
-        farthest, where = far.max(dim=1, keepdim=True)
-        picked.append(where)
+            far_unless_soft.fill_diagonal_(away)  # a row has the lowest score with itself
+        low_soft = far_unless_soft.min(dim=1, keepdim=True).indices
+        top_hard = torch.sub(scores, not_hard, alpha=away, out=not_soft).max(dim=1, keepdim=True).indices
+        far_unless_hard = torch.add(scores, not_hard, alpha=away, out=not_hard)
+        if c.in_batch:
+            far_unless_hard.fill_diagonal_(away)
+        low_hard = far_unless_hard.min(dim=1, keepdim=True).indices
+        top_negative = torch.sub(scores, positive, alpha=away, out=not_hard).max(dim=1, keepdim=True).indices
         # Only the picked rows take part in the graph: four products a row instead of four gradients of B x A.
-        best = (c.z[rows, None] * c.ref[torch.cat(picked, dim=1)]).sum(dim=2)
-        top_hard, low_soft, low_hard, top_negative = best.unbind(dim=1)
-        rel = torch.relu(top_hard - low_soft + self.m_rel)
-        absolute = torch.relu(top_negative - low_hard + self.m_abs)
-        absolute = torch.where(farthest.squeeze(1) > -2, absolute, 0.0)  # without negatives there is nothing to exceed
-        return torch.where(is_open, rel + self.gamma * absolute, 0.0)
+        picked = torch.cat([top_hard, low_soft, low_hard, top_negative], dim=1)
+        best = (c.z[:, None] * c.ref[picked]).sum(dim=2)
+        rel = torch.relu(best[:, 0] - best[:, 1] + self.m_rel)
+        absolute = torch.relu(best[:, 3] - best[:, 2] + self.m_abs)
+        has_negatives = n_positives < n_rows - c.in_batch
+        margins = torch.where(has_negatives.squeeze(1), rel + self.gamma * absolute, rel)
+        return torch.where(is_open.squeeze(1), margins, 0.0)
 
 
-def listed_columns(chosen: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """Columns (R, M) of the `chosen` (R, A) entries of each row, and which of them are filled (R, M).
-
-    M is the largest of `count` (R, 1); shorter rows are filled up with column 0.
-    """
-    columns = torch.split(chosen.bool().nonzero()[:, 1], count.flatten().tolist())
-    padded = pad_sequence(list(columns), batch_first=True)
-    return padded, torch.arange(padded.shape[1], device=padded.device) < count
-
-
-def medians(values: Tensor, count: Tensor, kind: str) -> Tensor:
-    """Median (R, 1) of the `count` (R, 1) smallest values of each row (R, M).
+def median_overlaps(shared: Tensor, positive: Tensor, n_labels: Tensor, sizes: Tensor, kind: str) -> Tensor:
+    """Median (B, 1) of the Jaccard overlaps of each anchor with its positives; any number where it has none.
 
     Of an even number: the mean of the two middle values, or with kind "lower" the lower of them.
+
+    An overlap follows from two small numbers, the labels shared and those of the other row. Pairs are counted by these,
+    which takes a fraction of the time of sorting them.
+
+    Args:
+        shared: labels that anchor and row share (B, A).
+        positive: 1 where there are any (B, A), else 0.
+        n_labels: labels of the anchors (B, 1).
+        sizes: labels of the rows (A,).
+        kind: "mean" or "lower".
     """
-    ordered = values.sort(dim=1).values
-    lower = ordered.gather(1, (count - 1) // 2)
-    return lower if kind == "lower" else (lower + ordered.gather(1, count // 2)) / 2
+    counted = not torch.compiler.is_compiling()  # counting has to read three numbers, which breaks a compiled graph
+    if counted:
+        limits = [int(n) + 1 for n in torch.stack([shared.max(), sizes.max(), n_labels.max()]).tolist()]
+        counted = limits[0] * limits[1] <= shared.shape[1]  # or there are more cells to count in than pairs
+    if counted:
+        overlaps, counts = counted_overlaps(shared, n_labels, sizes, *limits)
+    else:
+        either = n_labels + sizes - shared
+        overlaps, order = (shared / either.clamp_min_(1)).sort(dim=1)
+        counts = positive.gather(1, order).long()
+    upto = counts.cumsum(dim=1)
+    n_positives = upto[:, -1:]
+    middle = torch.cat([n_positives - 1, n_positives], dim=1).div(2, rounding_mode="floor")
+    found = overlaps.gather(1, torch.searchsorted(upto, middle, right=True).clamp_max_(upto.shape[1] - 1))
+    return found[:, :1] if kind == "lower" else found.mean(dim=1, keepdim=True)
+
+
+def counted_overlaps(
+    shared: Tensor, n_labels: Tensor, sizes: Tensor, most: int, width: int, height: int
+) -> tuple[Tensor, Tensor]:
+    """Overlaps that positives can have, ascending for each anchor (B, most * width), and how many have each.
+
+    All `shared` (B, A) are below `most`, `sizes` (A,) below `width`, `n_labels` (B, 1) below `height`.
+    """
+    n_anchors, n_cells = len(shared), most * width
+    cell = shared.int().mul_(width).add_(sizes.int())
+    cell += torch.arange(0, n_anchors * n_cells, n_cells, dtype=torch.int32, device=cell.device)[:, None]
+    counts = torch.bincount(cell.view(-1), minlength=n_anchors * n_cells).view(n_anchors, most, width)
+    counts[:, 0] = 0  # negatives
+    # The order depends on the anchor only by its number of labels, of which there are few.
+    own = torch.arange(height, device=cell.device)[:, None]
+    both = torch.arange(most, device=cell.device).repeat_interleave(width)
+    other = torch.arange(width, device=cell.device).repeat(most)
+    overlaps, order = (both.to(shared) / (own + other - both).clamp_min_(1)).sort(dim=1)
+    which = n_labels.long().squeeze(1)
+    return overlaps[which], counts.flatten(1).gather(1, order[which])

@@ -8,6 +8,7 @@ from training.losses._common import (
     check_at_least,
     check_batch,
     check_sizes,
+    inner_products,
     logistic,
     mean,
     memory_rows,
@@ -69,7 +70,7 @@ class IDHN(nn.Module):
             rows = memory_rows(memory, outputs, n_classes=self.n_classes, n_bits=self.n_bits)
             h = F.softsign(outputs)
             ref, ref_y = (h, labels) if rows is None else (F.softsign(rows[0]), rows[1])
-            theta = h @ ref.T
+            theta = inner_products(h, ref)
             s = label_cosines(labels, ref_y)
             told_apart = logistic(5 / self.n_bits * theta, s)
             matched = self.gamma * self.n_bits * ((theta + self.n_bits) / (2 * self.n_bits) - s).square()

@@ -24,13 +24,13 @@ class Memory(NamedTuple):
     """Rows to contrast with, without gradient: any contrastive loss takes it as `memory`."""
 
     ref: Tensor
-    """Rows (Q, D), L2-normalised."""
+    """Rows (Q, D), L2-normalised unless the queue keeps them as they are."""
     ref_y: Tensor
     """Their labels (Q, C), 0/1."""
 
 
 class KeyQueue(nn.Module):
-    """First-in first-out queue of L2-normalised keys with their labels (He et al., CVPR 2020; MulSupCon's code).
+    """First-in first-out queue of keys with their labels (He et al., CVPR 2020; MulSupCon's code).
 
     Its rows are buffers, so they travel with the model's checkpoint and device. Any batch up to the queue's size
     fits, whether or not it divides it. O(size (D + C)) memory.
@@ -40,9 +40,11 @@ class KeyQueue(nn.Module):
         n_bits: D, width of the keys.
         size: Q, rows kept; 4096 (HBL), 2048 (MulSupCon), 256 (its Yeast configuration).
         until_full: leave the queue out until it is full, as MulSupCon's code does; by default its filled part counts.
+        normalized: divide keys by their L2 norm; False keeps them as they are, for the losses on inner products and
+            distances (DSH, DPSH, DHN, HashNet, IDHN).
 
     Raises:
-        BadConfig: size < 1.
+        BadConfig: size < 1, or a switch that is neither true nor false.
     """
 
     keys: Tensor
@@ -50,15 +52,19 @@ class KeyQueue(nn.Module):
     head: Tensor
     filled: Tensor
 
-    def __init__(self, *, n_classes: int, n_bits: int, size: int = 4096, until_full: bool = False) -> None:
+    def __init__(
+        self, *, n_classes: int, n_bits: int, size: int = 4096, until_full: bool = False, normalized: bool = True
+    ) -> None:
         super().__init__()
         check_sizes(n_classes, n_bits)
         check_count("size", size, 1, "is the number of rows that the queue keeps")
         check_flag("until_full", until_full)
+        check_flag("normalized", normalized)
         self.n_classes = n_classes
         self.n_bits = n_bits
         self.size = size
         self.until_full = until_full
+        self.normalized = normalized
         self.register_buffer("keys", torch.zeros(size, n_bits))
         self.register_buffer("key_labels", torch.zeros(size, n_classes, dtype=torch.uint8))
         self.register_buffer("head", torch.zeros((), dtype=torch.long))  # where the next key goes
@@ -110,11 +116,11 @@ class KeyQueue(nn.Module):
         self.filled.copy_((self.filled + n_keys).clamp_max(self.size))
 
     def _checked(self, keys: Tensor | None, labels: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Normalised keys and uint8 labels."""
+        """Keys as the queue keeps them, and uint8 labels."""
         if keys is None or labels is None:
             raise BadCodes("keys and labels belong together, but only one was given: give both or neither")
         keys, labels = check_batch(keys.detach(), labels, n_classes=self.n_classes, n_bits=self.n_bits)
-        return normalize(keys), labels.to(torch.uint8)
+        return normalize(keys) if self.normalized else keys, labels.to(torch.uint8)
 
 
 def gather_rows(rows: Tensor) -> Tensor:

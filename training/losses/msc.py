@@ -10,6 +10,7 @@ from training.losses._common import (
     check_batch,
     check_choice,
     check_sizes,
+    inner_products,
     memory_rows,
     normalize,
 )
@@ -94,8 +95,10 @@ class MSC(nn.Module):
                 instance_y = torch.cat([y, queue[1]])
 
             tempered = z / self.tau
-            to_instances = lowest_on_diagonal(tempered @ instances.T)  # the first B instances are the rows themselves
-            to_prototypes = tempered @ normalize(self.prototypes.to(z.dtype)).T
+            to_instances = lowest_on_diagonal(
+                inner_products(tempered, instances)
+            )  # the first B instances are the rows themselves
+            to_prototypes = inner_products(tempered, normalize(self.prototypes.to(z.dtype)))
             instance_weights, prototype_weights = balanced_weights(y, instance_y)
             log_beta = math.log(self.beta) if self.beta > 0 else -math.inf
             log_den = torch.logsumexp(torch.cat([to_instances + log_beta, to_prototypes], dim=1), dim=1)

@@ -12,6 +12,7 @@ from training.losses._common import (
     check_flag,
     check_positive,
     check_sizes,
+    inner_products,
     logistic,
     make_centres,
     mean_where,
@@ -91,7 +92,7 @@ class OrthoHash(nn.Module):
         with torch.autocast(outputs.device.type, enabled=False):
             outputs, labels = check_batch(outputs, labels, n_classes=self.n_classes, n_bits=self.n_bits)
             z, centres = normalize(outputs), normalize(self.centres.to(outputs.dtype))
-            cosines = z @ centres.T
+            cosines = inner_products(z, centres)
             if self.margin == "arc":
                 scores = self.s * torch.where(labels > 0, turned(z, centres, cosines, self.m), cosines)
             else:

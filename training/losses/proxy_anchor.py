@@ -8,6 +8,7 @@ from training.losses._common import (
     check_number,
     check_positive,
     check_sizes,
+    inner_products,
     log_one_plus_sum_exp,
     normalize,
 )
@@ -62,7 +63,7 @@ class ProxyAnchor(nn.Module):
         """
         with torch.autocast(outputs.device.type, enabled=False):
             outputs, labels = check_batch(outputs, labels, n_classes=self.n_classes, n_bits=self.n_bits)
-            cosines = normalize(outputs) @ normalize(self.proxies.to(outputs.dtype)).T
+            cosines = inner_products(normalize(outputs), normalize(self.proxies.to(outputs.dtype)))
             positive = labels > 0
             pull = log_one_plus_sum_exp(-self.alpha * (cosines - self.delta), positive, dim=0)
             push = log_one_plus_sum_exp(self.alpha * (cosines + self.delta), ~positive, dim=0)

@@ -1,0 +1,355 @@
+"""Hamming search beside plain FAISS, usearch and the time it takes to read the codes, as Markdown tables.
+
+    make bench-search          # or: python bench/search.py [--rows N] [--rounds R] [--only PART ...] [--plot FILE]
+
+Plain FAISS is `IndexBinaryFlat` at the native width. usearch is measured where it is installed (`pip install usearch`;
+Hashseek does not need it). The read floor is `numpy.max` over the padded codes, by one core and by all.
+
+Every round runs each case on a query of its own, so that a machine that is busy for a while is busy for all. Times are
+medians over the rounds, ratios medians of the ratios within a round. On a machine that others keep busy the least times
+say more, and `--cpu` measures CPU time, of all threads together: two cores take about half of it.
+"""
+
+import argparse
+import os
+import platform
+import sqlite3
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+
+import faiss
+import numpy as np
+
+from indexing.catalog import Catalog, NewImage, create_catalog
+from indexing.duplicates import groups
+from indexing.hamming_index import HammingIndex, build_index, load_index, save_index
+from retrieval.codes import Codes, pad
+from retrieval.devices import n_cores
+
+try:
+    import usearch.index as usearch
+except ImportError:
+    usearch = None
+
+Case = Callable[[int], object]
+clock: Callable[[], float] = time.perf_counter
+K = 10
+
+
+def random_codes(n: int, n_bits: int, n_distinct: int | None = None, seed: int = 0) -> Codes:
+    """Packed codes (n, ceil(n_bits / 8)); with `n_distinct`, so many different ones, each about equally often."""
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, 256, (n_distinct or n, -(-n_bits // 8)), dtype=np.uint8)
+    if n_bits % 8:
+        codes[:, -1] &= 2 ** (n_bits % 8) - 1
+    return codes if n_distinct is None else codes[rng.integers(0, n_distinct, n)]
+
+
+def timed(cases: dict[str, Case], rounds: int, *, faiss_threads: int = 1) -> dict[str, list[float]]:
+    """Milliseconds of each case in each round by `clock`, after one round that does not count.
+
+    FAISS searches with one query on one thread whatever it is given, and loses time if it is given more.
+    """
+    faiss.omp_set_num_threads(faiss_threads)
+    times: dict[str, list[float]] = {name: [] for name in cases}
+    for i in range(rounds + 1):
+        for name, case in cases.items():
+            started = clock()
+            case(i)
+            times[name].append(1000 * (clock() - started))
+    faiss.omp_set_num_threads(n_cores())
+    return {name: of_case[1:] for name, of_case in times.items()}
+
+
+def ratio(times: dict[str, list[float]], above: str, below: str) -> float:
+    return median(a / b for a, b in zip(times[above], times[below], strict=True))
+
+
+def table(title: str, times: dict[str, list[float]], ours: str = "hashseek") -> None:
+    """Print times, and how many times as long as ours each case took, by median and by the least times."""
+    print(f"\n{title}\n\n| | ms | times {ours} | least ms | times {ours} |\n|---|---:|---:|---:|---:|")
+    for name, of_case in times.items():
+        least = min(of_case) / min(times[ours])
+        typical = f"{median(of_case):.2f} | {ratio(times, name, ours):.2f}"
+        print(f"| {name} | {typical} | {min(of_case):.2f} | {least:.2f} |", flush=True)
+
+
+def plain(codes: Codes) -> faiss.IndexBinaryFlat:
+    index = faiss.IndexBinaryFlat(8 * codes.shape[1])
+    index.add(codes)
+    return index
+
+
+def read_floor(codes: Codes, pool: ThreadPoolExecutor) -> dict[str, Case]:
+    """Reading the padded codes: by one core, and by all."""
+    words = codes.view(np.uint64)
+    parts = np.array_split(words, n_cores())
+    return {
+        "reading, one core": lambda _: words.max(),
+        f"reading, {n_cores()} cores": lambda _: list(pool.map(np.max, parts)),
+    }
+
+
+def check(index: HammingIndex, flat: faiss.IndexBinaryFlat, xq: Codes, k: int) -> None:
+    """FAISS keeps the first of equally near rows too."""
+    found, wanted = index.search(xq, k=k), flat.search(xq, k)
+    assert np.array_equal(found[0], wanted[0])
+    assert np.array_equal(found[1], wanted[1])
+
+
+def exact(n: int, n_bits: int, rounds: int, n_distinct: int | None = None) -> None:
+    """One query, 64 at once, and k = 5,000, over random codes."""
+    xb, xq = random_codes(n, n_bits, n_distinct), random_codes(64, n_bits, seed=1)
+    index, flat = build_index(xb, np.arange(n), n_bits=n_bits), plain(xb)
+    check(index, flat, xq[:4], K)
+    what = f"{n:,} codes of {n_bits} bits" + (f", {index.rows.n_compared:,} of them distinct" if n_distinct else "")
+
+    def one(i: int) -> Codes:
+        return xq[i % 64 : i % 64 + 1]
+
+    with ThreadPoolExecutor(n_cores()) as pool:
+        cases: dict[str, Case] = {
+            "hashseek": lambda i: index.search(one(i), k=K),
+            "plain FAISS": lambda i: flat.search(one(i), K),
+            **read_floor(pad(xb, -(-xb.shape[1] // 8) * 8), pool),
+        }
+        if usearch is not None and n_distinct is None:
+            cases["usearch, exact"] = lambda i: usearch.search(
+                xb, one(i), K, usearch.MetricKind.Hamming, exact=True, threads=n_cores()
+            )
+        table(f"{what}: one query, k = {K}", timed(cases, rounds))
+    few = max(2, rounds // 5)
+    batch: dict[str, Case] = {"hashseek": lambda _: index.search(xq, k=K), "plain FAISS": lambda _: flat.search(xq, K)}
+    table(f"{what}: 64 queries at once, k = {K}", timed(batch, few, faiss_threads=n_cores()))
+    large: dict[str, Case] = {
+        "hashseek": lambda i: index.search(one(i), k=5000),
+        "plain FAISS": lambda i: flat.search(one(i), 5000),
+    }
+    check(index, flat, xq[:1], 5000)
+    table(f"{what}: one query, k = 5,000", timed(large, rounds))
+
+
+def filters(n: int, rounds: int) -> None:
+    """Searches among some of the rows."""
+    xb, xq = random_codes(n, 64), random_codes(64, 64, seed=1)
+    index, flat, rng = build_index(xb, np.arange(n), n_bits=64), plain(xb), np.random.default_rng(0)
+    print(f"\n{n:,} codes of 64 bits: one query, k = {K}, among some of them\n")
+    print("| share of rows | ms | FAISS with a bitmap | times | first search, rows from ids, ms |")
+    print("|---:|---:|---:|---:|---:|")
+    for share in (0.0001, 0.001, 0.01, 0.05, 0.1, 0.3, 0.9, 0.999):
+        mask = rng.random(n) < share
+        ids = np.flatnonzero(mask)
+        started = time.perf_counter()
+        among = index.subset_of(ids)
+        index.search(xq[:1], k=K, among=among)
+        first = 1000 * (time.perf_counter() - started)
+        bitmap = np.packbits(mask, bitorder="little")
+        parameters = faiss.SearchParameters(sel=faiss.IDSelectorBitmap(bitmap))
+        cases: dict[str, Case] = {
+            "ours": lambda i, among=among: index.search(xq[i % 64 : i % 64 + 1], k=K, among=among),  # type: ignore[misc]
+            "FAISS": lambda i, p=parameters: flat.search(xq[i % 64 : i % 64 + 1], K, params=p),  # type: ignore[misc]
+        }
+        times = timed(cases, rounds)
+        ours, theirs = median(times["ours"]), median(times["FAISS"])
+        print(
+            f"| {share:g} | {ours:.2f} | {theirs:.2f} | {ratio(times, 'FAISS', 'ours'):.1f} | {first:.1f} |", flush=True
+        )
+
+
+def sizes(n: int) -> None:
+    """Build and load times, and bytes per image."""
+    print(f"\n{n:,} codes: building, saving, loading, bytes per image\n")
+    print("| codes | build s | save s | load s | codes compared | bytes in memory | bytes on disk |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
+    for n_bits, n_distinct in ((48, None), (64, None), (128, None), (48, n // 50)):
+        xb, ids = random_codes(n, n_bits, n_distinct), np.arange(n)
+        with tempfile.TemporaryDirectory() as folder:
+            path, marks = Path(folder) / "codes.faiss", [time.perf_counter()]
+            index = build_index(xb, ids, n_bits=n_bits)
+            marks.append(time.perf_counter())
+            on_disk = sum(file.stat().st_size for file in save_index(index, path)) + ids.nbytes
+            marks.append(time.perf_counter())
+            load_index(path, ids, n_bits=n_bits)
+            marks.append(time.perf_counter())
+        build, save, load = np.diff(marks)
+        name = f"{n_bits} bits, {'random' if n_distinct is None else f'{n_distinct:,} distinct'}"
+        compared = f"{index.rows.n_compared:,}"
+        print(
+            f"| {name} | {build:.2f} | {save:.2f} | {load:.2f} | {compared} | {index.n_bytes / n:.1f} "
+            f"| {on_disk / n:.1f} |",
+            flush=True,
+        )
+    few = 20_000
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "catalog.sqlite"
+        create_catalog(path, fingerprint="f" * 64, n_bits=48)
+        catalog = Catalog(path)
+        rows = [
+            NewImage(
+                f"/photographs/2026/{i:08}.jpg", f"{i:064x}", 4000, 3000, 3_000_000, "image/jpeg", ("a", "b"), code
+            )
+            for i, code in enumerate(random_codes(few, 48))
+        ]
+        catalog.add(rows)
+        catalog.close()
+        database = sqlite3.connect(path)
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        database.close()
+        print(f"\nThe catalog takes {path.stat().st_size / few:.0f} bytes per image (28 letters of path, 2 labels).")
+
+
+def kinds(n: int, rounds: int) -> None:
+    """Approximate kinds, and usearch's graph, beside exact search."""
+    rng = np.random.default_rng(0)
+    centres = rng.integers(0, 2, (n // 100, 64), dtype=np.uint8)
+    bits = centres[rng.integers(0, len(centres), n + 200)] ^ (rng.random((n + 200, 64)) < 0.15)
+    codes = np.packbits(bits, axis=1, bitorder="little")
+    xb, xq = codes[:n], codes[n:]
+    print(f"\n{n:,} codes of 64 bits around {len(centres):,} centres: one query, k = {K}\n")
+    print("| kind | effort | recall@10 | ms | build s | bytes per image |")
+    print("|---|---:|---:|---:|---:|---:|")
+    furthest = build_index(xb, np.arange(n), n_bits=64).search(xq, k=K)[0][:, -1:]
+
+    def row(name: str, effort: object, search: Case, recall: float, build: float, n_bytes: int) -> None:
+        ms = median(timed({name: search}, rounds)[name])
+        print(f"| {name} | {effort} | {recall:.3f} | {ms:.3f} | {build:.1f} | {n_bytes / n:.0f} |", flush=True)
+
+    for kind in ("exact", "multihash", "ivf", "hnsw"):
+        started = time.perf_counter()
+        index = build_index(xb, np.arange(n), n_bits=64, kind=kind)
+        build = time.perf_counter() - started
+        for effort in index.recall or [None]:
+            recall = float((index.search(xq, k=K, effort=effort)[0] <= furthest).mean())
+
+            def search(i: int, index: HammingIndex = index, effort: int | None = effort) -> object:
+                return index.search(xq[i % 200 : i % 200 + 1], k=K, effort=effort)
+
+            row(kind, "" if effort is None else effort, search, recall, build, index.n_bytes)
+    if usearch is None:
+        print("\nusearch is not installed: `pip install usearch` adds it to the comparison.")
+        return
+    started = time.perf_counter()
+    graph = usearch.Index(ndim=64, metric="hamming", dtype="b1", connectivity=16, expansion_add=100)
+    graph.add(np.arange(n), xb, threads=n_cores())
+    build = time.perf_counter() - started
+    for effort in (16, 64, 256):
+        graph.expansion_search = effort
+        recall = float((graph.search(xq, K, threads=n_cores()).distances <= furthest).mean())
+        row("usearch HNSW", effort, lambda i: graph.search(xq[i % 200], K), recall, build, graph.memory_usage)
+
+
+def duplicates(n: int) -> None:
+    """Groups of near-duplicates."""
+    print(f"\n{n:,} codes, a tenth copies with two bits changed: groups of near-duplicates\n")
+    print("| codes | radius | groups | images in them | s |")
+    print("|---|---:|---:|---:|---:|")
+    for n_bits, n_copied in ((64, n // 10), (48, n // 10)):
+        rng = np.random.default_rng(0)
+        xb = random_codes(n - n_copied, n_bits)
+        copies = xb[rng.integers(0, len(xb), n_copied)]
+        copies[np.arange(n_copied), rng.integers(0, copies.shape[1], n_copied)] ^= 5  # two bits differ
+        index = build_index(np.concatenate([xb, copies]), np.arange(n), n_bits=n_bits)
+        for radius in (0, 2, 4, 6):
+            started = time.perf_counter()
+            lengths = [len(group) for group in groups(index, radius=radius)]
+            seconds = time.perf_counter() - started
+            n_images = sum(lengths)
+            print(f"| {n_bits} bits | {radius} | {len(lengths):,} | {n_images:,} | {seconds:.1f} |", flush=True)
+
+
+def curves(n: int, rounds: int, path: Path) -> None:
+    """The least time of the rounds over N and over K, as a plot."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (over_n, over_k) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    sizes_n = [size for size in (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000) if size <= n]
+    widths = [16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
+    points: dict[str, list[dict[str, list[float]]]] = {"N": [], "K": []}
+    with ThreadPoolExecutor(n_cores()) as pool:
+        for axis, pairs in (
+            ("N", [(size, 48) for size in sizes_n]),
+            ("K", [(min(n, 10**6), width) for width in widths]),
+        ):
+            for size, width in pairs:
+                xb, xq = random_codes(size, width), random_codes(64, width, seed=1)
+                index, flat = build_index(xb, np.arange(size), n_bits=width), plain(xb)
+                cases: dict[str, Case] = {
+                    "hashseek": lambda i, x=index, q=xq: x.search(q[i % 64 : i % 64 + 1], k=K),  # type: ignore[misc]
+                    "plain FAISS": lambda i, x=flat, q=xq: x.search(q[i % 64 : i % 64 + 1], K),  # type: ignore[misc]
+                    "reading the padded codes": list(read_floor(index.rows.codes, pool).values())[1],
+                }
+                points[axis].append(timed(cases, rounds))
+    unit = "ms" if clock is time.perf_counter else "CPU ms of all threads"
+    for axes, axis, places in ((over_n, "N", sizes_n), (over_k, "K", widths)):
+        for name in points[axis][0]:
+            style = {"hashseek": "-o", "plain FAISS": "-s"}.get(name, "--")
+            axes.loglog(places, [min(times[name]) for times in points[axis]], style, label=name, markersize=4)
+        axes.grid(alpha=0.3, which="both")
+        axes.set_ylabel(f"{unit}, one query, k = 10 (least of the rounds)")
+        print(f"\n| {axis} | " + " | ".join(f"{place:,}" for place in places) + " |")
+        print("|---|" + "---:|" * len(places))
+        for name in points[axis][0]:
+            print(f"| {name}, {unit} | " + " | ".join(f"{min(times[name]):.3f}" for times in points[axis]) + " |")
+    over_n.set_xlabel("codes of 48 bits (N)")
+    over_k.set_xlabel(f"bits (K), {min(n, 10**6):,} codes")
+    over_k.set_xticks([16, 32, 64, 128, 256, 512, 1024], labels=["16", "32", "64", "128", "256", "512", "1024"])
+    over_k.minorticks_off()
+    over_n.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120, metadata={"Date": None} if path.suffix == ".svg" else None)
+    print(f"\n{path} was written.")
+
+
+def machine(when: str) -> None:
+    load = "/".join(f"{value:.1f}" for value in os.getloadavg())
+    print(
+        f"{when}: {n_cores()} cores, load {load}, {platform.machine()}, "
+        f"FAISS {faiss.__version__}, NumPy {np.__version__}"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rows", type=int, default=10_000_000, help="codes to search (default 10,000,000)")
+    parser.add_argument("--graph-rows", type=int, default=200_000, help="codes for approximate kinds (200,000)")
+    parser.add_argument("--duplicate-rows", type=int, default=1_000_000, help="codes for near-duplicates (1,000,000)")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", nargs="*", help="parts: 48, 64, equal, filters, sizes, kinds, duplicates (all)")
+    parser.add_argument("--plot", type=Path, help="write curves over N and K to this SVG or PNG")
+    parser.add_argument("--cpu", action="store_true", help="CPU time of all threads, where the machine is busy")
+    options = parser.parse_args(arguments)
+    if options.cpu:
+        global clock
+        clock = time.process_time
+        print("All times are CPU times, of all threads together.")
+    faiss.omp_set_num_threads(n_cores())
+    machine("before")
+    if usearch is None:
+        print("usearch is not installed: `pip install usearch` adds it to the comparison.")
+    parts: dict[str, Callable[[], None]] = {
+        "48": lambda: exact(options.rows, 48, options.rounds),
+        "64": lambda: exact(options.rows, 64, options.rounds),
+        "equal": lambda: exact(options.rows, 48, options.rounds, n_distinct=options.rows // 50),
+        "filters": lambda: filters(options.rows, options.rounds),
+        "sizes": lambda: sizes(options.rows),
+        "kinds": lambda: kinds(options.graph_rows, options.rounds),
+        "duplicates": lambda: duplicates(options.duplicate_rows),
+    }
+    for name in parts if options.only is None else options.only:
+        if name not in parts:
+            parser.error(f"there is no part {name!r}: use {', '.join(parts)}")
+        parts[name]()
+    if options.plot is not None:
+        curves(options.rows, options.rounds, options.plot)
+    machine("\nafter")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Hamming search by kind: what `indexing.hamming_index` is made of."""

@@ -1,0 +1,245 @@
+"""Rankings as histograms: how many items of each gain lie at each Hamming distance from each query.
+
+One matrix product counts both: a row of an item is its bits followed by its labels, a column of a query is +1 or -1 per
+bit and a weight per label, so that their product is `distance + stride * shared labels`, a small integer that is exact
+in float32 and int8 arithmetic alike. A block of such keys is counted while it is still in the cache; the Q x N
+matrix never exists, nothing is sorted.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from retrieval.codes import Codes, check_codes
+from retrieval.devices import n_cores, pick_device
+from retrieval.errors import BadCodes
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+Labels = NDArray[np.uint8]
+
+# Keys of so many queries and items at a time fit into the second-level cache beside their counts. A GPU wants more.
+_QUERIES, _ITEMS = 64, 4096
+_ITEMS_ON_GPU = 2**18
+# Below so many pairs threads cost more than they save.
+_PAIRS_WORTH_A_THREAD = 2**21
+
+
+@dataclass(frozen=True)
+class Histograms:
+    """Rankings of Q queries as counts per Hamming distance.
+
+    `total[q, d]` items lie at distance d from query q, `relevant[q, d]` of them share a label with it; both (Q, K + 1).
+    `gains[q, g, d]` share exactly g labels with it, (Q, G + 1, K + 1); None unless counted with `graded=True`.
+    """
+
+    total: Counts
+    relevant: Counts
+    gains: NDArray[np.int32] | None = None
+
+    def __len__(self) -> int:
+        return int(self.total.shape[0])
+
+    @property
+    def n_bits(self) -> int:
+        """K."""
+        return int(self.total.shape[1]) - 1
+
+    @property
+    def n_database(self) -> int:
+        """N, the number of items that were ranked."""
+        return int(self.total[0].sum())
+
+    @property
+    def n_relevant(self) -> Counts:
+        """Relevant items of each query in the whole database, (Q,)."""
+        result: Counts = self.relevant.sum(axis=1)
+        return result
+
+    @property
+    def without_relevant(self) -> int:
+        """Queries for which the database holds no relevant item; they count as 0 in every figure."""
+        return int((self.n_relevant == 0).sum())
+
+    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> "Histograms":
+        """The rankings of some of the queries."""
+        return Histograms(self.total[rows], self.relevant[rows], None if self.gains is None else self.gains[rows])
+
+
+def histograms(
+    query_codes: Codes,
+    database_codes: Codes,
+    query_labels: Labels,
+    database_labels: Labels,
+    *,
+    n_bits: int,
+    graded: bool = False,
+    device: str = "cpu",
+) -> Histograms:
+    """Count the items of each gain at each distance from each query.
+
+    Args:
+        query_codes: packed (Q, code_size). database_codes: packed (N, code_size).
+        query_labels: 0/1 (Q, C). database_labels: 0/1 (N, C).
+        n_bits: K.
+        graded: keep the counts per number of shared labels, which nDCG, ACG and WAP need.
+        device: "cpu", "auto", "cuda" or "cuda:N"; counts are the same.
+
+    Raises:
+        BadCodes: nothing to rank, widths that differ, or labels that are not 0/1.
+        BadConfig: no such device.
+    """
+    check_codes(query_codes, n_bits)
+    check_codes(database_codes, n_bits)
+    check_labels(query_codes, query_labels, "query")
+    check_labels(database_codes, database_labels, "database")
+    if query_labels.shape[1] != database_labels.shape[1]:
+        raise BadCodes(
+            f"query labels have {query_labels.shape[1]} columns, database labels {database_labels.shape[1]}: "
+            "use one list of label names for both"
+        )
+    where = pick_device(device)
+    keys = _Keys.plan(query_labels, database_labels, n_bits=n_bits)
+    counts = np.zeros((len(query_codes), keys.n_gains, n_bits + 1), np.int32)
+
+    def count(rows: NDArray[np.int64]) -> None:
+        counts[rows] = _count(
+            query_codes[rows], database_codes, query_labels[rows], database_labels, keys=keys, device=where
+        )
+
+    n_threads = 1 if where.type != "cpu" else min(n_cores(), len(query_codes))
+    if n_threads == 1 or len(query_codes) * len(database_codes) < _PAIRS_WORTH_A_THREAD:
+        count(np.arange(len(query_codes)))
+    else:
+        # Each of our threads works on its own queries: torch must not start further threads for each of them.
+        before = torch.get_num_threads()
+        try:
+            with ThreadPoolExecutor(n_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+                list(pool.map(count, np.array_split(np.arange(len(query_codes)), n_threads)))
+        finally:
+            torch.set_num_threads(before)
+    total = counts.sum(axis=1, dtype=np.int64)
+    return Histograms(total, total - counts[:, 0], counts if graded else None)
+
+
+def without_self(found: Histograms, query_labels: Labels) -> Histograms:
+    """The rankings without the query itself, where the queries are items of the database: one less at distance 0.
+
+    Args:
+        found: of queries that are all in the database once.
+        query_labels: 0/1 (Q, C), as counted.
+
+    Raises:
+        BadCodes: a query has no item at distance 0 with all its labels, so it cannot be in the database.
+    """
+    n_labels = query_labels.sum(axis=1, dtype=np.int64)
+    own = np.arange(len(found))
+    total, relevant = found.total.copy(), found.relevant.copy()
+    gains = None if found.gains is None else found.gains.copy()
+    total[:, 0] -= 1
+    relevant[:, 0] -= n_labels > 0
+    if gains is not None:
+        gains[own, n_labels, 0] -= 1
+    if (total[:, 0] < 0).any() or (relevant < 0).any() or (gains is not None and (gains < 0).any()):
+        raise BadCodes("a query is not in the database, so it cannot be left out of its own ranking")
+    return Histograms(total, relevant, gains)
+
+
+def check_labels(codes: Codes, labels: Labels, split: str) -> None:
+    """Raise `BadCodes` unless there are codes, and a row of 0/1 labels for each."""
+    if not len(codes):
+        raise BadCodes(f"the {split} split is empty: there is nothing to evaluate")
+    if labels.ndim != 2 or len(labels) != len(codes):
+        raise BadCodes(f"{len(codes)} {split} codes need labels of shape ({len(codes)}, C), not {labels.shape}")
+    if labels.size and (labels.min() < 0 or labels.max() > 1):
+        raise BadCodes(f"{split} labels must be 0 or 1, but range from {labels.min()} to {labels.max()}")
+
+
+@dataclass(frozen=True)
+class _Keys:
+    """How distance and gain share one integer: `distance + stride * gain`, stride = query_weight * item_weight > K.
+
+    Two weights, because int8 holds none above 127.
+    """
+
+    n_bits: int
+    n_gains: int
+    query_weight: int
+    item_weight: int
+
+    @property
+    def n(self) -> int:
+        """Number of keys."""
+        return self.n_gains * self.query_weight * self.item_weight
+
+    @classmethod
+    def plan(cls, query_labels: Labels, database_labels: Labels, *, n_bits: int) -> "_Keys":
+        most = min(int(labels.sum(axis=1, dtype=np.int64).max()) for labels in (query_labels, database_labels))
+        small = next(w for w in range(1, 128) if -(-(n_bits + 1) // w) < 128)
+        return cls(n_bits, most + 1, small, -(-(n_bits + 1) // small))
+
+    def items(self, codes: Codes, labels: Labels) -> Tensor:
+        """(n, K + C) int8: bits, then weighted labels."""
+        bits = np.unpackbits(codes, axis=1, count=self.n_bits, bitorder="little").view(np.int8)
+        return torch.from_numpy(np.concatenate((bits, labels.astype(np.int8) * np.int8(self.item_weight)), axis=1))
+
+    def queries(self, codes: Codes, labels: Labels) -> tuple[Tensor, Tensor]:
+        """(K + C, n) int8, and what to add to the product, (n,): the ones of the query, and where its keys begin."""
+        bits = np.unpackbits(codes, axis=1, count=self.n_bits, bitorder="little").view(np.int8)
+        columns = np.concatenate((1 - 2 * bits, labels.astype(np.int8) * np.int8(self.query_weight)), axis=1).T
+        added = bits.sum(axis=1, dtype=np.int64) + np.arange(len(codes)) * self.n
+        return torch.from_numpy(np.ascontiguousarray(columns)), torch.from_numpy(added)
+
+
+def _count(
+    query_codes: Codes,
+    database_codes: Codes,
+    query_labels: Labels,
+    database_labels: Labels,
+    *,
+    keys: _Keys,
+    device: torch.device,
+) -> NDArray[np.int32]:
+    """Counts (q, gains, K + 1), item block by item block, each block against all queries."""
+    on_cpu = device.type == "cpu"
+    in_int8 = on_cpu and _has_int8()
+    # Counting a block costs its number of bins too: make blocks as long as that. Float32 is exact below 2**24.
+    n_items = max(_ITEMS if on_cpu else _ITEMS_ON_GPU, 4 * keys.n)
+    n_queries = max(1, min(max(8, _QUERIES * _ITEMS // n_items if on_cpu else _QUERIES), 2**23 // keys.n))
+    blocks = []
+    for start in range(0, len(query_codes), n_queries):
+        chosen = slice(start, start + n_queries)
+        columns, added = keys.queries(query_codes[chosen], query_labels[chosen])
+        kind = torch.int8 if in_int8 else torch.float32
+        blocks.append((columns.to(device, kind), added.to(device, torch.int32 if in_int8 else torch.float32)))
+    counts = [torch.zeros(len(added) * keys.n, dtype=torch.int64, device=device) for _, added in blocks]
+    for start in range(0, len(database_codes), n_items):
+        chosen = slice(start, start + n_items)
+        items = keys.items(database_codes[chosen], database_labels[chosen]).to(device)
+        items = items if in_int8 else items.float()
+        for (columns, added), sums in zip(blocks, counts, strict=True):
+            # Item by item, query by query: neighbouring keys count in different queries and do not wait for each other.
+            if in_int8:
+                found = torch._int_mm(items, columns).add_(added)
+            else:
+                found = torch.addmm(added, items, columns).to(torch.int32)
+            sums += torch.bincount(found.view(-1), minlength=len(sums))
+    shape = (-1, keys.n_gains, keys.query_weight * keys.item_weight)
+    parts = [sums.to(torch.int32).cpu().numpy().reshape(shape)[:, :, : keys.n_bits + 1] for sums in counts]
+    return np.concatenate(parts)
+
+
+@cache
+def _has_int8() -> bool:
+    """Whether the CPU multiplies int8 matrices itself; elsewhere torch would do it in a plain loop."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    return "avx512_vnni" in flags or "amx_int8" in flags

@@ -1,0 +1,261 @@
+"""Sums over the ranks of a ranking with ties: expected, least and greatest over every order of equal distances.
+
+A ranking comes as `levels` (Q, L, K + 1): how many items of each positive gain, `values` (L,) ascending, lie at each
+distance; the rest of `total` (Q, K + 1) has gain 0. Source of the closed forms: McSherry and Najork, "Computing
+Information Retrieval Performance Measures Efficiently in the Presence of Tied Scores", ECIR 2008.
+"""
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval.metrics.counting import Counts, Floats
+
+# Queries at a time where an array per query and outcome is needed.
+_QUERIES = 512
+# Outcomes of a hypergeometric draw that are together less likely than this are left out.
+_NEGLIGIBLE = 1e-18
+
+
+class Figure(NamedTuple):
+    """A figure of each query, (Q,) or (Q, n): its expectation over ties, and the least and greatest of any order."""
+
+    expected: Floats
+    worst: Floats
+    best: Floats
+
+
+class Groups(NamedTuple):
+    """Groups of equal distance: items, relevant ones, sum of gains, and what lies ahead of each; all of one shape."""
+
+    size: NDArray[Any]
+    relevant: NDArray[Any]
+    gain: NDArray[Any]
+    ahead: NDArray[Any]
+    relevant_ahead: NDArray[Any]
+    gain_ahead: NDArray[Any]
+
+
+def groups(total: Counts, levels: NDArray[np.integer], values: Floats) -> Groups:
+    """The groups of rankings."""
+    relevant = levels.sum(axis=1, dtype=np.int64)
+    gain = np.einsum("qld,l->qd", levels, values)
+    ahead: list[NDArray[Any]] = [np.cumsum(counts, axis=1) - counts for counts in (total, relevant, gain)]
+    return Groups(total, relevant, gain, *ahead)
+
+
+def discounted_sum(total: Counts, levels: NDArray[np.integer], values: Floats, discounts: Floats) -> Figure:
+    """Sum over ranks i of gain(i) * discount(i), (Q,) each.
+
+    Args:
+        total, levels, values: the rankings. discounts: descending, of ranks 1..n; further ranks count 0.
+    """
+    table = np.concatenate(([0.0], np.cumsum(discounts)))
+    cut = len(discounts)
+
+    def ranks(first: Counts, count: NDArray[np.integer]) -> Floats:
+        result: Floats = table[np.minimum(first + count, cut)] - table[np.minimum(first, cut)]
+        return result
+
+    found = groups(total, levels, values)
+    expected = (found.gain / np.maximum(found.size, 1) * ranks(found.ahead, found.size)).sum(axis=1)
+    worst, best = np.zeros(len(total)), np.zeros(len(total))
+    low, high = found.ahead + found.size - found.relevant, found.ahead.copy()
+    for level in range(len(values)):
+        worst += values[level] * ranks(low, levels[:, level]).sum(axis=1)
+        low = low + levels[:, level]
+        other = len(values) - 1 - level
+        best += values[other] * ranks(high, levels[:, other]).sum(axis=1)
+        high = high + levels[:, other]
+    return Figure(expected, worst, best)
+
+
+def weighted_precision(
+    total: Counts,
+    levels: NDArray[np.integer],
+    values: Floats,
+    *,
+    n: int,
+    divisor: Callable[[Counts, NDArray[np.integer]], Counts],
+) -> Figure:
+    """Sum over relevant ranks i <= n of the mean gain of the first i, divided by R, (Q,) each.
+
+    With all gains 1 this is average precision, with shared labels as gains weighted average precision.
+
+    Args:
+        total, levels, values: the rankings. n: ranks that count, at most the items there are.
+        divisor: R of (relevant items among the first n, all relevant items); where it gives 0 the figure is 0.
+    """
+    found = groups(total, levels, values)
+    harmonic = harmonic_numbers(int(total[0].sum()))
+    whole = found.ahead + found.size <= n
+    all_relevant = found.relevant.sum(axis=1)
+    sums = (
+        _mean_sum(found, harmonic),
+        _least_sum(found, levels, values, found.size, found.relevant, harmonic),
+        _greatest_sum(found, levels, values, found.relevant, harmonic),
+    )
+    before = [np.where(whole, part, 0.0).sum(axis=1) for part in sums]
+    at, room = _cut(found, n)
+    rows = np.arange(len(total))
+    cut = Groups(*(part[rows, at] for part in found))
+    cut_levels = levels[rows, :, at].astype(np.int64)
+    # Where nothing is cut, everything whole is retrieved.
+    cut = cut._replace(relevant_ahead=np.where(whole, found.relevant, 0).sum(axis=1))
+    least = np.maximum(0, room - (cut.size - cut.relevant))
+    most = np.minimum(room, cut.relevant)
+
+    def over(h: Counts, value: Floats) -> Floats:
+        result: Floats = value / np.maximum(divisor(cut.relevant_ahead + h, all_relevant), 1)
+        return result
+
+    expected = _expectation(before[0], cut, room, harmonic, divisor, all_relevant)
+
+    def worst_of(h: Counts) -> Floats:
+        last = _least_sum(cut, cut_levels, values, room, h, harmonic)
+        return over(h, before[1] + last)
+
+    # The sum is convex in h, so its ratio to R, which is constant or grows with h, has one valley: halve the interval.
+    low, high = least.copy(), most.copy()
+    while (low < high).any():
+        middle = (low + high) // 2
+        falls = (worst_of(np.minimum(middle + 1, most)) < worst_of(middle)) & (middle < high)
+        low, high = np.where(falls, middle + 1, low), np.where(falls, high, middle)
+    worst = worst_of(low)
+    best_first = before[2] + _greatest_sum(cut, cut_levels, values, least, harmonic)
+    best = np.maximum(
+        over(least, best_first), over(most, before[2] + _greatest_sum(cut, cut_levels, values, most, harmonic))
+    )
+    if len(values) > 1:
+        # With gains of one size each further item adds a greater term than the one before it, so the mean falls and
+        # then rises, and the best is at an end. Gains that fall can turn that around: try every number.
+        for row in np.flatnonzero(most - least > 1).tolist():
+            h = np.arange(least[row], most[row] + 1)
+            r = divisor(cut.relevant_ahead[row] + h, all_relevant[row])
+            value = before[2][row] + _sums_best_first(cut, cut_levels, values, row)[h]
+            best[row] = max(best[row], float((value / np.maximum(r, 1)).max()))
+    return Figure(expected, worst, best)
+
+
+@lru_cache(maxsize=4)
+def harmonic_numbers(n: int) -> Floats:
+    """H_0 to H_n."""
+    return np.concatenate(([0.0], np.cumsum(1.0 / np.arange(1, n + 1))))
+
+
+def hypergeometric(size: Counts, relevant: Counts, room: Counts) -> tuple[Counts, Floats]:
+    """How many of `relevant` among `size` items are among `room` drawn ones: (h, probability), (q, outcomes) each.
+
+    Outcomes that are less likely than 1e-18 together (Hoeffding, "Probability inequalities for sums of bounded random
+    variables", 1963, section 6) are left out; of rows with fewer outcomes the rest has probability 0.
+    """
+    least, most = np.maximum(0, room - (size - relevant)), np.minimum(room, relevant)
+    mean = room * (relevant / np.maximum(size, 1))
+    drawn = np.minimum(np.minimum(room, size - room), np.minimum(relevant, size - relevant))
+    reach = np.sqrt(drawn * (math.log(2 / _NEGLIGIBLE) / 2)) + 1
+    first = np.maximum(least, np.floor(mean - reach).astype(np.int64))
+    last = np.minimum(most, np.ceil(mean + reach).astype(np.int64))
+    h = first[:, None] + np.arange(int((last - first).max()) + 1)
+    valid = h <= last[:, None]
+    size, relevant, room = size[:, None], relevant[:, None], room[:, None]
+    # P(h) / P(h - 1), multiplied up in logarithms: neither overflows nor loses digits to huge factorials.
+    numerator = (relevant - h + 1) * (room - h + 1.0)
+    denominator = h * (size - relevant - room + h + 0.0)
+    usable = valid & (h > first[:, None])
+    ratio = np.divide(numerator, denominator, out=np.ones_like(numerator), where=usable)
+    logarithm = np.cumsum(np.log(ratio), axis=1)
+    weight = np.where(valid, np.exp(logarithm - logarithm.max(axis=1, keepdims=True)), 0.0)
+    return np.where(valid, h, 0), weight / weight.sum(axis=1, keepdims=True)
+
+
+def _cut(found: Groups, n: int) -> tuple[Counts, Counts]:
+    """The group of each query that rank n cuts, and how many of its items are above the cut: (Q,) each."""
+    ends = found.ahead + found.size
+    at = np.minimum((ends <= n).sum(axis=1), ends.shape[1] - 1)
+    rows = np.arange(len(at))
+    return at, np.clip(n - found.ahead[rows, at], 0, np.where(ends[rows, at] > n, found.size[rows, at], 0))
+
+
+def _expectation(
+    before: Floats,
+    cut: Groups,
+    room: Counts,
+    harmonic: Floats,
+    divisor: Callable[[Counts, NDArray[np.integer]], Counts],
+    all_relevant: Counts,
+) -> Floats:
+    """Over the number h of relevant items above the cut, and their order."""
+    mean_gain = cut.gain / np.maximum(cut.relevant, 1)
+    result = np.empty_like(before)
+    for start in range(0, len(before), _QUERIES):
+        chosen = slice(start, start + _QUERIES)
+        part = Groups(*(values[chosen, None] for values in cut))
+        drawn = room[chosen, None]
+        h, probability = hypergeometric(cut.size[chosen], cut.relevant[chosen], room[chosen])
+        above = part._replace(size=drawn, relevant=h, gain=h * mean_gain[chosen, None])
+        value = before[chosen, None] + _mean_sum(above, harmonic)
+        r = divisor(part.relevant_ahead + h, all_relevant[chosen, None])
+        result[chosen] = (probability * value / np.maximum(r, 1)).sum(axis=1)
+    return result
+
+
+# In the three sums below `size` items, `relevant` of which are relevant, take the ranks after `ahead` others. Each
+# gives the sum, over the relevant ranks i among them, of the mean gain of the first i.
+
+
+def _mean_sum(part: Groups, harmonic: Floats) -> Floats:
+    """Over a random order: rank ahead + j is relevant with r / m, and then sees (j - 1)(r - 1)/(m - 1) before it."""
+    inverse = harmonic[part.ahead + part.size] - harmonic[part.ahead]
+    mean_gain = part.gain / np.maximum(part.relevant, 1)
+    slope = mean_gain * (part.relevant - 1) / np.maximum(part.size - 1, 1)
+    result: Floats = (part.relevant / np.maximum(part.size, 1)) * (
+        (part.gain_ahead + mean_gain) * inverse + slope * (part.size - (part.ahead + 1) * inverse)
+    )
+    return result
+
+
+def _greatest_sum(
+    part: Groups, levels: NDArray[np.integer], values: Floats, relevant: Counts, harmonic: Floats
+) -> Floats:
+    """Relevant items first, the greatest gains first of all, `relevant` of them."""
+    return _run(part.ahead, part.gain_ahead, levels, values, relevant, harmonic, range(len(values))[::-1])
+
+
+def _least_sum(
+    part: Groups, levels: NDArray[np.integer], values: Floats, size: Counts, relevant: Counts, harmonic: Floats
+) -> Floats:
+    """Relevant items last, the least gains first, `relevant` of them on `size` ranks."""
+    ahead = part.ahead + size - relevant
+    return _run(ahead, part.gain_ahead, levels, values, relevant, harmonic, range(len(values)))
+
+
+def _run(
+    ahead: Counts,
+    gain_ahead: Floats,
+    levels: NDArray[np.integer],
+    values: Floats,
+    relevant: Counts,
+    harmonic: Floats,
+    order: range,
+) -> Floats:
+    """The first `relevant` items of the levels taken in `order`, one after the other."""
+    result: Floats = np.zeros(ahead.shape)
+    for level in order:
+        count = np.minimum(levels[:, level], relevant)
+        inverse = harmonic[ahead + count] - harmonic[ahead]
+        result += gain_ahead * inverse + values[level] * (count - ahead * inverse)
+        ahead, relevant = ahead + count, relevant - count
+        gain_ahead = gain_ahead + values[level] * count
+    return result
+
+
+def _sums_best_first(cut: Groups, levels: Counts, values: Floats, row: int) -> Floats:
+    """`_greatest_sum` of one query for 0, 1, ... all of its relevant items."""
+    gains = np.repeat(values[::-1], levels[row, ::-1])
+    ranks = cut.ahead[row] + np.arange(1, len(gains) + 1)
+    terms = (cut.gain_ahead[row] + np.cumsum(gains)) / ranks
+    return np.concatenate(([0.0], np.cumsum(terms)))

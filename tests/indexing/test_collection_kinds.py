@@ -1,0 +1,153 @@
+"""A collection keeps the kind of index that it was told to build, whatever happens to its files and images."""
+
+import json
+from typing import get_args, get_type_hints
+
+import numpy as np
+import pytest
+from conftest import code_collection, new_images, random_codes
+
+from indexing import collection as module
+from indexing.collection import Collection
+from indexing.commands import build
+from indexing.hamming_index import APPROXIMATE, KINDS
+from retrieval import hamming
+from retrieval.errors import BadConfig
+
+
+@pytest.fixture
+def filled(tmp_path):
+    """A collection of 500 codes; ids are 1 to 500."""
+    collection = code_collection(tmp_path, n_bits=48)
+    codes = random_codes(np.random.default_rng(0), 500, 48)
+    collection.add(new_images(codes))
+    yield collection, codes
+    collection.close()
+
+
+def nearest(codes, query, k, ids):
+    """What the oracle finds among these ids."""
+    distances, at = hamming.search(query, codes[ids - 1], k=k)
+    return distances[0], ids[at[0]]
+
+
+@pytest.mark.parametrize("kind", APPROXIMATE)
+def test_a_built_kind_stays_and_knows_what_changed_since(kind, filled, tmp_path):
+    collection, codes = filled
+    collection.build_index(kind)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "index").iterdir()}
+    assert f"codes.{kind}.npz" in before
+    query = codes[70:71]
+    assert collection.search(query, k=1)[0][1].tolist() == [71]
+    collection.add(new_images(query, start=900))
+    collection.remove([71])
+    collection.save_index()  # too little has changed to build the structure anew
+    assert {path.name: path.read_bytes() for path in (tmp_path / "index").iterdir()} == before
+    again = Collection(tmp_path)
+    for opened in (collection, again):
+        described = opened.describe_index()
+        assert [described[key] for key in ("kind", "built", "fresh", "removed")] == [kind, 500, 1, 1]
+        assert opened.search(query, k=1)[0][1].tolist() == [501]
+        assert opened.search(query, k=1, effort=2)[0][1].tolist() == [501]
+    again.close()
+
+
+@pytest.mark.parametrize("kind", APPROXIMATE)
+def test_enough_changes_build_the_structure_anew(kind, filled, monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "FRESH_LIMIT", 20)
+    collection, _ = filled
+    collection.build_index(kind)
+    collection.add(new_images(random_codes(np.random.default_rng(1), 40, 48), start=1000))
+    assert (collection.describe_index()["built"], collection.describe_index()["fresh"]) == (500, 40)
+    collection.remove(list(range(1, 12)))
+    described = collection.describe_index()
+    assert (described["kind"], described["built"], described["fresh"], described["removed"]) == (kind, 529, 0, 0)
+    collection.save_index()
+    again = Collection(tmp_path)
+    assert again.describe_index()["generation"] == again.catalog.generation()
+    assert again.describe_index()["kind"] == kind
+    again.close()
+
+
+def test_files_of_a_former_kind_go_away(filled, tmp_path):
+    collection, _ = filled
+    for kind in ("ivf", "multihash", "exact"):
+        collection.build_index(kind)
+        beside = {path.name for path in (tmp_path / "index").iterdir()} - {"codes.faiss", "ids.bin", "manifest.json"}
+        assert beside == (set() if kind == "exact" else {f"codes.{kind}.npz"})
+    assert collection.describe_index()["kind"] == "exact"
+
+
+@pytest.mark.parametrize("fault", ["gone", "torn"])
+def test_without_its_structure_the_index_is_rebuilt_as_an_exact_one_and_says_so(fault, filled, tmp_path, caplog):
+    collection, codes = filled
+    collection.build_index("hnsw")
+    path = tmp_path / "index" / "codes.hnsw.npz"
+    path.unlink() if fault == "gone" else path.write_bytes(path.read_bytes()[:-9])
+    again = Collection(tmp_path)
+    assert "is rebuilt from the catalog" in caplog.text
+    assert again.describe_index()["kind"] == "exact"
+    assert again.search(codes[3:4], k=1)[0][1].tolist() == [4]
+    again.close()
+
+
+def test_an_index_of_a_kind_that_this_machine_cannot_run_is_rebuilt(filled, tmp_path, monkeypatch, caplog):
+    collection, codes = filled
+    collection.build_index("exact")
+    manifest = json.loads((tmp_path / "index" / "manifest.json").read_text())
+    del manifest["checksum"]
+    manifest["kind"] = "gpu"
+    content = manifest | {"checksum": module._checksum(manifest)}
+    (tmp_path / "index" / "manifest.json").write_text(json.dumps(content))
+    monkeypatch.setattr("indexing.hamming.gpu.faiss.get_num_gpus", lambda: 0)
+    again = Collection(tmp_path)
+    assert "needs a GPU" in caplog.text
+    assert again.search(codes[3:4], k=1)[0][1].tolist() == [4]
+    with pytest.raises(BadConfig, match="needs a GPU"):
+        again.build_index("gpu")
+    assert again.describe_index()["kind"] == "exact"
+    again.close()
+
+
+@pytest.mark.parametrize("n_chosen", [0, 1, 7, 300, 503])
+@pytest.mark.parametrize("kind", ["exact", "multihash"])
+def test_searches_among_ids_are_exact_after_additions_and_removals(kind, n_chosen, filled):
+    collection, codes = filled
+    collection.build_index(kind)
+    added = random_codes(np.random.default_rng(2), 3, 48)
+    collection.add(new_images(added, start=5000))
+    codes = np.concatenate([codes, added])
+    gone = [5, 77, 502]
+    collection.remove(gone)
+    rng = np.random.default_rng(n_chosen)
+    chosen = rng.choice(np.arange(1, 504), n_chosen, replace=False)
+    alive = np.setdiff1d(chosen, gone)
+    query = random_codes(rng, 1, 48)
+    for k in (1, 9, 1000):
+        [(distances, ids)] = collection.search(query, k=k, among=chosen)
+        wanted = nearest(codes, query, k, alive)
+        assert np.array_equal(distances, wanted[0])
+        assert np.array_equal(ids, wanted[1])
+        [(distances, ids)] = collection.search(query, k=k, among=chosen, max_distance=20)
+        assert np.array_equal(ids, wanted[1][wanted[0] <= 20])
+
+
+def test_the_command_builds_a_kind_and_stats_and_search_know_it(own_collection, pictures, hashseek):
+    picture = next(pictures.glob("*.jpg"))
+    for kind in ("multihash", "exact"):
+        code, out, err = hashseek("index", "build", own_collection, "--kind", kind)
+        assert (code, err) == (0, "")
+        assert f"kind {kind}," in out
+        _, out, _ = hashseek("index", "stats", own_collection, "--json")
+        assert json.loads(out)["index"]["kind"] == kind
+        code, out, err = hashseek("search", own_collection, picture, "-k", 1, "--device", "cpu", "--effort", 1)
+        if kind == "exact":
+            assert (code, err) == (2, "hashseek: an index of kind exact is exact and takes no effort: leave it out\n")
+        else:
+            assert code == 0
+            assert picture.name in out
+    assert hashseek("index", "verify", own_collection)[0] == 0
+
+
+def test_the_command_offers_all_kinds():
+    assert get_args(get_type_hints(build)["kind"]) == KINDS

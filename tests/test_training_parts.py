@@ -1,0 +1,327 @@
+"""Memory, projection, partner, chunks, processes: what training adds to model and loss keeps its promises."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from retrieval.errors import BadConfig, BadDataset, HashseekError
+from retrieval.model import HashModel
+from training.config import Config, parse_config
+from training.datasets.shapes import render_shapes
+from training.fit import fit
+from training.missing import drop_labels
+from training.network import Network, build_network
+from training.parallel import own_part
+from training.run import Run, read_log
+from training.step import backward
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("parts")
+    render_shapes(root, n_query=6, n_train=60, n_database=6, size=48, seed=2)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
+
+
+def config(pictures: Path, **sections) -> Config:
+    content = {
+        "data": {"name": "folder", "root": str(pictures)},
+        "model": {"backbone": "squeezenet1_1", "n_bits": 12, "size": 48, "crop_fraction": 1.0},
+        "optimizer": {"name": "adamw", "lr": 1e-3, "proxy_lr": 1e-2},
+        "train": {"epochs": 2, "batch_size": 16, "device": "cpu", "precision": "fp32"},
+    }
+    for name, section in sections.items():
+        content[name] = content.get(name, {}) | section
+    return parse_config(content, source="test")
+
+
+def curves(run: Run) -> np.ndarray:
+    return np.array([[value for key, value in row.items() if "loss" in key or "val" in key] for row in read_log(run)])
+
+
+# A contrastive loss on a projection with a queue, beside a classification loss: every part at once.
+EVERYTHING = {
+    "loss": {"name": "mulsupcon", "on": "projection", "tau": 0.2},
+    "projection": {"width": 16, "hidden": 24},
+    "memory": {"size": 40, "momentum": 0.9},  # no multiple of the batch
+    "partner": {"name": "asl", "weight": 0.5},
+}
+
+
+def test_two_processes_give_the_curve_of_one_with_the_same_global_batch(pictures, tmp_path):
+    for name, sections in {"hyp2": {}, "everything": EVERYTHING}.items():
+        one = fit(config(pictures, **sections), out=tmp_path / name / "one")
+        two = fit(config(pictures, train={"devices": 2}, **sections), out=tmp_path / name / "two")
+        np.testing.assert_allclose(curves(two.run), curves(one.run), rtol=2e-3)
+        assert two.best_epoch == one.best_epoch
+
+
+def test_an_error_in_any_process_is_the_one_sentence_of_one_process(pictures, tmp_path):
+    fit(config(pictures, train={"epochs": 1}), out=tmp_path / "run")
+    with pytest.raises(BadConfig, match="already holds a run: go on with --resume"):
+        fit(config(pictures, train={"epochs": 1, "devices": 2}), out=tmp_path / "run")
+    with pytest.raises(BadConfig, match=r"4096 devices were asked for, but this machine has \d+ processor cores"):
+        fit(config(pictures, train={"devices": 4096, "batch_size": 4096}), out=tmp_path / "other")
+
+
+def test_a_run_with_every_part_killed_and_resumed_ends_like_an_unbroken_one(pictures, tmp_path):
+    settings = config(pictures, train={"epochs": 4, "ema": 0.9, "views": 2, "keep_labels": 0.7}, **EVERYTHING)
+    unbroken = fit(settings, out=tmp_path / "unbroken").run
+    (tmp_path / "config.json").write_text(settings.model_dump_json())
+    program = (
+        "import json, sys, torch; torch.set_num_threads(1)\n"
+        "from pathlib import Path; from training.config import parse_config; from training.fit import fit\n"
+        "fit(parse_config(json.loads(Path(sys.argv[1]).read_text()), source='x'), out=Path(sys.argv[2]), resume=True)\n"
+    )
+    broken = Run(tmp_path / "broken")
+    arguments = [sys.executable, "-c", program, str(tmp_path / "config.json"), str(broken.folder)]
+    process = subprocess.Popen(arguments, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    while len(read_log(broken)) < 2 and process.poll() is None:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert len(read_log(broken)) < 4
+    resumed = fit(settings, out=broken.folder, resume=True).run
+    np.testing.assert_array_equal(curves(resumed), curves(unbroken))
+    for name in ("best", "last"):
+        assert getattr(resumed, name).read_bytes() == getattr(unbroken, name).read_bytes()
+
+
+@pytest.mark.parametrize("sections", [{}, EVERYTHING], ids=["hyp2", "everything"])
+@pytest.mark.parametrize("chunk_size", [1, 5, 16])
+def test_chunks_leave_the_gradients_of_the_whole_batch(sections, chunk_size):
+    settings = config(Path(), model={"backbone": "mlp:10-14"}, **sections)
+    gradients = []
+    for size in (None, chunk_size):
+        torch.manual_seed(0)
+        model = HashModel(backbone="mlp:10-14", n_bits=12)
+        network, objective, keys = build_network(settings, model, n_classes=5)
+        inputs, labels = torch.randn(16, 10), (torch.rand(16, 5) < 0.4).float()
+        for _ in range(2):  # the second time there is a queue
+            network.zero_grad()
+            objective.zero_grad()
+            backward(network, objective, keys, inputs, labels, epoch=0, autocast=nullcontext, chunk_size=size)
+        parameters = [*network.parameters(), *objective.parameters()]
+        gradients.append([p.grad.clone() for p in parameters if p.grad is not None])
+    assert len(gradients[0]) == len(gradients[1]) > 2
+    for whole, parts in zip(*gradients, strict=True):
+        torch.testing.assert_close(parts, whole)
+
+
+def test_chunks_draw_the_same_dropout_twice():
+    class Dropping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5))
+
+        def forward(self, x):
+            return self.layers(x)
+
+    settings = config(Path(), model={"backbone": "mlp:6-8"}, loss={"name": "mulsupcon"})
+    model = HashModel(backbone="mlp:6-8", n_bits=12)
+    model.backbone = Dropping()
+    network, objective, keys = build_network(settings, model, n_classes=3)
+    seen = []
+    model.backbone.register_forward_hook(lambda module, inputs, output: seen.append(output.detach().clone()))
+    labels = torch.ones(8, 3)
+    backward(network, objective, keys, torch.randn(8, 6), labels, epoch=0, autocast=nullcontext, chunk_size=4)
+    first, second = seen[:2], seen[2:]
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert not torch.equal(first[0] == 0, first[1] == 0)
+
+
+def test_a_chunk_size_next_to_live_batch_norm_is_refused(pictures, tmp_path):
+    settings = config(pictures, model={"backbone": "resnet18"}, train={"chunk_size": 4})
+    with pytest.raises(BadConfig, match="batch norm would take its statistics of a chunk"):
+        fit(settings, out=tmp_path / "run")
+
+
+def test_keys_follow_slowly_and_the_queue_holds_the_batches_that_came_before():
+    settings = config(
+        Path(), model={"backbone": "mlp:6-8"}, loss={"name": "supcon"}, memory={"size": 20, "momentum": 0.5}
+    )
+    model = HashModel(backbone="mlp:6-8", n_bits=12)
+    network, objective, keys = build_network(settings, model, n_classes=3)
+    start = model.head.weight.detach().clone()
+    with torch.no_grad():
+        model.head.weight.add_(1)
+    for n_filled in (8, 16, 20):
+        backward(network, objective, keys, torch.randn(8, 6), torch.ones(8, 3), epoch=0, autocast=nullcontext, views=1)
+        assert len(keys.queue) == n_filled
+    torch.testing.assert_close(keys.encoder.model.head.weight, start + 0.875)  # half the way, three times
+    assert keys.encoder.classifier is None
+    assert not any(p.requires_grad for p in keys.parameters())
+
+
+def test_the_second_view_makes_the_keys():
+    settings = config(
+        Path(), model={"backbone": "mlp:6-8"}, loss={"name": "supcon"}, memory={"size": 8}, train={"batch_size": 8}
+    )
+    model = HashModel(backbone="mlp:6-8", n_bits=12)
+    network, objective, keys = build_network(settings, model, n_classes=3)
+    views = torch.randn(16, 6)
+    backward(network, objective, keys, views, torch.ones(8, 3), epoch=0, autocast=nullcontext, views=2)
+    expected = nn.functional.normalize(keys.encoder(views[8:])["outputs"], dim=1)
+    torch.testing.assert_close(keys.queue.keys, expected)
+
+
+def test_frozen_features_share_the_backbone_with_the_key_encoder():
+    settings = config(Path(), model={"backbone": "mlp:6-8", "freeze_backbone": True}, **EVERYTHING)
+    model = HashModel(backbone="mlp:6-8", n_bits=12)
+    network, _, keys = build_network(settings, model, n_classes=3)
+    assert keys.encoder.model.backbone is model.backbone
+    assert keys.encoder.model.head is not model.head
+    before = [p.clone() for p in model.backbone.parameters()]
+    for _ in range(50):
+        keys.follow(network)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.backbone.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"memory": {}}, "the loss 'hyp2' contrasts with no memory"),
+        ({"loss": {"name": "supcon"}, "memory": {"size": 8}}, "memory.size is 8, but a batch has 16 rows"),
+        ({"loss": {"name": "supcon", "on": "projection"}}, r"needs the section \[projection\]"),
+        ({"projection": {}}, r"the section \[projection\] is read by no loss"),
+        ({"partner": {"name": "supcon"}}, "beside a loss stands a classification loss"),
+        ({"loss": {"name": "bce"}, "partner": {"name": "asl"}}, "both classify"),
+        ({"loss": {"name": "clml"}, "partner": {"name": "asl", "gama": 1}}, "no hyperparameter 'gama'"),
+    ],
+)
+def test_sections_that_do_not_fit_are_refused(sections, message):
+    settings = config(Path(), model={"backbone": "mlp:6-8"}, **sections)
+    with pytest.raises(BadConfig, match=message):
+        build_network(settings, HashModel(backbone="mlp:6-8", n_bits=12), n_classes=3)
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ({"devices": 3}, "must be a multiple of train.devices, 3"),
+        ({"views": 3}, "train.views"),
+        ({"keep_labels": 0}, "train.keep_labels"),
+    ],
+)
+def test_settings_outside_their_limits_are_refused(train, message):
+    with pytest.raises(BadConfig, match=message):
+        config(Path(), train=train)
+    with pytest.raises(BadConfig, match="features are computed once, from one view"):
+        config(Path(), train={"views": 2}, model={"freeze_backbone": True})
+    with pytest.raises(BadConfig, match=r"no setting 'memory.sise': did you mean 'size'\?"):
+        config(Path(), memory={"sise": 3})
+
+
+def test_clml_reads_raw_features_and_corrects_labels_by_its_partner_logits():
+    settings = config(
+        Path(),
+        model={"backbone": "mlp:6-8"},
+        loss={"name": "clml", "on": "features", "start_epoch": 0, "delta": 0.5},
+        partner={"name": "bce", "on": "features"},
+    )
+    network, objective, _ = build_network(settings, HashModel(backbone="mlp:6-8", n_bits=12), n_classes=3)
+    inputs, labels = torch.randn(8, 6), torch.zeros(8, 3)
+    labels[:, 0] = 1
+    heads = network(inputs)
+    assert heads["features"].shape == (8, 8)
+    assert heads["logits"].shape == (8, 3)
+    with torch.no_grad():
+        network.classifier.bias.copy_(torch.tensor([0.0, 50.0, -50.0]))
+    terms = objective(network(inputs), labels, memory=None, epoch=0)
+    assert set(terms) == {"clml", "bce"}
+    corrected = labels.clone()
+    corrected[:, 1] = 1
+    told = objective.loss(network(inputs)["features"], corrected, epoch=0)
+    torch.testing.assert_close(terms["clml"], told["clml"])
+
+
+def test_a_classification_loss_stands_on_the_codes_outputs():
+    settings = config(Path(), model={"backbone": "mlp:6-8"}, loss={"name": "bce"})
+    network, objective, _ = build_network(settings, HashModel(backbone="mlp:6-8", n_bits=12), n_classes=3)
+    assert (network.classifier.in_features, network.classifier.out_features) == (12, 3)
+    backward(network, objective, None, torch.randn(8, 6), torch.ones(8, 3), epoch=0, autocast=nullcontext)
+    assert network.model.head.weight.grad.abs().sum() > 0
+
+
+def test_only_what_a_loss_reads_learns():
+    settings = config(Path(), model={"backbone": "mlp:6-8"}, loss={"name": "supcon", "on": "features"})
+    network, _, _ = build_network(settings, HashModel(backbone="mlp:6-8", n_bits=12), n_classes=3)
+    assert not any(p.requires_grad for p in network.model.head.parameters())
+    assert set(Network(network.model, reads={"features"})(torch.randn(4, 6))) == {"features"}
+
+
+def test_every_row_is_worked_on_by_one_process_and_batches_are_the_same():
+    order = np.random.default_rng(0).permutation(53)
+    for n_ranks, batch_size in ((1, 8), (2, 8), (4, 8), (2, 64)):
+        share = batch_size // n_ranks
+        parts = [own_part(order, batch_size=batch_size, rank=rank, n_ranks=n_ranks) for rank in range(n_ranks)]
+        assert sorted(np.concatenate(parts).tolist()) == list(range(53))
+        for step in range(53 // batch_size):
+            joined = np.concatenate([part[step * share : (step + 1) * share] for part in parts])
+            assert joined.tolist() == order[step * batch_size : (step + 1) * batch_size].tolist()
+    assert len(own_part(np.arange(17), batch_size=8, rank=0, n_ranks=1)) == 16  # one row is no batch
+    assert len(own_part(np.arange(1), batch_size=8, rank=0, n_ranks=1)) == 1  # unless it is all there is
+
+
+def test_labels_are_dropped_at_their_rate_and_the_same_in_every_run():
+    labels = (np.random.default_rng(0).random((4000, 10)) < 0.3).astype(np.uint8)
+    kept = drop_labels(labels, share=0.4, single=False, seed=1)
+    assert not (kept > labels).any()
+    assert kept.sum() / labels.sum() == pytest.approx(0.4, abs=0.02)
+    np.testing.assert_array_equal(kept, drop_labels(labels, share=0.4, single=False, seed=1))
+    assert (kept != drop_labels(labels, share=0.4, single=False, seed=2)).any()
+    single = drop_labels(labels, share=1, single=True, seed=1)
+    np.testing.assert_array_equal(single.sum(axis=1), labels.any(axis=1))
+    assert not (single > labels).any()
+    assert drop_labels(labels, share=1, single=False, seed=1) is labels
+
+
+def test_patience_stops_a_run_that_does_not_get_better(pictures, tmp_path):
+    still = config(pictures, optimizer={"lr": 1e-30, "proxy_lr": 1e-30}, train={"epochs": 9, "patience": 2})
+    result = fit(still, out=tmp_path / "run")
+    assert len(read_log(result.run)) == result.best_epoch + 3 == 3
+    again = fit(still, out=tmp_path / "run", resume=True)
+    assert len(read_log(again.run)) == 3
+
+
+def test_vectors_train_and_their_mistakes_are_named(tmp_path):
+    rng = np.random.default_rng(0)
+    labels = (rng.random((80, 4)) < 0.4).astype(np.uint8)
+    vectors = (labels @ rng.normal(size=(4, 9)) + 0.1 * rng.normal(size=(80, 9))).astype(np.float32)
+    split = np.where(np.arange(80) < 60, "train", "test")
+    np.savez(tmp_path / "scene.npz", X=vectors, Y=labels, split=split, label_names=np.array(list("abcd")))
+    content = {
+        "data": {"name": "scene", "root": str(tmp_path)},
+        "model": {"backbone": "mlp:9-16", "n_bits": 16},
+        "optimizer": {"name": "adamw", "lr": 1e-2, "schedule": "restarts", "restart_epochs": 2},
+        "train": {"epochs": 6, "batch_size": 20, "device": "cpu", "precision": "fp32", "views": 2, "noise": 0.1},
+    }
+    result = fit(parse_config(content, source="test"), out=tmp_path / "run")
+    losses = [row["loss"] for row in read_log(result.run)]
+    assert losses[-1] < losses[0]
+    content["model"]["backbone"] = "mlp:8-16"
+    with pytest.raises(BadConfig, match=r"vectors of 9 numbers, but the backbone 'mlp:8-16' takes vectors of 8"):
+        fit(parse_config(content, source="test"), out=tmp_path / "b")
+    content["model"]["backbone"] = "resnet18"
+    with pytest.raises(BadConfig, match="takes images: choose mlp:9-512-512"):
+        fit(parse_config(content, source="test"), out=tmp_path / "c")
+    vectors[3, 2] = np.nan
+    np.savez(tmp_path / "scene.npz", X=vectors, Y=labels, split=split, label_names=np.array(list("abcd")))
+    content["model"]["backbone"] = "mlp:9-16"
+    with pytest.raises(HashseekError, match="NaN"):
+        fit(parse_config(content, source="test"), out=tmp_path / "d")
+    assert issubclass(BadDataset, HashseekError)

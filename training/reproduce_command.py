@@ -1,0 +1,112 @@
+"""Subcommand `reproduce`: published tables, made again."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from retrieval.errors import BadConfig
+from training.datasets import vectors
+from training.progress import Progress
+
+reproduce = typer.Typer(no_args_is_help=True)
+
+
+class Method(StrEnum):
+    """A row of HBL's Table II."""
+
+    ANY = "any"
+    ANY_HBL = "any+hbl"
+    MULSUPCON = "mulsupcon"
+    MULSUPCON_HBL = "mulsupcon+hbl"
+
+
+class Data(StrEnum):
+    """A half of HBL's Table II."""
+
+    SCENE = "scene"
+    YEAST = "yeast"
+
+
+@reproduce.callback()
+def about() -> None:
+    """Make published tables again."""
+
+
+@reproduce.command("hbl-table-2")
+def hbl_table_2(
+    data: Annotated[list[Data] | None, typer.Option(help="Only this data set; may be given again.")] = None,
+    method: Annotated[list[Method] | None, typer.Option(help="Only this method; may be given again.")] = None,
+    root: Annotated[str, typer.Option(help="Folder of scene.npz and yeast.npz.")] = vectors.HOME,
+    out: Annotated[Path, typer.Option(help="Run folder; what it holds is not done again.")] = Path("runs/hbl-table-2"),
+    trials: Annotated[int, typer.Option(min=1, help="Settings tried for each method on each data set.")] = 10,
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of the chosen settings.")] = 5,
+    folds: Annotated[int, typer.Option(min=2, help="Parts of the training split that validate in turn.")] = 3,
+    report_only: Annotated[bool, typer.Option("--report-only", help="Print what the run folder holds.")] = False,
+) -> None:
+    """HBL's Table II: contrastive losses on Scene and Yeast, then a linear probe; ours beside the paper's figures.
+
+    Settings are searched on the training split alone; the test part is used once a seed, by the settings chosen. A run
+    that was stopped at any moment goes on with the same command. Two processes can share a run folder if each works on
+    one data set (--data).
+    """
+    from training.reproduce.hbl_table_2 import read_rows, run
+    from training.reproduce.table import as_markdown
+
+    console = Progress().console
+    if report_only:
+        if not any(read_rows(out, name) for name in Data):
+            raise BadConfig(f"{out} holds no finished seed yet: run without --report-only first")
+    else:
+        for name in data or list(Data):
+            run(
+                out,
+                name.value,
+                getattr(vectors, name.value)(root=root),
+                methods=[one.value for one in method or list(Method)],
+                n_trials=trials,
+                n_seeds=seeds,
+                n_folds=folds,
+                say=lambda line: console.print(line, markup=False),
+            )
+    typer.echo(as_markdown([row for name in Data for row in read_rows(out, name)]), nl=False)
+
+
+@reproduce.command("mirflickr")
+def mirflickr(
+    method: Annotated[list[str] | None, typer.Option(help="Only this method; may be given again.")] = None,
+    bits: Annotated[
+        list[int] | None, typer.Option(help="Code length; may be given again. Default 12 24 36 48.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each method at each length.")] = 3,
+    trials: Annotated[int, typer.Option(min=1, help="Settings tried for each method on the validation part.")] = 8,
+    epochs: Annotated[int, typer.Option(min=1, help="Of every run.")] = 40,
+    jobs: Annotated[int, typer.Option(min=1, help="Methods that run side by side.")] = 2,
+    out: Annotated[Path, typer.Option(help="Run folder; what it holds is not done again.")] = Path("runs/mirflickr"),
+    report_only: Annotated[bool, typer.Option("--report-only", help="Print what the run folder holds.")] = False,
+) -> None:
+    """Every hashing and contrastive loss on the same photographs: HyP2's Tables 3, 5 and 6 with a frozen MobileNet v2.
+
+    Hyperparameters are chosen on a validation part of the training split, with as many trials for each method; the
+    query split is scored once a run. A run that was stopped at any moment goes on with the same command.
+    """
+    from training.reproduce.mirflickr import METHODS, as_markdown, run
+
+    methods = method or list(METHODS)
+    for name in methods:
+        if name not in METHODS:
+            raise BadConfig(f"there is no method {name!r}: choose of {', '.join(METHODS)}")
+    if not report_only:
+        console = Progress().console
+        run(
+            out,
+            methods=methods,
+            bits=bits or (12, 24, 36, 48),
+            n_seeds=seeds,
+            n_trials=trials,
+            epochs=epochs,
+            jobs=jobs,
+            say=lambda line: console.print(line, markup=False),
+        )
+    typer.echo(as_markdown(out, methods=methods), nl=False)
