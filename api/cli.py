@@ -18,14 +18,15 @@ _UsageError: Any = typer.BadParameter.__bases__[0]  # typer exports no name for 
 # name -> (where it lives, one line of help). Strings, so that `serve` loads no training code and `--help` nothing.
 COMMANDS = {
     "train": ("training.commands:train", "Train a hash model as a TOML file says."),
-    "evaluate": ("training.commands:evaluate", "Report mAP@N and precision@N of a checkpoint on a data set."),
+    "evaluate": ("training.commands:evaluate", "Report how well a checkpoint retrieves: a page, figures, tables."),
+    "compare": ("training.compare_command:compare", "Put reports of one protocol side by side."),
     "probe": ("training.probe_command:probe", "Classify with a linear probe on a frozen checkpoint."),
     "truncate": ("training.truncate_command:truncate", "Shorter codes from a nested checkpoint."),
     "sweep": ("training.sweep_command:sweep", "Search hyperparameters on the validation part."),
     "reproduce": ("training.reproduce_command:reproduce", "Run a published experiment and compare."),
     "data": ("training.data_command:data", "List, inspect, check or render data sets."),
     "losses": ("training.losses_command:losses", "List the losses, or show one."),
-    "index": ("indexing.commands:app", "Add images to a collection, remove them, count and verify them."),
+    "index": ("indexing.commands:app", "Add, remove, verify images; build the index; find duplicates."),
     "search": ("indexing.commands:search", "Find the stored images most similar to a picture."),
     "serve": ("api.serve:serve", "Serve a collection over HTTP, with a search page."),
     "demo": ("api.demo:demo", "The whole way on the built-in data set: train, index, evaluate, serve."),
@@ -74,7 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fail(str(error))
     except _UsageError as error:
         message = str(error.format_message()).rstrip(".")
-        fail(f"{message[:1].lower()}{message[1:]}: see `{error.ctx.command_path if error.ctx else 'hashseek'} --help`")
+        colon = "" if message.endswith("?") else ":"  # typer asks whether a similar name was meant
+        place = error.ctx.command_path if error.ctx else "hashseek"
+        fail(f"{message[:1].lower()}{message[1:]}{colon} see `{place} --help`")
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except BrokenPipeError:

@@ -292,7 +292,8 @@ def curves(n: int, rounds: int, path: Path) -> None:
             style = {"hashseek": "-o", "plain FAISS": "-s"}.get(name, "--")
             axes.loglog(places, [min(times[name]) for times in points[axis]], style, label=name, markersize=4)
         axes.grid(alpha=0.3, which="both")
-        axes.set_ylabel(f"{unit}, one query, k = 10 (least of the rounds)")
+        axes.set_ylabel(unit)
+        axes.set_title("one query, k = 10, least of the rounds", fontsize=10)
         print(f"\n| {axis} | " + " | ".join(f"{place:,}" for place in places) + " |")
         print("|---|" + "---:|" * len(places))
         for name in points[axis][0]:

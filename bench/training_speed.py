@@ -8,9 +8,10 @@ transforms of torchvision, a DataLoader with one worker a core, float32, one bac
 pictures, crops of the same distribution, MobileNet v2 at 224 px with its batch norm in evaluation mode (this network's
 weights have it folded), the same HyP2 loss, AdamW and batch. Ours is `hashseek train` itself, by its log.
 
-Every variant runs in a process of its own. Memory is the largest resident set of that process, plus that of a worker
-times their number. CPU seconds are those of all of its processes in the timed steps: on a machine that others use they
-are the steadier measure.
+Every variant runs in a process of its own, with OMP_NUM_THREADS threads if that is set, else one a core. On a machine
+that others use, 1 is the fairer setting: threads that wait for one another lose far more than their share. Memory is
+the largest resident set of that process, plus that of a worker times their number. CPU time is that of all of its
+processes in the timed steps: on such a machine it is the steadier measure.
 """
 
 import csv
@@ -210,6 +211,10 @@ def timed(steps: Iterator[tuple[int, Callable[[], None]]]) -> dict[str, float]:
     return {"images_per_s": n / seconds, "cpu_s_per_image": (cpu_seconds() - cpu) / n, "seconds": seconds}
 
 
+def n_threads() -> int:
+    return int(os.environ.get("OMP_NUM_THREADS", n_cores()))
+
+
 def cpu_seconds() -> float:
     kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     return sum(usage.ru_utime + usage.ru_stime for usage in map(resource.getrusage, kinds))
@@ -251,7 +256,7 @@ def measure(name: str, n: int) -> dict[str, float]:
 
 def main() -> None:
     if "--variant" in sys.argv:
-        torch.set_num_threads(n_cores())
+        torch.set_num_threads(n_threads())
         found = VARIANTS[sys.argv[2]](Path(sys.argv[3]))
         print(json.dumps({**found, "peak_mib": peak_mib()}))
         return
@@ -260,7 +265,8 @@ def main() -> None:
     config = load_config(BASE)
     print(
         f"{n} {data}, {config.model.backbone}, {config.model.size} px, batch {config.train.batch_size}; "
-        f"{device_name(pick_device())}, {n_cores()} cores, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}\n"
+        f"{device_name(pick_device())}, {n_threads()} threads of {n_cores()} cores, load {os.getloadavg()[0]:.1f}, "
+        f"torch {torch.__version__}\n"
     )
     print("| | images/s | first epoch | CPU ms an image | peak memory |")
     print("|---|---:|---:|---:|---:|")

@@ -11,10 +11,15 @@ from retrieval.mlp import BatchNorm
 
 
 def lengths_of(checkpoint: Checkpoint) -> tuple[int, ...]:
-    """The code lengths that the checkpoint was trained for, ascending; the last is its own."""
+    """The code lengths that the checkpoint was trained for, ascending; the last is its own.
+
+    A loss on the features or the projection says nothing about prefixes of the code, and a truncated checkpoint has
+    lost what lay behind its own length.
+    """
     loss = checkpoint.header.training.get("loss") or {}
-    nested = loss.get("nested") or {}
-    return tuple(nested.get("lengths") or (checkpoint.header.n_bits,))
+    nested = loss.get("nested") if loss.get("on", "outputs") == "outputs" else None
+    own = checkpoint.header.n_bits
+    return *(length for length in (nested or {}).get("lengths", ()) if length < own), own
 
 
 def truncate(checkpoint: Checkpoint, n_bits: int) -> Checkpoint:

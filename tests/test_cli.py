@@ -125,7 +125,8 @@ def test_verifying_a_damaged_collection_ends_with_1_and_lists_the_damage(hashsee
 
 
 MISTAKES = {
-    "no such command": (("frobnicate",), "no such command 'frobnicate': see `hashseek --help`"),
+    "no such command": (("xyzzy",), "no such command 'xyzzy': see `hashseek --help`"),
+    "a misspelt command": (("trian",), "no such command 'trian'. Did you mean 'train'? see `hashseek --help`"),
     "no such option": (("--frob",), "no such option: --frob"),
     "no subcommand": (("index",), "missing command"),
     "no argument": (("index", "add"), "missing argument 'collection': see `hashseek index add --help`"),

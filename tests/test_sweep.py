@@ -100,15 +100,14 @@ def test_a_sweep_that_is_killed_again_and_again_makes_the_trials_of_an_unbroken_
     unbroken = sweep(given, SPACE, n_trials=11, folder=tmp_path / "unbroken", seed=3)
 
     folder = tmp_path / "broken"
-    call = "import typer; from training.sweep_command import sweep; main = typer.Typer(); main.command()(sweep)"
     for trial, epochs in ((1, 1), (4, 2), (9, 1)):  # in the random part, after it, and where the sampler has learnt
-        command = start(file, "--out", folder, before=call)
+        command = start("sweep", file, "--out", folder)
         log = folder / "trials" / f"{trial:04}" / "log.jsonl"
         wait_until(lambda log=log, epochs=epochs: log.is_file() and len(log.read_text().splitlines()) >= epochs)
         command.send(signal.SIGKILL)
         command.wait()
         assert not (folder / "best.toml").exists()
-    command = start(file, "--out", folder, before=call)
+    command = start("sweep", file, "--out", folder)
     assert command.wait() == 0, command.err
     assert command.out.strip() == str(folder / "best.toml")
     assert table_of(folder) == table_of(tmp_path / "unbroken")

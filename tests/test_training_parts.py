@@ -20,7 +20,7 @@ from training.datasets.shapes import render_shapes
 from training.fit import fit
 from training.missing import drop_labels
 from training.network import Network, build_network
-from training.parallel import own_part
+from training.parallel import average_buffers, launch, own_part
 from training.run import Run, read_log
 from training.step import backward
 
@@ -76,6 +76,22 @@ def test_an_error_in_any_process_is_the_one_sentence_of_one_process(pictures, tm
         fit(config(pictures, train={"epochs": 1, "devices": 2}), out=tmp_path / "run")
     with pytest.raises(BadConfig, match=r"4096 devices were asked for, but this machine has \d+ processor cores"):
         fit(config(pictures, train={"devices": 4096, "batch_size": 4096}), out=tmp_path / "other")
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        fit(config(pictures, train={"devices": 2}), out=tmp_path / "file" / "run")
+    with pytest.raises(BadDataset, match=r"1 training images are too few for train.devices = 2: lower it to 1"):
+        fit(config(pictures, train={"devices": 2, "val_fraction": 0.98}), out=tmp_path / "few")
+
+
+def _statistics_of_all(fabric) -> list[float]:
+    norm = nn.BatchNorm1d(2)
+    norm.running_mean += torch.tensor([1.0, 4.0]) * fabric.global_rank
+    average_buffers(nn.Sequential(norm), None)
+    return [*norm.running_mean.tolist(), *norm.running_var.tolist()]
+
+
+def test_batch_norm_has_the_same_statistics_in_every_process():
+    assert launch(_statistics_of_all, device="cpu", devices=2, precision="fp32") == [0.5, 2.0, 1.0, 1.0]
 
 
 def test_a_run_with_every_part_killed_and_resumed_ends_like_an_unbroken_one(pictures, tmp_path):
@@ -148,6 +164,32 @@ def test_a_chunk_size_next_to_live_batch_norm_is_refused(pictures, tmp_path):
     settings = config(pictures, model={"backbone": "resnet18"}, train={"chunk_size": 4})
     with pytest.raises(BadConfig, match="batch norm would take its statistics of a chunk"):
         fit(settings, out=tmp_path / "run")
+    settings = config(pictures, model={"head": "linear_bn", "freeze_batch_norm": True}, train={"chunk_size": 4})
+    with pytest.raises(BadConfig, match="batch norm of the head 'linear_bn'.*set model.head = 'linear'"):
+        fit(settings, out=tmp_path / "head")
+
+
+def test_a_batch_too_small_for_batch_norm_is_named(pictures, tmp_path):
+    settings = config(pictures, model={"backbone": "resnet18", "size": 32}, train={"batch_size": 1})
+    with pytest.raises(BadConfig, match=r"no statistics of a single image at 32 px.*freeze_batch_norm = true"):
+        fit(settings, out=tmp_path / "run")
+
+
+def test_noise_is_for_vectors(pictures, tmp_path):
+    with pytest.raises(BadConfig, match=r"train.noise is 0.5, but it is added to feature vectors"):
+        fit(config(pictures, train={"noise": 0.5}), out=tmp_path / "run")
+
+
+@pytest.mark.parametrize("damage", ["delete", "garble"])
+def test_a_run_without_its_log_is_not_resumed(pictures, tmp_path, damage):
+    settings = config(pictures, model={"freeze_backbone": True}, train={"epochs": 1})
+    run = fit(settings, out=tmp_path / "run").run
+    if damage == "delete":
+        run.log.unlink()
+    else:
+        run.log.write_bytes(b"\0{")
+    with pytest.raises(BadConfig, match=r"log.jsonl is missing or damaged: it holds 0 readable epochs, but 1 are"):
+        fit(settings, out=tmp_path / "run", resume=True)
 
 
 def test_keys_follow_slowly_and_the_queue_holds_the_batches_that_came_before():
@@ -179,6 +221,57 @@ def test_the_second_view_makes_the_keys():
     torch.testing.assert_close(keys.queue.keys, expected)
 
 
+def test_without_a_key_encoder_every_view_is_an_anchor_and_a_key():
+    sections = {
+        "model": {"backbone": "mlp:6-8"},
+        "loss": {"name": "supcon"},
+        "memory": {"size": 16, "momentum": 0},
+        "train": {"batch_size": 8, "views": 2},
+    }
+    model = HashModel(backbone="mlp:6-8", n_bits=12)
+    network, objective, keys = build_network(config(Path(), **sections), model, n_classes=3)
+    views, labels = torch.randn(16, 6), (torch.rand(8, 3) < 0.5).float()
+    expected = nn.functional.normalize(network(views)["outputs"], dim=1)
+    backward(network, objective, keys, views, labels, epoch=0, autocast=nullcontext, views=2)
+    torch.testing.assert_close(keys.queue.keys, expected.detach())
+    torch.testing.assert_close(keys.queue.key_labels.float(), labels.repeat(2, 1))
+    sections["memory"]["size"] = 15
+    with pytest.raises(BadConfig, match="memory.size is 15, but a batch has 16 rows"):
+        build_network(config(Path(), **sections), model, n_classes=3)
+
+
+def test_chunks_of_frozen_features_beside_a_loss_that_reads_them():
+    settings = config(
+        Path(),
+        model={"backbone": "mlp:6-8", "freeze_backbone": True},
+        loss={"name": "supcon", "on": "features"},
+        partner={"name": "asl"},
+    )
+    model = HashModel(backbone="mlp:6-8", n_bits=12)
+    network, objective, keys = build_network(settings, model, n_classes=3)
+    features, labels = torch.randn(8, 8), (torch.rand(8, 3) < 0.5).float()
+    found = []
+    for chunk_size in (None, 3):
+        network.zero_grad()
+        backward(network, objective, keys, features, labels, epoch=0, autocast=nullcontext, chunk_size=chunk_size)
+        found.append(model.head.weight.grad.clone())
+    assert found[0].abs().sum() > 0
+    torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: its dropout draws from a generator of its own")
+def test_chunks_draw_the_same_dropout_twice_on_a_gpu():
+    settings = config(Path(), model={"backbone": "mlp:6-8", "dropout": 0.5}, loss={"name": "mulsupcon"})
+    network, objective, keys = build_network(settings, HashModel(backbone="mlp:6-8", n_bits=12), n_classes=3)
+    network.cuda()
+    objective.cuda()
+    seen = []
+    network.dropout.register_forward_hook(lambda module, inputs, output: seen.append(output.detach().clone()))
+    inputs, labels = torch.randn(8, 6).cuda(), torch.ones(8, 3).cuda()
+    backward(network, objective, keys, inputs, labels, epoch=0, autocast=nullcontext, chunk_size=4)
+    assert all(torch.equal(a, b) for a, b in zip(seen[:2], seen[2:], strict=True))
+
+
 def test_frozen_features_share_the_backbone_with_the_key_encoder():
     settings = config(Path(), model={"backbone": "mlp:6-8", "freeze_backbone": True}, **EVERYTHING)
     model = HashModel(backbone="mlp:6-8", n_bits=12)
@@ -201,6 +294,21 @@ def test_frozen_features_share_the_backbone_with_the_key_encoder():
         ({"partner": {"name": "supcon"}}, "beside a loss stands a classification loss"),
         ({"loss": {"name": "bce"}, "partner": {"name": "asl"}}, "both classify"),
         ({"loss": {"name": "clml"}, "partner": {"name": "asl", "gama": 1}}, "no hyperparameter 'gama'"),
+        (
+            {
+                "loss": {"name": "supcon", "quantization": {"kind": "l2", "weight": 1}},
+                "partner": {"name": "asl", "quantization": {"kind": "l2", "weight": 1}},
+            },
+            "the same term twice",
+        ),
+        (
+            {
+                "model": {"backbone": "mlp:6-8", "freeze_backbone": True},
+                "loss": {"name": "supcon", "on": "projection"},
+                "projection": {},
+            },
+            "only the head to learn, but no loss reads its outputs",
+        ),
     ],
 )
 def test_sections_that_do_not_fit_are_refused(sections, message):
@@ -215,6 +323,8 @@ def test_sections_that_do_not_fit_are_refused(sections, message):
         ({"devices": 3}, "must be a multiple of train.devices, 3"),
         ({"views": 3}, "train.views"),
         ({"keep_labels": 0}, "train.keep_labels"),
+        ({"keep_labels": 0.5, "single_label": True}, "set one of them back"),
+        ({"seed": 2**32}, "train.seed"),
     ],
 )
 def test_settings_outside_their_limits_are_refused(train, message):
@@ -224,6 +334,9 @@ def test_settings_outside_their_limits_are_refused(train, message):
         config(Path(), train={"views": 2}, model={"freeze_backbone": True})
     with pytest.raises(BadConfig, match=r"no setting 'memory.sise': did you mean 'size'\?"):
         config(Path(), memory={"sise": 3})
+    for section, key in (("memory", "size"), ("projection", "width")):  # more than any machine holds
+        with pytest.raises(BadConfig, match=f"{section}.{key}"):
+            config(Path(), **{section: {key: 10**12}})
 
 
 def test_clml_reads_raw_features_and_corrects_labels_by_its_partner_logits():

@@ -62,6 +62,26 @@ def test_a_plain_checkpoint_has_its_one_length(tmp_path):
         truncate(load_checkpoint(tmp_path / "a.safetensors"), 8)
 
 
+def test_a_truncated_checkpoint_serves_only_what_it_still_holds(tmp_path):
+    short = truncate(nested(tmp_path / "a.safetensors", "linear"), 12)
+    assert lengths_of(short) == (8, 12)
+    assert truncate(short, 8).header.n_bits == 8
+    with pytest.raises(BadCheckpoint, match="codes of 8, 12 bits, not of 32"):
+        truncate(short, 32)
+
+
+def test_nested_lengths_of_a_projection_are_none_of_the_code(tmp_path):
+    torch.manual_seed(0)
+    model = HashModel(backbone="squeezenet1_1", n_bits=16)
+    training = {"loss": {"name": "supcon", "on": "projection", "nested": {"lengths": [8, 16, 32]}}}
+    save_checkpoint(tmp_path / "a.safetensors", model, PREPROCESSING, label_names=("a", "b"), training=training)
+    whole = load_checkpoint(tmp_path / "a.safetensors")
+    assert lengths_of(whole) == (16,)
+    for n_bits in (8, 32):
+        with pytest.raises(BadCheckpoint, match=f"codes of 16 bits, not of {n_bits}"):
+            truncate(whole, n_bits)
+
+
 def test_a_run_with_nested_lengths_gives_such_a_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
     render_shapes(tmp_path / "data", n_query=4, n_train=20, n_database=4, size=48, seed=0)

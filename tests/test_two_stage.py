@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from retrieval.checkpoint import Checkpoint, load_checkpoint
+from retrieval.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from retrieval.errors import BadCheckpoint, BadDataset
+from retrieval.images import Preprocessing
+from retrieval.model import HashModel
 from training.config import parse_config
 from training.datasets import build_splits
 from training.datasets.shapes import render_shapes
@@ -89,4 +91,9 @@ def test_what_cannot_be_probed_is_refused(scene, contrastive, tmp_path):
     render_shapes(tmp_path, n_query=4, n_train=10, n_database=4, size=32, seed=1)
     with pytest.raises(BadCheckpoint, match="encodes vectors of 8 numbers, not images"):
         probe_checkpoint(contrastive[0], build_splits("folder", root=str(tmp_path)))
+    preprocessing = Preprocessing(size=32, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+    of_images = HashModel(backbone="squeezenet1_1", n_bits=8)
+    save_checkpoint(tmp_path / "images.safetensors", of_images, preprocessing, label_names=("a",))
+    with pytest.raises(BadCheckpoint, match="'squeezenet1_1' takes images, but the data set has vectors"):
+        probe_checkpoint(load_checkpoint(tmp_path / "images.safetensors"), splits)
     assert torch.is_grad_enabled()

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from retrieval.errors import BadConfig
 from retrieval.images import Preprocessing
+from retrieval.mlp import MAX_WIDTH
 
 
 class _Section(BaseModel):
@@ -47,14 +48,14 @@ class PartnerSection(NamedSection):
 class ProjectionSection(_Section):
     """The projection head of contrastive training: features -> hidden (None: as many) -> width."""
 
-    width: int = Field(default=128, ge=1)
-    hidden: int | None = Field(default=None, ge=1)
+    width: int = Field(default=128, ge=1, le=MAX_WIDTH)
+    hidden: int | None = Field(default=None, ge=1, le=MAX_WIDTH)
 
 
 class MemorySection(_Section):
     """A queue of keys to contrast with; momentum of the encoder that makes them, 0 for the network itself."""
 
-    size: int = Field(default=4096, ge=1)
+    size: int = Field(default=4096, ge=1, le=1_000_000)
     momentum: float = Field(default=0.999, ge=0, lt=1)
     until_full: bool = False
 
@@ -114,7 +115,7 @@ class TrainSection(_Section):
     epochs: int = Field(default=20, ge=1)
     batch_size: int = Field(default=64, ge=1)
     chunk_size: int | None = Field(default=None, ge=1)
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=2**32 - 1)
     val_fraction: float = Field(default=0.1, gt=0, lt=1)
     val_n: int = Field(default=1000, ge=1)
     patience: int | None = Field(default=None, ge=1)
@@ -193,6 +194,11 @@ class Config(_Section):
             raise ValueError(
                 f"train.batch_size is {self.train.batch_size} and must be a multiple of train.devices, "
                 f"{self.train.devices}: it is the batch of all devices together"
+            )
+        if self.train.single_label and self.train.keep_labels < 1:
+            raise ValueError(
+                f"train.single_label keeps one label an image, and train.keep_labels is {self.train.keep_labels}: set "
+                "one of them back"
             )
         if self.train.views > 1 and self.model.freeze_backbone:
             raise ValueError(

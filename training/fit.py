@@ -38,7 +38,7 @@ from training.losses.memory import gather_rows, update_key_encoder
 from training.missing import drop_labels
 from training.network import Keys, Network, Objective, build_network
 from training.optimizers import build_optimizer, parameters_of, set_rates
-from training.parallel import launch, own_part
+from training.parallel import average_buffers, launch, own_part
 from training.progress import Progress
 from training.run import Run, open_run, read_log, save_state, write_log
 from training.sources import Rows, Source, build_source
@@ -198,7 +198,7 @@ def _tracked(
             module.load_state_dict(module.state_dict() | saved[name])
         state.best_score, state.best_epoch = saved["best_score"], saved["best_epoch"]
         first_epoch = saved["epoch"] + 1
-        state.records = read_log(run)[:first_epoch]
+        state.records = _earlier_records(run, first_epoch)
     if fabric.is_global_zero:
         tracker.start(
             run,
@@ -222,6 +222,14 @@ def _tracked(
         started = time.perf_counter()
         try:
             means, n_seen = _train_epoch(fabric, config, state, source, labels, fit_rows, rates, epoch, run, shown)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise BadConfig(
+                f"batch norm has no statistics of a single image at {_input(preprocessing)}, but a process got no more "
+                f"of a batch of {config.train.batch_size} or of the last one: set model.freeze_batch_norm = true, or "
+                "change train.batch_size or model.size"
+            ) from None
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
                 raise
@@ -231,6 +239,7 @@ def _tracked(
                 "parts"
             ) from None
         trained = time.perf_counter()
+        average_buffers(state.network, state.ema)
         score = _validate(fabric, source, state.evaluated, train.labels, fit_rows, val_rows, config)
         record = {
             "epoch": epoch,
@@ -394,12 +403,34 @@ def _is_patience_over(config: Config, state: _State) -> bool:
 
 
 def _check_chunks(config: Config, network: Network) -> None:
-    live = [] if config.model.freeze_backbone or config.model.freeze_batch_norm else [network.model.backbone]
-    if any(isinstance(module, _BatchNorm) for part in (*live, network.model.head) for module in part.modules()):
+    def has_batch_norm(part: nn.Module) -> bool:
+        return any(isinstance(module, _BatchNorm) for module in part.modules())
+
+    live = not (config.model.freeze_backbone or config.model.freeze_batch_norm)
+    if has_batch_norm(network.model.head):
+        raise BadConfig(
+            f"train.chunk_size is {config.train.chunk_size}, but the batch norm of the head {config.model.head!r} would "
+            "take its statistics of a chunk and not of the batch: set model.head = 'linear', or leave chunk_size out"
+        )
+    if live and has_batch_norm(network.model.backbone):
         raise BadConfig(
             f"train.chunk_size is {config.train.chunk_size}, but batch norm would take its statistics of a chunk and "
             "not of the batch: set model.freeze_batch_norm = true, or leave chunk_size out"
         )
+
+
+def _earlier_records(run: Run, n_epochs: int) -> list[dict[str, Any]]:
+    """The log of the epochs that the saved state has behind it."""
+    try:
+        records = read_log(run)
+    except ValueError:  # not JSON
+        records = []
+    if len(records) < n_epochs:
+        raise BadConfig(
+            f"{run.log} is missing or damaged: it holds {len(records)} readable epochs, but {n_epochs} are trained; put "
+            "it back or train into another folder"
+        )
+    return records[:n_epochs]
 
 
 def _input(preprocessing: Preprocessing | None) -> str:
@@ -412,6 +443,11 @@ def _validation_part(n: int, config: Config) -> tuple[Rows, Rows]:
         raise BadDataset(
             f"train.val_fraction {config.train.val_fraction} of {n} training images leaves nothing to validate on or "
             "nothing to train on: change it or add images"
+        )
+    if n - n_val < config.train.devices:
+        raise BadDataset(
+            f"{n - n_val} training images are too few for train.devices = {config.train.devices}: lower it to "
+            f"{n - n_val} or add images"
         )
     order = np.random.default_rng((config.train.seed, 0xA11)).permutation(n)
     return np.sort(order[n_val:]), np.sort(order[:n_val])

@@ -167,6 +167,10 @@ def build_network(config: Config, model: HashModel, *, n_classes: int) -> tuple[
             f"loss.name {config.loss.name!r} and partner.name {partner.name!r} both classify: leave the partner out"
         )
     logits_on = partner.on if partner is not None else on if classifies else None
+    if partner is not None and "quantization" in partner.options() and "quantization" in config.loss.options():
+        raise BadConfig(
+            "loss.quantization and partner.quantization would be the same term twice: keep loss.quantization"
+        )
     needs_projection = "projection" in (on, logits_on)
     if needs_projection and config.projection is None:
         raise BadConfig("a loss on the projection needs the section [projection]: add it, for example width = 128")
@@ -184,6 +188,11 @@ def build_network(config: Config, model: HashModel, *, n_classes: int) -> tuple[
         from_features=config.model.freeze_backbone,
         dropout=config.model.dropout,
     )
+    if config.model.freeze_backbone and "outputs" not in network.reads:
+        raise BadConfig(
+            f"model.freeze_backbone leaves only the head to learn, but no loss reads its outputs (loss.on is {on!r}): "
+            "set loss.on or partner.on to 'outputs', or unfreeze the backbone"
+        )
     width = network.widths[on]
     build: dict[str, Any] = {"n_classes": n_classes, "n_bits": width}
     objective = Objective(
@@ -203,9 +212,11 @@ def _build_keys(config: Config, network: Network, *, width: int, n_classes: int)
         return None
     if not facts(config.loss.name).memory:
         raise BadConfig(f"the loss {config.loss.name!r} contrasts with no memory: leave the section [memory] out")
-    if settings.size < config.train.batch_size:
+    # Without a key encoder every view is a key; with one, two views are an anchor and its key.
+    n_keys = config.train.batch_size * (1 if settings.momentum else config.train.views)
+    if settings.size < n_keys:
         raise BadConfig(
-            f"memory.size is {settings.size}, but a batch has {config.train.batch_size} rows: use a queue of at least "
+            f"memory.size is {settings.size}, but a batch has {n_keys} rows: use a queue of at least "
             "so many, or a smaller train.batch_size"
         )
     queue = KeyQueue(

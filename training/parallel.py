@@ -34,7 +34,7 @@ def launch(function: Callable[..., T], *arguments: Any, device: str, devices: in
 
     Raises:
         BadConfig: fewer devices than asked for.
-        HashseekError: whatever the function raised in any process.
+        HashseekError, OSError: whatever the function raised in any process.
     """
     chosen = pick_device(device)
     check_devices(chosen, devices)
@@ -69,7 +69,7 @@ def _guarded(fabric: Fabric, *, function: Callable[..., object], folder: Path, a
         torch.set_num_threads(max(1, n_cores() // fabric.world_size))
     try:
         result = function(fabric, *arguments)
-    except HashseekError as error:
+    except (HashseekError, OSError) as error:
         (folder / f"error-{fabric.global_rank}").write_bytes(pickle.dumps(error))
         raise
     if fabric.is_global_zero:
@@ -110,6 +110,23 @@ def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
         dist.all_reduce(flat)
         for gradient, part in zip(gradients, torch.split(flat, [g.numel() for g in gradients]), strict=True):
             gradient.copy_(part.view_as(gradient))
+
+
+def average_buffers(*modules: nn.Module | None) -> None:
+    """Set every buffer of floats to its mean over all processes.
+
+    Batch norm's running statistics come from each process's own rows: without this, every process would validate
+    another model than the one that is saved.
+    """
+    if not _several():
+        return
+    buffers = [b for module in modules if module is not None for b in module.buffers() if b.is_floating_point()]
+    if buffers:
+        flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        for buffer, part in zip(buffers, torch.split(flat, [b.numel() for b in buffers]), strict=True):
+            buffer.copy_(part.view_as(buffer))
 
 
 def _several() -> bool:

@@ -44,7 +44,7 @@ def build_source(
     """The source for the training split: vectors if it has some, cached features if the backbone is frozen.
 
     Raises:
-        BadConfig: vectors for a backbone of images, or images for one of vectors.
+        BadConfig: vectors for a backbone of images, images for one of vectors, or noise for images.
     """
     if train.vectors is not None:
         if config.model.freeze_backbone:
@@ -54,6 +54,11 @@ def build_source(
         raise BadConfig(
             f"the backbone {config.model.backbone!r} takes feature vectors, but the data set {config.data.name!r} has "
             "images: choose a backbone for images"
+        )
+    if config.train.noise:
+        raise BadConfig(
+            f"train.noise is {config.train.noise}, but it is added to feature vectors and the data set "
+            f"{config.data.name!r} has images: leave it out, or set train.jitter"
         )
     if config.model.freeze_backbone:
         return _frozen(config, model, images, fabric, progress)

@@ -32,7 +32,7 @@ def backward(
     gradient passed on (GradCache; Gao et al., RepL4NLP 2021).
 
     Args:
-        inputs: (views * b, ...), view after view; with keys and two views, the second view makes the keys.
+        inputs: (views * b, ...), view after view; with a key encoder the second view makes the keys and nothing else.
         labels: (b, C).
         autocast: entered for the networks' forward passes only; losses and gradients stay outside.
 
@@ -43,7 +43,7 @@ def backward(
         keys.follow(network)
     seen, key_inputs = inputs, inputs
     if views > 1:
-        if keys is None:
+        if keys is None or keys.encoder is None:
             labels = labels.repeat(views, 1)
         else:
             seen, key_inputs = inputs[: len(labels)], inputs[len(labels) :]
@@ -78,25 +78,38 @@ def _in_chunks(
     states, parts = [], []
     with torch.no_grad(), autocast():
         for chunk in chunks:
-            states.append(torch.get_rng_state())  # dropout has to fall the same way the second time
+            states.append(_random_state(inputs.device))  # dropout has to fall the same way the second time
             parts.append(network(chunk))
     heads = {name: torch.cat([part[name] for part in parts]).requires_grad_() for name in parts[0]}
     own = _keys(keys, key_inputs, heads, autocast=autocast, chunk_size=chunk_size)
     terms = _terms(objective, heads, keys, own, labels, epoch=epoch)
     _total(terms).backward()  # type: ignore[no-untyped-call]
-    after = torch.get_rng_state()
+    after = _random_state(inputs.device)
     start = 0
     for chunk, state in zip(chunks, states, strict=True):
-        torch.set_rng_state(state)
+        _set_random_state(inputs.device, state)
         with autocast():
             again = network(chunk)
-        wanted = [name for name in again if heads[name].grad is not None]
+        # Features of a frozen backbone lead to nothing that learns.
+        wanted = [name for name in again if heads[name].grad is not None and again[name].requires_grad]
         stop = start + len(chunk)
         gradients = [heads[name].grad[start:stop] for name in wanted]  # type: ignore[index]
         torch.autograd.backward([again[name] for name in wanted], gradients)
         start = stop
-    torch.set_rng_state(after)
+    _set_random_state(inputs.device, after)
     return terms
+
+
+def _random_state(device: torch.device) -> Tensor:
+    """Of the generator that dropout draws from on `device`."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _set_random_state(device: torch.device, state: Tensor) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
 
 
 def _keys(

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from retrieval.checkpoint import Checkpoint
 from retrieval.devices import pick_device
-from retrieval.errors import BadDataset
+from retrieval.errors import BadCheckpoint, BadDataset
+from retrieval.mlp import Mlp
 from training.classification import class_and_overall, figures, mean_average_precision
 from training.datasets.splits import Split, Splits
 from training.features import features_of
@@ -100,6 +101,11 @@ def encode(
     """Features (n, D) of a split of images or vectors, in its order."""
     model = checkpoint.model
     if split.vectors is not None:
+        if not isinstance(model.backbone, Mlp):
+            raise BadCheckpoint(
+                f"the checkpoint's backbone {model.backbone_name!r} takes images, but the data set has vectors: choose "
+                "a data set of images"
+            )
         with torch.inference_mode():
             return model.cpu().eval().features(torch.from_numpy(split.vectors)).float()
     images = Images(split, checkpoint.header.image_preprocessing(), cache="none")

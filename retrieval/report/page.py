@@ -232,7 +232,8 @@ def _sheet(example: Example, *, query_paths: Sequence[Path], database_paths: Seq
         hits.append(
             f'<li class="{kind}" title="{escape(hit.name)}: {labels}">'
             f"{_picture(database_paths, hit.row, hit.name, side=_HIT_SIDE)}"
-            f"<b>{hit.distance} bits</b>{escape(', '.join(hit.matched) or 'nothing shared')}</li>"
+            f"<b>{hit.distance} bit{'' if hit.distance == 1 else 's'}</b>"
+            f"{escape(', '.join(hit.matched) or 'nothing shared')}</li>"
         )
     return (
         f'<figure class="query"><div>{_picture(query_paths, example.row, example.name, side=_QUERY_SIDE)}'
