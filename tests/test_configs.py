@@ -1,4 +1,4 @@
-"""Every configuration that Hashseek ships: its header says what it is for, and it builds, with each variant it names."""
+"""Every configuration that Hashseek ships: its header says what it is for, and it builds, as does each variant."""
 
 import inspect
 import os

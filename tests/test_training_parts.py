@@ -165,7 +165,7 @@ def test_a_chunk_size_next_to_live_batch_norm_is_refused(pictures, tmp_path):
     with pytest.raises(BadConfig, match="batch norm would take its statistics of a chunk"):
         fit(settings, out=tmp_path / "run")
     settings = config(pictures, model={"head": "linear_bn", "freeze_batch_norm": True}, train={"chunk_size": 4})
-    with pytest.raises(BadConfig, match="batch norm of the head 'linear_bn'.*set model.head = 'linear'"):
+    with pytest.raises(BadConfig, match="batch norm in the head 'linear_bn'.*set model.head = 'linear'"):
         fit(settings, out=tmp_path / "head")
 
 
@@ -312,7 +312,7 @@ def test_frozen_features_share_the_backbone_with_the_key_encoder():
     ],
 )
 def test_sections_that_do_not_fit_are_refused(sections, message):
-    settings = config(Path(), model={"backbone": "mlp:6-8"}, **sections)
+    settings = config(Path(), **{"model": {"backbone": "mlp:6-8"}} | sections)
     with pytest.raises(BadConfig, match=message):
         build_network(settings, HashModel(backbone="mlp:6-8", n_bits=12), n_classes=3)
 

@@ -65,6 +65,10 @@ def evaluate(
     ] = "none",
     points: Annotated[int, typer.Option(help="Database images in the t-SNE; 0 leaves it out.")] = 1000,
     seed: Annotated[int, typer.Option(help="Of random directions, intervals, t-SNE and the queries shown.")] = 0,
+    url: Annotated[
+        str | None,
+        typer.Option(help="Instead of a report, check that this service gives the ranking and figures of the library."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the report; default beside the checkpoint.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     precision: Annotated[Literal["auto", "fp32", "bf16"], typer.Option(help="Of the network.")] = "auto",
@@ -73,17 +77,38 @@ def evaluate(
     from retrieval.report import summary
     from training.evaluate import evaluate as run
 
+    if url is not None and (baseline != "none" or out is not None):
+        raise BadConfig(
+            "--url compares a service with the library and writes no report: leave --baseline and --out out"
+        )
     ns = _numbers(n or ["100", "1000", "5000"])
     name, options = data_options(checkpoint, data)
     changes: dict[str, Any] = {"drop_labels": drop_labels, "ignore_columns": ignore_column, "on_error": on_error}
     options |= {key: value for key, value in changes.items() if value}
     splits = build_splits(name, **options)
+    called = data or str(options.get("root", name))
+    if url is not None:
+        from training.served import check_service
+
+        agreement = check_service(
+            url,
+            checkpoint,
+            splits,
+            data_name=called,
+            ns=ns,
+            normalizer=normalizer,
+            device=device,
+            precision=precision,
+            progress=Progress(),
+        )
+        typer.echo(agreement.as_markdown(), nl=False)
+        raise typer.Exit(1 if agreement.differences else 0)
     folder = out or checkpoint.parent / f"evaluation-{checkpoint.stem}"
     folder.mkdir(parents=True, exist_ok=True)  # what cannot be written is said before the work, not after
     evaluation = run(
         checkpoint,
         splits,
-        data_name=data or str(options.get("root", name)),
+        data_name=called,
         ns=ns,
         normalizer=normalizer,
         baseline=baseline,

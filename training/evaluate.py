@@ -4,7 +4,7 @@ The only module of `training` that reaches into `indexing`: figures must come fr
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from indexing.hamming_index import Distances, Ids
 from indexing.searcher import InMemory, Searcher
 from retrieval.checkpoint import Checkpoint, load_checkpoint
 from retrieval.codes import pack
@@ -131,7 +132,7 @@ def evaluate(
     progress = progress or Progress(quiet=True)
     checkpoint = load_checkpoint(checkpoint_path)
     header = checkpoint.header
-    query, database, notes = _usable(splits, data_name, progress)
+    query, database, notes = usable(splits, data_name, progress)
     notes += remarks(query.labels, database.labels, ns=ns, label_names=splits.label_names)
     same_splits = header.training.get("splits_sha256", splits.fingerprint) == splits.fingerprint
     if not same_splits:
@@ -251,6 +252,24 @@ def overlaps(splits: Splits) -> dict[str, int]:
     return counts
 
 
+def rankings(
+    checkpoint: Checkpoint,
+    query: Split,
+    database: Split,
+    *,
+    k: int,
+    device: str = "auto",
+    precision: str = "auto",
+    progress: Progress | None = None,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(distances, rows) of the k nearest, (Q, k), in the order that search gives: equal distances by ascending row."""
+    progress = progress or Progress(quiet=True)
+    model = _Model(checkpoint, device=device, precision=precision)
+    q, db = (model.encode(split, [model.head], progress, title)[0] for split, title in _titled(query, database))
+    found = _ranker(model, db)(q.codes, k=k)
+    return np.stack([row for row, _ in found]).astype(np.int64), np.stack([row for _, row in found]).astype(np.int64)
+
+
 class _Model:
     """A checkpoint that encodes splits of images or of vectors."""
 
@@ -322,7 +341,7 @@ class _Model:
         return outputs
 
 
-def _usable(splits: Splits, data_name: str, progress: Progress) -> tuple[Split, Split, list[str]]:
+def usable(splits: Splits, data_name: str, progress: Progress) -> tuple[Split, Split, list[str]]:
     """Query and database without broken images, and the notes on what was left out."""
     if splits.query.vectors is not None:
         return splits.query, splits.database, [str(problem) for problem in splits.problems]
@@ -374,6 +393,12 @@ def _measure(
     return found, served, scores
 
 
+def _ranker(model: _Model, database: Part) -> Callable[..., list[tuple[Distances, Ids]]]:
+    """The searcher's ranking; a model of vectors has no encoder, and its codes are searched alone."""
+    codes = InMemory(database.codes, n_bits=model.header.n_bits)
+    return codes.search if model.encoder is None else Searcher(model.encoder, codes).rank
+
+
 def _serve(
     model: _Model,
     query: Part,
@@ -384,8 +409,7 @@ def _serve(
     normalizer: Normalizer,
 ) -> _Served:
     """Rank as the service does, by the searcher."""
-    codes = InMemory(database.codes, n_bits=model.header.n_bits)
-    rank = codes.search if model.encoder is None else Searcher(model.encoder, codes).rank
+    rank = _ranker(model, database)
     average_precision: list[list[NDArray[np.float64]]] = [[] for _ in ns]
     nearest = []
     k = min(max(*ns, N_NEAREST), len(database))

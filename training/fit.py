@@ -409,7 +409,7 @@ def _check_chunks(config: Config, network: Network) -> None:
     live = not (config.model.freeze_backbone or config.model.freeze_batch_norm)
     if has_batch_norm(network.model.head):
         raise BadConfig(
-            f"train.chunk_size is {config.train.chunk_size}, but the batch norm of the head {config.model.head!r} would "
+            f"train.chunk_size is {config.train.chunk_size}, but batch norm in the head {config.model.head!r} would "
             "take its statistics of a chunk and not of the batch: set model.head = 'linear', or leave chunk_size out"
         )
     if live and has_batch_norm(network.model.backbone):
@@ -427,8 +427,8 @@ def _earlier_records(run: Run, n_epochs: int) -> list[dict[str, Any]]:
         records = []
     if len(records) < n_epochs:
         raise BadConfig(
-            f"{run.log} is missing or damaged: it holds {len(records)} readable epochs, but {n_epochs} are trained; put "
-            "it back or train into another folder"
+            f"{run.log} is missing or damaged: it holds {len(records)} readable epochs, but {n_epochs} are trained: "
+            "put it back or train into another folder"
         )
     return records[:n_epochs]
 
