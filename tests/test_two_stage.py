@@ -1,6 +1,7 @@
 """Contrastive training, then a linear probe on the frozen encoder: the second stage reads what the first one learnt."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -97,3 +98,12 @@ def test_what_cannot_be_probed_is_refused(scene, contrastive, tmp_path):
     with pytest.raises(BadCheckpoint, match="'squeezenet1_1' takes images, but the data set has vectors"):
         probe_checkpoint(load_checkpoint(tmp_path / "images.safetensors"), splits)
     assert torch.is_grad_enabled()
+
+
+def test_labels_hidden_from_training_are_hidden_from_the_probe(scene, contrastive):
+    splits = build_splits("scene", root=str(scene))
+    whole = contrastive[0]
+    few = {**whole.header.training, "train": {"single_label": True, "seed": 0}}
+    hidden = Checkpoint(whole.model, replace(whole.header, training=few))
+    seen, unseen = probe_checkpoint(whole, splits), probe_checkpoint(hidden, splits)
+    assert unseen["OR"] < seen["OR"] - 0.1  # it learnt that most labels are absent

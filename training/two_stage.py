@@ -15,6 +15,7 @@ from training.classification import class_and_overall, figures, mean_average_pre
 from training.datasets.splits import Split, Splits
 from training.features import features_of
 from training.images import Images, without_broken
+from training.missing import drop_labels
 from training.probe import Probe, fit_probe
 from training.progress import Progress
 
@@ -37,7 +38,8 @@ def probe_checkpoint(
     """Fit a linear probe to the training split and score it on the query split.
 
     The weight decay that is best by mAP on a validation part of the training split is fitted again to all of it. A
-    label counts as predicted from a probability of 0.5.
+    label counts as predicted from a probability of 0.5. Labels that were hidden from the checkpoint's training are also
+    hidden from the probe; its weight decay is chosen, and its figures are taken, against all labels.
 
     Args:
         checkpoint: the frozen encoder.
@@ -76,7 +78,11 @@ def probe_checkpoint(
         )
     order = np.random.default_rng((seed, 0xA11)).permutation(len(train))
     fit_rows, val_rows = np.sort(order[n_val:]), np.sort(order[:n_val])
-    targets = torch.from_numpy(labels.astype(np.float32))
+    hidden = checkpoint.header.training.get("train", {})
+    observed = drop_labels(
+        labels, share=hidden.get("keep_labels", 1), single=hidden.get("single_label", False), seed=hidden.get("seed", 0)
+    )
+    targets = torch.from_numpy(observed.astype(np.float32))
     best_decay, best_score, probe = DECAYS[0], -1.0, None
     for decay in DECAYS:
         probe = fit_probe(train[fit_rows], targets[fit_rows], weight_decay=decay, start=probe)
