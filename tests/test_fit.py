@@ -121,6 +121,26 @@ def test_frozen_features_are_computed_once_and_the_backbone_stays_as_it_was(pict
     assert not torch.equal(first["head.weight"], second["head.weight"])
 
 
+def test_a_torn_file_of_features_is_computed_again(pictures, tmp_path):
+    settings = config(pictures, model__freeze_backbone=True)
+    first = fit(settings, out=tmp_path / "a")
+    [cached] = (tmp_path / "cache" / "features").glob("*.npy")
+    whole = cached.read_bytes()
+    for torn in (b"", whole[:40], whole[: len(whole) // 2]):
+        cached.write_bytes(torn)
+        again = fit(settings, out=tmp_path / f"b{len(torn)}")
+        assert cached.read_bytes() == whole
+        assert again.best_score == first.best_score
+
+
+def test_a_damaged_configuration_of_a_run_is_named(pictures, tmp_path):
+    fit(config(pictures, train__epochs=1), out=tmp_path / "run")
+    for damaged in ("{", "3", ""):
+        (tmp_path / "run" / "config.json").write_text(damaged)
+        with pytest.raises(BadConfig, match=r"config\.json is damaged .*delete the folder and train again"):
+            fit(config(pictures, train__epochs=1), out=tmp_path / "run", resume=True)
+
+
 def test_an_occupied_run_folder_is_never_overwritten(pictures, tmp_path):
     fit(config(pictures), out=tmp_path / "run")
     before = (tmp_path / "run" / "log.jsonl").read_bytes()

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from training.images import Images
 
 BATCH = 32
 
+_log = logging.getLogger(__name__)
+
 
 def features_of(
     model: HashModel,
@@ -37,8 +40,8 @@ def features_of(
     """
     dtype = pick_dtype(precision, device)
     file = _file(model, images, dtype)
-    if file.is_file():
-        cached: NDArray[np.float32] = np.load(file)
+    cached = _read(file, n_rows=len(images), width=model.n_features)
+    if cached is not None:
         advance(len(images))
         return cached
     normalize = normalizer(images.preprocessing, device)
@@ -58,7 +61,20 @@ def features_of(
 
 def has_features(model: HashModel, images: Images, *, device: torch.device, precision: str) -> bool:
     """Whether `features_of` would find the features of `images` in the cache; they then were decoded without error."""
-    return _file(model, images, pick_dtype(precision, device)).is_file()
+    file = _file(model, images, pick_dtype(precision, device))
+    return _read(file, n_rows=len(images), width=model.n_features) is not None
+
+
+def _read(file: Path, *, n_rows: int, width: int) -> NDArray[np.float32] | None:
+    """The features in `file`; None if there are none, or the file is torn: they are then computed again."""
+    if not file.is_file():
+        return None
+    try:
+        found: NDArray[np.float32] = np.load(file)
+    except (ValueError, EOFError, OSError) as error:
+        _log.warning("%s cannot be read (%s): its features are computed again", file, error)
+        return None
+    return found if found.shape == (n_rows, width) else None
 
 
 def _file(model: HashModel, images: Images, dtype: torch.dtype) -> Path:

@@ -99,7 +99,10 @@ def open_run(folder: Path, config: dict[str, Any], *, resume: bool) -> tuple[Run
         return run, None
     if not resume:
         raise BadConfig(f"{folder} already holds a run: go on with --resume, or choose another folder with --out")
-    earlier = json.loads(run.config.read_text(encoding="utf-8"))
+    try:
+        earlier = dict(json.loads(run.config.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise BadConfig(f"{run.config} is damaged ({error}): delete the folder and train again") from None
     # How a run is followed does not change what comes out.
     changes = differences(earlier | {"tracking": None}, config | {"tracking": None})
     if changes:
