@@ -40,6 +40,7 @@ from training.network import Keys, Network, Objective, build_network
 from training.optimizers import build_optimizer, parameters_of, set_rates
 from training.parallel import average_buffers, launch, own_part
 from training.progress import Progress
+from training.quicken import keep_freed_memory, quicken
 from training.run import Run, open_run, read_log, save_state, write_log
 from training.sources import Rows, Source, build_source
 from training.step import backward
@@ -184,6 +185,10 @@ def _tracked(
     if train.vectors is not None:
         _standardize(model, torch.from_numpy(train.vectors[fit_rows]))
 
+    if not config.model.freeze_backbone:
+        quicken(model.backbone, frozen_batch_norm=config.model.freeze_batch_norm, device=fabric.device)
+    if fabric.device.type == "cpu":
+        keep_freed_memory()
     network.to(fabric.device).to(memory_format=torch.channels_last)
     objective.to(fabric.device)
     if keys is not None:

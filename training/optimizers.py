@@ -26,9 +26,9 @@ def build_optimizer(
     parameters = [{"params": members, "lr": rate} for members, rate in groups]
     rates = [rate for _, rate in groups]
     if settings.name == "sgd":
-        sgd = torch.optim.SGD(parameters, momentum=settings.momentum, weight_decay=settings.weight_decay)
+        sgd = torch.optim.SGD(parameters, momentum=settings.momentum, weight_decay=settings.weight_decay, fused=True)
         return sgd, rates
-    return torch.optim.AdamW(parameters, weight_decay=settings.weight_decay), rates
+    return torch.optim.AdamW(parameters, weight_decay=settings.weight_decay, fused=True), rates
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
