@@ -71,5 +71,7 @@ def test_methods_run_side_by_side_into_one_table(base, tmp_path, monkeypatch):
     assert f"| HyP2 | {mean:.4f} ± " in table
     assert "| MulSupCon + quantisation | " in table
     assert "of 2" in table
+    with pytest.raises(BadConfig, match="model.n_bits"):
+        run(tmp_path / "never", epochs=1, **(options | {"bits": (12, 2000)}))
     with pytest.raises(BadConfig, match="which do not compare with"):
         run(tmp_path / "out", epochs=2, **options)

@@ -9,13 +9,10 @@ from torch import Tensor, nn
 from retrieval.errors import BadConfig
 from retrieval.model import HashModel
 from training.config import Config
-from training.losses import CLASSIFICATION, build_loss
+from training.losses import CLASSIFICATION, RAW_MEMORY, build_loss
 from training.losses.catalogue import facts
 from training.losses.memory import KeyQueue, Memory, update_key_encoder
 from training.parallel import gather
-
-# Their memory holds outputs as they are: inner products and distances depend on lengths.
-RAW_MEMORY = ("dhn", "dpsh", "dsh", "hashnet", "idhn")
 
 Heads = dict[str, Tensor]
 """What the losses read, by name: outputs (B, K), features (B, D), projection (B, P), logits (B, C)."""

@@ -80,6 +80,9 @@ LOSSES: dict[str, Callable[..., nn.Module]] = {
     "zlpr": ZLPR,
 }
 
+# Their memory holds outputs as they are and not normalised: inner products and distances depend on lengths.
+RAW_MEMORY = ("dhn", "dpsh", "dsh", "hashnet", "idhn")
+
 # These read one logit per label, so that there is no prefix of a code to lay them on.
 CLASSIFICATION = ("asl", "bce", "focal", "hill", "splc", "zlpr")
 

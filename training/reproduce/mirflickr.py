@@ -255,6 +255,8 @@ def run(
     _remember(folder, {"n_trials": n_trials, "epochs": epochs, "base": list(base)})
     # The features are computed before methods run side by side, or each would compute them.
     config = load_config(BASE, (*common_settings(epochs), *base))
+    for n_bits in bits:
+        load_config(BASE, (*common_settings(epochs), *base, f"model.n_bits={n_bits}"))  # a bad one is refused at once
     say("features of queries and database")
     load_photographs(config)
     options: dict[str, Any] = {
