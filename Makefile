@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PACKAGES := retrieval training indexing api
 
-.PHONY: demo test lint unit bench-eval bench-losses bench-search bench-train photographs clean
+.PHONY: demo test lint unit bench-engines bench-eval bench-filters bench-ingest bench-losses bench-search bench-train faults photographs clean
 
 demo: .venv/installed
 	$(BIN)/hashseek demo $(ARGS)
@@ -19,8 +19,17 @@ lint: .venv/installed-test
 unit: .venv/installed-test
 	$(BIN)/pytest -n auto $(ARGS)
 
+bench-engines: .venv/installed-test
+	$(BIN)/python bench/engines.py $(ARGS)
+
 bench-eval: .venv/installed
 	$(BIN)/python bench/evaluation.py $(ARGS)
+
+bench-filters: .venv/installed
+	$(BIN)/python bench/filters.py $(ARGS)
+
+bench-ingest: .venv/installed
+	$(BIN)/python bench/ingest.py $(ARGS)
 
 bench-losses: .venv/installed
 	$(BIN)/python bench/losses.py $(ARGS)
@@ -30,6 +39,9 @@ bench-search: .venv/installed
 
 bench-train: .venv/installed
 	$(BIN)/python bench/training_speed.py $(ARGS)
+
+faults: .venv/installed-test
+	$(BIN)/python bench/faults.py $(ARGS)
 
 photographs: .venv/installed-test
 	$(BIN)/python bench/photographs.py $(ARGS)

@@ -18,7 +18,10 @@ _UsageError: Any = typer.BadParameter.__bases__[0]  # typer exports no name for 
 # name -> (where it lives, one line of help). Strings, so that `serve` loads no training code and `--help` nothing.
 COMMANDS = {
     "train": ("training.commands:train", "Train a hash model as a TOML file says."),
-    "evaluate": ("training.commands:evaluate", "Report how well a checkpoint retrieves: a page, figures, tables."),
+    "evaluate": (
+        "training.evaluate_command:evaluate",
+        "Report how well a checkpoint retrieves: a page, figures, tables.",
+    ),
     "compare": ("training.compare_command:compare", "Put reports of one protocol side by side."),
     "probe": ("training.probe_command:probe", "Classify with a linear probe on a frozen checkpoint."),
     "truncate": ("training.truncate_command:truncate", "Shorter codes from a nested checkpoint."),
@@ -26,7 +29,7 @@ COMMANDS = {
     "reproduce": ("training.reproduce_command:reproduce", "Run a published experiment and compare."),
     "data": ("training.data_command:data", "List, inspect, check or render data sets."),
     "losses": ("training.losses_command:losses", "List the losses, or show one."),
-    "index": ("indexing.commands:app", "Add, remove, verify images; build the index; find duplicates."),
+    "index": ("indexing.commands:app", "Add, remove, verify images; build the index; snapshots, export, a new model."),
     "search": ("indexing.commands:search", "Find the stored images most similar to a picture."),
     "serve": ("api.serve:serve", "Serve a collection over HTTP, with a search page."),
     "demo": ("api.demo:demo", "The whole way on the built-in data set: train, index, evaluate, serve."),

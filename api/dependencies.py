@@ -6,6 +6,7 @@ from fastapi import Depends, File, Form, Query, Request, UploadFile
 
 from api.problems import ReadOnly
 from api.service import Service
+from indexing.filters import Filter, make_filter
 from indexing.searcher import Searcher
 from retrieval.errors import BadConfig, BadImage
 
@@ -67,3 +68,86 @@ KForm = Annotated[int, Form(**_K)]
 KQuery = Annotated[int, Query(**_K)]
 MaxDistanceForm = Annotated[int | None, Form(**_MAX_DISTANCE)]
 MaxDistanceQuery = Annotated[int | None, Query(**_MAX_DISTANCE)]
+_MIN_PRECISION: Any = {
+    "description": "Instead of a distance: the largest radius within which so large a share of the images is expected "
+    "to be relevant. The collection needs a calibration (`hashseek index calibrate`).",
+    "json_schema_extra": {"minimum": 0, "maximum": 1},
+}
+MinPrecisionForm = Annotated[float | None, Form(**_MIN_PRECISION)]
+MinPrecisionQuery = Annotated[float | None, Query(**_MIN_PRECISION)]
+_EFFORT: Any = {
+    "description": "Of an approximate index, how hard to look: /v1/stats names some values. An exact index takes none."
+}
+EffortForm = Annotated[int | None, Form(**_EFFORT)]
+EffortQuery = Annotated[int | None, Query(**_EFFORT)]
+
+# What both ways to search say of their filter; repeat a parameter to name several.
+_LABEL: Any = {"description": "Only images that carry this label; of several, all of them."}
+_ANY_LABEL: Any = {"description": "Only images that carry at least one of these labels."}
+_WITHOUT: Any = {"description": "No image that carries one of these labels."}
+_WHERE: Any = {
+    "description": "Only images with such attributes: `camera=X`, `year>=2015` (or `<=`, `>`, `<`), `title^=abc`, "
+    'a text that begins so; `camera.model=X` looks into an object; quotes, as in `zip="01234"`, compare as text. '
+    "Of several, all must hold."
+}
+_ID: Any = {"description": "Only these ids."}
+_KEY: Any = {"description": "Only images with these keys."}
+_AFTER: Any = {
+    "description": "Only images added then or later: an ISO 8601 date or time, UTC unless it says otherwise."
+}
+_BEFORE: Any = {"description": "Only images added earlier than that."}
+Texts = list[str] | None
+
+
+def filter_of_form(
+    label: Annotated[Texts, Form(**_LABEL)] = None,
+    any_label: Annotated[Texts, Form(**_ANY_LABEL)] = None,
+    without: Annotated[Texts, Form(**_WITHOUT)] = None,
+    where: Annotated[Texts, Form(**_WHERE)] = None,
+    only_id: Annotated[list[int] | None, Form(alias="id", **_ID)] = None,
+    only_key: Annotated[Texts, Form(alias="key", **_KEY)] = None,
+    added_after: Annotated[str | None, Form(**_AFTER)] = None,
+    added_before: Annotated[str | None, Form(**_BEFORE)] = None,
+) -> Filter | None:
+    """The filter of a search whose parameters are a form."""
+    return _filter(label, any_label, without, where, only_id, only_key, added_after, added_before)
+
+
+def filter_of_query(
+    label: Annotated[Texts, Query(**_LABEL)] = None,
+    any_label: Annotated[Texts, Query(**_ANY_LABEL)] = None,
+    without: Annotated[Texts, Query(**_WITHOUT)] = None,
+    where: Annotated[Texts, Query(**_WHERE)] = None,
+    only_id: Annotated[list[int] | None, Query(alias="id", **_ID)] = None,
+    only_key: Annotated[Texts, Query(alias="key", **_KEY)] = None,
+    added_after: Annotated[str | None, Query(**_AFTER)] = None,
+    added_before: Annotated[str | None, Query(**_BEFORE)] = None,
+) -> Filter | None:
+    """The filter of a search whose parameters are in the address."""
+    return _filter(label, any_label, without, where, only_id, only_key, added_after, added_before)
+
+
+def _filter(
+    label: Texts,
+    any_label: Texts,
+    without: Texts,
+    where: Texts,
+    ids: list[int] | None,
+    keys: Texts,
+    added_after: str | None,
+    added_before: str | None,
+) -> Filter | None:
+    return make_filter(
+        all_labels=label or (),
+        any_labels=any_label or (),
+        no_labels=without or (),
+        where=where or (),
+        ids=ids or (),
+        keys=keys or (),
+        added_after=added_after,
+        added_before=added_before,
+    )
+
+
+FilterForm = Annotated[Filter | None, Depends(filter_of_form)]
+FilterQuery = Annotated[Filter | None, Depends(filter_of_query)]

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from indexing.catalog import CatalogLocked, DiskFull
+from indexing.catalog import CatalogLocked, CatalogReplaced, DiskFull, SpaceRetired
 from retrieval.errors import BadCollection, BadImage, ForeignCodes, HashseekError, UnknownImage
 
 log = logging.getLogger("hashseek")
@@ -45,6 +45,8 @@ STATUS: dict[type[Exception], HTTPStatus] = {
     BadImage: HTTPStatus.UNPROCESSABLE_ENTITY,
     ForeignCodes: HTTPStatus.CONFLICT,
     CatalogLocked: HTTPStatus.SERVICE_UNAVAILABLE,
+    CatalogReplaced: HTTPStatus.SERVICE_UNAVAILABLE,  # the service opens what is there now
+    SpaceRetired: HTTPStatus.SERVICE_UNAVAILABLE,
     DiskFull: HTTPStatus.INSUFFICIENT_STORAGE,
     BadCollection: HTTPStatus.INTERNAL_SERVER_ERROR,
     HashseekError: HTTPStatus.UNPROCESSABLE_ENTITY,

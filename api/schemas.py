@@ -4,22 +4,25 @@ from typing import Any, Self
 
 from pydantic import BaseModel
 
-from indexing.catalog import StoredImage
+from indexing.catalog import Change, StoredImage
 from indexing.searcher import Answer
 
 
 class Image(BaseModel):
-    """A stored image."""
+    """A stored image; `key` and `attributes` are the caller's own."""
 
     id: int
+    key: str | None
     path: str
     labels: list[str]
+    attributes: dict[str, Any]
     width: int
     height: int
     bytes: int
     sha256: str
     media_type: str
     added_at: str
+    changed_at: str
     url: str
 
     @classmethod
@@ -27,22 +30,26 @@ class Image(BaseModel):
         """The record as it goes over the wire."""
         return cls(
             id=stored.id,
+            key=stored.key,
             path=stored.path,
             labels=list(stored.labels),
+            attributes=stored.attributes,
             width=stored.width,
             height=stored.height,
             bytes=stored.bytes,
             sha256=stored.sha256,
             media_type=stored.media_type,
             added_at=stored.added_at,
+            changed_at=stored.changed_at,
             url=f"/v1/images/{stored.id}/file",
         )
 
 
 class AddedImage(Image):
-    """A stored image, and whether this request stored it."""
+    """A stored image, and what this request did: it added it, updated the one with its key, or knew it already."""
 
     created: bool
+    change: Change
 
 
 class Page(BaseModel):
@@ -53,13 +60,19 @@ class Page(BaseModel):
 
 
 class Hit(BaseModel):
-    """One result: rank from 1, Hamming distance in bits."""
+    """One result: rank from 1, Hamming distance in bits, and how likely an image so near is relevant.
+
+    `relevance` is null in a collection without a calibration.
+    """
 
     rank: int
     distance: int
+    relevance: float | None
     id: int
+    key: str | None
     path: str
     labels: list[str]
+    attributes: dict[str, Any]
     width: int
     height: int
     url: str
@@ -82,9 +95,12 @@ class Hits(BaseModel):
             Hit(
                 rank=hit.rank,
                 distance=hit.distance,
+                relevance=hit.relevance,
                 id=hit.image.id,
+                key=hit.image.key,
                 path=hit.image.path,
                 labels=list(hit.image.labels),
+                attributes=hit.image.attributes,
                 width=hit.image.width,
                 height=hit.image.height,
                 url=f"/v1/images/{hit.image.id}/file",
@@ -108,7 +124,9 @@ class Stats(BaseModel):
     n_bits: int
     fingerprint: str
     backbone: str
+    engine: str
     labels: dict[str, int]
+    engines: dict[str, int]
     read_only: bool
     version: str
     index: dict[str, Any]

@@ -14,8 +14,9 @@ from pydantic import ValidationError
 from api.app import create_app
 from api.settings import Settings
 from indexing.catalog import Catalog
-from indexing.collection import CATALOG, CHECKPOINT, check_checkpoint
-from retrieval.devices import pick_device, pick_dtype
+from indexing.collection import CATALOG, check_checkpoint
+from indexing.options import EngineName
+from retrieval.engines import check_engine
 from retrieval.errors import BadConfig
 
 
@@ -27,6 +28,7 @@ def serve(
     read_only: Annotated[bool | None, typer.Option("--read-only", help="Refuse to add and remove.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
     precision: Annotated[Literal["auto", "fp32", "bf16"] | None, typer.Option(help="Of the network.")] = None,
+    engine: Annotated[EngineName | None, typer.Option(help="What computes the network; default torch.")] = None,
 ) -> None:
     """Serve a collection over HTTP, with a search page at / and the API at /docs.
 
@@ -41,6 +43,7 @@ def serve(
         "read_only": read_only,
         "device": device,
         "precision": precision,
+        "engine": engine,
     }
     try:
         settings = Settings(**{key: value for key, value in given.items() if value is not None})
@@ -53,9 +56,9 @@ def serve(
 
 def run(settings: Settings) -> None:
     """Serve until told to stop; what can be checked is checked before the port is opened."""
-    pick_dtype(settings.precision, pick_device(settings.device))
+    check_engine(settings.engine, device=settings.device, precision=settings.precision)
     with closing(Catalog(settings.collection / CATALOG, read_only=settings.read_only)) as catalog:
-        check_checkpoint(catalog, settings.checkpoint or settings.collection / CHECKPOINT)
+        check_checkpoint(catalog, settings.checkpoint or settings.collection / catalog.space.checkpoint)
     listener = _listen(settings.host, settings.port)
     port = listener.getsockname()[1]
     shown = f"[{settings.host}]" if ":" in settings.host else settings.host

@@ -1,18 +1,26 @@
 """The searcher behind the service: loaded in the background, so that the service answers from its first moment."""
 
 import hashlib
+import json
 import logging
 import threading
+import time
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from api.problems import NotLoaded, NotReady
 from api.settings import Settings
-from indexing.catalog import NewImage, StoredImage
+from indexing.catalog import Change, NewImage, StoredImage
 from indexing.collection import Collection
+from indexing.records import check_attributes, check_key
 from indexing.searcher import Searcher
 from retrieval.errors import BadConfig, HashseekError
 
 log = logging.getLogger("hashseek")
 
+RETRY_SECONDS = 30  # before what could not be loaded is tried again
 SUFFIX = {
     "image/jpeg": ".jpg",
     "image/mpo": ".jpg",
@@ -26,12 +34,15 @@ SUFFIX = {
 
 
 class Service:
-    """Holds the searcher once it is loaded."""
+    """Holds the searcher once it is loaded, and loads another when the collection has switched to other codes."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._searcher: Searcher | None = None
         self._failure: str | None = None
+        self._lock = threading.Lock()
+        self._follower: threading.Thread | None = None
+        self._next_try = 0.0
 
     def start(self) -> None:
         """Begin to load collection and model in a thread."""
@@ -39,6 +50,8 @@ class Service:
 
     def stop(self) -> None:
         """Write the index, so that the next start is quick, and close the collection."""
+        if self._follower is not None:
+            self._follower.join()
         if self._searcher is None:
             return
         collection = self._searcher.collection
@@ -61,45 +74,92 @@ class Service:
             raise NotLoaded(
                 f"the collection could not be loaded: {self._failure}; mend that and start the service again"
             )
-        if self._searcher is None:
+        searcher = self._searcher
+        if searcher is None:
             raise NotReady("the service is starting: its model is being loaded, try again in a second")
-        return self._searcher
+        if not searcher.collection.catalog.is_current():
+            self._follow(searcher)
+        return searcher
 
     def _load(self) -> None:
         try:
-            collection = Collection(self.settings.collection, read_only=self.settings.read_only)
-            try:
-                self._searcher = Searcher.open(
-                    collection,
-                    checkpoint=self.settings.checkpoint,
-                    device=self.settings.device,
-                    precision=self.settings.precision,
-                )
-            except BaseException:
-                collection.close()
-                raise
+            self._searcher = self._open(self.settings.checkpoint)
         except Exception as error:
             self._failure = str(error)
             log.exception("the collection could not be loaded")
 
+    def _open(self, checkpoint: Path | None) -> Searcher:
+        collection = Collection(self.settings.collection, read_only=self.settings.read_only)
+        try:
+            settings = self.settings
+            return Searcher.open(
+                collection,
+                checkpoint=checkpoint,
+                device=settings.device,
+                precision=settings.precision,
+                engine=settings.engine,
+            )
+        except BaseException:
+            collection.close()
+            raise
 
-def add_upload(searcher: Searcher, data: bytes, *, labels: tuple[str, ...]) -> tuple[StoredImage, bool]:
-    """Store an uploaded image; its record, and whether it is new.
+    def _follow(self, old: Searcher) -> None:
+        """Open what the collection is now, in a thread; until then, searches are answered from what it was."""
+        with self._lock:
+            busy = self._follower is not None and self._follower.is_alive()
+            if busy or old is not self._searcher or time.monotonic() < self._next_try:
+                return
+            self._follower = threading.Thread(target=self._replace, args=(old,), name="hashseek-follow", daemon=True)
+            self._follower.start()
+
+    def _replace(self, old: Searcher) -> None:
+        try:
+            # The checkpoint of the settings is that of the codes which were there at the start.
+            new = self._open(None)
+        except Exception as error:
+            self._next_try = time.monotonic() + RETRY_SECONDS
+            log.exception("the collection has switched to codes that could not be loaded: %s", error)
+            return
+        # Requests that began with the old searcher end with it; it is closed when the last one has let go of it.
+        weakref.finalize(old, old.collection.close).atexit = False
+        self._searcher = new
+        log.warning("the collection now answers with the codes of checkpoint %s", new.encoder.fingerprint[:12])
+
+
+def add_upload(
+    searcher: Searcher,
+    data: bytes,
+    *,
+    labels: tuple[str, ...] = (),
+    key: str | None = None,
+    attributes: Mapping[str, Any] | None = None,
+) -> tuple[StoredImage, Change]:
+    """Store an uploaded image; its record, and what became of it.
 
     Raises:
         BadImage: it cannot be decoded; nothing is stored.
+        BadConfig: key or attributes are beyond their limits; nothing is stored.
     """
+    attributes = attributes or {}
+    check_attributes(attributes)
+    if key is not None:
+        check_key(key)
     collection = searcher.collection
     sha256 = hashlib.sha256(data).hexdigest()
     known = collection.catalog.known_hashes([sha256])
     stored = collection.catalog.get([known[sha256]])[0] if known else None
-    if stored is not None:
-        return stored, False
-    picture = searcher.decode(data, name="the upload")
-    [code] = searcher.encoder.encode([picture.image])
-    new = NewImage("", sha256, picture.width, picture.height, len(data), picture.media_type, labels, code)
-    image_id, is_new = collection.add_with_file(new, data, suffix=SUFFIX.get(picture.media_type, ""))
-    return collection.catalog.one(image_id), is_new
+    if stored is not None and key is None:
+        return stored, "known"
+    code = collection.catalog.code_of_hash(sha256)
+    if stored is not None and code is not None:
+        size, media_type, engine = (stored.width, stored.height), stored.media_type, ""
+    else:
+        picture = searcher.decode(data, name="the upload")
+        [code] = searcher.encoder.encode([picture.image])
+        size, media_type, engine = (picture.width, picture.height), picture.media_type, searcher.encoder.engine
+    new = NewImage("", sha256, *size, len(data), media_type, labels, code, key, attributes, None, engine)
+    image_id, change = collection.add_with_file(new, data, suffix=SUFFIX.get(media_type, ""))
+    return collection.catalog.one(image_id), change
 
 
 def parse_labels(text: str) -> tuple[str, ...]:
@@ -109,3 +169,14 @@ def parse_labels(text: str) -> tuple[str, ...]:
         if len(label) > 200:
             raise BadConfig(f"a label has at most 200 characters, not {len(label)}: {label[:40]}...")
     return labels
+
+
+def parse_attributes(text: str) -> dict[str, Any]:
+    """Attributes of a form field, a JSON object."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadConfig(f"attributes are a JSON object, and this is no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise BadConfig(f"attributes are a JSON object, not {text[:40]}")
+    return value

@@ -18,5 +18,6 @@ class Settings(BaseSettings):
     read_only: bool = False
     device: str = "auto"
     precision: str = "auto"
+    engine: str = "torch"
     max_upload_bytes: int = Field(default=32 * 2**20, ge=1)
     max_k: int = Field(default=10_000, ge=1)

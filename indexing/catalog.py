@@ -1,108 +1,63 @@
 """The catalog: an SQLite file that is the truth about a collection.
 
-It holds every image's path, content hash, size, labels and code. The generation counts committed changes; together
-with the ids, which are never given twice, it tells an index what it has missed.
+It holds every image's path, key, content hash, size, labels and attributes, and its code in one code space or several.
+The generation counts committed changes; together with the ids, which are never given twice, it tells an index what it
+has missed.
 """
 
 import json
-import os
-import sqlite3
-import threading
-import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.codes import Codes, check_n_bits, code_size
-from retrieval.errors import BadCodes, BadCollection, UnknownImage
-
-APPLICATION_ID = 0x48534B31  # "HSK1"
-BUSY_SECONDS = 30
-
-# Migration number i leads to user_version i + 1. Old ones are never edited.
-MIGRATIONS = (
-    """
-    CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-    CREATE TABLE images (
-        id INTEGER PRIMARY KEY AUTOINCREMENT,
-        sha256 TEXT NOT NULL UNIQUE,
-        path TEXT NOT NULL,
-        width INTEGER NOT NULL,
-        height INTEGER NOT NULL,
-        bytes INTEGER NOT NULL,
-        media_type TEXT NOT NULL,
-        added_at TEXT NOT NULL,
-        code BLOB NOT NULL
-    );
-    CREATE TABLE image_labels (
-        label TEXT NOT NULL,
-        image_id INTEGER NOT NULL REFERENCES images(id) ON DELETE CASCADE,
-        PRIMARY KEY (label, image_id)
-    ) WITHOUT ROWID;
-    CREATE INDEX image_labels_by_image ON image_labels(image_id);
-    CREATE TABLE removed (image_id INTEGER PRIMARY KEY, generation INTEGER NOT NULL);
-    CREATE INDEX removed_by_generation ON removed(generation);
-    """,
+from indexing import spaces
+from indexing.database import (
+    BUSY_SECONDS,
+    CatalogLocked,
+    CatalogReplaced,
+    Database,
+    DiskFull,
+    create_catalog,
+    damaged,
+    explained,
+    now,
 )
+from indexing.filters import Filter, Ids, ids_where
+from indexing.records import Change, Changes, NewImage, Space, StoredImage
+from indexing.storing import Storing, check_new
+from retrieval.codes import Codes, check_n_bits, code_size
+from retrieval.errors import BadCodes, BadCollection, BadConfig, UnknownImage
+
+__all__ = [
+    "BUSY_SECONDS",
+    "Catalog",
+    "CatalogLocked",
+    "CatalogReplaced",
+    "Change",
+    "Changes",
+    "DiskFull",
+    "NewImage",
+    "Space",
+    "SpaceRetired",
+    "StoredImage",
+    "create_catalog",
+    "explained",
+]
 
 
-class CatalogLocked(BadCollection):
-    """Another process is writing; the same request may succeed a moment later."""
-
-
-class DiskFull(BadCollection):
-    """There is no room for what was to be stored."""
-
-
-@dataclass(frozen=True)
-class NewImage:
-    """An image to be added. `code` is packed (code_size,)."""
-
-    path: str
-    sha256: str
-    width: int
-    height: int
-    bytes: int
-    media_type: str
-    labels: tuple[str, ...]
-    code: NDArray[np.uint8]
-
-
-@dataclass(frozen=True)
-class StoredImage:
-    """An image of the catalog, without its code."""
-
-    id: int
-    path: str
-    sha256: str
-    width: int
-    height: int
-    bytes: int
-    media_type: str
-    labels: tuple[str, ...]
-    added_at: str
-
-
-@dataclass(frozen=True)
-class Changes:
-    """What happened since a generation: images added (ascending ids, their codes) and ids removed."""
-
-    generation: int
-    ids: NDArray[np.int64]
-    codes: Codes
-    removed: NDArray[np.int64]
+class SpaceRetired(BadCollection):
+    """The collection has switched to another code space since it was opened; opened again, it takes new images."""
 
 
 class Catalog:
     """An open catalog. Safe to use from several threads; other processes may read and write the same file.
 
-    Reads have a connection of their own, so that they never wait for a writer, here or elsewhere.
+    Reads have a connection of their own, so that they never wait for a writer, here or elsewhere. `space` is the code
+    space that was active when the catalog was opened: codes are read from it and written to it.
     """
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
@@ -112,78 +67,60 @@ class Catalog:
             BadCollection: missing, not a Hashseek catalog, damaged, or written by a newer Hashseek.
         """
         self.path = path
-        if not path.is_file():
-            folder = path.parent
-            raise BadCollection(f"there is no collection {folder}: create it with `hashseek index add {folder} IMAGES`")
-        self._read_lock, self._write_lock = threading.Lock(), threading.Lock()
-        self._writer: sqlite3.Connection | None = None
-        self._frozen: tuple[int, ...] | None = None
-        with explained(path):
-            self._reader = self._open_reader()
+        self._db = Database(path, read_only=read_only)
         try:
-            version = self._check_kind()
-            if not read_only:
-                with explained(path):
-                    self._writer = _connect(path, "rw")
-                    _migrate(self._writer, version)
-            meta = self._meta()
-            self.uuid, self.fingerprint = meta["uuid"], meta["fingerprint"]
-            self.n_bits = check_n_bits(int(meta["n_bits"]))
-        except (KeyError, ValueError, BadCodes) as error:
+            with self._db.reading() as db:
+                row = db.execute("SELECT value FROM meta WHERE key = 'uuid'").fetchone()
+            if row is None:
+                raise damaged(path, "its table meta has no uuid")
+            self.uuid = str(row[0])
+            self.space = self.active_space()
+            self.fingerprint = self.space.fingerprint
+            self.n_bits = check_n_bits(self.space.n_bits)
+        except (BadCodes, ValueError) as error:
             self.close()
-            raise _damaged(path, f"its table meta says {error}") from None
+            raise damaged(path, f"its code space says: {error}") from None
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
         """Close the file."""
-        self._reader.close()
-        if self._writer is not None:
-            self._writer.close()
+        self._db.close()
+
+    # ------------------------------------------------------------ images
 
     def generation(self) -> int:
         """How many changes were committed."""
-        with self._reading() as db:
-            return self._generation(db)
+        with self._db.reading() as db:
+            return self._db.generation(db)
 
     def __len__(self) -> int:
-        with self._reading() as db:
+        with self._db.reading() as db:
             return int(db.execute("SELECT count(*) FROM images").fetchone()[0])
 
-    def add(self, images: Sequence[NewImage]) -> list[tuple[int, bool]]:
-        """Store images in one transaction; (id, whether it is new) for each. Durable when it returns.
+    def add(self, images: Sequence[NewImage]) -> list[tuple[int, Change]]:
+        """Store images in one transaction; (id, what became of it) for each. Durable when it returns.
 
-        An image whose content is there already keeps its record, and its id is given.
+        Without a key, content decides: an image whose content is there keeps its record ("known"). With a key, the key
+        decides: a new key is a new record ("added"), though its content may be there under another; a key that is
+        there gets the new content, path, labels and attributes in its record ("updated"), as far as they are given and
+        differ. An id stays the same as long as its record is there.
+
+        Raises:
+            BadConfig: a key or attributes are beyond their limits; nothing is stored.
+            SpaceRetired: the codes belong to a space that is no longer the active one; nothing is stored.
         """
-        now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        outcome = []
-        with self._writing() as db:
-            for image in images:
-                row = db.execute(
-                    "INSERT INTO images (sha256, path, width, height, bytes, media_type, added_at, code) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (sha256) DO NOTHING RETURNING id",
-                    (
-                        image.sha256,
-                        image.path,
-                        image.width,
-                        image.height,
-                        image.bytes,
-                        image.media_type,
-                        now,
-                        image.code.tobytes(),
-                    ),
-                ).fetchone()
-                if row is None:
-                    known = db.execute("SELECT id FROM images WHERE sha256 = ?", (image.sha256,)).fetchone()
-                    outcome.append((int(known[0]), False))
-                    continue
-                db.executemany(
-                    "INSERT OR IGNORE INTO image_labels (label, image_id) VALUES (?, ?)",
-                    [(label, row[0]) for label in image.labels],
+        attributes = check_new(images)
+        with self._db.writing() as (db, generation):
+            active = spaces.active_space(db)
+            if active is None or active.id != self.space.id:
+                raise SpaceRetired(
+                    f"the collection {self.path.parent} has switched to other codes since it was opened, and takes no "
+                    f"more of checkpoint {self.fingerprint[:12]}: nothing was stored, try again"
                 )
-                outcome.append((int(row[0]), True))
-        return outcome
+            storing = Storing(db, self.space.id, generation, now())
+            return [storing.store(image, text) for image, text in zip(images, attributes, strict=True)]
 
     def remove(self, ids: Sequence[int]) -> None:
         """Forget images, all or none.
@@ -191,20 +128,18 @@ class Catalog:
         Raises:
             UnknownImage: an id is not in the catalog.
         """
-        with self._writing() as db:
-            generation = self._generation(db)
+        with self._db.writing() as (db, generation):
             for image_id in ids:
                 if db.execute("DELETE FROM images WHERE id = ?", (image_id,)).rowcount == 0:
                     raise UnknownImage(f"there is no image {image_id} in the collection")
-                db.execute("INSERT OR REPLACE INTO removed VALUES (?, ?)", (image_id, generation + 1))
+                db.execute("INSERT OR REPLACE INTO removed VALUES (?, ?)", (image_id, generation))
 
     def get(self, ids: Sequence[int]) -> list[StoredImage | None]:
         """Records by id, in that order; None for an id that is not there."""
         found: dict[int, StoredImage] = {}
-        with self._reading() as db:
-            for start in range(0, len(ids), 500):  # SQLite limits the number of placeholders
-                chunk = [int(i) for i in ids[start : start + 500]]
-                rows = db.execute(f"{_SELECT} WHERE id IN ({','.join('?' * len(chunk))})", chunk)
+        with self._db.reading() as db:
+            for chunk in _chunks([int(i) for i in ids]):
+                rows = db.execute(f"{_SELECT} WHERE id IN ({_marks(chunk)})", chunk)
                 found.update((row[0], _stored(row)) for row in rows)
         return [found.get(int(i)) for i in ids]
 
@@ -220,14 +155,44 @@ class Catalog:
             raise UnknownImage(f"there is no image {image_id} in the collection")
         return found
 
+    def by_key(self, key: str) -> StoredImage:
+        """The record of the image with this key.
+
+        Raises:
+            UnknownImage: there is none.
+        """
+        known = self.known_keys([key])
+        found = self.get([known[key]])[0] if known else None
+        if found is None:
+            raise UnknownImage(f"there is no image with the key {key!r} in the collection")
+        return found
+
     def code(self, image_id: int) -> Codes:
-        """Packed code (1, code_size) of one image."""
+        """Packed code (1, code_size) of one image.
+
+        Raises:
+            UnknownImage: it is not in the catalog, or has no code in this space.
+        """
         self.one(image_id)
-        with self._reading() as db:
-            row = db.execute("SELECT code FROM images WHERE id = ?", (image_id,)).fetchone()
-        if row is None:  # removed since
-            raise UnknownImage(f"there is no image {image_id} in the collection")
+        with self._db.reading() as db:
+            row = db.execute(
+                "SELECT code FROM codes WHERE space_id = ? AND image_id = ?", (self.space.id, image_id)
+            ).fetchone()
+        if row is None:  # removed since, or its code is still to be computed
+            raise UnknownImage(
+                f"there is no image {image_id} with a code of checkpoint {self.fingerprint[:12]} in the collection"
+            )
         return self._codes([row[0]])
+
+    def code_of_hash(self, sha256: str) -> NDArray[np.uint8] | None:
+        """Packed code (code_size,) of this content, if an image with it is stored: it need not be encoded again."""
+        with self._db.reading() as db:
+            row = db.execute(  # CROSS JOIN: from the few images to their codes, whatever SQLite guesses about sizes
+                "SELECT c.code FROM images AS i CROSS JOIN codes AS c ON c.space_id = ? AND c.image_id = i.id "
+                "WHERE i.sha256 = ? LIMIT 1",
+                (self.space.id, sha256),
+            ).fetchone()
+        return None if row is None else self._codes([row[0]])[0]
 
     def page(self, *, after: int, limit: int, label: str | None = None) -> list[StoredImage]:
         """At most `limit` records with ids above `after`, ascending; with `label`, only those that carry it."""
@@ -235,223 +200,266 @@ class Catalog:
             "" if label is None else " AND id IN (SELECT image_id FROM image_labels WHERE label = ?)"
         )
         arguments: list[Any] = [after] if label is None else [after, label]
-        with self._reading() as db:
+        with self._db.reading() as db:
             rows = db.execute(f"{_SELECT} {where} ORDER BY id LIMIT ?", [*arguments, limit]).fetchall()
         return [_stored(row) for row in rows]
 
     def known_hashes(self, hashes: Sequence[str]) -> dict[str, int]:
-        """Ids of those content hashes that are stored."""
-        known: dict[str, int] = {}
-        with self._reading() as db:
-            for start in range(0, len(hashes), 500):
-                chunk = hashes[start : start + 500]
-                rows = db.execute(
-                    f"SELECT sha256, id FROM images WHERE sha256 IN ({','.join('?' * len(chunk))})", chunk
-                )
-                known.update((str(sha256), int(image_id)) for sha256, image_id in rows)
-        return known
+        """Ids of those content hashes that are stored; of several with one content, the lowest."""
+        query = "SELECT sha256, min(id) FROM images WHERE sha256 IN ({}) GROUP BY sha256"
+        return {str(sha256): int(image_id) for sha256, image_id in self._looked_up(query, hashes)}
+
+    def known_keys(self, keys: Sequence[str]) -> dict[str, int]:
+        """Ids of those keys that are stored."""
+        query = "SELECT key, id FROM images WHERE key IN ({})"
+        return {str(key): int(image_id) for key, image_id in self._looked_up(query, keys)}
+
+    def known_files(self, paths: Sequence[str]) -> dict[str, tuple[int, int | None, int]]:
+        """(size in bytes, mtime_ns when it was read or None, id) of those paths that are stored.
+
+        A file whose content changed without a key has several records: its last is given.
+        """
+        query = "SELECT path, bytes, mtime_ns, max(id) FROM images WHERE path IN ({}) GROUP BY path"
+        return {
+            str(path): (int(n_bytes), None if mtime_ns is None else int(mtime_ns), int(image_id))
+            for path, n_bytes, mtime_ns, image_id in self._looked_up(query, paths)
+        }
+
+    def ids_where(self, chosen: Filter) -> Ids:
+        """Ids (ascending) of the images that a filter lets through, read as of one moment.
+
+        Raises:
+            BadConfig: the filter has a condition that cannot be asked.
+        """
+        with self._db.snapshot() as db:
+            return ids_where(db, chosen)
 
     def label_counts(self) -> dict[str, int]:
         """Number of images per label, by name."""
-        with self._reading() as db:
+        with self._db.reading() as db:
             rows = db.execute("SELECT label, count(*) FROM image_labels GROUP BY label ORDER BY label").fetchall()
         return {str(label): int(count) for label, count in rows}
 
     def changes(self, *, after_id: int, after_generation: int) -> Changes:
-        """Images with ids above `after_id`, and ids removed after `after_generation`, read as of one moment."""
-        with self._reading() as db:
-            db.execute("BEGIN")  # one snapshot for the three reads
-            try:
-                generation = self._generation(db)
-                rows = db.execute("SELECT id, code FROM images WHERE id > ? ORDER BY id", (after_id,)).fetchall()
-                removed = db.execute(
-                    "SELECT image_id FROM removed WHERE generation > ?", (after_generation,)
-                ).fetchall()
-            finally:
-                db.execute("COMMIT")
+        """What a view misses that knows the ids up to `after_id` as of `after_generation`, read as of one moment."""
+        space_id = self.space.id
+        with self._db.snapshot() as db:
+            generation = self._db.generation(db)
+            if after_generation < self._db.forgotten(db):  # what was removed since is not known any more
+                after_id, after_generation = 0, -1
+            updated = db.execute(
+                "SELECT u.image_id, c.code FROM updated AS u "
+                "LEFT JOIN codes AS c ON c.space_id = ? AND c.image_id = u.image_id "
+                "WHERE u.generation > ? AND u.image_id <= ? ORDER BY u.image_id",
+                (space_id, after_generation, after_id),
+            ).fetchall()
+            rows = [row for row in updated if row[1] is not None]
+            rows += db.execute(
+                "SELECT image_id, code FROM codes WHERE space_id = ? AND image_id > ? ORDER BY image_id",
+                (space_id, after_id),
+            ).fetchall()
+            removed = db.execute("SELECT image_id FROM removed WHERE generation > ?", (after_generation,)).fetchall()
         codes = self._codes([code for _, code in rows])
+        gone = [*updated, *removed]
         ids = np.fromiter((image_id for image_id, _ in rows), np.int64, len(rows))
-        return Changes(generation, ids, codes, np.fromiter((row[0] for row in removed), np.int64, len(removed)))
+        removed_ids = np.fromiter((row[0] for row in gone), np.int64, len(gone))
+        return Changes(generation, ids, codes, removed_ids, whole=after_id == 0)
 
     def integrity_problems(self) -> list[str]:
-        """What SQLite's own check of the file finds; empty if nothing."""
-        with self._reading() as db:
+        """What SQLite's own check of the file finds, and rows that belong to nothing; empty if all is well."""
+        with self._db.reading() as db:
             found = [str(row[0]) for row in db.execute("PRAGMA integrity_check").fetchall()]
-            orphans = db.execute("PRAGMA foreign_key_check").fetchall()
-        problems = [] if found == ["ok"] else [f"SQLite: {problem}" for problem in found]
-        return problems + ([f"SQLite: {len(orphans)} labels belong to no image"] if orphans else [])
-
-    def _codes(self, blobs: Sequence[bytes]) -> Codes:
-        size = code_size(self.n_bits)
-        if not all(isinstance(blob, bytes) and len(blob) == size for blob in blobs):
-            raise _damaged(self.path, f"a code has not the {size} bytes of {self.n_bits} bits")
-        return np.frombuffer(b"".join(blobs), np.uint8).reshape(-1, size)
+            if found != ["ok"]:
+                return [f"SQLite: {problem}" for problem in found]
+            orphans: dict[str, int] = {}
+            for row in db.execute("PRAGMA foreign_key_check").fetchall():
+                orphans[row[0]] = orphans.get(row[0], 0) + 1
+            (n_codes,) = db.execute(
+                "SELECT count(*) FROM codes WHERE image_id NOT IN (SELECT id FROM images)"
+            ).fetchone()
+            n_missing = spaces.n_missing(db, self.space)
+        problems = [
+            f"SQLite: {n} rows of {_TABLES.get(table, table)} belong to nothing" for table, n in orphans.items()
+        ]
+        if n_codes:
+            problems.append(f"{n_codes} codes belong to no image")
+        if n_missing:
+            problems.append(f"{n_missing} images have no code, so that no search finds them")
+        return problems
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Keep every other writer out, of other processes too, while something is done that rests on the catalog."""
-        with self._transaction():
+        with self._db.transaction():
             yield
 
-    def _check_kind(self) -> int:
-        """The version of the catalog's schema, if it is a catalog that can be read."""
-        with self._reading() as db:
-            application = db.execute("PRAGMA application_id").fetchone()[0]
-            version = int(db.execute("PRAGMA user_version").fetchone()[0])
-        if application != APPLICATION_ID:
-            raise BadCollection(f"{self.path} is an SQLite file but not a Hashseek catalog")
-        if version > len(MIGRATIONS):
-            raise BadCollection(
-                f"{self.path} has catalog version {version}, this Hashseek knows up to {len(MIGRATIONS)}: "
-                "update Hashseek"
-            )
-        return version
+    def paths_in_use(self, paths: Iterable[str]) -> set[str]:
+        """Those of the paths that an image points to."""
+        return {str(row[0]) for row in self._looked_up("SELECT path FROM images WHERE path IN ({})", list(paths))}
 
-    def _meta(self) -> dict[str, str]:
-        with self._reading() as db:
-            return dict(db.execute("SELECT key, value FROM meta").fetchall())
+    # ------------------------------------------------------------ code spaces
 
-    def _generation(self, db: sqlite3.Connection) -> int:
-        row = db.execute("SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'generation'").fetchone()
-        if row is None:
-            raise _damaged(self.path, "it counts no changes")
-        return int(row[0])
+    def active_space(self) -> Space:
+        """The code space that is active now; `self.space` was when the catalog was opened.
 
-    def _open_reader(self) -> sqlite3.Connection:
-        """A connection for reading, with or without the right to write to the folder.
-
-        SQLite reads a WAL file without that right only while a writer is at work, whose files it shares. Without a
-        writer the file does not change and can be opened as immutable; `_reading` opens it again when it did change.
+        Raises:
+            BadCollection: the catalog names none, so it is damaged.
         """
-        self._frozen = None
+        with self._db.reading() as db:
+            active = spaces.active_space(db)
+        if active is None:
+            raise damaged(self.path, "it names no code space")
+        return active
+
+    def is_current(self) -> bool:
+        """Whether what was opened is what would be opened now: the same file, and the same active space."""
+        return self._db.is_in_place() and self.active_space().id == self.space.id
+
+    def spaces(self) -> list[Space]:
+        """Every code space, in the order of their making."""
+        with self._db.reading() as db:
+            return spaces.all_spaces(db)
+
+    def begin_space(self, fingerprint: str, n_bits: int, checkpoint: str) -> Space:
+        """A new, empty space for codes of another checkpoint, which lies in the folder under the name `checkpoint`."""
+        check_n_bits(n_bits)
+        with self._db.transaction() as db:
+            return spaces.begin_space(db, fingerprint, n_bits, checkpoint)
+
+    def add_codes(
+        self,
+        space_id: int,
+        codes: Sequence[tuple[int, NDArray[np.uint8], str]],
+        *,
+        hashes: Sequence[str] | None = None,
+    ) -> int:
+        """Give images their codes in a space, in one transaction; the number stored. Durable when it returns.
+
+        Args:
+            space_id: of the codes.
+            codes: (id, packed code (code_size,), engine or "") of each; an id that has gone is left out.
+            hashes: the content hash of each that was encoded; an image that has other content by now is left out.
+
+        Raises:
+            BadConfig: there is no such space.
+            BadCodes: a code is not of the space's width.
+        """
+        with self._db.writing() as (db, generation):
+            space = spaces.one_space(db, space_id)
+            return spaces.add_codes(db, space, codes, hashes=hashes, generation=generation)
+
+    def missing_in(self, space_id: int, after: int, limit: int) -> list[StoredImage]:
+        """At most `limit` records with ids above `after` that have no code in a space, ascending."""
+        missing = "NOT EXISTS (SELECT 1 FROM codes WHERE space_id = ? AND image_id = images.id)"
+        with self._db.reading() as db:
+            rows = db.execute(
+                f"{_SELECT} WHERE id > ? AND {missing} ORDER BY id LIMIT ?", (after, space_id, limit)
+            ).fetchall()
+        return [_stored(row) for row in rows]
+
+    def n_missing(self, space_id: int) -> int:
+        """How many images have no code in a space."""
+        with self._db.reading() as db:
+            return spaces.n_missing(db, spaces.one_space(db, space_id))
+
+    def switch_space(self, space_id: int, *, allow_missing: bool = False) -> None:
+        """Make a space the active one. Whoever has the collection open stays on the space that it was opened on.
+
+        Raises:
+            BadConfig: there is no such space.
+            BadCollection: an image has no code in it, and `allow_missing` is False.
+        """
+        with self._db.writing() as (db, _):
+            spaces.switch_space(db, spaces.one_space(db, space_id), allow_missing=allow_missing)
+
+    def drop_space(self, space_id: int) -> None:
+        """Forget a space and its codes; its checkpoint's file stays.
+
+        Raises:
+            BadConfig: there is no such space, or it is the active one.
+        """
+        with self._db.transaction() as db:
+            spaces.drop_space(db, spaces.one_space(db, space_id))
+
+    def codes_of(self, ids: Sequence[int], *, space_id: int | None = None) -> dict[int, tuple[NDArray[np.uint8], str]]:
+        """(packed code (code_size,), engine or "") of those images that have one, in this space or another."""
+        found: dict[int, tuple[NDArray[np.uint8], str]] = {}
+        with self._db.reading() as db:
+            for chunk in _chunks([int(i) for i in ids]):
+                found |= spaces.codes_of(db, self.space.id if space_id is None else space_id, chunk)
+        return found
+
+    def engines(self) -> dict[str, int]:
+        """Number of codes of this space per engine that made them; "" for those of which that is not known."""
+        with self._db.reading() as db:
+            rows = db.execute(
+                "SELECT coalesce(name, ''), count(*) FROM codes LEFT JOIN engines ON engines.id = codes.engine "
+                "WHERE space_id = ? GROUP BY codes.engine ORDER BY 1",
+                (self.space.id,),
+            ).fetchall()
+        return {str(name): int(count) for name, count in rows}
+
+    def calibration(self) -> Any | None:
+        """What `set_calibration` kept for this space; None if nothing."""
+        with self._db.reading() as db:
+            row = db.execute("SELECT calibration FROM spaces WHERE id = ?", (self.space.id,)).fetchone()
+        return None if row is None or row[0] is None else json.loads(row[0])
+
+    def set_calibration(self, value: Any | None) -> None:
+        """Keep a JSON value with this space, which says what its distances mean.
+
+        Raises:
+            BadConfig: it cannot be written as JSON.
+        """
         try:
-            return _connect(self.path, "ro")
-        except sqlite3.OperationalError:
-            self._frozen = self._stamp()
-            if self._frozen is None or os.access(self.path.parent, os.W_OK):
-                raise
-        return _connect(self.path, "ro&immutable=1")
+            text = None if value is None else json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise BadConfig(f"a calibration is a JSON value, and this cannot be written as one: {error}") from None
+        with self._db.transaction() as db:
+            db.execute("UPDATE spaces SET calibration = ? WHERE id = ?", (text, self.space.id))
 
-    def _stamp(self) -> tuple[int, ...] | None:
-        """What is different after the file has changed; None while a writer is at work."""
-        if self.path.with_name(f"{self.path.name}-wal").exists():
-            return None
-        stat = self.path.stat()
-        return stat.st_ino, stat.st_size, stat.st_mtime_ns
+    # ------------------------------------------------------------
 
-    @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        with self._read_lock, explained(self.path):
-            if self._frozen is not None and self._frozen != self._stamp():
-                self._reader.close()
-                self._reader = self._open_reader()
-            yield self._reader
+    def _looked_up(self, query: str, values: Sequence[str]) -> list[tuple[Any, ...]]:
+        rows: list[tuple[Any, ...]] = []
+        with self._db.reading() as db:
+            for chunk in _chunks(list(dict.fromkeys(values))):
+                rows += db.execute(query.format(_marks(chunk)), chunk)
+        return rows
 
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        if self._writer is None:
-            raise BadCollection(f"{self.path.parent} was opened for reading only: nothing can be added or removed")
-        if not self._write_lock.acquire(timeout=BUSY_SECONDS):
-            raise CatalogLocked(f"the catalog {self.path} is locked: {_LOCKED}")
-        try:
-            with explained(self.path):
-                self._writer.execute("BEGIN IMMEDIATE")
-                try:
-                    yield self._writer
-                    self._writer.execute("COMMIT")
-                except BaseException:
-                    if self._writer.in_transaction:
-                        self._writer.execute("ROLLBACK")
-                    raise
-        finally:
-            self._write_lock.release()
-
-    @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        with self._transaction() as db:
-            yield db
-            db.execute("UPDATE meta SET value = value + 1 WHERE key = 'generation'")
+    def _codes(self, blobs: Sequence[bytes]) -> Codes:
+        size = code_size(self.n_bits)
+        if not all(isinstance(blob, bytes) and len(blob) == size for blob in blobs):
+            raise damaged(self.path, f"a code has not the {size} bytes of {self.n_bits} bits")
+        return np.frombuffer(b"".join(blobs), np.uint8).reshape(-1, size)
 
 
-def create_catalog(path: Path, *, fingerprint: str, n_bits: int) -> None:
-    """Create an empty catalog for codes of one checkpoint, complete or not at all."""
-    meta = {"uuid": str(uuid.uuid4()), "fingerprint": fingerprint, "n_bits": str(n_bits), "generation": "0"}
-    values = ", ".join(f"({_quote(key)}, {_quote(value)})" for key, value in meta.items())
-    stamp = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {len(MIGRATIONS)};"
-    script = f"BEGIN IMMEDIATE; {''.join(MIGRATIONS)} INSERT INTO meta VALUES {values}; {stamp} COMMIT;"
-    with explained(path):
-        db = _connect(path, "rwc")
-        try:
-            db.executescript(script)
-        finally:
-            db.close()
-
-
-_LOCKED = f"another process has been writing for more than {BUSY_SECONDS} s; try again when it is done"
-
-
-@contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors into sentences about the catalog at `path`."""
-    try:
-        yield
-    except sqlite3.DatabaseError as error:
-        kind, reason = BadCollection, str(error)
-        if "locked" in reason:
-            kind, remedy = CatalogLocked, _LOCKED
-        elif "readonly" in reason or "unable to open" in reason:
-            remedy = "check that you may write to the folder"
-        elif "full" in reason:
-            kind = DiskFull
-            remedy = "nothing of the last batch was stored; free some space and run the command again"
-        elif "malformed" in reason or "not a database" in reason:
-            remedy = "the file is damaged; restore it from a copy, or build the collection again"
-        else:
-            remedy = "nothing of the last change was stored"
-        raise kind(f"the catalog {path} answered {reason!r}: {remedy}") from None
-
-
-def _damaged(path: Path, reason: str) -> BadCollection:
-    return BadCollection(f"{path} is damaged: {reason}; restore it from a copy, or build the collection again")
-
-
-_COLUMNS = "id, path, sha256, width, height, bytes, media_type, added_at"
-_SELECT = (
-    f"SELECT {_COLUMNS}, (SELECT json_group_array(label) FROM "
-    "(SELECT label FROM image_labels WHERE image_id = images.id ORDER BY label)) FROM images"
+_TABLES = {"image_labels": "labels"}
+_COLUMNS = (
+    "id, path, sha256, width, height, bytes, media_type, added_at, key, attributes, changed_at, "
+    "(SELECT json_group_array(label) FROM (SELECT label FROM image_labels WHERE image_id = images.id ORDER BY label))"
 )
+_SELECT = f"SELECT {_COLUMNS} FROM images"
 
 
 def _stored(row: tuple[Any, ...]) -> StoredImage:
-    image_id, path, sha256, width, height, n_bytes, media_type, added_at, labels = row
-    return StoredImage(image_id, path, sha256, width, height, n_bytes, media_type, tuple(json.loads(labels)), added_at)
-
-
-def _quote(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
-def _migrate(db: sqlite3.Connection, version: int) -> None:
-    for number in range(version, len(MIGRATIONS)):
-        db.executescript(f"BEGIN IMMEDIATE; {MIGRATIONS[number]} PRAGMA user_version = {number + 1}; COMMIT;")
-
-
-def _connect(path: Path, mode: str) -> sqlite3.Connection:
-    """A connection in SQLite's mode ro, rw or rwc that works, or an error."""
-    db = sqlite3.connect(
-        f"{path.resolve().as_uri()}?mode={mode}",
-        uri=True,
-        timeout=BUSY_SECONDS,
-        isolation_level=None,
-        check_same_thread=False,
-    )
+    image_id, path, sha256, width, height, n_bytes, media_type, added_at, key, attributes, changed_at, labels = row
     try:
-        db.execute("PRAGMA foreign_keys = ON")
-        if mode.startswith("rw"):
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = FULL")  # what was acknowledged survives a power loss
-        db.execute("SELECT 1 FROM sqlite_master").fetchone()
-    except sqlite3.DatabaseError:
-        db.close()
-        raise
-    return db
+        said = tuple(json.loads(labels)), added_at, key, json.loads(attributes), changed_at
+        if not (isinstance(path, str) and isinstance(sha256, str)):
+            raise TypeError
+    except (ValueError, TypeError):
+        raise BadCollection(
+            f"what is stored of image {image_id} is damaged: mend it with `hashseek index verify --repair`"
+        ) from None
+    return StoredImage(image_id, path, sha256, width, height, n_bytes, media_type, *said)
+
+
+def _chunks(values: list[Any]) -> Iterator[list[Any]]:
+    """Some at a time: SQLite limits the number of placeholders."""
+    for start in range(0, len(values), 500):
+        yield values[start : start + 500]
+
+
+def _marks(values: Sequence[Any]) -> str:
+    return ",".join("?" * len(values))

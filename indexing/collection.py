@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -23,8 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from indexing.catalog import Catalog, NewImage, StoredImage, create_catalog
+from indexing.catalog import Catalog, Change, NewImage, StoredImage, create_catalog
 from indexing.duplicates import groups
+from indexing.filters import Filter
 from indexing.hamming_index import (
     APPROXIMATE,
     Distances,
@@ -36,6 +38,7 @@ from indexing.hamming_index import (
     load_index,
     save_index,
 )
+from indexing.uris import is_there
 from retrieval.checkpoint import Header, load_header
 from retrieval.codes import Codes
 from retrieval.errors import BadCollection, BadConfig, ForeignCodes, HashseekError
@@ -49,6 +52,7 @@ _MANIFEST, _CODES, _IDS = "manifest.json", "codes.faiss", "ids.bin"
 FRESH_LIMIT = 4096
 # An approximate index takes minutes to build, so it is built anew only when this share of its images has changed.
 _CHANGED = 0.1
+_FILTERS = 8  # whose answers are kept until something changes
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,7 @@ class Collection:
         self.folder = folder
         self.catalog = Catalog(folder / CATALOG, read_only=read_only)
         self._lock = threading.Lock()
+        self._chosen: OrderedDict[Filter, tuple[_View, list[Subset]]] = OrderedDict()
         self._saved = -1  # generation of the index on disk
         try:
             self._view = self._open_index(read_only=read_only)
@@ -137,14 +142,18 @@ class Collection:
     @property
     def checkpoint(self) -> Path:
         """The checkpoint that the collection keeps."""
-        return self.folder / CHECKPOINT
+        return self.folder / self.catalog.space.checkpoint
 
     def __len__(self) -> int:
         return len(self._current())
 
-    def add(self, images: list[NewImage]) -> list[tuple[int, bool]]:
-        """Store images; (id, whether it is new) for each. They can be found as soon as this returns."""
-        return self.catalog.add(images)
+    def add(self, images: list[NewImage]) -> list[tuple[int, Change]]:
+        """Store images; (id, what became of it) for each, see `Catalog.add`. They can be found when this returns."""
+        keyed = self.catalog.known_keys([image.key for image in images if image.key is not None])
+        before = [image for image in self.catalog.get(list(keyed.values())) if image is not None and self.owns(image)]
+        outcome = self.catalog.add(images)
+        self._drop_files({image.path for image in before})  # what was replaced
+        return outcome
 
     def remove(self, ids: list[int]) -> None:
         """Forget images, all or none, and delete the files that the collection itself kept of them.
@@ -154,7 +163,7 @@ class Collection:
         """
         stored = [self.catalog.one(image_id) for image_id in ids]
         self.catalog.remove(ids)
-        self._drop_files({image.sha256: image.path for image in stored if self.owns(image)})
+        self._drop_files({image.path for image in stored if self.owns(image)})
 
     def search(
         self,
@@ -162,7 +171,7 @@ class Collection:
         *,
         k: int,
         max_distance: int | None = None,
-        among: Ids | None = None,
+        among: Ids | Filter | None = None,
         effort: int | None = None,
     ) -> list[tuple[Distances, Ids]]:
         """For each query the at most k nearest: (distances, ids), nearest first, ties by ascending id.
@@ -171,13 +180,17 @@ class Collection:
             query_codes: packed (Q, code_size), of this collection's checkpoint.
             k: at least 1; a larger k than the collection gives all of it.
             max_distance: leave out what is further away (bits); what is left is exact in every kind of index.
-            among: ids that may be found, in any order; exact in every kind of index.
-            effort: of an approximate index, see `HammingIndex.search`.
+            among: what may be found: ids in any order, or a filter; exact in every kind of index.
+            effort: of an approximate index, see `HammingIndex.search`; with `max_distance` or `among` it is not needed.
+
+        Raises:
+            BadConfig: an effort that the index does not know, or a filter that cannot be asked.
         """
         view = self._current()
+        if effort is not None and view.kind not in APPROXIMATE:
+            raise BadConfig(f"an index of kind {view.kind} is exact and takes no effort: leave it out")
         parts: list[Sequence[tuple[Distances, Ids]]] = []
-        for segment in (view.built, view.fresh):
-            chosen = segment.among(among)
+        for segment, chosen in zip((view.built, view.fresh), self._among(view, among), strict=True):
             if max_distance is not None or among is not None:
                 radius = self.n_bits if max_distance is None else max_distance
                 parts.append(segment.index.range(query_codes, radius=radius, k=k, among=chosen))
@@ -187,26 +200,59 @@ class Collection:
             parts.append(list(zip(distances, ids, strict=True)))
         return [_merged(built, fresh, k) for built, fresh in zip(*parts, strict=True)]
 
+    def _among(self, view: _View, among: Ids | Filter | None) -> list[Subset]:
+        """What may be found, of the built and of the fresh segment; of the last few filters it is remembered."""
+        segments = (view.built, view.fresh)
+        if not isinstance(among, Filter):
+            return [segment.among(among) for segment in segments]
+        with self._lock:
+            of_view, subsets = self._chosen.get(among, (None, []))
+            if of_view is view:
+                self._chosen.move_to_end(among)
+                return subsets
+        ids = self.catalog.ids_where(among)
+        subsets = [segment.among(ids) for segment in segments]
+        with self._lock:
+            self._chosen[among] = view, subsets
+            self._chosen.move_to_end(among)
+            for key in [key for key, (of_view, _) in self._chosen.items() if of_view is not self._view]:
+                del self._chosen[key]  # or it would keep an old view in memory
+            while len(self._chosen) > _FILTERS:
+                self._chosen.popitem(last=False)
+        return subsets
+
     def owns(self, image: StoredImage) -> bool:
         """Whether the collection itself keeps the image's file."""
         return image.path.startswith(f"{FILES}/")
+
+    def uri_of(self, image: StoredImage) -> str:
+        """Where the image is, as `indexing.uris.open_uri` reads it: a file, a member of a tar, an address."""
+        return str(self.folder / image.path) if self.owns(image) else image.path
 
     def file_of(self, image: StoredImage) -> Path:
         """Where the image's file is, or was when it was added."""
         return self.folder / image.path if self.owns(image) else Path(image.path)
 
-    def add_with_file(self, image: NewImage, data: bytes, *, suffix: str) -> tuple[int, bool]:
-        """Store an image and its file's content `data`, whatever `image.path` says; (id, whether it is new)."""
+    def add_with_file(self, image: NewImage, data: bytes, *, suffix: str) -> tuple[int, Change]:
+        """Store an image and its file's content `data`, whatever `image.path` says; (id, what became of it).
+
+        No file is kept of content that is stored from elsewhere already: under the same key, or, without one, at all.
+        """
         path = f"{FILES}/{image.sha256[:2]}/{image.sha256}{suffix}"
+        stored = None
+        if image.key is not None and (known := self.catalog.known_keys([image.key])):
+            stored = self.catalog.get([known[image.key]])[0]
+        if stored is not None and stored.sha256 == image.sha256 and is_there(self.uri_of(stored)):
+            return self.add([replace(image, path=stored.path)])[0]
         write_atomically(self.folder / path, data)
         try:
-            [outcome] = self.catalog.add([replace(image, path=path)])
+            [outcome] = self.add([replace(image, path=path)])
         except BaseException:
-            self._drop_files({image.sha256: path})
+            self._drop_files({path})
             raise
         stored = self.catalog.get([outcome[0]])[0]
         if stored is not None and stored.path != path:  # somebody stored the same content from elsewhere
-            self._drop_files({image.sha256: path})
+            self._drop_files({path})
         elif stored is not None and not (self.folder / path).is_file():  # somebody removed the same content
             write_atomically(self.folder / path, data)
         return outcome
@@ -232,6 +278,8 @@ class Collection:
             if self._view is view:
                 self._view = _View(view.generation, view.last_id, merged, _empty(self.n_bits))
         with _locked(self.folder):  # two processes at once would mix their files
+            if not self.catalog.is_current():  # the index on disk is that of the space that will be opened next
+                return
             self._write_index(merged.index, generation=view.generation, last_id=view.last_id)
         self._saved = view.generation
 
@@ -244,6 +292,7 @@ class Collection:
         files.append(folder / _IDS)
         manifest = {
             "catalog": self.catalog.uuid,
+            "space": self.catalog.space.id,
             "fingerprint": self.fingerprint,
             "n_bits": self.n_bits,
             "generation": generation,
@@ -279,7 +328,7 @@ class Collection:
     def verify(self) -> list[str]:
         """What does not agree between catalog, codes, index, checkpoint and files; empty if all is well."""
         problems = self.catalog.integrity_problems()
-        if problems:
+        if any(problem.startswith("SQLite: ") for problem in problems):  # whatever else it says cannot be relied on
             return problems
         truth = self.catalog.changes(after_id=0, after_generation=-1)
         spare = 8 * truth.codes.shape[1] - self.n_bits
@@ -302,18 +351,16 @@ class Collection:
             problems.append(str(error))
         after = 0
         while page := self.catalog.page(after=after, limit=1000):
-            problems += [f"the file of image {i.id} is gone: {i.path!r}" for i in page if not self.file_of(i).is_file()]
+            problems += [f"the file of image {i.id} is gone: {i.path!r}" for i in page if not is_there(self.uri_of(i))]
             after = page[-1].id
         return problems
 
-    def _drop_files(self, paths: dict[str, str]) -> None:
-        """Delete files that the collection kept, given by content hash, unless an image still points to them."""
+    def _drop_files(self, paths: set[str]) -> None:
+        """Delete files that the collection kept, unless an image still points to them."""
         if not paths:
             return
         with self.catalog.exclusive():  # or the same content could be stored again just now
-            known = self.catalog.known_hashes(list(paths))
-            used = {image.path for image in self.catalog.get(list(known.values())) if image is not None}
-            for path in set(paths.values()) - used:
+            for path in paths - self.catalog.paths_in_use(paths):
                 try:
                     (self.folder / path).unlink(missing_ok=True)
                 except OSError as error:
@@ -331,14 +378,12 @@ class Collection:
 
     def _advance(self, view: _View) -> _View:
         changes = self.catalog.changes(after_id=view.last_id, after_generation=view.generation)
+        if changes.whole:
+            view = _View(-1, 0, _empty(self.n_bits, view.kind), _empty(self.n_bits))
         built, fresh = view.built.without(changes.removed), view.fresh.without(changes.removed)
         if len(changes.ids):
-            codes = np.concatenate([fresh.index.codes, changes.codes])
-            ids = np.concatenate([fresh.index.ids, changes.ids])
-            alive = np.concatenate([fresh.alive.mask, np.ones(len(changes.ids), np.bool_)])
-            index = build_index(codes, ids, n_bits=self.n_bits)
-            fresh = _Segment(index, index.subset(alive))
-        last_id = int(changes.ids[-1]) if len(changes.ids) else view.last_id
+            fresh = _joined([fresh], self.n_bits, "exact", changes.codes, changes.ids)
+        last_id = max(view.last_id, int(changes.ids[-1])) if len(changes.ids) else view.last_id
         advanced = _View(changes.generation, last_id, built, fresh)
         if advanced.is_due:
             merged = _merge(advanced, self.n_bits, advanced.kind)
@@ -351,7 +396,7 @@ class Collection:
             self._saved = built.generation
         except BadCollection as error:
             if len(self.catalog):
-                log.warning("the index of %s is rebuilt from the catalog: %s", self.folder, error)
+                log.warning("the index of %s is rebuilt from the catalog: %s", self.folder, str(error))
             if not read_only:  # so that no later state of the catalog can make it look right
                 with suppress(OSError):
                     (self.folder / INDEX / _MANIFEST).unlink()
@@ -366,7 +411,13 @@ class Collection:
             checksum = manifest.pop("checksum")
             if checksum != _checksum(manifest):
                 raise BadCollection("its manifest does not match its own checksum")
-            expected = {"catalog": self.catalog.uuid, "fingerprint": self.fingerprint, "n_bits": self.n_bits}
+            manifest.setdefault("space", 1)  # the first collections had one
+            expected = {
+                "catalog": self.catalog.uuid,
+                "space": self.catalog.space.id,
+                "fingerprint": self.fingerprint,
+                "n_bits": self.n_bits,
+            }
             for key, value in expected.items():
                 if manifest[key] != value:
                     raise BadCollection(f"its manifest has {key} {manifest[key]!r}, the catalog {value!r}")
@@ -458,9 +509,9 @@ def check_checkpoint(catalog: Catalog, checkpoint: Path) -> Header:
     return header
 
 
-def _empty(n_bits: int) -> _Segment:
+def _empty(n_bits: int, kind: str = "exact") -> _Segment:
     codes = np.zeros((0, (n_bits + 7) // 8), np.uint8)
-    return _whole(build_index(codes, np.zeros(0, np.int64), n_bits=n_bits))
+    return _whole(build_index(codes, np.zeros(0, np.int64), n_bits=n_bits, kind=kind))
 
 
 def _whole(index: HammingIndex) -> _Segment:
@@ -471,10 +522,20 @@ def _merge(view: _View, n_bits: int, kind: str) -> _Segment:
     """All living rows of a view as one segment with an index of this kind."""
     if view.kind == kind and not view.built.n_dead and not len(view.fresh.index):
         return view.built
-    parts = (view.built, view.fresh)
-    codes = np.concatenate([part.index.codes[part.alive.mask] for part in parts])
-    ids = np.concatenate([part.index.ids[part.alive.mask] for part in parts])
-    return _whole(build_index(codes, ids, n_bits=n_bits, kind=kind))
+    return _joined([view.built, view.fresh], n_bits, kind)
+
+
+def _joined(
+    segments: Sequence[_Segment], n_bits: int, kind: str, codes: Codes | None = None, ids: Ids | None = None
+) -> _Segment:
+    """The living rows of the segments, and some more, as one segment with an index of this kind."""
+    all_codes = [part.index.codes[part.alive.mask] for part in segments] + ([] if codes is None else [codes])
+    all_ids = [part.index.ids[part.alive.mask] for part in segments] + ([] if ids is None else [ids])
+    merged_codes, merged_ids = np.concatenate(all_codes), np.concatenate(all_ids)
+    if len(merged_ids) > 1 and (np.diff(merged_ids) < 0).any():  # of images whose code is another one by now
+        order = np.argsort(merged_ids)
+        merged_codes, merged_ids = merged_codes[order], merged_ids[order]
+    return _whole(build_index(merged_codes, merged_ids, n_bits=n_bits, kind=kind))
 
 
 def _merged(built: tuple[Distances, Ids], fresh: tuple[Distances, Ids], k: int) -> tuple[Distances, Ids]:

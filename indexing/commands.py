@@ -7,85 +7,43 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from indexing.collection import Collection, open_or_create
-from indexing.ingest import Report, Source, find_sources, ingest
+from indexing.add_command import add
+from indexing.calibrate_command import calibrate
+from indexing.collection import Collection
+from indexing.filters import make_filter
+from indexing.options import Device, Engine, Precision
 from indexing.printing import printable
+from indexing.recheck import recheck
+from indexing.records import Space
 from indexing.searcher import Answer, Searcher, check_limits
+from indexing.upkeep_commands import app as upkeep
+from indexing.upkeep_commands import repair_and_print
+from retrieval.errors import BadConfig
 from retrieval.images import read_bytes
-from retrieval.listing import OnError
 
 app = typer.Typer()
+app.add_typer(upkeep)
+app.command()(add)
+app.command()(calibrate)
 
 CollectionArgument = Annotated[Path, typer.Argument(help="Folder of the collection.")]
-Precision = Annotated[Literal["auto", "fp32", "bf16"], typer.Option(help="Of the network.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 
 
 @app.command()
-def add(
+def remove(
     collection: CollectionArgument,
-    paths: Annotated[list[Path], typer.Argument(help="Image files, folders, or lists (labels.csv, .jsonl).")],
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="Needed for a new collection; of an existing one it must be the same.")
-    ] = None,
-    split: Annotated[
-        Literal["query", "train", "database"] | None, typer.Option(help="Of a list, add only this split.")
-    ] = None,
-    on_error: Annotated[Literal["skip", "stop"], typer.Option(help="Leave bad images out, or stop at one.")] = "skip",
-    device: Device = "auto",
-    precision: Precision = "auto",
+    ids: Annotated[list[int] | None, typer.Argument(help="Ids of images.")] = None,
+    key: Annotated[list[str] | None, typer.Option(help="Key of an image; may be repeated.")] = None,
 ) -> None:
-    """Add images to a collection. Running it again goes on where it stopped: nothing is stored twice."""
-    sources, problems = find_sources(paths, on_error=on_error, split=split)
-    with closing(open_or_create(collection, checkpoint=checkpoint)) as opened:
-        searcher = Searcher.open(opened, device=device, precision=precision)
-        report = _add(opened, searcher, sources, on_error)
-        opened.save_index()
-        n_images = len(opened)
-    problems += report.problems
-    for problem in problems:
-        typer.echo(f"{'skipped' if problem.skipped else 'note'}: {printable(str(problem))}", err=True)
-    n_skipped = sum(problem.skipped for problem in problems)
-    outcome = f"added {report.added}, already stored {report.known}, skipped {n_skipped}"
-    typer.echo(f"{outcome}; {collection} holds {n_images} images")
-    if report.added + report.known == 0:
-        if not problems:
-            typer.echo("hashseek: there is no image in what was named", err=True)
-        raise typer.Exit(1)
-
-
-def _add(collection: Collection, searcher: Searcher, sources: list[Source], on_error: OnError) -> Report:
-    """Ingest with a progress bar, if somebody can see it."""
-    report = Report()
-    console = Console(stderr=True)
-    with Progress(
-        TextColumn("adding"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[speed]}"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as bar:
-        task = bar.add_task("adding", total=len(sources), speed="")
-        for report in ingest(collection, searcher.encoder, sources, on_error=on_error):
-            done = report.added + report.known + len(report.skipped)
-            speed = bar.tasks[0].speed
-            bar.update(task, completed=done, speed=f"{speed:.0f} images/s" if speed else "")
-    return report
-
-
-@app.command()
-def remove(collection: CollectionArgument, ids: Annotated[list[int], typer.Argument(help="Ids of images.")]) -> None:
-    """Remove images from a collection: all of the ids, or none if one of them is not there."""
+    """Remove images from a collection: all that are named, or none if one of them is not there."""
+    if not ids and not key:
+        raise BadConfig("name the images to remove, by their ids or with --key")
     with closing(Collection(collection)) as opened:
-        opened.remove(list(dict.fromkeys(ids)))
+        named = dict.fromkeys([*(ids or []), *(opened.catalog.by_key(name).id for name in key or [])])
+        opened.remove(list(named))
         opened.save_index()
-        typer.echo(f"removed {len(set(ids))}; {collection} holds {len(opened)} images")
+        typer.echo(f"removed {len(named)}; {collection} holds {len(opened)} images")
 
 
 @app.command()
@@ -108,11 +66,20 @@ def stats(
 ) -> None:
     """Say what a collection holds."""
     with closing(Collection(collection, read_only=True)) as opened:
+
+        def state_of(space: Space) -> str:
+            return "in use" if space.id == opened.catalog.space.id else space.state
+
         content = {
             "images": len(opened),
             "bits": opened.n_bits,
             "fingerprint": opened.fingerprint,
             "index": opened.describe_index(),
+            "spaces": {
+                str(space.id): f"{space.fingerprint[:12]} ({space.n_bits} bits, {state_of(space)})"
+                for space in opened.catalog.spaces()
+            },
+            "engines": {name or "unknown": n for name, n in opened.catalog.engines().items()},
             "labels": opened.catalog.label_counts(),
         }
     if as_json:
@@ -138,20 +105,43 @@ def duplicates(
         for ids in opened.duplicates(radius=radius):
             records = [image for image in opened.catalog.get(ids.tolist()) if image is not None]
             if as_json:
-                typer.echo(json.dumps([{"id": image.id, "path": image.path} for image in records]))
+                typer.echo(json.dumps([{"id": image.id, "key": image.key, "path": image.path} for image in records]))
             else:
                 lines = [f"{image.id}  {printable(image.path)}" for image in records]
                 typer.echo("\n".join(lines) + "\n")
 
 
 @app.command()
-def verify(collection: CollectionArgument) -> None:
+def verify(
+    collection: CollectionArgument,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Mend what can be mended; exits with 1 if something is left.")
+    ] = False,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="For --repair: another file of the collection's checkpoint.")
+    ] = None,
+    codes: Annotated[int, typer.Option(min=0, help="Encode so many random images again and compare their codes.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the choice of these images.")] = 0,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    engine: Engine = "torch",
+) -> None:
     """Check that catalog, codes, index, checkpoint and image files agree; exits with 1 if they do not."""
+    if repair:
+        repair_and_print(collection, checkpoint, device, precision, engine)
+        return
     with closing(Collection(collection, read_only=True)) as opened:
         problems = opened.verify()
         n_images = len(opened)
-    for problem in problems:
-        typer.echo(printable(problem))
+        for problem in problems:
+            typer.echo(printable(problem))
+        if codes and n_images:
+            encoder = Searcher.open(opened, device=device, precision=precision, engine=engine).encoder
+            found = recheck(opened, encoder, codes, seed)
+            problems += found.problems
+            typer.echo("\n".join([f"encoded again by {found.engine}:", *(f"  {part}" for part in found.compared)]))
+            for problem in found.problems:
+                typer.echo(printable(problem))
     typer.echo(f"{n_images} images, {len(problems)} problems")
     if problems:
         raise typer.Exit(1)
@@ -162,6 +152,10 @@ def search(
     image: Annotated[Path, typer.Argument(help="The picture to search with.")],
     k: Annotated[int, typer.Option("-k", help="Number of results.")] = 10,
     max_distance: Annotated[int | None, typer.Option(help="Leave out what is further away (bits).")] = None,
+    min_precision: Annotated[
+        float | None,
+        typer.Option(help="Instead of a distance: so large a share is expected to be relevant, see `index calibrate`."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Another file of the collection's checkpoint; default: its own copy.")
@@ -169,29 +163,65 @@ def search(
     effort: Annotated[
         int | None, typer.Option(help="Of an approximate index, how hard to look; `index stats` shows some values.")
     ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(help="Only images that carry this label; of several, all of them.")
+    ] = None,
+    any_label: Annotated[
+        list[str] | None, typer.Option(help="Only images that carry at least one of these labels.")
+    ] = None,
+    without: Annotated[list[str] | None, typer.Option(help="No image that carries one of these labels.")] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(help="Only images with such an attribute: camera=X, year>=2015, title^=abc; may be repeated."),
+    ] = None,
+    key: Annotated[list[str] | None, typer.Option(help="Only images with one of these keys.")] = None,
+    added_after: Annotated[
+        str | None, typer.Option(help="Only images added at this ISO 8601 date or time (UTC) or later.")
+    ] = None,
+    added_before: Annotated[str | None, typer.Option(help="Only images added earlier than this.")] = None,
     device: Device = "auto",
     precision: Precision = "auto",
+    engine: Engine = "torch",
 ) -> None:
-    """Find the stored images most similar to a picture, nearest first."""
+    """Find the stored images most similar to a picture, nearest first; only what the filters let through is ranked."""
     check_limits(k, max_distance)
+    among = make_filter(
+        all_labels=label or (),
+        any_labels=any_label or (),
+        no_labels=without or (),
+        where=where or (),
+        keys=key or (),
+        added_after=added_after,
+        added_before=added_before,
+    )
     with closing(Collection(collection, read_only=True)) as opened:
         data = read_bytes(image)
-        searcher = Searcher.open(opened, checkpoint=checkpoint, device=device, precision=precision)
+        searcher = Searcher.open(opened, checkpoint=checkpoint, device=device, precision=precision, engine=engine)
         picture = searcher.decode(data, name=str(image))
-        [answer] = searcher.search([picture.image], k=k, max_distance=max_distance, effort=effort)
+        [answer] = searcher.search(
+            [picture.image], k=k, max_distance=max_distance, min_precision=min_precision, among=among, effort=effort
+        )
     if as_json:
-        hits = [{"rank": hit.rank, "distance": hit.distance, **asdict(hit.image)} for hit in answer.hits]
+        hits = [
+            {"rank": hit.rank, "distance": hit.distance, "relevance": hit.relevance, **asdict(hit.image)}
+            for hit in answer.hits
+        ]
         typer.echo(json.dumps({"n_bits": opened.n_bits, "fingerprint": opened.fingerprint, "hits": hits}, indent=2))
     else:
         typer.echo(_table(answer))
 
 
 def _table(answer: Answer) -> str:
-    """Rank, distance in bits, id, path and labels of each hit, in columns that no terminal's width cuts off."""
-    rows = [("rank", "bits", "id", "path", "labels")]
+    """Rank, distance in bits, id, path and labels of each hit, in columns that no terminal's width cuts off.
+
+    In a calibrated collection also how likely each is relevant.
+    """
+    calibrated = any(hit.relevance is not None for hit in answer.hits)
+    rows = [("rank", "bits", *(["relevance"] if calibrated else []), "id", "path", "labels")]
     for hit in answer.hits:
         path, labels = printable(hit.image.path), printable("; ".join(hit.image.labels))
-        rows.append((str(hit.rank), str(hit.distance), str(hit.image.id), path, labels))
+        likely = [] if hit.relevance is None else [f"{hit.relevance:.3f}"]
+        rows.append((str(hit.rank), str(hit.distance), *likely, str(hit.image.id), path, labels))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)

@@ -1,198 +1,216 @@
-"""Batch database indexing: files, folders and lists into a collection, in constant memory.
+"""Batch database indexing: any number of images into a collection, in constant memory.
 
 Every batch is one transaction. An image is reported as added after its transaction is committed, so a process killed
 at any moment has lost nothing that it reported; running the same command again goes on where it stopped.
 """
 
-import hashlib
-import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
-from pathlib import Path
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from indexing.catalog import NewImage
+from indexing.catalog import Catalog, Change, NewImage
 from indexing.collection import Collection
+from indexing.loading import Fetch, Loaded, Step, load_sources
+from indexing.manifests import Source
+from indexing.remote import fetch
+from indexing.sources import Found, find_sources
 from retrieval.encoder import Encoder
-from retrieval.errors import BadDataset, BadImage
-from retrieval.images import SUFFIXES, Picture, Pixels, Preprocessing, decode_for, read_bytes
-from retrieval.listing import OnError, Problem, read_listing
+from retrieval.errors import BadImage
+from retrieval.images import Preprocessing
+from retrieval.listing import OnError, Problem
+
+__all__ = ["BATCH", "Report", "Source", "find_sources", "ingest", "preview"]
 
 BATCH = 256
-
-
-@dataclass(frozen=True)
-class Source:
-    """An image to be indexed: where it is, and what is said about it."""
-
-    path: Path
-    labels: tuple[str, ...] = ()
-    where: str = ""
-
-    @property
-    def name(self) -> str:
-        """How a message calls it."""
-        return self.where or str(self.path)
+_PATIENCE = 10.0  # seconds after which a batch that is not full is stored all the same
+_REMEMBERED = 1024  # codes of the last images: equal content that is not stored yet is not encoded twice
 
 
 @dataclass
 class Report:
-    """What became of the images."""
+    """What became of the images so far, and the problems of the last batch."""
 
     added: int = 0
+    updated: int = 0
     known: int = 0
+    skipped: int = 0
     problems: list[Problem] = field(default_factory=list)
 
     @property
-    def skipped(self) -> list[Problem]:
-        """Images that were left out, with the reason."""
-        return [problem for problem in self.problems if problem.skipped]
+    def done(self) -> int:
+        """Images that were looked at."""
+        return self.added + self.updated + self.known + self.skipped
 
-
-@dataclass(frozen=True)
-class _Loaded:
-    """What a worker thread made of a source: a picture, the id it is stored under already, or a problem."""
-
-    source: Source
-    sha256: str = ""
-    n_bytes: int = 0
-    picture: Picture | None = None
-    known_id: int | None = None
-    error: str | None = None
-
-
-def find_sources(
-    paths: Sequence[Path], *, on_error: OnError, split: str | None = None
-) -> tuple[list[Source], list[Problem]]:
-    """The images that `paths` name: image files, folders (searched with their subfolders), or lists of labelled images.
-
-    Args:
-        paths: what to look at; a folder that holds a `labels.csv` or `labels.jsonl` counts as that list.
-        on_error: for lists, see `retrieval.listing`.
-        split: of a list, take only this split.
-
-    Raises:
-        BadDataset: a path does not exist, or a list is refused.
-    """
-    sources: list[Source] = []
-    problems: list[Problem] = []
-    for path in paths:
-        is_list = path.suffix.lower() in (".csv", ".jsonl") or any(
-            (path / name).is_file() for name in ("labels.csv", "labels.jsonl")
+    def plus(self, later: "Report") -> "Report":
+        """The sum of both, with the problems of the later one."""
+        return Report(
+            self.added + later.added,
+            self.updated + later.updated,
+            self.known + later.known,
+            self.skipped + later.skipped,
+            later.problems,
         )
-        if is_list:
-            listing = read_listing(path, on_error=on_error, need_labels=False)
-            problems += listing.problems
-            chosen = [item for item in listing.items if split is None or item.split == split]
-            if split is not None and not chosen:
-                raise BadDataset(f"{listing.source} has no image in the split {split!r}")
-            sources += [Source(item.path, item.labels, f"{listing.source.name} line {item.line}") for item in chosen]
-        elif path.is_dir():
-            files, unreadable = _walk(path)
-            sources += [Source(file) for file in files]
-            problems += unreadable
-        elif path.is_file():
-            sources.append(Source(path))
-        else:
-            raise BadDataset(f"there is no file or folder {path}: correct the path")
-    return sources, problems
 
 
 def ingest(
-    collection: Collection, encoder: Encoder, sources: Sequence[Source], *, on_error: OnError = "skip"
+    collection: Collection,
+    encoder: Encoder,
+    sources: Iterable[Found],
+    *,
+    on_error: OnError = "skip",
+    trust_mtime: bool = False,
+    fetch: Fetch = fetch,
 ) -> Iterator[Report]:
     """Index `sources`; yields the running report after each committed batch.
+
+    Args:
+        collection: where to.
+        encoder: of the collection's checkpoint.
+        sources: from `find_sources`; drawn from as memory allows.
+        on_error: "skip" leaves what is unusable out, "stop" raises.
+        trust_mtime: files whose size and modification time are those of their record are not read.
+        fetch: gets the content behind an http(s) address, see `indexing.remote.fetch`.
 
     Raises:
         BadImage: an image is unusable and `on_error` is "stop"; batches committed before stay.
     """
-    report = Report()
-    remaining = iter(sources)
-    while batch := list(islice(remaining, BATCH)):
-        _ingest_batch(collection, encoder, batch, report, on_error)
+    steps = load_sources(
+        sources,
+        catalog=collection.catalog,
+        preprocessing=encoder.preprocessing,
+        depth=2 * encoder.batch_size,
+        trust_mtime=trust_mtime,
+        fetch=fetch,
+    )
+    report, ready, since = Report(), list[Loaded | Problem](), time.monotonic()
+    for encoded in _encoded(steps, encoder):
+        ready += encoded
+        while len(ready) >= BATCH or (ready and time.monotonic() - since > _PATIENCE):
+            report = _store(collection, ready[:BATCH], report, on_error)
+            del ready[:BATCH]
+            yield report
+            since = time.monotonic()
+    if ready:
+        yield _store(collection, ready, report, on_error)
+
+
+def preview(
+    catalog: Catalog | None,
+    preprocessing: Preprocessing,
+    sources: Iterable[Found],
+    *,
+    trust_mtime: bool = False,
+    fetch: Fetch = fetch,
+) -> Iterator[Report]:
+    """What `ingest` would report, without a network and without writing; `catalog` is None if there is none yet.
+
+    Every image is read and decoded, so that the ones that are unusable are known.
+    """
+    steps = load_sources(
+        sources, catalog=catalog, preprocessing=preprocessing, depth=64, trust_mtime=trust_mtime, fetch=fetch
+    )
+    # SQLite puts a database without a name into a file of its own when it grows: memory stays as it is.
+    with closing(sqlite3.connect("")) as seen:
+        seen.execute("CREATE TABLE seen (name TEXT PRIMARY KEY, sha256 TEXT NOT NULL) WITHOUT ROWID")
+        report = Report()
+        for number, (loaded, _) in enumerate(steps, start=1):
+            problem = loaded if isinstance(loaded, Problem) else loaded.problem
+            if problem is not None:
+                report.skipped += problem.skipped
+                report.problems.append(problem)
+            elif isinstance(loaded, Loaded):
+                change = "known" if loaded.image is None else _would_be(loaded.image, catalog, seen)
+                setattr(report, change, getattr(report, change) + 1)
+            if number % BATCH == 0:
+                yield report
+                report = replace(report, problems=[])
         yield report
 
 
-def _load(source: Source, collection: Collection, preprocessing: Preprocessing) -> tuple[_Loaded, Pixels | None]:
-    try:
-        data = read_bytes(source.path)
-        _check_text(source)
-        sha256 = hashlib.sha256(data).hexdigest()
-        known = collection.catalog.known_hashes([sha256])
-        if known:
-            return _Loaded(source, sha256, known_id=known[sha256]), None
-        picture, pixels = decode_for(data, preprocessing, name=str(source.path))
-    except BadImage as error:
-        return _Loaded(source, error=str(error)), None
-    return _Loaded(source, sha256, len(data), picture), pixels
+def _would_be(image: NewImage, catalog: Catalog | None, seen: sqlite3.Connection) -> Change:
+    name = f"content {image.sha256}" if image.key is None else f"key {image.key}"
+    earlier = seen.execute("SELECT sha256 FROM seen WHERE name = ?", (name,)).fetchone()
+    seen.execute("INSERT OR REPLACE INTO seen VALUES (?, ?)", (name, image.sha256))
+    if image.key is None:
+        return "added" if earlier is None and not len(image.code) else "known"
+    if earlier is not None:
+        return "known" if earlier[0] == image.sha256 else "updated"
+    ids = list(catalog.known_keys([image.key]).values()) if catalog is not None else []
+    record = catalog.get(ids)[0] if catalog is not None and ids else None
+    if record is None:
+        return "added"
+    same = record.sha256 == image.sha256 and record.path == image.path
+    same = same and (not image.labels or set(image.labels) == set(record.labels))
+    return "known" if same and (not image.attributes or image.attributes == record.attributes) else "updated"
 
 
-def _check_text(source: Source) -> None:
-    """Raise `BadImage` unless path and labels can be stored as text."""
-    try:
-        "".join((str(source.path.resolve()), *source.labels)).encode()
-    except UnicodeEncodeError:
-        raise BadImage(f"{source.path} has a name or label that is not valid UTF-8: rename it") from None
+def _encoded(steps: Iterable[Step], encoder: Encoder) -> Iterator[list[Loaded | Problem]]:
+    """The images with their codes, in order, encoded as many together as the encoder takes."""
+    size = min(encoder.batch_size, BATCH)
+    codes: dict[str, NDArray[np.uint8]] = {}
+    waiting: list[Step] = []
+    n_pixels = 0
+    for step in steps:
+        waiting.append(step)
+        n_pixels += step[1] is not None
+        if n_pixels in (0, size) or len(waiting) >= BATCH:
+            yield _with_codes(waiting, encoder, codes)
+            waiting, n_pixels = [], 0
+    yield _with_codes(waiting, encoder, codes)
 
 
-def _ingest_batch(
-    collection: Collection, encoder: Encoder, batch: list[Source], report: Report, on_error: OnError
-) -> None:
-    preprocessing = encoder.preprocessing
-    new: list[tuple[Source, NewImage]] = []
-    known: list[tuple[Source, int]] = []
-    problems: list[Problem] = []
-    for loaded, code in encoder.encode_stream(batch, lambda source: _load(source, collection, preprocessing)):
-        if loaded.error is not None:
-            # Where the message is about a path alone, naming it once is enough.
-            reason = loaded.error if loaded.source.where else loaded.error.removeprefix(f"{loaded.source.path} ")
-            problems.append(Problem(loaded.source.name, reason))
-        elif loaded.known_id is not None:
-            known.append((loaded.source, loaded.known_id))
-        elif loaded.picture is not None and code is not None:
-            new.append((loaded.source, _record(loaded, loaded.picture, code)))
-    if on_error == "stop" and problems:
-        raise BadImage(f"{problems[0]} (leave such images out with --on-error skip)")
-    outcome = collection.add([image for _, image in new])
-    # Content that came twice, in this batch or through another process, is known by now.
-    known += [(source, image_id) for (source, _), (image_id, is_new) in zip(new, outcome, strict=True) if not is_new]
-    stored = collection.catalog.get([image_id for _, image_id in known])
-    for (source, image_id), image in zip(known, stored, strict=True):
-        if image is not None and source.labels and set(source.labels) != set(image.labels):
+def _with_codes(waiting: list[Step], encoder: Encoder, codes: dict[str, NDArray[np.uint8]]) -> list[Loaded | Problem]:
+    """The images with their codes; `codes` are the last ones by content hash, and are kept up to date."""
+    new = {
+        loaded.image.sha256: pixels
+        for loaded, pixels in waiting
+        if pixels is not None and isinstance(loaded, Loaded) and loaded.image is not None
+        if loaded.image.sha256 not in codes
+    }
+    if new:
+        codes.update(zip(new, encoder.encode_pixels(np.stack(list(new.values()))), strict=True))
+    done: list[Loaded | Problem] = []
+    for loaded, pixels in waiting:
+        if pixels is not None and isinstance(loaded, Loaded) and loaded.image is not None:
+            image = replace(loaded.image, code=codes[loaded.image.sha256], engine=encoder.engine)
+            loaded = replace(loaded, image=image)
+        done.append(loaded)
+    while len(codes) > _REMEMBERED:
+        del codes[next(iter(codes))]
+    return done
+
+
+def _store(collection: Collection, batch: Sequence[Loaded | Problem], before: Report, on_error: OnError) -> Report:
+    """Commit a batch; the report with it."""
+    found = [one if isinstance(one, Problem) else one.problem for one in batch]
+    problems = [problem for problem in found if problem is not None]
+    bad = [problem for problem in problems if problem.skipped]
+    if on_error == "stop" and bad:
+        raise BadImage(f"{bad[0]} (leave such images out with --on-error skip)")
+    loaded = [one for one in batch if isinstance(one, Loaded)]
+    new = [(one.source, one.image) for one in loaded if one.image is not None]
+    outcome = collection.add([image for _, image in new]) if new else []
+    changes = [change for _, change in outcome]
+    known = [
+        (source, image_id)
+        for (source, image), (image_id, change) in zip(new, outcome, strict=True)
+        if change == "known" and image.key is None and image.labels
+    ]
+    records = collection.catalog.get([image_id for _, image_id in known])
+    for (source, image_id), record in zip(known, records, strict=True):
+        if record is not None and set(source.labels) != set(record.labels):
             reason = f"its content is stored as image {image_id} with other labels, which were kept"
-            problems.append(Problem(source.name, reason, skipped=False))
-    report.added += sum(is_new for _, is_new in outcome)
-    report.known += len(known)
-    report.problems += problems
-
-
-def _record(loaded: _Loaded, picture: Picture, code: NDArray[np.uint8]) -> NewImage:
-    return NewImage(
-        path=str(loaded.source.path.resolve()),
-        sha256=loaded.sha256,
-        width=picture.width,
-        height=picture.height,
-        bytes=loaded.n_bytes,
-        media_type=picture.media_type,
-        labels=loaded.source.labels,
-        code=code,
+            problems.append(Problem(source.name, reason, skipped=False, uri=str(source.uri)))
+    n_unchanged = sum(one.image is None and one.error is None for one in loaded)
+    return Report(
+        added=before.added + changes.count("added"),
+        updated=before.updated + changes.count("updated"),
+        known=before.known + changes.count("known") + n_unchanged,
+        skipped=before.skipped + len(bad),
+        problems=problems,
     )
-
-
-def _walk(folder: Path) -> tuple[list[Path], list[Problem]]:
-    """Image files below `folder`, in a stable order; links to folders are not followed, so there are no loops."""
-    found: list[Path] = []
-    problems: list[Problem] = []
-
-    def unreadable(error: OSError) -> None:
-        problems.append(Problem(str(error.filename), f"this folder cannot be read: {error.strerror}"))
-
-    for root, folders, files in os.walk(folder, onerror=unreadable):
-        folders.sort()
-        for name in sorted(files):
-            if Path(name).suffix.lower() in SUFFIXES and not name.startswith("."):
-                found.append(Path(root) / name)
-    return found, problems

@@ -10,8 +10,10 @@ from typing import Protocol, Self
 import numpy as np
 from PIL import Image
 
+from indexing.calibrate import radius_for, stored_calibration
 from indexing.catalog import StoredImage
 from indexing.collection import Collection, check_checkpoint
+from indexing.filters import Filter
 from indexing.hamming_index import Distances, HammingIndex, Ids, build_index
 from retrieval.checkpoint import load_checkpoint
 from retrieval.codes import Codes
@@ -52,11 +54,15 @@ class InMemory:
 
 @dataclass(frozen=True)
 class Hit:
-    """One result: rank from 1, distance in bits, and the image's record."""
+    """One result: rank from 1, distance in bits, the image's record, and how likely one at this distance is relevant.
+
+    `relevance` is None in a collection without a calibration.
+    """
 
     rank: int
     distance: int
     image: StoredImage
+    relevance: float | None = None
 
 
 @dataclass(frozen=True)
@@ -95,11 +101,12 @@ class Searcher:
         checkpoint: Path | None = None,
         device: str = "auto",
         precision: str = "auto",
+        engine: str = "torch",
     ) -> Self:
         """A searcher over `collection` with its own checkpoint, or another file of the same fingerprint."""
         source = collection.checkpoint if checkpoint is None else checkpoint
         check_checkpoint(collection.catalog, source)
-        return cls(Encoder(load_checkpoint(source), device=device, precision=precision), collection)
+        return cls(Encoder(load_checkpoint(source), device=device, precision=precision, engine=engine), collection)
 
     def decode(self, data: bytes, *, name: str = "the image") -> Picture:
         """Decode a picture as it is decoded when it is indexed: a stored image is found at distance 0.
@@ -124,21 +131,47 @@ class Searcher:
         return self.codes.search(query_codes, k=k, max_distance=max_distance, effort=effort)
 
     def search(
-        self, images: Sequence[Image.Image], *, k: int, max_distance: int | None = None, effort: int | None = None
+        self,
+        images: Sequence[Image.Image],
+        *,
+        k: int,
+        max_distance: int | None = None,
+        min_precision: float | None = None,
+        among: Filter | None = None,
+        effort: int | None = None,
     ) -> list[Answer]:
-        """The hits of each image, which `decode` gave, in the collection."""
+        """The hits of each image, which `decode` gave, in the collection, see `Collection.search`.
+
+        `min_precision` stands for the largest max_distance within which so large a share of the images is expected to
+        be relevant, see `indexing.calibrate`.
+
+        Raises:
+            BadConfig: values beyond their limits, or a precision that no radius is known to give.
+        """
         check_limits(k, max_distance)
+        max_distance = self._radius(max_distance, min_precision)
         started = time.perf_counter()
         codes = self.encoder.encode(images)
         encode_ms = 1000 * (time.perf_counter() - started) / max(len(images), 1)
         return [
-            self.answer(code[None], k=k, max_distance=max_distance, effort=effort, encode_ms=encode_ms)
+            self.answer(code[None], k=k, max_distance=max_distance, among=among, effort=effort, encode_ms=encode_ms)
             for code in codes
         ]
 
-    def similar(self, image_id: int, *, k: int, max_distance: int | None = None) -> Answer:
-        """The hits of an image that is stored already, itself among them."""
-        return self.answer(self.collection.catalog.code(image_id), k=k, max_distance=max_distance)
+    def similar(
+        self,
+        image_id: int,
+        *,
+        k: int,
+        max_distance: int | None = None,
+        min_precision: float | None = None,
+        among: Filter | None = None,
+        effort: int | None = None,
+    ) -> Answer:
+        """The hits of an image that is stored already, itself among them if the filter lets it through."""
+        max_distance = self._radius(max_distance, min_precision)
+        code = self.collection.catalog.code(image_id)
+        return self.answer(code, k=k, max_distance=max_distance, among=among, effort=effort)
 
     def answer(
         self,
@@ -146,17 +179,34 @@ class Searcher:
         *,
         k: int,
         max_distance: int | None = None,
+        among: Filter | None = None,
         effort: int | None = None,
         encode_ms: float = 0.0,
     ) -> Answer:
         """The hits of one code (1, code_size) with their records."""
         started = time.perf_counter()
-        [(distances, ids)] = self.rank(code, k=k, max_distance=max_distance, effort=effort)
+        check_limits(k, max_distance)
+        [(distances, ids)] = self.collection.search(code, k=k, max_distance=max_distance, among=among, effort=effort)
         records = self.collection.catalog.get(ids.tolist())
         # An image removed since the ranking has no record any more, and is no hit.
         found = [(int(d), record) for d, record in zip(distances, records, strict=True) if record is not None]
-        hits = tuple(Hit(rank, distance, record) for rank, (distance, record) in enumerate(found, start=1))
+        calibrated = stored_calibration(self.collection.catalog) if found else None
+        likely = None if calibrated is None else calibrated.calibration.at_distance
+        hits = tuple(
+            Hit(rank, distance, record, None if likely is None else likely[distance])
+            for rank, (distance, record) in enumerate(found, start=1)
+        )
         return Answer(hits, encode_ms, 1000 * (time.perf_counter() - started))
+
+    def _radius(self, max_distance: int | None, min_precision: float | None) -> int | None:
+        """`max_distance`, or the radius that `min_precision` stands for."""
+        if min_precision is None:
+            return max_distance
+        if max_distance is not None:
+            raise BadConfig(
+                f"max_distance {max_distance} and min_precision {min_precision} both set the radius: say one of them"
+            )
+        return radius_for(stored_calibration(self.collection.catalog), min_precision)
 
     @property
     def collection(self) -> Collection:

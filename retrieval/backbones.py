@@ -115,6 +115,7 @@ def _torchvision_preprocessing(name: str, weights: str) -> Preprocessing:
         mean=(0.5, 0.5, 0.5) if name in _HALF else tuple(transforms.mean),
         std=(0.5, 0.5, 0.5) if name in _HALF else tuple(transforms.std),
         crop_fraction=0.875 if name in _SEVEN_EIGHTHS and not named else min(1.0, size / transforms.resize_size[0]),
+        interpolation="bicubic" if transforms.interpolation.value == "bicubic" else "bilinear",
     )
 
 

@@ -37,6 +37,18 @@ def pick_dtype(precision: str, device: torch.device) -> torch.dtype:
     return torch.float32
 
 
+def pick_inference_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """The type that a network encodes in: "fp32", "bf16", or "auto", the quicker of both on this device.
+
+    On a CPU that is bf16 with AMX and else float32, for every backbone that was measured (docs/engines.md). A table of
+    measurements and not a measurement at start-up, which would choose now this and now that on a busy machine: codes
+    of one collection should come from one engine.
+    """
+    if precision == "auto" and device.type == "cpu":
+        return torch.bfloat16 if "amx_bf16" in _cpu_flags() else torch.float32
+    return pick_dtype(precision, device)
+
+
 def has_bf16(device: torch.device) -> bool:
     """Whether the device has bf16 matrix units; without them bf16 is slower than float32."""
     return torch.cuda.is_bf16_supported() if device.type == "cuda" else _cpu_has_bf16()
@@ -47,10 +59,14 @@ def n_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-@cache
 def _cpu_has_bf16() -> bool:
+    return bool({"avx512_bf16", "amx_bf16"} & _cpu_flags())
+
+
+@cache
+def _cpu_flags() -> frozenset[str]:
     try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+        lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
-        return False
-    return "avx512_bf16" in flags or "amx_bf16" in flags
+        return frozenset()
+    return frozenset(next((line for line in lines if line.startswith("flags")), "").split())

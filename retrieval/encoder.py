@@ -1,4 +1,4 @@
-"""A checkpoint turned into a function from images to packed codes: batches, precision, device."""
+"""A checkpoint turned into a function from images to packed codes, by an engine, in batches."""
 
 import threading
 from collections import deque
@@ -15,8 +15,9 @@ from torch import nn
 
 from retrieval.checkpoint import Checkpoint
 from retrieval.codes import Codes, pack
-from retrieval.devices import n_cores, pick_device, pick_dtype
-from retrieval.images import Pixels, normalizer, preprocess
+from retrieval.devices import n_cores
+from retrieval.engines import build_engine
+from retrieval.images import Pixels, preprocess
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -29,35 +30,38 @@ class Encoder:
     Args:
         checkpoint: from `load_checkpoint`.
         device: "auto", "cpu", "cuda" or "cuda:N".
-        precision: "auto" (bf16 where the hardware multiplies it), "fp32" or "bf16". The head is float32 always.
+        precision: "auto" (the quicker one on this device), "fp32" or "bf16". The head is float32 always.
+        engine: what computes the features, a name of `retrieval.engines.ENGINES`.
         batch_size: images in one pass through the network.
+
+    Attributes:
+        engine: engine, device and precision as one name, such as "torch cpu bfloat16 folded".
+        device, dtype: where and in which type the features are computed.
 
     Raises:
         BadCheckpoint: the checkpoint's model encodes vectors.
+        BadConfig: there is no such device, precision or engine, or they do not go together.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, *, device: str = "auto", precision: str = "auto", batch_size: int = 32
+        self,
+        checkpoint: Checkpoint,
+        *,
+        device: str = "auto",
+        precision: str = "auto",
+        engine: str = "torch",
+        batch_size: int = 32,
     ) -> None:
         self.header = checkpoint.header
         self.preprocessing = checkpoint.header.image_preprocessing()
-        self.device = pick_device(device)
-        self.dtype = pick_dtype(precision, self.device)
         self.batch_size = batch_size
-        self._model = checkpoint.model.to(self.device).to(memory_format=torch.channels_last).eval()
-        self._normalize = normalizer(self.preprocessing, self.device)
+        self.n_features = checkpoint.model.n_features
+        backbone = checkpoint.model.backbone.eval()
+        self._engine = build_engine(engine, backbone, self.preprocessing, device=device, precision=precision)
+        self.engine, self.device, self.dtype = self._engine.name, self._engine.device, self._engine.dtype
+        self.head = checkpoint.model.head.to(self.device).eval()
         # One pass already uses every core; two at a time would only fight for them.
         self._lock = threading.Lock()
-
-    @property
-    def head(self) -> nn.Module:
-        """The head: features (B, D) -> outputs (B, K)."""
-        return self._model.head
-
-    @property
-    def n_features(self) -> int:
-        """D, the width of the features."""
-        return self._model.n_features
 
     @property
     def n_bits(self) -> int:
@@ -72,21 +76,27 @@ class Encoder:
     def features(self, pixels: Pixels) -> NDArray[np.float32]:
         """Features (B, D) of the backbone for preprocessed uint8 pixels (B, 3, size, size)."""
         starts = range(0, len(pixels), self.batch_size)
-        with self._lock, torch.inference_mode():
-            rows = [self._features(torch.from_numpy(pixels[i : i + self.batch_size])) for i in starts]
-        return np.concatenate(rows) if rows else np.zeros((0, self._model.n_features), np.float32)
+        with self._lock:
+            rows = [self._engine(pixels[i : i + self.batch_size]) for i in starts]
+        return np.concatenate(rows) if rows else np.zeros((0, self.n_features), np.float32)
 
     def outputs(self, pixels: Pixels) -> NDArray[np.float32]:
         """Real outputs (B, K) of preprocessed uint8 pixels (B, 3, size, size)."""
-        return self.apply_head(self.features(pixels), self._model.head)
+        return self.apply_head(self.features(pixels), self.head)
 
     def apply_head(self, features: NDArray[np.float32], head: nn.Module) -> NDArray[np.float32]:
-        """Outputs (B, K) of a head for features (B, D), in float32."""
+        """Outputs (B, K) of a head for features (B, D), in float32.
+
+        Row by row: a product of matrices adds in an order that depends on their size, and the last bit of an output
+        near 0 would depend on the images beside it.
+        """
+        head = head.to(self.device)
         with torch.inference_mode():
-            outputs: NDArray[np.float32] = (
-                head.to(self.device)(torch.from_numpy(features).to(self.device)).cpu().numpy()
-            )
-        return outputs
+            # Copies, not views: what lies elsewhere in memory may be added in another order, too.
+            rows = [head(torch.tensor(row[None], device=self.device)) for row in features]
+            outputs = torch.cat(rows) if rows else head(torch.zeros(0, self.n_features, device=self.device))
+        found: NDArray[np.float32] = outputs.cpu().numpy()
+        return found
 
     def encode_pixels(self, pixels: Pixels) -> Codes:
         """Packed codes (B, code_size) of preprocessed uint8 pixels (B, 3, size, size)."""
@@ -125,11 +135,6 @@ class Encoder:
                 yield from _flush(waiting, function)
                 waiting, n_pending = [], 0
         yield from _flush(waiting, function)
-
-    def _features(self, pixels: torch.Tensor) -> NDArray[np.float32]:
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16):
-            features: torch.Tensor = self._model.features(self._normalize(pixels))
-        return features.float().cpu().numpy()
 
 
 def _flush(

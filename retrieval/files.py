@@ -11,7 +11,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     Raises:
         OSError: the folder cannot be written or the disk is full; nothing half-written stays behind.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(path.parent)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -24,6 +24,15 @@ def write_atomically(path: Path, content: bytes) -> None:
         Path(temporary).unlink(missing_ok=True)
         raise
     fsync_folder(path.parent)
+
+
+def _make_folder(folder: Path) -> None:
+    """Create `folder` and what is missing above it, so that a power loss cannot take them with what is in them."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    fsync_folder(folder.parent)
 
 
 def fsync_folder(folder: Path) -> None:

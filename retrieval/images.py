@@ -19,6 +19,7 @@ from retrieval.tar_members import find_member, read_member
 Image.init()
 FORMATS = tuple(kind for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF") if kind in Image.OPEN)
 SUFFIXES = frozenset((".jpg", ".jpeg", ".jpe", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif"))
+INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 MAX_PIXELS = 100_000_000
 MAX_BYTES = 256 * 2**20
 
@@ -42,7 +43,7 @@ class Picture:
 class Preprocessing:
     """How a picture becomes a network's input; part of the model, stored in every checkpoint.
 
-    The central square of `crop_fraction` times the shorter side is resized to `size` x `size` pixels (bilinear,
+    The central square of `crop_fraction` times the shorter side is resized to `size` x `size` pixels (`interpolation`,
     antialiased), scaled to [0, 1], and normalised per channel as (value - mean) / std.
     """
 
@@ -50,6 +51,7 @@ class Preprocessing:
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     crop_fraction: float = 0.875
+    interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
         if not 16 <= self.size <= 2048:
@@ -58,10 +60,15 @@ class Preprocessing:
             raise BadConfig(f"crop_fraction must be above 0 and at most 1, not {self.crop_fraction}")
         if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
             raise BadConfig("mean and std need three numbers each (red, green, blue), std above 0")
+        if self.interpolation not in INTERPOLATIONS:
+            raise BadConfig(f"interpolation must be {' or '.join(INTERPOLATIONS)}, not {self.interpolation!r}")
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON form; `Preprocessing.from_dict` turns it back."""
-        return asdict(self)
+        """JSON form; `Preprocessing.from_dict` turns it back. Bilinear goes unsaid: fingerprints hold this form."""
+        values = asdict(self)
+        if self.interpolation == "bilinear":
+            del values["interpolation"]
+        return values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Preprocessing":
@@ -71,6 +78,7 @@ class Preprocessing:
             mean=_triple(values["mean"]),
             std=_triple(values["std"]),
             crop_fraction=float(values["crop_fraction"]),
+            interpolation=str(values.get("interpolation", "bilinear")),
         )
 
 
@@ -151,7 +159,7 @@ def preprocess(image: Image.Image, preprocessing: Preprocessing) -> Pixels:
     left, top = (image.width - side) / 2, (image.height - side) / 2
     square = image.resize(
         (preprocessing.size, preprocessing.size),
-        Image.Resampling.BILINEAR,
+        INTERPOLATIONS[preprocessing.interpolation],
         box=(left, top, left + side, top + side),
         reducing_gap=3.0,
     )

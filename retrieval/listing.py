@@ -32,11 +32,15 @@ class Item:
 
 @dataclass(frozen=True)
 class Problem:
-    """Something wrong with a line: `skipped` (not used), or used after a repair that `reason` names."""
+    """Something wrong with a line: `skipped` (not used), or used after a repair that `reason` names.
+
+    `uri` is the image that it is about, where one is known.
+    """
 
     where: str
     reason: str
     skipped: bool = True
+    uri: str = ""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.reason}"
@@ -92,7 +96,7 @@ def read_listing(
         BadDataset: no list, an unreadable one, or, with on_error = "stop", one with problems; they are listed.
     """
     source = find_list(path)
-    rows, problems = _read_rows(source)
+    rows, problems = _read_all(source, ("file",))
     known = {"file", "labels", split_column, *ignore_columns}
     problems += _unknown_columns(rows, known, source)
     items: list[Item] = []
@@ -107,10 +111,10 @@ def read_listing(
         if not isinstance(row.get("labels"), str | list | None):
             problems.append(Problem(where, f"its labels are {row['labels']!r}, neither text nor a list"))
             continue
-        labels, remarks = _parse_labels(row.get("labels"), drop_labels, used_patterns)
+        labels, remarks = parse_labels(row.get("labels"), drop_labels, used_patterns)
         problems += [Problem(where, remark, skipped=False) for remark in remarks]
         file = file.strip()
-        split, reason = _parse_split(row.get(split_column))
+        split, reason = parse_split(row.get(split_column))
         location = source.parent / file
         if reason is None and file in seen:
             reason = f"{file} was listed before, in line {seen[file]}"
@@ -150,48 +154,82 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _read_rows(source: Path) -> tuple[list[tuple[int, dict[str, Any]]], list[Problem]]:
+def read_rows(
+    source: Path, *, one_of: Sequence[str], errors: Literal["strict", "surrogateescape"]
+) -> Iterator[tuple[int, dict[str, Any]] | Problem]:
+    """The rows of a .csv or .jsonl list as (line number, values by column), and a problem for each torn line.
+
+    Nothing is kept: a list may be longer than memory.
+
+    Args:
+        source: the list.
+        one_of: columns of which the first line of a .csv file must name at least one.
+        errors: what is not UTF-8 is refused ("strict") or read as Python reads such file names ("surrogateescape").
+
+    Raises:
+        BadDataset: the file cannot be read, or a line of a .csv file is beyond repair.
+    """
     try:
-        with source.open(encoding="utf-8-sig", newline="") as file:
-            return _csv_rows(file, source) if source.suffix.lower() == ".csv" else _jsonl_rows(file, source)
+        with source.open(encoding="utf-8-sig", errors=errors, newline="") as file:
+            if source.suffix.lower() == ".csv":
+                yield from _csv_rows(file, source, one_of)
+            else:
+                yield from _jsonl_rows(file, source)
     except UnicodeDecodeError:
         raise BadDataset(f"{source} is not UTF-8 text: save the list as UTF-8") from None
     except OSError as error:
         raise BadDataset(f"{source} cannot be read: {error.strerror or error}") from None
 
 
-def _csv_rows(lines: Iterator[str], source: Path) -> tuple[list[tuple[int, dict[str, Any]]], list[Problem]]:
-    reader = csv.DictReader(lines)
-    if "file" not in (reader.fieldnames or ()):
-        raise BadDataset(f"{source} has no column `file`: its first line must name the columns file,labels[,split]")
-    rows, problems = [], []
-    try:
-        for row in reader:
-            if None in row or None in row.values():
-                reason = f"it has not the {len(reader.fieldnames or ())} fields that the first line names"
-                problems.append(Problem(f"{source.name} line {reader.line_num}", reason))
-            else:
-                rows.append((reader.line_num, dict(row)))
-    except csv.Error as error:
-        raise BadDataset(f"{source} line {reader.line_num} is not CSV: {error}") from None
+def _read_all(source: Path, one_of: Sequence[str]) -> tuple[list[tuple[int, dict[str, Any]]], list[Problem]]:
+    rows: list[tuple[int, dict[str, Any]]] = []
+    problems: list[Problem] = []
+    for row in read_rows(source, one_of=one_of, errors="strict"):
+        if isinstance(row, Problem):
+            problems.append(row)
+        else:
+            rows.append(row)
     return rows, problems
 
 
-def _jsonl_rows(lines: Iterator[str], source: Path) -> tuple[list[tuple[int, dict[str, Any]]], list[Problem]]:
-    rows, problems = [], []
+def _csv_rows(
+    lines: Iterator[str], source: Path, one_of: Sequence[str]
+) -> Iterator[tuple[int, dict[str, Any]] | Problem]:
+    reader = csv.DictReader(lines)
+    try:
+        names = reader.fieldnames or ()
+        if not set(one_of) & set(names):
+            columns = " or ".join(f"`{name}`" for name in one_of)
+            raise BadDataset(
+                f"{source} has no column {columns}: its first line must name the columns {one_of[0]},labels[,split]"
+            )
+        named = [name for name in names if name]
+        if len(set(named)) < len(named):
+            raise BadDataset(f"{source} names a column twice in its first line: name each once")
+        for row in reader:
+            if None in row or None in row.values():
+                reason = f"it has not the {len(names)} fields that the first line names"
+                yield Problem(f"{source.name} line {reader.line_num}", reason)
+            else:
+                yield reader.line_num, dict(row)
+    except csv.Error as error:
+        raise BadDataset(f"{source} line {reader.line_num} is not CSV: {error}") from None
+
+
+def _jsonl_rows(lines: Iterator[str], source: Path) -> Iterator[tuple[int, dict[str, Any]] | Problem]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
-            problems.append(Problem(f"{source.name} line {number}", f"it is not JSON: {error.msg}"))
+        except (json.JSONDecodeError, RecursionError) as error:
+            reason = error.msg if isinstance(error, json.JSONDecodeError) else "too many brackets"
+            yield Problem(f"{source.name} line {number}", f"it is not JSON: {reason}")
             continue
         if isinstance(row, dict):
-            rows.append((number, row))
+            yield number, row
         else:
-            problems.append(Problem(f"{source.name} line {number}", "it is not a JSON object"))
-    return rows, problems
+            yield Problem(f"{source.name} line {number}", "it is not a JSON object")
 
 
 def _unknown_columns(rows: list[tuple[int, dict[str, Any]]], known: set[str], source: Path) -> list[Problem]:
@@ -209,7 +247,10 @@ def _unknown_columns(rows: list[tuple[int, dict[str, Any]]], known: set[str], so
     ]
 
 
-def _parse_labels(value: Any, drop: Sequence[str], used: set[str]) -> tuple[tuple[str, ...], list[str]]:
+def parse_labels(
+    value: str | list[Any] | None, drop: Sequence[str], used: set[str]
+) -> tuple[tuple[str, ...], list[str]]:
+    """(labels, remarks on what was mended) of a cell; patterns of `drop` that match a label are put into `used`."""
     if value is None:
         return (), []
     parts = value.split(";") if isinstance(value, str) else [str(part) for part in value]
@@ -226,8 +267,8 @@ def _parse_labels(value: Any, drop: Sequence[str], used: set[str]) -> tuple[tupl
     return tuple(labels), remarks
 
 
-def _parse_split(value: Any) -> tuple[str | None, str | None]:
-    """(split, what is wrong with it)."""
+def parse_split(value: Any) -> tuple[str | None, str | None]:
+    """(split, what is wrong with it) of a cell."""
     if value is None or value == "":
         return None, None
     name = str(value).strip()

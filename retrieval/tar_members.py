@@ -5,13 +5,16 @@ that the tar calls NAME. The path says it all, so that it can be sorted, hashed,
 """
 
 import re
+import tarfile
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from retrieval.errors import BadImage
+from retrieval.errors import BadDataset, BadImage
 
 _MARK = ".tar::"
-_MEMBER = re.compile(r"(.+\.tar)::(\d{1,18})\+(\d{1,18})/.+", re.DOTALL)
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
+_MEMBER = re.compile(r"(.+?\.tar)::(\d{1,18})\+(\d{1,18})/.+", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,31 @@ def find_member(path: Path) -> Member | None:
     return None if found is None else Member(Path(found[1]), int(found[2]), int(found[3]))
 
 
+def list_members(shard: Path) -> Iterator[tuple[str, Member]]:
+    """Name and place of each plain file in a tar, in its order; nothing is kept, so the tar may hold any number.
+
+    Raises:
+        BadDataset: it is compressed, damaged or cut off; what lies before the damage was given.
+        OSError: it is missing or cannot be read.
+    """
+    with shard.open("rb") as content:
+        if content.read(6).startswith(_COMPRESSED):
+            raise BadDataset(f"{shard} is compressed: decompress it, images are read where they lie in the tar")
+        content.seek(0)
+        try:
+            with tarfile.open(fileobj=content, mode="r:") as packed:
+                while (found := packed.next()) is not None:
+                    packed.members = []  # type: ignore[attr-defined]  # or it would remember every one
+                    if found.isreg() and not found.issparse() and PurePosixPath(found.name).stem:
+                        yield found.name, Member(shard, found.offset_data, found.size)
+                end = packed.offset
+        except tarfile.TarError as error:
+            raise BadDataset(f"{shard} is damaged or cut off ({error}): write or download it again") from None
+        content.seek(end)  # tarfile stops at what is no header and says nothing
+        if content.read(512).strip(b"\0"):
+            raise BadDataset(f"{shard} is damaged at byte {end:,}: write or download it again")
+
+
 def stored_in(path: Path) -> Path:
     """The file on disk that holds the image at `path`: the tar of a member, else `path` itself."""
     member = find_member(path)
@@ -52,5 +80,8 @@ def read_member(member: Member, *, name: str) -> bytes:
         file.seek(member.offset)
         data = file.read(member.size)
     if len(data) != member.size:
-        raise BadImage(f"{name} is cut off: {member.shard} has changed since it was indexed, load the data set again")
+        raise BadImage(
+            f"{name} is cut off: {member.shard} has changed since it was indexed, or ends too early; "
+            "write or download it again and load it anew"
+        )
     return data

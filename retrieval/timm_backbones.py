@@ -40,6 +40,7 @@ def preprocessing(name: str) -> Preprocessing:
         mean=tuple(data["mean"]),
         std=tuple(data["std"]),
         crop_fraction=min(1.0, float(data["crop_pct"])),
+        interpolation="bicubic" if data["interpolation"] == "bicubic" else "bilinear",
     )
 
 

@@ -24,8 +24,8 @@ def load_backbone_weights(backbone: nn.Module, *, name: str, weights: str) -> No
         name: its name.
         weights: "none" (leave it random), "default" (torchvision's or timm's, downloaded once), the name of one of
             torchvision's weight sets for it (such as "IMAGENET1K_V2"), or a path to a `.safetensors`, `.pth` or `.pt`
-            state dict. The classifier and auxiliary heads in it are left out, whatever their width; everything else
-            must match.
+            state dict or a Hashseek checkpoint. The classifier, auxiliary heads and hash layer in it are left out,
+            whatever their width; everything else must match.
 
     Raises:
         BadCheckpoint: the file is missing or damaged, or keys or shapes do not match; the sentence lists them.
@@ -91,6 +91,8 @@ def _load_matching(backbone: nn.Module, state: dict[str, Tensor], *, name: str, 
         state = prefixed  # a file of the convolutional part alone
     if name.startswith(timm_backbones.PREFIX):
         state = timm_backbones.converted(backbone, state)
+    if state and all(key.startswith(("backbone.", "head.")) for key in state):  # a Hashseek checkpoint
+        state = {key.removeprefix("backbone."): value for key, value in state.items() if key.startswith("backbone.")}
     left_out = left_out_prefixes(backbone, name)
     state = {key: value for key, value in state.items() if key in wanted or not key.startswith(left_out)}
     problems = [f"missing {key}" for key in wanted if key not in state]

@@ -1,12 +1,15 @@
 """The HTTP service, route by route: right answers, problem JSON for every mistake, nothing lost or torn."""
 
+import gc
 import io
+import json
 import re
 import shutil
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from urllib.parse import quote
 
 import pytest
 from conftest import N_PICTURES, draw, labels_of, wait_until
@@ -16,9 +19,12 @@ from test_images import BAD, GOOD
 from api.app import create_app
 from api.service import Service, parse_labels
 from api.settings import Settings
-from indexing import catalog as catalog_module
+from indexing import database
 from indexing.collection import Collection
+from retrieval.checkpoint import load_checkpoint
+from retrieval.encoder import Encoder
 from retrieval.errors import BadConfig
+from retrieval.images import decode_for
 
 with warnings.catch_warnings():  # newer versions of Starlette would rather have httpx2, older ones know only httpx
     warnings.simplefilter("ignore")
@@ -197,6 +203,7 @@ def test_the_documentation_works_without_any_other_host(reader):
     assert {path: sorted(operations) for path, operations in schema["paths"].items()} == {
         "/v1/search": ["post"],
         "/v1/images": ["get", "post"],
+        "/v1/images/by-key/{key}": ["delete", "get"],
         "/v1/images/{image_id}": ["delete", "get"],
         "/v1/images/{image_id}/file": ["get"],
         "/v1/images/{image_id}/similar": ["get"],
@@ -346,7 +353,7 @@ def test_an_upload_is_found_at_once_and_gone_at_once(client, own_collection):
     assert kept.read_bytes() == data
 
     again = add(client, data, labels="other")
-    assert (again.status_code, again.json()) == (200, {**record, "created": False})
+    assert (again.status_code, again.json()) == (200, {**record, "created": False, "change": "known"})
     assert len(kept_files(own_collection)) == 1
 
     assert client.delete("/v1/images/13").status_code == 204
@@ -455,6 +462,204 @@ def test_stopping_writes_the_index_and_what_was_added_is_there_again(own_collect
     collection.close()
 
 
+# ---------------------------------------------------------------- keys, attributes, filters
+
+
+@pytest.mark.parametrize(
+    "key", ["a", "photos/2026/ä b.jpg", "/leading/slash", "1", "by-key/x", "x/file", "50%?#&=", "a//b/", "ü" * 512]
+)
+def test_an_image_has_the_key_and_attributes_it_was_given(client, key):
+    url = f"/v1/images/by-key/{quote(key)}"
+    assert_problem(client.get(url), 404, "no image with the key")
+    said = {"camera": {"model": "X"}, "year": 2015, "note": "<b>ü"}
+    record = add(client, png(510), key=key, attributes=json.dumps(said)).json()
+    assert (record["key"], record["attributes"], record["change"]) == (key, said, "added")
+    assert client.get(url).json() == client.get(f"/v1/images/{record['id']}").json()
+    [hit] = search(client, png(510), k=1).json()["hits"]
+    assert (hit["id"], hit["key"], hit["attributes"]) == (record["id"], key, said)
+    assert client.delete(url).status_code == 204
+    assert_problem(client.delete(url), 404, "no image with the key")
+
+
+def test_a_picture_under_a_known_key_takes_the_place_of_the_old_one(client, own_collection):
+    first = add(client, png(520), key="k", labels="old", attributes='{"n": 1}')
+    same = add(client, png(520), key="k")
+    assert (first.status_code, same.status_code, same.json()["change"]) == (201, 200, "known")
+    other = add(client, png(521), key="k", labels="new")
+    record = other.json()
+    assert (other.status_code, record["created"], record["change"]) == (200, False, "updated")
+    assert (record["id"], record["labels"], record["attributes"]) == (first.json()["id"], ["new"], {"n": 1})
+    assert client.get(record["url"]).content == png(521)
+    hits = search(client, png(521), k=99).json()["hits"]
+    assert (hits[0]["id"], hits[0]["distance"], len(hits)) == (record["id"], 0, 13)
+    assert len(kept_files(own_collection)) == 1
+    twin = add(client, png(521), key="l").json()  # its content is there: nothing is encoded, the file is shared
+    assert (twin["id"], twin["change"]) == (record["id"] + 1, "added")
+    assert len(kept_files(own_collection)) == 1
+    assert client.delete("/v1/images/by-key/k").status_code == 204
+    assert client.get(twin["url"]).content == png(521)
+    stats = client.get("/v1/stats").json()
+    assert (stats["n_images"], sum(stats["engines"].values())) == (13, 13)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"key": "x" * 513}, "a key has 1 to 512 characters, not 513"),
+        ({"attributes": "[1]"}, r"attributes are a JSON object, not \[1\]"),
+        ({"attributes": "{year: 2015}"}, "attributes are a JSON object, and this is no JSON"),
+        ({"attributes": "[" * 100_000}, "attributes are a JSON object"),
+        ({"attributes": '{"x": ' + "[" * 500 + "]" * 500 + "}"}, "at most 32 deep"),
+        ({"attributes": '{"x": NaN}'}, "cannot be written as one"),
+        ({"attributes": '{"x": "\\ud800"}'}, "cannot be written as one"),
+        ({"attributes": json.dumps({"x": "y" * 16_400})}, "at most 16,384 bytes"),
+    ],
+)
+def test_keys_and_attributes_beyond_their_limits_are_refused_and_nothing_is_stored(
+    client, own_collection, fields, sentence
+):
+    assert_problem(add(client, png(530), **fields), 422, sentence)
+    assert client.get("/v1/stats").json()["n_images"] == 12
+    assert kept_files(own_collection) == []
+
+
+def test_both_ways_to_search_know_the_same_filters(client, pictures):
+    for n in range(6):
+        add(client, png(540 + n), key=f"k{n}", labels="made;even" if n % 2 else "made", attributes=f'{{"n": {n}}}')
+    everything = {hit["id"]: hit for hit in search(client, png(540), k=99).json()["hits"]}
+    assert len(everything) == 18
+
+    def ids(**filters):
+        hits = search(client, png(540), k=99, **filters).json()["hits"]
+        assert hits == [dict(everything[hit["id"]], rank=rank) for rank, hit in enumerate(hits, 1)]
+        by_id = client.get("/v1/images/13/similar", params={"k": 99, **filters}).json()["hits"]
+        assert [(hit["id"], hit["distance"]) for hit in by_id] == [(hit["id"], hit["distance"]) for hit in hits]
+        return {hit["id"] for hit in hits}
+
+    assert ids(label="made") == set(range(13, 19))
+    assert ids(label=["made", "even"]) == {14, 16, 18}
+    assert ids(any_label=["made", "three"]) == set(range(13, 19)) | {
+        i for i, hit in everything.items() if "three" in hit["labels"]
+    }
+    assert ids(label="made", without="even") == {13, 15, 17}
+    assert ids(where=["n>=1", "n<4"]) == {14, 15, 16}
+    assert ids(key=["k0", "k5", "none"]) == {13, 18}
+    assert ids(id=[1, 13, 10**30]) == {1, 13}
+    assert ids(added_after="2020-01-01", where="n=2") == {15}
+    assert ids(added_before="2020-01-01T00:00:00+02:00") == set()
+    assert ids(label="\0'; --") == set()
+    for bad, sentence in (
+        ({"where": "n!=2"}, "no condition on an attribute: write NAME=VALUE"),
+        ({"added_after": "soon"}, "'soon' is no time"),
+        ({"id": "x"}, "^id"),
+        ({"effort": 5}, "is exact and takes no effort"),
+    ):
+        assert_problem(search(client, png(540), **bad), 422, sentence)
+        assert_problem(client.get("/v1/images/13/similar", params=bad), 422, sentence)
+
+
+def test_the_documentation_says_what_each_filter_does(reader):
+    paths = reader.get("/openapi.json").json()["paths"]
+    of_query = {p["name"]: p.get("description") for p in paths["/v1/images/{image_id}/similar"]["get"]["parameters"]}
+    names = {"label", "any_label", "without", "where", "id", "key", "added_after", "added_before", "effort"}
+    assert names <= set(of_query)
+    assert all(of_query[name] for name in names)
+
+
+# ---------------------------------------------------------------- another model
+
+
+def switch_to(folder, checkpoint):
+    """Give the collection the codes of another checkpoint, as another process would."""
+    collection = Collection(folder)
+    encoder = Encoder(load_checkpoint(checkpoint), device="cpu")
+    shutil.copy(checkpoint, folder / "new.safetensors")
+    space = collection.catalog.begin_space(encoder.fingerprint, encoder.header.n_bits, "new.safetensors")
+    for image in collection.catalog.missing_in(space.id, 0, 1000):
+        picture = decode_for(collection.file_of(image).read_bytes(), encoder.preprocessing)[0]
+        collection.catalog.add_codes(space.id, [(image.id, encoder.encode([picture.image])[0], encoder.engine)])
+    collection.catalog.switch_space(space.id)
+    collection.close()
+    return encoder.fingerprint
+
+
+def test_a_service_follows_its_collection_to_another_model_while_it_serves(
+    client, own_collection, other_checkpoint, pictures, monkeypatch, caplog
+):
+    go_on, load = threading.Event(), Service._replace
+    monkeypatch.setattr(Service, "_replace", lambda self, old: (go_on.wait(60), load(self, old)))
+    data = (pictures / "picture 00.jpg").read_bytes()
+    before = search(client, data, k=99).json()
+    fingerprint = switch_to(own_collection, other_checkpoint)
+    assert fingerprint != before["fingerprint"]
+    for _ in range(3):  # while the new model is being loaded
+        during = search(client, data, k=99).json()
+        assert (during["fingerprint"], during["hits"]) == (before["fingerprint"], before["hits"])
+        assert_problem(add(client, png(900)), 503, "has switched to other codes.*nothing was stored, try again")
+    assert client.get("/healthz/ready").status_code == 200
+    stop, answers = threading.Event(), []
+
+    def look():
+        while not stop.is_set():
+            answers.append(search(client, data, k=3))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    go_on.set()
+    wait_until(lambda: client.get("/v1/stats").json()["fingerprint"] == fingerprint)
+    stop.set()
+    looking.join()
+    assert {answer.status_code for answer in answers} == {200}
+    assert {answer.json()["fingerprint"] for answer in answers} <= {fingerprint, before["fingerprint"]}
+    after = search(client, data, k=99).json()
+    assert (after["hits"][0]["distance"], len(after["hits"]), after["n_bits"]) == (0, 12, 36)
+    assert add(client, png(900)).status_code == 201
+    assert search(client, png(900), k=1).json()["hits"][0]["distance"] == 0
+
+
+def test_what_a_service_had_open_is_closed_when_the_last_request_has_let_go_of_it(
+    own_collection, other_checkpoint, monkeypatch
+):
+    closed, close = [], Collection.close
+    monkeypatch.setattr(Collection, "close", lambda self: (closed.append(self.fingerprint), close(self)))
+    service = Service(Settings(collection=own_collection, device="cpu"))
+    service._load()
+    of_a_request = service.searcher
+    fingerprint = of_a_request.encoder.fingerprint
+    switch_to(own_collection, other_checkpoint)
+    closed.clear()
+    wait_until(lambda: service.searcher.encoder.fingerprint != fingerprint)
+    gc.collect()
+    assert closed == []
+    assert len(of_a_request.similar(1, k=99).hits) == 12
+    del of_a_request
+    wait_until(lambda: (gc.collect(), closed)[1])
+    assert closed == [fingerprint]
+    service.stop()
+
+
+def test_a_model_that_cannot_be_loaded_leaves_the_old_one_answering(client, own_collection, other_checkpoint, caplog):
+    before = search(client, png(3), k=99).json()
+    switch_to(own_collection, other_checkpoint)
+    (own_collection / "new.safetensors").write_bytes(b"torn")
+    wait_until(lambda: (search(client, png(3), k=1), "could not be loaded" in caplog.text)[1])
+    assert search(client, png(3), k=99).json()["hits"] == before["hits"]
+    assert_problem(add(client, png(900)), 503, "try again")
+
+
+def test_a_service_follows_a_copy_that_was_put_in_the_place_of_its_collection(client, own_collection, tmp_path):
+    copy = tmp_path / "copy"
+    client.delete("/v1/images/1")
+    shutil.copytree(own_collection, copy)
+    assert add(client, png(950)).status_code == 201
+    own_collection.rename(tmp_path / "aside")
+    copy.rename(own_collection)
+    wait_until(lambda: client.get("/v1/stats").json()["n_images"] == 11)
+    record = add(client, png(951))
+    assert record.status_code == 201
+    assert client.get(record.json()["url"]).content == png(951)
+
+
 # ---------------------------------------------------------------- trouble behind the service
 
 
@@ -511,7 +716,7 @@ def test_a_catalog_that_is_lost_while_serving_is_500_and_not_ready(own_collectio
 
 
 def test_a_locked_catalog_is_503_for_changes_and_no_matter_for_searches(own_collection, monkeypatch):
-    monkeypatch.setattr(catalog_module, "BUSY_SECONDS", 0.2)
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.2)
     import sqlite3
 
     with TestClient(create_app(Settings(collection=own_collection, device="cpu"))) as client:

@@ -12,6 +12,7 @@ from torchvision import models
 from torchvision.models import regnet
 
 from retrieval.backbones import BACKBONES, Removed, build_backbone, default_preprocessing, is_vector_backbone
+from retrieval.checkpoint import save_checkpoint
 from retrieval.errors import BadCheckpoint, BadConfig
 from retrieval.images import Preprocessing
 from retrieval.model import HashModel
@@ -19,6 +20,7 @@ from retrieval.weights import left_out_prefixes, load_backbone_weights, weight_s
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+BICUBIC = {"interpolation": "bicubic"}
 
 # The smallest of every family of torchvision with the width of its features, as its paper or torchvision gives it.
 FAMILIES = {
@@ -120,15 +122,29 @@ def test_training_uses_the_main_output_of_networks_with_auxiliary_heads():
         ("resnet50", "IMAGENET1K_V2", Preprocessing(size=224, crop_fraction=224 / 232, **IMAGENET)),
         ("googlenet", "IMAGENET1K_V1", Preprocessing(size=224, crop_fraction=0.875, **HALF)),
         ("resnet34", "default", Preprocessing(size=224, crop_fraction=0.875, **IMAGENET)),
-        ("efficientnet_b1", "IMAGENET1K_V1", Preprocessing(size=240, crop_fraction=240 / 256, **IMAGENET)),
-        ("efficientnet_v2_l", "default", Preprocessing(size=480, crop_fraction=1.0, **HALF)),
-        ("vit_h_14", "default", Preprocessing(size=518, crop_fraction=1.0, **IMAGENET)),
-        ("vit_b_16", "IMAGENET1K_SWAG_E2E_V1", Preprocessing(size=384, crop_fraction=1.0, **IMAGENET)),
-        ("swin_v2_t", "default", Preprocessing(size=256, crop_fraction=256 / 260, **IMAGENET)),
+        ("efficientnet_b1", "IMAGENET1K_V1", Preprocessing(size=240, crop_fraction=240 / 256, **BICUBIC, **IMAGENET)),
+        ("efficientnet_v2_l", "default", Preprocessing(size=480, crop_fraction=1.0, **BICUBIC, **HALF)),
+        ("vit_h_14", "default", Preprocessing(size=518, crop_fraction=1.0, **BICUBIC, **IMAGENET)),
+        ("vit_b_16", "IMAGENET1K_SWAG_E2E_V1", Preprocessing(size=384, crop_fraction=1.0, **BICUBIC, **IMAGENET)),
+        ("swin_v2_t", "default", Preprocessing(size=256, crop_fraction=256 / 260, **BICUBIC, **IMAGENET)),
     ],
 )
 def test_the_input_is_that_of_the_weights(name, weights, expected):
     assert default_preprocessing(name, weights=weights) == expected
+
+
+def test_the_backbone_of_a_checkpoint_loads_without_its_hash_layer(tmp_path):
+    torch.manual_seed(1)
+    trained = HashModel(backbone="squeezenet1_1", n_bits=16)
+    preprocessing = Preprocessing(size=64, **IMAGENET)
+    save_checkpoint(tmp_path / "best.safetensors", trained, preprocessing, label_names=("a",))
+    backbone, _ = build_backbone("squeezenet1_1")
+    load_backbone_weights(backbone, name="squeezenet1_1", weights=str(tmp_path / "best.safetensors"))
+    assert all(torch.equal(value, trained.backbone.state_dict()[key]) for key, value in backbone.state_dict().items())
+    with pytest.raises(BadCheckpoint, match="do not fit the backbone resnet18: missing conv1.weight"):
+        load_backbone_weights(
+            build_backbone("resnet18")[0], name="resnet18", weights=str(tmp_path / "best.safetensors")
+        )
 
 
 @pytest.mark.parametrize("name", ["googlenet", "mobilenet_v2", "squeezenet1_1", "resnet18", "mnasnet0_5"])
@@ -356,11 +372,15 @@ def test_without_timm_one_sentence_says_how_to_get_it(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "width", "expected"),
     [
-        ("timm:resnet10t", 512, Preprocessing(size=176, crop_fraction=0.875, **IMAGENET)),
-        ("timm:convnext_atto", 320, Preprocessing(size=224, crop_fraction=0.875, **IMAGENET)),
-        ("timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k", 192, Preprocessing(size=224, crop_fraction=0.9, **HALF)),
+        ("timm:resnet10t", 512, Preprocessing(size=176, crop_fraction=0.875, **BICUBIC, **IMAGENET)),
+        ("timm:convnext_atto", 320, Preprocessing(size=224, crop_fraction=0.875, **BICUBIC, **IMAGENET)),
+        (
+            "timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k",
+            192,
+            Preprocessing(size=224, crop_fraction=0.9, **BICUBIC, **HALF),
+        ),
         # A network whose features are wider than what timm calls its number of features.
-        ("timm:mobilenetv3_small_050", 1024, Preprocessing(size=224, crop_fraction=0.875, **IMAGENET)),
+        ("timm:mobilenetv3_small_050", 1024, Preprocessing(size=224, crop_fraction=0.875, **BICUBIC, **IMAGENET)),
         (
             "timm:vit_base_patch32_clip_224.openai",
             768,
@@ -369,9 +389,10 @@ def test_without_timm_one_sentence_says_how_to_get_it(monkeypatch):
                 crop_fraction=0.9,
                 mean=(0.48145466, 0.4578275, 0.40821073),
                 std=(0.26862954, 0.26130258, 0.27577711),
+                interpolation="bicubic",
             ),
         ),
-        ("timm:vit_small_patch14_dinov2", 384, Preprocessing(size=518, crop_fraction=1.0, **IMAGENET)),
+        ("timm:vit_small_patch14_dinov2", 384, Preprocessing(size=518, crop_fraction=1.0, **BICUBIC, **IMAGENET)),
     ],
 )
 def test_networks_of_timm(name, width, expected):

@@ -2,17 +2,29 @@
 
 import random
 import shutil
+import signal
 import sqlite3
 import threading
 import time
+from dataclasses import replace
+from functools import reduce
 
 import numpy as np
 import pytest
-from conftest import new_images, random_codes
+from conftest import new_images, random_codes, wait_until
 
-from indexing import catalog as module
-from indexing.catalog import Catalog, CatalogLocked, DiskFull, NewImage, create_catalog
-from retrieval.errors import BadCollection, HashseekError, UnknownImage
+from indexing import catalog as catalog_module
+from indexing import database as module
+from indexing.catalog import (
+    Catalog,
+    CatalogLocked,
+    CatalogReplaced,
+    DiskFull,
+    NewImage,
+    SpaceRetired,
+    create_catalog,
+)
+from retrieval.errors import BadCodes, BadCollection, BadConfig, HashseekError, UnknownImage
 
 
 @pytest.fixture
@@ -43,7 +55,7 @@ def sql(path, statement, *arguments):
 
 def test_a_record_comes_back_as_it_was_stored(catalog):
     name = "/tmp/Bild 'höhle'\n%\";--.jpg"
-    [(image_id, is_new)] = catalog.add(
+    [(image_id, change)] = catalog.add(
         [
             NewImage(
                 name, "ab" * 32, 50000, 3, 2**40, "image/avif", ("zoo", "Äpfel; 'x'", "zoo"), np.array([7, 8], np.uint8)
@@ -51,7 +63,7 @@ def test_a_record_comes_back_as_it_was_stored(catalog):
         ]
     )
     stored = catalog.one(image_id)
-    assert is_new
+    assert change == "added"
     assert (stored.path, stored.sha256, stored.media_type) == (name, "ab" * 32, "image/avif")
     assert (stored.width, stored.height, stored.bytes) == (50000, 3, 2**40)
     assert stored.labels == ("zoo", "Äpfel; 'x'")
@@ -61,9 +73,9 @@ def test_a_record_comes_back_as_it_was_stored(catalog):
 
 def test_the_same_content_is_stored_once_and_keeps_its_first_record(catalog):
     first, second = images(2)
-    assert catalog.add([first, second, first]) == [(1, True), (2, True), (1, False)]
+    assert catalog.add([first, second, first]) == [(1, "added"), (2, "added"), (1, "known")]
     again = NewImage("/elsewhere.jpg", second.sha256, 1, 1, 1, "image/png", ("new",), second.code)
-    assert catalog.add([again]) == [(2, False)]
+    assert catalog.add([again]) == [(2, "known")]
     assert catalog.one(2).path == second.path
     assert len(catalog) == 2
     assert catalog.known_hashes([second.sha256, "00", first.sha256]) == {first.sha256: 1, second.sha256: 2}
@@ -72,7 +84,7 @@ def test_the_same_content_is_stored_once_and_keeps_its_first_record(catalog):
 def test_an_id_is_never_given_twice(catalog):
     catalog.add(images(3))
     catalog.remove([3])
-    assert catalog.add(images(1, start=9)) == [(4, True)]
+    assert catalog.add(images(1, start=9)) == [(4, "added")]
 
 
 def test_removing_is_all_or_nothing(catalog):
@@ -134,7 +146,7 @@ def test_a_failing_batch_leaves_nothing_behind(catalog):
         catalog.add([*images(3), bad])
     assert len(catalog) == 0
     assert catalog.generation() == 0
-    assert catalog.add(images(1)) == [(1, True)]
+    assert catalog.add(images(1)) == [(1, "added")]
 
 
 def test_reading_only_refuses_every_change(path):
@@ -212,7 +224,7 @@ def test_another_writer_makes_changes_wait_and_then_fail_but_never_reads(path, m
     assert all("another process has been writing" in failure for failure in failures)
     other.execute("ROLLBACK")
     other.close()
-    assert catalog.add(images(1, start=5)) == [(2, True)]
+    assert catalog.add(images(1, start=5)) == [(2, "added")]
     catalog.close()
 
 
@@ -265,11 +277,16 @@ def test_files_that_are_no_catalog_are_named_as_what_they_are(tmp_path, path):
         "DELETE FROM meta",
         "DELETE FROM meta WHERE key = 'generation'",
         "DELETE FROM meta WHERE key = 'uuid'",
-        "UPDATE meta SET value = 'many' WHERE key = 'n_bits'",
-        "UPDATE meta SET value = '0' WHERE key = 'n_bits'",
+        "DELETE FROM meta WHERE key = 'space'",
+        "UPDATE meta SET value = 'first' WHERE key = 'space'",
+        "DELETE FROM spaces",
+        "UPDATE spaces SET n_bits = 'many'",
+        "UPDATE spaces SET n_bits = 0",
         "DROP TABLE meta",
+        "DROP TABLE spaces",
+        "DROP TABLE codes",
         "DROP TABLE images",
-        "UPDATE images SET code = x'010203'",
+        "UPDATE codes SET code = x'010203'",
     ],
 )
 def test_a_catalog_with_a_hole_is_damaged_not_a_crash(path, damage):
@@ -282,6 +299,7 @@ def test_a_catalog_with_a_hole_is_damaged_not_a_crash(path, damage):
         catalog = Catalog(path, read_only=True)
         try:
             catalog.generation()
+            catalog.page(after=0, limit=1)
             catalog.changes(after_id=0, after_generation=-1)
         finally:
             catalog.close()
@@ -327,6 +345,247 @@ def test_a_catalog_may_lie_at_an_odd_place(tmp_path, path):
     odd.parent.mkdir()
     shutil.copy(path, odd)
     catalog = Catalog(odd)
-    assert catalog.add(images(1)) == [(1, True)]
+    assert catalog.add(images(1)) == [(1, "added")]
     catalog.close()
     assert sql(odd, "SELECT count(*) FROM images") == [(1,)]
+
+
+# ---------------------------------------------------------------- keys, attributes, files
+
+
+def image(content=0, *, key=None, code=(1, 2), **said):
+    """An image whose content hash is `content`."""
+    base = NewImage(
+        f"/photos/{content}.jpg", f"{content:064x}", 10, 20, 30, "image/jpeg", (), np.array(code, np.uint8), key
+    )
+    return replace(base, **said)
+
+
+def test_a_key_decides_what_is_one_image(catalog, monkeypatch):
+    monkeypatch.setattr(catalog_module, "now", lambda: "2026-01-01T00:00:00Z")
+    first = image(1, key="a/ü 1", labels=("cat",), attributes={"n": 1, "deep": {"x": [1, None]}}, engine="e1")
+    assert catalog.add([first, first]) == [(1, "added"), (1, "known")]
+    stored = catalog.by_key("a/ü 1")
+    assert (stored.key, stored.attributes) == ("a/ü 1", {"n": 1, "deep": {"x": [1, None]}})
+    monkeypatch.setattr(catalog_module, "now", lambda: "2026-01-02T00:00:00Z")
+
+    # said nothing new, or nothing at all: known
+    assert catalog.add([image(1, key="a/ü 1", labels=("cat",)), image(1, key="a/ü 1")]) == [(1, "known")] * 2
+    assert catalog.one(1) == stored
+    # said otherwise: updated, and only what was said
+    assert catalog.add([image(1, key="a/ü 1", labels=("dog", "old"))]) == [(1, "updated")]
+    assert catalog.add([image(1, key="a/ü 1", attributes={"n": 2})]) == [(1, "updated")]
+    assert catalog.one(1) == replace(
+        stored, labels=("dog", "old"), attributes={"n": 2}, changed_at="2026-01-02T00:00:00Z"
+    )
+    # other content: the same record, another code
+    other = image(2, key="a/ü 1", code=(5, 6), width=77, media_type="image/png", mtime_ns=5, engine="e2")
+    assert catalog.add([other]) == [(1, "updated")]
+    now = catalog.one(1)
+    assert (now.id, now.sha256, now.path, now.width, now.media_type) == (
+        1,
+        f"{2:064x}",
+        "/photos/2.jpg",
+        77,
+        "image/png",
+    )
+    assert (now.labels, now.attributes, now.added_at) == (("dog", "old"), {"n": 2}, "2026-01-01T00:00:00Z")
+    assert catalog.code(1).tolist() == [[5, 6]]
+    assert catalog.engines() == {"e2": 1}
+    assert catalog.label_counts() == {"dog": 1, "old": 1}
+    # the same content elsewhere: the record follows
+    assert catalog.add([replace(other, path="/moved.jpg")]) == [(1, "updated")]
+    assert catalog.one(1).path == "/moved.jpg"
+    # another key, the same content: another record; no key: the content decides
+    assert catalog.add([image(2, key="b", code=(5, 6)), image(2, labels=("x",))]) == [(2, "added"), (1, "known")]
+    assert catalog.known_hashes([f"{2:064x}"]) == {f"{2:064x}": 1}
+    assert catalog.known_keys(["b", "c", "a/ü 1"]) == {"a/ü 1": 1, "b": 2}
+    assert catalog.engines() == {"e2": 2}  # the code was taken over, and with it who made it
+    catalog.remove([1])
+    assert catalog.known_keys(["a/ü 1"]) == {}
+    assert catalog.add([first]) == [(3, "added")]
+    with pytest.raises(UnknownImage, match="no image with the key 'nobody'"):
+        catalog.by_key("nobody")
+    assert catalog.integrity_problems() == []
+
+
+def test_the_code_of_a_content_is_known_as_long_as_an_image_has_it(catalog):
+    assert catalog.code_of_hash(f"{1:064x}") is None
+    catalog.add([image(1, key="a", code=(3, 4)), image(1, key="b", code=(3, 4))])
+    assert catalog.code_of_hash(f"{1:064x}").tolist() == [3, 4]
+    catalog.remove([1])
+    assert catalog.code_of_hash(f"{1:064x}").tolist() == [3, 4]
+    catalog.add([image(2, key="b", code=(9, 9))])
+    assert catalog.code_of_hash(f"{1:064x}") is None
+
+
+def test_files_are_known_by_size_and_time(catalog):
+    catalog.add([image(1, mtime_ns=2**61), image(2), image(3, path="/photos/1.jpg", bytes=31, mtime_ns=7)])
+    known = catalog.known_files(["/photos/1.jpg", "/photos/2.jpg", "/photos/9.jpg"])
+    assert known == {"/photos/1.jpg": (31, 7, 3), "/photos/2.jpg": (30, None, 2)}
+    before = catalog.one(2)
+    assert catalog.add([image(2, mtime_ns=11)]) == [(2, "known")]  # touched: its time is noted, nothing else changes
+    assert catalog.known_files(["/photos/2.jpg"]) == {"/photos/2.jpg": (30, 11, 2)}
+    assert catalog.one(2) == before
+    assert catalog.add([image(2, path="/copy.jpg", mtime_ns=12)]) == [(2, "known")]
+    assert catalog.known_files(["/photos/2.jpg", "/copy.jpg"]) == {"/photos/2.jpg": (30, 11, 2)}
+    assert catalog.paths_in_use(["/photos/1.jpg", "/copy.jpg"]) == {"/photos/1.jpg"}
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ({"key": ""}, "a key has 1 to 512 characters, not 0"),
+        ({"key": "x" * 513}, "a key has 1 to 512 characters, not 513"),
+        ({"key": "\udcff"}, "not valid UTF-8"),
+        ({"attributes": {"x": "y" * 16_400}}, r"at most 16,384 bytes as JSON, not 16,408"),
+        ({"attributes": {"x": float("nan")}}, "cannot be written as one"),
+        ({"attributes": {"x": object()}}, "cannot be written as one"),
+        ({"attributes": {"x": "\ud800"}}, "cannot be written as one"),
+        ({"attributes": [1]}, "attributes are a JSON object"),
+        ({"attributes": {"x": reduce(lambda inner, _: [inner], range(5000), [])}}, "at most 32 deep"),
+    ],
+)
+def test_what_a_caller_may_say_has_limits_and_a_batch_beyond_them_stores_nothing(catalog, said, sentence):
+    with pytest.raises(BadConfig, match=sentence) as caught:
+        catalog.add([image(1), image(2, **said)])
+    assert "\n" not in str(caught.value)
+    assert len(catalog) == 0
+    at_the_limit = {"key": "ü" * 512, "attributes": {"x": "y" * (16_384 - 8)}}
+    assert catalog.add([image(3, **at_the_limit)]) == [(1, "added")]
+    assert catalog.one(1).attributes == at_the_limit["attributes"]
+
+
+# ---------------------------------------------------------------- code spaces
+
+
+def filled(catalog, n=5):
+    catalog.add([image(i, code=(i, 0), engine="torch") for i in range(n)])
+
+
+def test_a_space_is_built_beside_and_switched_to_when_every_image_has_its_code(catalog, path):
+    filled(catalog)
+    space = catalog.begin_space("e" * 64, 20, "other.safetensors")
+    assert (space.id, space.state, catalog.active_space().id) == (2, "building", 1)
+    assert catalog.add_codes(2, [(i, np.array([i, i, 1], np.uint8), "openvino") for i in (1, 2, 3, 99)]) == 3
+    assert [i.id for i in catalog.missing_in(2, 0, 10)] == [4, 5]
+    assert [i.id for i in catalog.missing_in(2, 4, 10)] == [5]
+    generation = catalog.generation()
+    with pytest.raises(BadCollection, match="lacks the codes of 2 images.*finish"):
+        catalog.switch_space(2)
+    assert (catalog.active_space().id, catalog.generation()) == (1, generation)
+    catalog.remove([5])
+    # a code of content that was replaced meanwhile is not taken
+    old = np.array([[4, 4, 1]], np.uint8)
+    assert catalog.add_codes(2, [(4, old[0], "")], hashes=["another"]) == 0
+    assert catalog.add_codes(2, [(4, old[0], "")], hashes=[f"{3:064x}"]) == 1
+    catalog.switch_space(2)
+    assert not catalog.is_current()
+
+    opened = Catalog(path)
+    assert (opened.fingerprint, opened.n_bits, opened.space.checkpoint) == ("e" * 64, 20, "other.safetensors")
+    assert opened.changes(after_id=0, after_generation=-1).codes.tolist() == [[i, i, 1] for i in range(1, 5)]
+    assert opened.engines() == {"": 1, "openvino": 3}
+    assert catalog.engines() == {"torch": 4}
+    assert catalog.code(1).tolist() == [[0, 0]]  # whoever opened it earlier still searches the old codes
+    with pytest.raises(SpaceRetired, match="has switched to other codes.*nothing was stored, try again"):
+        catalog.add([image(77)])
+    assert opened.add([image(77, code=(1, 1, 1))]) == [(6, "added")]
+    assert [i.id for i in opened.missing_in(1, 0, 10)] == [6]
+    with pytest.raises(BadConfig, match="code space 2 is the one that searches use"):
+        opened.drop_space(2)
+    with pytest.raises(BadConfig, match="no code space 3 in the collection: it has 1, 2"):
+        opened.switch_space(3)
+    opened.switch_space(1, allow_missing=True)
+    opened.drop_space(2)
+    assert [space.id for space in catalog.spaces()] == [1]
+    assert sql(path, "SELECT DISTINCT space_id FROM codes") == [(1,)]
+    assert catalog.begin_space("d" * 64, 12, "x").id == 3  # never an id of the past
+    assert "images have no code" in catalog.integrity_problems()[0]
+    opened.close()
+
+
+def test_new_content_makes_the_codes_of_every_space_worthless(catalog):
+    catalog.add([image(1, key="a"), image(2, key="b")])
+    catalog.begin_space("e" * 64, 12, "x")
+    catalog.add_codes(2, [(1, np.zeros(2, np.uint8), ""), (2, np.zeros(2, np.uint8), "")])
+    assert catalog.n_missing(2) == 0
+    catalog.add([image(3, key="a")])
+    assert [i.id for i in catalog.missing_in(2, 0, 10)] == [1]
+    catalog.remove([2])
+    assert catalog.integrity_problems() == []
+
+
+def test_codes_of_another_width_are_refused(catalog):
+    filled(catalog)
+    for code in (np.zeros(3, np.uint8), np.array([0, 0x10], np.uint8)):
+        with pytest.raises(BadCodes):
+            catalog.add_codes(1, [(1, code, "")])
+
+
+def test_an_updated_code_is_a_change(catalog):
+    catalog.add([image(i, key=f"k{i}", code=(i, 0)) for i in range(4)])
+    seen = catalog.changes(after_id=0, after_generation=-1)
+    catalog.add([image(9, key="k1", code=(99, 0)), image(10, key="k9", code=(10, 0))])
+    since = catalog.changes(after_id=4, after_generation=seen.generation)
+    assert (since.ids.tolist(), since.codes.tolist(), since.removed.tolist()) == ([2, 5], [[99, 0], [10, 0]], [2])
+    catalog.add_codes(1, [(3, np.array([7, 7], np.uint8), "mended")])
+    again = catalog.changes(after_id=5, after_generation=since.generation)
+    assert (again.ids.tolist(), again.codes.tolist(), again.removed.tolist()) == ([3], [[7, 7]], [3])
+    catalog.remove([2])
+    last = catalog.changes(after_id=4, after_generation=seen.generation)
+    assert (last.ids.tolist(), sorted(last.removed.tolist())) == ([3, 5], [2, 3])
+
+
+def test_a_calibration_is_kept_with_its_space(catalog, path):
+    assert catalog.calibration() is None
+    catalog.set_calibration({"1": [0.5, 1]})
+    assert Catalog(path, read_only=True).calibration() == {"1": [0.5, 1]}
+    with pytest.raises(BadConfig, match="JSON"):
+        catalog.set_calibration(float("inf"))
+    catalog.set_calibration(None)
+    assert catalog.calibration() is None
+
+
+# ---------------------------------------------------------------- who is writing
+
+
+def test_who_waits_in_vain_is_told_for_whom_and_the_dead_are_not_named(path, start, monkeypatch):
+    writer = start(
+        before=f"""
+import sys, time
+from pathlib import Path
+from indexing.catalog import Catalog
+sys.argv = ["hashseek", "index", "add", "somewhere\\n"]
+with Catalog(Path({str(path)!r})).exclusive():
+    print("writing", flush=True)
+    time.sleep(100)
+"""
+    )
+    wait_until(lambda: "writing" in writer.out)
+    monkeypatch.setattr(module, "BUSY_SECONDS", 0.2)
+    catalog = Catalog(path)
+    with pytest.raises(CatalogLocked, match=rf"\(process {writer.pid}, `hashseek index add somewhere.n`, since 20"):
+        catalog.add(images(1))
+    writer.send(signal.SIGKILL)
+    writer.wait()
+    assert module.writer_of(path) is None
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")  # one who leaves no note
+    with pytest.raises(CatalogLocked, match="more than 0.2 s; try again"):
+        catalog.add(images(1))
+    other.close()
+    assert catalog.add(images(1)) == [(1, "added")]
+    catalog.close()
+
+
+def test_a_catalog_that_was_exchanged_takes_nothing_from_those_who_opened_the_old_one(catalog, path, tmp_path):
+    filled(catalog)
+    shutil.copy(path, tmp_path / "restored")
+    (tmp_path / "restored").replace(path)
+    with pytest.raises(CatalogReplaced, match="was moved or replaced.*nothing was stored"):
+        catalog.add([image(50)])
+    assert not catalog.is_current()
+    path.unlink()
+    with pytest.raises(CatalogReplaced):
+        catalog.remove([1])

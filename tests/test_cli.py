@@ -261,9 +261,9 @@ def test_help_at_every_level(hashseek):
 
 def test_ctrl_c_ends_a_command_without_a_traceback(hashseek, own_collection, pictures):
     before = """
-import indexing.commands
+import indexing.add_command
 def interrupted(*_, **__): raise KeyboardInterrupt
-indexing.commands.find_sources = interrupted
+indexing.add_command.find_sources = interrupted
 """
     assert hashseek("index", "add", own_collection, pictures, before=before) == (130, "", "")
 

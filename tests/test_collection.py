@@ -13,7 +13,7 @@ from conftest import code_collection, new_images, random_codes
 from indexing import collection as module
 from indexing.collection import Collection, open_or_create
 from retrieval import hamming
-from retrieval.errors import BadCheckpoint, BadCollection, ForeignCodes
+from retrieval.errors import BadCheckpoint, BadCollection, BadConfig, ForeignCodes
 
 
 def check(collection, truth, queries, ks=(1, 5, 10**30)):
@@ -30,7 +30,7 @@ def check(collection, truth, queries, ks=(1, 5, 10**30)):
 
 def add(collection, truth, codes, *, start):
     outcome = collection.add(new_images(codes, start=start))
-    assert all(is_new for _, is_new in outcome)
+    assert all(change == "added" for _, change in outcome)
     truth.update((image_id, code) for (image_id, _), code in zip(outcome, codes, strict=True))
 
 
@@ -225,7 +225,7 @@ def test_a_code_that_changed_in_the_catalog_is_found_by_verify(saved):
     folder, _, _ = saved
     db = sqlite3.connect(folder / "catalog.sqlite")
     with db:
-        db.execute("UPDATE images SET code = x'0102030405' WHERE id = 9")
+        db.execute("UPDATE codes SET code = x'0102030405' WHERE image_id = 9")
     db.close()
     collection = Collection(folder, read_only=True)
     assert any("differ from the catalog" in problem for problem in collection.verify())
@@ -303,12 +303,12 @@ def test_threads_that_add_remove_save_and_search_see_every_acknowledged_change(t
 def test_kept_files_live_and_die_with_their_images(tmp_path):
     collection = code_collection(tmp_path, n_bits=8)
     [image] = new_images(np.zeros((1, 1), np.uint8))
-    image_id, is_new = collection.add_with_file(image, b"content", suffix=".jpg")
+    image_id, change = collection.add_with_file(image, b"content", suffix=".jpg")
     stored = collection.catalog.one(image_id)
-    assert is_new
+    assert change == "added"
     assert collection.owns(stored)
     assert collection.file_of(stored).read_bytes() == b"content"
-    assert collection.add_with_file(image, b"content", suffix=".jpg") == (image_id, False)
+    assert collection.add_with_file(image, b"content", suffix=".jpg") == (image_id, "known")
     collection.remove([image_id])
     assert not [path for path in (tmp_path / "files").rglob("*") if path.is_file()]
     collection.close()
@@ -318,7 +318,7 @@ def test_a_file_is_not_kept_when_its_content_is_stored_from_elsewhere_or_cannot_
     collection = code_collection(tmp_path, n_bits=8)
     images = new_images(np.zeros((2, 1), np.uint8))
     collection.add(images[:1])
-    assert collection.add_with_file(images[0], b"content", suffix=".jpg") == (1, False)
+    assert collection.add_with_file(images[0], b"content", suffix=".jpg") == (1, "known")
     assert collection.catalog.one(1).path == images[0].path
 
     def full(images):
@@ -347,7 +347,7 @@ def test_one_content_removed_and_added_at_the_same_time_keeps_its_file_if_it_is_
     else:  # but after its file was written
         add = collection.catalog.add
         monkeypatch.setattr(collection.catalog, "add", lambda images: (other.remove([1]), add(images))[1])
-        assert collection.add_with_file(image, b"content", suffix=".jpg") == (2, True)
+        assert collection.add_with_file(image, b"content", suffix=".jpg") == (2, "added")
     [stored] = collection.catalog.page(after=0, limit=10)
     assert collection.file_of(stored).read_bytes() == b"content"
     collection.close()
@@ -479,3 +479,131 @@ def test_the_manifest_says_what_it_was_made_from(saved):
     assert manifest["fingerprint"] == "f" * 64
     assert manifest["n_images"] == 30
     assert manifest["last_id"] == 30
+
+
+# ---------------------------------------------------------------- updates and code spaces
+
+
+@pytest.mark.parametrize(("n_bits", "fresh_limit"), [(12, 5), (36, 4096)])
+def test_updates_in_place_are_found_at_once_under_the_same_id(tmp_path, monkeypatch, n_bits, fresh_limit):
+    monkeypatch.setattr(module, "FRESH_LIMIT", fresh_limit)
+    rng = np.random.default_rng(n_bits)
+    queries, truth, contents = random_codes(rng, 3, n_bits), {}, 0
+    collection = code_collection(tmp_path, n_bits=n_bits)
+    beside = Collection(tmp_path, read_only=True)
+    for step in range(30):
+        keys = rng.choice(20, 4, replace=False)
+        codes = random_codes(rng, 4, n_bits, 3)
+        images = [
+            module.replace(image, key=f"key {key}")
+            for image, key in zip(new_images(codes, start=contents), keys, strict=True)
+        ]
+        contents += 4
+        for (image_id, change), code in zip(collection.add(images), codes, strict=True):
+            assert change == ("updated" if image_id in truth else "added")
+            truth[image_id] = code
+        if step % 7 == 3:
+            gone = int(rng.choice(sorted(truth)))
+            collection.remove([gone])
+            del truth[gone]
+        if step % 5 == 2:
+            collection.save_index()
+        if step % 11 == 9:
+            collection.close()
+            collection = Collection(tmp_path)
+        check(collection, truth, queries)
+        check(beside, truth, queries)
+    assert len(truth) <= 20
+    assert not [p for p in collection.verify() if "the file of image" not in p and "checkpoint" not in p]
+    collection.close()
+    beside.close()
+
+
+def test_an_approximate_index_finds_an_updated_image_by_its_new_code(tmp_path):
+    rng = np.random.default_rng(0)
+    collection = code_collection(tmp_path, n_bits=64)
+    codes = random_codes(rng, 500, 64)
+    collection.add([module.replace(image, key=image.sha256) for image in new_images(codes)])
+    collection.build_index("hnsw")
+    [image] = new_images(random_codes(rng, 1, 64), start=9999)
+    assert collection.add([module.replace(image, key=f"{7:064x}")]) == [(8, "updated")]
+    for query, at in ((image.code[None], 0), (codes[7:8], None)):
+        [(distances, ids)] = collection.search(query, k=500)
+        assert sorted(ids.tolist()) == list(range(1, 501))
+        if at is not None:
+            assert (distances[0], ids[0]) == (0, 8)
+        else:
+            assert distances[0] > 0
+    collection.close()
+
+
+def test_an_effort_that_an_exact_index_does_not_know_is_refused_in_every_kind_of_search(tmp_path):
+    collection = code_collection(tmp_path, n_bits=12)
+    collection.add(new_images(np.zeros((2, 2), np.uint8)))
+    for options in ({}, {"max_distance": 3}, {"among": np.array([1])}):
+        with pytest.raises(BadConfig, match="is exact and takes no effort"):
+            collection.search(np.zeros((1, 2), np.uint8), k=1, effort=3, **options)
+    collection.close()
+
+
+def kept(folder):
+    return sorted(path.name for path in (folder / "files").rglob("*") if path.is_file())
+
+
+def test_a_kept_file_goes_when_the_last_image_of_its_content_changes_or_goes(tmp_path):
+    collection = code_collection(tmp_path, n_bits=8)
+    one, two = new_images(np.zeros((2, 1), np.uint8))
+
+    def put(image, key, data):
+        return collection.add_with_file(module.replace(image, key=key), data, suffix=".jpg")
+
+    assert put(one, "a", b"one") == (1, "added")
+    assert put(one, "b", b"one") == (2, "added")  # two images, one file
+    assert kept(tmp_path) == [f"{one.sha256}.jpg"]
+    assert put(two, "a", b"two") == (1, "updated")
+    assert kept(tmp_path) == [f"{one.sha256}.jpg", f"{two.sha256}.jpg"]
+    assert put(two, "b", b"two") == (2, "updated")
+    assert kept(tmp_path) == [f"{two.sha256}.jpg"]
+    collection.remove([1])
+    assert collection.file_of(collection.catalog.one(2)).read_bytes() == b"two"
+    collection.file_of(collection.catalog.one(2)).unlink()
+    assert put(two, "b", b"two") == (2, "known")  # a lost file comes back
+    assert kept(tmp_path) == [f"{two.sha256}.jpg"]
+    outside = tmp_path / "outside.jpg"
+    outside.write_bytes(b"one")
+    assert collection.add([module.replace(one, key="b", path=str(outside))]) == [(2, "updated")]
+    assert kept(tmp_path) == []
+    assert put(one, "b", b"one") == (2, "known")  # it lies elsewhere already
+    assert (kept(tmp_path), collection.catalog.one(2).path) == ([], str(outside))
+    collection.close()
+
+
+def test_a_collection_stays_on_the_space_it_was_opened_on_and_leaves_the_index_to_the_new_one(tmp_path, caplog):
+    rng, truth = np.random.default_rng(0), {}
+    collection = code_collection(tmp_path, n_bits=12)
+    add(collection, truth, random_codes(rng, 20, 12), start=0)
+    collection.save_index()
+    catalog = collection.catalog
+    space = catalog.begin_space("e" * 64, 36, "new.safetensors")
+    new = dict(zip(sorted(truth), random_codes(rng, 20, 36), strict=True))
+    catalog.add_codes(space.id, [(image_id, code, "") for image_id, code in new.items()])
+    catalog.switch_space(space.id)
+    check(collection, truth, random_codes(rng, 2, 12))
+    caplog.clear()
+    opened = Collection(tmp_path)
+    assert "manifest has space 1, the catalog 2" in caplog.text
+    assert opened.checkpoint.name == "new.safetensors"
+    check(opened, new, random_codes(rng, 2, 36))
+    opened.save_index()
+    collection.remove([3])
+    del truth[3], new[3]
+    check(collection, truth, random_codes(rng, 2, 12))
+    collection.save_index()  # does not write over the other's
+    collection.close()
+    opened.close()
+    caplog.clear()
+    opened = Collection(tmp_path, read_only=True)
+    assert not caplog.records
+    assert opened.describe_index()["built"] == 20
+    check(opened, new, random_codes(rng, 2, 36))
+    opened.close()

@@ -264,6 +264,6 @@ def test_what_cannot_be_compared_is_one_sentence(own, tmp_path):
     with pytest.raises(BadConfig, match=r"the report .*report.json cannot be read: No such file"):
         load_entries([own[8], tmp_path])
     path = own[12] / "report.json"
-    path.write_text(path.read_text().replace('"schema_version": 2', '"schema_version": 3'))
-    with pytest.raises(BadConfig, match="has report schema 3, but this hashseek reads 2: upgrade hashseek"):
+    path.write_text(path.read_text().replace('"schema_version": 3', '"schema_version": 4'))
+    with pytest.raises(BadConfig, match="has report schema 4, but this hashseek reads 3: upgrade hashseek"):
         load_entries([own[8], own[12]])

@@ -1,6 +1,7 @@
 """Evaluation through the searcher: figures equal those of the oracle, and the report says what it measured."""
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,9 @@ import pytest
 import torch
 
 from api.cli import main
+from indexing.calibrate import stored_calibration
+from indexing.catalog import Catalog
+from indexing.collection import CATALOG, open_or_create
 from retrieval import hamming
 from retrieval.checkpoint import load_checkpoint, save_checkpoint
 from retrieval.codes import pack
@@ -15,10 +19,12 @@ from retrieval.encoder import Encoder
 from retrieval.errors import BadConfig, BadDataset
 from retrieval.images import Preprocessing, decode_for, read_bytes
 from retrieval.model import HashModel
+from retrieval.report import load_report
 from training.datasets import build_splits
 from training.datasets.shapes import render_shapes
 from training.datasets.splits import Split, Splits
-from training.evaluate import evaluate, overlaps
+from training.evaluate import evaluate
+from training.overlaps import overlaps
 
 
 @pytest.fixture(scope="session")
@@ -209,3 +215,27 @@ def test_a_number_of_ranks_that_is_none_is_one_sentence(world, capsys):
         main(["evaluate", str(world[1]), "-n", "many"])
     assert ended.value.code == 2
     assert "N is a number of ranks or all, not 'many'" in capsys.readouterr().err
+
+
+def test_the_calibration_of_a_report_is_kept_with_a_collection_of_its_checkpoint(world, indexed, tmp_path, capsys):
+    data, checkpoint = world
+    open_or_create(tmp_path / "collection", checkpoint=checkpoint).close()
+    arguments = ["evaluate", str(checkpoint), "--data", str(data), "-n", "5", "--points", "0", "--device", "cpu"]
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "--out", str(tmp_path / "report"), "--calibrate", str(tmp_path / "collection")])
+    assert ended.value.code == 0
+    report = load_report(tmp_path / "report" / "report.json")
+    with closing(Catalog(tmp_path / "collection" / CATALOG)) as catalog:
+        kept = stored_calibration(catalog)
+    assert kept.calibration == report.calibration
+    assert (kept.n_images, kept.labels) == (60, tuple(label.name for label in report.labels))
+    assert report.data["query_sha256"][:12] in kept.source
+    capsys.readouterr()
+    for place, reason in ((indexed, "has codes of checkpoint"), (tmp_path / "nowhere", "nowhere")):
+        with pytest.raises(SystemExit) as ended:
+            main([*arguments, "--out", str(tmp_path / "none"), "--calibrate", str(place)])
+        assert ended.value.code == 2
+        said = capsys.readouterr().err
+        assert reason in said
+        assert len(said.splitlines()) == 1
+        assert not (tmp_path / "none").exists()

@@ -17,7 +17,8 @@ from retrieval.checkpoint import load_header
 from retrieval.errors import BadConfig, BadDataset, HashseekError
 from training.config import Config, OptimizerSection, parse_config
 from training.datasets.shapes import render_shapes
-from training.fit import Diverged, fit
+from training.epoch import Diverged
+from training.fit import fit
 from training.optimizers import rate_factor
 from training.run import Run, read_log
 

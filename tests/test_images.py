@@ -5,6 +5,7 @@ import os
 import struct
 import zlib
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -264,7 +265,22 @@ def test_preprocessing_out_of_limits_is_refused(change):
 def test_preprocessing_survives_json():
     import json
 
-    assert Preprocessing.from_dict(json.loads(json.dumps(PREPROCESSING.as_dict()))) == PREPROCESSING
+    for preprocessing in (PREPROCESSING, replace(PREPROCESSING, interpolation="bicubic")):
+        assert Preprocessing.from_dict(json.loads(json.dumps(preprocessing.as_dict()))) == preprocessing
+    # Fingerprints of checkpoints and keys of caches hold this: it must stay as it was before there was a choice.
+    assert sorted(PREPROCESSING.as_dict()) == ["crop_fraction", "mean", "size", "std"]
+
+
+def test_bicubic_resizing_overshoots_at_an_edge_and_bilinear_does_not():
+    image = Image.new("RGB", (8, 8), (100, 100, 100))
+    image.paste((150, 150, 150), (4, 0, 8, 8))
+    whole = replace(PREPROCESSING, crop_fraction=1.0)
+    assert (preprocess(image, whole).min(), preprocess(image, whole).max()) == (100, 150)
+    pixels = preprocess(image, replace(whole, interpolation="bicubic"))
+    assert pixels.min() < 98
+    assert pixels.max() > 152
+    with pytest.raises(BadConfig, match="interpolation must be bilinear or bicubic, not 'lanczos'"):
+        replace(whole, interpolation="lanczos")
 
 
 def test_files_are_read_or_refused_by_name(tmp_path):

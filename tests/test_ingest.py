@@ -1,18 +1,26 @@
 """Batch indexing: nothing lost, nothing twice, every bad file named; under kill -9 and in company."""
 
+import hashlib
 import os
 import shutil
 import signal
 import sqlite3
+import tarfile
+from dataclasses import replace
 
 import pytest
 from conftest import N_PICTURES, draw, wait_until
 
 from indexing import ingest as module
+from indexing import loading
 from indexing.collection import Collection, open_or_create
-from indexing.ingest import Source, find_sources, ingest
+from indexing.ingest import Source, ingest, preview
 from indexing.searcher import Searcher
+from indexing.sources import find_sources, survey
+from indexing.uris import open_uri
 from retrieval.errors import BadDataset, BadImage
+from retrieval.listing import Problem
+from retrieval.tar_members import find_member
 
 
 @pytest.fixture
@@ -30,12 +38,20 @@ def save(path, seed=0, **options):
 
 
 def run(opened, sources, **options):
-    return list(ingest(*opened, sources, **options))[-1]
+    """The last report, with the problems of all."""
+    reports = list(ingest(*opened, sources, **options))
+    return replace(reports[-1], problems=[problem for report in reports for problem in report.problems])
+
+
+def drawn(*paths, **options):
+    """(sources, problems) that the paths give."""
+    found = list(find_sources(paths, **options))
+    return [one for one in found if isinstance(one, Source)], [one for one in found if isinstance(one, Problem)]
 
 
 def test_every_batch_is_stored_when_it_is_reported(opened, pictures, monkeypatch):
     monkeypatch.setattr(module, "BATCH", 5)
-    sources, problems = find_sources([pictures], on_error="skip")
+    sources, problems = drawn(pictures)
     assert problems == []
     reported = []
     for report in ingest(*opened, sources):
@@ -60,11 +76,11 @@ def test_good_pictures_survive_bad_company_and_each_bad_file_is_named_once(opene
     os.mkfifo(folder / "pipe.gif")
     (folder / "notes.txt").write_text("not looked at")
     (folder / ".hidden.jpg").write_text("not looked at")
-    sources, problems = find_sources([folder], on_error="skip")
+    sources, problems = drawn(folder)
     report = run(opened, sources)
     assert (report.added, report.known, problems) == (3, 0, [])
     assert sorted(image.path for image in opened[0].catalog.page(after=0, limit=99)) == sorted(map(str, good))
-    assert {str(problem) for problem in report.skipped} == {
+    assert {str(problem) for problem in report.problems} == {
         f"{folder}/empty.jpg: is empty (0 bytes)",
         f"{folder}/text.jpg: is not an image of a kind that is read here (JPEG, PNG, WEBP, GIF, BMP, TIFF, AVIF)",
         f"{folder}/cut.jpg: is damaged and cannot be decoded: image file is truncated (57 bytes not processed)",
@@ -115,7 +131,7 @@ def test_names_with_anything_in_them(opened, tmp_path):
         save(folder / name, seed, format="PNG")
     with open(os.fsencode(folder) + b"/not utf-8 \xff.png", "wb") as file:  # noqa: PTH123
         draw(99).save(file, "PNG")
-    sources, _ = find_sources([folder], on_error="skip")
+    sources, _ = drawn(folder)
     report = run(opened, sources)
     assert report.added == len(names)
     assert {image.path for image in opened[0].catalog.page(after=0, limit=99)} == {str(folder / name) for name in names}
@@ -126,7 +142,7 @@ def test_names_with_anything_in_them(opened, tmp_path):
 def test_labels_that_are_no_text_are_a_problem_of_their_line(opened, tmp_path):
     save(tmp_path / "a.png")
     (tmp_path / "labels.jsonl").write_text('{"file": "a.png", "labels": ["\\ud800"]}\n')
-    sources, _ = find_sources([tmp_path / "labels.jsonl"], on_error="skip")
+    sources, _ = drawn(tmp_path / "labels.jsonl")
     report = run(opened, sources)
     assert report.added == 0
     assert str(report.problems[0]).startswith("labels.jsonl line 1: ")
@@ -137,8 +153,8 @@ def test_folders_are_searched_in_order_without_going_round_in_circles(tmp_path):
         save(tmp_path / "tree" / name, format="PNG")
     (tmp_path / "tree" / "a" / "x" / "up").symlink_to(tmp_path / "tree")
     (tmp_path / "tree" / "self").symlink_to(".")
-    sources, problems = find_sources([tmp_path / "tree"], on_error="skip")
-    assert [str(source.path.relative_to(tmp_path / "tree")) for source in sources] == [
+    sources, problems = drawn(tmp_path / "tree")
+    assert [str(source.uri.relative_to(tmp_path / "tree")) for source in sources] == [
         "c.webp",
         "a/4.TIFF",
         "a/x/3.jpeg",
@@ -155,21 +171,174 @@ def test_lists_bring_labels_and_splits_and_their_bad_lines(tmp_path):
         "file,labels,split\na.png,x,database\nb.png,y;z,query\nc.png,x,database\nd.png,x,query\n"
     )
     for path in (tmp_path, tmp_path / "labels.csv"):
-        sources, problems = find_sources([path], on_error="skip")
-        assert [(source.path.name, source.labels) for source in sources] == [
+        sources, problems = drawn(path)
+        assert [(source.uri.name, source.labels) for source in sources] == [
             ("a.png", ("x",)),
             ("b.png", ("y", "z")),
             ("c.png", ("x",)),
         ]
         assert [str(problem) for problem in problems] == ["labels.csv line 5: the file d.png does not exist"]
-    sources, _ = find_sources([tmp_path], on_error="skip", split="database")
-    assert [source.path.name for source in sources] == ["a.png", "c.png"]
+    sources, _ = drawn(tmp_path, split="database")
+    assert [source.uri.name for source in sources] == ["a.png", "c.png"]
     with pytest.raises(BadDataset, match="no image in the split 'train'"):
-        find_sources([tmp_path], on_error="skip", split="train")
-    with pytest.raises(BadDataset, match="1 problem"):
-        find_sources([tmp_path], on_error="stop")
+        drawn(tmp_path, split="train")
+    assert survey([tmp_path]) == 3
+    with pytest.raises(BadDataset, match=r"1 problem: labels.csv line 5: the file d.png does not exist"):
+        survey([tmp_path], on_error="stop")
     with pytest.raises(BadDataset, match="no file or folder"):
-        find_sources([tmp_path / "none"], on_error="skip")
+        find_sources([tmp_path / "none"])
+
+
+class Counting:
+    """An encoder that counts the images that it encodes."""
+
+    def __init__(self, encoder):
+        self.n, self._encoder = 0, encoder
+
+    def __getattr__(self, name):
+        return getattr(self._encoder, name)
+
+    def encode_pixels(self, pixels):
+        self.n += len(pixels)
+        return self._encoder.encode_pixels(pixels)
+
+
+def outcome(report):
+    return report.added, report.updated, report.known, report.skipped
+
+
+def test_no_content_is_encoded_twice_whatever_its_keys(opened, tmp_path):
+    collection, encoder = opened[0], Counting(opened[1])
+    first, second = save(tmp_path / "a.png", 1), save(tmp_path / "b.png", 2)
+    same = [Source(first, key=f"key {number}") for number in range(40)] + [Source(second), Source(second)]
+    assert outcome(run((collection, encoder), same)) == (41, 0, 1, 0)
+    assert encoder.n == 2
+    assert outcome(run((collection, encoder), [Source(first, key="another"), *same])) == (1, 0, 42, 0)
+    assert encoder.n == 2
+    assert len({collection.catalog.code(i).tobytes() for i in range(1, 41)}) == 1
+    assert collection.catalog.by_key("another").width == 96
+    assert collection.catalog.engines() == {encoder.engine: 42}
+    assert collection.verify() == []
+
+
+def test_other_content_labels_or_attributes_under_a_key_update_its_record(opened, tmp_path):
+    path = save(tmp_path / "a.png", 1)
+    assert outcome(run(opened, [Source(path, ("x",), key="k", attributes={"year": 1})])) == (1, 0, 0, 0)
+    before = opened[0].catalog.code(1)
+    assert outcome(run(opened, [Source(path, ("y",), key="k")])) == (0, 1, 0, 0)
+    save(path, 2)
+    assert outcome(run(opened, [Source(path, key="k")])) == (0, 1, 0, 0)
+    assert outcome(run(opened, [Source(path, key="k")])) == (0, 0, 1, 0)
+    record = opened[0].catalog.by_key("k")
+    assert (record.id, record.labels, record.attributes) == (1, ("y",), {"year": 1})
+    assert opened[0].catalog.code(1).tobytes() != before.tobytes()
+
+
+def test_what_the_catalog_refuses_of_one_image_costs_only_that_image(opened, tmp_path):
+    path = save(tmp_path / "a.png")
+    report = run(
+        opened,
+        [
+            Source(path, key="k" * 513, where="line 1"),
+            Source(path, attributes={"x": "y" * 20_000}, where="line 2"),
+            Source(path, attributes={"x": float("nan")}, where="line 3"),
+            Source(path, where="line 4"),
+        ],
+    )
+    assert outcome(report) == (1, 0, 0, 3)
+    assert [problem.where for problem in report.problems] == ["line 1", "line 2", "line 3"]
+    assert "513" in report.problems[0].reason
+
+
+def test_a_file_that_changes_while_it_is_read_is_left_out(opened, tmp_path, monkeypatch):
+    path, other = save(tmp_path / "a.png", 1), save(tmp_path / "b.png", 2)
+    read = loading.open_uri
+
+    def while_somebody_writes(uri):
+        data = read(uri)
+        if uri == str(path):
+            path.write_bytes(data + b"more")
+        return data
+
+    monkeypatch.setattr(loading, "open_uri", while_somebody_writes)
+    report = run(opened, [Source(path), Source(other)])
+    assert outcome(report) == (1, 0, 0, 1)
+    [problem] = report.problems
+    assert str(problem) == f"{path}: changed while it was read: add it again when it is complete"
+    assert problem.uri == str(path)
+
+
+def test_trusted_times_save_the_reading_and_a_changed_file_is_read(opened, tmp_path, monkeypatch):
+    paths = [save(tmp_path / "many" / f"{seed}\n.png", seed) for seed in range(6)]
+    sources = [Source(path, ("x",), key=path.name) for path in paths]
+    run(opened, sources)
+    was_read = []
+    read = loading.open_uri
+    monkeypatch.setattr(loading, "open_uri", lambda uri: was_read.append(uri) or read(uri))
+    assert outcome(run(opened, sources, trust_mtime=True)) == (0, 0, 6, 0)
+    assert was_read == []
+    save(paths[2], 99)
+    os.utime(paths[3])
+    paths[4].unlink()
+    sources[5] = replace(sources[5], labels=("other",))  # its record does not say that yet
+    assert outcome(run(opened, sources, trust_mtime=True)) == (0, 2, 3, 1)
+    assert sorted(was_read) == [str(path) for path in paths[2:]]  # by several threads
+    was_read.clear()
+    assert outcome(run(opened, sources, trust_mtime=True)) == (0, 0, 5, 1)  # what was only touched is noted
+    assert was_read == [str(paths[4])]
+
+
+def test_known_images_are_reported_batch_by_batch_too(opened, pictures, monkeypatch):
+    sources, _ = drawn(pictures)
+    run(opened, sources)
+    monkeypatch.setattr(module, "BATCH", 4)
+    assert [report.known for report in ingest(*opened, sources)] == [4, 8, 12]
+
+
+def test_a_batch_that_fills_slowly_is_stored_all_the_same(opened, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_PATIENCE", 0.0)
+    sources = [Source(save(tmp_path / f"{seed}.png", seed)) for seed in range(40)]
+    assert [report.added for report in ingest(*opened, sources)] == [32, 40]  # one pass of the network each
+
+
+def test_a_preview_says_what_adding_does(opened, tmp_path, pictures):
+    sources, _ = drawn(pictures)
+    run(opened, [*sources[:3], replace(sources[3], key="k"), replace(sources[4], key="l")])
+    save(tmp_path / "bad.png").write_bytes(b"x")
+    plan = [
+        *sources,
+        *sources[:2],
+        replace(sources[5], key="k"),  # other content
+        replace(sources[4], key="l", labels=("new",)),
+        replace(sources[6], key="m"),
+        replace(sources[7], key="m"),
+        replace(sources[7], key="m"),
+        Source(tmp_path / "bad.png"),
+        Problem("list line 3", "torn"),
+    ]
+    generation = opened[0].catalog.generation()
+    said = list(preview(opened[0].catalog, opened[1].preprocessing, plan))[-1]
+    assert opened[0].catalog.generation() == generation
+    done = run(opened, plan)
+    assert outcome(said) == outcome(done) == (8, 3, 8, 2)
+    assert [str(problem) for problem in said.problems] == [str(problem) for problem in done.problems if problem.skipped]
+
+
+def test_images_in_a_tar_are_stored_and_found_again(opened, tmp_path, pictures):
+    with tarfile.open(tmp_path / "a.tar", "w") as packed:
+        for seed in range(6):
+            packed.add(save(tmp_path / f"{seed}.jpg", seed), f"x/{seed}.jpg")
+    sources, _ = drawn(tmp_path / "a.tar")
+    assert outcome(run(opened, sources, trust_mtime=True)) == (6, 0, 0, 0)
+    assert outcome(run(opened, sources, trust_mtime=True)) == (0, 0, 6, 0)
+    for record in opened[0].catalog.page(after=0, limit=10):
+        assert hashlib.sha256(open_uri(record.path)).hexdigest() == record.sha256
+    assert opened[0].verify() == []
+    os.truncate(tmp_path / "a.tar", find_member(sources[3].uri).offset + 50)
+    cut, problems = drawn(tmp_path / "a.tar")
+    report = run(opened, [*cut, *problems])
+    assert outcome(report)[:3] == (0, 0, 3)
+    assert "damaged or cut off" in str(report.problems[-1])
 
 
 # ---------------------------------------------------------------- processes
@@ -177,7 +346,7 @@ def test_lists_bring_labels_and_splits_and_their_bad_lines(tmp_path):
 FAULT = """
 import os, signal
 from contextlib import contextmanager
-import indexing.ingest, indexing.catalog, indexing.collection, retrieval.files
+import indexing.ingest, indexing.catalog, indexing.collection, indexing.storing, retrieval.files
 indexing.ingest.BATCH = 4
 def die(*_, **__): os.kill(os.getpid(), signal.SIGKILL)
 def patch(owner, name, wrapper):
@@ -185,9 +354,9 @@ def patch(owner, name, wrapper):
     setattr(owner, name, lambda *a, **k: wrapper(original, *a, **k))
 def after(original, *a, **k): original(*a, **k); die()
 calls = []
-def in_batch_2(original, self, images):
+def at_image_7(original, *a):
     calls.append(1)
-    return original(self, (image if len(calls) < 2 or i < 2 else die() for i, image in enumerate(images)))
+    return original(*a) if len(calls) < 7 else die()
 def after_batch_2(original, self, images):
     calls.append(1)
     outcome = original(self, images)
@@ -200,7 +369,7 @@ MOMENTS = {
     "the checkpoint is copied and no catalog begun": ("indexing.collection.create_catalog = die", None),
     "the catalog is written and not yet in its place": ("patch(indexing.collection, 'create_catalog', after)", None),
     "the collection was created": ("patch(indexing.collection, '_create', after)", 0),
-    "the second batch is half stored": ("patch(indexing.catalog.Catalog, 'add', in_batch_2)", 4),
+    "the second batch is half stored": ("patch(indexing.storing.Storing, 'store', at_image_7)", 4),
     "the second batch is stored and not reported": ("patch(indexing.catalog.Catalog, 'add', after_batch_2)", 8),
     "all is stored and the index half written": ("patch(indexing.collection, 'save_index', after)", 12),
     "all is written": ("patch(indexing.collection.Collection, 'save_index', after)", 12),

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from retrieval.errors import BadDataset
-from retrieval.listing import read_listing
+from retrieval.listing import Problem, read_listing, read_rows
 
 
 @pytest.fixture
@@ -82,6 +82,7 @@ def test_a_bad_line_is_named_and_skipped_or_the_list_refused(folder, line):
     [
         ("not json", "not JSON"),
         ("[1]", "not a JSON object"),
+        pytest.param("[" * 100_000, "not JSON", id="too many brackets"),
         ('{"labels": ["x"]}', "names no file"),
         ('{"file": 5}', "names no file"),
         ('{"file": "b.jpg", "labels": 5}', "its labels are 5, neither text nor a list"),
@@ -125,6 +126,7 @@ def test_labels_can_be_left_out_by_pattern(folder):
         (b"", "no column `file`"),
         (b"name,labels\na.jpg,x\n", "no column `file`"),
         (b"file,labels\n\xff\xfe.jpg,x\n", "not UTF-8"),
+        (b"file,labels,file\na.jpg,x,b.jpg\n", "names a column twice"),
         (b"file,labels\na.jpg," + b"x" * 200_000 + b"\n", "not CSV"),
     ],
 )
@@ -153,3 +155,17 @@ def test_many_problems_are_counted_and_some_shown(folder):
     path = write(folder, "file,labels\n" + "".join(f"missing{i}.jpg,x\n" for i in range(50)))
     with pytest.raises(BadDataset, match=r"50 problems: .*; and 45 more \(mend the list"):
         read(path, on_error="stop")
+
+
+def test_rows_are_read_one_by_one_and_what_is_no_utf_8_as_file_names_are(folder):
+    (folder / "labels.jsonl").write_bytes(b'{"file": "a.jpg"}\n{"file": "\xff.jpg"}\n{"torn\n')
+    rows = read_rows(folder / "labels.jsonl", one_of=("file",), errors="surrogateescape")
+    assert next(rows) == (1, {"file": "a.jpg"})
+    (folder / "labels.jsonl").unlink()  # what is drawn later is still to be read
+    assert next(rows) == (2, {"file": "\udcff.jpg"})
+    assert isinstance(next(rows), Problem)
+    with pytest.raises(BadDataset, match=r"labels\.csv cannot be read: No such file"):
+        list(read_rows(folder / "labels.csv", one_of=("file",), errors="strict"))
+    write(folder, "name,labels\n")
+    with pytest.raises(BadDataset, match="no column `path` or `file`: its first line must name"):
+        list(read_rows(folder / "labels.csv", one_of=("path", "file"), errors="strict"))

@@ -2,12 +2,22 @@
 
 import numpy as np
 import pytest
+from conftest import random_codes
 
 from indexing.searcher import InMemory
 from retrieval import hamming
 from retrieval.codes import pack
 from retrieval.errors import BadCodes, BadConfig
-from retrieval.metrics import GAINS, NORMALIZERS, evaluate_codes, gains_of, rank_by_id
+from retrieval.metrics import (
+    GAINS,
+    NORMALIZERS,
+    count_gains,
+    evaluate_codes,
+    gains_of,
+    histograms,
+    histograms_of_ranking,
+    rank_by_id,
+)
 
 N_BITS, NS = 9, (1, 30, 4000, None)
 
@@ -89,3 +99,22 @@ def test_bad_input_is_refused_in_one_sentence(world):
         gains_of(np.array([[1, -1]]), lq[:1], lb)
     with pytest.raises(BadCodes, match="5 columns, database labels 4"):
         gains_of(np.array([[1]]), lq[:1], lb[:, :4])
+
+
+def test_histograms_of_whole_rankings_are_those_of_the_codes():
+    rng = np.random.default_rng(3)
+    xq, xb = random_codes(rng, 7, N_BITS, 5), random_codes(rng, 60, N_BITS, 9)
+    lq, lb = ((rng.random((n, 5)) < 0.4).astype(np.uint8) for n in (7, 60))
+    distances, ids = hamming.search(xq, xb, 60)
+    ours = histograms_of_ranking(distances, ids, lq, lb, n_bits=N_BITS)
+    theirs = histograms(xq, xb, lq, lb, n_bits=N_BITS, graded=True)
+    np.testing.assert_array_equal(ours.total, theirs.total)
+    np.testing.assert_array_equal(ours.relevant, theirs.relevant)
+    np.testing.assert_array_equal(ours.gains, theirs.gains)
+    np.testing.assert_array_equal(count_gains(lq, lb), theirs.gains.sum(axis=2))
+    with pytest.raises(BadCodes, match="rankings of 59 items say too little about a database of 60: rank all of it"):
+        histograms_of_ranking(distances[:, :59], ids[:, :59], lq, lb, n_bits=N_BITS)
+    with pytest.raises(BadCodes, match=f"distances of {N_BITS}-bit codes go from 0 to {N_BITS}, not to 99"):
+        histograms_of_ranking(np.full_like(distances, 99), ids, lq, lb, n_bits=N_BITS)
+    with pytest.raises(BadCodes, match="names item 3 2 times"):
+        histograms_of_ranking(distances, np.where(ids == 4, 3, ids), lq, lb, n_bits=N_BITS)

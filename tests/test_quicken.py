@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from retrieval.folding import conv_norm_pairs
 from retrieval.model import HashModel
-from training.quicken import _Folded, _pairs, _QuickConv, _StridedDepthwise, keep_freed_memory, quicken
+from training.quicken import _Folded, _QuickConv, _StridedDepthwise, keep_freed_memory, quicken
 
 CPU = torch.device("cpu")
 
@@ -44,7 +45,7 @@ def test_outputs_and_gradients_stay_what_they_were(backbone, n_pairs, frozen):
     torch.manual_seed(0)
     plain = randomized(HashModel(backbone=backbone, n_bits=8, freeze_batch_norm=frozen)).train()
     if frozen:
-        assert len(_pairs(plain.backbone)) == n_pairs
+        assert len(conv_norm_pairs(plain.backbone)) == n_pairs
     quick = copy.deepcopy(plain)
     quicken(quick.backbone, frozen_batch_norm=frozen, device=CPU)
     assert list(quick.state_dict()) == list(plain.state_dict())
@@ -123,7 +124,7 @@ def test_only_batch_norm_that_alone_reads_a_convolution_is_folded():
     quicken(network, frozen_batch_norm=True, device=CPU)
     assert [name for name, module in network.named_modules() if isinstance(module, _Folded)] == ["nb"]
     assert [name for name, module in network.named_modules() if isinstance(module, _QuickConv)] == ["c"]
-    assert _pairs(Untraceable()) == []
+    assert conv_norm_pairs(Untraceable()) == []
 
 
 def test_a_copy_folds_its_own_batch_norm():

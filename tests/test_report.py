@@ -19,6 +19,7 @@ from retrieval.codes import pack
 from retrieval.errors import BadConfig
 from retrieval.metrics import histograms
 from retrieval.report import Part, Report, as_markdown, chance, load_report, score_all, summary, values_of
+from retrieval.report.build import bits
 from retrieval.report.examples import confusions, drawn, examples, worst
 from retrieval.report.folder import as_csv, query_columns, write_report
 from retrieval.report.projection import group_by_label, project
@@ -57,7 +58,7 @@ def report(parts, found) -> Report:
     query, database = parts
     distances, ids = hamming.search(query.codes, database.codes, 40)
     scores = score_all(found, query.labels, ns=NS, normalizer="retrieved", served=[np.full(12, 0.5)] * 2)
-    values = values_of(found, query, database, NAMES, scores)
+    values = values_of(found, query.labels, database.labels, NAMES, scores)
     ap = scores.per_query["AP@20"].expected
     ranking = {"query": query, "database": database, "names": NAMES, "ids": ids, "distances": distances}
     return Report(
@@ -68,8 +69,9 @@ def report(parts, found) -> Report:
         data={"queries": 12, "database": 40, "overlaps": {"query_and_train": 0}, "chance_(share)": chance(found)},
         model={"backbone": "none"},
         command="hashseek evaluate '<x>'",
+        bits=bits(database, n_bits=N_BITS),
         notes=["a note with <markup>"],
-        confusions=confusions(query, database, NAMES, ids[:, :10]),
+        confusions=confusions(query.labels, database.labels, NAMES, ids[:, :10]),
         examples=examples(drawn(12), average_precision=ap, **ranking),
         worst=examples(worst(ap, found.n_relevant), average_precision=ap, **ranking),
         baseline=scores.scores,
@@ -201,8 +203,8 @@ def test_json_goes_there_and_back_and_a_newer_schema_is_refused(folder, report, 
     }
     other = tmp_path / "report.json"
     for changed, sentence in (
-        ({**stored, "schema_version": 3}, "has report schema 3, but this hashseek reads 2: upgrade hashseek"),
-        ({"schema_version": 1}, "has report schema 1, but this hashseek reads 2: run `hashseek evaluate` again"),
+        ({**stored, "schema_version": 4}, "has report schema 4, but this hashseek reads 3: upgrade hashseek"),
+        ({"schema_version": 2}, "has report schema 2, but this hashseek reads 3: run `hashseek evaluate` again"),
         ({**stored, "n_bits": "many"}, "is not a report .n_bits: .*: evaluate again"),
         ([], "is not a report"),
     ):
@@ -265,7 +267,7 @@ def test_confused_labels_are_those_of_irrelevant_hits(parts):
                     n_wrong += 1
         if n_wrong:
             chance_of += np.outer(a, others / others.sum() * n_wrong)
-    found = confusions(query, database, NAMES, ids, n=25)
+    found = confusions(query.labels, database.labels, NAMES, ids, n=25)
     assert len(found) == (expected > 0).sum()
     assert [pair.share for pair in found] == sorted((pair.share for pair in found), reverse=True)
     for pair in found:
@@ -273,10 +275,7 @@ def test_confused_labels_are_those_of_irrelevant_hits(parts):
         assert pair.share == pytest.approx(expected[place] / expected.sum(), rel=1e-5)
         chance_share = chance_of[place] / chance_of.sum()
         assert pair.lift == pytest.approx(pair.share / chance_share, rel=1e-5)
-    everything = np.ones_like(database.labels)
-    nothing_wrong = Part(database.codes, database.outputs, everything, database.paths)
-    asked = Part(query.codes, query.outputs, np.ones_like(query.labels), query.paths)
-    assert confusions(asked, nothing_wrong, NAMES, ids) == []
+    assert confusions(np.ones_like(query.labels), np.ones_like(database.labels), NAMES, ids) == []
 
 
 def test_worst_queries_leave_out_those_for_which_nothing_is_relevant():
@@ -310,7 +309,7 @@ def test_markdown_has_the_headline_and_escapes_what_would_break_a_table(report):
 
 def test_drawing_libraries_are_loaded_only_when_a_report_is_written():
     program = (
-        "import sys, retrieval.report.folder, retrieval.report.projection, retrieval.metrics, training.commands\n"
+        "import sys, retrieval.report.folder, retrieval.report.projection, training.evaluate_command\n"
         "print([name for name in ('matplotlib', 'sklearn', 'pyarrow', 'scipy') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

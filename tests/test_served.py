@@ -3,6 +3,7 @@
 import re
 import shutil
 import socket
+from importlib.metadata import version
 from pathlib import Path
 
 import httpx
@@ -18,6 +19,8 @@ from retrieval.checkpoint import save_checkpoint
 from retrieval.errors import BadConfig, BadDataset, ForeignCodes
 from retrieval.images import Preprocessing
 from retrieval.model import HashModel
+from retrieval.report import load_report
+from retrieval.report.compare import as_markdown, load_entries
 from training.datasets import build_splits
 from training.datasets.shapes import render_shapes
 from training.evaluate import evaluate
@@ -92,7 +95,8 @@ def test_service_and_library_give_the_same_ranking_and_figures(world, serve, cap
         main(["evaluate", str(checkpoint), "--url", url, "-n", "5", "--device", "cpu", "--precision", "fp32"])
     assert ended.value.code == 0
     printed = capsys.readouterr().out
-    assert "8 of 8 queries have the same ranking (ids and distances), over 40 stored images" in printed
+    assert "40 stored images of checkpoint" in printed
+    assert "8 of 8 queries have the same ranking (ids and distances)." in printed
     served, library = found.figures[5]
     assert f"| 5 | {served:.6f} | {library:.6f} | +0.000000 |" in printed
     assert not (checkpoint.parent / "evaluation-model").exists()
@@ -107,6 +111,82 @@ def test_as_served_in_the_report_is_what_a_service_of_the_same_order_gives(world
     assert found.differences == []
     assert [a for a, _ in found.figures.values()] == pytest.approx([score.as_served for score in report.scores])
 
+
+def test_the_whole_ranking_gives_the_library_s_report_but_for_what_needs_codes(world, serve, tmp_path):
+    data, checkpoint, _ = world
+    splits = build_splits("folder", root=str(data))
+    url = serve(index(tmp_path / "in order", checkpoint, splits.database.paths))
+    made = check_service(url, checkpoint, splits, whole=True, **LIBRARY | {"ns": (5, 20)}).evaluation
+    library = evaluate(checkpoint, splits, n_points=0, **LIBRARY | {"ns": (5, 20)})
+    ours, theirs = library.report, made.report
+    assert theirs.ties == "expected"
+    for name in ("scores", "curves", "labels", "distances", "calibration", "confusions", "examples", "worst", "main_n"):
+        assert getattr(theirs, name) == getattr(ours, name), name
+    assert theirs.data == ours.data
+    assert made.per_query == library.per_query
+    assert theirs.bits is None
+    assert (theirs.served.ranks, theirs.served.equal, theirs.served.differences) == (40, 8, [])
+    assert theirs.served.version == version("hashseek")
+    assert theirs.served.engine == ours.model["computed_in"] != ""
+    made.write(tmp_path / "served")
+    library.write(tmp_path / "library")
+    page, markdown = ((tmp_path / "served" / name).read_text() for name in ("report.html", "report.md"))
+    for text in (page, markdown):
+        assert url in text
+        assert version("hashseek") in text
+        assert "they need codes and outputs, which a service does not give" in text
+        assert "distinct codes" not in text
+    assert load_report(tmp_path / "served" / "report.json").served == theirs.served
+    assert "mean difference" in as_markdown(load_entries([tmp_path / "library", tmp_path / "served"]))
+
+
+def test_a_cut_ranking_gives_what_follows_from_the_order(world, serve, tmp_path, capsys):
+    data, checkpoint, collection = world
+    url = serve(collection, before="import os\nos.environ['HASHSEEK_MAX_K'] = '20'")
+    out = tmp_path / "report"
+    arguments = ["evaluate", str(checkpoint), "--url", url, "-n", "5", "-n", "20", "--out", str(out)]
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "--device", "cpu", "--precision", "fp32"])
+    assert ended.value.code == 0
+    assert str(out / "report.html") in capsys.readouterr().err
+    report = load_report(out / "report.json")
+    found = check_service(url, checkpoint, build_splits("folder", root=str(data)), **LIBRARY | {"ns": (5, 20)})
+    for score in report.scores:
+        ap = score.mean_average_precision
+        assert ap.expected == ap.worst == ap.best == score.as_served == found.figures[score.n][0]
+        assert score.precision.low < score.precision.expected < score.precision.high
+    assert report.ties == "as served"
+    assert report.curves.ns[-1] == report.served.ranks == 20
+    assert report.curves.precision[-1] == pytest.approx(report.scores[-1].precision.expected)
+    assert (report.distances, report.calibration, report.bits) == (None, None, None)
+    page = (out / "report.html").read_text()
+    assert "the service gave the 20 nearest of 40 images, and these need all (HASHSEEK_MAX_K)" in page
+    assert "worst to best" not in page
+    assert sorted(path.name for path in (out / "figures").glob("*.svg")) == [
+        "precision_curve.svg",
+        "precision_recall.svg",
+    ]
+    splits = build_splits("folder", root=str(data))
+    evaluate(checkpoint, splits, n_points=0, **LIBRARY | {"ns": (5, 20)}).write(tmp_path / "library")
+    with pytest.raises(
+        BadConfig, match="equal distances are taken as expected .* in one and in the order of the service"
+    ):
+        load_entries([tmp_path / "library", out])
+
+
+def test_a_service_whose_collection_changes_meanwhile_is_refused(world, serve):
+    data, checkpoint, collection = world
+    url = serve(collection, before=FORGETS_ONE)
+    with pytest.raises(BadDataset, match=r"answered .* with 39 of 40 images, or with one .*: evaluate while nobody"):
+        check_service(url, checkpoint, build_splits("folder", root=str(data)), **LIBRARY)
+
+
+# The answer lacks an image that the list has, as if it had been removed in between.
+FORGETS_ONE = """
+from indexing.collection import Collection
+search = Collection.search
+Collection.search = lambda self, codes, **options: [(d[1:], ids[1:]) for d, ids in search(self, codes, **options)]
+"""
 
 # Ties by descending id, which no search of ours gives.
 OTHER_TIES = """
@@ -181,7 +261,7 @@ def test_copies_count_once_on_both_sides(world, serve, tmp_path):
     url = serve(index(tmp_path / "collection", checkpoint, splits.database.paths))
     found = check_service(url, checkpoint, splits, **LIBRARY)
     assert (found.n_images, found.differences) == (37, [])
-    assert any("3 database images are copies" in note for note in found.notes)
+    assert any("3 database images are copies" in note for note in found.evaluation.report.notes)
 
 
 def test_what_is_no_service_is_one_sentence(world, capsys):
@@ -199,7 +279,7 @@ def test_what_is_no_service_is_one_sentence(world, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["evaluate", str(checkpoint), "--url", "http://127.0.0.1:1", "--baseline", "random-directions"])
     assert ended.value.code == 2
-    assert "writes no report: leave --baseline and --out out" in capsys.readouterr().err
+    assert "give one checkpoint, and leave --baseline, --lengths and --calibrate out" in capsys.readouterr().err
 
 
 def test_a_service_that_refuses_a_query_is_quoted(world, serve):

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from retrieval.errors import BadConfig
 from retrieval.images import Preprocessing
@@ -29,6 +38,32 @@ class NamedSection(BaseModel):
     def options(self) -> dict[str, Any]:
         """Every key but `name`."""
         return dict(self.model_extra or {})
+
+
+class DataSection(NamedSection):
+    """The data set, and labels that training is not to see: names, or a share of all that is drawn with the seed."""
+
+    held_out: tuple[str, ...] | float | None = None
+    held_out_seed: int = Field(default=0, ge=0)
+
+    @field_validator("held_out", mode="before")
+    @classmethod
+    def _is_names_or_a_share(cls, value: Any) -> Any:
+        names = isinstance(value, list | tuple) and all(isinstance(name, str) for name in value) and len(value) > 0
+        if value is None or names or (isinstance(value, int | float) and 0 < value < 1):
+            return value
+        raise ValueError("it is a list of label names, or a share of the labels between 0 and 1")
+
+    @model_serializer(mode="wrap")
+    def _only_if_held_out(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without held-out labels the section is written as it was before there were any."""
+        content: dict[str, Any] = write(self)
+        return content if self.held_out is not None else without_held_out(content)
+
+
+def without_held_out(section: dict[str, Any]) -> dict[str, Any]:
+    """The `data` section of a configuration without the labels that training is not to see."""
+    return {key: value for key, value in section.items() if key not in ("held_out", "held_out_seed")}
 
 
 class LossSection(NamedSection):
@@ -70,6 +105,7 @@ class ModelSection(_Section):
     mean: tuple[float, float, float] | None = None
     std: tuple[float, float, float] | None = None
     crop_fraction: float | None = None
+    interpolation: Literal["bilinear", "bicubic"] | None = None
     head: str = "linear"
     dropout: float = Field(default=0, ge=0, lt=1)
     freeze_backbone: bool = False
@@ -82,6 +118,7 @@ class ModelSection(_Section):
             mean=default.mean if self.mean is None else self.mean,
             std=default.std if self.std is None else self.std,
             crop_fraction=default.crop_fraction if self.crop_fraction is None else self.crop_fraction,
+            interpolation=default.interpolation if self.interpolation is None else self.interpolation,
         )
 
 
@@ -107,6 +144,7 @@ class TrainSection(_Section):
     """Length, batches, augmentation, validation, hardware.
 
     batch_size: of all devices together. chunk_size: rows a device has in memory at once; the batch's loss stays exact.
+    val_database: what the validation part's images are searched in: the images trained on, or each other.
     patience: epochs without a better validation score before a run stops. ema: of the weights that are validated and
     saved. views: augmented copies of each image in a batch. noise: of feature vectors, in standard deviations.
     keep_labels: share of the positive labels of the training part that are kept. single_label: keep one an image.
@@ -118,6 +156,7 @@ class TrainSection(_Section):
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
     val_fraction: float = Field(default=0.1, gt=0, lt=1)
     val_n: int = Field(default=1000, ge=1)
+    val_database: Literal["training", "held-out"] = "training"
     patience: int | None = Field(default=None, ge=1)
     ema: float | None = Field(default=None, gt=0, lt=1)
     device: str = "auto"
@@ -127,7 +166,7 @@ class TrainSection(_Section):
     views: Literal[1, 2] = 1
     flip: bool = True
     min_crop: float = Field(default=0.3, gt=0, le=1)
-    rand_augment: int = Field(default=0, ge=0)
+    rand_augment: int = Field(default=0, ge=0, le=14)
     rand_augment_magnitude: int = Field(default=9, ge=0, le=30)
     jitter: float = Field(default=0, ge=0, le=1)
     noise: float = Field(default=0, ge=0)
@@ -172,7 +211,7 @@ class SweepSection(_Section):
 class Config(_Section):
     """Everything that decides a run, and a search over it."""
 
-    data: NamedSection
+    data: DataSection
     model: ModelSection
     loss: LossSection = LossSection()
     partner: PartnerSection | None = None
@@ -185,6 +224,8 @@ class Config(_Section):
 
     @model_validator(mode="after")
     def _settings_fit(self) -> "Config":
+        if self.data.held_out is None and self.data.held_out_seed:
+            raise ValueError("data.held_out_seed draws labels to hold out, but data.held_out is not set: set it too")
         if self.optimizer.warmup_epochs >= self.train.epochs:
             raise ValueError(
                 f"optimizer.warmup_epochs is {self.optimizer.warmup_epochs} and must be less than "

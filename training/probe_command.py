@@ -8,8 +8,8 @@ import typer
 
 from retrieval.checkpoint import load_checkpoint
 from retrieval.files import write_atomically
-from training.commands import data_options
 from training.datasets import build_splits
+from training.evaluate_command import data_options
 from training.progress import Progress
 
 

@@ -34,6 +34,13 @@ class Progress:
         if absent:
             self.console.print(f"note: no training image has the label {', '.join(absent)}", markup=False)
 
+    def held_out(self, names: Sequence[str], *, n_images: int) -> None:
+        """Say which labels are kept from training, and how many images are left for it."""
+        self.console.print(
+            f"note: held out of training: {', '.join(names)}; {n_images} training images carry none of them",
+            markup=False,
+        )
+
     @contextmanager
     def task(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
         """A bar for one piece of work; gives the function that advances it."""

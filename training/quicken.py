@@ -17,8 +17,10 @@ import sys
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.nn import functional as F
+
+from retrieval.folding import conv_norm_pairs
 
 
 def quicken(backbone: nn.Module, *, frozen_batch_norm: bool, device: torch.device) -> None:
@@ -30,11 +32,13 @@ def quicken(backbone: nn.Module, *, frozen_batch_norm: bool, device: torch.devic
         device: what it will compute on; strides and ReLU6 are slow on a processor only.
     """
     if frozen_batch_norm:
-        for conv, norm in _pairs(backbone):
-            conv.__class__ = _QuickConv
-            # Not registered as a submodule: the tree of modules stays as it was.
-            object.__setattr__(conv, "norm", norm)
-            norm.__class__ = _Folded
+        for conv_name, norm_name in conv_norm_pairs(backbone):
+            conv, norm = backbone.get_submodule(conv_name), backbone.get_submodule(norm_name)
+            if type(norm) is nn.BatchNorm2d and norm.affine:  # timm's has its activation within
+                conv.__class__ = _QuickConv
+                # Not registered as a submodule: the tree of modules stays as it was.
+                object.__setattr__(conv, "norm", norm)
+                norm.__class__ = _Folded
     if device.type != "cpu":
         return
     for module in backbone.modules():
@@ -156,30 +160,6 @@ class _StridedDepthwise(torch.autograd.Function):
             [False, True, ctx.has_bias],
         )
         return to_inputs, to_weight, to_bias if ctx.has_bias else None, None, None
-
-
-def _pairs(backbone: nn.Module) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
-    """Convolutions with the batch norm that alone reads them; none if the network cannot be traced."""
-    try:
-        graph = fx.Tracer().trace(backbone)
-    except Exception:  # control flow that depends on the input: anything may be raised
-        return []
-    modules = dict(backbone.named_modules())
-    calls: dict[str, int] = {}
-    for node in graph.nodes:
-        if node.op == "call_module":
-            calls[node.target] = calls.get(node.target, 0) + 1
-    pairs = []
-    for node in graph.nodes:
-        if node.op != "call_module" or type(modules[node.target]) is not nn.Conv2d or len(node.users) != 1:
-            continue
-        reader = next(iter(node.users))
-        if reader.op != "call_module" or calls[node.target] != 1 or calls[reader.target] != 1:
-            continue
-        norm = modules[reader.target]
-        if type(norm) is nn.BatchNorm2d and norm.affine and norm.track_running_stats:
-            pairs.append((modules[node.target], norm))
-    return pairs
 
 
 def _is_strided_depthwise(conv: nn.Conv2d) -> bool:

@@ -1,92 +1,72 @@
 """The served truth: the query split through a running service, beside the library on the same collection."""
 
 import hashlib
-import json
-import secrets
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
-from http.client import HTTPException
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter, ValidationError
 
-from retrieval.checkpoint import load_checkpoint
 from retrieval.errors import BadConfig, BadDataset, ForeignCodes
 from retrieval.images import read_bytes
-from retrieval.metrics import Normalizer, average_precision_of_ranking, effective_n, relevance
+from retrieval.metrics import (
+    Normalizer,
+    average_precision_of_ranking,
+    count_gains,
+    effective_n,
+    gains_of,
+    histograms_of_ranking,
+    remarks,
+)
+from retrieval.report import Report, Scores, Served, score_all, score_ranking, values_of, values_of_ranking
+from retrieval.report.examples import confusions, drawn, examples, worst
+from retrieval.report.markdown import served_lines
+from training.datasets.held_out import LabelPart
 from training.datasets.splits import Split, Splits
+from training.evaluation import N_NEAREST, Evaluation, describe_data, evaluated_part, per_query, title_of
+from training.lengths import load_candidates
 from training.progress import Progress
+from training.service_client import Refused, ask_similar, ask_stats, ask_stored
+from training.split_encoder import describe_model, usable
 
-_SECONDS = 120  # to wait for one answer
-_PAGE = 1000  # stored images in one answer, the most that a service gives
 _SHOWN = 3  # examples in a sentence
-_T = TypeVar("_T")
+NO_CODES = "How bits are used, and t-SNE: they need codes and outputs, which a service does not give."
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What service and library gave: mAP@N of both by N, and a sentence for each query whose rankings differ."""
+    """What service and library gave; `n_images` are stored. `figures`: mAP@N of both by N."""
 
-    url: str
-    fingerprint: str
+    served: Served
     n_queries: int
     n_images: int
     figures: dict[int, tuple[float, float]]
-    differences: list[str]
-    notes: list[str]
+    evaluation: Evaluation
+
+    @property
+    def differences(self) -> list[str]:
+        """A sentence for each query whose rankings differ."""
+        return self.served.differences
 
     def as_markdown(self) -> str:
         """A table of the figures, and every difference."""
-        equal = self.n_queries - len(self.differences)
+        report = self.evaluation.report
         lines = [
-            f"# {self.url} beside the library",
+            f"# {self.served.url} beside the library",
             "",
-            f"{equal} of {self.n_queries} queries have the same ranking (ids and distances), over {self.n_images} "
-            f"stored images of checkpoint {self.fingerprint[:12]}.",
+            f"{self.n_images} stored images of checkpoint {report.fingerprint[:12]}, {self.served.ranks} ranks.",
             "",
-            "| N | mAP@N, service | mAP@N, library | difference |",
-            "|---:|---:|---:|---:|",
+            *served_lines(self.served, report.scores),
         ]
-        lines += [f"| {n} | {a:.6f} | {b:.6f} | {a - b:+.6f} |" for n, (a, b) in self.figures.items()]
-        for title, items in (("Differences", self.differences), ("Notes", self.notes)):
-            if items:
-                lines += ["", f"## {title}", "", *(f"- {item}" for item in items)]
+        if report.notes:
+            lines += ["", "## Notes", "", *(f"- {note}" for note in report.notes)]
         return "\n".join(lines) + "\n"
 
 
-@dataclass(frozen=True)
-class _Stats:
-    fingerprint: str
-
-
-@dataclass(frozen=True)
-class _Stored:
-    id: int
-    sha256: str
-    path: str
-
-
-@dataclass(frozen=True)
-class _Page:
-    images: list[_Stored]
-    next: int | None
-
-
-@dataclass(frozen=True)
-class _Hit:
-    id: int
-    distance: int
-
-
-@dataclass(frozen=True)
-class _Hits:
-    fingerprint: str
-    hits: list[_Hit]
+Rankings = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 def check_service(
@@ -95,82 +75,146 @@ def check_service(
     splits: Splits,
     *,
     data_name: str,
+    labels: LabelPart | None = None,
     ns: Sequence[int | None] = (100, 1000, 5000),
     normalizer: Normalizer = "retrieved",
+    whole: bool = False,
+    seed: int = 0,
     device: str = "auto",
     precision: str = "auto",
+    command: str = "",
     progress: Progress | None = None,
 ) -> Agreement:
-    """Search a service with every query, and rank the same images with the library.
+    """Search a service with every query, rank the same images with the library, and report on the service's rankings.
 
     The service must hold the database split, each content once, as it stores them; equal distances go by its ids.
     Relevance is that of the splits on both sides.
 
     Args:
-        url: of the service. checkpoint_path, splits, data_name, ns, normalizer, device, precision, progress: see
-            `training.evaluate.evaluate`; `precision` has to be that of the service for codes to be equal to the bit.
+        url: of the service. checkpoint_path, splits, data_name, labels, ns, normalizer, seed, device, precision,
+            command, progress: see `training.evaluate.evaluate`; `precision` has to be that of the service for codes to
+            be equal to the bit.
+        whole: ask for the ranking of the whole database if the service gives so many results. The report then has all
+            that follows from distances; otherwise only what follows from the order of the first N.
 
     Raises:
-        ForeignCodes: the service has codes of another checkpoint.
-        BadDataset: it does not hold the images of the database split, or holds others.
-        BadConfig: it does not answer, or not as a Hashseek service, or refuses a query; N < 1.
+        HashseekError: no service of this version answers, it has codes of another checkpoint, other images, or fewer
+            results than N, or images are broken under on_error = "stop".
     """
-    from training.evaluate import rankings, usable  # late: it loads FAISS
+    from training.evaluate import rankings  # late: it loads FAISS
 
-    for n in ns:
-        effective_n(n, 1)
-    progress = progress or Progress(quiet=True)
     url = url.rstrip("/")
-    checkpoint = load_checkpoint(checkpoint_path)
-    fingerprint = checkpoint.header.fingerprint
-    if checkpoint.header.preprocessing is None or splits.query.vectors is not None:
+    progress = progress or Progress(quiet=True)
+    candidates = load_candidates([checkpoint_path])
+    checkpoint, header = candidates[0].checkpoint, candidates[0].header
+    if header.preprocessing is None or splits.query.vectors is not None:
         raise BadConfig(
             "a service searches with images: --url needs a checkpoint and a data set of images, not vectors"
         )
-    _check_fingerprint(url, _ask(f"{url}/v1/stats", _Stats).fingerprint, fingerprint)
-    query, database, notes = usable(splits, data_name, progress)
-    ids, database, copies = _as_stored(url, database)
-    if copies:
+    stats = ask_stats(url)
+    _check_fingerprint(url, stats.fingerprint, header.fingerprint)
+    splits, held_out, used = evaluated_part(candidates, splits, labels)
+    query, every, notes = usable(splits, data_name, progress)
+    ids, rows = _as_stored(url, every)
+    database, unordered = every.take(rows), every.take(sorted(rows))
+    if len(rows) < len(every):
         notes.append(
-            f"{copies} database images are copies of others: a service stores each content once, so they count once"
+            f"{len(every) - len(rows)} database images are copies of others: a service stores each content once, so "
+            "they count once"
         )
+    notes += remarks(query.labels, database.labels, ns=ns, label_names=splits.label_names)
     limits = list(dict.fromkeys(effective_n(n, len(database)) for n in ns))
-    k = max(limits)
-
-    row_of = {image_id: row for row, image_id in enumerate(ids)}
-    served = np.full((len(query), k), -1), np.full((len(query), k), -1)
-    with progress.task("asking the service", len(query)) as advance:
-        for place, path in enumerate(query.paths):
-            answer = _search(url, path, k)
-            _check_fingerprint(url, answer.fingerprint, fingerprint)
-            for rank, hit in enumerate(answer.hits[:k]):
-                served[0][place, rank], served[1][place, rank] = hit.distance, row_of.get(hit.id, -1)
-            advance(1)
+    k = _reach(url, query.paths[0], len(database), max(limits)) if whole else max(limits)
+    given = _ask_all(url, query, ids, k=k, fingerprint=header.fingerprint, progress=progress)
     found = rankings(checkpoint, query, database, k=k, device=device, precision=precision, progress=progress)
 
-    n_relevant = np.array([database.labels[:, row > 0].any(axis=1).sum() for row in query.labels])
-    figures = {}
-    for n in limits:
-        both = []
-        for rows in (served[1], found[1]):
-            hits = relevance(rows[:, :n], query.labels, database.labels) & (rows[:, :n] >= 0)
-            both.append(float(average_precision_of_ranking(hits, n_relevant=n_relevant, normalizer=normalizer).mean()))
-        figures[n] = both[0], both[1]
-    differences = _differences(query, database, served, found)
-    return Agreement(url, fingerprint, len(query), len(database), figures, differences, notes)
+    gains = gains_of(given[1], query.labels, database.labels)
+    n_of_gain = count_gains(query.labels, database.labels)
+    n_relevant = n_of_gain[:, 1:].sum(axis=1)
+    of_ranking = partial(average_precision_of_ranking, n_relevant=n_relevant, normalizer=normalizer)
+    ap = [of_ranking(gains[:, :n] > 0) for n in limits]
+    ours = gains_of(found[1], query.labels, database.labels)
+    library = {n: float(of_ranking(ours[:, :n] > 0).mean()) for n in limits}
+    differences = _differences(query, database, given, found)
+    served = Served(
+        url,
+        stats.version,
+        stats.engine,
+        ranks=k,
+        equal=len(query) - len(differences),
+        library=library,
+        differences=differences,
+    )
+
+    about: dict[str, Any] = {"normalizer": normalizer, "ns": limits, "seed": seed}
+    scores: Scores
+    if k == len(database):
+        counts = histograms_of_ranking(*given, query.labels, database.labels, n_bits=header.n_bits)
+        scores = score_all(counts, query.labels, served=ap, **about)
+        values = values_of(counts, query.labels, database.labels, splits.label_names, scores)
+        missing = [NO_CODES]
+    else:
+        scores = score_ranking(gains, query.labels, n_of_gain=n_of_gain, **about)
+        values = values_of_ranking(gains, n_relevant, query.labels, database.labels, splits.label_names, scores)
+        missing = [NO_CODES, _cut(k, len(database))]
+    at_main = scores.per_query[f"AP@{values['main_n']}"].expected
+    show = partial(
+        examples,
+        query=query,
+        database=database,
+        names=splits.label_names,
+        ids=given[1],
+        distances=given[0],
+        average_precision=at_main,
+    )
+    report = Report(
+        title=f"{title_of(header, data_name)}, served",
+        normalizer=normalizer,
+        ties="expected" if k == len(database) else "as served",
+        n_bits=header.n_bits,
+        fingerprint=header.fingerprint,
+        data=describe_data(
+            splits,
+            query,
+            unordered,
+            data_name=data_name,
+            same_splits=header.training.get("splits_sha256") == splits.fingerprint,
+            without_relevant=int((n_relevant == 0).sum()),
+            chance_level=float((n_relevant / len(database)).mean()),
+        ),
+        model=describe_model(header, "the service"),
+        labels_used=used,
+        held_out=list(held_out),
+        bits=None,
+        served=served,
+        missing=missing,
+        notes=notes,
+        seed=seed,
+        command=command,
+        confusions=confusions(query.labels, database.labels, splits.label_names, given[1][:, :N_NEAREST]),
+        examples=show(drawn(len(query), seed=seed)),
+        worst=show(worst(at_main, n_relevant)),
+        **values,
+    )
+    table = per_query(query, splits.label_names, n_relevant, given[0][:, 0], scores, limits, ap)
+    figures = {n: (float(values.mean()), library[n]) for n, values in zip(limits, ap, strict=True)}
+    evaluation = Evaluation(report, table, {}, query.paths, database.paths)
+    return Agreement(served, len(query), len(database), figures, evaluation)
 
 
-def _as_stored(url: str, database: Split) -> tuple[list[int], Split, int]:
-    """Ids of the stored images, the database split in their order, and how many copies it has without."""
+def _cut(k: int, n_database: int) -> str:
+    return (
+        "Expectations and bounds over equal distances, distances of pairs, hash lookup, calibration, and curves beyond "
+        f"rank {k}: the service gave the {k} nearest of {n_database} images, and these need all (HASHSEEK_MAX_K)."
+    )
+
+
+def _as_stored(url: str, database: Split) -> tuple[list[int], list[int]]:
+    """Ids of the stored images, ascending, and the row of the database split that each one is."""
     row_of: dict[str, int] = {}
     for row, path in enumerate(database.paths):
         row_of.setdefault(hashlib.sha256(read_bytes(path)).hexdigest(), row)
-    stored: list[_Stored] = []
-    after: int | None = 0
-    while after is not None:
-        page = _ask(f"{url}/v1/images?limit={_PAGE}&after={after}", _Page)
-        stored += page.images
-        after = page.next
+    stored = ask_stored(url)
     held = {image.sha256 for image in stored}
     missing = [database.paths[row].name for sha256, row in row_of.items() if sha256 not in held]
     foreign = [image.path for image in stored if image.sha256 not in row_of]
@@ -180,26 +224,45 @@ def _as_stored(url: str, database: Split) -> tuple[list[int], Split, int]:
             f"the collection of {url} is not the database split: {' and '.join(parts)}: index that split alone with "
             "`hashseek index add`"
         )
-    stored.sort(key=lambda image: image.id)
-    rows = [row_of[image.sha256] for image in stored]
-    return [image.id for image in stored], database.take(rows), len(database) - len(rows)
+    return [image.id for image in stored], [row_of[image.sha256] for image in stored]
 
 
-def _differences(
-    query: Split,
-    database: Split,
-    served: tuple[NDArray[np.int64], NDArray[np.int64]],
-    found: tuple[NDArray[np.int64], NDArray[np.int64]],
-) -> list[str]:
+def _reach(url: str, path: Path, wanted: int, needed: int) -> int:
+    """How many results to ask for: `wanted`, or `needed` where the service does not give so many."""
+    if wanted > needed:
+        try:
+            ask_similar(url, path, wanted)
+        except Refused:
+            return needed
+    return wanted
+
+
+def _ask_all(url: str, query: Split, ids: Sequence[int], *, k: int, fingerprint: str, progress: Progress) -> Rankings:
+    """(distances, rows) of the k nearest, (Q, k), as the service gives them; rows are positions in `ids`."""
+    row_of = {image_id: row for row, image_id in enumerate(ids)}
+    distances, rows = np.empty((len(query), k), np.int64), np.empty((len(query), k), np.int64)
+    with progress.task("asking the service", len(query)) as advance:
+        for place, path in enumerate(query.paths):
+            answer = ask_similar(url, path, k)
+            _check_fingerprint(url, answer.fingerprint, fingerprint)
+            if len(answer.hits) != k or any(hit.id not in row_of for hit in answer.hits):
+                raise BadDataset(
+                    f"the service answered {path.name} with {len(answer.hits)} of {k} images, or with one that was not "
+                    "stored before: evaluate while nobody changes the collection"
+                )
+            distances[place] = [hit.distance for hit in answer.hits]
+            rows[place] = [row_of[hit.id] for hit in answer.hits]
+            advance(1)
+    return distances, rows
+
+
+def _differences(query: Split, database: Split, served: Rankings, found: Rankings) -> list[str]:
     """A sentence for each query whose (distances, rows) differ."""
     unlike = (served[0] != found[0]) | (served[1] != found[1])
 
-    def told(answer: tuple[NDArray[np.int64], NDArray[np.int64]], place: int, rank: int) -> str:
+    def told(answer: Rankings, place: int, rank: int) -> str:
         distance, row = int(answer[0][place, rank]), int(answer[1][place, rank])
-        if distance < 0:
-            return "nothing"
-        name = "an image that was not there before" if row < 0 else database.paths[row].name
-        return f"{name} at {distance} bits"
+        return f"{database.paths[row].name} at {distance} bits"
 
     sentences = []
     for place in np.flatnonzero(unlike.any(axis=1)).tolist():
@@ -217,52 +280,6 @@ def _check_fingerprint(url: str, theirs: str, ours: str) -> None:
             f"the service {url} has codes of checkpoint {theirs[:12]}, this one is {ours[:12]}: evaluate the "
             "checkpoint that it serves, or serve a collection of this one"
         )
-
-
-def _search(url: str, path: Path, k: int) -> _Hits:
-    """The answer of the service to one picture, sent byte for byte."""
-    boundary = secrets.token_hex(16)
-    head = (
-        f'--{boundary}\r\nContent-Disposition: form-data; name="k"\r\n\r\n{k}\r\n'
-        f'--{boundary}\r\nContent-Disposition: form-data; name="image"; filename="query"\r\n'
-        "Content-Type: application/octet-stream\r\n\r\n"
-    )
-    body = head.encode() + read_bytes(path) + f"\r\n--{boundary}--\r\n".encode()
-    kind = f"multipart/form-data; boundary={boundary}"
-    return _ask(f"{url}/v1/search", _Hits, body=body, headers={"Content-Type": kind}, name=path.name)
-
-
-def _ask(
-    url: str, kind: type[_T], *, body: bytes | None = None, headers: dict[str, str] | None = None, name: str = ""
-) -> _T:
-    """What a service answers, as `kind`; a POST where there is a body."""
-    if not url.startswith(("http://", "https://")):
-        raise BadConfig(
-            f"--url is the address of a service, such as http://127.0.0.1:8000, not {url.partition('/v1/')[0]}"
-        )
-    try:
-        request = urllib.request.Request(url, data=body, headers=headers or {})
-        with urllib.request.urlopen(request, timeout=_SECONDS) as response:
-            content = response.read()
-    except urllib.error.HTTPError as error:
-        detail = _detail(error.read()) or f"{error.code} {error.reason}"
-        raise BadConfig(f"the service refused {f'the query {name}' if name else url}: {detail}") from None
-    except (OSError, HTTPException, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise BadConfig(f"no service answers at {url} ({reason}): start it with `hashseek serve`") from None
-    try:
-        return TypeAdapter(kind).validate_json(content)
-    except ValidationError:
-        raise BadConfig(f"what answers at {url} is no Hashseek service of this version: correct --url") from None
-
-
-def _detail(content: bytes) -> str:
-    """The sentence of a problem JSON, or nothing."""
-    try:
-        found = json.loads(content)
-    except ValueError:
-        return ""
-    return str(found.get("detail", "")) if isinstance(found, dict) else ""
 
 
 def _few(names: Sequence[str]) -> str:

@@ -33,7 +33,8 @@ from retrieval.errors import BadConfig, HashseekError
 from retrieval.files import write_atomically
 from training.config import Config, parse_config
 from training.curves import Panel, Series, draw
-from training.fit import Diverged, OutOfMemory, Stop, fit
+from training.epoch import Diverged, OutOfMemory
+from training.fit import Stop, fit
 from training.progress import Progress
 from training.run import Run, differences, read_log
 from training.sweep_space import Distributions, Space, check_space, parse_space, with_values

@@ -29,7 +29,7 @@ Distributions = dict[str, BaseDistribution]
 
 KEYS = ("low", "high", "log", "step")
 # With these a trial would be measured by another yardstick than the one before it.
-MEASURES = ("train.val_fraction", "train.val_n")
+MEASURES = ("train.val_fraction", "train.val_n", "train.val_database")
 SECTIONS = ("model", "loss", "partner", "projection", "memory", "optimizer", "train")
 
 

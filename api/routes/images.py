@@ -1,6 +1,7 @@
 """Stored images: listing, records, files, adding, deleting."""
 
 import io
+from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Form, Query, Response, status
@@ -9,8 +10,10 @@ from fastapi.responses import FileResponse
 from api.dependencies import SearcherDep, UploadDep, WritableDep
 from api.problems import FileGone
 from api.schemas import AddedImage, Image, Page
-from api.service import add_upload, parse_labels
-from retrieval.images import decode, read_bytes
+from api.service import add_upload, parse_attributes, parse_labels
+from indexing.uris import is_there, open_uri
+from retrieval.errors import BadImage
+from retrieval.images import decode
 
 router = APIRouter(prefix="/v1/images", tags=["images"])
 
@@ -28,6 +31,19 @@ def page(
     return Page(images=images, next=images[-1].id if len(found) > limit else None)
 
 
+# Before the routes with an id, or one of them would take "by-key" for one.
+@router.get("/by-key/{key:path}")
+def record_by_key(key: str, searcher: SearcherDep) -> Image:
+    """The record of the image with this key, which may contain slashes."""
+    return Image.of(searcher.collection.catalog.by_key(key))
+
+
+@router.delete("/by-key/{key:path}", status_code=status.HTTP_204_NO_CONTENT, dependencies=[WritableDep])
+def remove_by_key(key: str, searcher: SearcherDep) -> None:
+    """Forget the image with this key; a file outside the collection stays where it is."""
+    searcher.collection.remove([searcher.collection.catalog.by_key(key).id])
+
+
 @router.get("/{image_id}")
 def record(image_id: int, searcher: SearcherDep) -> Image:
     """The record of a stored image."""
@@ -42,14 +58,20 @@ def file(
 ) -> Response:
     """The file of a stored image, or a JPEG thumbnail of it."""
     stored = searcher.collection.catalog.one(image_id)
-    path = searcher.collection.file_of(stored)
-    if not path.is_file():
-        raise FileGone(f"image {image_id} is stored, but its file {stored.path} is no longer there")
+    uri = searcher.collection.uri_of(stored)
     headers = {"Cache-Control": "private, max-age=3600", "ETag": f'"{stored.sha256}-{size or 0}"'}
+    if size is None and Path(uri).is_file():
+        return FileResponse(uri, media_type=stored.media_type, headers=headers)
+    if not is_there(uri):
+        raise FileGone(f"image {image_id} is stored, but its file {stored.path} is no longer there")
+    try:
+        data = open_uri(uri)  # a file, a member of a tar, or an address
+    except BadImage as error:
+        raise FileGone(f"image {image_id} is stored, but its file cannot be read any more: {error}") from None
     if size is None:
-        return FileResponse(path, media_type=stored.media_type, headers=headers)
+        return Response(data, media_type=stored.media_type, headers=headers)
     with searcher.decoding:
-        thumbnail = decode(read_bytes(path), name=stored.path, at_least=size).image
+        thumbnail = decode(data, name=stored.path, at_least=size).image
         thumbnail.thumbnail((size, size))
     buffer = io.BytesIO()
     thumbnail.save(buffer, "JPEG", quality=85)
@@ -62,12 +84,21 @@ def add(
     searcher: SearcherDep,
     response: Response,
     labels: Annotated[str, Form(description="Labels, separated by `;`.")] = "",
+    key: Annotated[str | None, Form(description="Your own name for the image, 1 to 512 characters.")] = None,
+    attributes: Annotated[str, Form(description="A JSON object of at most 16 KiB, yours to search by.")] = "{}",
 ) -> AddedImage:
-    """Store a picture (201), or find that its content is stored already (200); it can be found at once."""
-    stored, created = add_upload(searcher, image, labels=parse_labels(labels))
+    """Store a picture (201), or find that it is stored already (200); it can be found at once.
+
+    Without a key, content decides: a picture that is there keeps its record. With a key, the key decides: under a new
+    one a record is added; under one that is there, picture, labels and attributes are replaced, if they are given.
+    """
+    stored, change = add_upload(
+        searcher, image, labels=parse_labels(labels), key=key, attributes=parse_attributes(attributes)
+    )
+    created = change == "added"
     if not created:
         response.status_code = status.HTTP_200_OK
-    return AddedImage(**Image.of(stored).model_dump(), created=created)
+    return AddedImage(**Image.of(stored).model_dump(), created=created, change=change)
 
 
 @router.delete("/{image_id}", status_code=status.HTTP_204_NO_CONTENT, dependencies=[WritableDep])

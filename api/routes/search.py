@@ -3,10 +3,16 @@
 from fastapi import APIRouter
 
 from api.dependencies import (
+    EffortForm,
+    EffortQuery,
+    FilterForm,
+    FilterQuery,
     KForm,
     KQuery,
     MaxDistanceForm,
     MaxDistanceQuery,
+    MinPrecisionForm,
+    MinPrecisionQuery,
     SearcherDep,
     ServiceDep,
     UploadDep,
@@ -23,22 +29,38 @@ def search(
     image: UploadDep,
     service: ServiceDep,
     searcher: SearcherDep,
+    among: FilterForm,
     k: KForm = 10,
     max_distance: MaxDistanceForm = None,
+    min_precision: MinPrecisionForm = None,
+    effort: EffortForm = None,
 ) -> Hits:
-    """The stored images most similar to an uploaded picture."""
+    """The stored images most similar to an uploaded picture; only those that the filter lets through are ranked."""
     check_k(service, k)
     picture = searcher.decode(image, name="the upload")
-    [answer] = searcher.search([picture.image], k=k, max_distance=max_distance)
+    [answer] = searcher.search(
+        [picture.image], k=k, max_distance=max_distance, min_precision=min_precision, among=among, effort=effort
+    )
     return _hits(searcher, answer)
 
 
 @router.get("/images/{image_id}/similar")
 def similar(
-    image_id: int, service: ServiceDep, searcher: SearcherDep, k: KQuery = 10, max_distance: MaxDistanceQuery = None
+    image_id: int,
+    service: ServiceDep,
+    searcher: SearcherDep,
+    among: FilterQuery,
+    k: KQuery = 10,
+    max_distance: MaxDistanceQuery = None,
+    min_precision: MinPrecisionQuery = None,
+    effort: EffortQuery = None,
 ) -> Hits:
-    """The stored images most similar to a stored one, itself among them."""
-    return _hits(searcher, searcher.similar(image_id, k=check_k(service, k), max_distance=max_distance))
+    """The stored images most similar to a stored one, itself among them if the filter lets it through."""
+    check_k(service, k)
+    answer = searcher.similar(
+        image_id, k=k, max_distance=max_distance, min_precision=min_precision, among=among, effort=effort
+    )
+    return _hits(searcher, answer)
 
 
 def _hits(searcher: Searcher, answer: Answer) -> Hits:

@@ -26,6 +26,7 @@ const number = (value) => value.toLocaleString("en");
 const counted = (n, one) => `${number(n)} ${one}${n === 1 ? "" : "s"}`;
 const ms = (value) => `${value < 10 ? value.toFixed(1) : number(Math.round(value))} ms`;
 const bytes = (n) => (n < 1e3 ? counted(n, "byte") : n < 1e6 ? `${(n / 1e3).toFixed(1)} kB` : `${(n / 1e6).toFixed(1)} MB`);
+const percent = (share) => `${(100 * share).toFixed(share > 0.995 || share < 0.1 ? 1 : 0)} %`;
 const described = (image) => image.labels.join(", ") || image.path;
 const imagePath = (id) => `/v1/images/${encodeURIComponent(id)}`;
 
@@ -41,6 +42,12 @@ function chips(labels, shared = new Set(), most = Infinity) {
     : el("li", { className: "chip" }, label)));
   const rest = ordered.slice(most);
   return rest.length ? [...items, el("li", { className: "chip rest", title: rest.join(", ") }, `+${rest.length}`)] : items;
+}
+
+// How likely an image at this distance is relevant; nothing where the collection is not calibrated.
+function likely({ relevance }) {
+  return relevance === null ? [] : [el("span", { className: "likely" }, ` · ${percent(relevance)} likely`,
+    el("span", { className: "unseen" }, " to be relevant"))];
 }
 
 function thumbnail(image) {
@@ -225,7 +232,7 @@ function hitCard(hit) {
     ? el("span", { className: "muted" }, "the query")
     : likeLink(hit.id, "More like this", `More like this: picture ${hit.id}`);
   return el("li", { className: "hit" }, picture,
-    el("div", { className: "caption" }, el("span", { className: "distance" }, counted(hit.distance, "bit")), like),
+    el("div", { className: "caption" }, el("span", { className: "distance" }, counted(hit.distance, "bit"), ...likely(hit)), like),
     bar, el("ul", { className: "chips", ariaLabel: "Labels" }, ...chips(hit.labels, current.labels, CHIPS)));
 }
 
@@ -359,6 +366,7 @@ function openPicture(image) {
 
 function showFacts(image) {
   const rows = [["Path", image.path], ["Size", `${image.width} × ${image.height} px`]];
+  if ((image.relevance ?? null) !== null) rows.unshift(["Relevant", `${percent(image.relevance)} likely at this distance`]);
   if (image.distance !== undefined) rows.unshift(["Distance", counted(image.distance, "bit")]);
   if (image.bytes !== undefined) rows.push(["File", bytes(image.bytes)]);
   if (image.added_at) rows.push(["Added", new Date(image.added_at).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" })]);

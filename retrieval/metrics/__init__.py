@@ -12,7 +12,14 @@ largest value that any order could give. Nothing is sorted, no Q x N matrix is b
 
 from retrieval.metrics.calibration import Calibration, calibrate
 from retrieval.metrics.counting import Histograms, check_labels, histograms, without_self
-from retrieval.metrics.evaluation import TIE_POLICIES, TiePolicy, evaluate_codes, figures_of, name_ns
+from retrieval.metrics.evaluation import (
+    TIE_POLICIES,
+    TiePolicy,
+    evaluate_codes,
+    figures_of,
+    figures_of_ranking,
+    name_ns,
+)
 from retrieval.metrics.figures import (
     GAINS,
     NORMALIZERS,
@@ -36,7 +43,9 @@ from retrieval.metrics.intervals import Comparison, Interval, bootstrap, compare
 from retrieval.metrics.labels import PerLabel, per_label, remarks
 from retrieval.metrics.rankings import (
     average_precision_of_ranking,
+    count_gains,
     gains_of,
+    histograms_of_ranking,
     ndcg_of_ranking,
     rank_by_id,
     relevance,
@@ -70,11 +79,14 @@ __all__ = [
     "check_labels",
     "class_distances",
     "compare",
+    "count_gains",
     "effective_n",
     "evaluate_codes",
     "figures_of",
+    "figures_of_ranking",
     "gains_of",
     "histograms",
+    "histograms_of_ranking",
     "lookup",
     "name_ns",
     "ndcg",

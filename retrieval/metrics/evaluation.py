@@ -63,7 +63,13 @@ def evaluate_codes(
     for chosen, ids in rankings.rank_by_id(query_codes, database_codes, n_bits=n_bits, n=max(limits.values())):
         gains = rankings.gains_of(ids, query_labels[chosen], database_labels)
         for name, n in limits.items():
-            values = _of_ranking(gains[:, :n], found.n_relevant[chosen], of_gain[chosen], normalizer, gain)
+            values = figures_of_ranking(
+                gains[:, :n],
+                n_relevant=found.n_relevant[chosen],
+                n_of_gain=of_gain[chosen],
+                normalizer=normalizer,
+                gain=gain,
+            )
             for figure, value in values.items():
                 parts.setdefault(f"{figure}@{name}", []).append(value)
     joined = {name: np.concatenate(values) for name, values in parts.items()}
@@ -96,9 +102,20 @@ def name_ns(ns: Sequence[int | None]) -> list[str]:
     return ["all" if n is None else str(n) for n in ns]
 
 
-def _of_ranking(
-    gains: Counts, n_relevant: Counts, n_of_gain: Counts, normalizer: Normalizer, gain: Gain
+def figures_of_ranking(
+    gains: Counts,
+    *,
+    n_relevant: Counts,
+    n_of_gain: Counts,
+    normalizer: Normalizer = "retrieved",
+    gain: Gain = "exponential",
 ) -> dict[str, Floats]:
+    """AP, precision, recall, nDCG, ACG and WAP (Q,) over all the ranks of `gains` (Q, n).
+
+    Args:
+        gains: labels that each item shares with the query. n_relevant: (Q,) in the whole database.
+        n_of_gain: (Q, G + 1) items of each gain in it. normalizer: see `average_precision`. gain: see `ndcg`.
+    """
     hits = (gains > 0).sum(axis=1)
     return {
         "AP": rankings.average_precision_of_ranking(gains > 0, n_relevant=n_relevant, normalizer=normalizer),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from retrieval.codes import Codes, as_words, check_codes
 from retrieval.errors import BadCodes, BadConfig
-from retrieval.metrics.counting import Counts, Floats, Labels
+from retrieval.metrics.counting import Counts, Floats, Histograms, Labels
 from retrieval.metrics.figures import GAINS, NORMALIZERS, Gain, Normalizer, check_choice, ideal_dcg
 
 Ids = NDArray[np.int64]
@@ -78,6 +78,41 @@ def gains_of(ids: Ids, query_labels: Labels, database_labels: Labels) -> NDArray
 def relevance(ids: Ids, query_labels: Labels, database_labels: Labels) -> NDArray[np.bool_]:
     """Whether each item of the rankings shares a label with its query, (Q, n)."""
     return gains_of(ids, query_labels, database_labels) > 0
+
+
+def count_gains(query_labels: Labels, database_labels: Labels) -> Counts:
+    """How many items of the database share g labels with each query, (Q, G + 1) for g = 0..G."""
+    most = min(int(labels.sum(axis=1, dtype=np.int64).max()) for labels in (query_labels, database_labels))
+    items = database_labels.T.astype(np.float32)
+    counts = [
+        np.bincount((row @ items).astype(np.int64), minlength=most + 1) for row in query_labels.astype(np.float32)
+    ]
+    return np.stack(counts).astype(np.int64)
+
+
+def histograms_of_ranking(
+    distances: NDArray[np.integer], ids: Ids, query_labels: Labels, database_labels: Labels, *, n_bits: int
+) -> Histograms:
+    """The counts of `histograms(graded=True)` from rankings (Q, N) of the whole database.
+
+    Raises:
+        BadCodes: a ranking leaves an item out, names one twice, or has a distance above K.
+    """
+    n = len(database_labels)
+    if ids.shape[1] != n:
+        raise BadCodes(f"rankings of {ids.shape[1]} items say too little about a database of {n}: rank all of it")
+    if distances.size and (distances.min() < 0 or distances.max() > n_bits):
+        raise BadCodes(f"distances of {n_bits}-bit codes go from 0 to {n_bits}, not to {distances.max()}")
+    gains = gains_of(ids, query_labels, database_labels)
+    most = min(int(labels.sum(axis=1, dtype=np.int64).max()) for labels in (query_labels, database_labels))
+    counts = np.stack(
+        [
+            np.bincount(row * (n_bits + 1) + at, minlength=(most + 1) * (n_bits + 1))
+            for row, at in zip(gains, distances, strict=True)
+        ]
+    ).reshape(len(ids), most + 1, n_bits + 1)
+    total = counts.sum(axis=1)
+    return Histograms(total, total - counts[:, 0], counts.astype(np.int32))
 
 
 def average_precision_of_ranking(

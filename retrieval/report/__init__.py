@@ -1,15 +1,26 @@
 """An evaluation as a folder: a page and Markdown for people, JSON and a table per query for machines."""
 
-from retrieval.report.build import Part, Scores, chance, main_n, score_all, values_of
+from retrieval.report.build import (
+    Part,
+    Scores,
+    chance,
+    main_n,
+    score_all,
+    score_ranking,
+    values_of,
+    values_of_ranking,
+)
 from retrieval.report.markdown import as_markdown, certificate, summary
-from retrieval.report.schema import SCHEMA_VERSION, Report, Score, Value, load_report, software_versions
+from retrieval.report.schema import SCHEMA_VERSION, Model, Report, Score, Served, Value, load_report, software_versions
 
 __all__ = [
     "SCHEMA_VERSION",
+    "Model",
     "Part",
     "Report",
     "Score",
     "Scores",
+    "Served",
     "Value",
     "as_markdown",
     "certificate",
@@ -17,7 +28,9 @@ __all__ = [
     "load_report",
     "main_n",
     "score_all",
+    "score_ranking",
     "software_versions",
     "summary",
     "values_of",
+    "values_of_ranking",
 ]

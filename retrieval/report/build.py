@@ -13,22 +13,18 @@ from retrieval.metrics import (
     Figure,
     Histograms,
     Normalizer,
-    average_cumulative_gain,
-    average_precision,
     bit_statistics,
     bootstrap,
     calibrate,
     class_distances,
     effective_n,
+    figures_of,
+    figures_of_ranking,
     lookup,
-    ndcg,
     per_label,
-    precision,
     precision_curve,
-    recall,
     recall_curve,
     tied_at_cut,
-    weighted_average_precision,
 )
 from retrieval.report.schema import Bits, Curves, Distances, Label, Score, Value
 
@@ -77,32 +73,64 @@ def score_all(
         served: AP@N (Q,) in the order that search gives, for each N.
         seed: of the bootstrap.
     """
-    scores: dict[int, Score] = {}
-    per_query: dict[str, Figure] = {}
-    for place, asked in enumerate(ns):
-        n = effective_n(asked, found.n_database)
-        figures = {
-            "AP": average_precision(found, n=n, normalizer=normalizer),
-            "precision": precision(found, n=n),
-            "recall": recall(found, n=n),
-            "nDCG": ndcg(found, n=n),
-            "ACG": average_cumulative_gain(found, n=n),
-            "WAP": weighted_average_precision(found, n=n, normalizer=normalizer),
-        }
-        per_query |= {f"{name}@{n}": figure for name, figure in figures.items()}
-        value = {name: _value(figure, query_labels, seed=seed) for name, figure in figures.items()}
-        scores[n] = Score(
-            n,
-            mean_average_precision=value["AP"],
-            precision=value["precision"],
-            recall=value["recall"],
-            ndcg=value["nDCG"],
-            acg=value["ACG"],
-            wap=value["WAP"],
-            tied=float(tied_at_cut(found, n=n).mean()),
-            as_served=None if served is None else float(served[place].mean()),
+    limits = list(dict.fromkeys(effective_n(n, found.n_database) for n in ns))
+    figures = figures_of(found, ns=limits, normalizer=normalizer)
+    tied = [float(tied_at_cut(found, n=n).mean()) for n in limits]
+    means = [None if served is None else float(served[place].mean()) for place in range(len(limits))]
+    return _scores(figures, query_labels, ns=limits, tied=tied, served=means, seed=seed)
+
+
+def score_ranking(
+    gains: NDArray[np.int64],
+    query_labels: Labels,
+    *,
+    n_of_gain: NDArray[np.int64],
+    ns: Sequence[int],
+    normalizer: Normalizer,
+    seed: int = 0,
+) -> Scores:
+    """Scores of the one order that is given, at each N: expected, worst and best are the same.
+
+    Args:
+        gains: labels that the items of each ranking share with its query, (Q, n), n at least the largest N.
+        query_labels: 0/1 (Q, C). n_of_gain: (Q, G + 1) database items of each gain. ns, normalizer, seed: see
+            `score_all`.
+    """
+    figures: dict[str, Figure] = {}
+    for n in ns:
+        values = figures_of_ranking(
+            gains[:, :n], n_relevant=n_of_gain[:, 1:].sum(axis=1), n_of_gain=n_of_gain, normalizer=normalizer
         )
-    return Scores(list(scores.values()), per_query)
+        figures |= {f"{name}@{n}": Figure(value, value, value) for name, value in values.items()}
+    means = [float(figures[f"AP@{n}"].expected.mean()) for n in ns]
+    return _scores(figures, query_labels, ns=ns, tied=[0.0] * len(ns), served=means, seed=seed)
+
+
+def _scores(
+    figures: dict[str, Figure],
+    query_labels: Labels,
+    *,
+    ns: Sequence[int],
+    tied: Sequence[float],
+    served: Sequence[float | None],
+    seed: int,
+) -> Scores:
+    value = {name: _value(figure, query_labels, seed=seed) for name, figure in figures.items()}
+    scores = [
+        Score(
+            n,
+            mean_average_precision=value[f"AP@{n}"],
+            precision=value[f"precision@{n}"],
+            recall=value[f"recall@{n}"],
+            ndcg=value[f"nDCG@{n}"],
+            acg=value[f"ACG@{n}"],
+            wap=value[f"WAP@{n}"],
+            tied=tied[place],
+            as_served=served[place],
+        )
+        for place, n in enumerate(ns)
+    ]
+    return Scores(scores, figures)
 
 
 def main_n(scores: Sequence[Score]) -> int:
@@ -130,6 +158,15 @@ def curves(found: Histograms, *, largest: int) -> Curves:
         radius_recall=within.recall.tolist(),
         empty=within.empty.tolist(),
     )
+
+
+def curves_of_ranking(gains: NDArray[np.int64], n_relevant: NDArray[np.int64]) -> Curves:
+    """Precision and recall over the ranks of `gains` (Q, n); nothing over the radius."""
+    ns = np.unique(np.linspace(1, gains.shape[1], min(gains.shape[1], N_POINTS)).round().astype(int))
+    hits = np.cumsum(gains > 0, axis=1)[:, ns - 1]
+    precision_at = _mean(hits / ns)
+    recall_at = _mean(hits / np.maximum(n_relevant, 1)[:, None])
+    return Curves(ns.tolist(), precision_at, precision_at, precision_at, recall_at, [], [], [], [])
 
 
 def label_rows(
@@ -168,19 +205,38 @@ def bits(part: Part, *, n_bits: int) -> Bits:
     )
 
 
-def values_of(found: Histograms, query: Part, database: Part, names: Sequence[str], scores: Scores) -> dict[str, Any]:
+def values_of(
+    found: Histograms, query_labels: Labels, database_labels: Labels, names: Sequence[str], scores: Scores
+) -> dict[str, Any]:
     """The parts of a report that follow from counts and labels, by the names of its fields."""
-    n = main_n(scores.scores)
-    ap, at_n = scores.per_query[f"AP@{n}"], scores.per_query[f"precision@{n}"]
-    return {
-        "scores": scores.scores,
-        "main_n": n,
+    return _of_scores(scores, query_labels, database_labels, names) | {
         "curves": curves(found, largest=max(score.n for score in scores.scores)),
-        "labels": label_rows(query.labels, database.labels, names, ap, at_n),
         "distances": distances(found),
-        "bits": bits(database, n_bits=found.n_bits),
         "calibration": calibrate(found),
     }
+
+
+def values_of_ranking(
+    gains: NDArray[np.int64],
+    n_relevant: NDArray[np.int64],
+    query_labels: Labels,
+    database_labels: Labels,
+    names: Sequence[str],
+    scores: Scores,
+) -> dict[str, Any]:
+    """The same from rankings that do not reach to the end of the database: what lies at which distance is not known."""
+    return _of_scores(scores, query_labels, database_labels, names) | {
+        "curves": curves_of_ranking(gains, n_relevant),
+        "distances": None,
+        "calibration": None,
+    }
+
+
+def _of_scores(scores: Scores, query_labels: Labels, database_labels: Labels, names: Sequence[str]) -> dict[str, Any]:
+    n = main_n(scores.scores)
+    ap, at_n = scores.per_query[f"AP@{n}"], scores.per_query[f"precision@{n}"]
+    rows = label_rows(query_labels, database_labels, names, ap, at_n)
+    return {"scores": scores.scores, "main_n": n, "labels": rows}
 
 
 def chance(found: Histograms) -> float:

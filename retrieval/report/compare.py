@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from retrieval.errors import BadConfig
 from retrieval.metrics import compare
-from retrieval.report.markdown import cell
+from retrieval.report.markdown import cell, protocol_of
 from retrieval.report.schema import Report, Value, load_report
 
 # What a hash in the certificate stands for. The data set's name is where its files lie, and settles nothing.
@@ -79,6 +79,10 @@ def differences(first: Report, second: Report) -> list[str]:
     reasons = []
     if first.normalizer != second.normalizer:
         reasons.append(f"AP is divided by {first.normalizer!r} in one and by {second.normalizer!r} in the other")
+    if first.ties != second.ties:
+        reasons.append(f"equal distances are taken {_ties(first)} in one and {_ties(second)} in the other")
+    if (first.labels_used, first.held_out) != (second.labels_used, second.held_out):
+        reasons.append(f"one is about {protocol_of(first)}, the other about {protocol_of(second)}")
     if first.gain != second.gain:
         reasons.append(f"the gain of nDCG is {first.gain!r} in one and {second.gain!r} in the other")
     for key, what in {"queries": "queries", "database": "database images", "labels": "labels"}.items():
@@ -166,9 +170,12 @@ def _protocol(entries: Sequence[Entry], ns: Sequence[int]) -> list[str]:
         "data set": ", ".join(dict.fromkeys(str(entry.report.data.get("data_set")) for entry in entries)),
         "queries, database, labels": f"{data.get('queries')}, {data.get('database')}, {data.get('labels')}",
         **{key.replace("_", " "): data[key] for key in _HASHES},
+        "labels used": protocol_of(report),
         "AP normaliser": report.normalizer,
         "N": _listed(ns),
-        "equal distances": "expected over their orders, bounds by worst and best; as served: ascending id",
+        "equal distances": "expected over their orders, bounds by worst and best; as served: ascending id"
+        if report.ties == "expected"
+        else _ties(report),
     }
     return ["| protocol of all | |", "|---|---|", *(f"| {key} | {cell(value)} |" for key, value in rows.items())]
 
@@ -244,6 +251,10 @@ def _notes(entries: Sequence[Entry], ns: Sequence[int]) -> list[str]:
         if entry.per_query is None:
             notes.append(f"{entry.letter}: no per_query.csv beside the report, so nothing is compared query by query")
     return notes
+
+
+def _ties(report: Report) -> str:
+    return "as expected over their orders" if report.ties == "expected" else "in the order of the service"
 
 
 def _ns(report: Report) -> list[int]:

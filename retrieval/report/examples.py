@@ -1,12 +1,14 @@
 """Queries with their nearest images, the worst queries, and the labels that are mistaken for each other."""
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from retrieval.metrics.rankings import Ids
-from retrieval.report.build import Labels, Part
+from retrieval.report.build import Labels
 from retrieval.report.schema import Confusion, Example, Hit
 
 N_HITS = 10
@@ -14,11 +16,23 @@ N_HITS = 10
 _QUERIES = 64
 
 
+class Labelled(Protocol):
+    """Queries or database images: labels 0/1 (n, C), and a path that names each."""
+
+    @property
+    def labels(self) -> Labels:
+        """0/1 (n, C)."""
+
+    @property
+    def paths(self) -> Sequence[Path]:
+        """One for each."""
+
+
 def examples(
     rows: Sequence[int],
     *,
-    query: Part,
-    database: Part,
+    query: Labelled,
+    database: Labelled,
     names: Sequence[str],
     ids: Ids,
     distances: NDArray[np.integer],
@@ -51,17 +65,19 @@ def worst(average_precision: NDArray[np.float64], n_relevant: NDArray[np.integer
     return [int(row) for row in candidates[order[:n]]]
 
 
-def confusions(query: Part, database: Part, names: Sequence[str], ids: Ids, *, n: int = 12) -> list[Confusion]:
+def confusions(
+    query_labels: Labels, database_labels: Labels, names: Sequence[str], ids: Ids, *, n: int = 12
+) -> list[Confusion]:
     """The pairs of labels (of a query, of an irrelevant image among its nearest `ids`) that occur most often.
 
     Each irrelevant hit counts 1, spread evenly over the pairs of its labels with those of the query.
     """
-    asked, held = _spread(query.labels), _spread(database.labels)
+    asked, held = _spread(query_labels), _spread(database_labels)
     found = np.zeros((len(names), len(names)))
     by_chance = np.zeros_like(found)
-    for start in range(0, len(query), _QUERIES):
+    for start in range(0, len(query_labels), _QUERIES):
         chosen = slice(start, start + _QUERIES)
-        unlike = (query.labels[chosen].astype(np.float32) @ database.labels.T.astype(np.float32) == 0).astype(
+        unlike = (query_labels[chosen].astype(np.float32) @ database_labels.T.astype(np.float32) == 0).astype(
             np.float32
         )
         wrong = np.take_along_axis(unlike, ids[chosen], axis=1)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.report.schema import Report
+from retrieval.metrics import Calibration
+from retrieval.report.schema import Distances, Model, Report, Value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,12 +70,13 @@ def draw_all(
     from matplotlib import rc_context
 
     with rc_context(_STYLE):
-        figures = {
-            "precision_curve": _precision_curve(report),
-            "precision_recall": _precision_recall(report),
-            "distances": _distances(report),
-            "calibration": _calibration(report),
-        }
+        figures = {"precision_curve": _precision_curve(report), "precision_recall": _precision_recall(report)}
+        if report.distances is not None:
+            figures["distances"] = _distances(report, report.distances)
+            if report.calibration is not None:
+                figures["calibration"] = _calibration(report, report.distances, report.calibration)
+        if report.models:
+            figures["lengths"] = _lengths(report)
         for name, (places, group, names) in points.items():
             figures[f"tsne_{name}"] = _scatter(places, group, names)
     return figures
@@ -130,17 +132,25 @@ def _precision_curve(report: Report) -> "Figure":
     worst, best, expected = (
         [values[i] for i in shown] for values in (curves.precision_worst, curves.precision_best, curves.precision)
     )
-    axes.fill_between(ns, worst, best, color=SERIES[0], alpha=0.18, linewidth=0, label="worst to best order of ties")
-    axes.plot(ns, expected, color=SERIES[0], label="expected over ties")
+    if report.ties == "expected":
+        axes.fill_between(
+            ns, worst, best, color=SERIES[0], alpha=0.18, linewidth=0, label="worst to best order of ties"
+        )
+    label = "expected over ties" if report.ties == "expected" else "in the order of the service"
+    axes.plot(ns, expected, color=SERIES[0], label=label)
     if report.baseline_precision:
         before = [report.baseline_precision[i] for i in shown]
         axes.plot(ns, before, color=SERIES[1], linestyle=(0, (4, 2)), label=report.baseline_name.lower())
-    chance = report.data.get("chance_(share_of_relevant_pairs)")
-    if isinstance(chance, float):
-        axes.axhline(chance, color=FAINT, linewidth=1, linestyle=(0, (1, 2)), label="a random order")
+    _random_order(report, axes)
     axes.set(xlabel="N", ylabel="precision@N", xlim=(0 if ns[-1] > 1 else 0.5, max(ns[-1], 1)), ylim=(0, 1.02))
     _legend(figure)
     return figure
+
+
+def _random_order(report: Report, axes: "Axes") -> None:
+    chance = report.data.get("chance_(share_of_relevant_pairs)")
+    if isinstance(chance, float):
+        axes.axhline(chance, color=FAINT, linewidth=1, linestyle=(0, (1, 2)), label="a random order")
 
 
 def _precision_recall(report: Report) -> "Figure":
@@ -148,23 +158,23 @@ def _precision_recall(report: Report) -> "Figure":
     curves = report.curves
     axes.plot(curves.recall, curves.precision, color=SERIES[0], label="over rank")
     pairs = [(r, p) for r, p in zip(curves.radius_recall, curves.precision_skip, strict=True) if p is not None]
-    axes.plot(
-        [r for r, _ in pairs],
-        [p for _, p in pairs],
-        color=SERIES[1],
-        linewidth=1.2,
-        marker="o",
-        markersize=3,
-        label="over Hamming radius",
-    )
+    if pairs:
+        axes.plot(
+            [r for r, _ in pairs],
+            [p for _, p in pairs],
+            color=SERIES[1],
+            linewidth=1.2,
+            marker="o",
+            markersize=3,
+            label="over Hamming radius",
+        )
     axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1.01), ylim=(0, 1.02))
     _legend(figure)
     return figure
 
 
-def _distances(report: Report) -> "Figure":
+def _distances(report: Report, found: Distances) -> "Figure":
     figure, axes = _new()
-    found = report.distances
     radius = np.arange(report.n_bits + 1)
     for counts, mean, colour, name in (
         (found.relevant, found.intra, SERIES[0], "share a label"),
@@ -182,11 +192,10 @@ def _distances(report: Report) -> "Figure":
     return figure
 
 
-def _calibration(report: Report) -> "Figure":
+def _calibration(report: Report, found: Distances, made: Calibration) -> "Figure":
     figure, axes = _new()
-    made = report.calibration
     radius = np.arange(report.n_bits + 1)
-    counts = np.asarray(report.distances.relevant), np.asarray(made.pairs)
+    counts = np.asarray(found.relevant), np.asarray(made.pairs)
     seen = counts[1] > 0
     axes.scatter(
         radius[seen], (counts[0][seen] / counts[1][seen]), s=9, color=OTHER, zorder=3, label="observed at the distance"
@@ -198,6 +207,40 @@ def _calibration(report: Report) -> "Figure":
     )
     _legend(figure)
     return figure
+
+
+def _lengths(report: Report) -> "Figure":
+    """A line for each method through the means of its models at each length, and a point for each model."""
+    figure, axes = _new()
+    methods: dict[str, list[Model]] = {}
+    for model in report.models:
+        methods.setdefault(model.method, []).append(model)
+    for place, (method, models) in enumerate(methods.items()):
+        colour, dashes = SERIES[place % len(SERIES)], "-" if place < len(SERIES) else (0, (4, 2))
+        bits = sorted({model.n_bits for model in models})
+        at = {n_bits: [main_figure(report, model) for model in models if model.n_bits == n_bits] for n_bits in bits}
+        worst = [min(value.worst for value in at[n_bits]) for n_bits in bits]
+        best = [max(value.best for value in at[n_bits]) for n_bits in bits]
+        if len(bits) > 1:
+            axes.fill_between(bits, worst, best, color=colour, alpha=0.14, linewidth=0)
+        else:
+            axes.vlines(bits, worst, best, color=colour, alpha=0.3, linewidth=6)
+        means = [float(np.mean([value.expected for value in at[n_bits]])) for n_bits in bits]
+        axes.plot(bits, means, color=colour, linestyle=dashes, label=method)
+        points = [(n_bits, value.expected) for n_bits in bits for value in at[n_bits]]
+        axes.scatter([x for x, _ in points], [y for _, y in points], s=16, color=colour, zorder=3)
+    _random_order(report, axes)
+    ticks = sorted({model.n_bits for model in report.models})
+    axes.set(xlabel="code length in bits", ylabel=f"mAP@{report.main_n}", xticks=ticks)
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(low, 0), min(high, 1.02))
+    _legend(figure)
+    return figure
+
+
+def main_figure(report: Report, model: Model) -> Value:
+    """mAP of one of the report's models at the N of the headline."""
+    return next(score for score in model.scores if score.n == report.main_n).mean_average_precision
 
 
 def _scatter(places: NDArray[np.float64], group: NDArray[np.int64], names: Sequence[str]) -> "Figure":

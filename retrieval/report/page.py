@@ -13,7 +13,7 @@ from PIL import ImageOps
 
 from retrieval.errors import BadImage
 from retrieval.images import decode, read_bytes
-from retrieval.report.markdown import EXPLANATION, certificate, number
+from retrieval.report.markdown import certificate, explanation, name_of, number, protocol_of
 from retrieval.report.schema import Example, Report, Score, Value
 
 # Pixels a side of the pictures: twice what the page shows on a wide screen.
@@ -33,12 +33,19 @@ CAPTIONS = {
         "What a distance is worth",
         "How likely an image at a distance is relevant, and the precision to expect of all images within it.",
     ),
+    "lengths": (
+        "mAP by code length",
+        "On the same queries and database, a point for each checkpoint; the band is what ties leave open.",
+    ),
     "tsne_codes": (
         "t-SNE of the codes",
         "Database images by Hamming distance. An image of several of these labels has the colour of the rarest.",
     ),
     "tsne_outputs": ("t-SNE of the outputs", "The same images by the angle between the model's real outputs."),
 }
+
+
+CURVES = ("precision_curve", "precision_recall", "distances", "calibration")
 
 
 def as_html(
@@ -54,12 +61,14 @@ def as_html(
     style = files("retrieval.report").joinpath("page.css").read_text(encoding="utf-8")
     sections = {
         "figures": ("Figures", _figures(report)),
-        "curves": ("Curves and distances", _drawings(svgs, [name for name in svgs if not name.startswith("tsne")])),
+        "curves": ("Curves and distances", _drawings(svgs, [name for name in svgs if name in CURVES])),
+        "lengths": (f"mAP@{report.main_n} by code length", _models(report, svgs)),
         "lookup": ("Hash lookup and bits", _lookup(report)),
         "labels": ("Labels", _labels(report)),
         "tsne": ("Map of the database", _drawings(svgs, [name for name in svgs if name.startswith("tsne")])),
         "queries": ("Queries and their nearest images", _queries(report, query_paths, database_paths)),
         "worst": ("Worst queries", _worst(report, query_paths, database_paths)),
+        "served": ("Service beside library", _served(report)),
         "protocol": ("Protocol certificate", _protocol(report)),
     }
     shown = {name: part for name, part in sections.items() if part[1]}
@@ -82,33 +91,38 @@ def as_html(
 
 
 def _figures(report: Report) -> str:
-    main = report.main
+    main, bounds = report.main, report.ties == "expected"
     parts = (
         (f"mAP@{main.n}", main.mean_average_precision),
         (f"precision@{main.n}", main.precision),
         (f"nDCG@{main.n}", main.ndcg),
         (f"recall@{main.n}", main.recall),
     )
-    cards = "".join(_card(name, value, first=not place) for place, (name, value) in enumerate(parts))
+    cards = "".join(_card(name, value, first=not place, bounds=bounds) for place, (name, value) in enumerate(parts))
     notes = "".join(f"<li>{escape(note)}</li>" for note in report.notes)
-    tables = _scores(report.scores, "This checkpoint")
+    missing = "".join(f"<li>{escape(sentence)}</li>" for sentence in report.missing)
+    about = f"<p><b>Not the usual protocol:</b> {escape(protocol_of(report))}.</p>" if report.held_out else ""
+    tables = _scores(report.scores, "This checkpoint", bounds=bounds)
     if report.baseline:
-        tables += _scores(report.baseline, escape(report.baseline_name))
-    return f'<div class="cards">{cards}</div><p class="muted">{escape(EXPLANATION)}</p>{tables}' + (
-        f"<h3>Notes</h3><ul>{notes}</ul>" if notes else ""
+        tables += _scores(report.baseline, escape(report.baseline_name), bounds=bounds)
+    return (
+        f'{about}<div class="cards">{cards}</div><p class="muted">{escape(explanation(report))}</p>{tables}'
+        + (f"<h3>Not in this report</h3><ul>{missing}</ul>" if missing else "")
+        + (f"<h3>Notes</h3><ul>{notes}</ul>" if notes else "")
     )
 
 
-def _card(name: str, value: Value, *, first: bool) -> str:
+def _card(name: str, value: Value, *, first: bool, bounds: bool) -> str:
     half = (value.high - value.low) / 2
+    order = f"order of ties: {value.worst:.4f} to {value.best:.4f}<br>" if bounds else ""
     return (
         f'<div class="card{" first" if first else ""}">{name}<b>{value.expected:.4f} <small>± {half:.4f}</small></b>'
-        f'<span class="muted">order of ties: {value.worst:.4f} to {value.best:.4f}<br>'
+        f'<span class="muted">{order}'
         f"mean over labels: {value.macro:.4f}</span></div>"
     )
 
 
-def _scores(scores: Sequence[Score], caption: str) -> str:
+def _scores(scores: Sequence[Score], caption: str, *, bounds: bool) -> str:
     rows = []
     for score in scores:
         ap = score.mean_average_precision
@@ -116,32 +130,79 @@ def _scores(scores: Sequence[Score], caption: str) -> str:
             [
                 str(score.n),
                 f"<b>{ap.expected:.4f}</b> ± {(ap.high - ap.low) / 2:.4f}",
-                f"{ap.worst:.4f} to {ap.best:.4f}",
-                number(score.as_served),
+                *([f"{ap.worst:.4f} to {ap.best:.4f}", number(score.as_served)] if bounds else []),
                 f"{score.precision.expected:.4f}",
                 f"{score.recall.expected:.4f}",
                 f"{score.ndcg.expected:.4f}",
                 f"{score.acg.expected:.4f}",
                 f"{score.wap.expected:.4f}",
-                f"{score.tied:.1%}",
+                *([f"{score.tied:.1%}"] if bounds else []),
             ]
         )
-    head = ["N", "mAP@N", "worst to best", "as served", "precision", "recall", "nDCG", "ACG", "WAP", "tied at the cut"]
+    ties = ["worst to best", "as served"] if bounds else []
+    head = ["N", "mAP@N", *ties, "precision", "recall", "nDCG", "ACG", "WAP", *(["tied at the cut"] if bounds else [])]
     return _table(head, rows, caption=caption)
 
 
-def _drawings(svgs: Mapping[str, str], names: Sequence[str]) -> str:
+def _models(report: Report, svgs: Mapping[str, str]) -> str:
+    if not report.models:
+        return ""
+    rows = []
+    for model in report.models:
+        score = next(score for score in model.scores if score.n == report.main_n)
+        ap = score.mean_average_precision
+        file = f'<span class="muted">{escape(name_of(model))} · {model.fingerprint[:12]}</span>'
+        rows.append(
+            [
+                f"{escape(model.method)}<br>{file}",
+                str(model.n_bits),
+                f"<b>{ap.expected:.4f}</b>",
+                f"{ap.low:.4f} to {ap.high:.4f}",
+                f"{ap.worst:.4f} to {ap.best:.4f}",
+                number(score.as_served),
+            ]
+        )
+    head = ["method", "bits", f"mAP@{report.main_n}", "95 % interval", "worst to best", "as served"]
+    return _drawings(svgs, ["lengths"], headed=False) + _table(head, rows, text_columns=1)
+
+
+def _served(report: Report) -> str:
+    served = report.served
+    if served is None:
+        return ""
+    rows = [
+        [
+            str(score.n),
+            f"{score.as_served:.6f}",
+            f"{served.library[score.n]:.6f}",
+            f"{score.as_served - served.library[score.n]:+.6f}",
+        ]
+        for score in report.scores
+        if score.as_served is not None
+    ]
+    listed = "".join(f"<li>{escape(sentence)}</li>" for sentence in served.differences)
+    return (
+        f"<p>{escape(served.url)}, hashseek {escape(served.version or 'of unknown version')}, gave {served.equal} of "
+        f"{served.equal + len(served.differences)} queries the same ranking as the library: the same ids and distances "
+        f"on {served.ranks} ranks.</p>"
+        + _table(["N", "mAP@N, service", "mAP@N, library", "difference"], rows)
+        + (f"<h3>Differences</h3><ul>{listed}</ul>" if listed else "")
+    )
+
+
+def _drawings(svgs: Mapping[str, str], names: Sequence[str], *, headed: bool = True) -> str:
     figures = []
     for name in names:
         title, caption = CAPTIONS[name]
         svg = svgs[name].replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
-        figures.append(f"<figure><h3>{title}</h3>{svg}<figcaption>{caption}</figcaption></figure>")
+        heading = f"<h3>{title}</h3>" if headed else ""
+        figures.append(f"<figure>{heading}{svg}<figcaption>{caption}</figcaption></figure>")
     return f'<div class="grid">{"".join(figures)}</div>' if figures else ""
 
 
 def _lookup(report: Report) -> str:
-    curves = report.curves
-    radii = [radius for radius in (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64) if radius <= report.n_bits]
+    curves, bits, distances, calibration = report.curves, report.bits, report.distances, report.calibration
+    radii = [radius for radius in (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64) if radius < len(curves.empty)]
     rows = [
         [
             str(radius),
@@ -149,25 +210,26 @@ def _lookup(report: Report) -> str:
             number(curves.precision_skip[radius]),
             f"{curves.radius_recall[radius]:.4f}",
             f"{curves.empty[radius]:.1%}",
-            f"{report.calibration.within_radius[radius]:.4f}",
+            number(None if calibration is None else calibration.within_radius[radius]),
         ]
         for radius in radii
     ]
     head = ["radius", "precision (empty: 0)", "precision (empty left out)", "recall", "empty", "precision to expect"]
-    bits, balance = report.bits, report.bits.balance
-    facts = [
-        ["distinct codes", f"{bits.distinct} of {report.data.get('database')}"],
-        ["images on the most common code", str(bits.most_common)],
-        ["share of ones per bit", f"{min(balance):.2f} to {max(balance):.2f}"],
-        ["bits that never change", str(bits.constant)],
-        ["correlation of two bits", f"{bits.mean_correlation:.3f} on average, {bits.max_correlation:.3f} at most"],
-        ["quantisation error (|u| − 1)²", number(bits.quantisation_error)],
-        ["1 − cosine of outputs and signs", number(bits.quantisation_angle)],
-        ["d_intra / d_inter", f"{number(report.distances.intra)} / {number(report.distances.inter)} bits"],
-    ]
-    return (
-        f'<div class="grid"><div>{_table(head, rows)}</div><div>{_table(["", ""], facts, text_columns=2)}</div></div>'
-    )
+    facts = []
+    if bits is not None:
+        facts += [
+            ["distinct codes", f"{bits.distinct} of {report.data.get('database')}"],
+            ["images on the most common code", str(bits.most_common)],
+            ["share of ones per bit", f"{min(bits.balance):.2f} to {max(bits.balance):.2f}"],
+            ["bits that never change", str(bits.constant)],
+            ["correlation of two bits", f"{bits.mean_correlation:.3f} on average, {bits.max_correlation:.3f} at most"],
+            ["quantisation error (|u| − 1)²", number(bits.quantisation_error)],
+            ["1 − cosine of outputs and signs", number(bits.quantisation_angle)],
+        ]
+    if distances is not None:
+        facts.append(["d_intra / d_inter", f"{number(distances.intra)} / {number(distances.inter)} bits"])
+    parts = [_table(head, rows)] * bool(rows) + [_table(["", ""], facts, text_columns=2)] * bool(facts)
+    return f'<div class="grid">{"".join(f"<div>{part}</div>" for part in parts)}</div>' if parts else ""
 
 
 def _labels(report: Report) -> str:
@@ -262,7 +324,7 @@ def _protocol(report: Report) -> str:
         f"<tr><th>{escape(key)}</th><td>{_text(value)}</td></tr>" for key, value in certificate(report).items()
     )
     return (
-        "<p>Figures of two reports may be compared where data set, splits, normaliser and N agree.</p>"
+        "<p>Figures of two reports may be compared where splits, labels, normaliser, ties and N agree.</p>"
         f'<div class="scroll"><table class="wide certificate">{rows}</table></div>'
     )
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from retrieval.errors import BadConfig
 from retrieval.metrics import Calibration, Normalizer
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ class Score:
 class Curves:
     """Precision and recall over rank (at `ns`) and over Hamming radius 0..K; null where nothing was retrieved.
 
-    `precision_zero` counts a query that finds nothing as 0, `precision_skip` leaves it out; `empty` is their share.
+    Lists over the radius are empty where rankings end before the database does. `precision_zero` counts a query that
+    finds nothing as 0, `precision_skip` leaves it out; `empty` is their share.
     """
 
     ns: list[int]
@@ -143,11 +144,48 @@ class Example:
 
 
 @dataclass(frozen=True)
+class Model:
+    """Headline figures of a checkpoint on the queries and the database of the report.
+
+    `method` is what trained it: loss and backbone. `cut_from` is the length of the nested code whose first bits these
+    are.
+    """
+
+    method: str
+    n_bits: int
+    checkpoint: str
+    fingerprint: str
+    scores: list[Score]
+    cut_from: int | None = None
+
+
+@dataclass(frozen=True)
+class Served:
+    """The service whose rankings a report is made from, beside those of the library.
+
+    `ranks`: how many of the nearest images each query was answered with. `equal`: queries for which the library gives
+    the same ids and distances; `differences` has a sentence for each other one. `library`: mAP@N of the library.
+    """
+
+    url: str
+    version: str
+    engine: str
+    ranks: int
+    equal: int
+    library: dict[int, float]
+    differences: list[str]
+
+
+@dataclass(frozen=True)
 class Report:
     """Everything needed to judge and to repeat an evaluation.
 
     `main_n` is the N of the headline and of everything that is shown at one N. `model`, `data`, `seed`, `versions`,
-    `command` and the fields beside them are the protocol certificate.
+    `command` and the fields beside them are the protocol certificate. A field that is null could not be had, and
+    `missing` says why. `ties`: whether figures are expectations over the orders of equal distances, with bounds, or
+    those of the one order that a service gave. `held_out` are labels that training never saw, and `labels_used` says
+    which images and labels the figures are about, see `training.datasets.held_out`. `models` are this checkpoint and
+    others on the same queries and database.
     """
 
     title: str
@@ -160,13 +198,19 @@ class Report:
     model: dict[str, Any]
     curves: Curves
     labels: list[Label]
-    distances: Distances
-    bits: Bits
-    calibration: Calibration
+    distances: Distances | None
+    bits: Bits | None
+    calibration: Calibration | None
     confusions: list[Confusion]
     examples: list[Example]
     worst: list[Example]
     gain: str = "exponential"
+    ties: Literal["expected", "as served"] = "expected"
+    labels_used: Literal["all", "seen", "held-out"] = "all"
+    held_out: list[str] = field(default_factory=list)
+    models: list[Model] = field(default_factory=list)
+    served: Served | None = None
+    missing: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     baseline: list[Score] = field(default_factory=list)
     baseline_name: str = ""

@@ -45,6 +45,7 @@ from training.losses.reg import Reg, SupConReg
 from training.losses.simdis import SimDis
 from training.losses.splc import SPLC
 from training.losses.supcon import SupCon
+from training.losses.tie_aware import TieAware
 from training.losses.zlpr import ZLPR
 
 LOSSES: dict[str, Callable[..., nn.Module]] = {
@@ -76,6 +77,7 @@ LOSSES: dict[str, Callable[..., nn.Module]] = {
     "supcon": SupCon,
     "supcon_all": partial(SupCon, positives="all"),
     "supcon_reg": SupConReg,
+    "tie_aware": TieAware,
     "wo_reg": partial(Reg, penalty=False),
     "zlpr": ZLPR,
 }

@@ -160,6 +160,13 @@ ENTRIES: dict[str, Entry] = {
         "where similar pairs are rare; tanh sharpens with the epochs in place of a quantisation term",
         {"a": POSITIVE, "continuation": CONTINUATIONS, "class_num": POSITIVE},
     ),
+    "tie_aware": Entry(
+        "hashing",
+        "Hashseek's own; He et al., Hashing as Tie-Aware Learning to Rank, CVPR 2018, with the likelihood of DPSH",
+        "training/losses/tie_aware.py; no published code",
+        "short codes, and wherever mAP counts: it trains the ranking itself, ties included",
+        {"a": POSITIVE, "weight": NOT_NEGATIVE},
+    ),
     "idhn": Entry(
         "hashing",
         "Zhang et al., Improved Deep Hashing with Soft Pairwise Similarity, IEEE TMM 2020",

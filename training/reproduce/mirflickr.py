@@ -38,6 +38,9 @@ Space = dict[str, Any]
 BASE = Path("mirflickr25k_mobilenet_v2_hyp2_48")
 N = 1000
 SWEEP_BITS = 24
+# Settings are chosen where neither queries nor database were trained on: 3 of 10 training images, of which 61 are the
+# share that 1,000 are of the database. Ranked among the images trained on, settings that memorise look best.
+_TUNING = ("train.val_fraction=0.3", "train.val_database=held-out", "train.val_n=61")
 
 _LR: Space = {"optimizer.lr": {"low": 3e-4, "high": 3e-2, "log": True}, "model.dropout": [0.0, 0.3, 0.6]}
 _PROXY_LR: Space = {"optimizer.proxy_lr": {"low": 1e-3, "high": 1e-1, "log": True}}
@@ -57,6 +60,7 @@ class Method:
 
 
 METHODS: dict[str, Method] = {
+    "tie_aware": Method("Tie-aware (ours)", ("loss.name=tie_aware",), {**_LR, "loss.weight": [1.0, 3.0, 6.0]}),
     "hyp2": Method("HyP2", ("loss.name=hyp2",), {**_LR, **_PROXY_LR, "loss.beta": [0.5, 0.75, 1.0, 1.25]}),
     "hyp2_proxy": Method("HyP2, proxy only", ("loss.name=hyp2_proxy",), {**_LR, **_PROXY_LR}),
     "hyp2_pair": Method("HyP2, pair only", ("loss.name=hyp2_pair",), _LR),
@@ -89,7 +93,7 @@ METHODS: dict[str, Method] = {
         {**_LR, **_TAU, **_QUANTIZATION, "loss.lam": {"low": 1e-3, "high": 1.0, "log": True}},
     ),
 }
-"""Rows of HyP2's Tables 3 and 5, and contrastive losses with a quantisation term."""
+"""Ours, rows of HyP2's Tables 3 and 5, and contrastive losses with a quantisation term."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,7 @@ def tune(method: str, *, folder: Path, n_trials: int, common: Sequence[str]) -> 
     if chosen.is_file():
         return tuple(json.loads(chosen.read_text(encoding="utf-8")))
     entry = METHODS[method]
-    content = read_config(BASE, (*common, *entry.settings, f"model.n_bits={SWEEP_BITS}"))
+    content = read_config(BASE, (*common, *_TUNING, *entry.settings, f"model.n_bits={SWEEP_BITS}"))
     best = sweep(content, entry.space, n_trials=n_trials, folder=folder / method / "sweep", seed=0)
     overrides = [f"{key}={json.dumps(value)}" for key, value in best.overrides.items()]
     write_atomically(chosen, json.dumps(overrides).encode())
@@ -297,16 +301,17 @@ def as_markdown(folder: Path, *, methods: Sequence[str]) -> str:
     )
     lines = [
         f"mAP@{N} (expected over ties), mean and standard deviation over seeds; d_intra and d_inter in bits,",
-        f"and epochs until 95 % of the final validation mAP, both at {bits[-1]} bits.",
+        f"and epochs and seconds until 95 % of the final validation mAP, both at {bits[-1]} bits.",
         "",
-        f"| method | {' | '.join(f'{k} bits' for k in bits)} | d_intra / d_inter | epochs to 95 % |",
-        f"|---|{'---|' * len(bits)}---|---:|",
+        f"| method | {' | '.join(f'{k} bits' for k in bits)} | d_intra / d_inter | epochs to 95 % | s |",
+        f"|---|{'---|' * len(bits)}---|---:|---:|",
     ]
     for method in ordered:
         cells = [_cell(means[method, k]) for k in bits]
         intra, inter = (_values(rows, method, bits[-1], key).mean() for key in ("d_intra", "d_inter"))
-        epochs = _values(rows, method, bits[-1], "epochs_to_95").mean()
-        lines.append(f"| {METHODS[method].title} | {' | '.join(cells)} | {intra:.1f} / {inter:.1f} | {epochs:.1f} |")
+        epochs, seconds = (_values(rows, method, bits[-1], f"{unit}_to_95").mean() for unit in ("epochs", "seconds"))
+        distances = f"{intra:.1f} / {inter:.1f}"
+        lines.append(f"| {METHODS[method].title} | {' | '.join(cells)} | {distances} | {epochs:.1f} | {seconds:.1f} |")
     lines.append("")
     for k in bits:
         there = sorted((method for method in methods if len(means[method, k])), key=lambda m: -means[m, k].mean())

@@ -1,0 +1,108 @@
+"""How long it takes to find out which images a filter lets through, and to search among them; as Markdown.
+
+    python bench/filters.py --images 1000000
+
+Every image of the catalog has attributes and one label or several; codes are random.
+"""
+
+import argparse
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from indexing.catalog import NewImage, create_catalog
+from indexing.collection import CATALOG, Collection
+from indexing.filters import Filter, make_filter
+from retrieval.devices import n_cores
+
+LABELS = {"0.1 %": 0.001, "1 %": 0.01, "10 %": 0.1, "90 %": 0.9}
+FILTERS = {
+    **{f"label of {name}": Filter(all_labels=(name,)) for name in LABELS},
+    "without the label of 0.1 %": Filter(no_labels=("0.1 %",)),
+    "without the label of 90 %": Filter(no_labels=("90 %",)),
+    "labels of 10 % and of 90 %": Filter(all_labels=("10 %", "90 %")),
+    "camera=C3 (1 %)": make_filter(where=["camera=C3"]),
+    "year>=2015 (half)": make_filter(where=["year>=2015"]),
+    "lens.name^=wide (half)": make_filter(where=["lens.name^=wide"]),
+    "label of 0.1 %, year>=2015": make_filter(all_labels=["0.1 %"], where=["year>=2015"]),
+    "label of 90 %, year>=2015": make_filter(all_labels=["90 %"], where=["year>=2015"]),
+    "added since yesterday": make_filter(added_after="2026-01-01"),
+}
+
+
+def fill(collection: Collection, n: int) -> None:
+    rng = np.random.default_rng(0)
+    for start in range(0, n, 10_000):
+        size = min(10_000, n - start)
+        codes = rng.integers(0, 256, (size, 8), dtype=np.uint8)
+        carried = {name: rng.random(size) < share for name, share in LABELS.items()}
+        images = [
+            NewImage(
+                path=f"/photographs/2026/{start + i:08}.jpg",
+                sha256=hashlib.sha256(str(start + i).encode()).hexdigest(),
+                width=4000,
+                height=3000,
+                bytes=3_000_000,
+                media_type="image/jpeg",
+                labels=tuple(name for name, carries in carried.items() if carries[i]),
+                code=codes[i],
+                attributes={
+                    "camera": f"C{(start + i) % 100}",
+                    "year": 2000 + (start + i) % 30,
+                    "lens": {"name": ("wide", "long")[i % 2]},
+                },
+            )
+            for i in range(size)
+        ]
+        collection.add(images)
+
+
+def milliseconds(rounds: int, work: object) -> float:
+    times = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        work()  # type: ignore[operator]
+        times.append(1000 * (time.perf_counter() - started))
+    return median(times)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--images", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args(arguments)
+    print(f"{n_cores()} cores, load {os.getloadavg()[0]:.1f}; {options.images:,} images, codes of 64 bits, k = 10\n")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        create_catalog(folder / CATALOG, fingerprint="f" * 64, n_bits=64)
+        collection = Collection(folder)
+        started = time.perf_counter()
+        fill(collection, options.images)
+        print(f"adding them took {time.perf_counter() - started:.0f} s")
+        collection.save_index()
+        query = np.random.default_rng(1).integers(0, 256, (1, 8), dtype=np.uint8)
+        print(f"without a filter a search takes {milliseconds(50, lambda: collection.search(query, k=10)):.2f} ms\n")
+        print("| filter | lets through | ids from the catalog, ms | first search, ms | the same filter again, ms |")
+        print("|---|---:|---:|---:|---:|")
+        for title, chosen in FILTERS.items():
+            ids = collection.catalog.ids_where(chosen)
+            of_catalog = milliseconds(options.rounds, lambda c=chosen: collection.catalog.ids_where(c))
+
+            def first(chosen: Filter = chosen) -> None:
+                collection._chosen.clear()
+                collection.search(query, k=10, among=chosen)
+
+            once = milliseconds(options.rounds, first)
+            again = milliseconds(50, lambda c=chosen: collection.search(query, k=10, among=c))
+            print(f"| {title} | {len(ids):,} | {of_catalog:.1f} | {once:.1f} | {again:.2f} |", flush=True)
+        collection.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""Batch indexing beside what the network alone encodes and beside the plain loop; and how images are best decoded.
+
+    make bench-ingest          # or: python bench/ingest.py [--images N] [--size PIXELS] [--rounds R] [--decoding]
+
+The images are scenes of the data set `shapes`, rendered once into `--folder`. Every round measures one after the
+other, so that a machine that is busy for a while is busy for all:
+
+    network   Encoder.encode_pixels on pixels in memory, in the precision that `auto` gives here: the upper bound
+    add       what `hashseek index add` does with the round's share of the files: read, hash, decode, encode, commit
+    loop      PIL, float32, batch 32, one INSERT and commit per row, on a sample of the same files
+
+Ratios are medians over the rounds; resident memory is read after each. On a machine that others keep busy, `--cpu` with
+OMP_NUM_THREADS=1 says more: it counts images per second of processor time, of all threads together.
+"""
+
+import argparse
+import os
+import sqlite3
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from PIL import Image
+
+from indexing.collection import Collection, open_or_create
+from indexing.ingest import ingest
+from indexing.searcher import Searcher
+from indexing.sources import find_sources
+from retrieval.checkpoint import load_checkpoint, save_checkpoint
+from retrieval.codes import pack
+from retrieval.devices import n_cores
+from retrieval.encoder import Encoder
+from retrieval.images import Preprocessing, decode_for
+from retrieval.model import HashModel
+from training.datasets.shapes import render_shapes
+
+clock: Callable[[], float] = time.perf_counter
+PREPROCESSING = Preprocessing(size=224, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+
+
+def make_checkpoint(path: Path, backbone: str) -> Path:
+    """A checkpoint of 48 bits with random weights: they cost the same time."""
+    torch.manual_seed(0)
+    save_checkpoint(path, HashModel(backbone=backbone, n_bits=48).eval(), PREPROCESSING, label_names=("a", "b"))
+    return path
+
+
+def network(encoder: Encoder, n: int) -> float:
+    """Images/s of the network on pixels in memory."""
+    size = encoder.preprocessing.size
+    pixels = np.random.default_rng(0).integers(0, 256, (encoder.batch_size, 3, size, size), dtype=np.uint8)
+    n_batches = max(1, n // encoder.batch_size)
+    started = clock()
+    for _ in range(n_batches):
+        encoder.encode_pixels(pixels)
+    return n_batches * encoder.batch_size / (clock() - started)
+
+
+def add(collection: Collection, encoder: Encoder, files: Sequence[Path]) -> float:
+    """Images/s of adding files."""
+    before = len(collection)
+    started = clock()
+    *_, report = ingest(collection, encoder, find_sources(files))
+    seconds = clock() - started
+    assert len(collection) - before == report.added == len(files), "every image was to be new"
+    return len(files) / seconds
+
+
+def loop(database: sqlite3.Connection, model: torch.nn.Module, files: Sequence[Path]) -> float:
+    """Images/s of the loop that one writes first."""
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (PREPROCESSING.mean, PREPROCESSING.std))
+    started = clock()
+    for start in range(0, len(files), 32):
+        batch = []
+        for path in files[start : start + 32]:
+            image = Image.open(path).convert("RGB").resize((256, 256), Image.Resampling.BILINEAR)
+            pixels = torch.from_numpy(np.array(image.crop((16, 16, 240, 240)))).permute(2, 0, 1) / 255
+            batch.append((pixels - mean) / std)
+        with torch.inference_mode():
+            codes = pack(model(torch.stack(batch)).numpy())
+        for path, code in zip(files[start : start + 32], codes, strict=True):
+            database.execute("INSERT INTO images VALUES (?, ?)", (str(path), code.tobytes()))
+            database.commit()
+    return len(files) / (clock() - started)
+
+
+def resident() -> float:
+    """Resident memory of this process, MiB."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def measure(
+    files: Sequence[Path], folder: Path, *, backbone: str, engine: str, rounds: int, n_network: int, n_loop: int
+) -> None:
+    checkpoint = make_checkpoint(folder / "checkpoint.safetensors", backbone)
+    model = load_checkpoint(checkpoint).model.eval()
+    shares = [list(files[start::rounds]) for start in range(rounds)]
+    speeds: dict[str, list[float]] = {"network": [], "add": [], "loop": []}
+    with (
+        closing(open_or_create(folder / "collection", checkpoint=checkpoint)) as collection,
+        closing(sqlite3.connect(folder / "plain.sqlite")) as plain,
+    ):
+        plain.execute("CREATE TABLE images (path TEXT, code BLOB)")
+        encoder = Searcher.open(collection, engine=engine).encoder
+        network(encoder, 2 * encoder.batch_size)  # warm up
+        print(f"{backbone}, {encoder.engine}, batch {encoder.batch_size}, {n_cores()} cores, {len(files):,} images")
+        print("\n| round | network | add | loop | resident MiB |\n|---:|---:|---:|---:|---:|")
+        for number, share in enumerate(shares, start=1):
+            speeds["network"].append(network(encoder, n_network))
+            speeds["add"].append(add(collection, encoder, share))
+            speeds["loop"].append(loop(plain, model, share[:n_loop]))
+            line = " | ".join(f"{of_case[-1]:.0f}" for of_case in speeds.values())
+            print(f"| {number} | {line} | {resident():.0f} |", flush=True)
+        started = clock()
+        collection.save_index()
+        print(f"\nwriting the index at the end: {clock() - started:.2f} s")
+        problems = collection.verify() if len(files) <= 10_000 else []
+        assert not problems, problems
+    for name, of_case in speeds.items():
+        print(f"{name}: {median(of_case):.0f} images/s (median; {min(of_case):.0f} to {max(of_case):.0f})")
+    for other, target in (("network", 0.85), ("loop", 2.5)):
+        ratio = median(ours / theirs for ours, theirs in zip(speeds["add"], speeds[other], strict=True))
+        print(f"add is {ratio:.2f} times {other} (wanted: at least {target})")
+
+
+def _pixels(path: Path) -> np.ndarray:
+    return decode_for(path.read_bytes(), PREPROCESSING)[1]
+
+
+def decoding(files: Sequence[Path], rounds: int) -> None:
+    """Threads beside processes, which have to send their pixels back, and DCT scaling beside none."""
+    speeds: dict[str, list[float]] = {}
+    with ThreadPoolExecutor(n_cores() + 1) as threads, ProcessPoolExecutor(n_cores()) as processes:
+        list(processes.map(_pixels, files[:8]))
+        for _ in range(rounds):
+            for name, mapped in (
+                ("threads", partial(threads.map, _pixels)),
+                ("processes", partial(processes.map, _pixels, chunksize=16)),
+            ):
+                started = clock()
+                for _pixels_of_one in mapped(files):
+                    pass
+                speeds.setdefault(name, []).append(len(files) / (clock() - started))
+    for name, of_case in speeds.items():
+        print(f"decoding by {name}: {median(of_case):.0f} images/s")
+    with tempfile.TemporaryDirectory() as folder:
+        large = Path(folder) / "large.jpg"
+        with Image.open(files[0]) as small:
+            small.resize((4000, 3000), Image.Resampling.BICUBIC).save(large, quality=90)
+        data = large.read_bytes()
+        started = clock()
+        for _ in range(5):
+            decode_for(data, PREPROCESSING)
+        scaled = clock() - started
+        started = clock()
+        for _ in range(5):
+            Image.open(large).convert("RGB").resize((256, 256), Image.Resampling.BILINEAR)
+        plain = clock() - started
+        print(f"12 megapixels: {200 * scaled:.0f} ms with DCT scaling, {200 * plain:.0f} without")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--images", type=int, default=100_000)
+    parser.add_argument("--size", type=int, default=160, help="side of an image in pixels")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--backbone", default="mobilenet_v2")
+    parser.add_argument("--engine", default="torch", help="torch or openvino")
+    parser.add_argument("--network", type=int, default=512, help="images per round of the network alone")
+    parser.add_argument("--loop", type=int, default=256, help="images per round of the plain loop")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "hashseek-bench-ingest")
+    parser.add_argument("--decoding", action="store_true", help="measure only how images are decoded")
+    parser.add_argument("--cpu", action="store_true", help="count processor time, not wall time")
+    options = parser.parse_args()
+    if options.cpu:
+        global clock
+        clock = time.process_time
+    listing = render_shapes(
+        options.folder / f"{options.images}x{options.size}",
+        n_query=0,
+        n_train=0,
+        n_database=options.images,
+        size=options.size,
+        seed=0,
+    )
+    files = sorted((listing.parent / "images").iterdir())
+    if options.decoding:
+        decoding(files[:1000], options.rounds)
+        return
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        measure(
+            files,
+            Path(folder),
+            backbone=options.backbone,
+            engine=options.engine,
+            rounds=options.rounds,
+            n_network=options.network,
+            n_loop=options.loop,
+        )
+
+
+if __name__ == "__main__":
+    main()

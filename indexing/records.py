@@ -1,0 +1,130 @@
+"""What a catalog takes and gives: images, code spaces, changes; and the limits of what a caller may say of an image."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval.codes import Codes
+from retrieval.errors import BadConfig
+
+MAX_KEY = 512  # characters
+MAX_ATTRIBUTES = 16 * 1024  # bytes of JSON
+MAX_DEPTH = 32
+
+Change = Literal["added", "updated", "known"]
+
+
+@dataclass(frozen=True)
+class NewImage:
+    """An image to be added. `code` is packed (code_size,).
+
+    Args:
+        labels: none given: those of a stored image with this key stay.
+        key: the caller's own name for the image, see `check_key`.
+        attributes: a JSON object, see `check_attributes`; empty: those of a stored image with this key stay.
+        mtime_ns: modification time of the file when it was read, None if it is no file.
+        engine: what computed the code, see `retrieval.encoder`; empty: unknown.
+    """
+
+    path: str
+    sha256: str
+    width: int
+    height: int
+    bytes: int
+    media_type: str
+    labels: tuple[str, ...]
+    code: NDArray[np.uint8]
+    key: str | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    mtime_ns: int | None = None
+    engine: str = ""
+
+
+@dataclass(frozen=True)
+class StoredImage:
+    """An image of the catalog, without its code. Times are UTC, as in 2026-11-21T17:50:32Z."""
+
+    id: int
+    path: str
+    sha256: str
+    width: int
+    height: int
+    bytes: int
+    media_type: str
+    labels: tuple[str, ...]
+    added_at: str
+    key: str | None
+    attributes: dict[str, Any]
+    changed_at: str
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What happened since a generation.
+
+    `ids` (ascending) were added, or have another code than before: `codes` (N, code_size). What was known of the ids
+    in `removed` no longer counts: they are gone, or among `ids`. With `whole`, `ids` are all that there are.
+    """
+
+    generation: int
+    ids: NDArray[np.int64]
+    codes: Codes
+    removed: NDArray[np.int64]
+    whole: bool
+
+
+@dataclass(frozen=True)
+class Space:
+    """A code space: the codes that one checkpoint gives to the images. `checkpoint` is its file in the folder."""
+
+    id: int
+    fingerprint: str
+    n_bits: int
+    checkpoint: str
+    state: str
+    created_at: str
+
+
+def check_key(key: str) -> str:
+    """Return `key` if it can be the key of an image.
+
+    Raises:
+        BadConfig: it is empty, longer than `MAX_KEY` characters, or no text that can be written as UTF-8.
+    """
+    if not 1 <= len(key) <= MAX_KEY:
+        raise BadConfig(f"a key has 1 to {MAX_KEY} characters, not {len(key)}: {key[:40]!r}")
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        raise BadConfig(f"the key {key[:40]!r} is not valid UTF-8: choose another") from None
+    return key
+
+
+def check_attributes(attributes: Mapping[str, Any]) -> str:
+    """The JSON text of `attributes` as it is stored.
+
+    Raises:
+        BadConfig: it is no JSON object, has more than `MAX_ATTRIBUTES` bytes, or nests more than `MAX_DEPTH` deep.
+    """
+    if not isinstance(attributes, Mapping):
+        raise BadConfig(f"attributes are a JSON object, not {attributes!r:.40}")
+    # Checked first: what nests without end cannot be written, and SQLite reads no more than 1,000 levels.
+    if _is_deeper(attributes, MAX_DEPTH):
+        raise BadConfig(f"attributes nest at most {MAX_DEPTH} deep: put them flatter")
+    try:
+        text = json.dumps(dict(attributes), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        n_bytes = len(text.encode())
+    except (TypeError, ValueError) as error:
+        raise BadConfig(f"attributes are a JSON object, and these cannot be written as one: {error}") from None
+    if n_bytes > MAX_ATTRIBUTES:
+        raise BadConfig(f"the attributes of an image have at most {MAX_ATTRIBUTES:,} bytes as JSON, not {n_bytes:,}")
+    return text
+
+
+def _is_deeper(value: Any, depth: int) -> bool:
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return depth < 0 or any(_is_deeper(part, depth - 1) for part in inner)

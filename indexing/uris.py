@@ -1,0 +1,34 @@
+"""What a record's `path` may be: a file, an image in a tar (`retrieval.tar_members`), or an http(s) address."""
+
+import os
+from pathlib import Path
+
+from indexing.remote import MAX_BYTES, SECONDS, fetch, is_remote
+from retrieval.images import read_bytes
+from retrieval.tar_members import stored_in
+
+__all__ = ["is_remote", "is_there", "open_uri", "stored_path"]
+
+
+def open_uri(uri: str, *, allow_private: bool = False, max_bytes: int = MAX_BYTES, seconds: float = SECONDS) -> bytes:
+    """The bytes of the image at `uri`; the options are for http(s) addresses, see `indexing.remote.fetch`.
+
+    Raises:
+        BadImage: it cannot be read, or not within the limits.
+    """
+    if is_remote(uri):
+        return fetch(uri, allow_private=allow_private, max_bytes=max_bytes, seconds=seconds)
+    return read_bytes(Path(uri))
+
+
+def is_there(uri: str) -> bool:
+    """Whether the file that holds the image is there; of an http(s) address nobody knows, and it is taken to be."""
+    return is_remote(uri) or stored_in(Path(uri)).is_file()
+
+
+def stored_path(uri: Path | str) -> str:
+    """What the record of an image says of where it is: an address as it stands, a file from the root on."""
+    if isinstance(uri, str):
+        return uri
+    file = stored_in(uri)
+    return os.path.realpath(file) + str(uri)[len(str(file)) :]  # unlike Path.resolve, it bears links in a circle

@@ -1,0 +1,145 @@
+"""Folders that a collection follows: what is new, changed or gone is found by looking again and again.
+
+Files are compared with their records by size and modification time, so that a round reads none that rests. A file
+belongs to its path: the path is its key, and other content under it updates the record in place.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from indexing.collection import Collection
+from indexing.ingest import Report
+from indexing.loading import Stamp, is_text, stamp_of
+from indexing.manifests import Source
+from indexing.sources import Found, walk
+from indexing.uris import stored_path
+from retrieval.listing import Problem
+from retrieval.tar_members import stored_in
+
+_CHUNK = 256  # files looked up together
+_SETTLED = 60.0  # seconds since a file was last written to, after which one look is enough
+_PAGE = 1000
+
+
+@dataclass(frozen=True)
+class _Handed:
+    """A file that was handed out to be ingested; `old_id` is its record without a key, which the new one replaces."""
+
+    uri: str
+    path: str
+    stamp: Stamp
+    old_id: int | None
+
+
+class Watch:
+    """Watches folders for one collection; remembers files that may still grow and unusable ones, but not the others.
+
+    Args:
+        collection: that follows.
+        folders: to be watched, with their subfolders.
+    """
+
+    def __init__(self, collection: Collection, folders: Sequence[Path]) -> None:
+        self._collection, self._folders = collection, folders
+        self._growing: dict[str, Stamp] = {}
+        self._unusable: dict[str, Stamp] = {}
+        self._closed: set[str] = set()  # folders that cannot be read
+        self._handed: deque[_Handed | None] = deque()
+        self._n_done = 0
+        self._times: dict[str, int] = {}  # when something came into a folder or left it
+        self._is_due = True
+        self._missing: set[int] = set()
+
+    def changes(self) -> Iterator[Found]:
+        """New and changed files whose size and time rest; to be ingested, and `settle` told of every report."""
+        self._handed.clear()
+        self._n_done = 0
+        growing, self._growing = self._growing, {}
+        closed, times = set[str](), dict[str, int]()
+
+        def enter(folder: Path) -> None:
+            stamp = stamp_of(folder)
+            times[str(folder)] = 0 if stamp is None else stamp[1]
+
+        found = (one for folder in self._folders for one in walk(folder, entered=enter))
+        while chunk := list(islice(found, _CHUNK)):
+            for one in chunk:
+                if isinstance(one, Problem):
+                    closed.add(one.where)
+                    if one.where not in self._closed:  # said once
+                        self._handed.append(None)
+                        yield one
+            yield from self._due([one for one in chunk if isinstance(one, Path)], growing)
+        self._is_due |= times != self._times
+        self._times, self._closed = times, closed
+
+    def settle(self, report: Report) -> None:
+        """Take note of what became of the files that `changes` gave: `report` is the running one of `ingest`."""
+        bad = {problem.uri for problem in report.problems if problem.skipped}
+        for handed in [self._handed.popleft() for _ in range(report.done - self._n_done)]:
+            if handed is None:
+                continue
+            if handed.uri in bad:
+                self._unusable[handed.path] = handed.stamp
+            elif handed.old_id is not None:
+                self._collection.remove([handed.old_id])
+        self._n_done = report.done
+
+    def gone(self) -> list[int]:
+        """Ids of images in these folders whose files were missing twice in a row.
+
+        A folder without a single image is taken for a disk that is not there: what was in it stays.
+        """
+        if not self._is_due and not self._missing:
+            return []
+        self._is_due = False
+        roots = tuple(f"{stored_path(folder)}/" for folder in self._folders if _holds_images(folder))
+        missing, after = set[int](), 0
+        while roots and (page := self._collection.catalog.page(after=after, limit=_PAGE)):
+            missing |= {image.id for image in page if image.path.startswith(roots) and _is_gone(image.path)}
+            after = page[-1].id
+        again, self._missing = missing & self._missing, missing - self._missing
+        return sorted(again)
+
+    def _due(self, paths: list[Path], growing: dict[str, Stamp]) -> Iterator[Source]:
+        stamps = {stored_path(path): (path, stamp_of(path)) for path in paths}
+        catalog = self._collection.catalog
+        known = catalog.known_files([name for name in stamps if is_text(name)])
+        records = catalog.get([image_id for _, _, image_id in known.values()])
+        keys = {record.id: record.key for record in records if record is not None}
+        for name, (path, stamp) in stamps.items():
+            if name in known and known[name][:2] == stamp:
+                self._unusable.pop(name, None)
+            elif stamp is not None and stamp != self._unusable.get(name):
+                if growing.get(name) == stamp or _rests(path):
+                    image_id = known[name][2] if name in known else None
+                    key = None if image_id is None else keys.get(image_id)
+                    self._handed.append(_Handed(str(path), name, stamp, image_id if key is None else None))
+                    yield Source(path, key=name if key is None else key)
+                else:
+                    self._growing[name] = stamp
+
+
+def _rests(path: Path) -> bool:
+    try:
+        return time.time() - path.stat().st_ctime > _SETTLED
+    except OSError:
+        return False
+
+
+def _holds_images(folder: Path) -> bool:
+    return any(isinstance(found, Path) for found in walk(folder))
+
+
+def _is_gone(path: str) -> bool:
+    try:
+        stored_in(Path(path)).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False

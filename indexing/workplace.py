@@ -1,0 +1,45 @@
+"""A folder for what is not finished: of this process alone, and swept away by the next one if this one is killed."""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_PREFIX = ".hashseek-unfinished-"
+
+
+@contextmanager
+def workplace(beside: Path) -> Iterator[Path]:
+    """A new folder in `beside`, gone when the context ends; what is finished in it can be renamed out of it.
+
+    Raises:
+        OSError: `beside` is missing or cannot be written to.
+    """
+    _sweep(beside)
+    folder = Path(tempfile.mkdtemp(dir=beside, prefix=_PREFIX))
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH)  # the system lets go of it if this process dies
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(handle)
+
+
+def _sweep(beside: Path) -> None:
+    for leftover in beside.glob(f"{_PREFIX}*"):
+        try:
+            handle = os.open(leftover, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            continue  # somebody works there
+        else:
+            shutil.rmtree(leftover, ignore_errors=True)
+        finally:
+            os.close(handle)

@@ -1,0 +1,72 @@
+"""Engines: what computes the features of a backbone. Name -> function that builds one.
+
+    torch      PyTorch, on a CPU or a GPU
+    openvino   OpenVINO, on a CPU; an optional package
+
+What they are good for, how fast they are and how far their codes agree is in docs/engines.md.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from retrieval.devices import pick_device, pick_dtype
+from retrieval.engines.openvino_engine import OpenVinoEngine, check_openvino
+from retrieval.engines.torch_engine import TorchEngine
+from retrieval.errors import BadConfig
+from retrieval.images import Pixels, Preprocessing
+
+
+class Engine(Protocol):
+    """Computes features.
+
+    `name` says engine, device and precision in words that stay the same from version to version: a collection records
+    it beside every code.
+    """
+
+    name: str
+    device: torch.device
+    dtype: torch.dtype
+
+    def __call__(self, pixels: Pixels) -> NDArray[np.float32]:
+        """Features (B, D) of preprocessed uint8 pixels (B, 3, size, size), B >= 1. For one thread at a time."""
+
+
+ENGINES: dict[str, Callable[..., Engine]] = {"torch": TorchEngine, "openvino": OpenVinoEngine}
+
+
+def build_engine(
+    name: str, network: nn.Module, preprocessing: Preprocessing, *, device: str = "auto", precision: str = "auto"
+) -> Engine:
+    """The engine `name` for a backbone in evaluation mode, which is left as it is.
+
+    Args:
+        name: one of `ENGINES`.
+        network: normalised images (B, 3, size, size) -> features (B, D, ...).
+        preprocessing: gives size, mean and deviation.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        precision: "fp32", "bf16" or "auto", which is the quicker one on this device: see `pick_inference_dtype`.
+
+    Raises:
+        BadConfig: an unknown name, or one that cannot run this network on this device in this precision.
+    """
+    check_engine(name, device=device, precision=precision)
+    return ENGINES[name](network, preprocessing, device=device, precision=precision)
+
+
+def check_engine(name: str, *, device: str = "auto", precision: str = "auto") -> None:
+    """Check that this machine has the engine, the device and the precision: cheap, before a model is read.
+
+    Raises:
+        BadConfig: it has not.
+    """
+    if name not in ENGINES:
+        raise BadConfig(f"there is no engine {name!r}: use one of {', '.join(ENGINES)}")
+    pick_device(device)
+    pick_dtype(precision, torch.device("cpu"))
+    if name == "openvino":
+        check_openvino(device)

@@ -1,0 +1,50 @@
+"""Features by PyTorch: batch norm folded, channels last, weights converted to the precision once."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from retrieval.devices import pick_device, pick_inference_dtype
+from retrieval.folding import fold
+from retrieval.images import Pixels, Preprocessing, normalizer
+
+# Of a larger pass the activations no longer fit the caches: MobileNet v2 takes 11 ms an image in passes of 32, 8 in
+# passes of 8, ResNet-50 29 and 26.
+_IMAGES_A_THREAD = 8
+
+
+class TorchEngine:
+    """See `Engine`.
+
+    Raises:
+        BadConfig: there is no such device or precision.
+    """
+
+    def __init__(
+        self, network: nn.Module, preprocessing: Preprocessing, *, device: str = "auto", precision: str = "auto"
+    ) -> None:
+        self.device = pick_device(device)
+        self.dtype = pick_inference_dtype(precision, self.device)
+        folded, n_folded = fold(network)
+        if self.dtype == torch.bfloat16:
+            # As autocast does before every pass. Only where it would: normalisation layers stay in float32.
+            for module in folded.modules():
+                if type(module) in (nn.Conv2d, nn.Linear):
+                    module.to(torch.bfloat16)
+        self._network = folded.to(self.device).to(memory_format=torch.channels_last)
+        self._normalize = normalizer(preprocessing, self.device)
+        kind = str(self.dtype).removeprefix("torch.")
+        self.name = f"torch {self.device.type} {kind}{' folded' if n_folded else ''}"
+
+    def __call__(self, pixels: Pixels) -> NDArray[np.float32]:
+        """Features (B, D) of preprocessed uint8 pixels (B, 3, size, size)."""
+        step = _IMAGES_A_THREAD * torch.get_num_threads() if self.device.type == "cpu" else len(pixels)
+        half = self.dtype == torch.bfloat16
+        rows = []
+        with torch.inference_mode(), torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):
+            for start in range(0, len(pixels), step):
+                part = torch.from_numpy(pixels[start : start + step])
+                features: torch.Tensor = self._network(self._normalize(part))
+                rows.append(features.flatten(1).float().cpu().numpy())
+        return np.concatenate(rows)

@@ -1,0 +1,150 @@
+"""A collection that follows its folders: new, growing, changed, unusable and deleted files."""
+
+import os
+import shutil
+import tarfile
+
+import pytest
+from conftest import draw
+
+from indexing.collection import open_or_create
+from indexing.ingest import Source, ingest
+from indexing.searcher import Searcher
+from indexing.sources import find_sources
+from indexing.watching import Watch
+
+
+class Follower:
+    """A collection, what it watches, and what a round of it does."""
+
+    def __init__(self, collection, folder):
+        self.collection, self.folder = collection, folder
+        self.encoder = Searcher.open(collection, device="cpu").encoder
+        self.watch = Watch(collection, [folder])
+
+    def look(self):
+        """(added, updated, known, skipped) of one round."""
+        outcome = (0, 0, 0, 0)
+        for report in ingest(self.collection, self.encoder, self.watch.changes()):
+            self.watch.settle(report)
+            outcome = (report.added, report.updated, report.known, report.skipped)
+        return outcome
+
+    def files(self):
+        page = self.collection.catalog.page(after=0, limit=100)
+        return {os.path.relpath(image.path, os.path.realpath(self.folder)): image.id for image in page}
+
+
+@pytest.fixture
+def follower(tmp_path, checkpoint):
+    folder = tmp_path / "watched"
+    folder.mkdir()
+    collection = open_or_create(tmp_path / "collection", checkpoint=checkpoint)
+    yield Follower(collection, folder)
+    collection.close()
+
+
+def save(path, seed):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draw(seed).save(path)
+    return path
+
+
+NOTHING = (0, 0, 0, 0)
+
+
+def test_new_and_changed_files_are_taken_when_they_rest(follower):
+    save(follower.folder / "a.png", 1)
+    save(follower.folder / "sub" / "ü\n.png", 2)
+    assert follower.look() == NOTHING  # they might still be growing
+    assert follower.look() == (2, 0, 0, 0)
+    assert follower.look() == NOTHING
+    before = follower.files()
+    save(follower.folder / "a.png", 3)
+    assert (follower.look(), follower.look(), follower.look()) == (NOTHING, (0, 1, 0, 0), NOTHING)
+    assert follower.files() == before  # the record stays, and its id
+    os.utime(follower.folder / "a.png")
+    assert (follower.look(), follower.look(), follower.look()) == (NOTHING, (0, 0, 1, 0), NOTHING)
+    assert follower.collection.verify() == []
+
+
+def test_a_file_that_grows_is_left_until_its_size_rests(follower, tmp_path):
+    content = save(tmp_path / "whole.png", 1).read_bytes()
+    for end in range(1000, len(content), 1000):
+        (follower.folder / "a.png").write_bytes(content[:end])
+        assert follower.look() == NOTHING
+    (follower.folder / "a.png").write_bytes(content)
+    assert (follower.look(), follower.look()) == (NOTHING, (1, 0, 0, 0))
+
+
+def test_a_file_long_at_rest_is_taken_at_once(follower, monkeypatch):
+    save(follower.folder / "a.png", 1)
+    monkeypatch.setattr("indexing.watching._SETTLED", -1.0)
+    assert follower.look() == (1, 0, 0, 0)
+
+
+def test_an_unusable_file_is_said_once_and_taken_when_it_was_mended(follower):
+    (follower.folder / "a.png").write_bytes(b"no image")
+    assert [follower.look() for _ in range(4)] == [NOTHING, (0, 0, 0, 1), NOTHING, NOTHING]
+    save(follower.folder / "a.png", 1)
+    assert [follower.look() for _ in range(3)] == [NOTHING, (1, 0, 0, 0), NOTHING]
+
+
+def test_two_files_of_one_content_are_two_images(follower):
+    shutil.copy(save(follower.folder / "a.png", 1), follower.folder / "b.png")
+    follower.look()
+    assert follower.look() == (2, 0, 0, 0)
+    (follower.folder / "a.png").unlink()
+    assert follower.watch.gone() == []
+    assert follower.watch.gone() == [follower.files()["a.png"]]
+
+
+def test_images_added_before_are_known_and_replaced_when_they_change(follower):
+    path = save(follower.folder / "a.png", 1)
+    keyed = save(follower.folder / "b.png", 2)
+    list(ingest(follower.collection, follower.encoder, [Source(path), Source(keyed, key="mine")]))
+    assert [follower.look() for _ in range(3)] == [NOTHING] * 3
+    save(path, 3)
+    save(keyed, 4)
+    assert [follower.look() for _ in range(3)] == [NOTHING, (1, 1, 0, 0), NOTHING]
+    assert follower.files() == {"a.png": 3, "b.png": 2}
+    assert follower.collection.catalog.by_key("mine").id == 2
+
+
+def test_deleted_files_are_gone_after_two_looks_and_only_what_is_deleted(follower, tmp_path):
+    elsewhere = save(tmp_path / "elsewhere.png", 9)
+    with tarfile.open(follower.folder / "a.tar", "w") as packed:
+        packed.add(save(tmp_path / "packed.png", 10), "packed.png")
+    sources = [Source(elsewhere), *find_sources([follower.folder / "a.tar"])]
+    list(ingest(follower.collection, follower.encoder, sources))
+    elsewhere.unlink()  # not in a folder that is watched
+    for seed in range(4):
+        save(follower.folder / "sub" / f"{seed}.png", seed)
+    follower.look(), follower.look()
+    files = follower.files()
+    assert (follower.watch.gone(), follower.watch.gone()) == ([], [])
+    (follower.folder / "sub" / "1.png").unlink()
+    (follower.folder / "sub" / "2.png").rename(follower.folder / "away.png")
+    follower.look()
+    assert follower.watch.gone() == []
+    save(follower.folder / "sub" / "1.png", 1)  # as programs do that save by deleting and writing anew
+    assert follower.watch.gone() == [files["sub/2.png"]]
+    follower.collection.remove([files["sub/2.png"]])
+    assert (follower.look(), follower.watch.gone()) == ((1, 0, 0, 0), [])
+    packed, *others = sorted(set(follower.files()) - {"../elsewhere.png"})
+    assert packed.startswith("a.tar::")
+    assert others == ["away.png", "sub/0.png", "sub/1.png", "sub/3.png"]
+
+
+def test_an_empty_folder_is_taken_for_a_disk_that_is_not_there(follower):
+    save(follower.folder / "a.png", 1)
+    follower.look(), follower.look()
+    follower.folder.rename(follower.folder.with_name("unmounted"))
+    for _ in range(3):
+        follower.look()
+        assert follower.watch.gone() == []
+    follower.folder.mkdir()
+    for _ in range(3):
+        follower.look()
+        assert follower.watch.gone() == []
+    assert list(follower.files()) == ["a.png"]

@@ -1,0 +1,83 @@
+"""Batch norm over several processes: statistics of the whole batch, as one process would take them.
+
+`torch.nn.SyncBatchNorm` refuses processors, on which this project tests what it runs on several GPUs.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def share_batch_norm(network: nn.Module) -> None:
+    """Let every batch norm of `network` take its statistics over all processes, in place.
+
+    Modules stay where they are and keep their parameters: state dicts, optimizers and copies do not notice. Frozen
+    batch norm, in evaluation mode, computes as before. All processes must call the network equally often.
+    """
+    for module in network.modules():
+        if isinstance(module, _BatchNorm) and not isinstance(module, _Shared):
+            kind = type(module)
+            module.__class__ = type(f"Shared{kind.__name__}", (_Shared, kind), {})
+
+
+class _Shared(_BatchNorm):
+    def forward(self, inputs: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(inputs)
+        return _normalized(self, inputs)
+
+
+def _normalized(norm: _BatchNorm, inputs: Tensor) -> Tensor:
+    """Inputs (b, C, ...) of this process, normalised with mean and variance over the rows of all processes."""
+    others = [axis for axis in range(inputs.ndim) if axis != 1]
+    shape = [1, -1] + [1] * (inputs.ndim - 2)
+    rows = inputs if inputs.dtype == torch.float64 else inputs.float()
+    n = _summed(rows.new_tensor([rows.numel() / rows.shape[1]])).detach()
+    if n.item() < 2:
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {inputs.shape}")
+    mean = _summed(rows.sum(dim=others)) / n
+    centred = rows - mean.view(shape)
+    variance = _summed(centred.square().sum(dim=others)) / n  # a second pass: E[x^2] - E[x]^2 would cancel
+    if norm.track_running_stats:
+        _follow(norm, mean.detach(), variance.detach() * n / (n - 1))
+    outputs = centred * (variance + norm.eps).rsqrt().view(shape)
+    if norm.affine:
+        outputs = torch.addcmul(norm.bias.view(shape), outputs, norm.weight.view(shape))
+    return outputs.to(inputs.dtype)
+
+
+@torch.no_grad()
+def _follow(norm: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
+    """Move the running statistics as `nn.BatchNorm` does."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    assert norm.num_batches_tracked is not None
+    norm.num_batches_tracked.add_(1)
+    share = 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
+    norm.running_mean.lerp_(mean.to(norm.running_mean), share)
+    norm.running_var.lerp_(variance.to(norm.running_var), share)
+
+
+def _summed(values: Tensor) -> Tensor:
+    """Sum over all processes; its gradient is the sum of theirs, for each holds the loss's gradient of its own rows."""
+    found: Tensor = _Sum.apply(values)
+    return found
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:  # noqa: ARG004 - autograd's signature
+        values = values.clone()
+        dist.all_reduce(values)
+        return values
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # noqa: ARG004
+        grad = grad.clone()
+        dist.all_reduce(grad)
+        return grad
