@@ -29,8 +29,11 @@ COMMANDS = {
     "reproduce": ("training.reproduce_command:reproduce", "Run a published experiment and compare."),
     "data": ("training.data_command:data", "List, inspect, check or render data sets."),
     "losses": ("training.losses_command:losses", "List the losses, or show one."),
-    "index": ("indexing.commands:app", "Add, remove, verify images; build the index; snapshots, export, a new model."),
-    "search": ("indexing.commands:search", "Find the stored images most similar to a picture."),
+    "index": (
+        "indexing.commands.collection:app",
+        "Add, remove, verify images; build the index; snapshots, export, a new model.",
+    ),
+    "search": ("indexing.commands.collection:search", "Find the stored images most similar to a picture."),
     "serve": ("api.serve:serve", "Serve a collection over HTTP, with a search page."),
     "demo": ("api.demo:demo", "The whole way on the built-in data set: train, index, evaluate, serve."),
 }

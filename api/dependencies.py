@@ -6,7 +6,7 @@ from fastapi import Depends, File, Form, Query, Request, UploadFile
 
 from api.problems import ReadOnly
 from api.service import Service
-from indexing.filters import Filter, make_filter
+from indexing.catalog.filters import Filter, make_filter
 from indexing.searcher import Searcher
 from retrieval.errors import BadConfig, BadImage
 

@@ -15,7 +15,7 @@ from api.app import create_app
 from api.settings import Settings
 from indexing.catalog import Catalog
 from indexing.collection import CATALOG, check_checkpoint
-from indexing.options import EngineName
+from indexing.commands.options import EngineName
 from retrieval.engines import check_engine
 from retrieval.errors import BadConfig
 

@@ -13,8 +13,8 @@ from typing import Any
 from api.problems import NotLoaded, NotReady
 from api.settings import Settings
 from indexing.catalog import Change, NewImage, StoredImage
+from indexing.catalog.records import check_attributes, check_key
 from indexing.collection import Collection
-from indexing.records import check_attributes, check_key
 from indexing.searcher import Searcher
 from retrieval.errors import BadConfig, HashseekError
 

@@ -17,8 +17,8 @@ from statistics import median
 import numpy as np
 
 from indexing.catalog import NewImage, create_catalog
+from indexing.catalog.filters import Filter, make_filter
 from indexing.collection import CATALOG, Collection
-from indexing.filters import Filter, make_filter
 from retrieval.devices import n_cores
 
 LABELS = {"0.1 %": 0.001, "1 %": 0.01, "10 %": 0.1, "90 %": 0.9}

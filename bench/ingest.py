@@ -31,8 +31,8 @@ from PIL import Image
 
 from indexing.collection import Collection, open_or_create
 from indexing.ingest import ingest
+from indexing.reading.sources import find_sources
 from indexing.searcher import Searcher
-from indexing.sources import find_sources
 from retrieval.checkpoint import load_checkpoint, save_checkpoint
 from retrieval.codes import pack
 from retrieval.devices import n_cores

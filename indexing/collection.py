@@ -18,27 +18,27 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from indexing.catalog import Catalog, Change, NewImage, StoredImage, create_catalog
+from indexing.catalog.filters import Filter
 from indexing.duplicates import groups
-from indexing.filters import Filter
 from indexing.hamming_index import (
     APPROXIMATE,
     Distances,
     HammingIndex,
     Ids,
     Subset,
-    build_index,
     check_kind,
     load_index,
     save_index,
 )
-from indexing.uris import is_there
+from indexing.reading.uris import is_there
+from indexing.segments import View, empty, joined, merge, merged_hits, whole
 from retrieval.checkpoint import Header, load_header
 from retrieval.codes import Codes
 from retrieval.errors import BadCollection, BadConfig, ForeignCodes, HashseekError
@@ -48,61 +48,7 @@ log = logging.getLogger("hashseek")
 
 CATALOG, CHECKPOINT, FILES, INDEX = "catalog.sqlite", "checkpoint.safetensors", "files", "index"
 _MANIFEST, _CODES, _IDS = "manifest.json", "codes.faiss", "ids.bin"
-# A fresh segment is rebuilt with every change, so it is merged into the built one before that costs much.
-FRESH_LIMIT = 4096
-# An approximate index takes minutes to build, so it is built anew only when this share of its images has changed.
-_CHANGED = 0.1
 _FILTERS = 8  # whose answers are kept until something changes
-
-
-@dataclass(frozen=True)
-class _Segment:
-    index: HammingIndex
-    alive: Subset
-
-    @property
-    def n_dead(self) -> int:
-        return len(self.index) - self.alive.n
-
-    def without(self, removed: Ids) -> "_Segment":
-        at = np.searchsorted(self.index.ids, removed)
-        inside = at < len(self.index)
-        at = at[inside][self.index.ids[at[inside]] == removed[inside]]
-        if not len(at):
-            return self
-        alive = self.alive.mask.copy()
-        alive[at] = False
-        return _Segment(self.index, self.index.subset(alive))
-
-    def among(self, ids: Ids | None) -> Subset:
-        """What is alive; with `ids`, only of those."""
-        if ids is None:
-            return self.alive
-        chosen = self.index.subset_of(ids)
-        return self.index.subset(chosen.mask & self.alive.mask) if self.n_dead else chosen
-
-
-@dataclass(frozen=True)
-class _View:
-    generation: int
-    last_id: int
-    built: _Segment
-    fresh: _Segment
-
-    def __len__(self) -> int:
-        return self.built.alive.n + self.fresh.alive.n
-
-    @property
-    def kind(self) -> str:
-        return self.built.index.kind
-
-    @property
-    def is_due(self) -> bool:
-        """Whether the built index should take in what changed since."""
-        n_changed, limit = len(self.fresh.index), FRESH_LIMIT
-        if self.kind in APPROXIMATE:
-            n_changed, limit = n_changed + self.built.n_dead, max(limit, int(_CHANGED * len(self.built.index)))
-        return n_changed > limit
 
 
 class Collection:
@@ -117,7 +63,7 @@ class Collection:
         self.folder = folder
         self.catalog = Catalog(folder / CATALOG, read_only=read_only)
         self._lock = threading.Lock()
-        self._chosen: OrderedDict[Filter, tuple[_View, list[Subset]]] = OrderedDict()
+        self._chosen: OrderedDict[Filter, tuple[View, list[Subset]]] = OrderedDict()
         self._saved = -1  # generation of the index on disk
         try:
             self._view = self._open_index(read_only=read_only)
@@ -198,9 +144,9 @@ class Collection:
             of_segment = effort if segment is view.built else None
             distances, ids = segment.index.search(query_codes, k=k, among=chosen, effort=of_segment)
             parts.append(list(zip(distances, ids, strict=True)))
-        return [_merged(built, fresh, k) for built, fresh in zip(*parts, strict=True)]
+        return [merged_hits(built, fresh, k) for built, fresh in zip(*parts, strict=True)]
 
-    def _among(self, view: _View, among: Ids | Filter | None) -> list[Subset]:
+    def _among(self, view: View, among: Ids | Filter | None) -> list[Subset]:
         """What may be found, of the built and of the fresh segment; of the last few filters it is remembered."""
         segments = (view.built, view.fresh)
         if not isinstance(among, Filter):
@@ -226,7 +172,7 @@ class Collection:
         return image.path.startswith(f"{FILES}/")
 
     def uri_of(self, image: StoredImage) -> str:
-        """Where the image is, as `indexing.uris.open_uri` reads it: a file, a member of a tar, an address."""
+        """Where the image is, as `indexing.reading.uris.open_uri` reads it: a file, a member of a tar, an address."""
         return str(self.folder / image.path) if self.owns(image) else image.path
 
     def file_of(self, image: StoredImage) -> Path:
@@ -272,11 +218,11 @@ class Collection:
         """
         self._save(self._current(), check_kind(kind))
 
-    def _save(self, view: _View, kind: str) -> None:
-        merged = _merge(view, self.n_bits, kind)
+    def _save(self, view: View, kind: str) -> None:
+        merged = merge(view, self.n_bits, kind)
         with self._lock:
             if self._view is view:
-                self._view = _View(view.generation, view.last_id, merged, _empty(self.n_bits))
+                self._view = View(view.generation, view.last_id, merged, empty(self.n_bits))
         with _locked(self.folder):  # two processes at once would mix their files
             if not self.catalog.is_current():  # the index on disk is that of the space that will be opened next
                 return
@@ -313,7 +259,7 @@ class Collection:
         Raises:
             BadConfig: radius is below 0, or not below the length of the codes.
         """
-        return groups(_merge(self._current(), self.n_bits, "exact").index, radius=radius)
+        return groups(merge(self._current(), self.n_bits, "exact").index, radius=radius)
 
     def describe_index(self) -> dict[str, Any]:
         """Kind, how its codes are arranged, sizes and generation of the view that searches see now."""
@@ -335,7 +281,7 @@ class Collection:
         if spare and len(truth.codes) and int(truth.codes[:, -1].max()) >> (8 - spare):
             problems.append(f"a code has bits set beyond its {self.n_bits} bits")
         view = self._current()
-        merged = _merge(view, self.n_bits, "exact").index
+        merged = merge(view, self.n_bits, "exact").index
         if not np.array_equal(merged.ids, truth.ids) or not np.array_equal(merged.codes, truth.codes):
             problems.append(
                 f"the index in memory holds {len(merged)} images that differ from the catalog's {len(truth.ids)}"
@@ -366,7 +312,7 @@ class Collection:
                 except OSError as error:
                     log.warning("a file that no image needs any more could not be deleted: %s", error)
 
-    def _current(self) -> _View:
+    def _current(self) -> View:
         """The view, brought up to date with whatever was committed, by us or by another process."""
         view, generation = self._view, self.catalog.generation()
         if generation == view.generation:
@@ -376,21 +322,21 @@ class Collection:
                 self._view = self._advance(self._view)
             return self._view
 
-    def _advance(self, view: _View) -> _View:
+    def _advance(self, view: View) -> View:
         changes = self.catalog.changes(after_id=view.last_id, after_generation=view.generation)
         if changes.whole:
-            view = _View(-1, 0, _empty(self.n_bits, view.kind), _empty(self.n_bits))
+            view = View(-1, 0, empty(self.n_bits, view.kind), empty(self.n_bits))
         built, fresh = view.built.without(changes.removed), view.fresh.without(changes.removed)
         if len(changes.ids):
-            fresh = _joined([fresh], self.n_bits, "exact", changes.codes, changes.ids)
+            fresh = joined([fresh], self.n_bits, "exact", changes.codes, changes.ids)
         last_id = max(view.last_id, int(changes.ids[-1])) if len(changes.ids) else view.last_id
-        advanced = _View(changes.generation, last_id, built, fresh)
+        advanced = View(changes.generation, last_id, built, fresh)
         if advanced.is_due:
-            merged = _merge(advanced, self.n_bits, advanced.kind)
-            advanced = _View(changes.generation, last_id, merged, _empty(self.n_bits))
+            merged = merge(advanced, self.n_bits, advanced.kind)
+            advanced = View(changes.generation, last_id, merged, empty(self.n_bits))
         return advanced
 
-    def _open_index(self, *, read_only: bool) -> _View:
+    def _open_index(self, *, read_only: bool) -> View:
         try:
             built = self._load_built()
             self._saved = built.generation
@@ -400,10 +346,10 @@ class Collection:
             if not read_only:  # so that no later state of the catalog can make it look right
                 with suppress(OSError):
                     (self.folder / INDEX / _MANIFEST).unlink()
-            built = _View(-1, 0, _empty(self.n_bits), _empty(self.n_bits))
+            built = View(-1, 0, empty(self.n_bits), empty(self.n_bits))
         return self._advance(built)
 
-    def _load_built(self) -> _View:
+    def _load_built(self) -> View:
         """The index on disk, if every byte of it is what its manifest says, and the manifest is this catalog's."""
         folder = self.folder / INDEX
         try:
@@ -428,8 +374,8 @@ class Collection:
                 raise BadCollection("it is newer than the catalog, which must have been restored from a copy")
             ids = np.fromfile(folder / _IDS, np.int64)
             kind = manifest.get("kind", "exact")  # the first manifests did not say
-            segment = _whole(load_index(folder / _CODES, ids, n_bits=self.n_bits, kind=kind))
-            return _View(manifest["generation"], manifest["last_id"], segment, _empty(self.n_bits))
+            segment = whole(load_index(folder / _CODES, ids, n_bits=self.n_bits, kind=kind))
+            return View(manifest["generation"], manifest["last_id"], segment, empty(self.n_bits))
         except BadConfig as error:  # of a kind that this machine cannot run
             raise BadCollection(str(error)) from None
         except FileNotFoundError as error:
@@ -507,44 +453,6 @@ def check_checkpoint(catalog: Catalog, checkpoint: Path) -> Header:
             "mean nothing; use the collection's own checkpoint or index into a new collection"
         )
     return header
-
-
-def _empty(n_bits: int, kind: str = "exact") -> _Segment:
-    codes = np.zeros((0, (n_bits + 7) // 8), np.uint8)
-    return _whole(build_index(codes, np.zeros(0, np.int64), n_bits=n_bits, kind=kind))
-
-
-def _whole(index: HammingIndex) -> _Segment:
-    return _Segment(index, index.subset(np.ones(len(index), np.bool_)))
-
-
-def _merge(view: _View, n_bits: int, kind: str) -> _Segment:
-    """All living rows of a view as one segment with an index of this kind."""
-    if view.kind == kind and not view.built.n_dead and not len(view.fresh.index):
-        return view.built
-    return _joined([view.built, view.fresh], n_bits, kind)
-
-
-def _joined(
-    segments: Sequence[_Segment], n_bits: int, kind: str, codes: Codes | None = None, ids: Ids | None = None
-) -> _Segment:
-    """The living rows of the segments, and some more, as one segment with an index of this kind."""
-    all_codes = [part.index.codes[part.alive.mask] for part in segments] + ([] if codes is None else [codes])
-    all_ids = [part.index.ids[part.alive.mask] for part in segments] + ([] if ids is None else [ids])
-    merged_codes, merged_ids = np.concatenate(all_codes), np.concatenate(all_ids)
-    if len(merged_ids) > 1 and (np.diff(merged_ids) < 0).any():  # of images whose code is another one by now
-        order = np.argsort(merged_ids)
-        merged_codes, merged_ids = merged_codes[order], merged_ids[order]
-    return _whole(build_index(merged_codes, merged_ids, n_bits=n_bits, kind=kind))
-
-
-def _merged(built: tuple[Distances, Ids], fresh: tuple[Distances, Ids], k: int) -> tuple[Distances, Ids]:
-    """The k nearest of both segments' results of one query."""
-    if not len(fresh[0]):
-        return built
-    distances, ids = np.concatenate([built[0], fresh[0]]), np.concatenate([built[1], fresh[1]])
-    order = np.lexsort((ids, distances))[:k]
-    return distances[order], ids[order]
 
 
 @contextmanager

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from indexing.catalog import Catalog, Change, NewImage
 from indexing.collection import Collection
-from indexing.loading import Fetch, Loaded, Step, load_sources
-from indexing.manifests import Source
-from indexing.remote import fetch
-from indexing.sources import Found, find_sources
+from indexing.reading.loading import Fetch, Loaded, Step, load_sources
+from indexing.reading.manifests import Source
+from indexing.reading.remote import fetch
+from indexing.reading.sources import Found, find_sources
 from retrieval.encoder import Encoder
 from retrieval.errors import BadImage
 from retrieval.images import Preprocessing
@@ -74,7 +74,7 @@ def ingest(
         sources: from `find_sources`; drawn from as memory allows.
         on_error: "skip" leaves what is unusable out, "stop" raises.
         trust_mtime: files whose size and modification time are those of their record are not read.
-        fetch: gets the content behind an http(s) address, see `indexing.remote.fetch`.
+        fetch: gets the content behind an http(s) address, see `indexing.reading.remote.fetch`.
 
     Raises:
         BadImage: an image is unusable and `on_error` is "stop"; batches committed before stay.

@@ -10,11 +10,11 @@ from typing import Protocol, Self
 import numpy as np
 from PIL import Image
 
-from indexing.calibrate import radius_for, stored_calibration
 from indexing.catalog import StoredImage
+from indexing.catalog.filters import Filter
 from indexing.collection import Collection, check_checkpoint
-from indexing.filters import Filter
 from indexing.hamming_index import Distances, HammingIndex, Ids, build_index
+from indexing.upkeep.calibrate import radius_for, stored_calibration
 from retrieval.checkpoint import load_checkpoint
 from retrieval.codes import Codes
 from retrieval.devices import n_cores
@@ -143,7 +143,7 @@ class Searcher:
         """The hits of each image, which `decode` gave, in the collection, see `Collection.search`.
 
         `min_precision` stands for the largest max_distance within which so large a share of the images is expected to
-        be relevant, see `indexing.calibrate`.
+        be relevant, see `indexing.upkeep.calibrate`.
 
         Raises:
             BadConfig: values beyond their limits, or a precision that no radius is known to give.

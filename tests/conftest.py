@@ -136,7 +136,7 @@ def code_collection(folder: Path, *, n_bits: int) -> Collection:
 # times as quick to start. The parent of the command stays to note how it ended.
 _NURSERY = """
 import ctypes, gc, json, os, signal, sys, traceback
-import numpy, indexing.commands, api.serve, api.service
+import numpy, indexing.commands.collection, api.serve, api.service
 import torch; torch.set_num_threads(1)
 from api.cli import main
 

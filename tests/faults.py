@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from conftest import Command, draw, new_images, random_codes, wait_until
 
-from indexing.backup import restore, snapshot
+from indexing.catalog.records import StoredImage
 from indexing.collection import Collection, open_or_create
-from indexing.records import StoredImage
+from indexing.upkeep.backup import restore, snapshot
 from retrieval import hamming
 from retrieval.checkpoint import load_header
 
@@ -300,10 +300,10 @@ sys.path.insert(0, {tests!r})
 from faults import upload
 from conftest import new_images, random_codes
 import numpy as np
-from indexing.backup import snapshot
+from indexing.upkeep.backup import snapshot
 from indexing.collection import Collection, open_or_create
-from indexing.records import StoredImage
-from indexing.optimize import optimize
+from indexing.catalog.records import StoredImage
+from indexing.upkeep.optimize import optimize
 folder, rng = Path({folder!r}), random.Random({seed})
 with closing(Collection(folder)) as collection:
     for turn in range(10**6):

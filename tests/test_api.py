@@ -19,7 +19,7 @@ from test_images import BAD, GOOD
 from api.app import create_app
 from api.service import Service, parse_labels
 from api.settings import Settings
-from indexing import database
+from indexing.catalog import database
 from indexing.collection import Collection
 from retrieval.checkpoint import load_checkpoint
 from retrieval.encoder import Encoder

@@ -15,11 +15,11 @@ import pytest
 from conftest import code_collection, new_images, random_codes
 from faults import content, fill, found
 
-from indexing.backup import restore, snapshot
 from indexing.collection import Collection
 from indexing.hamming_index import KINDS
-from indexing.optimize import SETTLED_SECONDS, optimize
-from indexing.rewind import rewind
+from indexing.upkeep.backup import restore, snapshot
+from indexing.upkeep.optimize import SETTLED_SECONDS, optimize
+from indexing.upkeep.rewind import rewind
 from retrieval.errors import BadCollection, HashseekError
 
 

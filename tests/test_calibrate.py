@@ -11,15 +11,15 @@ from conftest import code_collection, draw, new_images, random_codes, wait_until
 from api.app import create_app
 from api.cli import main
 from api.settings import Settings
-from indexing.calibrate import (
+from indexing.collection import Collection
+from indexing.searcher import Searcher
+from indexing.upkeep.calibrate import (
     calibrate_collection,
     check_same_codes,
     radius_for,
     store_calibration,
     stored_calibration,
 )
-from indexing.collection import Collection
-from indexing.searcher import Searcher
 from retrieval import hamming
 from retrieval.errors import BadCodes, BadConfig, ForeignCodes
 from retrieval.metrics import Calibration

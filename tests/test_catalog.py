@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 from conftest import new_images, random_codes, wait_until
 
-from indexing import catalog as catalog_module
-from indexing import database as module
 from indexing.catalog import (
     Catalog,
     CatalogLocked,
@@ -24,6 +22,8 @@ from indexing.catalog import (
     SpaceRetired,
     create_catalog,
 )
+from indexing.catalog import catalog as catalog_module
+from indexing.catalog import database as module
 from retrieval.errors import BadCodes, BadCollection, BadConfig, HashseekError, UnknownImage
 
 

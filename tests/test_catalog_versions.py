@@ -148,8 +148,8 @@ def test_a_process_killed_while_it_brings_a_catalog_up_to_date_leaves_the_old_on
     killed = start(
         before=f"""
 from pathlib import Path
-import indexing.schema
-original, seen = indexing.schema._statements, []
+import indexing.catalog.schema
+original, seen = indexing.catalog.schema._statements, []
 def statements(script):
     for statement in original(script):
         seen.append(statement)
@@ -157,7 +157,7 @@ def statements(script):
             yield statement
             os.kill(os.getpid(), signal.SIGKILL)
         yield statement
-indexing.schema._statements = statements
+indexing.catalog.schema._statements = statements
 from indexing.catalog import Catalog
 Catalog(Path({str(path)!r}))
 """

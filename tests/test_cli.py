@@ -261,9 +261,9 @@ def test_help_at_every_level(hashseek):
 
 def test_ctrl_c_ends_a_command_without_a_traceback(hashseek, own_collection, pictures):
     before = """
-import indexing.add_command
+import indexing.commands.add
 def interrupted(*_, **__): raise KeyboardInterrupt
-indexing.add_command.find_sources = interrupted
+indexing.commands.add.find_sources = interrupted
 """
     assert hashseek("index", "add", own_collection, pictures, before=before) == (130, "", "")
 
@@ -290,7 +290,7 @@ def test_help_is_quick_and_loads_nothing_heavy():
 
 def test_the_service_loads_no_training_code():
     out = run_python(
-        "import sys, api.serve, api.app, indexing.commands\n"
+        "import sys, api.serve, api.app, indexing.commands.collection\n"
         "print([name for name in sys.modules if name.split('.')[0] == 'training'])"
     )
     assert out == "[]\n"

@@ -11,6 +11,7 @@ import pytest
 from conftest import code_collection, new_images, random_codes
 
 from indexing import collection as module
+from indexing import segments
 from indexing.collection import Collection, open_or_create
 from retrieval import hamming
 from retrieval.errors import BadCheckpoint, BadCollection, BadConfig, ForeignCodes
@@ -36,7 +37,7 @@ def add(collection, truth, codes, *, start):
 
 @pytest.mark.parametrize(("n_bits", "fresh_limit"), [(1, 4096), (12, 7), (36, 4096), (48, 7), (1024, 20)])
 def test_any_history_of_changes_gives_what_the_oracle_gives(n_bits, fresh_limit, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "FRESH_LIMIT", fresh_limit)
+    monkeypatch.setattr(segments, "FRESH_LIMIT", fresh_limit)
     rng = np.random.default_rng(n_bits)
     queries = random_codes(rng, 3, n_bits)
     collection, beside, truth, start = code_collection(tmp_path, n_bits=n_bits), None, {}, 0
@@ -266,7 +267,7 @@ def test_another_collection_object_sees_changes_with_its_next_search(tmp_path):
 
 
 def test_threads_that_add_remove_save_and_search_see_every_acknowledged_change(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "FRESH_LIMIT", 10)
+    monkeypatch.setattr(segments, "FRESH_LIMIT", 10)
     collection = code_collection(tmp_path, n_bits=48)
     codes = random_codes(np.random.default_rng(0), 120, 48)
     stop = threading.Event()
@@ -486,7 +487,7 @@ def test_the_manifest_says_what_it_was_made_from(saved):
 
 @pytest.mark.parametrize(("n_bits", "fresh_limit"), [(12, 5), (36, 4096)])
 def test_updates_in_place_are_found_at_once_under_the_same_id(tmp_path, monkeypatch, n_bits, fresh_limit):
-    monkeypatch.setattr(module, "FRESH_LIMIT", fresh_limit)
+    monkeypatch.setattr(segments, "FRESH_LIMIT", fresh_limit)
     rng = np.random.default_rng(n_bits)
     queries, truth, contents = random_codes(rng, 3, n_bits), {}, 0
     collection = code_collection(tmp_path, n_bits=n_bits)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from api.cli import main
-from indexing.calibrate import stored_calibration
 from indexing.catalog import Catalog
 from indexing.collection import CATALOG, open_or_create
+from indexing.upkeep.calibrate import stored_calibration
 from retrieval import hamming
 from retrieval.checkpoint import load_checkpoint, save_checkpoint
 from retrieval.codes import pack

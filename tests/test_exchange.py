@@ -9,9 +9,9 @@ import pytest
 from conftest import code_collection, draw, new_images, random_codes
 from faults import fill
 
-from indexing import exchange
 from indexing.collection import Collection
-from indexing.exchange import export, import_
+from indexing.upkeep import exchange
+from indexing.upkeep.exchange import export, import_
 from retrieval.errors import BadConfig, BadDataset, ForeignCodes
 
 
@@ -53,7 +53,7 @@ def rewrite(file, change):
 
 def test_a_round_trip_gives_an_equal_collection_without_encoding(exported, checkpoint, hashseek, tmp_path):
     folder, file = exported
-    never = "import indexing.commands; from retrieval.encoder import Encoder; Encoder.encode_pixels = None"
+    never = "import indexing.commands.collection; from retrieval.encoder import Encoder; Encoder.encode_pixels = None"
     command = ("index", "import", file, tmp_path / "new")
     code, out, err = hashseek(*command, "--checkpoint", checkpoint, before=never)
     assert (code, err) == (0, "")

@@ -12,12 +12,12 @@ import pytest
 from conftest import code_collection, draw, new_images, random_codes
 from faults import OPERATIONS, NoDisk, check_search, content, cut_the_power, fill, found, kill_again_and_again, upload
 
-from indexing.backup import restore, snapshot
 from indexing.collection import Collection
-from indexing.exchange import export, import_
 from indexing.hamming_index import KINDS
-from indexing.optimize import optimize
-from indexing.rewind import rewind
+from indexing.upkeep.backup import restore, snapshot
+from indexing.upkeep.exchange import export, import_
+from indexing.upkeep.optimize import optimize
+from indexing.upkeep.rewind import rewind
 from retrieval.errors import HashseekError
 
 
@@ -42,12 +42,12 @@ def test_the_power_goes_at_random_moments(start, tmp_path, checkpoint):
 def test_the_power_cut_would_notice_what_is_not_synced(start, tmp_path, checkpoint):
     """The same with a catalog that acknowledges before the disk has it: the cut must show the loss."""
     unsafe = (
-        "import indexing.database; original = indexing.database._connect\n"
+        "import indexing.catalog.database; original = indexing.catalog.database._connect\n"
         "def connect(path, mode):\n"
         "    db = original(path, mode)\n"
         "    db.execute('PRAGMA synchronous = OFF')\n"
         "    return db\n"
-        "indexing.database._connect = connect\n"
+        "indexing.catalog.database._connect = connect\n"
     )
     try:
         _, wrong = cut_the_power(
@@ -242,7 +242,7 @@ def test_a_service_goes_on_while_its_collection_is_kept(start, hashseek, own_col
 def test_a_clock_that_goes_back_changes_nothing_but_the_times(hashseek, own_collection, tmp_path):
     def at(year):
         return (
-            "import indexing.database as d, time\n"
+            "import indexing.catalog.database as d, time\n"
             "class Then(d.datetime):\n    @classmethod\n"
             f"    def now(cls, tz=None): return cls({year}, 1, 2, tzinfo=tz)\n"
             f"d.datetime = Then\ntime.time = lambda: ({year} - 1970) * 31557600.0"
@@ -314,9 +314,12 @@ def test_ids_beyond_32_bits(tmp_path, last):
 def test_a_killed_snapshot_or_export_leaves_nothing_that_the_next_does_not_sweep(start, own_collection, tmp_path):
     place = tmp_path / "backups"
     place.mkdir()
-    die = "import os, signal, indexing.backup, indexing.exchange\n"
+    die = "import os, signal, indexing.upkeep.backup, indexing.upkeep.exchange\n"
     die += "def die(*_, **__): os.kill(os.getpid(), signal.SIGKILL)\n"
-    for kind, fault in (("snapshot", "indexing.backup._checksum = die"), ("export", "indexing.exchange._groups = die")):
+    for kind, fault in (
+        ("snapshot", "indexing.upkeep.backup._checksum = die"),
+        ("export", "indexing.upkeep.exchange._groups = die"),
+    ):
         command = start("index", kind, own_collection, place / "x", before=die + fault)
         assert command.wait() == -signal.SIGKILL
         assert [path.name.startswith(".hashseek-unfinished-") for path in place.iterdir()] == [True]

@@ -9,8 +9,8 @@ import pytest
 from conftest import code_collection, new_images, random_codes
 
 from indexing.catalog import Catalog, NewImage
+from indexing.catalog.filters import Condition, Filter, make_filter, parse_condition, parse_time
 from indexing.collection import CATALOG, Collection
-from indexing.filters import Condition, Filter, make_filter, parse_condition, parse_time
 from retrieval import hamming
 from retrieval.errors import BadConfig
 
@@ -166,7 +166,7 @@ def test_random_filters_agree_with_a_loop_and_searches_among_them_with_the_oracl
         return tuple(rng.choice(values, int(rng.integers(0, n + 1)), replace=False).tolist())
 
     def add(n, start, day):
-        monkeypatch.setattr("indexing.catalog.now", lambda: f"2026-01-{day:02}T00:00:00Z")
+        monkeypatch.setattr("indexing.catalog.catalog.now", lambda: f"2026-01-{day:02}T00:00:00Z")
         codes = random_codes(rng, n, 36, 5)
         images = [
             NewImage(

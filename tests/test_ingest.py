@@ -12,12 +12,12 @@ import pytest
 from conftest import N_PICTURES, draw, wait_until
 
 from indexing import ingest as module
-from indexing import loading
 from indexing.collection import Collection, open_or_create
 from indexing.ingest import Source, ingest, preview
+from indexing.reading import loading
+from indexing.reading.sources import find_sources, survey
+from indexing.reading.uris import open_uri
 from indexing.searcher import Searcher
-from indexing.sources import find_sources, survey
-from indexing.uris import open_uri
 from retrieval.errors import BadDataset, BadImage
 from retrieval.listing import Problem
 from retrieval.tar_members import find_member
@@ -346,7 +346,7 @@ def test_images_in_a_tar_are_stored_and_found_again(opened, tmp_path, pictures):
 FAULT = """
 import os, signal
 from contextlib import contextmanager
-import indexing.ingest, indexing.catalog, indexing.collection, indexing.storing, retrieval.files
+import indexing.ingest, indexing.catalog, indexing.collection, indexing.catalog.storing, retrieval.files
 indexing.ingest.BATCH = 4
 def die(*_, **__): os.kill(os.getpid(), signal.SIGKILL)
 def patch(owner, name, wrapper):
@@ -369,7 +369,7 @@ MOMENTS = {
     "the checkpoint is copied and no catalog begun": ("indexing.collection.create_catalog = die", None),
     "the catalog is written and not yet in its place": ("patch(indexing.collection, 'create_catalog', after)", None),
     "the collection was created": ("patch(indexing.collection, '_create', after)", 0),
-    "the second batch is half stored": ("patch(indexing.storing.Storing, 'store', at_image_7)", 4),
+    "the second batch is half stored": ("patch(indexing.catalog.storing.Storing, 'store', at_image_7)", 4),
     "the second batch is stored and not reported": ("patch(indexing.catalog.Catalog, 'add', after_batch_2)", 8),
     "all is stored and the index half written": ("patch(indexing.collection, 'save_index', after)", 12),
     "all is written": ("patch(indexing.collection.Collection, 'save_index', after)", 12),

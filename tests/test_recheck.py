@@ -11,8 +11,8 @@ from conftest import N_PICTURES, draw
 from indexing.catalog import NewImage
 from indexing.collection import Collection
 from indexing.ingest import ingest
-from indexing.manifests import Source
-from indexing.recheck import MAX_SHARE, recheck
+from indexing.reading.manifests import Source
+from indexing.upkeep.recheck import MAX_SHARE, recheck
 from retrieval.checkpoint import load_checkpoint
 from retrieval.encoder import Encoder
 from retrieval.errors import BadConfig, ForeignCodes

@@ -11,12 +11,12 @@ import pytest
 import torch
 from conftest import N_PICTURES, PREPROCESSING, draw, new_images, random_codes, tiny_checkpoint, wait_until
 
-from indexing import reencode as module
 from indexing.catalog import SpaceRetired
 from indexing.collection import Collection, open_or_create
 from indexing.ingest import Source, ingest
-from indexing.reencode import drop_space, first_bits, reencode, switch_space
 from indexing.searcher import Searcher
+from indexing.upkeep import reencode as module
+from indexing.upkeep.reencode import drop_space, first_bits, reencode, switch_space
 from retrieval.checkpoint import load_checkpoint, load_header, save_checkpoint
 from retrieval.codes import pack, unpack
 from retrieval.errors import BadCheckpoint, BadCollection, BadConfig
@@ -217,7 +217,7 @@ def test_a_late_image_is_found_after_a_switch_without_missing_ones(collection, o
 
 def test_kill_9_and_go_on(start, hashseek, own_collection, other_checkpoint, monkeypatch):
     slow = (
-        "import indexing.reencode, time; indexing.reencode.BATCH = 2\n"
+        "import indexing.upkeep.reencode, time; indexing.upkeep.reencode.BATCH = 2\n"
         "from indexing.catalog import Catalog; original = Catalog.add_codes\n"
         "Catalog.add_codes = lambda *a, **k: (original(*a, **k), time.sleep(0.3))[0]"
     )

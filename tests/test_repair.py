@@ -13,7 +13,7 @@ from conftest import code_collection, new_images, random_codes
 from faults import content, fill
 
 from indexing.collection import Collection
-from indexing.repair import repair
+from indexing.upkeep.repair import repair
 from retrieval.errors import BadCollection
 
 

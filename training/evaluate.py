@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from indexing.calibrate import check_same_codes, store_calibration
 from indexing.catalog import Catalog
 from indexing.collection import CATALOG
 from indexing.hamming_index import Distances, Ids
 from indexing.searcher import InMemory, Searcher
+from indexing.upkeep.calibrate import check_same_codes, store_calibration
 from retrieval.checkpoint import Checkpoint
 from retrieval.encoder import Encoder
 from retrieval.errors import BadConfig

@@ -11,7 +11,7 @@ from api.dependencies import SearcherDep, UploadDep, WritableDep
 from api.problems import FileGone
 from api.schemas import AddedImage, Image, Page
 from api.service import add_upload, parse_attributes, parse_labels
-from indexing.uris import is_there, open_uri
+from indexing.reading.uris import is_there, open_uri
 from retrieval.errors import BadImage
 from retrieval.images import decode
 

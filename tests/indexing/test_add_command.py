@@ -150,7 +150,7 @@ def test_labels_keys_and_attributes_of_a_list_are_stored(hashseek, own_collectio
 
 
 def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(hashseek, own_collection, pictures):
-    before = "import indexing.add_command; indexing.add_command._EVERY = 0"
+    before = "import indexing.commands.add; indexing.commands.add._EVERY = 0"
     code, _, err = hashseek("index", "add", own_collection, pictures, "--device", "cpu", before=before)
     assert code == 0
     assert err.startswith("12, ")

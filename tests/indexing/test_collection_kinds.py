@@ -8,8 +8,9 @@ import pytest
 from conftest import code_collection, new_images, random_codes
 
 from indexing import collection as module
+from indexing import segments
 from indexing.collection import Collection
-from indexing.commands import build
+from indexing.commands.collection import build
 from indexing.hamming_index import APPROXIMATE, KINDS
 from retrieval import hamming
 from retrieval.errors import BadConfig
@@ -54,7 +55,7 @@ def test_a_built_kind_stays_and_knows_what_changed_since(kind, filled, tmp_path)
 
 @pytest.mark.parametrize("kind", APPROXIMATE)
 def test_enough_changes_build_the_structure_anew(kind, filled, monkeypatch, tmp_path):
-    monkeypatch.setattr(module, "FRESH_LIMIT", 20)
+    monkeypatch.setattr(segments, "FRESH_LIMIT", 20)
     collection, _ = filled
     collection.build_index(kind)
     collection.add(new_images(random_codes(np.random.default_rng(1), 40, 48), start=1000))

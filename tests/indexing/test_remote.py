@@ -7,8 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from indexing import remote
-from indexing.remote import fetch, is_public, is_remote
+from indexing.reading import remote
+from indexing.reading.remote import fetch, is_public, is_remote
 from retrieval.errors import BadImage
 
 CONTENT = bytes(range(256)) * 40  # 10 kB

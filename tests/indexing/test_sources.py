@@ -10,9 +10,9 @@ import tracemalloc
 import pytest
 from conftest import draw
 
-from indexing.manifests import Source
-from indexing.sources import describe, find_sources, until, walk
-from indexing.uris import is_there, open_uri, stored_path
+from indexing.reading.manifests import Source
+from indexing.reading.sources import describe, find_sources, until, walk
+from indexing.reading.uris import is_there, open_uri, stored_path
 from retrieval.errors import BadDataset
 from retrieval.listing import Problem
 
@@ -83,7 +83,7 @@ def test_links_in_a_circle_end_and_a_linked_folder_is_not_followed_twice(tree):
 
 
 def test_a_folder_of_more_files_than_are_sorted_together_gives_each_once(tmp_path, monkeypatch):
-    monkeypatch.setattr("indexing.sources._CHUNK", 10)
+    monkeypatch.setattr("indexing.reading.sources._CHUNK", 10)
     for number in range(95):
         touch(tmp_path / f"{number:03}.jpg")
     for number in range(25):

@@ -9,9 +9,9 @@ from conftest import draw
 
 from indexing.collection import open_or_create
 from indexing.ingest import Source, ingest
+from indexing.reading.sources import find_sources
+from indexing.reading.watching import Watch
 from indexing.searcher import Searcher
-from indexing.sources import find_sources
-from indexing.watching import Watch
 
 
 class Follower:
@@ -79,7 +79,7 @@ def test_a_file_that_grows_is_left_until_its_size_rests(follower, tmp_path):
 
 def test_a_file_long_at_rest_is_taken_at_once(follower, monkeypatch):
     save(follower.folder / "a.png", 1)
-    monkeypatch.setattr("indexing.watching._SETTLED", -1.0)
+    monkeypatch.setattr("indexing.reading.watching._SETTLED", -1.0)
     assert follower.look() == (1, 0, 0, 0)
 
 

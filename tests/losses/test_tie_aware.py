@@ -13,7 +13,7 @@ def build(n_classes=4, n_bits=5, **hyper):
     return TieAware(n_classes=n_classes, n_bits=n_bits, **hyper)
 
 
-def literal(outputs, labels, *, a=4.8 / 5, weight=3.0):
+def literal(outputs, labels, *, a=4.8 / 5, weight=1.0):
     """Both terms by loops over rows, other rows and distances."""
     rows = [(torch.tanh(u), own) for u, own in rows_of(outputs, labels)]
     width = outputs.shape[1]

@@ -44,7 +44,7 @@ class TieAware(nn.Module):
         BadConfig: a <= 0 or weight < 0.
     """
 
-    def __init__(self, *, n_classes: int, n_bits: int, a: float | None = None, weight: float = 3.0) -> None:
+    def __init__(self, *, n_classes: int, n_bits: int, a: float | None = None, weight: float = 1.0) -> None:
         super().__init__()
         check_sizes(n_classes, n_bits)
         if a is None:

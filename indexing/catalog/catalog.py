@@ -14,39 +14,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from indexing import spaces
-from indexing.database import (
-    BUSY_SECONDS,
-    CatalogLocked,
-    CatalogReplaced,
+from indexing.catalog import spaces
+from indexing.catalog.database import (
     Database,
-    DiskFull,
-    create_catalog,
     damaged,
-    explained,
     now,
 )
-from indexing.filters import Filter, Ids, ids_where
-from indexing.records import Change, Changes, NewImage, Space, StoredImage
-from indexing.storing import Storing, check_new
+from indexing.catalog.filters import Filter, Ids, ids_where
+from indexing.catalog.records import Change, Changes, NewImage, Space, StoredImage
+from indexing.catalog.storing import Storing, check_new
 from retrieval.codes import Codes, check_n_bits, code_size
 from retrieval.errors import BadCodes, BadCollection, BadConfig, UnknownImage
-
-__all__ = [
-    "BUSY_SECONDS",
-    "Catalog",
-    "CatalogLocked",
-    "CatalogReplaced",
-    "Change",
-    "Changes",
-    "DiskFull",
-    "NewImage",
-    "Space",
-    "SpaceRetired",
-    "StoredImage",
-    "create_catalog",
-    "explained",
-]
 
 
 class SpaceRetired(BadCollection):

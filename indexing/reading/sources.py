@@ -9,8 +9,8 @@ from itertools import groupby, islice
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from indexing.manifests import KINDS, Source, attributes_of, find_manifest, key_of, read_manifest
-from indexing.uris import is_remote, stored_path
+from indexing.reading.manifests import KINDS, Source, attributes_of, find_manifest, key_of, read_manifest
+from indexing.reading.uris import is_remote, stored_path
 from retrieval.errors import BadDataset, BadImage
 from retrieval.images import SUFFIXES
 from retrieval.listing import Problem, parse_labels, refuse
@@ -31,7 +31,8 @@ def find_sources(paths: Sequence[str | Path], *, split: str | None = None) -> It
 
     Args:
         paths: image files; folders, searched with their subfolders, or taken as the list that they hold as `labels.csv`
-            or `labels.jsonl`; lists (`indexing.manifests`); tars; http(s) addresses; patterns (`*`, `?`, `[]`, `**`).
+            or `labels.jsonl`; lists (`indexing.reading.manifests`); tars; http(s) addresses; patterns (`*`, `?`, `[]`,
+            `**`).
         split: of lists, take only this split.
 
     Raises:

@@ -18,14 +18,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from indexing.collection import CATALOG, Collection, check_checkpoint, open_or_create
+from indexing.commands.options import Device, Engine, Precision
 from indexing.ingest import Report, find_sources, ingest, preview
-from indexing.loading import Fetch
-from indexing.options import Device, Engine, Precision
 from indexing.printing import printable
-from indexing.remote import MAX_BYTES, SECONDS, fetch
+from indexing.reading.loading import Fetch
+from indexing.reading.remote import MAX_BYTES, SECONDS, fetch
+from indexing.reading.sources import Found, KeyFrom, describe, survey, until
+from indexing.reading.watching import Watch
 from indexing.searcher import Searcher
-from indexing.sources import Found, KeyFrom, describe, survey, until
-from indexing.watching import Watch
 from retrieval.checkpoint import load_header
 from retrieval.errors import BadCollection, BadConfig
 from retrieval.listing import Problem

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from indexing.catalog import Catalog
+from indexing.catalog.records import Space, StoredImage
 from indexing.collection import CATALOG, Collection
-from indexing.records import Space, StoredImage
-from indexing.uris import open_uri
+from indexing.reading.uris import open_uri
 from retrieval.checkpoint import Header, load_checkpoint, load_header
 from retrieval.codes import Codes, code_size
 from retrieval.encoder import Encoder

@@ -5,8 +5,8 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from indexing.records import Change, NewImage, check_attributes, check_key
-from indexing.spaces import engine_id, note_update
+from indexing.catalog.records import Change, NewImage, check_attributes, check_key
+from indexing.catalog.spaces import engine_id, note_update
 
 
 @dataclass

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from indexing.catalog.records import StoredImage
 from indexing.collection import Collection
-from indexing.records import StoredImage
-from indexing.uris import is_there, open_uri
+from indexing.reading.uris import is_there, open_uri
 from retrieval.codes import unpack
 from retrieval.encoder import Encoder
 from retrieval.errors import BadConfig, BadImage, ForeignCodes

@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from indexing.catalog import Catalog, explained
+from indexing.catalog.database import Database
 from indexing.collection import CATALOG, FILES, Collection
-from indexing.database import Database
-from indexing.workplace import workplace
+from indexing.upkeep.workplace import workplace
 from retrieval.errors import BadCollection
 from retrieval.files import fsync_folder
 

@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from indexing.catalog.schema import APPLICATION_ID, LATEST, create, migrate
 from indexing.printing import printable
-from indexing.schema import APPLICATION_ID, LATEST, create, migrate
 from retrieval.errors import BadCollection
 
 BUSY_SECONDS = 30

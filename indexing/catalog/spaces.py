@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from indexing.database import now
-from indexing.records import Space
+from indexing.catalog.database import now
+from indexing.catalog.records import Space
 from retrieval.codes import check_codes
 from retrieval.errors import BadCollection, BadConfig
 

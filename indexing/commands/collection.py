@@ -8,17 +8,17 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from indexing.add_command import add
-from indexing.calibrate_command import calibrate
+from indexing.catalog.filters import make_filter
+from indexing.catalog.records import Space
 from indexing.collection import Collection
-from indexing.filters import make_filter
-from indexing.options import Device, Engine, Precision
+from indexing.commands.add import add
+from indexing.commands.calibrate import calibrate
+from indexing.commands.options import Device, Engine, Precision
+from indexing.commands.upkeep import app as upkeep
+from indexing.commands.upkeep import repair_and_print
 from indexing.printing import printable
-from indexing.recheck import recheck
-from indexing.records import Space
 from indexing.searcher import Answer, Searcher, check_limits
-from indexing.upkeep_commands import app as upkeep
-from indexing.upkeep_commands import repair_and_print
+from indexing.upkeep.recheck import recheck
 from retrieval.errors import BadConfig
 from retrieval.images import read_bytes
 

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from indexing.remote import MAX_BYTES, SECONDS, fetch, is_remote
+from indexing.reading.remote import MAX_BYTES, SECONDS, fetch, is_remote
 from retrieval.images import read_bytes
 from retrieval.tar_members import stored_in
 
@@ -11,7 +11,7 @@ __all__ = ["is_remote", "is_there", "open_uri", "stored_path"]
 
 
 def open_uri(uri: str, *, allow_private: bool = False, max_bytes: int = MAX_BYTES, seconds: float = SECONDS) -> bytes:
-    """The bytes of the image at `uri`; the options are for http(s) addresses, see `indexing.remote.fetch`.
+    """The bytes of the image at `uri`; the options are for http(s) addresses, see `indexing.reading.remote.fetch`.
 
     Raises:
         BadImage: it cannot be read, or not within the limits.

@@ -1,7 +1,7 @@
 """Export and import: the records and codes of a collection as one Parquet file, for other programs and collections.
 
 One row per image, ascending ids; the file's metadata names the checkpoint that made the codes. The pictures themselves
-are not in it, only where they are: a snapshot (`indexing.backup`) carries those that the collection keeps.
+are not in it, only where they are: a snapshot (`indexing.upkeep.backup`) carries those that the collection keeps.
 """
 
 import json
@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from indexing.backup import copy_catalog
 from indexing.catalog import Catalog
+from indexing.catalog.records import NewImage, StoredImage, check_attributes, check_key
 from indexing.collection import CATALOG, Collection, open_or_create
-from indexing.records import NewImage, StoredImage, check_attributes, check_key
-from indexing.workplace import workplace
+from indexing.upkeep.backup import copy_catalog
+from indexing.upkeep.workplace import workplace
 from retrieval.checkpoint import load_header
 from retrieval.codes import code_size
 from retrieval.errors import BadConfig, BadDataset, ForeignCodes, HashseekError

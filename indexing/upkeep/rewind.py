@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
-from indexing.backup import Contents, origin_of, unpack
+from indexing.catalog.database import Database
+from indexing.catalog.spaces import engine_id
 from indexing.collection import CATALOG, FILES, Collection
-from indexing.database import Database
-from indexing.optimize import delete_unneeded
-from indexing.spaces import engine_id
-from indexing.workplace import workplace
+from indexing.upkeep.backup import Contents, origin_of, unpack
+from indexing.upkeep.optimize import delete_unneeded
+from indexing.upkeep.workplace import workplace
 from retrieval.errors import BadCollection
 from retrieval.files import fsync_folder
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from indexing.catalog.database import BUSY_SECONDS, Database, explained
 from indexing.collection import FILES, Collection
-from indexing.database import BUSY_SECONDS, Database, explained
 
 # Whoever stores an image writes its file first: a younger file may be about to be needed.
 SETTLED_SECONDS = 3600

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexing.catalog import Catalog, NewImage, StoredImage
-from indexing.manifests import Source
-from indexing.records import check_attributes, check_key
-from indexing.remote import fetch
-from indexing.sources import Found
-from indexing.uris import open_uri, stored_path
+from indexing.catalog.records import check_attributes, check_key
+from indexing.reading.manifests import Source
+from indexing.reading.remote import fetch
+from indexing.reading.sources import Found
+from indexing.reading.uris import open_uri, stored_path
 from retrieval.encoder import load_ahead
 from retrieval.errors import BadConfig, BadImage
 from retrieval.images import Pixels, Preprocessing, decode_for

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from indexing.calibrate import N_QUERIES, calibrate_collection
 from indexing.collection import Collection
 from indexing.printing import printable
+from indexing.upkeep.calibrate import N_QUERIES, calibrate_collection
 
 _SHOWN = (0.99, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
 

@@ -14,7 +14,7 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
-from indexing.uris import is_remote, is_there
+from indexing.reading.uris import is_remote, is_there
 from retrieval.errors import BadDataset
 from retrieval.listing import NAMES, Problem, parse_labels, parse_split, read_rows
 

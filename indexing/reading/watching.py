@@ -13,10 +13,10 @@ from pathlib import Path
 
 from indexing.collection import Collection
 from indexing.ingest import Report
-from indexing.loading import Stamp, is_text, stamp_of
-from indexing.manifests import Source
-from indexing.sources import Found, walk
-from indexing.uris import stored_path
+from indexing.reading.loading import Stamp, is_text, stamp_of
+from indexing.reading.manifests import Source
+from indexing.reading.sources import Found, walk
+from indexing.reading.uris import stored_path
 from retrieval.listing import Problem
 from retrieval.tar_members import stored_in
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from indexing.catalog import Catalog
+from indexing.catalog.database import now
+from indexing.catalog.filters import Filter
 from indexing.collection import Collection
-from indexing.database import now
-from indexing.filters import Filter
 from retrieval.errors import BadCodes, BadConfig, ForeignCodes
 from retrieval.metrics import Calibration, calibrate, histograms, without_self
 

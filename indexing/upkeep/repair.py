@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from indexing.catalog import Catalog
+from indexing.catalog.database import Database
 from indexing.collection import CATALOG, Collection
-from indexing.database import Database
-from indexing.optimize import delete_unneeded
-from indexing.reencode import Reencoded, encode_missing
-from indexing.salvage import salvage
+from indexing.upkeep.optimize import delete_unneeded
+from indexing.upkeep.reencode import Reencoded, encode_missing
+from indexing.upkeep.salvage import salvage
 from retrieval.checkpoint import load_checkpoint
 from retrieval.codes import code_size
 from retrieval.encoder import Encoder

@@ -9,15 +9,15 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from indexing.backup import Contents, restore, snapshot
 from indexing.collection import Collection
-from indexing.exchange import export, import_
-from indexing.optimize import optimize
-from indexing.options import Device, Engine, Precision
+from indexing.commands.options import Device, Engine, Precision
 from indexing.printing import printable
-from indexing.reencode import Reencoded, drop_space, reencode, switch_space
-from indexing.repair import repair
-from indexing.rewind import rewind
+from indexing.upkeep.backup import Contents, restore, snapshot
+from indexing.upkeep.exchange import export, import_
+from indexing.upkeep.optimize import optimize
+from indexing.upkeep.reencode import Reencoded, drop_space, reencode, switch_space
+from indexing.upkeep.repair import repair
+from indexing.upkeep.rewind import rewind
 
 app = typer.Typer()
 

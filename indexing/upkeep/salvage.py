@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from indexing.catalog import Catalog
-from indexing.database import damaged
-from indexing.schema import APPLICATION_ID
-from indexing.workplace import workplace
+from indexing.catalog.database import damaged
+from indexing.catalog.schema import APPLICATION_ID
+from indexing.upkeep.workplace import workplace
 from retrieval.errors import BadCollection
 from retrieval.files import fsync_folder
 

@@ -1,0 +1,1 @@
+"""What keeps a collection in order: backups, exchange, another model, repair, calibration."""
