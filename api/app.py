@@ -4,11 +4,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.staticfiles import StaticFiles
 from fastapi_offline import FastAPIOffline
 
 from api import problems
+from api.parameters import check_parameters
 from api.routes import health, images, search, web
 from api.schemas import Problem
 from api.service import Service
@@ -48,7 +49,9 @@ def create_app(settings: Settings) -> FastAPI:
         response.headers["X-Content-Type-Options"] = "nosniff"
         return response
 
-    for group in (search, images, health, web):
+    for group in (search, images):
+        app.include_router(group.router, dependencies=[Depends(check_parameters)])
+    for group in (health, web):
         app.include_router(group.router)
     app.mount("/web", StaticFiles(directory=web.FOLDER), name="web")
     return app

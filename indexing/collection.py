@@ -169,7 +169,7 @@ class Collection:
 
     def owns(self, image: StoredImage) -> bool:
         """Whether the collection itself keeps the image's file."""
-        return image.path.startswith(f"{FILES}/")
+        return image.path.startswith(f"{FILES}/") and ".." not in Path(image.path).parts  # or it could be anywhere
 
     def uri_of(self, image: StoredImage) -> str:
         """Where the image is, as `indexing.reading.uris.open_uri` reads it: a file, a member of a tar, an address."""

@@ -222,8 +222,9 @@ def _jsonl_rows(lines: Iterator[str], source: Path) -> Iterator[tuple[int, dict[
             continue
         try:
             row = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            reason = error.msg if isinstance(error, json.JSONDecodeError) else "too many brackets"
+        except (ValueError, RecursionError) as error:
+            many = "a number of too many digits" if isinstance(error, ValueError) else "too many brackets"
+            reason = getattr(error, "msg", many)
             yield Problem(f"{source.name} line {number}", f"it is not JSON: {reason}")
             continue
         if isinstance(row, dict):

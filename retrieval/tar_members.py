@@ -53,6 +53,8 @@ def list_members(shard: Path) -> Iterator[tuple[str, Member]]:
             with tarfile.open(fileobj=content, mode="r:") as packed:
                 while (found := packed.next()) is not None:
                     packed.members = []  # type: ignore[attr-defined]  # or it would remember every one
+                    if packed.offset <= found.offset:  # a negative size: the next header would be this one again
+                        raise tarfile.ReadError(f"its member at byte {found.offset:,} leads backwards")
                     if found.isreg() and not found.issparse() and PurePosixPath(found.name).stem:
                         yield found.name, Member(shard, found.offset_data, found.size)
                 end = packed.offset

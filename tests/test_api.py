@@ -411,6 +411,7 @@ def test_a_file_that_has_gone_is_410(client, own_collection):
     for url in (record["url"], f"{record['url']}?size=64"):
         assert_problem(client.get(url), 410, "no longer there")
     kept.write_bytes(b"no picture")
+    assert_problem(client.get(record["url"]), 410, "what is in its place now is no picture")
     assert_problem(client.get(f"{record['url']}?size=64"), 422, "not an image")
     assert client.delete("/v1/images/13").status_code == 204
 

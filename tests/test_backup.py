@@ -6,9 +6,12 @@ import os
 import shutil
 import sqlite3
 import tarfile
+import tempfile
 import threading
 import time
 from contextlib import closing
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +20,7 @@ from faults import content, fill, found
 
 from indexing.collection import Collection
 from indexing.hamming_index import KINDS
+from indexing.upkeep import workplace
 from indexing.upkeep.backup import restore, snapshot
 from indexing.upkeep.optimize import SETTLED_SECONDS, optimize
 from indexing.upkeep.rewind import rewind
@@ -200,6 +204,59 @@ def test_a_snapshot_cannot_write_outside_its_folder(collection, tmp_path, name):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["collection", "evil.tar", "s.tar"]
 
 
+@pytest.mark.parametrize("name", ["catalog.sqlite", "contents.json"])
+def test_a_snapshot_that_claims_to_be_larger_than_its_file_fills_no_disk(collection, tmp_path, name):
+    snapshot(collection, tmp_path / "s.tar")
+    with tarfile.open(tmp_path / "s.tar") as old, tarfile.open(tmp_path / "evil.tar", "w") as new:
+        for member in old:
+            if member.name == name:  # 64 TB of holes, as GNU tar writes them
+                member.pax_headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": str(2**46)}
+            new.addfile(member, old.extractfile(member))
+    with pytest.raises(BadCollection, match="does not belong|cannot be read"):
+        restore(tmp_path / "evil.tar", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.timeout(60)
+def test_a_snapshot_whose_member_leads_back_to_itself_is_refused(tmp_path):
+    first, back = tarfile.TarInfo("snapshot.json"), tarfile.TarInfo("catalog.sqlite")
+    first.size = len(b'{"hashseek_snapshot": 1}')
+    header = bytearray(back.tobuf())
+    header[124:136] = (2**96 - 512).to_bytes(12, "big")  # a size of -512: the next header would be this one again
+    header[148:156] = b" " * 8
+    header[148:156] = f"{sum(header):06o}\0 ".encode()
+    content = first.tobuf() + b'{"hashseek_snapshot": 1}'.ljust(512, b"\0") + bytes(header) + bytes(2048)
+    (tmp_path / "evil.tar").write_bytes(content)
+    with pytest.raises(BadCollection, match="'catalog.sqlite' does not belong"):
+        restore(tmp_path / "evil.tar", tmp_path / "new")
+
+
+def test_a_workplace_that_another_process_swept_away_is_made_again(tmp_path, monkeypatch):
+    made = []
+
+    def swept_at_once(**where):
+        made.append(tempfile.mkdtemp(**where))
+        if len(made) == 1:  # another snapshot begins just now, and takes the folder for a leftover
+            with workplace.workplace(tmp_path):
+                assert not os.path.exists(made[0])  # noqa: PTH110
+        return made[-1]
+
+    monkeypatch.setattr(workplace, "tempfile", SimpleNamespace(mkdtemp=swept_at_once))
+    with workplace.workplace(tmp_path) as place:
+        assert place.is_dir()
+        assert len(made) == 3
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_path_that_leads_out_of_the_folder_is_not_the_collection_s_own(collection, tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"somebody's")
+    [stray] = new_images(random_codes(np.random.default_rng(3), 1, 12), start=90)
+    [(image_id, _)] = collection.add([replace(stray, path="files/../../victim")])
+    collection.remove([image_id])
+    assert victim.read_bytes() == b"somebody's"
+
+
 def replace_name(member, name):
     other = tarfile.TarInfo(name)
     other.size = member.size
@@ -337,10 +394,16 @@ def test_optimizing_deletes_what_nobody_needs_once_it_has_settled(collection):
     spare = [
         folder / "files" / "ab" / ("ab" * 32 + ".jpg"),
         folder / "files" / "ab" / f".{'ab' * 32}.jpg.x7",
-        folder / "old.safetensors",
+        folder / f"checkpoint-{'ab' * 8}.safetensors",
         folder / ".checkpoint.safetensors.x7",
     ]
-    for path in spare:
+    foreign = [  # whose names no collection gives: whoever put them there may want them
+        folder / "files" / "backup.tar",
+        folder / "files" / "ab" / "photo.jpg",
+        folder / "files" / os.fsdecode(b"\xff.jpg"),
+        folder / "best.safetensors",
+    ]
+    for path in (*spare, *foreign):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"spare")
     assert optimize(collection).n_deleted == 0
@@ -349,6 +412,7 @@ def test_optimizing_deletes_what_nobody_needs_once_it_has_settled(collection):
         os.utime(path, (past, past))
     assert optimize(collection).n_deleted == len(spare)
     assert not any(path.exists() for path in spare)
+    assert all(path.exists() for path in foreign)
     assert content(collection) == before
     assert (folder / "checkpoint.safetensors").exists()
 

@@ -128,6 +128,12 @@ BAD = {
     "row 3: sha256 is 'x'": column("sha256", pa.array(["a" * 64] * 2 + ["x"] * 17)),
     "row 1: attributes are a JSON object": column("attributes", pa.array(["[1]"] * 19)),
     "row 1: Expecting property name": column("attributes", pa.array(["{x"] * 19)),
+    "row 2: uri is 'files/../../victim', neither a path from the root on": column(
+        "uri", pa.array(["/a", "files/../../victim", *["/b"] * 17])
+    ),
+    "row 1: uri is None": column("uri", pa.array([None] * 19, pa.string())),
+    "row 1: size, width, height are 0, ": column("size", pa.array([0] * 19)),
+    "row 1: media_type is 'text/html": column("media_type", pa.array(["text/html\r\nX: 1"] * 19)),
     "row 2: a key has 1 to 512": column("key", pa.array(["a", "b" * 513, *["c"] * 17])),
 }
 

@@ -3,6 +3,8 @@
 import json
 import operator
 import shutil
+from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from conftest import code_collection, new_images, random_codes
 
 from indexing.catalog import Catalog, NewImage
 from indexing.catalog.filters import Condition, Filter, make_filter, parse_condition, parse_time
+from indexing.catalog.records import check_attributes
 from indexing.collection import CATALOG, Collection
 from retrieval import hamming
 from retrieval.errors import BadConfig
@@ -124,6 +127,33 @@ def test_times_are_read_as_the_catalog_writes_them(text, stored):
 def test_what_is_no_time_is_refused(text):
     with pytest.raises(BadConfig, match="is no time: write it as in 2026-01-31"):
         parse_time(text)
+
+
+@pytest.mark.parametrize("name", ["a\\", "a\\b", "\\u0061", "a\nb", "a\tb", "é", "$", "#-1", "[0]", "a'b", "a\\.b"])
+def test_an_attribute_of_any_name_is_found(tmp_path, name):
+    with closing(code_collection(tmp_path / "c", n_bits=16)) as collection:
+        [first, second] = new_images(random_codes(np.random.default_rng(0), 2, 16))
+        collection.add([replace(first, attributes={name: "x"}), replace(second, attributes={"a": "x"})])
+        for operator in ("=", "^=", ">="):
+            assert collection.catalog.ids_where(Filter(attributes=(Condition(name, operator, "x"),))).tolist() == [1]
+
+
+def test_large_whole_numbers_are_compared_exactly(tmp_path):
+    numbers = [2**63 - 2, 2**63 - 1, 1234567890123456788, 1234567890123456789, 2**53 + 1, -(2**63)]
+    with closing(code_collection(tmp_path / "c", n_bits=16)) as collection:
+        images = new_images(random_codes(np.random.default_rng(0), len(numbers), 16))
+        collection.add([replace(image, attributes={"n": n}) for image, n in zip(images, numbers, strict=True)])
+        for image_id, n in enumerate(numbers, start=1):
+            assert collection.catalog.ids_where(Filter(attributes=(parse_condition(f"n={n}"),))).tolist() == [image_id]
+        above = collection.catalog.ids_where(Filter(attributes=(parse_condition("n>1234567890123456788"),)))
+        assert above.tolist() == [1, 2, 4]
+
+
+def test_a_text_with_a_nul_is_refused_since_it_would_pass_for_its_beginning():
+    for attributes in ({"a": "x\0y"}, {"a\0": 1}, {"a": [{"b": "\0"}]}, {"a": "\\\0"}):
+        with pytest.raises(BadConfig, match="a NUL character .* leave it out"):
+            check_attributes(attributes)
+    assert check_attributes({"a": "\\u0000"}) == r'{"a":"\\u0000"}'
 
 
 def test_ids_keys_and_nothing_at_all(described):

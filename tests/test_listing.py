@@ -83,6 +83,7 @@ def test_a_bad_line_is_named_and_skipped_or_the_list_refused(folder, line):
         ("not json", "not JSON"),
         ("[1]", "not a JSON object"),
         pytest.param("[" * 100_000, "not JSON", id="too many brackets"),
+        pytest.param('{"file": ' + "9" * 5000 + "}", "not JSON: a number of too many digits", id="too many digits"),
         ('{"labels": ["x"]}', "names no file"),
         ('{"file": 5}', "names no file"),
         ('{"file": "b.jpg", "labels": 5}', "its labels are 5, neither text nor a list"),

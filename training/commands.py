@@ -10,12 +10,21 @@ from training.progress import Progress
 
 
 def train(
-    config: Annotated[Path, typer.Argument(help="TOML file, or the name of one that Hashseek ships.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="Settings, such as model.n_bits=24.")] = None,
+    config: Annotated[
+        Path, typer.Argument(help="TOML file, or the name of one that Hashseek ships (docs/configurations.md).")
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Settings, such as model.n_bits=24 (docs/training.md lists them).")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/NAME of the TOML file.")] = None,
-    resume: Annotated[bool, typer.Option(help="Go on with the run in the folder.")] = False,
+    resume: Annotated[
+        bool, typer.Option(help="Go on with the run in the folder; give the same settings again.")
+    ] = False,
     devices: Annotated[
-        int | None, typer.Option(help="Processes, one a GPU or a share of the processor; the batch is split.")
+        int | None,
+        typer.Option(
+            help="Processes, one a GPU or a share of the processor; the batch is split; default train.devices."
+        ),
     ] = None,
     on_error: Annotated[
         Literal["skip", "stop"] | None, typer.Option(help="Leave bad lines and images out, or refuse (default).")

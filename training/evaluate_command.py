@@ -19,21 +19,25 @@ from training.progress import Progress
 def evaluate(
     checkpoints: Annotated[
         list[Path],
-        typer.Argument(help="Checkpoints made by `hashseek train`: the page is about the first, beside the others."),
+        typer.Argument(
+            help="Checkpoints made by `hashseek train`: the page is about the first and compares the others."
+        ),
     ],
     data: Annotated[
         str | None,
         typer.Option(help="A folder with labels.csv, a data set's name, or a TOML file; default: as in training."),
     ] = None,
     n: Annotated[
-        list[str] | None, typer.Option("--n", "-n", help="N of mAP@N, or all; may be given several times.")
+        list[str] | None,
+        typer.Option("--n", "-n", help="N of mAP@N, or all; may be repeated; default 100, 1000 and 5000."),
     ] = None,
     normalizer: Annotated[
-        Literal["retrieved", "possible", "relevant"], typer.Option(help="What AP is divided by.")
+        Literal["retrieved", "possible", "relevant"],
+        typer.Option(help="Relevant images that AP is divided by: those retrieved, min(N, all), or all."),
     ] = "retrieved",
     labels: Annotated[
         Literal["held-out", "seen", "all"] | None,
-        typer.Option(help="Of a checkpoint trained without some labels: which it is about; default held-out."),
+        typer.Option(help="Of a checkpoint trained without some labels: evaluate on these; default held-out."),
     ] = None,
     lengths: Annotated[bool, typer.Option("--lengths", help="Also each shorter length of nested checkpoints.")] = False,
     drop_labels: Annotated[list[str] | None, typer.Option(help="Labels to leave out, such as '*_r1'.")] = None,
@@ -55,11 +59,16 @@ def evaluate(
         Path | None,
         typer.Option(help="Also keep what a distance is worth with this collection, for `search --min-precision`."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the report; default beside the checkpoint.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the report; default evaluation-NAME beside the checkpoint.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     precision: Annotated[Literal["auto", "fp32", "bf16"], typer.Option(help="Of the network.")] = "auto",
 ) -> None:
-    """Write a report on how well a checkpoint retrieves, on the query and database splits of a data set."""
+    """Write a report on how well a checkpoint retrieves, on the query and database splits of a data set.
+
+    With --url, exits with 1 if a ranking of the service differs from the library's.
+    """
     if url is not None and (baseline != "none" or lengths or calibrate is not None or len(checkpoints) > 1):
         raise BadConfig(
             "--url compares a service with the library on its own codes: give one checkpoint, and leave --baseline, "

@@ -22,7 +22,7 @@ def probe(
     layer: Annotated[
         Literal["features", "outputs"], typer.Option(help="The backbone's features, or the outputs behind the code.")
     ] = "features",
-    seed: Annotated[int, typer.Option(help="Of the validation part.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the draw of the validation part, which chooses the weight decay.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Where to write the figures as JSON.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     precision: Annotated[Literal["auto", "fp32", "bf16"], typer.Option(help="Of the network.")] = "auto",

@@ -10,7 +10,7 @@ from training.progress import Progress
 
 
 def sweep(
-    config: Annotated[Path, typer.Argument(help="TOML file with a section [sweep.space].")],
+    config: Annotated[Path, typer.Argument(help="TOML file with a section sweep.space, or the name of a shipped one.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="Settings, such as model.n_bits=24.")] = None,
     trials: Annotated[int | None, typer.Option(help="Trials in all; default: sweep.trials of the file.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the sweep; default runs/NAME-sweep.")] = None,

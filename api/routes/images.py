@@ -1,6 +1,7 @@
 """Stored images: listing, records, files, adding, deleting."""
 
 import io
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,9 @@ from api.service import add_upload, parse_attributes, parse_labels
 from indexing.reading.uris import is_there, open_uri
 from retrieval.errors import BadImage
 from retrieval.images import decode
+
+# How files of the kinds that are read begin. A path that pointed to a picture may point to somebody's secrets today.
+_PICTURE = re.compile(rb"\xff\xd8\xff|\x89PNG|GIF8|BM|II[*+]\0|II\0\*|MM\0[*+]|MM\*\0|RIFF.{4}WEBP|.{4}ftyp", re.DOTALL)
 
 router = APIRouter(prefix="/v1/images", tags=["images"])
 
@@ -61,6 +65,8 @@ def file(
     uri = searcher.collection.uri_of(stored)
     headers = {"Cache-Control": "private, max-age=3600", "ETag": f'"{stored.sha256}-{size or 0}"'}
     if size is None and Path(uri).is_file():
+        with Path(uri).open("rb") as opened:
+            _check_begin(image_id, opened.read(16))
         return FileResponse(uri, media_type=stored.media_type, headers=headers)
     if not is_there(uri):
         raise FileGone(f"image {image_id} is stored, but its file {stored.path} is no longer there")
@@ -69,6 +75,7 @@ def file(
     except BadImage as error:
         raise FileGone(f"image {image_id} is stored, but its file cannot be read any more: {error}") from None
     if size is None:
+        _check_begin(image_id, data)
         return Response(data, media_type=stored.media_type, headers=headers)
     with searcher.decoding:
         thumbnail = decode(data, name=stored.path, at_least=size).image
@@ -76,6 +83,12 @@ def file(
     buffer = io.BytesIO()
     thumbnail.save(buffer, "JPEG", quality=85)
     return Response(buffer.getvalue(), media_type="image/jpeg", headers=headers)
+
+
+def _check_begin(image_id: int, data: bytes) -> None:
+    """Raise `FileGone` unless `data` begins like a picture."""
+    if _PICTURE.match(data) is None:
+        raise FileGone(f"image {image_id} is stored, but what is in its place now is no picture")
 
 
 @router.post("", status_code=status.HTTP_201_CREATED, dependencies=[WritableDep])

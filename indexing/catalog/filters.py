@@ -250,14 +250,16 @@ def _json_paths(path: str) -> list[str]:
     """JSON paths of an attribute's name: as it stands, and with its dots as steps."""
     if not path or '"' in path or "\0" in path:
         raise BadConfig(f"{path[:80]!r} is no name of an attribute that can be asked for: it may have no quotes")
-    whole = f'$."{path}"'
-    return [whole] if "." not in path else [whole, "$" + "".join(f'."{step}"' for step in path.split("."))]
+    # SQLite compares with the text as it is stored, where a backslash or a line feed in a name is escaped.
+    escaped = json.dumps(path, ensure_ascii=False)[1:-1]
+    whole = f'$."{escaped}"'
+    return [whole] if "." not in path else [whole, "$" + "".join(f'."{step}"' for step in escaped.split("."))]
 
 
 def _number(text: str) -> int | float | None:
     if _NUMBER.fullmatch(text) is None:
         return None
-    if re.fullmatch(r"[+-]?\d{1,18}", text):
-        return int(text)
+    if re.fullmatch(r"[+-]?\d{1,19}", text) and -(2**63) <= int(text) < 2**63:
+        return int(text)  # as SQLite keeps it; a float would take its neighbours for it
     number = float(text)
     return number if math.isfinite(number) else None

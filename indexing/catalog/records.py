@@ -1,6 +1,7 @@
 """What a catalog takes and gives: images, code spaces, changes; and the limits of what a caller may say of an image."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from retrieval.errors import BadConfig
 MAX_KEY = 512  # characters
 MAX_ATTRIBUTES = 16 * 1024  # bytes of JSON
 MAX_DEPTH = 32
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # as JSON writes it; a backslash that is meant is doubled
 
 Change = Literal["added", "updated", "known"]
 
@@ -108,7 +110,8 @@ def check_attributes(attributes: Mapping[str, Any]) -> str:
     """The JSON text of `attributes` as it is stored.
 
     Raises:
-        BadConfig: it is no JSON object, has more than `MAX_ATTRIBUTES` bytes, or nests more than `MAX_DEPTH` deep.
+        BadConfig: it is no JSON object, has more than `MAX_ATTRIBUTES` bytes, nests more than `MAX_DEPTH` deep, or
+            holds a NUL character, at which SQLite ends a text: "a\\0b" would pass for "a".
     """
     if not isinstance(attributes, Mapping):
         raise BadConfig(f"attributes are a JSON object, not {attributes!r:.40}")
@@ -122,6 +125,8 @@ def check_attributes(attributes: Mapping[str, Any]) -> str:
         raise BadConfig(f"attributes are a JSON object, and these cannot be written as one: {error}") from None
     if n_bytes > MAX_ATTRIBUTES:
         raise BadConfig(f"the attributes of an image have at most {MAX_ATTRIBUTES:,} bytes as JSON, not {n_bytes:,}")
+    if _NUL.search(text):
+        raise BadConfig("attributes hold a NUL character (U+0000), which no filter could tell apart: leave it out")
     return text
 
 

@@ -130,7 +130,7 @@ def attributes_of(row: Row, beside: set[str | None]) -> dict[str, Any]:
     if isinstance(own, str) and own:
         try:
             own = json.loads(own)
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):
             own = False
     if own not in (None, "") and not isinstance(own, dict):
         raise ValueError(f"its column attributes holds {row['attributes']!r:.80}, no JSON object")

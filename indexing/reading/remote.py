@@ -28,6 +28,8 @@ _FIRST_WAIT = 0.25  # seconds before the first retry; doubled for each further o
 _BLOCK = 2**16
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PASSING = (408, 425, 429, 500, 502, 503, 504)  # answers that may be another one a moment later
+_GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")  # RFC 4291: all IPv6 addresses that are given out
+_SPECIAL = [ipaddress.ip_network(text) for text in ("192.0.0.0/24", "3fff::/20")]  # RFC 6890, RFC 9637
 _SCHEME = re.compile(r"https?://", re.IGNORECASE)
 
 
@@ -193,7 +195,9 @@ def is_public(address: str) -> bool:
             inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
         if inner is not None:
             return is_public(str(inner))
-    return ip.is_global and not ip.is_multicast
+    # Python's table knows neither all that is reserved outside of 2000::/3, such as site-local fec0::/10, nor these.
+    in_public = ip in _GLOBAL_UNICAST if ip.version == 6 else True
+    return ip.is_global and in_public and not ip.is_multicast and not any(ip in network for network in _SPECIAL)
 
 
 def _connect(address: str, port: int, tls_name: str | None, deadline: float) -> socket.socket:

@@ -171,7 +171,7 @@ def _described(path: Path, where: str, sidecars: dict[str, Member]) -> Source:
     if ".json" in texts:
         try:
             content = json.loads(texts[".json"])
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):
             raise ValueError("the .json file beside it is not JSON") from None
         row = content if isinstance(content, dict) else {"labels": content}
     given = row.get("labels")

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from indexing.catalog import Catalog
 from indexing.catalog.records import NewImage, StoredImage, check_attributes, check_key
 from indexing.collection import CATALOG, Collection, open_or_create
+from indexing.reading.uris import is_remote
 from indexing.upkeep.backup import copy_catalog
 from indexing.upkeep.workplace import workplace
 from retrieval.checkpoint import load_header
@@ -30,6 +31,7 @@ from retrieval.files import fsync_folder
 FORMAT = 1
 GROUP = 8192  # rows that are in memory at a time
 _HEX = re.compile(r"[0-9a-f]{64}")
+_MEDIA_TYPE = re.compile(r"image/[\w.+-]{1,80}")
 
 
 def export(collection: Collection, file: Path) -> int:
@@ -192,6 +194,12 @@ class Export:
                 raise BadDataset(f"sha256 is {row['sha256']!r}")
             if row["code"] is None:
                 raise BadDataset("its code is missing")
+            if not (is_remote(row["uri"] or "") or (row["uri"] or "").startswith("/")) or "\0" in row["uri"]:
+                raise BadDataset(f"uri is {row['uri']!r:.80}, neither a path from the root on nor an address")
+            if not all(row[name] is not None and row[name] > 0 for name in ("size", "width", "height")):
+                raise BadDataset(f"size, width, height are {row['size']}, {row['width']}, {row['height']}, not above 0")
+            if not _MEDIA_TYPE.fullmatch(row["media_type"] or ""):
+                raise BadDataset(f"media_type is {row['media_type']!r:.80}")
             code = np.frombuffer(row["code"], np.uint8)
             spare = 8 * len(code) - self.n_bits
             if spare and code[-1] >> (8 - spare):

@@ -1,6 +1,7 @@
 """Putting a collection in order: one built index, no dead rows, no free pages, no files that nobody needs."""
 
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator
@@ -16,6 +17,11 @@ from indexing.collection import FILES, Collection
 SETTLED_SECONDS = 3600
 _FREE_SHARE = 0.1  # of the catalog's pages, from which on it is written anew
 _CHUNK = 500
+# Names that a collection gives, and those of halves that a killed process left. Whatever else lies in its folder, such
+# as a backup or somebody's checkpoint, is not the collection's to delete.
+_OWN = re.compile(
+    rf"\.?checkpoint(-[0-9a-f]{{16}})?\.safetensors(\.\w+)?|{FILES}/[0-9a-f]{{2}}/\.?[0-9a-f]{{64}}(\.\w+)*"
+)
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,8 @@ def _settled(folder: Path) -> Iterator[Path]:
     latest = time.time() - SETTLED_SECONDS
     for path in [*folder.glob("*.safetensors"), *folder.glob(".*.safetensors.*"), *_files(folder / FILES)]:
         try:
-            if path.is_file() and path.stat().st_mtime < latest:
+            named = _OWN.fullmatch(str(path.relative_to(folder)))
+            if named and path.is_file() and path.stat().st_mtime < latest:
                 yield path
         except FileNotFoundError:  # removed since
             continue

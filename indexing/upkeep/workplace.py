@@ -19,13 +19,25 @@ def workplace(beside: Path) -> Iterator[Path]:
         OSError: `beside` is missing or cannot be written to.
     """
     _sweep(beside)
-    folder = Path(tempfile.mkdtemp(dir=beside, prefix=_PREFIX))
-    handle = os.open(folder, os.O_RDONLY)
+    folder, handle = _make(beside)
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH)  # the system lets go of it if this process dies
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(handle)
+
+
+def _make(beside: Path) -> tuple[Path, int]:
+    """A new folder, and the handle that keeps it locked; the system lets go of the lock if this process dies."""
+    while True:
+        folder = Path(tempfile.mkdtemp(dir=beside, prefix=_PREFIX))
+        try:
+            handle = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:
+            continue  # another process has swept it away before it was locked
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        if folder.is_dir():
+            return folder, handle
         os.close(handle)
 
 

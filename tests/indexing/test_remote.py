@@ -168,6 +168,12 @@ def test_a_server_that_hangs_costs_the_seconds_that_it_is_given(server, path):
     assert time.monotonic() - started < 5  # generous: the machine may be busy
 
 
+def test_what_is_reserved_is_not_public_either():
+    reserved = ("fec0::1", "64:ff9b:1::7f00:1", "::127.0.0.1", "::ffff:0:127.0.0.1", "5f00::1", "3fff::1", "192.0.0.8")
+    assert not any(map(is_public, reserved))
+    assert all(map(is_public, ("1.1.1.1", "2606:4700:4700::1111", "64:ff9b::1.1.1.1")))
+
+
 def test_private_addresses_are_refused_before_anything_is_sent(server):
     port = server.server_port
     for host in ("127.0.0.1", "localhost", "2130706433", "0x7f.1", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0"):

@@ -288,3 +288,19 @@ def test_a_truncated_tar_gives_what_is_whole_and_says_where_it_ends(tmp_path):
     )
     shard.write_bytes(b"")
     assert "is damaged or cut off (empty file)" in drawn(shard)[1][0]
+
+
+def test_a_tar_whose_member_leads_back_to_itself_ends(tmp_path):
+    """A size of -512 would make the next header this one again, for ever."""
+    shard = make_tar(tmp_path / "a.tar", [("0.jpg", jpeg(0)), ("1.jpg", jpeg(1))])
+    whole = shard.read_bytes()[: sum(512 + 512 * -(-len(jpeg(seed)) // 512) for seed in (0, 1))]
+    header = bytearray(tarfile.TarInfo("2.jpg").tobuf())
+    header[124:136] = (2**96 - 512).to_bytes(12, "big")
+    header[148:156] = b" " * 8
+    header[148:156] = f"{sum(header):06o}\0 ".encode()
+    shard.write_bytes(whole + bytes(header) + bytes(2048))
+    sources, problems = drawn(shard)
+    assert len(sources) == 1
+    assert "leads backwards" in problems[0]
+    assert len(sources) >= 1  # what is said beside the last image may have been lost
+    assert "leads backwards" in problems[0]

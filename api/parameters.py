@@ -1,0 +1,57 @@
+"""Refuses parameters that an operation does not have: a filter with a misspelled name would let everything through."""
+
+from collections import Counter
+from difflib import get_close_matches
+from typing import Any
+
+from fastapi import FastAPI, Request
+
+from retrieval.errors import BadConfig
+
+
+async def check_parameters(request: Request) -> None:
+    """Refuse a parameter that the operation does not have, or one value too many; what is known is in the schema.
+
+    Raises:
+        BadConfig: it names the parameter, and what was meant or where it belongs.
+    """
+    in_query, in_form = _known(request.app, request.scope["route"].path_format, request.method.lower())
+    _check(
+        [name for name, _ in request.query_params.multi_items()], in_query, in_form, "parameter", "field of the form"
+    )
+    if in_form:  # parsed already, and kept by the request
+        fields = [name for name, _ in (await request.form()).multi_items()]
+        _check(fields, in_form, in_query, "field", "parameter in the address")
+
+
+def _check(given: list[str], known: dict[str, bool], elsewhere: dict[str, bool], kind: str, other: str) -> None:
+    for name, times in Counter(given).items():
+        if name in known:
+            if times > 1 and not known[name]:
+                raise BadConfig(f"the {kind} {name!r} is given {times} times and takes one value: send it once")
+            continue
+        near = get_close_matches(name, known, 1)
+        if name in elsewhere:
+            remedy = f"it is a {other} here"
+        elif near:
+            remedy = f"did you mean {near[0]!r}?"
+        else:
+            remedy = f"it takes {', '.join(sorted(known))}" if known else "it takes none"
+        raise BadConfig(f"this request has no {kind} {name[:40]!r}, and it was not carried out: {remedy}")
+
+
+def _known(app: FastAPI, path: str, method: str) -> tuple[dict[str, bool], dict[str, bool]]:
+    """(parameters of the query, fields of the form): name -> whether it takes several values."""
+    schema: dict[str, Any] = app.openapi()
+    operation = schema["paths"][path][method]
+    query = {one["name"]: _is_list(one["schema"]) for one in operation.get("parameters", ()) if one["in"] == "query"}
+    form: dict[str, bool] = {}
+    for content in operation.get("requestBody", {}).get("content", {}).values():
+        name = content["schema"].get("$ref", "").rpartition("/")[2]
+        fields = schema["components"]["schemas"][name]["properties"] if name else {}
+        form |= {field: _is_list(one) for field, one in fields.items()}
+    return query, form
+
+
+def _is_list(schema: dict[str, Any]) -> bool:
+    return any(one.get("type") == "array" for one in (schema, *schema.get("anyOf", ())))
