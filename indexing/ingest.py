@@ -86,6 +86,7 @@ def ingest(
         depth=2 * encoder.batch_size,
         trust_mtime=trust_mtime,
         fetch=fetch,
+        decoding=encoder.decoding,
     )
     report, ready, since = Report(), list[Loaded | Problem](), time.monotonic()
     for encoded in _encoded(steps, encoder):

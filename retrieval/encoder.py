@@ -1,9 +1,9 @@
 """A checkpoint turned into a function from images to packed codes, by an engine, in batches."""
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ from retrieval.codes import Codes, pack
 from retrieval.devices import n_cores
 from retrieval.engines import build_engine
 from retrieval.images import Pixels, preprocess
+from retrieval.turns import Turns
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -61,7 +62,7 @@ class Encoder:
         self.engine, self.device, self.dtype = self._engine.name, self._engine.device, self._engine.dtype
         self.head = checkpoint.model.head.to(self.device).eval()
         # One pass already uses every core; two at a time would only fight for them.
-        self._lock = threading.Lock()
+        self._turns = Turns()
 
     @property
     def n_bits(self) -> int:
@@ -73,10 +74,14 @@ class Encoder:
         """Codes of equal fingerprints may be compared, others never."""
         return self.header.fingerprint
 
+    def decoding(self) -> AbstractContextManager[None]:
+        """To be entered by threads that decode ahead: on a processor they wait while the network computes."""
+        return self._turns.decoding() if self.device.type == "cpu" else nullcontext()
+
     def features(self, pixels: Pixels) -> NDArray[np.float32]:
         """Features (B, D) of the backbone for preprocessed uint8 pixels (B, 3, size, size)."""
         starts = range(0, len(pixels), self.batch_size)
-        with self._lock:
+        with self._turns.encoding():
             rows = [self._engine(pixels[i : i + self.batch_size]) for i in starts]
         return np.concatenate(rows) if rows else np.zeros((0, self.n_features), np.float32)
 

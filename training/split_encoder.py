@@ -64,7 +64,9 @@ class SplitEncoder:
             return np.concatenate(outputs, axis=1)
 
         def load(path: Path) -> tuple[Path, Pixels]:
-            return path, decode_for(read_bytes(path), encoder.preprocessing, name=str(path))[1]
+            data = read_bytes(path)
+            with encoder.decoding():
+                return path, decode_for(data, encoder.preprocessing, name=str(path))[1]
 
         rows = []
         with progress.task(title, len(split)) as advance:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -69,6 +69,7 @@ def load_sources(
     depth: int,
     trust_mtime: bool = False,
     fetch: Fetch = fetch,
+    decoding: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Iterator[Step]:
     """Read and decode the sources in order, at most `depth` ahead: (record or problem, pixels to be encoded or None).
 
@@ -81,6 +82,7 @@ def load_sources(
         depth: images decoded ahead.
         trust_mtime: files whose size and modification time are those of their record are not read.
         fetch: what gets the content behind an http(s) address, and raises `BadImage` if it cannot.
+        decoding: entered while an image is decoded, see `Encoder.decoding`.
     """
 
     def download(item: _Item | Problem) -> _Item | Problem:
@@ -92,7 +94,7 @@ def load_sources(
             return replace(item, error=str(error))
 
     def load(item: _Item | Problem) -> Step:
-        return (item, None) if isinstance(item, Problem) else _load(item, catalog, preprocessing)
+        return (item, None) if isinstance(item, Problem) else _load(item, catalog, preprocessing, decoding)
 
     items = _items(sources, catalog if trust_mtime else None)
     downloaded = load_ahead(items, download, depth=2 * _DOWNLOADS, n_workers=_DOWNLOADS)
@@ -107,7 +109,12 @@ def stamp_of(path: Path) -> Stamp | None:
     return None
 
 
-def _load(item: _Item, catalog: Catalog | None, preprocessing: Preprocessing) -> Step:
+def _load(
+    item: _Item,
+    catalog: Catalog | None,
+    preprocessing: Preprocessing,
+    decoding: Callable[[], AbstractContextManager[None]],
+) -> Step:
     source = item.source
     if item.error is not None or item.unchanged:
         return Loaded(source, error=item.error), None
@@ -131,7 +138,8 @@ def _load(item: _Item, catalog: Catalog | None, preprocessing: Preprocessing) ->
             size = (record.width, record.height)
             image = replace(image, width=size[0], height=size[1], media_type=record.media_type, code=code)
             return Loaded(source, image), None
-        picture, pixels = decode_for(data, preprocessing, name=str(source.uri))
+        with decoding():
+            picture, pixels = decode_for(data, preprocessing, name=str(source.uri))
     except (BadImage, BadConfig) as error:
         return Loaded(source, error=str(error)), None
     image = replace(image, width=picture.width, height=picture.height, media_type=picture.media_type)

@@ -196,7 +196,8 @@ def encode_missing(
             data = open_uri(uri, allow_private=allow_private)
             if hashlib.sha256(data).hexdigest() != image.sha256:
                 return (image, "its file has another content than when it was added"), None
-            return (image, ""), decode_for(data, encoder.preprocessing, name=image.path)[1]
+            with encoder.decoding():
+                return (image, ""), decode_for(data, encoder.preprocessing, name=image.path)[1]
         except BadImage as error:
             return (image, str(error).removeprefix(f"{image.path} ")), None
 
