@@ -12,7 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
@@ -248,7 +248,9 @@ def kill_again_and_again(
         began, pid = time.monotonic(), command.pid
         if not whole:
             time.sleep(rng.random() * seconds[operation])
-            os.kill(pid, signal.SIGKILL) if not command.ended else None
+            if not command.ended:
+                with suppress(ProcessLookupError):  # it may end just now
+                    os.kill(pid, signal.SIGKILL)
         code, took = command.wait(), time.monotonic() - began
         if code == 0:
             seconds[operation] = (seconds.get(operation, took) + took) / 2
