@@ -25,15 +25,19 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on; default 127.0.0.1.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on, 0 for any; default 8000.")] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Another file of the collection's checkpoint.")] = None,
-    read_only: Annotated[bool | None, typer.Option("--read-only", help="Refuse to add and remove.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
-    precision: Annotated[Literal["auto", "fp32", "bf16"] | None, typer.Option(help="Of the network.")] = None,
+    read_only: Annotated[
+        bool | None, typer.Option("--read-only", help="Refuse to add and remove; default: allow.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N; default auto.")] = None,
+    precision: Annotated[
+        Literal["auto", "fp32", "bf16"] | None, typer.Option(help="Of the network; default auto.")
+    ] = None,
     engine: Annotated[EngineName | None, typer.Option(help="What computes the network; default torch.")] = None,
 ) -> None:
     """Serve a collection over HTTP, with a search page at / and the API at /docs.
 
     Settings that are not given are taken from the environment (HASHSEEK_HOST, HASHSEEK_PORT, HASHSEEK_READ_ONLY,
-    HASHSEEK_MAX_UPLOAD_BYTES, ...).
+    HASHSEEK_MAX_UPLOAD_BYTES, ...); docs/operations.md lists them all.
     """
     given: dict[str, Any] = {
         "collection": collection,

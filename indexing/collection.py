@@ -364,6 +364,8 @@ class Collection:
                 "fingerprint": self.fingerprint,
                 "n_bits": self.n_bits,
             }
+            if manifest["space"] != self.catalog.space.id and manifest["catalog"] == self.catalog.uuid:
+                raise BadCollection("it is of the codes that were used before the last switch of models")
             for key, value in expected.items():
                 if manifest[key] != value:
                     raise BadCollection(f"its manifest has {key} {manifest[key]!r}, the catalog {value!r}")

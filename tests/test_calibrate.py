@@ -119,7 +119,7 @@ def test_a_precision_becomes_the_largest_radius_that_gives_it(world):
     with pytest.raises(BadConfig, match="a precision lies between 0 and 1, not 1.5"):
         radius_for(made, 1.5)
     with pytest.raises(
-        BadConfig, match="has no calibration, .*run `hashseek index calibrate` on it, or say max_distance"
+        BadConfig, match="has no calibration, .*run `hashseek index calibrate` on it, or set a distance"
     ):
         radius_for(None, 0.9)
 

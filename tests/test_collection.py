@@ -592,7 +592,7 @@ def test_a_collection_stays_on_the_space_it_was_opened_on_and_leaves_the_index_t
     check(collection, truth, random_codes(rng, 2, 12))
     caplog.clear()
     opened = Collection(tmp_path)
-    assert "manifest has space 1, the catalog 2" in caplog.text
+    assert "it is of the codes that were used before the last switch of models" in caplog.text
     assert opened.checkpoint.name == "new.safetensors"
     check(opened, new, random_codes(rng, 2, 36))
     opened.save_index()

@@ -155,6 +155,16 @@ def test_an_occupied_run_folder_is_never_overwritten(pictures, tmp_path):
     assert (tmp_path / "run" / "log.jsonl").read_bytes() == before
 
 
+def test_a_run_of_an_older_hashseek_goes_on_though_it_knew_fewer_settings(pictures, tmp_path):
+    run = fit(config(pictures, train__epochs=1), out=tmp_path / "run").run
+    content = json.loads(run.config.read_text())
+    del content["train"]["val_database"], content["model"]["interpolation"]
+    run.config.write_text(json.dumps(content))
+    assert fit(config(pictures, train__epochs=1), out=run.folder, resume=True).best_epoch == 0
+    with pytest.raises(BadConfig, match="train.val_database was 'training' and is 'held-out'"):
+        fit(config(pictures, train__epochs=1, train__val_database="held-out"), out=run.folder, resume=True)
+
+
 def test_a_loss_that_is_no_number_stops_the_run_and_names_term_and_batch(pictures, tmp_path):
     wild = config(pictures, optimizer__name="sgd", optimizer__lr=1e30, optimizer__schedule="constant")
     with pytest.raises(HashseekError, match=r"epoch 1, batch \d+: ") as caught:

@@ -13,14 +13,17 @@ last.safetensors    checkpoint of the last epoch
 
 import io
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 
 from retrieval.errors import BadConfig
 from retrieval.files import write_atomically
+from training.config import Config
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,8 @@ def open_run(folder: Path, config: dict[str, Any], *, resume: bool) -> tuple[Run
         earlier = dict(json.loads(run.config.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         raise BadConfig(f"{run.config} is damaged ({error}): delete the folder and train again") from None
+    with suppress(ValidationError):  # what an older Hashseek did not know yet had the value that is the default now
+        earlier = Config.model_validate(earlier).model_dump(mode="json")
     # How a run is followed does not change what comes out.
     changes = differences(earlier | {"tracking": None}, config | {"tracking": None})
     if changes:

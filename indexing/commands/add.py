@@ -71,8 +71,11 @@ def add(
     allow_private: Annotated[
         bool, typer.Option("--allow-private", help="Fetch from addresses that are not public, too.")
     ] = False,
-    url_megabytes: Annotated[int, typer.Option(min=1, help="Longest answer that is fetched.")] = MAX_BYTES // 2**20,
-    url_seconds: Annotated[float, typer.Option(min=0.1, help="For fetching an image, with all retries.")] = SECONDS,
+    url_megabytes: Annotated[int, typer.Option(min=1, help="Longest answer that is fetched, in MiB.")] = MAX_BYTES
+    // 2**20,
+    url_seconds: Annotated[
+        float, typer.Option(min=0.1, help="Seconds for fetching an image, with all retries.")
+    ] = SECONDS,
     device: Device = "auto",
     precision: Precision = "auto",
     engine: Engine = "torch",

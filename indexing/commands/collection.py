@@ -120,7 +120,9 @@ def verify(
     checkpoint: Annotated[
         Path | None, typer.Option(help="For --repair: another file of the collection's checkpoint.")
     ] = None,
-    codes: Annotated[int, typer.Option(min=0, help="Encode so many random images again and compare their codes.")] = 0,
+    codes: Annotated[
+        int, typer.Option(min=0, help="Encode so many random images again and compare their codes; 0: none.")
+    ] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Of the choice of these images.")] = 0,
     device: Device = "auto",
     precision: Precision = "auto",

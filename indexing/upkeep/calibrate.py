@@ -120,7 +120,7 @@ def radius_for(stored: Stored | None, precision: float) -> int:
     if stored is None:
         raise BadConfig(
             "this collection has no calibration, so that no radius is known to give a precision: run `hashseek index "
-            "calibrate` on it, or say max_distance instead of min_precision"
+            "calibrate` on it, or set a distance (max_distance, --max-distance) instead"
         )
     radius = stored.calibration.radius(precision)
     if radius is None:
@@ -128,7 +128,7 @@ def radius_for(stored: Stored | None, precision: float) -> int:
         best = int(np.argmax(within))
         raise BadConfig(
             f"no radius is expected to give a precision of {precision}: the best is {within[best]:.3f}, within {best} "
-            "bits; ask for less, or say max_distance instead of min_precision"
+            "bits; ask for less, or set a distance (max_distance, --max-distance) instead"
         )
     return radius
 
