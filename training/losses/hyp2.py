@@ -119,9 +119,9 @@ class HyP2(nn.Module):
 class _Terms(torch.autograd.Function):
     """The terms that `parts` names, as functions of outputs (B, K) and proxies (C, K).
 
-    They are piecewise linear in the cosines with known slopes (Eq. 6), so that their gradients are matrix products.
-    At this size an operation takes as long to start as to run, so there are few of them: in place, and on floats, for
-    comparisons are slow.
+    They are piecewise linear in the cosines with known slopes (Eq. 6), so that products with these give the gradients
+    and the values, and backward has only to weigh what forward found. At this size an operation takes as long to start
+    as to run, so there are few of them: in place, and on floats, for those that make booleans are slow.
     """
 
     @staticmethod
@@ -135,47 +135,43 @@ class _Terms(torch.autograd.Function):
         zeta: float,
         offset: float,
     ) -> tuple[Tensor, ...]:
+        n_rows = len(outputs)
         unit, norms = unit_rows(outputs if proxies is None else torch.cat([outputs, proxies]))
-        z, p = unit[: len(outputs)], unit[len(outputs) :]
-        values, slopes = [], []
+        z, p = unit[:n_rows], unit[n_rows:]
+        values, gradients = [], []
         if proxies is not None:
-            value, *to_proxies = pull_and_push(z, p, labels, -labels, zeta=zeta, offset=offset)
-            values.append(value)
-            slopes += to_proxies
+            slopes, *sums = pull_and_push(z, p, labels, -labels, zeta=zeta)
+            gradient = torch.empty_like(unit)
+            at_rows = torch.mm(slopes, p, out=gradient[:n_rows])
+            torch.mm(slopes.T, z, out=gradient[n_rows:])
+            values.append(value_of(at_rows, z, *sums, zeta=zeta, offset=offset))
+            gradients += [gradient, sums[0]]
         if parts != "proxy":
             pull, push = (None, irrelevant(labels)) if parts == "proxy+irrelevant" else related(labels)
-            value, *to_rows = pull_and_push(z, z, pull, push, zeta=zeta, offset=offset)
-            values.append(value * weight)
-            slopes += to_rows
-        ctx.has_proxies = proxies is not None
-        ctx.weight = weight
-        ctx.save_for_backward(unit, norms, *slopes)
+            slopes, *sums = pull_and_push(z, z, pull, push, zeta=zeta)
+            at_rows = slopes @ z
+            values.append(value_of(at_rows, z, *sums, zeta=zeta, offset=offset).mul_(weight))
+            gradients += [at_rows, sums[0]]
+        ctx.n_rows, ctx.has_proxies, ctx.weight = n_rows, proxies is not None, weight
+        ctx.save_for_backward(unit, norms, *gradients)
         return tuple(values)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        unit, norms, *slopes = ctx.saved_tensors
-        n_rows = len(slopes[0])
-        z, p = unit[:n_rows], unit[n_rows:]
-        grad = torch.zeros_like(unit)
-        at_rows, at_proxies = grad[:n_rows], grad[n_rows:]
-        with torch.autocast(unit.device.type, enabled=False):  # backward may be called where it is on
-            if ctx.has_proxies:
-                to_proxies, scale = slopes[0], upstream[0] / slopes[1]
-                torch.mm(to_proxies, p, out=at_rows)
-                torch.mm(to_proxies.T, z, out=at_proxies)
-                grad *= scale
-            if len(upstream) > ctx.has_proxies:  # pairs: symmetric, and every row stands on both sides
-                at_rows.addcmul_(slopes[-2] @ z, upstream[-1] / slopes[-1], value=2 * ctx.weight)
-            grad = gradient_of_rows(grad, unit, norms)
-        return grad[:n_rows], grad[n_rows:] if ctx.has_proxies else None, None, None, None, None, None
+        unit, norms, *gradients = ctx.saved_tensors
+        grad = gradients[0] * (upstream[0] / gradients[1]) if ctx.has_proxies else torch.zeros_like(unit)
+        at_rows = grad[: ctx.n_rows]
+        if len(upstream) > ctx.has_proxies:  # pairs: symmetric, and every row stands on both sides
+            at_rows.addcmul_(gradients[-2], upstream[-1] / gradients[-1], value=2 * ctx.weight)
+        grad = gradient_of_rows(grad, unit, norms)
+        return grad[: ctx.n_rows], grad[ctx.n_rows :] if ctx.has_proxies else None, None, None, None, None, None
 
 
 def irrelevant(labels: Tensor) -> Tensor:
-    """0 where two rows of `labels` (B, C) share none and both carry more than one, -1 or less elsewhere (B, B)."""
+    """0 where two rows of `labels` (B, C) share none and both carry more than one, -1 elsewhere (B, B)."""
     missing = labels.sum(dim=1).sub_(2).clamp_(max=0)
-    return (missing[:, None] + missing).addmm_(labels, labels.T, alpha=-1)
+    return (missing[:, None] + missing).addmm_(labels, labels.T, alpha=-1).clamp_(min=-1)
 
 
 def related(labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -185,28 +181,42 @@ def related(labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pull_and_push(
-    rows: Tensor, points: Tensor, pull: Tensor | None, push: Tensor, *, zeta: float, offset: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean of offset - cos over some cells plus mean of relu(cos - zeta) over others, and its slopes in the cosines.
+    rows: Tensor, points: Tensor, pull: Tensor | None, push: Tensor, *, zeta: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Slopes in the cosines of the mean of -cos over some cells plus the mean of relu(cos - zeta) over others.
 
     Args:
         rows: unit rows (B, K).
         points: unit rows (P, K).
         pull: 1 in the cells (B, P) of the first mean, else 0; None where there is none.
-        push: 0 in the cells (B, P) of the second mean, -1 in those of the first, -1 or less elsewhere. It is used up.
+        push: 0 in the cells (B, P) of the second mean, -1 elsewhere. It is used up.
         zeta: margin of the second mean.
-        offset: constant of the first mean.
 
     Returns:
-        The value; its slopes (B, P) times a number; that number.
+        Slopes (B, P) times n; n, cells of the second mean, at least 1; those above zeta; 1 where the first mean has
+        a cell, else 0, or None.
     """
-    n_push = push.clamp(min=-1).sum().add_(push.numel()).clamp_min_(1)
-    above = push.addmm_(rows, points.T, beta=3).sub_(zeta)  # 3 below a cosine is out of reach
+    n_push = push.sum().add_(push.numel()).clamp_min_(1)
+    slopes = push.addmm_(rows, points.T, beta=3).gt_(zeta)  # 3 below a cosine is out of reach
+    n_above = slopes.sum()
     if pull is None:
-        hinge = above.relu_()
-        return hinge.sum() / n_push, hinge.sign_(), n_push
-    n_cells = pull.sum()
-    n_pull = n_cells.clamp_min(1)
-    pulled = (n_cells * (offset - zeta - 3) - torch.dot(pull.flatten(), above.flatten())) / n_pull
-    hinge = above.relu_()
-    return pulled + hinge.sum() / n_push, hinge.sign_().addcmul_(pull, n_push / n_pull, value=-1), n_push
+        return slopes, n_push, n_above, None
+    n_pull = pull.sum()
+    per_pull = 1 / n_pull.clamp_min(1)
+    return slopes.addcmul_(pull, n_push * per_pull, value=-1), n_push, n_above, n_pull.mul_(per_pull)
+
+
+def value_of(
+    at_rows: Tensor,
+    rows: Tensor,
+    n_push: Tensor,
+    n_above: Tensor,
+    pulled: Tensor | None,
+    *,
+    zeta: float,
+    offset: float,
+) -> Tensor:
+    """The value that has the slopes of `pull_and_push`; `at_rows` (B, K) is their product with the points."""
+    value = torch.dot(at_rows.flatten(), rows.flatten())
+    value = value.sub_(n_above, alpha=zeta).div_(n_push)
+    return value if pulled is None else value.add_(pulled, alpha=offset)
