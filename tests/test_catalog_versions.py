@@ -3,13 +3,18 @@
 import shutil
 import sqlite3
 import threading
+from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from conftest import new_images, random_codes
 
-from indexing.catalog import Catalog, create_catalog
+from indexing.catalog import Catalog, attributes, create_catalog
+from indexing.catalog.filters import make_filter
+from indexing.catalog.schema import LATEST
 from indexing.collection import Collection
+from indexing.upkeep.repair import Repaired, _mend_rows
 from retrieval.errors import BadCollection
 
 # What the first version wrote, word for word.
@@ -201,6 +206,56 @@ sys.exit()
 """
     )
     assert looked.wait() == 0, looked.err
-    assert "catalog version 1 and could not be brought to version 2" in looked.out
+    assert f"catalog version 1 and could not be brought to version {LATEST}" in looked.out
     assert "check that you may write to the folder" in looked.out
     path.parent.chmod(0o755)
+
+
+def second_version(path):
+    """Make a catalog of today one of the second version, which had no indexes on attributes."""
+    db = sqlite3.connect(path)
+    with db:
+        attributes.forget(db)
+        db.execute("DROP TABLE attribute_indexes")
+        db.execute("DELETE FROM meta WHERE key = 'attributes_beyond'")
+        db.execute("DELETE FROM sqlite_sequence WHERE name = 'attribute_indexes'")
+        db.execute("PRAGMA user_version = 2")
+    db.close()
+
+
+def described(path, n):
+    create_catalog(path, fingerprint="f" * 64, n_bits=12)
+    images = new_images(random_codes(np.random.default_rng(0), n, 12))
+    with closing(Catalog(path)) as catalog:
+        catalog.add(
+            [replace(image, attributes={"n": i, "rare" if i == 3 else "often": "x"}) for i, image in enumerate(images)]
+        )
+    second_version(path)
+
+
+def test_attributes_of_the_second_version_get_their_indexes(tmp_path):
+    path = tmp_path / "catalog.sqlite"
+    described(path, 50)
+    with closing(Catalog(path, read_only=True)) as catalog:
+        with catalog._db.reading() as db:
+            assert attributes.known_paths(db) == {'$."n"', '$."often"', '$."rare"'}
+        assert catalog.ids_where(make_filter(where=["n>=48"])).tolist() == [49, 50]
+        assert catalog.ids_where(make_filter(where=["rare=x"])).tolist() == [4]
+        assert catalog.integrity_problems() == []
+
+
+def test_damaged_attributes_of_the_second_version_do_not_stop_it_from_being_opened_and_mended(tmp_path):
+    path = tmp_path / "catalog.sqlite"
+    described(path, 5)
+    db = sqlite3.connect(path)
+    with db:
+        db.execute("UPDATE images SET attributes = '{torn' WHERE id = 2")
+    db.close()
+    Catalog(path).close()
+    report = Repaired()
+    _mend_rows(path, report)
+    assert report.done == ["emptied the attributes of 1 images, which could not be read: 2"]
+    with closing(Catalog(path, read_only=True)) as catalog:
+        with catalog._db.reading() as reader:
+            assert attributes.known_paths(reader) == {'$."n"', '$."often"', '$."rare"'}
+        assert catalog.ids_where(make_filter(where=["n<=2"])).tolist() == [1, 3]

@@ -12,6 +12,8 @@ import pytest
 from conftest import code_collection, new_images, random_codes
 from faults import content, fill
 
+from indexing.catalog import attributes
+from indexing.catalog.filters import make_filter
 from indexing.collection import Collection
 from indexing.upkeep.repair import repair
 from retrieval.errors import BadCollection
@@ -63,6 +65,19 @@ def test_rows_are_dropped_or_made_again(own_collection, hashseek, damage):
     (images, codes, _), problems = state(own_collection)
     assert (images, problems) == (expected[0], [])
     assert {i: code for i, (code, _) in codes.items()} == {i: code for i, (code, _) in expected[1].items()}
+
+
+def test_indexes_on_attributes_are_made_again(tmp_path):
+    with closing(code_collection(tmp_path, n_bits=12)) as collection:
+        images = new_images(random_codes(np.random.default_rng(0), 3, 12))
+        collection.add([replace(image, attributes={"n": i}) for i, image in enumerate(images)])
+    sql(tmp_path, "DROP INDEX images_by_attribute_1", "UPDATE images SET attributes = '{torn' WHERE id = 2")
+    report = mend(tmp_path)
+    assert "emptied the attributes of 1 images, which could not be read: 2" in report.done
+    with closing(Collection(tmp_path, read_only=True)) as collection:
+        assert collection.catalog.ids_where(make_filter(where=["n>=0"])).tolist() == [1, 3]
+        with collection.catalog._db.reading() as db:
+            assert attributes.known_paths(db) == {'$."n"'}
 
 
 def test_bits_beyond_the_length_of_a_code_are_malformed(tmp_path):
@@ -177,6 +192,10 @@ def test_what_can_be_read_of_a_damaged_catalog_is_saved_and_the_damaged_one_kept
             assert replace(image, labels=()) == replace(known[image.id], labels=())
             assert set(image.labels) <= {"cat"}
             assert image.id not in codes or codes[image.id][0] == expected[1][image.id][0]
+        saved = [image.id for image in images if image.attributes.get("n", -1) >= 7]
+        assert collection.catalog.ids_where(make_filter(where=["n>=7"])).tolist() == saved
+        with collection.catalog._db.reading() as db:
+            assert attributes.known_paths(db) == {'$."n"'}
         assert collection.catalog.integrity_problems() in (
             [],
             [f"{len(images) - len(codes)} images have no code, so that no search finds them"],

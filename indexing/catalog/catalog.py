@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexing.catalog import spaces
+from indexing.catalog.attributes import Ids
 from indexing.catalog.database import (
     Database,
     damaged,
     now,
 )
-from indexing.catalog.filters import Filter, Ids, ids_where
+from indexing.catalog.filters import Filter, ids_where
 from indexing.catalog.records import Change, Changes, NewImage, Space, StoredImage
 from indexing.catalog.storing import Storing, check_new
 from retrieval.codes import Codes, check_n_bits, code_size

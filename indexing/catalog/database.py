@@ -245,7 +245,7 @@ def explained(path: Path) -> Iterator[None]:
             remedy = "nothing of the last batch was stored; free some space and run the command again"
         elif "disk I/O" in reason:
             remedy = "nothing of the last change was stored; check that the disk has room and is sound"
-        elif any(word in reason for word in ("malformed", "not a database", "decode")):
+        elif any(word in reason for word in ("malformed", "not a database", "decode", "no such index")):
             remedy = f"the file is damaged; {_MEND}"
         else:
             remedy = "nothing of the last change was stored"

@@ -5,17 +5,20 @@ images         one row per image; `key` is the caller's own name for it, `attrib
 image_labels   which image carries which label
 spaces         code spaces: codes of one checkpoint each; one of them is active, others are built or kept
 codes          the code of an image in a space, and the engine that made it
+attribute_indexes  names of attributes that have an index, see `indexing.catalog.attributes`
 removed        ids that are gone, and since which generation
 updated        ids whose code is another one, and since which generation
 """
 
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+
+from indexing.catalog import attributes
 
 APPLICATION_ID = 0x48534B31  # "HSK1"
 
 # Migration number i leads to user_version i + 1. Old ones are never edited.
-MIGRATIONS = (
+MIGRATIONS: tuple[str | Callable[[sqlite3.Connection], None], ...] = (
     """
     CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
     CREATE TABLE images (
@@ -97,6 +100,7 @@ MIGRATIONS = (
         DELETE FROM codes WHERE space_id IN (SELECT id FROM spaces) AND image_id = OLD.id;
     END;
     """,
+    attributes.create,
 )
 LATEST = len(MIGRATIONS)
 
@@ -142,8 +146,11 @@ def migrate(db: sqlite3.Connection) -> None:
         db.execute("PRAGMA foreign_keys = ON")
 
 
-def _run(db: sqlite3.Connection, script: str) -> None:
-    for statement in _statements(script):
+def _run(db: sqlite3.Connection, migration: str | Callable[[sqlite3.Connection], None]) -> None:
+    if callable(migration):
+        migration(db)
+        return
+    for statement in _statements(migration):
         db.execute(statement)
 
 

@@ -5,6 +5,7 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from indexing.catalog.attributes import add_paths, known_paths, paths_of
 from indexing.catalog.records import Change, NewImage, check_attributes, check_key
 from indexing.catalog.spaces import engine_id, note_update
 
@@ -24,9 +25,14 @@ class Storing:
     generation: int
     time: str
     _engines: dict[str, int | None] = field(default_factory=dict)
+    _indexed: set[str] | None = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._indexed = known_paths(self.db)
 
     def store(self, image: NewImage, attributes: str) -> tuple[int, Change]:
         """Store one image; `attributes` is its attributes' text."""
+        self._index_attributes(image)
         if image.key is None:
             known = self.db.execute(
                 "SELECT id, path, mtime_ns FROM images WHERE sha256 = ? ORDER BY id LIMIT 1", (image.sha256,)
@@ -56,6 +62,15 @@ class Storing:
             return image_id, "known"
         self.db.execute("UPDATE images SET changed_at = ? WHERE id = ?", (self.time, image_id))
         return image_id, "updated"
+
+    def _index_attributes(self, image: NewImage) -> None:
+        """Index names that no image had before this one."""
+        if self._indexed is None or not image.attributes:
+            return
+        new = paths_of(image.attributes) - self._indexed
+        if new:
+            add_paths(self.db, sorted(new))
+            self._indexed = known_paths(self.db)
 
     def _insert(self, image: NewImage, attributes: str) -> int:
         engine = self._engine_of(image)

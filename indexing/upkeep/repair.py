@@ -4,7 +4,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from indexing.catalog import Catalog
+from indexing.catalog import Catalog, attributes
 from indexing.catalog.database import Database
 from indexing.collection import CATALOG, Collection
 from indexing.upkeep.optimize import delete_unneeded
@@ -93,10 +93,13 @@ def _mend_rows(path: Path, report: Repaired) -> None:
         bad = "WHERE CASE WHEN json_valid(attributes) THEN json_type(attributes) != 'object' ELSE 1 END"
         ids = [str(row[0]) for row in db.execute(f"SELECT id FROM images {bad}")]
         if ids:
+            attributes.forget(db)
             db.execute(f"UPDATE images SET attributes = '{{}}' {bad}")
             report.done.append(
                 f"emptied the attributes of {len(ids)} images, which could not be read: {', '.join(ids)}"
             )
+        if ids or attributes.is_beyond(db):
+            attributes.rebuild(db)
         n = db.execute("DELETE FROM codes WHERE space_id NOT IN (SELECT id FROM spaces)").rowcount
         for space_id, n_bits in db.execute("SELECT id, n_bits FROM spaces").fetchall():
             size = code_size(n_bits)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from indexing.catalog import Catalog
+from indexing.catalog import Catalog, attributes
 from indexing.catalog.database import damaged
 from indexing.catalog.schema import APPLICATION_ID
 from indexing.upkeep.workplace import workplace
@@ -107,9 +107,11 @@ def _copy(old: sqlite3.Connection, new: sqlite3.Connection) -> None:
     if "codes" in tables:
         _look_up_codes(old, new)
     _forget_orphans(new, tables)
-    for kind, _, sql in made:
-        if kind != "table":
+    for kind, name, sql in made:
+        if kind != "table" and not name.startswith(attributes.PREFIX):
             new.execute(sql)
+    if "attribute_indexes" in tables:
+        attributes.forget(new)  # on attributes that may be damaged there can be none before they are mended
     [(last_saved,)] = new.execute("SELECT coalesce(max(id), 0) FROM images").fetchall()
     new.execute("DELETE FROM sqlite_sequence WHERE name = 'images'")
     last_id = max(last_id, last_saved) + (0 if certain else _UNSEEN)  # an id is never given twice

@@ -97,10 +97,10 @@ def test_slopes_are_those_of_equation_6():
     cosines = torch.tensor([[0.9, 0.2, -0.5], [0.4, 0.2, 0.8]], dtype=torch.float64)
     positive = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
     points = torch.eye(3).double()
-    slopes, scale, *sums = pull_and_push(cosines, points, positive, -positive, zeta=0.2)
+    slopes, sums = pull_and_push(cosines, points, positive, -positive, zeta=0.2)
     expected = torch.tensor([[-1 / 2, 0, 0], [1 / 4, 0, -1 / 2]]).double()  # 0 at c = zeta exactly
-    torch.testing.assert_close(slopes / scale, expected)
-    value = value_of(slopes @ points, cosines, scale, *sums, zeta=0.2, offset=1.0)
+    torch.testing.assert_close(slopes / sums.n_push, expected)
+    value = value_of(slopes @ points, cosines, sums, zeta=0.2, offset=1.0)
     assert value.item() == pytest.approx((0.1 + 0.2) / 2 + 0.2 / 4)
 
 

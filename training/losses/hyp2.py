@@ -1,6 +1,6 @@
 """HyP2: proxies for labels, plus a push between multi-label samples that share none."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,15 @@ TERMS = {
     "proxy+pair": ("proxy", "pair"),
 }
 PARTS = tuple(TERMS)
+
+
+class Sums(NamedTuple):
+    """Cells of the mean of relu(cos - zeta), at least 1; those above zeta; and 1 if the mean of -cos has a cell,
+    0 if it has none, None if there is no such mean."""
+
+    n_push: Tensor
+    n_above: Tensor
+    pulled: Tensor | None
 
 
 class HyP2(nn.Module):
@@ -140,18 +149,18 @@ class _Terms(torch.autograd.Function):
         z, p = unit[:n_rows], unit[n_rows:]
         values, gradients = [], []
         if proxies is not None:
-            slopes, *sums = pull_and_push(z, p, labels, -labels, zeta=zeta)
+            slopes, sums = pull_and_push(z, p, labels, -labels, zeta=zeta)
             gradient = torch.empty_like(unit)
             at_rows = torch.mm(slopes, p, out=gradient[:n_rows])
             torch.mm(slopes.T, z, out=gradient[n_rows:])
-            values.append(value_of(at_rows, z, *sums, zeta=zeta, offset=offset))
-            gradients += [gradient, sums[0]]
+            values.append(value_of(at_rows, z, sums, zeta=zeta, offset=offset))
+            gradients += [gradient, sums.n_push]
         if parts != "proxy":
             pull, push = (None, irrelevant(labels)) if parts == "proxy+irrelevant" else related(labels)
-            slopes, *sums = pull_and_push(z, z, pull, push, zeta=zeta)
+            slopes, sums = pull_and_push(z, z, pull, push, zeta=zeta)
             at_rows = slopes @ z
-            values.append(value_of(at_rows, z, *sums, zeta=zeta, offset=offset).mul_(weight))
-            gradients += [at_rows, sums[0]]
+            values.append(value_of(at_rows, z, sums, zeta=zeta, offset=offset).mul_(weight))
+            gradients += [at_rows, sums.n_push]
         ctx.n_rows, ctx.has_proxies, ctx.weight = n_rows, proxies is not None, weight
         ctx.save_for_backward(unit, norms, *gradients)
         return tuple(values)
@@ -182,7 +191,7 @@ def related(labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def pull_and_push(
     rows: Tensor, points: Tensor, pull: Tensor | None, push: Tensor, *, zeta: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Sums]:
     """Slopes in the cosines of the mean of -cos over some cells plus the mean of relu(cos - zeta) over others.
 
     Args:
@@ -193,30 +202,20 @@ def pull_and_push(
         zeta: margin of the second mean.
 
     Returns:
-        Slopes (B, P) times n; n, cells of the second mean, at least 1; those above zeta; 1 where the first mean has
-        a cell, else 0, or None.
+        Slopes (B, P) times `n_push`, and sums over the cells.
     """
     n_push = push.sum().add_(push.numel()).clamp_min_(1)
     slopes = push.addmm_(rows, points.T, beta=3).gt_(zeta)  # 3 below a cosine is out of reach
     n_above = slopes.sum()
     if pull is None:
-        return slopes, n_push, n_above, None
+        return slopes, Sums(n_push, n_above, None)
     n_pull = pull.sum()
     per_pull = 1 / n_pull.clamp_min(1)
-    return slopes.addcmul_(pull, n_push * per_pull, value=-1), n_push, n_above, n_pull.mul_(per_pull)
+    return slopes.addcmul_(pull, n_push * per_pull, value=-1), Sums(n_push, n_above, n_pull.mul_(per_pull))
 
 
-def value_of(
-    at_rows: Tensor,
-    rows: Tensor,
-    n_push: Tensor,
-    n_above: Tensor,
-    pulled: Tensor | None,
-    *,
-    zeta: float,
-    offset: float,
-) -> Tensor:
+def value_of(at_rows: Tensor, rows: Tensor, sums: Sums, *, zeta: float, offset: float) -> Tensor:
     """The value that has the slopes of `pull_and_push`; `at_rows` (B, K) is their product with the points."""
     value = torch.dot(at_rows.flatten(), rows.flatten())
-    value = value.sub_(n_above, alpha=zeta).div_(n_push)
-    return value if pulled is None else value.add_(pulled, alpha=offset)
+    value = value.sub_(sums.n_above, alpha=zeta).div_(sums.n_push)
+    return value if sums.pulled is None else value.add_(sums.pulled, alpha=offset)

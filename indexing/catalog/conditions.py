@@ -1,0 +1,147 @@
+"""Conditions on the attributes of images: how they are written, and what they ask of the catalog.
+
+parse_condition("year>=2015")    # camera=X, title^=abc, zip="01234"
+"""
+
+import json
+import math
+import re
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from retrieval.errors import BadConfig
+
+OPERATORS = ("=", ">=", "<=", ">", "<", "^=")
+_SYNTAX = "write NAME=VALUE, NAME>=VALUE, NAME<=VALUE, NAME>VALUE, NAME<VALUE, or NAME^=BEGINNING"
+_CONDITION = re.compile(r"\s*(?P<path>[^=<>^!~\"\0]*[^=<>^!~\"\0\s])\s*(?P<operator>=|>=|<=|>|<|\^=)(?P<value>[^\0]*)")
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+_NUMERIC = "IN ('integer', 'real')"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What an attribute must be.
+
+    `=` compares with the attribute as text, or as the number, truth value that `value` spells; `^=` asks whether the
+    attribute is a text that begins so. The other operators compare numbers if `value` is one, with numbers and with
+    texts that spell one, and else texts, letter by letter; so an ISO date compares with ISO dates.
+
+    Args:
+        path: name of the attribute; `camera.model` is looked for as it stands and then as `model` inside `camera`.
+        operator: one of `OPERATORS`.
+        value: as it is written.
+        is_text: compare as text even if `value` spells a number.
+    """
+
+    path: str
+    operator: str
+    value: str
+    is_text: bool = False
+
+
+def parse_condition(text: str) -> Condition:
+    """A condition as it is written on the command line: `camera=X`, `year>=2015`, `title^=abc`, `zip="01234"`.
+
+    Raises:
+        BadConfig: it is no condition.
+    """
+    match = _CONDITION.fullmatch(text)
+    if match is None:
+        raise BadConfig(f"{text[:80]!r} is no condition on an attribute: {_SYNTAX}")
+    value = match["value"].strip()
+    is_text = len(value) >= 2 and value[0] == value[-1] == '"'
+    if not is_text and value[:1] in ("=", "<", ">", "^", "~"):
+        raise BadConfig(f"{text[:80]!r} is no condition on an attribute: {_SYNTAX}")
+    return Condition(match["path"], match["operator"], value[1:-1] if is_text else value, is_text)
+
+
+def alternatives(condition: Condition, path: str) -> list[tuple[str, list[Any]]]:
+    """SQL clauses of which one must hold if the attribute at a JSON path is to be as the condition wants it.
+
+    Each asks for one type first and then for the value, in the order in which `indexing.catalog.attributes` has them.
+
+    Raises:
+        BadConfig: there is no such operator.
+    """
+    return [
+        (f"{json_type(path)} {of_type}" + (f" AND {test}" if test else ""), values)
+        for of_type, test, values in _tests(condition, json_value(path))
+    ]
+
+
+def json_type(path: str) -> str:
+    """SQL for the JSON type of the attribute at a path."""
+    return f"json_type(attributes, {_literal(path)})"
+
+
+def json_value(path: str) -> str:
+    """SQL for the attribute at a path."""
+    return f"json_extract(attributes, {_literal(path)})"
+
+
+def json_paths(name: str) -> list[str]:
+    """JSON paths of an attribute's name: as it stands, and with its dots as steps.
+
+    Raises:
+        BadConfig: no attribute of this name can be asked for.
+    """
+    if not name or '"' in name or "\0" in name:
+        raise BadConfig(f"{name[:80]!r} is no name of an attribute that can be asked for: it may have no quotes")
+    return [json_path(name)] if "." not in name else [json_path(name), json_path(*name.split("."))]
+
+
+def json_path(*steps: str) -> str:
+    """The JSON path of these steps. SQLite compares with the stored text, where a backslash or line feed is escaped."""
+    return "$" + "".join(f'."{json.dumps(step, ensure_ascii=False)[1:-1]}"' for step in steps)
+
+
+def _literal(text: str) -> str:
+    # No parameter: an index on an expression is used only where the expression is written as in the index.
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _tests(condition: Condition, attribute: str) -> list[tuple[str, str, list[Any]]]:
+    """(type, test of the value, its parameters) of each way to fulfil a condition."""
+    value, operator = condition.value, condition.operator
+    if operator not in OPERATORS:
+        raise BadConfig(f"there is no operator {operator!r}: {_SYNTAX}")
+    if operator == "^=":
+        bounds = [f"{attribute} >= ?", f"{attribute} < ?"]
+        limits = [value, _after_all(value)]
+        kept = [(bound, limit) for bound, limit in zip(bounds, limits, strict=True) if limit]
+        return [("= 'text'", " AND ".join(bound for bound, _ in kept), [limit for _, limit in kept])]
+    number = None if condition.is_text else _number(value)
+    if operator == "=":
+        tests = [("= 'text'", f"{attribute} = ?", list[Any]((value,)))]
+        if number is not None:
+            tests.append((_NUMERIC, f"{attribute} = ?", [number]))
+        elif value in ("true", "false") and not condition.is_text:
+            tests.append((f"= '{value}'", "", []))
+        return tests
+    if number is None:
+        return [("= 'text'", f"{attribute} {operator} ?", [value])]
+    # A text spells a number if it is equal to the number that SQLite would read from its beginning.
+    spelt = f"CAST({attribute} AS NUMERIC)"
+    return [
+        (_NUMERIC, f"{attribute} {operator} ?", [number]),
+        ("= 'text'", f"{attribute} = {spelt} AND {spelt} {operator} ?", [number]),
+    ]
+
+
+def _after_all(beginning: str) -> str:
+    """The first text, in the order of code points, after all that begin so; empty if there is none."""
+    kept = beginning.rstrip(chr(sys.maxunicode))
+    if not kept:
+        return ""
+    following = ord(kept[-1]) + 1
+    return kept[:-1] + chr(0xE000 if 0xD800 <= following <= 0xDFFF else following)  # surrogates are no characters
+
+
+def _number(text: str) -> int | float | None:
+    if _NUMBER.fullmatch(text) is None:
+        return None
+    if re.fullmatch(r"[+-]?\d{1,19}", text) and -(2**63) <= int(text) < 2**63:
+        return int(text)  # as SQLite keeps it; a float would take its neighbours for it
+    number = float(text)
+    return number if math.isfinite(number) else None
