@@ -16,6 +16,7 @@ from indexing.catalog.conditions import Condition, parse_condition
 from indexing.catalog.filters import Filter, make_filter, parse_time
 from indexing.catalog.records import check_attributes
 from indexing.collection import CATALOG, Collection
+from indexing.upkeep.optimize import optimize
 from retrieval import hamming
 from retrieval.errors import BadCollection, BadConfig
 
@@ -331,6 +332,13 @@ def test_every_name_that_can_be_asked_for_has_an_index_until_there_are_too_many(
             assert ask(make_filter(where=[f"n{i}={i}"])).tolist() == [len(ATTRIBUTES) + 2]
         assert ask(make_filter(where=["year>=2015"])).tolist() == [2, 3, 4]
         assert ask(make_filter(where=["nowhere=1"])).tolist() == []
+        collection.add([replace(image, sha256="f" * 64, key="more", attributes={f"n{attributes.MOST - 1}": 7})])
+        optimize(collection)  # by now the last name has two images, and comes before the others
+        with collection.catalog._db.reading() as db:
+            names = {row[0] for row in db.execute("SELECT path FROM attribute_indexes")}
+        assert names >= {f'$."n{attributes.MOST - 1}"', '$."year"'}
+        assert len(names) == attributes.MOST
+        assert ask(make_filter(where=["year>=2015"])).tolist() == [2, 3, 4]
         assert collection.catalog.integrity_problems() == []
 
 

@@ -101,15 +101,19 @@ def forget(db: sqlite3.Connection) -> None:
 
 
 def rebuild(db: sqlite3.Connection) -> None:
-    """Index the names that most images have, in a transaction of the caller's."""
-    forget(db)
+    """Index the names that most images have, in a transaction of the caller's; nothing is done if they are indexed."""
     if db.execute("SELECT 1 FROM images WHERE NOT json_valid(attributes) LIMIT 1").fetchone() is not None:
-        return  # until they are mended
+        forget(db)  # until they are mended
+        return
     counts: Counter[str] = Counter()
     for (text,) in db.execute("SELECT attributes FROM images WHERE attributes != '{}'"):
         counts.update(paths_of(json.loads(text)))
-    db.execute("DELETE FROM meta WHERE key = ?", (_BEYOND,))
-    add_paths(db, [path for path, _ in counts.most_common(MOST + 1)])
+    wanted = [path for path, _ in counts.most_common(MOST + 1)]
+    indexed = {str(row[0]) for row in db.execute("SELECT path FROM attribute_indexes")}
+    if indexed != set(wanted[:MOST]) or len(wanted) <= MOST:
+        forget(db)
+        db.execute("DELETE FROM meta WHERE key = ?", (_BEYOND,))
+        add_paths(db, wanted)
 
 
 def paths_of(attributes: Mapping[str, Any]) -> set[str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from indexing.catalog import attributes
 from indexing.catalog.database import BUSY_SECONDS, Database, explained
 from indexing.collection import FILES, Collection
 
@@ -48,6 +49,7 @@ def optimize(collection: Collection) -> Optimized:
     size = size_of(collection.folder)
     collection.build_index(str(before["kind"]))
     n_forgotten = _forget_removals(collection.catalog.path, collection.describe_index()["generation"])
+    _choose_attributes(collection.catalog.path)
     _shrink(collection.catalog.path)
     n_deleted = delete_unneeded(collection)
     return Optimized(
@@ -121,6 +123,13 @@ def _forget_removals(path: Path, generation: int) -> int:
         if n_forgotten:
             db.execute("INSERT OR REPLACE INTO meta VALUES ('forgotten', ?)", (str(generation),))
     return n_forgotten
+
+
+def _choose_attributes(path: Path) -> None:
+    """Where attributes have more names than there are indexes for, index those that most images have now."""
+    with closing(Database(path, read_only=False)) as database, database.transaction() as db:
+        if attributes.is_beyond(db):
+            attributes.rebuild(db)
 
 
 def _shrink(path: Path) -> None:
