@@ -151,20 +151,34 @@ def _flush(
         yield result, None if pixels is None else next(rows)
 
 
-def load_ahead(items: Iterable[T], load: Callable[[T], R], *, depth: int, n_workers: int | None = None) -> Iterator[R]:
+def load_ahead(
+    items: Iterable[T],
+    load: Callable[[T], R],
+    *,
+    depth: int,
+    n_workers: int | None = None,
+    waits: Callable[[T], bool] = lambda _: True,
+) -> Iterator[R]:
     """Yield load(item) in order, computed by threads at most `depth` items ahead.
 
-    Decoding spends its time outside Python's lock, so threads are enough and nothing has to be pickled.
+    Decoding spends its time outside Python's lock, so threads are enough and nothing has to be pickled. An item that
+    does not wait for anything, as `waits` says, is loaded at once: handing it to a thread would take longer.
     """
     remaining = iter(items)
     with ThreadPoolExecutor(n_workers or min(16, n_cores() + 1)) as pool:
-        running: deque[Future[R]] = deque(pool.submit(load, item) for item in islice(remaining, depth))
+
+        def start(item: T) -> Future[R] | R:
+            return pool.submit(load, item) if waits(item) else load(item)
+
+        running: deque[Future[R] | R] = deque(start(item) for item in islice(remaining, depth))
         try:
             while running:
-                result = running.popleft().result()
+                first = running.popleft()
+                result = first.result() if isinstance(first, Future) else first
                 for item in islice(remaining, 1):
-                    running.append(pool.submit(load, item))
+                    running.append(start(item))
                 yield result
         finally:
             for future in running:
-                future.cancel()
+                if isinstance(future, Future):
+                    future.cancel()

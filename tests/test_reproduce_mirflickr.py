@@ -7,7 +7,7 @@ import pytest
 from retrieval.errors import BadConfig
 from training.config import read_config
 from training.datasets.shapes import render_shapes
-from training.reproduce import mirflickr
+from training.reproduce import finetuned, mirflickr
 from training.reproduce.mirflickr import METHODS, as_markdown, read_rows, run, run_method
 
 
@@ -75,3 +75,38 @@ def test_methods_run_side_by_side_into_one_table(base, tmp_path, monkeypatch):
         run(tmp_path / "never", epochs=1, **(options | {"bits": (12, 2000)}))
     with pytest.raises(BadConfig, match="which do not compare with"):
         run(tmp_path / "out", epochs=2, **options)
+
+
+def test_hyp2_and_the_strongest_others_are_fine_tuned_once_and_an_interrupted_run_goes_on(base, tmp_path, monkeypatch):
+    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
+    out = tmp_path / "out"
+    validation = {"hyp2": 0.5, "hashnet": 0.9, "dpsh": 0.6, "csq": 0.7}
+    for method, value in validation.items():
+        (out / method).mkdir(parents=True)
+        rows = [{"method": method, "n_bits": 12, "validation": 1 - value}, {"n_bits": 48, "validation": value}]
+        (out / method / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        chosen = (
+            ["optimizer.lr=0.02", 'loss.continuation="iteration"'] if method == "hashnet" else ["optimizer.lr=0.02"]
+        )
+        (out / method / "chosen.json").write_text(json.dumps(chosen))
+    assert finetuned.strongest(out, list(METHODS), 2) == ["hyp2", "hashnet", "csq"]
+    assert finetuned.finetuned_markdown(out) == ""
+
+    def stopped(*arguments, **settings):
+        raise KeyboardInterrupt
+
+    tiny = (*base, "model.freeze_batch_norm=false", "train.epochs=2", "model.n_bits=12")
+    with monkeypatch.context() as patched:
+        patched.setattr(finetuned, "figures_of", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            finetuned.run_finetuned(out, ["hashnet"], base=tiny)
+    trained = (out / "finetuned" / "hashnet" / "best.safetensors").stat().st_mtime_ns
+    finetuned.run_finetuned(out, ["hashnet", "csq"], base=tiny)
+    assert (out / "finetuned" / "hashnet" / "best.safetensors").stat().st_mtime_ns == trained
+    rows = finetuned.finetuned_rows(out)
+    assert [row["method"] for row in rows] == ["hashnet", "csq"]
+    config = json.loads((out / "finetuned" / "hashnet" / "config.json").read_text())
+    assert (config["loss"]["continuation"], config["optimizer"]["lr"]) == ("iteration", 0.001)
+    for row in rows:
+        assert 0 < row["worst"] <= row["mAP"] <= row["best"] <= 1
+        assert f"| {METHODS[row['method']].title} | 12 | {row['mAP']:.4f} | " in finetuned.finetuned_markdown(out)

@@ -84,13 +84,18 @@ def mirflickr(
     epochs: Annotated[int, typer.Option(min=1, help="Of every run.")] = 40,
     jobs: Annotated[int, typer.Option(min=1, help="Methods that run side by side.")] = 2,
     out: Annotated[Path, typer.Option(help="Run folder; what it holds is not done again.")] = Path("runs/mirflickr"),
+    finetuned: Annotated[
+        bool, typer.Option(help="Then fine-tune the network at 48 bits with HyP2 and the two strongest others.")
+    ] = True,
     report_only: Annotated[bool, typer.Option("--report-only", help="Print what the run folder holds.")] = False,
 ) -> None:
     """Every hashing and contrastive loss on the same photographs: HyP2's Tables 3, 5 and 6 with a frozen MobileNet v2.
 
     Hyperparameters are chosen on a validation part of the training split, with as many trials for each method; the
-    query split is scored once a run. A run that was stopped at any moment goes on with the same command.
+    query split is scored once a run. A run that was stopped at any moment goes on with the same command. Which methods
+    are fine-tuned is decided by their validation figures at the longest code.
     """
+    from training.reproduce.finetuned import finetuned_markdown, run_finetuned, strongest
     from training.reproduce.mirflickr import METHODS, as_markdown, run
 
     methods = method or list(METHODS)
@@ -98,7 +103,8 @@ def mirflickr(
         if name not in METHODS:
             raise BadConfig(f"there is no method {name!r}: choose of {', '.join(METHODS)}")
     if not report_only:
-        console = Progress().console
+        progress = Progress()
+        console = progress.console
         run(
             out,
             methods=methods,
@@ -109,4 +115,6 @@ def mirflickr(
             jobs=jobs,
             say=lambda line: console.print(line, markup=False),
         )
-    typer.echo(as_markdown(out, methods=methods), nl=False)
+        if finetuned:
+            run_finetuned(out, strongest(out, methods, 2), progress=progress)
+    typer.echo(as_markdown(out, methods=methods) + finetuned_markdown(out), nl=False)

@@ -85,6 +85,9 @@ def load_sources(
         decoding: entered while an image is decoded, see `Encoder.decoding`.
     """
 
+    def is_remote(item: _Item | Problem) -> bool:
+        return isinstance(item, _Item) and isinstance(item.source.uri, str)
+
     def download(item: _Item | Problem) -> _Item | Problem:
         if isinstance(item, Problem) or not isinstance(item.source.uri, str):
             return item
@@ -97,7 +100,7 @@ def load_sources(
         return (item, None) if isinstance(item, Problem) else _load(item, catalog, preprocessing, decoding)
 
     items = _items(sources, catalog if trust_mtime else None)
-    downloaded = load_ahead(items, download, depth=2 * _DOWNLOADS, n_workers=_DOWNLOADS)
+    downloaded = load_ahead(items, download, depth=2 * _DOWNLOADS, n_workers=_DOWNLOADS, waits=is_remote)
     return load_ahead(downloaded, load, depth=depth)
 
 

@@ -174,14 +174,13 @@ def score(checkpoint: Path, photographs: Photographs) -> dict[str, float]:
         with torch.inference_mode():
             return pack(model.outputs(torch.from_numpy(features)).numpy())
 
-    splits = photographs.splits
-    found = histograms(
-        encode(photographs.query),
-        encode(photographs.database),
-        splits.query.labels,
-        splits.database.labels,
-        n_bits=model.n_bits,
-    )
+    query, database = encode(photographs.query), encode(photographs.database)
+    return figures_of(query, database, photographs.splits, n_bits=model.n_bits)
+
+
+def figures_of(query: Codes, database: Codes, splits: Splits, *, n_bits: int) -> dict[str, float]:
+    """mAP@1000 (expected, worst, best over ties), d_intra and d_inter of the codes of both splits."""
+    found = histograms(query, database, splits.query.labels, splits.database.labels, n_bits=n_bits)
     figure = average_precision(found, n=N)
     distances = class_distances(found)
     return {
