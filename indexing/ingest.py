@@ -151,17 +151,17 @@ def _would_be(image: NewImage, catalog: Catalog | None, seen: sqlite3.Connection
 
 
 def _encoded(steps: Iterable[Step], encoder: Encoder) -> Iterator[list[Loaded | Problem]]:
-    """The images with their codes, in order, encoded as many together as the encoder takes."""
+    """The images with their codes, in order, encoded as many together as the encoder takes, or as came in time."""
     size = min(encoder.batch_size, BATCH)
     codes: dict[str, NDArray[np.uint8]] = {}
     waiting: list[Step] = []
-    n_pixels = 0
+    n_pixels, since = 0, time.monotonic()
     for step in steps:
         waiting.append(step)
         n_pixels += step[1] is not None
-        if n_pixels in (0, size) or len(waiting) >= BATCH:
+        if n_pixels in (0, size) or len(waiting) >= BATCH or time.monotonic() - since > _PATIENCE:
             yield _with_codes(waiting, encoder, codes)
-            waiting, n_pixels = [], 0
+            waiting, n_pixels, since = [], 0, time.monotonic()
     yield _with_codes(waiting, encoder, codes)
 
 

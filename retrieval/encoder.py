@@ -33,7 +33,7 @@ class Encoder:
         device: "auto", "cpu", "cuda" or "cuda:N".
         precision: "auto" (the quicker one on this device), "fp32" or "bf16". The head is float32 always.
         engine: what computes the features, a name of `retrieval.engines.ENGINES`.
-        batch_size: images in one pass through the network.
+        batch_size: images in one pass through the network; None: as many as suit the engine.
 
     Attributes:
         engine: engine, device and precision as one name, such as "torch cpu bfloat16 folded".
@@ -51,14 +51,14 @@ class Encoder:
         device: str = "auto",
         precision: str = "auto",
         engine: str = "torch",
-        batch_size: int = 32,
+        batch_size: int | None = None,
     ) -> None:
         self.header = checkpoint.header
         self.preprocessing = checkpoint.header.image_preprocessing()
-        self.batch_size = batch_size
         self.n_features = checkpoint.model.n_features
         backbone = checkpoint.model.backbone.eval()
         self._engine = build_engine(engine, backbone, self.preprocessing, device=device, precision=precision)
+        self.batch_size = batch_size or self._engine.batch_size
         self.engine, self.device, self.dtype = self._engine.name, self._engine.device, self._engine.dtype
         self.head = checkpoint.model.head.to(self.device).eval()
         # One pass already uses every core; two at a time would only fight for them.
@@ -80,14 +80,19 @@ class Encoder:
 
     def features(self, pixels: Pixels) -> NDArray[np.float32]:
         """Features (B, D) of the backbone for preprocessed uint8 pixels (B, 3, size, size)."""
-        starts = range(0, len(pixels), self.batch_size)
         with self._turns.encoding():
-            rows = [self._engine(pixels[i : i + self.batch_size]) for i in starts]
+            return self._features(pixels)
+
+    def _features(self, pixels: Pixels) -> NDArray[np.float32]:
+        starts = range(0, len(pixels), self.batch_size)
+        rows = [self._engine(pixels[i : i + self.batch_size]) for i in starts]
         return np.concatenate(rows) if rows else np.zeros((0, self.n_features), np.float32)
 
     def outputs(self, pixels: Pixels) -> NDArray[np.float32]:
         """Real outputs (B, K) of preprocessed uint8 pixels (B, 3, size, size)."""
-        return self.apply_head(self.features(pixels), self.head)
+        # One turn for both: beside threads that decode, the head alone takes a third of the backbone's time.
+        with self._turns.encoding():
+            return self.apply_head(self._features(pixels), self.head)
 
     def apply_head(self, features: NDArray[np.float32], head: nn.Module) -> NDArray[np.float32]:
         """Outputs (B, K) of a head for features (B, D), in float32.

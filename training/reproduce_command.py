@@ -95,13 +95,10 @@ def mirflickr(
     query split is scored once a run. A run that was stopped at any moment goes on with the same command. Which methods
     are fine-tuned is decided by their validation figures at the longest code.
     """
+    from training.reproduce.comparison import as_markdown, run
     from training.reproduce.finetuned import finetuned_markdown, run_finetuned, strongest
-    from training.reproduce.mirflickr import METHODS, as_markdown, run
 
-    methods = method or list(METHODS)
-    for name in methods:
-        if name not in METHODS:
-            raise BadConfig(f"there is no method {name!r}: choose of {', '.join(METHODS)}")
+    methods = _methods(method)
     if not report_only:
         progress = Progress()
         console = progress.console
@@ -118,3 +115,52 @@ def mirflickr(
         if finetuned:
             run_finetuned(out, strongest(out, methods, 2), progress=progress)
     typer.echo(as_markdown(out, methods=methods) + finetuned_markdown(out), nl=False)
+
+
+@reproduce.command("vectors")
+def on_vectors(
+    data: Annotated[Data, typer.Option(help="Data set of vectors.")],
+    method: Annotated[list[str] | None, typer.Option(help="Only this method; may be given again.")] = None,
+    bits: Annotated[
+        list[int] | None, typer.Option(help="Code length; may be given again. Default 12 24 36 48.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each method at each length.")] = 3,
+    trials: Annotated[int, typer.Option(min=1, help="Settings tried for each method on the validation part.")] = 6,
+    epochs: Annotated[int, typer.Option(min=1, help="Of every run.")] = 30,
+    jobs: Annotated[int, typer.Option(min=1, help="Methods that run side by side.")] = 2,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder; what it holds is not done again. Default runs/DATA.")
+    ] = None,
+    report_only: Annotated[bool, typer.Option("--report-only", help="Print what the run folder holds.")] = False,
+) -> None:
+    """The comparison of `mirflickr` on vectors, with an MLP that is trained from the beginning.
+
+    Queries are the official test part, the database is the training part. What was stopped goes on with the same
+    command.
+    """
+    from training.reproduce.comparison import as_markdown, run
+
+    methods, folder = _methods(method), out or Path("runs") / data.value
+    if not report_only:
+        console = Progress().console
+        run(
+            folder,
+            methods=methods,
+            bits=bits or (12, 24, 36, 48),
+            n_seeds=seeds,
+            n_trials=trials,
+            epochs=epochs,
+            jobs=jobs,
+            data=data.value,
+            say=lambda line: console.print(line, markup=False),
+        )
+    typer.echo(as_markdown(folder, methods=methods), nl=False)
+
+
+def _methods(chosen: list[str] | None) -> list[str]:
+    from training.reproduce.comparison import METHODS
+
+    for name in chosen or ():
+        if name not in METHODS:
+            raise BadConfig(f"there is no method {name!r}: choose of {', '.join(METHODS)}")
+    return chosen or list(METHODS)

@@ -25,10 +25,11 @@ class Engine(Protocol):
     """Computes features.
 
     `name` says engine, device and precision in words that stay the same from version to version: a collection records
-    it beside every code.
+    it beside every code. `batch_size` is how many images at a time suit it well.
     """
 
     name: str
+    batch_size: int
     device: torch.device
     dtype: torch.dtype
 

@@ -34,6 +34,7 @@ class TorchEngine:
                     module.to(torch.bfloat16)
         self._network = folded.to(self.device).to(memory_format=torch.channels_last)
         self._normalize = normalizer(preprocessing, self.device)
+        self.batch_size = 64 if self.device.type == "cpu" else 256
         kind = str(self.dtype).removeprefix("torch.")
         self.name = f"torch {self.device.type} {kind}{' folded' if n_folded else ''}"
 

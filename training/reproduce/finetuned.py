@@ -16,7 +16,7 @@ from training.config import load_config
 from training.datasets import build_splits
 from training.fit import fit
 from training.progress import Progress
-from training.reproduce.mirflickr import METHODS, N, figures_of, read_rows
+from training.reproduce.comparison import METHODS, N, figures_of, read_rows
 from training.split_encoder import SplitEncoder
 
 BASE = Path("mirflickr25k_mobilenet_v2_tie_aware_48_finetuned")

@@ -1,9 +1,9 @@
-"""Every method on the same photographs: same network, batches and budget, hyperparameters from a sweep of equal size.
+"""Every method on the same data: same network, batches and budget, hyperparameters from a sweep of equal size.
 
-The backbone is frozen, so that its features are computed once and a run takes seconds. For each method a few values of
-its hyperparameters are tried on the validation part of the training split; the best are trained at every length with
-several seeds; the query split is looked at once, by those runs. Rows of finished runs are kept, so that an interrupted
-reproduction goes on.
+On photographs the backbone is frozen, so that its features are computed once and a run takes seconds. For each method
+a few values of its hyperparameters are tried on the validation part of the training split; the best are trained at
+every length with several seeds; the query split is looked at once, by those runs. Rows of finished runs are kept, so
+that an interrupted reproduction goes on.
 """
 
 import json
@@ -35,12 +35,26 @@ from training.sweep import sweep
 
 Space = dict[str, Any]
 
-BASE = Path("mirflickr25k_mobilenet_v2_hyp2_48")
 N = 1000
 SWEEP_BITS = 24
-# Settings are chosen where neither queries nor database were trained on: 3 of 10 training images, of which 61 are the
-# share that 1,000 are of the database. Ranked among the images trained on, settings that memorise look best.
-_TUNING = ("train.val_fraction=0.3", "train.val_database=held-out", "train.val_n=61")
+# Settings are chosen where neither queries nor database were trained on. Ranked among the images trained on, settings
+# that memorise look best.
+_HELD_OUT = ("train.val_fraction=0.3", "train.val_database=held-out")
+
+
+@dataclass(frozen=True)
+class Data:
+    """What the methods are compared on: a configuration, and how many of the nearest validation images count."""
+
+    config: Path
+    val_n: int
+
+
+DATA = {
+    "mirflickr": Data(Path("mirflickr25k_mobilenet_v2_hyp2_48"), 61),  # of 961, as 1,000 are of the database
+    "scene": Data(Path("scene_mlp_tie_aware_48"), 300),
+    "yeast": Data(Path("yeast_mlp_tie_aware_48"), 300),
+}
 
 _LR: Space = {"optimizer.lr": {"low": 3e-4, "high": 3e-2, "log": True}, "model.dropout": [0.0, 0.3, 0.6]}
 _PROXY_LR: Space = {"optimizer.proxy_lr": {"low": 1e-3, "high": 1e-1, "log": True}}
@@ -97,17 +111,19 @@ METHODS: dict[str, Method] = {
 
 
 @dataclass(frozen=True)
-class Photographs:
-    """Features of the frozen backbone and labels of queries and database."""
+class Inputs:
+    """Queries and database, as vectors or as features of the frozen backbone."""
 
     splits: Splits
     query: NDArray[np.float32]
     database: NDArray[np.float32]
 
 
-def load_photographs(config: Config, *, advance: Callable[[int], None] = lambda _: None) -> Photographs:
-    """Features of the query and database splits, from the cache where they are known."""
+def load_inputs(config: Config, *, advance: Callable[[int], None] = lambda _: None) -> Inputs:
+    """Queries and database; features come from the cache where they are known."""
     splits = build_splits(config.data.name, **config.data.options())
+    if splits.query.vectors is not None and splits.database.vectors is not None:
+        return Inputs(splits, splits.query.vectors, splits.database.vectors)
     default = default_preprocessing(config.model.backbone, weights=config.model.weights)
     assert default is not None  # the base configuration has a backbone for images
     preprocessing = config.model.preprocessing(default)
@@ -123,7 +139,7 @@ def load_photographs(config: Config, *, advance: Callable[[int], None] = lambda 
         )
         for split in (splits.query, splits.database)
     )
-    return Photographs(splits, query, database)
+    return Inputs(splits, query, database)
 
 
 def common_settings(epochs: int) -> tuple[str, ...]:
@@ -131,13 +147,14 @@ def common_settings(epochs: int) -> tuple[str, ...]:
     return ("optimizer.name=adamw", "optimizer.lr=0.003", "optimizer.weight_decay=0.0005", f"train.epochs={epochs}")
 
 
-def tune(method: str, *, folder: Path, n_trials: int, common: Sequence[str]) -> tuple[str, ...]:
+def tune(method: str, data: Data, *, folder: Path, n_trials: int, common: Sequence[str]) -> tuple[str, ...]:
     """The settings that the method's sweep chose on the validation part; remembered in `folder`."""
     chosen = folder / method / "chosen.json"
     if chosen.is_file():
         return tuple(json.loads(chosen.read_text(encoding="utf-8")))
     entry = METHODS[method]
-    content = read_config(BASE, (*common, *_TUNING, *entry.settings, f"model.n_bits={SWEEP_BITS}"))
+    tuning = (*_HELD_OUT, f"train.val_n={data.val_n}", f"model.n_bits={SWEEP_BITS}")
+    content = read_config(data.config, (*common, *tuning, *entry.settings))
     best = sweep(content, entry.space, n_trials=n_trials, folder=folder / method / "sweep", seed=0)
     overrides = [f"{key}={json.dumps(value)}" for key, value in best.overrides.items()]
     write_atomically(chosen, json.dumps(overrides).encode())
@@ -145,12 +162,12 @@ def tune(method: str, *, folder: Path, n_trials: int, common: Sequence[str]) -> 
     return tuple(overrides)
 
 
-def measure(settings: Sequence[str], out: Path, photographs: Photographs) -> dict[str, Any]:
+def measure(data: Data, settings: Sequence[str], out: Path, inputs: Inputs) -> dict[str, Any]:
     """One run and its figures on the query split; the run folder is gone afterwards."""
-    config = load_config(BASE, settings)
+    config = load_config(data.config, settings)
     result = fit(config, out=out, resume=out.is_dir())
     log = read_log(result.run)
-    figures = score(result.run.best, photographs)
+    figures = score(result.run.best, inputs)
     curve = [row[f"val_mAP@{config.train.val_n}"] for row in log]
     nearly = next(epoch for epoch, value in enumerate(curve) if value >= 0.95 * curve[-1])
     shutil.rmtree(out)  # some megabytes a run, and there are hundreds
@@ -166,16 +183,16 @@ def measure(settings: Sequence[str], out: Path, photographs: Photographs) -> dic
     }
 
 
-def score(checkpoint: Path, photographs: Photographs) -> dict[str, float]:
-    """mAP@1000 (expected, worst, best over ties), d_intra and d_inter of a checkpoint on the query split."""
-    model = load_checkpoint(checkpoint).model
+def score(checkpoint: Path, inputs: Inputs) -> dict[str, float]:
+    """Figures of a checkpoint on the query split."""
+    model = load_checkpoint(checkpoint).model.eval()
+    function = model.outputs if inputs.splits.query.vectors is None else model
 
-    def encode(features: NDArray[np.float32]) -> Codes:
+    def encode(rows: NDArray[np.float32]) -> Codes:
         with torch.inference_mode():
-            return pack(model.outputs(torch.from_numpy(features)).numpy())
+            return pack(function(torch.from_numpy(rows)).numpy())
 
-    query, database = encode(photographs.query), encode(photographs.database)
-    return figures_of(query, database, photographs.splits, n_bits=model.n_bits)
+    return figures_of(encode(inputs.query), encode(inputs.database), inputs.splits, n_bits=model.n_bits)
 
 
 def figures_of(query: Codes, database: Codes, splits: Splits, *, n_bits: int) -> dict[str, float]:
@@ -208,12 +225,14 @@ def run_method(
     n_seeds: int,
     n_trials: int,
     epochs: int,
+    data: str = "mirflickr",
     base: Sequence[str] = (),
 ) -> None:
     """Tune a method and make all of its runs that are not done yet; each leaves a row in `folder`.
 
     Args:
         method: a key of `METHODS`.
+        data: a key of `DATA`.
         folder: what it holds is not done again.
         bits: code lengths. n_seeds: runs of each.
         n_trials: settings tried on the validation part.
@@ -225,16 +244,17 @@ def run_method(
     """
     torch.set_num_threads(1)  # on features a run is too small to share between cores; methods run side by side
     common = (*common_settings(epochs), *base)
-    chosen = tune(method, folder=folder, n_trials=n_trials, common=common)
+    on = DATA[data]
+    chosen = tune(method, on, folder=folder, n_trials=n_trials, common=common)
     rows = read_rows(folder, method)
     done = {(row["n_bits"], row["seed"]) for row in rows}
     wanted = [(n_bits, seed) for n_bits in bits for seed in range(n_seeds) if (n_bits, seed) not in done]
     if not wanted:
         return
-    photographs = load_photographs(load_config(BASE, common))
+    inputs = load_inputs(load_config(on.config, common))
     for n_bits, seed in wanted:
         settings = (*common, *METHODS[method].settings, *chosen, f"model.n_bits={n_bits}", f"train.seed={seed}")
-        rows.append({"method": method, **measure(settings, folder / method / f"{n_bits}-{seed}", photographs)})
+        rows.append({"method": method, **measure(on, settings, folder / method / f"{n_bits}-{seed}", inputs)})
         write_atomically(folder / method / "rows.jsonl", "".join(json.dumps(each) + "\n" for each in rows).encode())
 
 
@@ -247,6 +267,7 @@ def run(
     n_trials: int,
     epochs: int,
     jobs: int,
+    data: str = "mirflickr",
     base: Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> None:
@@ -255,18 +276,22 @@ def run(
     Raises:
         HashseekError: the first that a method raised.
     """
-    _remember(folder, {"n_trials": n_trials, "epochs": epochs, "base": list(base)})
+    of_data = {} if data == "mirflickr" else {"data": data}
+    _remember(folder, {"n_trials": n_trials, "epochs": epochs, "base": list(base), **of_data})
     # The features are computed before methods run side by side, or each would compute them.
-    config = load_config(BASE, (*common_settings(epochs), *base))
+    config = load_config(DATA[data].config, (*common_settings(epochs), *base))
     for n_bits in bits:
-        load_config(BASE, (*common_settings(epochs), *base, f"model.n_bits={n_bits}"))  # a bad one is refused at once
-    say("features of queries and database")
-    load_photographs(config)
+        load_config(
+            DATA[data].config, (*common_settings(epochs), *base, f"model.n_bits={n_bits}")
+        )  # a bad one is refused at once
+    say("queries and database")
+    load_inputs(config)
     options: dict[str, Any] = {
         "bits": tuple(bits),
         "n_seeds": n_seeds,
         "n_trials": n_trials,
         "epochs": epochs,
+        "data": data,
         "base": tuple(base),
     }
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:

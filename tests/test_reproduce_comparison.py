@@ -1,14 +1,15 @@
 """The comparison of methods: same budget, chosen on validation, resumable, and scored as `evaluate` scores."""
 
 import json
+from itertools import product
 
 import pytest
 
 from retrieval.errors import BadConfig
 from training.config import read_config
 from training.datasets.shapes import render_shapes
-from training.reproduce import finetuned, mirflickr
-from training.reproduce.mirflickr import METHODS, as_markdown, read_rows, run, run_method
+from training.reproduce import comparison, finetuned
+from training.reproduce.comparison import METHODS, as_markdown, read_rows, run, run_method
 
 
 @pytest.fixture(scope="session")
@@ -29,9 +30,9 @@ def base(tmp_path_factory) -> tuple[str, ...]:
 def test_every_method_is_a_valid_configuration_with_a_space_that_it_knows():
     from training.sweep_space import check_space, parse_space
 
-    for method in METHODS.values():
-        settings = (*mirflickr.common_settings(3), *method.settings)
-        content = read_config(mirflickr.BASE, settings)
+    for method, data in product(METHODS.values(), comparison.DATA.values()):
+        settings = (*comparison.common_settings(3), *method.settings)
+        content = read_config(data.config, settings)
         check_space(content, parse_space(method.space), source=method.title)
 
 
@@ -47,7 +48,7 @@ def test_rows_come_once_and_an_interrupted_comparison_goes_on(base, tmp_path, mo
     before = read_rows(out, "hyp2")
     assert [(row["n_bits"], row["seed"]) for row in before] == [(12, 0), (12, 1)]
     with monkeypatch.context() as patched:
-        patched.setattr(mirflickr, "measure", broken)
+        patched.setattr(comparison, "measure", broken)
         with pytest.raises(KeyboardInterrupt):
             run_method("hyp2", out, bits=(12, 16), **options)
     run_method("hyp2", out, bits=(12, 16), **options)
