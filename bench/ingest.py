@@ -5,7 +5,8 @@
 The images are scenes of the data set `shapes`, rendered once into `--folder`. Every round measures one after the
 other, so that a machine that is busy for a while is busy for all:
 
-    network   Encoder.encode_pixels on pixels in memory, in the precision that `auto` gives here: the upper bound
+    network   Encoder.encode_pixels on pixels in memory, in the precision that `auto` gives here
+    decoding  files to pixels on all cores, nothing else: with the network on the same cores, the upper bound for add
     add       what `hashseek index add` does with the round's share of the files: read, hash, decode, encode, commit
     loop      PIL, float32, batch 32, one INSERT and commit per row, on a sample of the same files
 
@@ -73,6 +74,15 @@ def add(collection: Collection, encoder: Encoder, files: Sequence[Path]) -> floa
     return len(files) / seconds
 
 
+def decode(files: Sequence[Path]) -> float:
+    """Images/s of reading and decoding files on all cores."""
+    started = clock()
+    with ThreadPoolExecutor(n_cores()) as threads:
+        for _pixels_of_one in threads.map(_pixels, files):
+            pass
+    return len(files) / (clock() - started)
+
+
 def loop(database: sqlite3.Connection, model: torch.nn.Module, files: Sequence[Path]) -> float:
     """Images/s of the loop that one writes first."""
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (PREPROCESSING.mean, PREPROCESSING.std))
@@ -102,7 +112,7 @@ def measure(
     checkpoint = make_checkpoint(folder / "checkpoint.safetensors", backbone)
     model = load_checkpoint(checkpoint).model.eval()
     shares = [list(files[start::rounds]) for start in range(rounds)]
-    speeds: dict[str, list[float]] = {"network": [], "add": [], "loop": []}
+    speeds: dict[str, list[float]] = {"network": [], "decoding": [], "add": [], "loop": []}
     with (
         closing(open_or_create(folder / "collection", checkpoint=checkpoint)) as collection,
         closing(sqlite3.connect(folder / "plain.sqlite")) as plain,
@@ -111,9 +121,10 @@ def measure(
         encoder = Searcher.open(collection, engine=engine).encoder
         network(encoder, 2 * encoder.batch_size)  # warm up
         print(f"{backbone}, {encoder.engine}, batch {encoder.batch_size}, {n_cores()} cores, {len(files):,} images")
-        print("\n| round | network | add | loop | resident MiB |\n|---:|---:|---:|---:|---:|")
+        print("\n| round | network | decoding | add | loop | resident MiB |\n|---:|---:|---:|---:|---:|---:|")
         for number, share in enumerate(shares, start=1):
             speeds["network"].append(network(encoder, n_network))
+            speeds["decoding"].append(decode(share[:n_network]))
             speeds["add"].append(add(collection, encoder, share))
             speeds["loop"].append(loop(plain, model, share[:n_loop]))
             line = " | ".join(f"{of_case[-1]:.0f}" for of_case in speeds.values())
@@ -125,6 +136,10 @@ def measure(
         assert not problems, problems
     for name, of_case in speeds.items():
         print(f"{name}: {median(of_case):.0f} images/s (median; {min(of_case):.0f} to {max(of_case):.0f})")
+    cases = zip(speeds["network"], speeds["decoding"], speeds["add"], strict=True)
+    bounds = [(1 / (1 / network + 1 / decoding), ours) for network, decoding, ours in cases]
+    possible, ours = median(bound for bound, _ in bounds), median(add / bound for bound, add in bounds)
+    print(f"network and decoding, one after the other, would reach {possible:.0f} images/s; add is {ours:.2f} of that")
     for other, target in (("network", 0.85), ("loop", 2.5)):
         ratio = median(ours / theirs for ours, theirs in zip(speeds["add"], speeds[other], strict=True))
         print(f"add is {ratio:.2f} times {other} (wanted: at least {target})")

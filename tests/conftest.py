@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side; every library reads it when it is loaded
 
@@ -24,6 +25,7 @@ from retrieval.checkpoint import save_checkpoint
 from retrieval.codes import Codes, pack
 from retrieval.images import Preprocessing, normalizer, preprocess
 from retrieval.model import HashModel
+from training.config import Config, parse_config
 
 torch.set_num_threads(1)
 
@@ -56,6 +58,27 @@ def tiny_checkpoint(path: Path, *, n_bits: int, seed: int) -> Path:
         model.head.bias -= outputs.median(dim=0).values
     save_checkpoint(path, model, PREPROCESSING, label_names=("even", "odd"))
     return path
+
+
+def run_config(root: Path, **changes: Any) -> Config:
+    """A tiny training run on a folder of pictures; `train={"epochs": 2}` or `train__epochs=2` changes a setting."""
+    content: dict[str, dict[str, Any]] = {
+        "data": {"name": "folder", "root": str(root)},
+        "model": {"backbone": "squeezenet1_1", "n_bits": 12, "size": 48, "crop_fraction": 1.0},
+        "optimizer": {"name": "adamw", "lr": 1e-3, "proxy_lr": 1e-2},
+        "train": {"epochs": 2, "batch_size": 16, "device": "cpu", "precision": "fp32"},
+    }
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        content[section] = content.get(section, {}) | ({name: value} if name else value)
+    return parse_config(content, source="test")
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch) -> Path:
+    """A cache of this test's own."""
+    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 @pytest.fixture(scope="session")

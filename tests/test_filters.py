@@ -342,6 +342,19 @@ def test_every_name_that_can_be_asked_for_has_an_index_until_there_are_too_many(
         assert collection.catalog.integrity_problems() == []
 
 
+def test_a_new_name_in_a_large_catalog_gets_its_index_later(tmp_path, monkeypatch):
+    with closing(with_attributes(tmp_path, [{"a": i} for i in range(5)])) as collection:
+        monkeypatch.setattr(attributes, "AT_ONCE", 5)
+        image = new_images(random_codes(np.random.default_rng(1), 1, 12))[0]
+        collection.add([replace(image, key="new", attributes={"a": 7, "b": 1})])
+        ask = collection.catalog.ids_where
+        assert indexed_names(collection.catalog) is None
+        assert (ask(make_filter(where=["b=1"])).tolist(), ask(make_filter(where=["a>=4"])).tolist()) == ([6], [5, 6])
+        optimize(collection)
+        assert indexed_names(collection.catalog) == {'$."a"', '$."b"'}
+        assert ask(make_filter(where=["b=1"])).tolist() == [6]
+
+
 def test_conditions_find_the_same_with_and_without_indexes(tmp_path):
     texts = [
         "a",

@@ -6,21 +6,26 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from conftest import run_config
 from safetensors.torch import load_file
 
 from retrieval.checkpoint import load_header
 from retrieval.errors import BadConfig, BadDataset, HashseekError
-from training.config import Config, OptimizerSection, parse_config
+from training.config import OptimizerSection
 from training.datasets.shapes import render_shapes
 from training.epoch import Diverged
 from training.fit import fit
 from training.optimizers import rate_factor
 from training.run import Run, read_log
+
+config = partial(run_config, train__epochs=3)
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture(scope="session")
@@ -28,24 +33,6 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("shapes")
     render_shapes(root, n_query=10, n_train=60, n_database=20, size=48, seed=1)
     return root
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
-
-
-def config(pictures: Path, **changes) -> Config:
-    content = {
-        "data": {"name": "folder", "root": str(pictures)},
-        "model": {"backbone": "squeezenet1_1", "n_bits": 12, "size": 48, "crop_fraction": 1.0},
-        "optimizer": {"name": "adamw", "lr": 1e-3, "proxy_lr": 1e-2},
-        "train": {"epochs": 3, "batch_size": 16, "device": "cpu", "precision": "fp32"},
-    }
-    for key, value in changes.items():
-        section, _, name = key.partition("__")
-        content.setdefault(section, {})[name] = value
-    return parse_config(content, source="test")
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:

@@ -178,6 +178,7 @@ def test_lists_bring_labels_and_splits_and_their_bad_lines(tmp_path):
             ("c.png", ("x",)),
         ]
         assert [str(problem) for problem in problems] == ["labels.csv line 5: the file d.png does not exist"]
+        assert problems[0].uri.endswith("/d.png")
     sources, _ = drawn(tmp_path, split="database")
     assert [source.uri.name for source in sources] == ["a.png", "c.png"]
     with pytest.raises(BadDataset, match="no image in the split 'train'"):

@@ -7,17 +7,18 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from conftest import wait_until
+from conftest import run_config, wait_until
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from retrieval.errors import BadConfig
 from training import tracking
-from training.config import Config, load_config, parse_config
+from training.config import load_config
 from training.curves import Panel, Series, draw, ticks
 from training.datasets.shapes import render_shapes
 from training.environment import git_state
@@ -25,29 +26,15 @@ from training.fit import Stop, fit
 from training.run import Run, read_log
 from training.tracking import scalars
 
+config = partial(run_config, model__size=32, model__freeze_backbone=True, train__epochs=4)
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("tracked")
     render_shapes(root, n_query=6, n_train=60, n_database=8, size=32, seed=4)
     return root
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
-
-
-def config(pictures: Path, **sections) -> Config:
-    content = {
-        "data": {"name": "folder", "root": str(pictures)},
-        "model": {"backbone": "squeezenet1_1", "n_bits": 12, "size": 32, "crop_fraction": 1.0, "freeze_backbone": True},
-        "optimizer": {"name": "adamw", "lr": 1e-3, "proxy_lr": 1e-2},
-        "train": {"epochs": 4, "batch_size": 16, "device": "cpu", "precision": "fp32"},
-    }
-    for name, section in sections.items():
-        content[name] = content.get(name, {}) | section
-    return parse_config(content, source="test")
 
 
 def points(run: Run) -> dict[str, list[tuple[int, float]]]:

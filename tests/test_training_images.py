@@ -26,9 +26,7 @@ PREPROCESSING = Preprocessing(size=48, mean=(0.5,) * 3, std=(0.25,) * 3)
 EVERY = np.arange(N_PICTURES)
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture

@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import run_config
 from torch import nn
 
 from retrieval.errors import BadConfig, BadDataset, HashseekError
 from retrieval.model import HashModel
-from training.config import Config, parse_config
+from training.config import parse_config
 from training.datasets.shapes import render_shapes
 from training.fit import fit
 from training.losses.memory import gather_rows
@@ -26,29 +27,15 @@ from training.run import Run, read_log
 from training.shared_norm import share_batch_norm
 from training.step import backward
 
+config = run_config
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("parts")
     render_shapes(root, n_query=6, n_train=60, n_database=6, size=48, seed=2)
     return root
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
-
-
-def config(pictures: Path, **sections) -> Config:
-    content = {
-        "data": {"name": "folder", "root": str(pictures)},
-        "model": {"backbone": "squeezenet1_1", "n_bits": 12, "size": 48, "crop_fraction": 1.0},
-        "optimizer": {"name": "adamw", "lr": 1e-3, "proxy_lr": 1e-2},
-        "train": {"epochs": 2, "batch_size": 16, "device": "cpu", "precision": "fp32"},
-    }
-    for name, section in sections.items():
-        content[name] = content.get(name, {}) | section
-    return parse_config(content, source="test")
 
 
 def curves(run: Run) -> np.ndarray:

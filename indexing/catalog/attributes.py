@@ -18,6 +18,8 @@ from indexing.catalog.conditions import Condition, alternatives, json_path, json
 Ids = NDArray[np.int64]
 
 MOST = 32
+# Making an index reads every image: from so many on that takes seconds, and waits for `index optimize`.
+AT_ONCE = 200_000
 PREFIX = "images_by_attribute_"  # of the names of indexes
 _BEYOND = "attributes_beyond"  # in meta where some name has no index
 
@@ -78,12 +80,24 @@ def known_paths(db: sqlite3.Connection) -> set[str] | None:
     return None if is_beyond(db) else {str(row[0]) for row in db.execute("SELECT path FROM attribute_indexes")}
 
 
-def add_paths(db: sqlite3.Connection, paths: Iterable[str]) -> None:
-    """Index these JSON paths, in a transaction of the caller's, as far as there is room."""
+def index_new(db: sqlite3.Connection, paths: Iterable[str]) -> None:
+    """Index JSON paths that no image had so far, in a transaction of the caller's, unless the catalog is large."""
+    (last,) = db.execute("SELECT max(id) FROM images").fetchone()
+    if (last or 0) < AT_ONCE:
+        _add_paths(db, paths)
+    else:
+        _set_beyond(db)
+
+
+def _set_beyond(db: sqlite3.Connection) -> None:
+    db.execute("INSERT OR IGNORE INTO meta VALUES (?, '')", (_BEYOND,))
+
+
+def _add_paths(db: sqlite3.Connection, paths: Iterable[str]) -> None:
     for path in paths:
         row = db.execute("SELECT count(*) FROM attribute_indexes").fetchone()
         if row[0] >= MOST:
-            db.execute("INSERT OR IGNORE INTO meta VALUES (?, '')", (_BEYOND,))
+            _set_beyond(db)
             return
         row = db.execute("INSERT INTO attribute_indexes (path) VALUES (?) RETURNING id", (path,)).fetchone()
         db.execute(
@@ -97,7 +111,7 @@ def forget(db: sqlite3.Connection) -> None:
     for (number,) in db.execute("SELECT id FROM attribute_indexes").fetchall():
         db.execute(f"DROP INDEX IF EXISTS {_name(number)}")
     db.execute("DELETE FROM attribute_indexes")
-    db.execute("INSERT OR IGNORE INTO meta VALUES (?, '')", (_BEYOND,))
+    _set_beyond(db)
 
 
 def rebuild(db: sqlite3.Connection) -> None:
@@ -113,7 +127,7 @@ def rebuild(db: sqlite3.Connection) -> None:
     if indexed != set(wanted[:MOST]) or len(wanted) <= MOST:
         forget(db)
         db.execute("DELETE FROM meta WHERE key = ?", (_BEYOND,))
-        add_paths(db, wanted)
+        _add_paths(db, wanted)
 
 
 def paths_of(attributes: Mapping[str, Any]) -> set[str]:

@@ -142,7 +142,8 @@ def _labelled(db: sqlite3.Connection, labels: Sequence[str]) -> Ids:
 
 
 def _both(first: Ids, second: Ids) -> Ids:
-    return np.intersect1d(first, second, assume_unique=True)
+    few, many = sorted((first, second), key=len)
+    return few[np.isin(few, many, assume_unique=True)]
 
 
 def _count(db: sqlite3.Connection) -> int:

@@ -5,7 +5,7 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from indexing.catalog.attributes import add_paths, known_paths, paths_of
+from indexing.catalog.attributes import index_new, known_paths, paths_of
 from indexing.catalog.records import Change, NewImage, check_attributes, check_key
 from indexing.catalog.spaces import engine_id, note_update
 
@@ -69,7 +69,7 @@ class Storing:
             return
         new = paths_of(image.attributes) - self._indexed
         if new:
-            add_paths(self.db, sorted(new))
+            index_new(self.db, sorted(new))
             self._indexed = known_paths(self.db)
 
     def _insert(self, image: NewImage, attributes: str) -> int:

@@ -101,7 +101,7 @@ def read_row(row: Row, *, where: str, folder: Path, split: str | None = None) ->
     except ValueError as error:
         reason = reason or str(error)
     if reason is not None:
-        yield Problem(where, reason)
+        yield Problem(where, reason, uri=place if _SCHEME.match(place) else str(folder / place))
     else:
         yield source
 
