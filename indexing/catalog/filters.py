@@ -120,12 +120,13 @@ def ids_where(db: sqlite3.Connection, chosen: Filter) -> Ids:
             clauses.append(clause)
             values += of_clause
     if chosen.ids is not None or clauses or found is None:
+        by = ""
         if found is not None and len(found) <= few:
             clauses.append("id IN (SELECT value FROM json_each(?))")
             values.append(json.dumps(found.tolist()))
-            found = None
+            found, by = None, " NOT INDEXED"  # by id alone: SQLite would begin with an index on attributes
         where = f" WHERE {' AND '.join(clauses)}" if clauses else ""
-        of_table = np.sort(fetch_ids(db, f"SELECT id AS i FROM images{where}", values))
+        of_table = np.sort(fetch_ids(db, f"SELECT id AS i FROM images{by}{where}", values))
         found = of_table if found is None else _both(found, of_table)
     if chosen.no_labels and len(found):
         found = np.setdiff1d(found, _labelled(db, chosen.no_labels), assume_unique=True)
