@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexing.catalog import Catalog, Change, NewImage
+from indexing.catalog.records import same_attributes
 from indexing.collection import Collection
 from indexing.reading.loading import Fetch, Loaded, Step, load_sources
 from indexing.reading.manifests import Source
@@ -27,7 +28,7 @@ from retrieval.listing import OnError, Problem
 __all__ = ["BATCH", "Report", "Source", "find_sources", "ingest", "preview"]
 
 BATCH = 256
-_PATIENCE = 10.0  # seconds after which a batch that is not full is stored all the same
+_PATIENCE = 10.0  # seconds after which the next image to come ends a batch, full or not
 _REMEMBERED = 1024  # codes of the last images: equal content that is not stored yet is not encoded twice
 
 
@@ -147,7 +148,11 @@ def _would_be(image: NewImage, catalog: Catalog | None, seen: sqlite3.Connection
         return "added"
     same = record.sha256 == image.sha256 and record.path == image.path
     same = same and (not image.labels or set(image.labels) == set(record.labels))
-    return "known" if same and (not image.attributes or image.attributes == record.attributes) else "updated"
+    return (
+        "known"
+        if same and (not image.attributes or same_attributes(image.attributes, record.attributes))
+        else "updated"
+    )
 
 
 def _encoded(steps: Iterable[Step], encoder: Encoder) -> Iterator[list[Loaded | Problem]]:

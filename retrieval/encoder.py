@@ -1,10 +1,10 @@
 """A checkpoint turned into a function from images to packed codes, by an engine, in batches."""
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from itertools import islice
 from typing import TypeVar
 
 import numpy as np
@@ -23,6 +23,8 @@ from retrieval.turns import Turns
 T = TypeVar("T")
 R = TypeVar("R")
 S = TypeVar("S", bound=np.generic)
+
+_SLOW = 0.02  # seconds between items from which on their source, and not their loading, takes the time
 
 
 class Encoder:
@@ -169,21 +171,28 @@ def load_ahead(
     Decoding spends its time outside Python's lock, so threads are enough and nothing has to be pickled. An item that
     does not wait for anything, as `waits` says, is loaded at once: handing it to a thread would take longer.
     """
-    remaining = iter(items)
+    running: deque[Future[R] | R] = deque()
     with ThreadPoolExecutor(n_workers or min(16, n_cores() + 1)) as pool:
-
-        def start(item: T) -> Future[R] | R:
-            return pool.submit(load, item) if waits(item) else load(item)
-
-        running: deque[Future[R] | R] = deque(start(item) for item in islice(remaining, depth))
         try:
+            asked = time.monotonic()
+            for item in items:
+                running.append(pool.submit(load, item) if waits(item) else load(item))
+                # Of items that come slowly none waits until `depth` others have come.
+                slow = time.monotonic() - asked > _SLOW
+                while len(running) > depth or (slow and running and _is_done(running[0])):
+                    yield _result(running.popleft())
+                asked = time.monotonic()
             while running:
-                first = running.popleft()
-                result = first.result() if isinstance(first, Future) else first
-                for item in islice(remaining, 1):
-                    running.append(start(item))
-                yield result
+                yield _result(running.popleft())
         finally:
             for future in running:
                 if isinstance(future, Future):
                     future.cancel()
+
+
+def _is_done(running: Future[R] | R) -> bool:
+    return not isinstance(running, Future) or running.done()
+
+
+def _result(running: Future[R] | R) -> R:
+    return running.result() if isinstance(running, Future) else running

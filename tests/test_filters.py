@@ -3,7 +3,6 @@
 import json
 import operator
 import shutil
-import sqlite3
 from contextlib import closing
 from dataclasses import replace
 
@@ -11,14 +10,13 @@ import numpy as np
 import pytest
 from conftest import code_collection, new_images, random_codes
 
-from indexing.catalog import Catalog, NewImage, attributes
+from indexing.catalog import NewImage
 from indexing.catalog.conditions import Condition, parse_condition
 from indexing.catalog.filters import Filter, make_filter, parse_time
 from indexing.catalog.records import check_attributes
-from indexing.collection import CATALOG, Collection
-from indexing.upkeep.optimize import optimize
+from indexing.collection import Collection
 from retrieval import hamming
-from retrieval.errors import BadCollection, BadConfig
+from retrieval.errors import BadConfig
 
 ATTRIBUTES = [
     {"year": 2014, "camera": "X", "title": "abc"},
@@ -265,156 +263,6 @@ def test_a_remembered_answer_is_forgotten_with_the_next_change_of_any_process(tm
     assert len(collection._chosen) <= 8
     collection.close()
     beside.close()
-
-
-def sql(path, *statements):
-    db = sqlite3.connect(path)
-    with db:
-        for statement in statements:
-            db.execute(statement)
-    db.close()
-
-
-def with_attributes(folder, each):
-    """An open collection of one image per object of attributes; ids from 1."""
-    collection = code_collection(folder, n_bits=12)
-    images = new_images(random_codes(np.random.default_rng(0), len(each), 12))
-    collection.add(
-        [
-            replace(image, attributes=said, key=f"key/{i}")
-            for i, (image, said) in enumerate(zip(images, each, strict=True))
-        ]
-    )
-    return collection
-
-
-def test_a_catalog_in_which_attributes_were_damaged_is_refused_not_searched_wrongly(tmp_path):
-    with_attributes(tmp_path, [{"a": 1}, {"a": 2}]).close()
-    with pytest.raises(sqlite3.OperationalError, match="malformed JSON"):  # the index stands in the way
-        sql(tmp_path / CATALOG, "UPDATE images SET attributes = '{torn' WHERE id = 1")
-    sql(
-        tmp_path / CATALOG,
-        "DROP INDEX images_by_attribute_1",
-        "UPDATE images SET attributes = '{torn' WHERE id = 1",
-    )
-    remedy = "damaged; save what can be read with `hashseek index verify --repair`"
-    with closing(Catalog(tmp_path / CATALOG, read_only=True)) as catalog, pytest.raises(BadCollection, match=remedy):
-        catalog.ids_where(make_filter(where=["a=1"]))
-    sql(tmp_path / CATALOG, "DELETE FROM attribute_indexes", "INSERT INTO meta VALUES ('attributes_beyond', '')")
-    with closing(Catalog(tmp_path / CATALOG, read_only=True)) as catalog, pytest.raises(BadCollection, match="JSON"):
-        catalog.ids_where(make_filter(where=["a=1"]))
-
-
-def indexed_names(catalog):
-    with catalog._db.reading() as db:
-        return attributes.known_paths(db)
-
-
-def test_every_name_that_can_be_asked_for_has_an_index_until_there_are_too_many(tmp_path):
-    with closing(with_attributes(tmp_path, ATTRIBUTES)) as collection:
-        names = {"year", "camera", "title", "camera.model", "flag", "zip", "date"}
-        assert indexed_names(collection.catalog) == {
-            *(f'$."{name}"' for name in names),
-            '$."camera"."model"',
-        }
-        image = new_images(random_codes(np.random.default_rng(1), 1, 12))[0]
-        odd = {'quo"ted': 1, "a.b": {"c": 1}, "list": [1], "none": None, "deep": {"er": {"still": True}}}
-        collection.add([replace(image, key="odd", attributes=odd)])
-        assert indexed_names(collection.catalog) - {'$."camera"."model"'} == {
-            *(f'$."{name}"' for name in names),
-            '$."deep"."er"."still"',
-        }
-        many = {f"n{i}": i for i in range(attributes.MOST)}
-        collection.add([replace(image, key="many", attributes=many)])
-        assert indexed_names(collection.catalog) is None
-        ask = collection.catalog.ids_where
-        for i in range(attributes.MOST):  # with an index or without
-            assert ask(make_filter(where=[f"n{i}={i}"])).tolist() == [len(ATTRIBUTES) + 2]
-        assert ask(make_filter(where=["year>=2015"])).tolist() == [2, 3, 4]
-        assert ask(make_filter(where=["nowhere=1"])).tolist() == []
-        collection.add([replace(image, sha256="f" * 64, key="more", attributes={f"n{attributes.MOST - 1}": 7})])
-        optimize(collection)  # by now the last name has two images, and comes before the others
-        with collection.catalog._db.reading() as db:
-            names = {row[0] for row in db.execute("SELECT path FROM attribute_indexes")}
-        assert names >= {f'$."n{attributes.MOST - 1}"', '$."year"'}
-        assert len(names) == attributes.MOST
-        assert ask(make_filter(where=["year>=2015"])).tolist() == [2, 3, 4]
-        assert collection.catalog.integrity_problems() == []
-
-
-def test_a_new_name_in_a_large_catalog_gets_its_index_later(tmp_path, monkeypatch):
-    with closing(with_attributes(tmp_path, [{"a": i} for i in range(5)])) as collection:
-        monkeypatch.setattr(attributes, "AT_ONCE", 5)
-        image = new_images(random_codes(np.random.default_rng(1), 1, 12))[0]
-        collection.add([replace(image, key="new", attributes={"a": 7, "b": 1})])
-        ask = collection.catalog.ids_where
-        assert indexed_names(collection.catalog) is None
-        assert (ask(make_filter(where=["b=1"])).tolist(), ask(make_filter(where=["a>=4"])).tolist()) == ([6], [5, 6])
-        optimize(collection)
-        assert indexed_names(collection.catalog) == {'$."a"', '$."b"'}
-        assert ask(make_filter(where=["b=1"])).tolist() == [6]
-
-
-def test_conditions_find_the_same_with_and_without_indexes(tmp_path):
-    texts = [
-        "a",
-        "ab",
-        "ab\U0010ffff",
-        "ab\U0010ffffz",
-        "ac",
-        "\ud7ff",
-        "\ud7ffx",
-        "\ue000",
-        "\U0010ffff",
-        "é",
-        "10",
-        "9",
-        "1e1",
-    ]
-    values = [*texts, 9, 10, 10.5, -1, 2**53 + 1, True, False, None, [1], {"n": 1}]
-    with closing(with_attributes(tmp_path, [{"n": value} for value in values])) as collection:
-        conditions = [
-            Condition("n", operator, v) for operator in ("=", "<", "<=", ">", ">=", "^=") for v in (*texts, "")
-        ]
-        conditions += [Condition("n", operator, v, is_text=True) for operator in ("=", "<", ">=") for v in ("10", "9")]
-        conditions += [Condition("n", "=", v) for v in ("true", "false", "null", "9007199254740993")]
-        ask = collection.catalog.ids_where
-        by_index = [ask(Filter(attributes=(condition,))).tolist() for condition in conditions]
-        with collection.catalog._db.transaction() as db:
-            attributes.forget(db)
-        by_reading = [ask(Filter(attributes=(condition,))).tolist() for condition in conditions]
-        assert by_index == by_reading
-        begun = [ask(Filter(attributes=(Condition("n", "^=", v),))).tolist() for v in texts]
-        assert begun == [[i for i, text in enumerate(texts, start=1) if text.startswith(v)] for v in texts]
-        with collection.catalog._db.transaction() as db:
-            attributes.rebuild(db)
-        assert indexed_names(collection.catalog) == {'$."n"', '$."n"."n"'}
-        assert [ask(Filter(attributes=(condition,))).tolist() for condition in conditions] == by_index
-
-
-def test_indexes_follow_updates_and_removals(tmp_path):
-    with closing(with_attributes(tmp_path, [{"n": i} for i in range(5)])) as collection:
-        image = new_images(random_codes(np.random.default_rng(1), 1, 12))[0]
-        collection.add([replace(image, key="key/3", attributes={"n": 30})])
-        collection.remove([5])
-        ask = collection.catalog.ids_where
-        assert ask(make_filter(where=["n>=3"])).tolist() == [4]
-        assert ask(make_filter(where=["n=3"])).tolist() == []
-        assert collection.catalog.integrity_problems() == []
-
-
-def test_a_selective_condition_reads_no_image(tmp_path):
-    collection = with_attributes(tmp_path, [{"n": i % 100, "text": f"t{i % 50}"} for i in range(500)])
-    with closing(collection), collection.catalog._db.reading() as db:
-        asked = []
-        db.set_trace_callback(asked.append)
-        attributes.ids_with(db, parse_condition("n>=98"))
-        attributes.ids_with(db, parse_condition("text^=t4"))
-        db.set_trace_callback(None)
-        queries = [query for query in asked if "INDEXED BY" in query]
-        assert len(queries) == 3  # numbers, texts that spell one, and texts
-        for query in queries:
-            assert "SEARCH images USING INDEX" in str(db.execute(f"EXPLAIN QUERY PLAN {query}").fetchall())
 
 
 def test_the_command_searches_among_what_its_options_say(indexed, tmp_path, pictures, hashseek):

@@ -19,15 +19,21 @@ Ids = NDArray[np.int64]
 
 MOST = 32
 # Making an index reads every image: from so many on that takes seconds, and waits for `index optimize`.
-AT_ONCE = 200_000
+AT_ONCE = 50_000
 PREFIX = "images_by_attribute_"  # of the names of indexes
 _BEYOND = "attributes_beyond"  # in meta where some name has no index
 
 
 def create(db: sqlite3.Connection) -> None:
-    """Make the table of indexes, and those for the images that are there, in a transaction of the caller's."""
+    """Make the table of indexes, and those for the images that are there, in a transaction of the caller's.
+
+    Of many images none: whoever opens the catalog meanwhile would wait too long. `index optimize` makes them.
+    """
     db.execute("CREATE TABLE attribute_indexes (id INTEGER PRIMARY KEY AUTOINCREMENT, path TEXT NOT NULL UNIQUE)")
-    rebuild(db)
+    if _is_large(db):
+        _set_beyond(db)
+    else:
+        rebuild(db)
 
 
 def ids_with(db: sqlite3.Connection, condition: Condition) -> Ids | None:
@@ -77,16 +83,33 @@ def is_beyond(db: sqlite3.Connection) -> bool:
 
 def known_paths(db: sqlite3.Connection) -> set[str] | None:
     """The JSON paths that have an index; None if no other will get one before `rebuild`."""
-    return None if is_beyond(db) else {str(row[0]) for row in db.execute("SELECT path FROM attribute_indexes")}
+    return None if is_beyond(db) else _indexed(db)
 
 
 def index_new(db: sqlite3.Connection, paths: Iterable[str]) -> None:
     """Index JSON paths that no image had so far, in a transaction of the caller's, unless the catalog is large."""
-    (last,) = db.execute("SELECT max(id) FROM images").fetchone()
-    if (last or 0) < AT_ONCE:
-        _add_paths(db, paths)
-    else:
+    if _is_large(db):
         _set_beyond(db)
+    else:
+        _add_paths(db, paths)
+
+
+def problems(db: sqlite3.Connection) -> list[str]:
+    """What the indexes lack, so that conditions are refused or find too little; empty if all is well."""
+    found = []
+    unmatched = _noted(db) ^ _made(db)
+    if unmatched:
+        found.append(f"{len(unmatched)} indexes on attributes are missing, or belong to no name")
+    counts = None if is_beyond(db) else _by_frequency(db)
+    lacking = set(counts or ()) - _indexed(db)
+    if lacking:
+        found.append(f"{len(lacking)} names of attributes have no index, so that no condition on them finds an image")
+    return found
+
+
+def _is_large(db: sqlite3.Connection) -> bool:
+    (last,) = db.execute("SELECT max(id) FROM images").fetchone()
+    return (last or 0) >= AT_ONCE
 
 
 def _set_beyond(db: sqlite3.Connection) -> None:
@@ -108,26 +131,68 @@ def _add_paths(db: sqlite3.Connection, paths: Iterable[str]) -> None:
 
 def forget(db: sqlite3.Connection) -> None:
     """Drop all indexes on attributes, in a transaction of the caller's: attributes that are no JSON break them."""
-    for (number,) in db.execute("SELECT id FROM attribute_indexes").fetchall():
-        db.execute(f"DROP INDEX IF EXISTS {_name(number)}")
+    for name in _made(db):
+        db.execute(f"DROP INDEX {name}")
     db.execute("DELETE FROM attribute_indexes")
     _set_beyond(db)
 
 
 def rebuild(db: sqlite3.Connection) -> None:
     """Index the names that most images have, in a transaction of the caller's; nothing is done if they are indexed."""
-    if db.execute("SELECT 1 FROM images WHERE NOT json_valid(attributes) LIMIT 1").fetchone() is not None:
+    counts = _by_frequency(db)
+    if counts is None:
         forget(db)  # until they are mended
         return
-    counts: Counter[str] = Counter()
-    for (text,) in db.execute("SELECT attributes FROM images WHERE attributes != '{}'"):
-        counts.update(paths_of(json.loads(text)))
-    wanted = [path for path, _ in counts.most_common(MOST + 1)]
-    indexed = {str(row[0]) for row in db.execute("SELECT path FROM attribute_indexes")}
-    if indexed != set(wanted[:MOST]) or len(wanted) <= MOST:
+    indexed = _indexed(db)
+    # Of names as frequent as each other those that have an index keep it.
+    wanted = sorted(counts, key=lambda path: (-counts[path], path not in indexed, path))
+    if indexed != set(wanted[:MOST]) or _noted(db) != _made(db):
         forget(db)
         db.execute("DELETE FROM meta WHERE key = ?", (_BEYOND,))
-        _add_paths(db, wanted)
+        _add_paths(db, wanted[: MOST + 1])
+    elif len(wanted) <= MOST:
+        db.execute("DELETE FROM meta WHERE key = ?", (_BEYOND,))
+
+
+def damaged_ids(db: sqlite3.Connection) -> list[int]:
+    """Ids of the images whose attributes are no JSON object in UTF-8."""
+    rows = db.execute("SELECT id, CAST(attributes AS BLOB) FROM images WHERE attributes != '{}'")
+    return [int(image_id) for image_id, content in rows if _parsed(content) is None]
+
+
+def _by_frequency(db: sqlite3.Connection) -> Counter[str] | None:
+    """How many images have each name; None if some attributes cannot be read."""
+    counts: Counter[str] = Counter()
+    for (content,) in db.execute("SELECT CAST(attributes AS BLOB) FROM images WHERE attributes != '{}'"):
+        parsed = _parsed(content)
+        if parsed is None:
+            return None
+        counts.update(paths_of(parsed))
+    return counts
+
+
+def _parsed(content: bytes | None) -> dict[str, Any] | None:
+    try:
+        parsed = json.loads((content or b"").decode())
+    except (ValueError, RecursionError):  # bytes that are no UTF-8 are a ValueError, too
+        return None
+    return parsed if isinstance(parsed, dict) else None
+
+
+def _indexed(db: sqlite3.Connection) -> set[str]:
+    """JSON paths that have an index, as noted."""
+    return {str(row[0]) for row in db.execute("SELECT path FROM attribute_indexes")}
+
+
+def _noted(db: sqlite3.Connection) -> set[str]:
+    """Names of the indexes on attributes that there should be."""
+    return {_name(row[0]) for row in db.execute("SELECT id FROM attribute_indexes")}
+
+
+def _made(db: sqlite3.Connection) -> set[str]:
+    """Names of the indexes on attributes that there are."""
+    rows = db.execute("SELECT name FROM sqlite_master WHERE type = 'index' AND name GLOB ?", (f"{PREFIX}*",))
+    return {str(row[0]) for row in rows}
 
 
 def paths_of(attributes: Mapping[str, Any]) -> set[str]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from indexing.catalog import spaces
+from indexing.catalog import attributes, spaces
 from indexing.catalog.attributes import Ids
 from indexing.catalog.database import (
     Database,
@@ -90,7 +90,7 @@ class Catalog:
             BadConfig: a key or attributes are beyond their limits; nothing is stored.
             SpaceRetired: the codes belong to a space that is no longer the active one; nothing is stored.
         """
-        attributes = check_new(images)
+        texts = check_new(images)
         with self._db.writing() as (db, generation):
             active = spaces.active_space(db)
             if active is None or active.id != self.space.id:
@@ -99,7 +99,7 @@ class Catalog:
                     f"more of checkpoint {self.fingerprint[:12]}: nothing was stored, try again"
                 )
             storing = Storing(db, self.space.id, generation, now())
-            return [storing.store(image, text) for image, text in zip(images, attributes, strict=True)]
+            return [storing.store(image, text) for image, text in zip(images, texts, strict=True)]
 
     def remove(self, ids: Sequence[int]) -> None:
         """Forget images, all or none.
@@ -257,9 +257,11 @@ class Catalog:
                 "SELECT count(*) FROM codes WHERE image_id NOT IN (SELECT id FROM images)"
             ).fetchone()
             n_missing = spaces.n_missing(db, self.space)
+            of_attributes = attributes.problems(db)
         problems = [
             f"SQLite: {n} rows of {_TABLES.get(table, table)} belong to nothing" for table, n in orphans.items()
         ]
+        problems += of_attributes
         if n_codes:
             problems.append(f"{n_codes} codes belong to no image")
         if n_missing:

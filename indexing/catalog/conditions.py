@@ -28,7 +28,7 @@ class Condition:
     texts that spell one, and else texts, letter by letter; so an ISO date compares with ISO dates.
 
     Args:
-        path: name of the attribute; `camera.model` is looked for as it stands and then as `model` inside `camera`.
+        path: name of the attribute; for `camera.model`, an attribute of that name will do, or `model` inside `camera`.
         operator: one of `OPERATORS`.
         value: as it is written.
         is_text: compare as text even if `value` spells a number.

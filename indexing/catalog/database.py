@@ -119,6 +119,7 @@ class Database:
             with explained(self.path):
                 self._writer.execute("BEGIN IMMEDIATE")
                 try:
+                    self._check_version(self._writer)
                     with self._noted():
                         yield self._writer
                         self._writer.execute("COMMIT")
@@ -161,6 +162,15 @@ class Database:
                 f"{self.path} has catalog version {version}, this Hashseek knows up to {LATEST}: update Hashseek"
             )
         return version
+
+    def _check_version(self, db: sqlite3.Connection) -> None:
+        """A newer Hashseek may have changed the tables since the catalog was opened, and keeps more true than this."""
+        version = int(db.execute("PRAGMA user_version").fetchone()[0])
+        if version != LATEST:
+            raise BadCollection(
+                f"{self.path} was brought to catalog version {version} since it was opened, and this Hashseek writes "
+                f"version {LATEST}: nothing was stored; start it again with the newer Hashseek"
+            )
 
     def _migrate(self, version: int) -> None:
         """Bring an older catalog up to date; who only reads does it too, since it changes nothing that they see."""

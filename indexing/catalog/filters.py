@@ -21,6 +21,7 @@ from retrieval.errors import BadConfig
 
 # Up to this share of all images, further conditions are looked up for each of the images that are left.
 _FEW = 0.05
+MAX_CONDITIONS = 64  # in one filter; SQLite's own limit lies higher
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,11 @@ def make_filter(
     """The filter that options of a command or parameters of a request spell; None if they ask nothing.
 
     Raises:
-        BadConfig: a condition or time cannot be read; the sentence shows how it is written.
+        BadConfig: a condition or time cannot be read (the sentence shows how it is written), or there are more than
+            `MAX_CONDITIONS`.
     """
+    if len(where) > MAX_CONDITIONS:
+        raise BadConfig(f"a filter takes at most {MAX_CONDITIONS} conditions on attributes, not {len(where)}")
     for text in (*any_labels, *all_labels, *no_labels, *where, *keys):
         try:
             text.encode()
@@ -106,12 +110,16 @@ def ids_where(db: sqlite3.Connection, chosen: Filter) -> Ids:
     parts = [_labelled(db, [label]) for label in dict.fromkeys(chosen.all_labels)]
     if chosen.any_labels:
         parts.append(_labelled(db, chosen.any_labels))
+    if chosen.keys is not None:
+        query = "SELECT id AS i FROM images WHERE key IN (SELECT value FROM json_each(?))"
+        parts.append(np.sort(fetch_ids(db, query, [json.dumps(chosen.keys)])))
     if chosen.ids is not None:
         parts.append(np.unique(np.array([i for i in chosen.ids if 0 <= i < 2**63], np.int64)))
     found = reduce(_both, sorted(parts, key=len)) if parts else None
     few = _FEW * _count(db)
     clauses, values = _clauses(chosen)
-    for condition in chosen.attributes:
+    # First those that let few through, as far as that can be told without asking.
+    for condition in sorted(chosen.attributes, key=lambda condition: condition.operator not in ("=", "^=")):
         indexed = ids_with(db, condition) if found is None or len(found) > few else None
         if indexed is not None:
             found = indexed if found is None else _both(found, indexed)
@@ -156,9 +164,6 @@ def _clauses(chosen: Filter) -> tuple[list[str], list[Any]]:
     """Conditions on the table of images, and their values."""
     clauses: list[str] = []
     values: list[Any] = []
-    if chosen.keys is not None:
-        clauses.append("key IN (SELECT value FROM json_each(?))")
-        values.append(json.dumps(chosen.keys))
     for operator, time in ((">=", chosen.added_after), ("<", chosen.added_before)):
         if time is not None:
             clauses.append(f"added_at {operator} ?")

@@ -110,14 +110,16 @@ def check_attributes(attributes: Mapping[str, Any]) -> str:
     """The JSON text of `attributes` as it is stored.
 
     Raises:
-        BadConfig: it is no JSON object, has more than `MAX_ATTRIBUTES` bytes, nests more than `MAX_DEPTH` deep, or
-            holds a NUL character, at which SQLite ends a text: "a\\0b" would pass for "a".
+        BadConfig: it is no JSON object, has names that are no texts, more than `MAX_ATTRIBUTES` bytes, nests more than
+            `MAX_DEPTH` deep, or holds a NUL character, at which SQLite ends a text: "a\\0b" would pass for "a".
     """
     if not isinstance(attributes, Mapping):
         raise BadConfig(f"attributes are a JSON object, not {attributes!r:.40}")
     # Checked first: what nests without end cannot be written, and SQLite reads no more than 1,000 levels.
     if _is_deeper(attributes, MAX_DEPTH):
         raise BadConfig(f"attributes nest at most {MAX_DEPTH} deep: put them flatter")
+    if not _has_text_names(attributes):
+        raise BadConfig("names of attributes are texts, and one here is none: write it as text")
     try:
         text = json.dumps(dict(attributes), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         n_bytes = len(text.encode())
@@ -128,6 +130,17 @@ def check_attributes(attributes: Mapping[str, Any]) -> str:
     if _NUL.search(text):
         raise BadConfig("attributes hold a NUL character (U+0000), which no filter could tell apart: leave it out")
     return text
+
+
+def _has_text_names(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(name, str) and _has_text_names(inner) for name, inner in value.items())
+    return not isinstance(value, list | tuple) or all(map(_has_text_names, value))
+
+
+def same_attributes(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Whether both say the same; 1, 1.0 and true are three values, as filters tell them apart."""
+    return json.dumps(dict(first), sort_keys=True) == json.dumps(dict(second), sort_keys=True)
 
 
 def _is_deeper(value: Any, depth: int) -> bool:

@@ -12,6 +12,7 @@ updated        ids whose code is another one, and since which generation
 
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 
 from indexing.catalog import attributes
 
@@ -144,6 +145,16 @@ def migrate(db: sqlite3.Connection) -> None:
             raise
     finally:
         db.execute("PRAGMA foreign_keys = ON")
+
+
+def statements_of(version: int) -> list[tuple[str, str, str]]:
+    """(kind, name, SQL) of all tables, indexes and triggers of a version, in the order of their making."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+        for migration in MIGRATIONS[:version]:
+            _run(db, migration)
+        return db.execute(
+            "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%'"
+        ).fetchall()
 
 
 def _run(db: sqlite3.Connection, migration: str | Callable[[sqlite3.Connection], None]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from indexing.catalog.attributes import index_new, known_paths, paths_of
-from indexing.catalog.records import Change, NewImage, check_attributes, check_key
+from indexing.catalog.records import Change, NewImage, check_attributes, check_key, same_attributes
 from indexing.catalog.spaces import engine_id, note_update
 
 
@@ -32,7 +32,6 @@ class Storing:
 
     def store(self, image: NewImage, attributes: str) -> tuple[int, Change]:
         """Store one image; `attributes` is its attributes' text."""
-        self._index_attributes(image)
         if image.key is None:
             known = self.db.execute(
                 "SELECT id, path, mtime_ns FROM images WHERE sha256 = ? ORDER BY id LIMIT 1", (image.sha256,)
@@ -57,14 +56,14 @@ class Storing:
         else:
             differs = True
             self._replace(image_id, image)
-        differs |= self._describe(image_id, image.labels, attributes, old_attributes)
+        differs |= self._describe(image_id, image, attributes, old_attributes)
         if not differs:
             return image_id, "known"
         self.db.execute("UPDATE images SET changed_at = ? WHERE id = ?", (self.time, image_id))
         return image_id, "updated"
 
     def _index_attributes(self, image: NewImage) -> None:
-        """Index names that no image had before this one."""
+        """Index names that no image had before this one, whose attributes are stored."""
         if self._indexed is None or not image.attributes:
             return
         new = paths_of(image.attributes) - self._indexed
@@ -92,6 +91,7 @@ class Storing:
             ),
         ).fetchone()
         image_id = int(row[0])
+        self._index_attributes(image)
         self.db.execute(
             "INSERT INTO codes VALUES (?, ?, ?, ?)", (self.space_id, image_id, image.code.tobytes(), engine)
         )
@@ -121,17 +121,18 @@ class Storing:
         )
         note_update(self.db, image_id, self.generation)
 
-    def _describe(self, image_id: int, labels: Sequence[str], attributes: str, old_attributes: str) -> bool:
+    def _describe(self, image_id: int, image: NewImage, attributes: str, old_attributes: str) -> bool:
         """Set labels and attributes where some are given and they are others; whether any were."""
-        differs = False
+        differs, labels = False, image.labels
         if labels:
             old = self.db.execute("SELECT label FROM image_labels WHERE image_id = ?", (image_id,)).fetchall()
             if {row[0] for row in old} != set(labels):
                 self.db.execute("DELETE FROM image_labels WHERE image_id = ?", (image_id,))
                 self._label(image_id, labels)
                 differs = True
-        if attributes != "{}" and json.loads(attributes) != json.loads(old_attributes):
+        if attributes != "{}" and not _is_same(attributes, old_attributes):
             self.db.execute("UPDATE images SET attributes = ? WHERE id = ?", (attributes, image_id))
+            self._index_attributes(image)
             differs = True
         return differs
 
@@ -159,6 +160,14 @@ class Storing:
         if image.engine not in self._engines:
             self._engines[image.engine] = engine_id(self.db, image.engine)
         return self._engines[image.engine]
+
+
+def _is_same(text: str, old_text: str) -> bool:
+    """Whether two texts of attributes say the same; an old one that is damaged says nothing."""
+    try:
+        return same_attributes(json.loads(text), json.loads(old_text))
+    except (ValueError, RecursionError):
+        return False
 
 
 def check_new(images: Sequence[NewImage]) -> list[str]:

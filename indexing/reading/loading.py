@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexing.catalog import Catalog, NewImage, StoredImage
-from indexing.catalog.records import check_attributes, check_key
+from indexing.catalog.records import check_attributes, check_key, same_attributes
 from indexing.reading.manifests import Source
 from indexing.reading.remote import fetch
 from indexing.reading.sources import Found
@@ -222,5 +222,5 @@ def _says_all(record: StoredImage, source: Source) -> bool:
     return (
         source.key in (None, record.key)
         and (not source.labels or set(source.labels) == set(record.labels))
-        and (not source.attributes or source.attributes == record.attributes)
+        and (not source.attributes or same_attributes(source.attributes, record.attributes))
     )

@@ -90,15 +90,16 @@ def _mend_rows(path: Path, report: Repaired) -> None:
             n = db.execute(f"DELETE FROM {table} WHERE image_id NOT IN (SELECT id FROM images)").rowcount
             if n:
                 report.done.append(f"dropped {n} {name} that belonged to no image")
-        bad = "WHERE CASE WHEN json_valid(attributes) THEN json_type(attributes) != 'object' ELSE 1 END"
-        ids = [str(row[0]) for row in db.execute(f"SELECT id FROM images {bad}")]
+        ids = attributes.damaged_ids(db)
         if ids:
             attributes.forget(db)
-            db.execute(f"UPDATE images SET attributes = '{{}}' {bad}")
-            report.done.append(
-                f"emptied the attributes of {len(ids)} images, which could not be read: {', '.join(ids)}"
-            )
-        if ids or attributes.is_beyond(db):
+            db.executemany("UPDATE images SET attributes = '{}' WHERE id = ?", [(image_id,) for image_id in ids])
+            listed = ", ".join(map(str, ids))
+            report.done.append(f"emptied the attributes of {len(ids)} images, which could not be read: {listed}")
+        if lacking := attributes.problems(db):
+            attributes.forget(db)
+            report.done += [f"made the indexes on attributes again: {problem}" for problem in lacking]
+        if attributes.is_beyond(db):
             attributes.rebuild(db)
         n = db.execute("DELETE FROM codes WHERE space_id NOT IN (SELECT id FROM spaces)").rowcount
         for space_id, n_bits in db.execute("SELECT id, n_bits FROM spaces").fetchall():

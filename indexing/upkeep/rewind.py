@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
+from indexing.catalog import attributes
 from indexing.catalog.database import Database
 from indexing.catalog.spaces import engine_id
 from indexing.collection import CATALOG, FILES, Collection
@@ -92,6 +93,7 @@ def _replace_rows(
 ) -> None:
     """Replace all images, labels and codes; `numbers` are those of the spaces."""
     [(last_id,)] = db.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'images'").fetchall()
+    attributes.forget(db)
     for table in ("codes", "image_labels", "removed", "updated", "images"):
         db.execute(f"DELETE FROM {table}")
     for table in _COPIED:
@@ -101,6 +103,7 @@ def _replace_rows(
         db.executemany(
             f"INSERT INTO {table} ({names}) VALUES ({marks})", source.execute(f"SELECT {names} FROM {table}")
         )
+    attributes.rebuild(db)  # the snapshot has names of its own
     engines = {row[0]: engine_id(db, row[1]) for row in source.execute("SELECT id, name FROM engines").fetchall()}
     codes = source.execute("SELECT space_id, image_id, code, engine FROM codes ORDER BY space_id, image_id")
     db.executemany(

@@ -15,7 +15,7 @@ from typing import Any
 
 from indexing.catalog import Catalog, attributes
 from indexing.catalog.database import damaged
-from indexing.catalog.schema import APPLICATION_ID
+from indexing.catalog.schema import APPLICATION_ID, LATEST, statements_of
 from indexing.upkeep.workplace import workplace
 from retrieval.errors import BadCollection
 from retrieval.files import fsync_folder
@@ -91,9 +91,7 @@ def _copy(old: sqlite3.Connection, new: sqlite3.Connection) -> None:
     if application != APPLICATION_ID:
         raise BadCollection("this SQLite file is not a Hashseek catalog: there is nothing to save from it")
     [(version,)] = old.execute("PRAGMA user_version").fetchall()
-    made = old.execute(
-        "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%'"
-    ).fetchall()
+    made = _made(old, int(version))
     tables = {name: sql for kind, name, sql in made if kind == "table"}
     last_id, certain = _last_id(old, tables)
     new.execute("PRAGMA foreign_keys = OFF")
@@ -123,6 +121,16 @@ def _copy(old: sqlite3.Connection, new: sqlite3.Connection) -> None:
     new.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     new.execute(f"PRAGMA user_version = {int(version)}")
     new.execute("COMMIT")
+
+
+def _made(old: sqlite3.Connection, version: int) -> list[tuple[str, str, str]]:
+    """(kind, name, SQL) of tables, indexes and triggers; those that cannot be read are as the version has them."""
+    with suppress(sqlite3.DatabaseError):  # where a page of it is damaged, the first query only loads what is before it
+        old.execute("SELECT 1 FROM sqlite_master").fetchone()
+    read = [(row[0], row[1], row[4]) for row in _rows_by_id(old, "sqlite_master", _AT_ONCE)]
+    made = [row for row in read if row[2] is not None and not row[1].startswith("sqlite_")]
+    known = statements_of(version) if version <= LATEST else []
+    return made + [row for row in known if row[1] not in {name for _, name, _ in made}]
 
 
 def _last_id(old: sqlite3.Connection, tables: dict[str, str]) -> tuple[int, bool]:
