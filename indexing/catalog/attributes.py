@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexing.catalog.conditions import Condition, alternatives, json_path, json_paths, json_type, json_value
+from retrieval.arrays import union
 
 Ids = NDArray[np.int64]
 
@@ -50,8 +51,7 @@ def ids_with(db: sqlite3.Connection, condition: Condition) -> Ids | None:
             queries += [(f"SELECT id AS i FROM images INDEXED BY {_name(number)} WHERE {c}", v) for c, v in clauses]
         elif is_beyond(db):
             return None
-    found = [fetch_ids(db, query, values) for query, values in queries]
-    return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
+    return union([fetch_ids(db, query, values) for query, values in queries])
 
 
 def condition_clause(condition: Condition) -> tuple[str, list[Any]]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from indexing.catalog.attributes import Ids, condition_clause, fetch_ids, ids_with
 from indexing.catalog.conditions import Condition, parse_condition
+from retrieval.arrays import union
 from retrieval.errors import BadConfig
 
 # Up to this share of all images, further conditions are looked up for each of the images that are left.
@@ -147,7 +148,7 @@ def _labelled(db: sqlite3.Connection, labels: Sequence[str]) -> Ids:
         fetch_ids(db, "SELECT image_id AS i FROM image_labels WHERE label = ?", [label])
         for label in dict.fromkeys(labels)
     ]
-    return each[0] if len(each) == 1 else np.unique(np.concatenate(each))
+    return each[0] if len(each) == 1 else union(each)
 
 
 def _both(first: Ids, second: Ids) -> Ids:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from indexing.hamming.approximate import Arrays, check_effort
 from indexing.hamming.scan import Distances, Rows, ranked
+from retrieval.arrays import union
 from retrieval.codes import Codes
 
 MAX_TABLES, MAX_WIDTH, MAX_EFFORT = 8, 22, 5
@@ -75,7 +76,7 @@ class MultiHash:
         for i in range(len(xq)):
             query = np.ascontiguousarray(xq[i : i + 1])
             parts = [_visited(table, substring(query, table.first, table.width), effort) for table in self.tables]
-            found = np.unique(np.concatenate(parts))
+            found = union(parts)
             apart = np.empty(len(found), np.int32)
             gathered = self.codes[found]
             faiss.hammings(
