@@ -244,6 +244,11 @@ def test_check_names_every_bad_line_and_counts_what_is_there(run, shapes, tmp_pa
     code, _, err = run("check", tmp_path, "--on-error", "stop")
     assert code == 2
     assert "labels.csv has 2 problems" in err
+    only = [row.rpartition(",")[0].partition(",")[0] + ",circle,train" for row in rows[1:3]]
+    (tmp_path / "labels.csv").write_text("\n".join([rows[0], *only, "gone.jpg,circle,train"]))
+    code, out, err = run("check", tmp_path)
+    assert (code, out) == (2, "skipped: labels.csv line 4: the file gone.jpg does not exist\n")
+    assert "labels.csv has 1 label ('circle')" in err
 
 
 def test_render_writes_the_built_in_set(run, tmp_path):

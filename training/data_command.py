@@ -9,8 +9,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from retrieval.errors import BadConfig
+from retrieval.errors import BadConfig, BadDataset
+from retrieval.listing import Problem, read_listing
 from training.datasets import DATASETS, Splits, build_splits
+from training.datasets.folder import expand
 from training.progress import Progress
 
 data = typer.Typer(no_args_is_help=True)
@@ -87,20 +89,35 @@ def check(
     """Read a labelled folder, decode every image, and say what is wrong with it and what is in it."""
     from training.images import without_broken
 
-    splits = build_splits(
-        "folder",
-        root=str(root),
-        on_error=on_error,
-        ignore_columns=ignore_column or (),
-        drop_labels=drop_labels or (),
-        split_file=None if split_file is None else str(split_file),
-    )
+    columns, patterns = ignore_column or (), drop_labels or ()
+    try:
+        splits = build_splits(
+            "folder",
+            root=str(root),
+            on_error=on_error,
+            ignore_columns=columns,
+            drop_labels=patterns,
+            split_file=None if split_file is None else str(split_file),
+        )
+    except BadDataset:
+        if on_error == "skip":  # what is wrong with the lines may be why the whole is refused
+            place = Path(expand(str(root)))
+            listing = read_listing(
+                place, on_error="skip", need_labels=True, ignore_columns=columns, drop_labels=patterns
+            )
+            for problem in listing.problems:
+                typer.echo(_said(problem))
+        raise
     problems = list(splits.problems)
     for part in (splits.train, splits.query, splits.database):
         problems += without_broken(part, on_error=on_error, source=str(root))[1]
     for problem in problems:
-        typer.echo(f"{'skipped' if problem.skipped else 'note'}: {problem}")
+        typer.echo(_said(problem))
     typer.echo(_summary(splits))
+
+
+def _said(problem: Problem) -> str:
+    return f"{'skipped' if problem.skipped else 'note'}: {problem}"
 
 
 def _named(name: str, options: Sequence[str]) -> tuple[str, dict[str, Any]]:
