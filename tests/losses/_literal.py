@@ -212,6 +212,7 @@ def reg(
 ) -> Tensor:
     rows = rows_of(outputs, labels)
     labels_as_rows = [(p, frozenset([j])) for j, p in enumerate(prototypes)]
+    in_batch = frozenset().union(*(own for _, own in rows)) if rows else frozenset()
     values: list[Tensor | None] = []
     for i, (z, own) in enumerate(rows + (labels_as_rows if proto_anchors else [])):
         if memory is None:
@@ -232,7 +233,7 @@ def reg(
                 if n > 0 and j in s:
                     weights[k] += f(s) / n / len(own)
         log_p = log_probabilities(z, others, tau)
-        if sum(weights) == 0:
+        if not own & in_batch:  # a row without a label, or a prototype whose label no row has
             values.append(None)
         elif penalty:
             values.append(with_penalty(log_p, [cos(z, o) / tau for o, _ in others], weights))

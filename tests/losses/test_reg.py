@@ -92,9 +92,9 @@ def test_three_rows_and_two_prototypes_worked_by_hand():
 def test_gradient_at_the_scores_is_min_0_sigma_less_weight_on_positives_and_sigma_elsewhere(alpha, seed):
     outputs, labels = batch(seed)
     loss = build(alpha=alpha).double()
-    scores, weights, _ = loss._scores_and_weights(outputs, labels, None)
+    scores, weights, _, valid = loss._scores_and_weights(outputs, labels, None)
     scores = scores.detach().requires_grad_()
-    terms = regularised(scores, weights, weights, "sum", penalty=True)
+    terms = regularised(scores, weights, weights, valid, "sum", penalty=True)
     (gradient,) = torch.autograd.grad(literal.total(terms), scores)
     sigma = log_softmax(scores.detach()).exp()
     expected = torch.where(weights > 0, (sigma - weights).clamp_max(0), sigma)
@@ -105,7 +105,7 @@ def test_gradient_at_the_scores_is_min_0_sigma_less_weight_on_positives_and_sigm
 @pytest.mark.parametrize("alpha", [-1.0, 0.0, 0.5, 3.0])
 def test_weights_of_an_anchor_with_prototypes_sum_to_1(alpha):
     outputs, labels = batch(0, n=9)
-    _, weights, _ = build(alpha=alpha).double()._scores_and_weights(outputs, labels, None)
+    _, weights, *_ = build(alpha=alpha).double()._scores_and_weights(outputs, labels, None)
     sums = weights.sum(dim=1)
     torch.testing.assert_close(sums[:9], (labels.sum(dim=1) > 0).double())
     assert bool(((sums[9:] - 1).abs() < 1e-12).logical_or(sums[9:] == 0).all())
@@ -131,6 +131,26 @@ def test_proto_anchors_count_only_where_their_class_occurs():
     by_sum = build(Reg, 3, reduction="sum").double()
     by_sum.load_state_dict(loss.state_dict())
     torch.testing.assert_close(literal.total(loss(outputs, labels)) * (6 + 2), literal.total(by_sum(outputs, labels)))
+
+
+def test_a_prototype_counts_if_its_label_is_in_the_batch_though_it_may_have_no_positive():
+    row, both = torch.tensor([[1.0, 0.5]], dtype=torch.float64), torch.ones(1, 2)
+    loss = Reg(n_classes=2, n_bits=2, alpha=-1, penalty=False).double()
+    with torch.no_grad():
+        loss.prototypes.copy_(torch.eye(2))
+    # The row carries more than either prototype: it alone of three anchors has positives.
+    scores = 10 * torch.tensor([1.0, 0.5], dtype=torch.float64) / 1.25**0.5
+    of_row = scores.logsumexp(0) - scores.mean()
+    torch.testing.assert_close(literal.total(loss(row, both)), of_row / 3)
+    loss = Reg(n_classes=2, n_bits=2, penalty=False).double()
+    memory = (torch.tensor([[0.5, 1.0]], dtype=torch.float64), torch.tensor([[0.0, 1.0]]))
+    alone = loss(row, torch.tensor([[1.0, 0.0]]), memory=memory)  # label 1 is in the memory only
+    (gradient,) = torch.autograd.grad(literal.total(alone), loss.prototypes)
+    assert gradient.isfinite().all()
+    with torch.no_grad():
+        assert alone["contrast"] == pytest.approx(
+            literal.reg(row, torch.tensor([[1.0, 0.0]]), loss.prototypes, memory, penalty=False).item()
+        )
 
 
 def test_supcon_reg_without_its_penalty_is_supcon():
@@ -203,7 +223,7 @@ def test_sigma_has_no_gradient():
     penalty = with_penalty(leaf, labels)["penalty"]
     (slope,) = torch.autograd.grad(penalty, leaf)
     # With sigma fixed the penalty is linear in the scores, hence in tau * scores at fixed weights.
-    scores, weights, _ = with_penalty._scores_and_weights(leaf, labels, None)
+    scores, weights, *_ = with_penalty._scores_and_weights(leaf, labels, None)
     excess = torch.where(weights > 0, torch.relu(log_softmax(scores).exp() - weights), 0.0).detach()
     (expected,) = torch.autograd.grad(-(excess * scores).sum() / (weights.sum(dim=1) > 0).sum(), leaf)
     torch.testing.assert_close(slope, expected)

@@ -60,7 +60,8 @@ class Reg(nn.Module):
         penalty: False leaves the second sum out (W/O-REG).
         tau: temperature.
         proto_anchors: False lets only the B outputs be anchors.
-        reduction: "valid" divides by the anchors with a positive (the code), "batch" by all anchors, "sum" by 1.
+        reduction: "valid" divides by the outputs with a label and the prototypes whose label occurs in the batch (the
+            code; other prototypes are no anchors), "batch" by all anchors, "sum" by 1.
         reg_algorithm2: the paper's Algorithm 2 with its shapes mended, out of curiosity: no prototypes, alpha = 0,
             log p weighted by Lambda times the number of labels of i, everything divided by B.
 
@@ -120,10 +121,10 @@ class Reg(nn.Module):
             BadCodes: wrong shapes, labels that are not 0/1, or rows that are NaN or infinite.
         """
         with torch.autocast(outputs.device.type, enabled=False):
-            scores, weights, n_labels = self._scores_and_weights(outputs, labels, memory)
+            scores, weights, n_labels, valid = self._scores_and_weights(outputs, labels, memory)
             # Algorithm 2 forgets the division by |S_i| in the logarithmic sum, not in the comparison.
             log_weights = weights * n_labels[:, None] if self.reg_algorithm2 else None
-            return regularised(scores, weights, log_weights, self.reduction, penalty=self.penalty)
+            return regularised(scores, weights, log_weights, valid, self.reduction, penalty=self.penalty)
 
     @torch.no_grad()
     def repulsed(self, outputs: Tensor, labels: Tensor, *, memory: object = None) -> Tensor:
@@ -132,25 +133,29 @@ class Reg(nn.Module):
         About 0.38 at tau = 0.1 in the paper; 0 without positive pairs. Outputs (B, D), labels (B, C).
         """
         with torch.autocast(outputs.device.type, enabled=False):
-            scores, weights, _ = self._scores_and_weights(outputs, labels, memory)
+            scores, weights, *_ = self._scores_and_weights(outputs, labels, memory)
             positive = weights > 0
             pushed = positive & (log_softmax(scores).exp() > weights)
             return pushed.sum() / positive.sum().clamp_min(1)
 
-    def _scores_and_weights(self, outputs: Tensor, labels: Tensor, memory: object) -> tuple[Tensor, Tensor, Tensor]:
-        """Tempered scores (n, A) without self, Lambda (n, A) and numbers of labels (n,) of the anchors."""
+    def _scores_and_weights(
+        self, outputs: Tensor, labels: Tensor, memory: object
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Tempered scores (n, A) without self, Lambda (n, A), numbers of labels (n,) and which anchors count (n,)."""
         outputs, y = check_batch(outputs, labels, n_classes=self.n_classes, n_bits=self.n_bits)
         z = normalize(outputs)
         queue = memory_rows(memory, outputs, n_classes=self.n_classes, n_bits=self.n_bits)
         ref, ref_y = (z, y) if queue is None else (normalize(queue[0]), queue[1])
         anchor = torch.arange(len(y), device=y.device)
         own = [(anchor, anchor)] if queue is None else []
+        valid = y.sum(dim=1)
         if self.prototypes is not None:
             p = normalize(self.prototypes.to(z.dtype))
             p_y = torch.eye(self.n_classes, dtype=y.dtype, device=y.device)
             if self.proto_anchors:
                 label = torch.arange(self.n_classes, device=y.device)
                 own.append((len(z) + label, len(ref) + label))
+                valid = torch.cat([valid, y.sum(dim=0)])
                 z, y = torch.cat([z, p]), torch.cat([y, p_y])
             ref, ref_y = torch.cat([ref, p]), torch.cat([ref_y, p_y])
         shared = y @ ref_y.T
@@ -160,7 +165,9 @@ class Reg(nn.Module):
             for pairs in own:
                 shared[pairs] = 0
                 scores[pairs] = torch.finfo(scores.dtype).min
-        return scores, label_shares(shared, y, ref_y, self.alpha), y.sum(dim=1)
+        valid = valid.clamp_(max=1)
+        weights = label_shares(shared, y, ref_y, self.alpha).mul_(valid[:, None])
+        return scores, weights, y.sum(dim=1), valid
 
 
 class SupConReg(nn.Module):
@@ -223,7 +230,7 @@ class SupConReg(nn.Module):
             positive = any_positives(shared) if self.positives == "any" else all_positives(shared, c)
             weights = positive / positive.sum(dim=1, keepdim=True).clamp_min_(1)
             scores = scores_of(c, self.tau)
-            return regularised(scores, weights, None, self.reduction, penalty=True)
+            return regularised(scores, weights, None, some(weights), self.reduction, penalty=True)
 
 
 def label_shares(shared: Tensor, y: Tensor, ref_y: Tensor, alpha: float) -> Tensor:
@@ -244,13 +251,12 @@ def label_shares(shared: Tensor, y: Tensor, ref_y: Tensor, alpha: float) -> Tens
 
 
 def regularised(
-    scores: Tensor, weights: Tensor, log_weights: Tensor | None, reduction: str, *, penalty: bool
+    scores: Tensor, weights: Tensor, log_weights: Tensor | None, valid: Tensor, reduction: str, *, penalty: bool
 ) -> dict[str, Tensor]:
     """Terms of REG from tempered scores (n, A) and weights Lambda (n, A) of the positives.
 
-    `log_weights` weigh log p in Algorithm 2; elsewhere Lambda does.
+    `log_weights` weigh log p in Algorithm 2; elsewhere Lambda does. `valid` (n,) anchors count in the mean.
     """
-    valid = some(weights)
     if not penalty:
         contrast_of = -weighted_sum(weights if log_weights is None else log_weights, log_softmax(scores))
         return {"contrast": reduce_anchors(contrast_of, valid, reduction)}
