@@ -80,7 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except HashseekError as error:
         fail(str(error))
     except _UsageError as error:
-        message = str(error.format_message()).rstrip(".")
+        # Typer spreads choices over lines, and says which library found a value wrong.
+        message = " ".join(str(error.format_message()).split()).replace("Value error, ", "").rstrip(".")
         colon = "" if message.endswith("?") else ":"  # typer asks whether a similar name was meant
         place = error.ctx.command_path if error.ctx else "hashseek"
         fail(f"{message[:1].lower()}{message[1:]}{colon} see `{place} --help`")

@@ -92,7 +92,7 @@ class Encoder:
 
     def outputs(self, pixels: Pixels) -> NDArray[np.float32]:
         """Real outputs (B, K) of preprocessed uint8 pixels (B, 3, size, size)."""
-        # One turn for both: beside threads that decode, the head alone takes a third of the backbone's time.
+        # One turn for both: beside threads that decode, the head's small products take many times as long.
         with self._turns.encoding():
             return self.apply_head(self._features(pixels), self.head)
 

@@ -131,6 +131,14 @@ MISTAKES = {
     "no subcommand": (("index",), "missing command"),
     "no argument": (("index", "add"), "missing argument 'collection': see `hashseek index add --help`"),
     "no paths": (("index", "add", "{tmp}/c"), "missing argument 'paths'"),
+    "a choice that is missing": (
+        ("reproduce", "vectors"),
+        "missing option '--data'. Choose from: scene, yeast: see `hashseek reproduce vectors --help`",
+    ),
+    "a choice that there is not": (
+        ("reproduce", "vectors", "--data", "scenes"),
+        "invalid value for '--data': 'scenes' is not one of 'scene', 'yeast'",
+    ),
     "k is a word": (("search", "{collection}", "{picture}", "-k", "many"), "invalid value for '-k'"),
     "k is 0": (
         ("search", "{collection}", "{picture}", "-k", "0"),

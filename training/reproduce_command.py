@@ -29,6 +29,15 @@ class Data(StrEnum):
     YEAST = "yeast"
 
 
+Methods = Annotated[list[str] | None, typer.Option("--method", help="Only this method; may be given again.")]
+Bits = Annotated[list[int] | None, typer.Option(help="Code length; may be given again. Default 12 24 36 48.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Runs of each method at each length.")]
+Trials = Annotated[int, typer.Option(min=1, help="Settings tried for each method on the validation part.")]
+Epochs = Annotated[int, typer.Option(min=1, help="Of every run.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Methods that run side by side.")]
+ReportOnly = Annotated[bool, typer.Option("--report-only", help="Print what the run folder holds.")]
+
+
 @reproduce.callback()
 def about() -> None:
     """Make published tables again."""
@@ -43,7 +52,7 @@ def hbl_table_2(
     trials: Annotated[int, typer.Option(min=1, help="Settings tried for each method on each data set.")] = 10,
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of the chosen settings.")] = 5,
     folds: Annotated[int, typer.Option(min=2, help="Parts of the training split that validate in turn.")] = 3,
-    report_only: Annotated[bool, typer.Option("--report-only", help="Print what the run folder holds.")] = False,
+    report_only: ReportOnly = False,
 ) -> None:
     """HBL's Table II: contrastive losses on Scene and Yeast, then a linear probe; ours beside the paper's figures.
 
@@ -75,19 +84,17 @@ def hbl_table_2(
 
 @reproduce.command("mirflickr")
 def mirflickr(
-    method: Annotated[list[str] | None, typer.Option(help="Only this method; may be given again.")] = None,
-    bits: Annotated[
-        list[int] | None, typer.Option(help="Code length; may be given again. Default 12 24 36 48.")
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each method at each length.")] = 3,
-    trials: Annotated[int, typer.Option(min=1, help="Settings tried for each method on the validation part.")] = 8,
-    epochs: Annotated[int, typer.Option(min=1, help="Of every run.")] = 40,
-    jobs: Annotated[int, typer.Option(min=1, help="Methods that run side by side.")] = 2,
+    method: Methods = None,
+    bits: Bits = None,
+    seeds: Seeds = 3,
+    trials: Trials = 8,
+    epochs: Epochs = 40,
+    jobs: Jobs = 2,
     out: Annotated[Path, typer.Option(help="Run folder; what it holds is not done again.")] = Path("runs/mirflickr"),
     finetuned: Annotated[
         bool, typer.Option(help="Then fine-tune the network at 48 bits with HyP2 and the two strongest others.")
     ] = True,
-    report_only: Annotated[bool, typer.Option("--report-only", help="Print what the run folder holds.")] = False,
+    report_only: ReportOnly = False,
 ) -> None:
     """Every hashing and contrastive loss on the same photographs: HyP2's Tables 3, 5 and 6 with a frozen MobileNet v2.
 
@@ -120,18 +127,16 @@ def mirflickr(
 @reproduce.command("vectors")
 def on_vectors(
     data: Annotated[Data, typer.Option(help="Data set of vectors.")],
-    method: Annotated[list[str] | None, typer.Option(help="Only this method; may be given again.")] = None,
-    bits: Annotated[
-        list[int] | None, typer.Option(help="Code length; may be given again. Default 12 24 36 48.")
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each method at each length.")] = 3,
-    trials: Annotated[int, typer.Option(min=1, help="Settings tried for each method on the validation part.")] = 6,
-    epochs: Annotated[int, typer.Option(min=1, help="Of every run.")] = 30,
-    jobs: Annotated[int, typer.Option(min=1, help="Methods that run side by side.")] = 2,
+    method: Methods = None,
+    bits: Bits = None,
+    seeds: Seeds = 3,
+    trials: Trials = 6,
+    epochs: Epochs = 30,
+    jobs: Jobs = 2,
     out: Annotated[
         Path | None, typer.Option(help="Run folder; what it holds is not done again. Default runs/DATA.")
     ] = None,
-    report_only: Annotated[bool, typer.Option("--report-only", help="Print what the run folder holds.")] = False,
+    report_only: ReportOnly = False,
 ) -> None:
     """The comparison of `mirflickr` on vectors, with an MLP that is trained from the beginning.
 
@@ -162,5 +167,5 @@ def _methods(chosen: list[str] | None) -> list[str]:
 
     for name in chosen or ():
         if name not in METHODS:
-            raise BadConfig(f"there is no method {name!r}: choose of {', '.join(METHODS)}")
+            raise BadConfig(f"there is no method {name!r}: choose one of {', '.join(METHODS)}")
     return chosen or list(METHODS)

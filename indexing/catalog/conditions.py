@@ -1,7 +1,4 @@
-"""Conditions on the attributes of images: how they are written, and what they ask of the catalog.
-
-parse_condition("year>=2015")    # camera=X, title^=abc, zip="01234"
-"""
+"""Conditions on the attributes of images, such as `year>=2015`: how they are written, and what they ask as SQL."""
 
 import json
 import math
