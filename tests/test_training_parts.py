@@ -1,5 +1,7 @@
 """Memory, projection, partner, chunks, processes: what training adds to model and loss keeps its promises."""
 
+import atexit
+import logging
 import os
 import signal
 import subprocess
@@ -11,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import run_config
 from torch import nn
 
@@ -83,6 +86,34 @@ def _statistics_of_all(fabric) -> list[float]:
 
 def test_batch_norm_has_the_same_statistics_in_every_process():
     assert launch(_statistics_of_all, device="cpu", devices=2, precision="fp32") == [0.5, 2.0, 1.0, 1.0]
+
+
+def _open_groups(fabric) -> str:
+    """Every process dies, as one did in CI, unless it closed its group before its interpreter closes down."""
+    atexit.register(lambda: os.abort() if dist.is_initialized() else None)
+    return "done"
+
+
+def _dying_after_its_work(fabric) -> str:
+    if fabric.global_rank == 1:
+        atexit.register(os.abort)
+    return "done"
+
+
+def _dying_at_work(fabric) -> None:
+    if fabric.global_rank == 1:
+        os.abort()
+    dist.barrier()
+
+
+def test_a_process_that_dies_while_it_closes_down_costs_nothing(caplog):
+    caplog.set_level(logging.WARNING, logger="training")
+    assert launch(_open_groups, device="cpu", devices=2, precision="fp32") == "done"
+    assert not caplog.messages
+    assert launch(_dying_after_its_work, device="cpu", devices=2, precision="fp32") == "done"
+    assert caplog.messages[-1].startswith("a training process died while it closed down, after its work was done")
+    with pytest.raises(HashseekError, match="training process 1 of 2 was ended by SIGABRT: .*--resume"):
+        launch(_dying_at_work, device="cpu", devices=2, precision="fp32")
 
 
 def _normalised(fabric) -> list[np.ndarray]:

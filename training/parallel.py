@@ -18,12 +18,14 @@ import torch.distributed as dist
 from lightning_fabric import Fabric
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import ProcessExitedException
 
 from retrieval.devices import n_cores, pick_device, pick_dtype
 from retrieval.errors import BadConfig, HashseekError
 from training.losses.memory import gather_rows
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 # It announces its precision and every process on standard error, which is for this run's progress.
 logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
@@ -47,13 +49,25 @@ def launch(function: Callable[..., T], *arguments: Any, device: str, devices: in
     with tempfile.TemporaryDirectory(prefix="hashseek-") as folder:
         try:
             fabric.launch(partial(_guarded, function=function, folder=Path(folder), arguments=arguments))
-        except Exception:
+        except Exception as error:
             # A process that fails takes the others with it: what the first one said is in its file.
             for file in sorted(Path(folder).glob("error-*")):
                 raise pickle.loads(file.read_bytes()) from None
-            raise
+            if not isinstance(error, ProcessExitedException):
+                raise
+            if len(list(Path(folder).glob("ended-*"))) < devices:
+                raise HashseekError(_end_of(error, devices)) from None
+            logger.warning("a training process died while it closed down, after its work was done: nothing is lost")
         result: T = pickle.loads((Path(folder) / "result").read_bytes())
     return result
+
+
+def _end_of(error: ProcessExitedException, devices: int) -> str:
+    how = f"was ended by {error.signal_name}" if error.signal_name else f"ended with exit status {error.exit_code}"
+    return (
+        f"training process {error.error_index} of {devices} {how}: if the system had no memory left (its log says so), "
+        "use a smaller train.chunk_size or fewer devices; --resume goes on from the last epoch saved"
+    )
 
 
 def check_devices(device: torch.device, devices: int) -> None:
@@ -74,6 +88,11 @@ def _guarded(fabric: Fabric, *, function: Callable[..., object], folder: Path, a
         raise
     if fabric.is_global_zero:
         (folder / "result").write_bytes(pickle.dumps(result))
+    (folder / f"ended-{fabric.global_rank}").touch()
+    # Fabric leaves a gloo group open, and its threads can abort an interpreter that closes down (seen once in CI:
+    # "terminate called without an active exception"); without the barrier, a death would also end those still at work.
+    fabric.barrier()
+    dist.destroy_process_group()
 
 
 def own_part(order: NDArray[Any], *, batch_size: int, rank: int, n_ranks: int) -> NDArray[Any]:
