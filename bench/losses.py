@@ -181,9 +181,10 @@ def seconds(cases: dict[str, Case], rounds: int) -> dict[str, list[float]]:
     repeats = {}
     for name, call in cases.items():
         call()
-        started = time.process_time()
-        call()
-        repeats[name] = max(1, round(LEAST / (time.process_time() - started)))
+        repeats[name], started = 0, time.process_time()
+        while time.process_time() - started < LEAST:  # one call would be a slow one: nothing is in the caches yet
+            call()
+            repeats[name] += 1
     taken: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(rounds):
         for name, call in cases.items():

@@ -212,9 +212,10 @@ sys.exit()
 
 
 def second_version(path):
-    """Make a catalog of today one of the second version, which had no indexes on attributes."""
+    """Make a catalog of today one of the second version, which had no indexes on attributes and times."""
     db = sqlite3.connect(path)
     with db:
+        db.execute("DROP INDEX images_by_added_at")
         attributes.forget(db)
         db.execute("DROP TABLE attribute_indexes")
         db.execute("DELETE FROM meta WHERE key = 'attributes_beyond'")
@@ -259,3 +260,25 @@ def test_damaged_attributes_of_the_second_version_do_not_stop_it_from_being_open
         with catalog._db.reading() as reader:
             assert attributes.known_paths(reader) == {'$."n"', '$."often"', '$."rare"'}
         assert catalog.ids_where(make_filter(where=["n<=2"])).tolist() == [1, 3]
+
+
+def test_times_of_an_old_catalog_get_an_index_and_are_found_by_it_whatever_the_clock_did(tmp_path):
+    path = tmp_path / "catalog.sqlite"
+    old_catalog(path, random_codes(np.random.default_rng(0), 90, 36))
+    db = sqlite3.connect(path)
+    with db:  # the clock goes back twice
+        db.execute("UPDATE images SET added_at = printf('2026-01-%02dT00:00:00Z', 1 + id % 30)")
+    db.close()
+    with closing(Catalog(path)) as catalog:
+        asked = []
+        catalog._db._reader.set_trace_callback(asked.append)
+        found = catalog.ids_where(make_filter(added_after="2026-01-29", added_before="2026-01-31")).tolist()
+        everything = catalog.ids_where(make_filter(added_after="2026-01-01")).tolist()
+        catalog._db._reader.set_trace_callback(None)
+        assert found == [28, 29, 58, 59, 88, 89]
+        assert everything == list(range(1, 91))
+        queries = [query for query in asked if "added_at" in query]
+        assert len(queries) == 2
+        with catalog._db.reading() as db:
+            plans = [str(db.execute(f"EXPLAIN QUERY PLAN {query}").fetchall()) for query in queries]
+        assert all("SEARCH images USING COVERING INDEX images_by_added_at" in plan for plan in plans)

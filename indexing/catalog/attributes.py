@@ -2,12 +2,18 @@
 
 Every name that an image brings gets an index of its own, on the type and the value of that attribute, up to `MOST` of
 them; SQLite keeps them true. Conditions on names beyond these are answered from the images themselves, as exactly.
+
+`meta` says in `attributes_beyond` whether there may be names without an index. Where it is missing there are none, so
+that a name without an index is one that no image has. Where it is a mark, whoever stores an image with such a name
+wipes the mark: if it is still there after all images were read, what was read holds for the images of today.
 """
 
 import json
 import sqlite3
+import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,6 +28,7 @@ MOST = 32
 # Making an index reads every image: from so many on that takes seconds, and waits for `index optimize`.
 AT_ONCE = 50_000
 PREFIX = "images_by_attribute_"  # of the names of indexes
+_SCALARS = (str, int, float)
 _BEYOND = "attributes_beyond"  # in meta where some name has no index
 
 
@@ -78,12 +85,12 @@ def index_of(db: sqlite3.Connection, path: str) -> int | None:
 
 def is_beyond(db: sqlite3.Connection) -> bool:
     """Whether attributes may have names without an index."""
-    return db.execute("SELECT 1 FROM meta WHERE key = ?", (_BEYOND,)).fetchone() is not None
+    return _mark(db) is not None
 
 
 def known_paths(db: sqlite3.Connection) -> set[str] | None:
-    """The JSON paths that have an index; None if no other will get one before `rebuild`."""
-    return None if is_beyond(db) else _indexed(db)
+    """The JSON paths that have an index; None if it makes no difference whether an image brings others."""
+    return None if _mark(db) == "" else _indexed(db)
 
 
 def index_new(db: sqlite3.Connection, paths: Iterable[str]) -> None:
@@ -100,7 +107,7 @@ def problems(db: sqlite3.Connection) -> list[str]:
     unmatched = _noted(db) ^ _made(db)
     if unmatched:
         found.append(f"{len(unmatched)} indexes on attributes are missing, or belong to no name")
-    counts = None if is_beyond(db) else _by_frequency(db)
+    counts = None if is_beyond(db) else count_names(db)
     lacking = set(counts or ()) - _indexed(db)
     if lacking:
         found.append(f"{len(lacking)} names of attributes have no index, so that no condition on them finds an image")
@@ -112,8 +119,14 @@ def _is_large(db: sqlite3.Connection) -> bool:
     return (last or 0) >= AT_ONCE
 
 
-def _set_beyond(db: sqlite3.Connection) -> None:
-    db.execute("INSERT OR IGNORE INTO meta VALUES (?, '')", (_BEYOND,))
+def _mark(db: sqlite3.Connection) -> str | None:
+    """None if all names have an index; if some may have none, the mark of who counts them, or empty."""
+    row = db.execute("SELECT value FROM meta WHERE key = ?", (_BEYOND,)).fetchone()
+    return None if row is None else str(row[0])
+
+
+def _set_beyond(db: sqlite3.Connection, mark: str = "") -> None:
+    db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_BEYOND, mark))
 
 
 def _add_paths(db: sqlite3.Connection, paths: Iterable[str]) -> None:
@@ -139,19 +152,73 @@ def forget(db: sqlite3.Connection) -> None:
 
 def rebuild(db: sqlite3.Connection) -> None:
     """Index the names that most images have, in a transaction of the caller's; nothing is done if they are indexed."""
-    counts = _by_frequency(db)
+    counts = count_names(db)
     if counts is None:
         forget(db)  # until they are mended
         return
-    indexed = _indexed(db)
-    # Of names as frequent as each other those that have an index keep it.
-    wanted = sorted(counts, key=lambda path: (-counts[path], path not in indexed, path))
-    if indexed != set(wanted[:MOST]) or _noted(db) != _made(db):
+    wanted = most_frequent(counts, _indexed(db))
+    if _indexed(db) != set(wanted) or _noted(db) != _made(db):
         forget(db)
-        db.execute("DELETE FROM meta WHERE key = ?", (_BEYOND,))
-        _add_paths(db, wanted[: MOST + 1])
-    elif len(wanted) <= MOST:
-        db.execute("DELETE FROM meta WHERE key = ?", (_BEYOND,))
+        _add_paths(db, wanted)
+    if len(counts) <= MOST:
+        _unset_beyond(db)
+
+
+# ---------------------------------------------------------------- one after the other, while others read and write
+
+
+def watch(db: sqlite3.Connection) -> str | None:
+    """Set a mark that whoever stores a name without an index will wipe; None if all names have an index.
+
+    A mark that a killed process left does no harm: nobody asks for it again.
+    """
+    if not is_beyond(db):
+        return None
+    mark = uuid.uuid4().hex
+    _set_beyond(db, mark)
+    return mark
+
+
+def to_change(db: sqlite3.Connection, counts: Counter[str]) -> tuple[list[str], list[str]]:
+    """Names of indexes to `drop`, and then paths to `make` one on, so that the most frequent have one each."""
+    made = _made(db)
+    noted = {str(path): _name(number) for path, number in db.execute("SELECT path, id FROM attribute_indexes")}
+    wanted = most_frequent(counts, set(noted))
+    kept = {path: noted[path] for path in wanted if noted.get(path) in made}
+    return sorted((made | {*noted.values()}) - {*kept.values()}), [path for path in wanted if path not in kept]
+
+
+def drop(db: sqlite3.Connection, name: str) -> None:
+    """Drop an index, in a transaction of the caller's, unless all names have one by now."""
+    if not is_beyond(db):
+        return
+    # Images that brought its name since it was last counted wiped no mark, for it had an index.
+    _set_beyond(db)
+    db.execute(f"DROP INDEX IF EXISTS {name}")
+    db.execute("DELETE FROM attribute_indexes WHERE ? || id = ?", (PREFIX, name))
+
+
+def make(db: sqlite3.Connection, path: str) -> None:
+    """Index a path if there is room for it, in a transaction of the caller's, unless all have an index by now."""
+    if is_beyond(db) and index_of(db, path) is None:
+        _add_paths(db, [path])
+
+
+def settle(db: sqlite3.Connection, mark: str, names: Iterable[str]) -> bool:
+    """Note that all names have an index, in a transaction of the caller's, if that is sure; whether all have one.
+
+    Args:
+        mark: from `watch`.
+        names: that images had at a moment after it.
+    """
+    if _mark(db) == mark and _noted(db) == _made(db) and _indexed(db).issuperset(names):
+        _unset_beyond(db)
+    return not is_beyond(db)
+
+
+def most_frequent(counts: Counter[str], indexed: set[str]) -> list[str]:
+    """The paths that should have an index; of those as frequent as each other the ones that have it keep it."""
+    return sorted(counts, key=lambda path: (-counts[path], path not in indexed, path))[:MOST]
 
 
 def damaged_ids(db: sqlite3.Connection) -> list[int]:
@@ -160,7 +227,7 @@ def damaged_ids(db: sqlite3.Connection) -> list[int]:
     return [int(image_id) for image_id, content in rows if _parsed(content) is None]
 
 
-def _by_frequency(db: sqlite3.Connection) -> Counter[str] | None:
+def count_names(db: sqlite3.Connection) -> Counter[str] | None:
     """How many images have each name; None if some attributes cannot be read."""
     counts: Counter[str] = Counter()
     for (content,) in db.execute("SELECT CAST(attributes AS BLOB) FROM images WHERE attributes != '{}'"):
@@ -179,6 +246,10 @@ def _parsed(content: bytes | None) -> dict[str, Any] | None:
     return parsed if isinstance(parsed, dict) else None
 
 
+def _unset_beyond(db: sqlite3.Connection) -> None:
+    db.execute("DELETE FROM meta WHERE key = ?", (_BEYOND,))
+
+
 def _indexed(db: sqlite3.Connection) -> set[str]:
     """JSON paths that have an index, as noted."""
     return {str(row[0]) for row in db.execute("SELECT path FROM attribute_indexes")}
@@ -195,22 +266,22 @@ def _made(db: sqlite3.Connection) -> set[str]:
     return {str(row[0]) for row in rows}
 
 
-def paths_of(attributes: Mapping[str, Any]) -> set[str]:
-    """The JSON paths of all texts, numbers and truth values that a condition can name."""
-    return {json_path(*steps) for steps in _steps(attributes, ())}
+def paths_of(attributes: Mapping[str, Any], before: tuple[str, ...] = ()) -> set[str]:
+    """The JSON paths of all texts, numbers and truth values that a condition can name; `before` are steps to these."""
+    found = set()
+    for name, value in attributes.items():
+        if isinstance(value, _SCALARS):
+            found.add(_path_of((*before, str(name))))
+        elif isinstance(value, Mapping):
+            found |= paths_of(value, (*before, str(name)))
+    return found - {""}
 
 
-def _steps(value: Any, before: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from _steps(inner, (*before, str(name)))
-    elif isinstance(value, str | int | float) and _can_be_named(before):
-        yield before
-
-
-def _can_be_named(steps: tuple[str, ...]) -> bool:
-    """With a quote in it a name cannot be asked for; a dot in it is a step, unless the name has but one."""
-    return not any('"' in step or "." in step for step in steps) or (len(steps) == 1 and '"' not in steps[0])
+@lru_cache(maxsize=10_000)  # most images have the same few names
+def _path_of(steps: tuple[str, ...]) -> str:
+    """The JSON path, or nothing if it cannot be asked for: with a quote in it, or, inside others, a dot."""
+    can_be_named = not any('"' in step or "." in step for step in steps) or (len(steps) == 1 and '"' not in steps[0])
+    return json_path(*steps) if can_be_named else ""
 
 
 def _name(number: int) -> str:

@@ -246,7 +246,7 @@ class Catalog:
 
     def integrity_problems(self) -> list[str]:
         """What SQLite's own check of the file finds, and rows that belong to nothing; empty if all is well."""
-        with self._db.reading() as db:
+        with self._db.snapshot() as db:  # what is compared belongs to one moment, though others write
             found = [str(row[0]) for row in db.execute("PRAGMA integrity_check").fetchall()]
             if found != ["ok"]:
                 return [f"SQLite: {problem}" for problem in found]

@@ -7,10 +7,10 @@ A filter is answered from the catalog, exactly, before anything is ranked.
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -118,14 +118,13 @@ def ids_where(db: sqlite3.Connection, chosen: Filter) -> Ids:
         parts.append(np.unique(np.array([i for i in chosen.ids if 0 <= i < 2**63], np.int64)))
     found = reduce(_both, sorted(parts, key=len)) if parts else None
     few = _FEW * _count(db)
-    clauses, values = _clauses(chosen)
-    # First those that let few through, as far as that can be told without asking.
-    for condition in sorted(chosen.attributes, key=lambda condition: condition.operator not in ("=", "^=")):
-        indexed = ids_with(db, condition) if found is None or len(found) > few else None
+    clauses: list[str] = []
+    values: list[Any] = []
+    for look_up, clause, of_clause in _asked(db, chosen):
+        indexed = look_up() if found is None or len(found) > few else None
         if indexed is not None:
             found = indexed if found is None else _both(found, indexed)
         else:
-            clause, of_clause = condition_clause(condition)
             clauses.append(clause)
             values += of_clause
     if chosen.ids is not None or clauses or found is None:
@@ -161,12 +160,28 @@ def _count(db: sqlite3.Connection) -> int:
     return int(row[0] or 0)
 
 
-def _clauses(chosen: Filter) -> tuple[list[str], list[Any]]:
-    """Conditions on the table of images, and their values."""
-    clauses: list[str] = []
-    values: list[Any] = []
-    for operator, time in ((">=", chosen.added_after), ("<", chosen.added_before)):
-        if time is not None:
-            clauses.append(f"added_at {operator} ?")
-            values.append(parse_time(time))
-    return clauses, values
+# A way to look up the ids with an index, which finds None if there is none; the same as SQL; its values.
+_Asked = tuple[Callable[[], Ids | None], str, list[Any]]
+
+
+def _asked(db: sqlite3.Connection, chosen: Filter) -> list[_Asked]:
+    """What is asked of the table of images; first what lets few through, as far as that can be told without asking."""
+    exact: list[_Asked] = []
+    ranges: list[_Asked] = []
+    for condition in chosen.attributes:
+        kind = exact if condition.operator in ("=", "^=") else ranges
+        kind.append((partial(ids_with, db, condition), *condition_clause(condition)))
+    limits = [
+        (f"added_at {operator} ?", parse_time(time))
+        for operator, time in ((">=", chosen.added_after), ("<", chosen.added_before))
+        if time is not None
+    ]
+    if not limits:
+        return exact + ranges
+    clause, times = " AND ".join(limit for limit, _ in limits), [time for _, time in limits]
+    return [*exact, (partial(_ids_at, db, clause, times), clause, times), *ranges]
+
+
+def _ids_at(db: sqlite3.Connection, clause: str, times: list[Any]) -> Ids:
+    """The ids (ascending) of the images that were added at such times."""
+    return np.sort(fetch_ids(db, f"SELECT id AS i FROM images WHERE {clause}", times))

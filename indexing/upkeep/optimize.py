@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from indexing.catalog import attributes
 from indexing.catalog.database import BUSY_SECONDS, Database, explained
 from indexing.collection import FILES, Collection
+from indexing.upkeep.attribute_indexes import choose_attributes
 
 # Whoever stores an image writes its file first: a younger file may be about to be needed.
 SETTLED_SECONDS = 3600
@@ -49,7 +49,7 @@ def optimize(collection: Collection) -> Optimized:
     size = size_of(collection.folder)
     collection.build_index(str(before["kind"]))
     n_forgotten = _forget_removals(collection.catalog.path, collection.describe_index()["generation"])
-    _choose_attributes(collection.catalog.path)
+    choose_attributes(collection.catalog.path)
     _shrink(collection.catalog.path)
     n_deleted = delete_unneeded(collection)
     return Optimized(
@@ -123,13 +123,6 @@ def _forget_removals(path: Path, generation: int) -> int:
         if n_forgotten:
             db.execute("INSERT OR REPLACE INTO meta VALUES ('forgotten', ?)", (str(generation),))
     return n_forgotten
-
-
-def _choose_attributes(path: Path) -> None:
-    """Where attributes have more names than there are indexes for, index those that most images have now."""
-    with closing(Database(path, read_only=False)) as database, database.transaction() as db:
-        if attributes.is_beyond(db):
-            attributes.rebuild(db)
 
 
 def _shrink(path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from indexing.catalog import Catalog, attributes
 from indexing.catalog.database import Database
 from indexing.collection import CATALOG, Collection
+from indexing.upkeep.attribute_indexes import choose_attributes
 from indexing.upkeep.optimize import delete_unneeded
 from indexing.upkeep.reencode import Reencoded, encode_missing
 from indexing.upkeep.salvage import salvage
@@ -99,8 +100,6 @@ def _mend_rows(path: Path, report: Repaired) -> None:
         if lacking := attributes.problems(db):
             attributes.forget(db)
             report.done += [f"made the indexes on attributes again: {problem}" for problem in lacking]
-        if attributes.is_beyond(db):
-            attributes.rebuild(db)
         n = db.execute("DELETE FROM codes WHERE space_id NOT IN (SELECT id FROM spaces)").rowcount
         for space_id, n_bits in db.execute("SELECT id, n_bits FROM spaces").fetchall():
             size = code_size(n_bits)
@@ -116,6 +115,7 @@ def _mend_rows(path: Path, report: Repaired) -> None:
             report.done.append(f"dropped {n} malformed codes")
         if len(report.done) > n_done:
             db.execute("UPDATE meta SET value = ? WHERE key = 'generation'", (str(generation),))
+    choose_attributes(path)
 
 
 def _mend_checkpoint(collection: Collection, checkpoint: Path, report: Repaired) -> None:

@@ -14,6 +14,7 @@ from indexing.catalog import attributes
 from indexing.catalog.database import Database
 from indexing.catalog.spaces import engine_id
 from indexing.collection import CATALOG, FILES, Collection
+from indexing.upkeep.attribute_indexes import choose_attributes
 from indexing.upkeep.backup import Contents, origin_of, unpack
 from indexing.upkeep.optimize import delete_unneeded
 from indexing.upkeep.workplace import workplace
@@ -48,6 +49,7 @@ def rewind(file: Path, folder: Path) -> Contents:
             # Files first: they are needed from the moment of the commit. Whoever deletes files waits for this lock.
             _move_kept(unpacked, folder)
             _replace_rows(source, db, database.generation(db) + 1, _move_checkpoints(source, db, unpacked, folder))
+    choose_attributes(folder / CATALOG)  # until then conditions are answered from the images: as exactly, more slowly
     with closing(Collection(folder)) as collection:
         delete_unneeded(collection)
         collection.save_index()
@@ -93,7 +95,7 @@ def _replace_rows(
 ) -> None:
     """Replace all images, labels and codes; `numbers` are those of the spaces."""
     [(last_id,)] = db.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'images'").fetchall()
-    attributes.forget(db)
+    attributes.forget(db)  # the snapshot has names of its own
     for table in ("codes", "image_labels", "removed", "updated", "images"):
         db.execute(f"DELETE FROM {table}")
     for table in _COPIED:
@@ -103,7 +105,6 @@ def _replace_rows(
         db.executemany(
             f"INSERT INTO {table} ({names}) VALUES ({marks})", source.execute(f"SELECT {names} FROM {table}")
         )
-    attributes.rebuild(db)  # the snapshot has names of its own
     engines = {row[0]: engine_id(db, row[1]) for row in source.execute("SELECT id, name FROM engines").fetchall()}
     codes = source.execute("SELECT space_id, image_id, code, engine FROM codes ORDER BY space_id, image_id")
     db.executemany(

@@ -1,5 +1,6 @@
 import itertools
 from functools import partial
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch.nn import functional as F
 
 from retrieval.errors import BadCodes, BadConfig
 from training.losses import build_loss
-from training.losses.hyp2 import PARTS, HyP2, pull_and_push, value_of
+from training.losses.hyp2 import PARTS, HyP2, push_and_pull, value_of
 
 OPTIONS = [
     {},
@@ -97,10 +98,10 @@ def test_slopes_are_those_of_equation_6():
     cosines = torch.tensor([[0.9, 0.2, -0.5], [0.4, 0.2, 0.8]], dtype=torch.float64)
     positive = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
     points = torch.eye(3).double()
-    slopes, sums = pull_and_push(cosines, points, positive, -positive, zeta=0.2)
+    slopes, n_above, n_far = push_and_pull(cosines, points, positive, n_near=2, n_pull=2, zeta=0.2)
     expected = torch.tensor([[-1 / 2, 0, 0], [1 / 4, 0, -1 / 2]]).double()  # 0 at c = zeta exactly
-    torch.testing.assert_close(slopes / sums.n_push, expected)
-    value = value_of(slopes @ points, cosines, sums, zeta=0.2, offset=1.0)
+    torch.testing.assert_close(slopes / n_far, expected)
+    value = value_of(slopes @ points / n_far, cosines, n_above, 0.2 / n_far, 1.0)
     assert value.item() == pytest.approx((0.1 + 0.2) / 2 + 0.2 / 4)
 
 
@@ -164,6 +165,30 @@ def test_a_pair_term_without_pairs_is_attached_and_0():
     value, (gradient,) = gradients_of(build(zeta=0.1, parts="pair"), torch.randn(1, 5), torch.ones(1, 4))
     assert value == 0
     assert not gradient.any()
+
+
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize("labels", ["many", "single", "none"])
+def test_the_formulas_that_are_compiled_are_the_same(parts, labels):
+    """`torch.compile` traces other code than what runs without it: without its tracing, so that values are compared."""
+    outputs, many = batch(0, n=12, n_classes=6)
+    outputs[3] = 0
+    outputs[4] *= 1e-14  # shorter than a norm is let be
+    labels = {"many": many, "single": torch.eye(6)[torch.arange(12) % 6], "none": torch.zeros(12, 6)}[labels]
+    loss = build(6, zeta=0.05, parts=parts).double()
+    found = gradients_of(loss, outputs, labels)
+    with patch("torch.compiler.is_compiling", return_value=True):
+        formulas = gradients_of(loss, outputs, labels)
+    torch.testing.assert_close(formulas, found, rtol=1e-12, atol=1e-14)
+
+
+def test_a_second_derivative_is_refused():
+    outputs, labels = batch(0)
+    leaf = outputs.requires_grad_()
+    value = total(build(zeta=0.05).double()(leaf, labels))
+    (gradient,) = torch.autograd.grad(value**2, leaf, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
 
 
 @pytest.mark.parametrize("parts", PARTS)

@@ -1,19 +1,31 @@
 """What every loss needs: checked inputs and settings, float32 arithmetic, and means that give 0 on an empty set."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import wraps
 from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.autograd import function
 
 from retrieval.errors import BadCodes, BadConfig
 
 SHORTEST = 1e-12  # a shorter row counts as having this norm
 REDUCTIONS = ("mean", "sum")
 CENTRES = ("auto", "hadamard", "balanced", "bernoulli")
+
+
+def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """As torch's, which refuses a second derivative, without its cost where none can be taken."""
+    guarded = function.once_differentiable(backward)
+
+    @wraps(backward)
+    def choose(*given: Any) -> Any:
+        return (guarded if torch.is_grad_enabled() else backward)(*given)
+
+    return choose
 
 
 # Settings
@@ -85,6 +97,41 @@ def check_batch(outputs: Tensor, labels: Tensor, *, n_classes: int, n_bits: int)
     return _check_rows(outputs, labels, n_classes=n_classes, width=n_bits, what="outputs")
 
 
+def check_shapes(
+    rows: Tensor, labels: Tensor, *, n_classes: int, width: int, what: str = "outputs"
+) -> tuple[Tensor, Tensor]:
+    """As `check_batch`, but without a look at the values: for a loss that has them looked at with others."""
+    if rows.ndim != 2 or rows.shape[1] != width:
+        raise BadCodes(f"the loss expects {what} of shape (B, {width}), not {tuple(rows.shape)}")
+    if labels.ndim != 2 or labels.shape != (rows.shape[0], n_classes):
+        raise BadCodes(f"the loss expects labels of shape ({rows.shape[0]}, {n_classes}), not {tuple(labels.shape)}")
+    rows = raised(rows)
+    return rows, labels.to(rows)
+
+
+def read(numbers: list[Tensor]) -> list[float]:
+    """The values of 0-dimensional tensors: one wait for a GPU, and no operation on a CPU."""
+    if numbers[0].device.type == "cpu":
+        return [number.item() for number in numbers]
+    values: list[float] = torch.stack(numbers).tolist()
+    return values
+
+
+def distance_from_binary(labels: Tensor) -> Tensor:
+    """0 if and only if every label is 0 or 1; two operations on floats."""
+    distance: Tensor = torch.linalg.vector_norm(torch.addcmul(labels, labels, labels, value=-1))
+    return distance
+
+
+def check_values(rows: Tensor, labels: Tensor, *, what: str = "outputs") -> None:
+    """Raise BadCodes that names a label that is not 0 or 1, or the first row that holds NaN or infinity."""
+    wrong = labels[(labels != 0) & (labels != 1)]
+    if len(wrong):
+        raise BadCodes(f"labels must be 0 or 1, but one is {wrong[0].item():g}: give multi-hot labels")
+    for row in (~torch.isfinite(rows)).any(dim=1).nonzero()[:1].flatten().tolist():
+        raise BadCodes(f"the {what} hold NaN or infinity in row {row}: lower the learning rate")
+
+
 def check_logits(
     outputs: Tensor, labels: Tensor, logits: Tensor | None, *, n_classes: int, n_bits: int
 ) -> tuple[Tensor, Tensor]:
@@ -138,26 +185,14 @@ def raised(rows: Tensor) -> Tensor:
 
 
 def _check_rows(rows: Tensor, labels: Tensor, *, n_classes: int, width: int, what: str) -> tuple[Tensor, Tensor]:
-    if rows.ndim != 2 or rows.shape[1] != width:
-        raise BadCodes(f"the loss expects {what} of shape (B, {width}), not {tuple(rows.shape)}")
-    if labels.ndim != 2 or labels.shape != (rows.shape[0], n_classes):
-        raise BadCodes(f"the loss expects labels of shape ({rows.shape[0]}, {n_classes}), not {tuple(labels.shape)}")
-    rows = raised(rows)
-    binary = labels.to(rows)
-    if not torch.compiler.is_compiling():  # reading values would break a compiled graph
-        # Few operations, all on floats, and one number to wait for. 0 times the sum is NaN if a row is not finite.
-        wrong = torch.linalg.vector_norm(torch.addcmul(binary, binary, binary, value=-1))
-        if torch.add(wrong, rows.detach().sum(), alpha=0).item() != 0:  # also where it is NaN
-            _explain_flaw(rows, labels, what)
+    rows, binary = check_shapes(rows, labels, n_classes=n_classes, width=width, what=what)
+    # Reading values would break a compiled graph. One number is read: 0 times the sum is NaN if a row is not finite.
+    if (
+        not torch.compiler.is_compiling()
+        and torch.add(distance_from_binary(binary), rows.detach().sum(), alpha=0).item() != 0
+    ):
+        check_values(rows, labels, what=what)  # which finds nothing if only the sum overflowed
     return rows, binary
-
-
-def _explain_flaw(rows: Tensor, labels: Tensor, what: str) -> None:
-    wrong = labels[(labels != 0) & (labels != 1)]
-    if len(wrong):
-        raise BadCodes(f"labels must be 0 or 1, but one is {wrong[0].item()}: give multi-hot labels")
-    for row in (~torch.isfinite(rows)).any(dim=1).nonzero()[:1].flatten().tolist():  # none if only their sum overflowed
-        raise BadCodes(f"the {what} hold NaN or infinity in row {row}: lower the learning rate")
 
 
 # Means
@@ -211,9 +246,14 @@ def unit_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     return rows / norms, norms
 
 
-def gradient_of_rows(grad: Tensor, unit: Tensor, norms: Tensor) -> Tensor:
-    """Gradient (N, K) at the rows of what `unit_rows` returned, from `grad` (N, K) at the unit rows."""
-    along = (grad * unit).sum(dim=1, keepdim=True).mul_(norms > SHORTEST)  # a clamped norm is a constant
+def gradient_of_rows(grad: Tensor, unit: Tensor, norms: Tensor, *, short: bool = True) -> Tensor:
+    """Gradient (N, K) at the rows of what `unit_rows` returned, from `grad` (N, K) at the unit rows.
+
+    `short`: whether a norm may have been clamped.
+    """
+    along = (grad * unit).sum(dim=1, keepdim=True)
+    if short:
+        along.mul_(norms > SHORTEST)  # a clamped norm is a constant
     return torch.addcmul(grad, unit, along, value=-1).div_(norms)
 
 

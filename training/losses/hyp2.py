@@ -1,22 +1,29 @@
 """HyP2: proxies for labels, plus a push between multi-label samples that share none."""
 
-from typing import Any, NamedTuple
+import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from retrieval.errors import BadConfig
 from training.losses._common import (
+    SHORTEST,
     check_at_least,
-    check_batch,
     check_between,
     check_choice,
     check_number,
+    check_shapes,
     check_sizes,
+    check_values,
+    distance_from_binary,
     gradient_of_rows,
+    inner_products,
+    mean_where,
+    normalize,
+    once_differentiable,
+    read,
     share_label,
-    unit_rows,
 )
 from training.losses.zeta import zeta as best_zeta
 
@@ -27,15 +34,7 @@ TERMS = {
     "proxy+pair": ("proxy", "pair"),
 }
 PARTS = tuple(TERMS)
-
-
-class Sums(NamedTuple):
-    """Cells of the mean of relu(cos - zeta), at least 1; those above zeta; and 1 if the mean of -cos has a cell,
-    0 if it has none, None if there is no such mean."""
-
-    n_push: Tensor
-    n_above: Tensor
-    pulled: Tensor | None
+EXACT = 2**24  # float32 counts so far
 
 
 class HyP2(nn.Module):
@@ -117,12 +116,18 @@ class HyP2(nn.Module):
         Raises:
             BadCodes: wrong shapes, labels that are not 0/1, or outputs that are NaN or infinite.
         """
-        with torch.autocast(outputs.device.type, enabled=False):
-            outputs, labels = check_batch(outputs, labels, n_classes=self.n_classes, n_bits=self.n_bits)
-            proxies = None if self.proxies is None else self.proxies.to(outputs.dtype)
-            weight = self.beta if len(TERMS[self.parts]) == 2 else 1.0
-            values = _Terms.apply(outputs, proxies, labels, self.parts, weight, self.zeta, self.offset)
-            return dict(zip(TERMS[self.parts], values, strict=True))
+        if torch.is_autocast_enabled(outputs.device.type):
+            with torch.autocast(outputs.device.type, enabled=False):
+                return self.forward(outputs, labels)
+        outputs, labels = check_shapes(outputs, labels, n_classes=self.n_classes, width=self.n_bits)
+        proxies: Tensor | None = self.proxies
+        if proxies is not None:
+            proxies = proxies.to(outputs.dtype)
+        names = TERMS[self.parts]
+        weight = self.beta if len(names) == 2 and self.beta is not None else 1.0
+        terms = plain_terms if torch.compiler.is_compiling() else _Terms.apply
+        values = terms(outputs, proxies, labels, self.parts, weight, self.zeta, self.offset)
+        return dict(zip(names, values, strict=True))
 
 
 class _Terms(torch.autograd.Function):
@@ -130,7 +135,9 @@ class _Terms(torch.autograd.Function):
 
     They are piecewise linear in the cosines with known slopes (Eq. 6), so that products with these give the gradients
     and the values, and backward has only to weigh what forward found. At this size an operation takes as long to start
-    as to run, so there are few of them: in place, and on floats, for those that make booleans are slow.
+    as to run, so there are few of them: what counts cells and what checks values is read at once, numbers are Python's
+    from there on, and masks are floats, for operations that make booleans are slow. Irrelevant pairs are looked for
+    among the rows with more than one label alone.
     """
 
     @staticmethod
@@ -145,77 +152,114 @@ class _Terms(torch.autograd.Function):
         offset: float,
     ) -> tuple[Tensor, ...]:
         n_rows = len(outputs)
-        unit, norms = unit_rows(outputs if proxies is None else torch.cat([outputs, proxies]))
-        z, p = unit[:n_rows], unit[n_rows:]
+        unit = outputs if proxies is None else torch.cat([outputs, proxies])
+        norms = torch.linalg.vector_norm(unit, dim=1, keepdim=True)
+        per_row = labels.sum(dim=1)
+        sums = [distance_from_binary(labels), per_row.sum(), *(norms.aminmax() if len(norms) else norms.new_zeros(2))]
+        some = near = None
+        if parts == "proxy+irrelevant":
+            some = torch.where(per_row > 1)[0]
+            chosen = labels.index_select(0, some)
+            near = share_label(chosen, chosen)
+        elif parts != "proxy":
+            near = share_label(labels, labels).fill_diagonal_(1)
+        if near is not None:
+            sums.append(near.sum(dtype=torch.float64 if near.numel() > EXACT else None))
+        wrong, n_positive, shortest, longest, *n_near = read(sums)
+        if wrong != 0 or not math.isfinite(longest):  # also where it is NaN
+            check_values(outputs, labels)  # which finds nothing if only a norm overflowed
+        short = shortest <= SHORTEST
+        unit = torch.div(unit, norms.clamp_min_(SHORTEST) if short else norms, out=None if unit is outputs else unit)
+
         values, gradients = [], []
+        rows, points = torch.split(unit, [n_rows, len(unit) - n_rows])
         if proxies is not None:
-            slopes, sums = pull_and_push(z, p, labels, -labels, zeta=zeta)
+            slopes, n_above, n_far = push_and_pull(
+                rows, points, labels, n_near=n_positive, n_pull=n_positive, zeta=zeta
+            )
             gradient = torch.empty_like(unit)
-            at_rows = torch.mm(slopes, p, out=gradient[:n_rows])
-            torch.mm(slopes.T, z, out=gradient[n_rows:])
-            values.append(value_of(at_rows, z, sums, zeta=zeta, offset=offset))
-            gradients += [gradient, sums.n_push]
-        if parts != "proxy":
-            pull, push = (None, irrelevant(labels)) if parts == "proxy+irrelevant" else related(labels)
-            slopes, sums = pull_and_push(z, z, pull, push, zeta=zeta)
-            at_rows = slopes @ z
-            values.append(value_of(at_rows, z, sums, zeta=zeta, offset=offset).mul_(weight))
-            gradients += [at_rows, sums.n_push]
-        ctx.n_rows, ctx.has_proxies, ctx.weight = n_rows, proxies is not None, weight
-        ctx.save_for_backward(unit, norms, *gradients)
+            at_rows, at_points = torch.split(gradient, [n_rows, len(points)])
+            at_rows.addmm_(slopes, points, beta=0, alpha=1 / n_far)
+            at_points.addmm_(slopes.T, rows, beta=0, alpha=1 / n_far)
+            values.append(value_of(at_rows, rows, n_above, zeta / n_far, offset if n_positive else 0))
+            gradients.append(gradient)
+        if near is not None:
+            n_pull = 0 if some is not None else n_near[0] - n_rows  # no row pulls itself
+            part = rows if some is None else rows.index_select(0, some)
+            slopes, n_above, n_far = push_and_pull(
+                part, part, near, n_near=n_near[0], n_pull=n_pull, zeta=zeta, out=None if n_pull else near
+            )
+            if n_pull:
+                slopes.fill_diagonal_(0)
+            scale = weight / n_far
+            at_rows = torch.empty_like(part).addmm_(slopes, part, beta=0, alpha=scale)
+            values.append(value_of(at_rows, part, n_above, zeta * scale, weight * offset if n_pull else 0))
+            gradients.append(at_rows)
+        ctx.n_rows, ctx.has_proxies, ctx.short = n_rows, proxies is not None, short
+        ctx.save_for_backward(unit, norms, some, *gradients)
         return tuple(values)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        unit, norms, *gradients = ctx.saved_tensors
-        grad = gradients[0] * (upstream[0] / gradients[1]) if ctx.has_proxies else torch.zeros_like(unit)
-        at_rows = grad[: ctx.n_rows]
-        if len(upstream) > ctx.has_proxies:  # pairs: symmetric, and every row stands on both sides
-            at_rows.addcmul_(gradients[-2], upstream[-1] / gradients[-1], value=2 * ctx.weight)
-        grad = gradient_of_rows(grad, unit, norms)
-        return grad[: ctx.n_rows], grad[ctx.n_rows :] if ctx.has_proxies else None, None, None, None, None, None
+        unit, norms, some, *gradients = ctx.saved_tensors
+        scaled = [gradient * factor for gradient, factor in zip(gradients, upstream, strict=True)]
+        grad = scaled[0] if ctx.has_proxies else torch.zeros_like(unit)
+        # Slopes between samples are symmetric, and every row stands on both sides: twice.
+        if some is not None:
+            grad.index_add_(0, some, scaled[-1], alpha=2)
+        elif len(scaled) > ctx.has_proxies:
+            grad[: ctx.n_rows].add_(scaled[-1], alpha=2)
+        grad = gradient_of_rows(grad, unit, norms, short=ctx.short)
+        at_rows, at_points = torch.split(grad, [ctx.n_rows, len(unit) - ctx.n_rows])
+        return at_rows, at_points if ctx.has_proxies else None, None, None, None, None, None
 
 
-def irrelevant(labels: Tensor) -> Tensor:
-    """0 where two rows of `labels` (B, C) share none and both carry more than one, -1 elsewhere (B, B)."""
-    missing = labels.sum(dim=1).sub_(2).clamp_(max=0)
-    return (missing[:, None] + missing).addmm_(labels, labels.T, alpha=-1).clamp_(min=-1)
-
-
-def related(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """1 where two different rows of `labels` (B, C) share one, else 0; and 0 where two share none, else -1 (B, B)."""
-    share = share_label(labels, labels)
-    return share.fill_diagonal_(0), share.neg().fill_diagonal_(-1)
-
-
-def pull_and_push(
-    rows: Tensor, points: Tensor, pull: Tensor | None, push: Tensor, *, zeta: float
-) -> tuple[Tensor, Sums]:
-    """Slopes in the cosines of the mean of -cos over some cells plus the mean of relu(cos - zeta) over others.
+def push_and_pull(
+    rows: Tensor, points: Tensor, near: Tensor, *, n_near: float, n_pull: float, zeta: float, out: Tensor | None = None
+) -> tuple[Tensor, Tensor, float]:
+    """Slopes in the cosines of the mean of relu(cos - zeta) over some cells plus the mean of -cos over the others.
 
     Args:
         rows: unit rows (B, K).
         points: unit rows (P, K).
-        pull: 1 in the cells (B, P) of the first mean, else 0; None where there is none.
-        push: 0 in the cells (B, P) of the second mean, -1 elsewhere. It is used up.
-        zeta: margin of the second mean.
+        near: 0 in the cells (B, P) of the first mean, 1 in the others.
+        n_near: cells of the latter kind.
+        n_pull: by how many their mean divides; 0 where there is no such mean.
+        zeta: margin of the first mean.
+        out: takes the slopes; may be `near` itself where nothing pulls.
 
     Returns:
-        Slopes (B, P) times `n_push`, and sums over the cells.
+        Slopes (B, P) times the number of far cells, how many of these are above zeta, and that number, at least 1.
     """
-    n_push = push.sum().add_(push.numel()).clamp_min_(1)
-    slopes = push.addmm_(rows, points.T, beta=3).gt_(zeta)  # 3 below a cosine is out of reach
+    n_far = max(near.numel() - n_near, 1)
+    slopes = torch.addmm(near, rows, points.T, beta=-3, out=out).gt_(zeta)  # 3 below a cosine is out of reach
     n_above = slopes.sum()
-    if pull is None:
-        return slopes, Sums(n_push, n_above, None)
-    n_pull = pull.sum()
-    per_pull = 1 / n_pull.clamp_min(1)
-    return slopes.addcmul_(pull, n_push * per_pull, value=-1), Sums(n_push, n_above, n_pull.mul_(per_pull))
+    return slopes.sub_(near, alpha=n_far / n_pull) if n_pull else slopes, n_above, n_far
 
 
-def value_of(at_rows: Tensor, rows: Tensor, sums: Sums, *, zeta: float, offset: float) -> Tensor:
-    """The value that has the slopes of `pull_and_push`; `at_rows` (B, K) is their product with the points."""
-    value = torch.dot(at_rows.flatten(), rows.flatten())
-    value = value.sub_(sums.n_above, alpha=zeta).div_(sums.n_push)
-    return value if sums.pulled is None else value.add_(sums.pulled, alpha=offset)
+def value_of(at_rows: Tensor, rows: Tensor, n_above: Tensor, each: float, offset: float) -> Tensor:
+    """The value that has the gradient `at_rows` (B, K) at unit rows, `each` less per cell above zeta, plus `offset`."""
+    value = torch.dot(at_rows.view(-1), rows.view(-1)).sub_(n_above, alpha=each)
+    return value.add_(offset) if offset else value
+
+
+def plain_terms(
+    outputs: Tensor, proxies: Tensor | None, labels: Tensor, parts: str, weight: float, zeta: float, offset: float
+) -> list[Tensor]:
+    """As `_Terms`, formula by formula and without reading a value, for `torch.compile`, which joins the operations."""
+    rows, values = normalize(outputs), []
+    if proxies is not None:
+        cosines = inner_products(rows, normalize(proxies))
+        values.append(mean_where(offset - cosines, labels) + mean_where((cosines - zeta).relu(), 1 - labels))
+    if parts != "proxy":
+        cosines, share = inner_products(rows, rows), share_label(labels, labels)
+        if parts == "proxy+irrelevant":
+            several = (labels.sum(dim=1) > 1).to(labels)
+            far, pull = several[:, None] * several * (1 - share), None
+        else:
+            others = 1 - torch.eye(len(rows), dtype=rows.dtype, device=rows.device)
+            far, pull = others * (1 - share), others * share
+        value = mean_where((cosines - zeta).relu(), far)
+        values.append(weight * (value if pull is None else value + mean_where(offset - cosines, pull)))
+    return values
