@@ -171,6 +171,35 @@ def test_nor_does_compiling_under_autocast(name):
     torch.testing.assert_close(gradient, exact[1][0])
 
 
+def by_columns(rows):
+    return rows.T.contiguous().T
+
+
+def between_others(rows):
+    return torch.cat([rows, rows], dim=1)[:, : rows.shape[1]]
+
+
+@pytest.mark.parametrize("layout", [by_columns, between_others])
+@pytest.mark.parametrize("name", LOSSES)
+def test_how_tensors_lie_in_memory_does_not_matter(name, layout):
+    loss, outputs, labels, given = everything_for(name, {})
+    loss = loss.double()
+    given = {key: value.double() if key == "logits" and value is not None else value for key, value in given.items()}
+    expected = gradients_of(loss, outputs.double(), labels, **given)
+    laid = {
+        key: tuple(map(layout, value))
+        if key == "memory"
+        else layout(value)
+        if isinstance(value, torch.Tensor)
+        else value
+        for key, value in given.items()
+    }
+    leaf = layout(outputs.double()).detach().requires_grad_()
+    value = total(loss(leaf, layout(labels), **laid))
+    found = value.detach(), list(torch.autograd.grad(value, [leaf, *loss.parameters()]))
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_nothing_that_is_given_is_changed(name):
     loss, outputs, labels, given = everything_for(name, {})

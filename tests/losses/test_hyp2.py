@@ -19,6 +19,8 @@ OPTIONS = [
     {"parts": "pair"},
     {"parts": "pair", "zeta": -0.1, "offset": 0.0},
     {"parts": "proxy+pair", "beta": 0.7, "zeta": 0.1},
+    {"parts": "proxy+pair", "beta": 0},
+    {"beta": 0},
 ]
 
 

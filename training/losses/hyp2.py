@@ -152,7 +152,7 @@ class _Terms(torch.autograd.Function):
         offset: float,
     ) -> tuple[Tensor, ...]:
         n_rows = len(outputs)
-        unit = outputs if proxies is None else torch.cat([outputs, proxies])
+        unit = outputs.contiguous() if proxies is None else torch.cat([outputs, proxies])
         norms = torch.linalg.vector_norm(unit, dim=1, keepdim=True)
         per_row = labels.sum(dim=1)
         sums = [distance_from_binary(labels), per_row.sum(), *(norms.aminmax() if len(norms) else norms.new_zeros(2))]
