@@ -258,6 +258,26 @@ def test_many_labels_need_a_given_zeta():
     assert loss(torch.randn(4, 16), (torch.rand(4, 300) < 0.1).float())["proxy"].isfinite()
 
 
+@pytest.mark.parametrize("parts", PARTS)
+def test_counts_beyond_those_of_float32(parts):
+    outputs, labels = batch(0, n=12, n_classes=6)
+    loss = build(6, zeta=0.05, parts=parts).double()
+    few = gradients_of(loss, outputs, labels)
+    with patch("training.losses.hyp2.EXACT", 10):
+        many = gradients_of(loss, outputs, labels)
+    torch.testing.assert_close(many, few, rtol=0, atol=0)
+
+
+def test_three_cells_in_seventeen_million_are_counted():
+    loss = build(4001, 2, zeta=-1.0, parts="proxy")
+    labels = torch.ones(4200, 4001)
+    labels[[5, 700, 4199], [3, 8, 0]] = 0
+    outputs = torch.randn(4200, 2, generator=torch.Generator().manual_seed(0))
+    cosines = F.normalize(outputs.double()) @ F.normalize(loss.proxies.detach().double()).T
+    expected = (1 - cosines)[labels == 1].mean() + (cosines + 1)[labels == 0].mean()
+    assert loss(outputs, labels)["proxy"].item() == pytest.approx(expected.item(), rel=1e-5)
+
+
 def test_bad_batches():
     loss = build()
     with pytest.raises(BadCodes, match=r"outputs of shape \(B, 5\), not \(3, 6\)"):
@@ -266,7 +286,12 @@ def test_bad_batches():
         loss(torch.zeros(3, 5), torch.zeros(2, 4))
     with pytest.raises(BadCodes, match=r"labels must be 0 or 1, but one is 2"):
         loss(torch.zeros(3, 5), torch.full((3, 4), 2))
+    with pytest.raises(BadCodes, match=r"labels must be 0 or 1, but one is 1.0000001\d+: "):
+        loss(torch.zeros(3, 5), torch.full((3, 4), 1 + 2**-23))
     outputs = torch.zeros(3, 5)
     outputs[1, 2] = float("inf")
     with pytest.raises(BadCodes, match="NaN or infinity in row 1"):
         loss(outputs, torch.zeros(3, 4))
+    loss.proxies.data[2, 0] = float("nan")
+    with pytest.raises(BadCodes, match="proxies hold NaN or infinity in row 2"):
+        loss(torch.zeros(3, 5), torch.zeros(3, 4))

@@ -118,7 +118,7 @@ def read(numbers: list[Tensor]) -> list[float]:
 
 
 def distance_from_binary(labels: Tensor) -> Tensor:
-    """0 if and only if every label is 0 or 1; two operations on floats."""
+    """0 if every label is 0 or 1 (or within 1e-23 of 0, whose square is none), else not; two operations on floats."""
     distance: Tensor = torch.linalg.vector_norm(torch.addcmul(labels, labels, labels, value=-1))
     return distance
 
@@ -127,9 +127,14 @@ def check_values(rows: Tensor, labels: Tensor, *, what: str = "outputs") -> None
     """Raise BadCodes that names a label that is not 0 or 1, or the first row that holds NaN or infinity."""
     wrong = labels[(labels != 0) & (labels != 1)]
     if len(wrong):
-        raise BadCodes(f"labels must be 0 or 1, but one is {wrong[0].item():g}: give multi-hot labels")
+        raise BadCodes(f"labels must be 0 or 1, but one is {_short(wrong[0].item())}: give multi-hot labels")
     for row in (~torch.isfinite(rows)).any(dim=1).nonzero()[:1].flatten().tolist():
         raise BadCodes(f"the {what} hold NaN or infinity in row {row}: lower the learning rate")
+
+
+def _short(number: float) -> str:
+    """2 for 2.0, but 1.0000001 as it is."""
+    return f"{number:g}" if float(f"{number:g}") == number else repr(number)
 
 
 def check_logits(

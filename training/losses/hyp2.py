@@ -155,7 +155,8 @@ class _Terms(torch.autograd.Function):
         unit = outputs.contiguous() if proxies is None else torch.cat([outputs, proxies])
         norms = torch.linalg.vector_norm(unit, dim=1, keepdim=True)
         per_row = labels.sum(dim=1)
-        sums = [distance_from_binary(labels), per_row.sum(), *(norms.aminmax() if len(norms) else norms.new_zeros(2))]
+        ends = norms.aminmax() if len(norms) else norms.new_zeros(2)
+        sums = [distance_from_binary(labels), per_row.sum(dtype=count_type(labels)), *ends]
         some = near = None
         if parts == "proxy+irrelevant":
             some = torch.where(per_row > 1)[0]
@@ -164,10 +165,13 @@ class _Terms(torch.autograd.Function):
         elif parts != "proxy":
             near = share_label(labels, labels).fill_diagonal_(1)
         if near is not None:
-            sums.append(near.sum(dtype=torch.float64 if near.numel() > EXACT else None))
+            sums.append(near.sum(dtype=count_type(near)))
         wrong, n_positive, shortest, longest, *n_near = read(sums)
         if wrong != 0 or not math.isfinite(longest):  # also where it is NaN
-            check_values(outputs, labels)  # which finds nothing if only a norm overflowed
+            check_values(outputs, labels)
+            if proxies is not None:
+                check_values(proxies, labels, what="proxies")
+            # Neither finds anything if only a norm overflowed.
         short = shortest <= SHORTEST
         unit = torch.div(unit, norms.clamp_min_(SHORTEST) if short else norms, out=None if unit is outputs else unit)
 
@@ -213,6 +217,11 @@ class _Terms(torch.autograd.Function):
         grad = gradient_of_rows(grad, unit, norms, short=ctx.short)
         at_rows, at_points = torch.split(grad, [ctx.n_rows, len(unit) - ctx.n_rows])
         return at_rows, at_points if ctx.has_proxies else None, None, None, None, None, None
+
+
+def count_type(cells: Tensor) -> torch.dtype | None:
+    """The type in which the ones among so many cells are counted exactly; None for their own."""
+    return torch.float64 if cells.numel() > EXACT else None
 
 
 def push_and_pull(
