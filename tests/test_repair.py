@@ -4,7 +4,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 
 import numpy as np
@@ -257,3 +257,15 @@ def test_kept_files_and_codes_are_found_again_after_a_salvage(own_collection):
     pictures = {image.id for image in images if not image.path.startswith("files/")}
     assert {i: codes[i][0] for i in pictures} == {i: expected[1][i][0] for i in pictures}  # encoded again
     assert len([problem for problem in report.left if "is not an image" in problem]) == 4
+
+
+def test_a_full_disk_is_no_damage(small_disk):
+    folder = small_disk / "collection"
+    code_collection(folder, n_bits=12).close()
+    before = (folder / "catalog.sqlite").read_bytes()
+    with suppress(OSError):
+        (small_disk / "filler").write_bytes(bytes(2**20))
+    with pytest.raises(BadCollection, match="bytes of room, and a repair needs 65,536: make room first"):
+        repair(folder)
+    assert (folder / "catalog.sqlite").read_bytes() == before
+    assert not list(folder.glob("*damaged*"))

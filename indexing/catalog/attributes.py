@@ -27,6 +27,9 @@ Ids = NDArray[np.int64]
 MOST = 32
 # Making an index reads every image: from so many on that takes seconds, and waits for `index optimize`.
 AT_ONCE = 50_000
+# Characters of a JSON path that gets an index. Names inside a long one would take that length each.
+LONGEST = 512
+_MOST_COUNTED = 100_000
 PREFIX = "images_by_attribute_"  # of the names of indexes
 _SCALARS = (str, int, float)
 _BEYOND = "attributes_beyond"  # in meta where some name has no index
@@ -56,7 +59,7 @@ def ids_with(db: sqlite3.Connection, condition: Condition) -> Ids | None:
         number = index_of(db, path)
         if number is not None:
             queries += [(f"SELECT id AS i FROM images INDEXED BY {_name(number)} WHERE {c}", v) for c, v in clauses]
-        elif is_beyond(db):
+        elif is_beyond(db) or len(path) > LONGEST:
             return None
     return union([fetch_ids(db, query, values) for query, values in queries])
 
@@ -228,22 +231,34 @@ def damaged_ids(db: sqlite3.Connection) -> list[int]:
 
 
 def count_names(db: sqlite3.Connection) -> Counter[str] | None:
-    """How many images have each name; None if some attributes cannot be read."""
+    """How many images have each name; None if some attributes cannot be read.
+
+    Of names without end those that come when there are many already are left out.
+    """
     counts: Counter[str] = Counter()
     for (content,) in db.execute("SELECT CAST(attributes AS BLOB) FROM images WHERE attributes != '{}'"):
         parsed = _parsed(content)
         if parsed is None:
             return None
-        counts.update(paths_of(parsed))
+        names = paths_of(parsed)
+        counts.update(names if len(counts) < _MOST_COUNTED else names & counts.keys())
     return counts
 
 
 def _parsed(content: bytes | None) -> dict[str, Any] | None:
+    """A JSON object as SQLite reads it too, or None."""
     try:
-        parsed = json.loads((content or b"").decode())
+        parsed = json.loads((content or b"").decode(), parse_constant=_refuse)
+        if b"\\u" in (content or b""):
+            json.dumps(parsed, ensure_ascii=False).encode()  # half of a pair of surrogates is no text
     except (ValueError, RecursionError):  # bytes that are no UTF-8 are a ValueError, too
         return None
     return parsed if isinstance(parsed, dict) else None
+
+
+def _refuse(constant: str) -> None:
+    """NaN and infinity, which only Python reads."""
+    raise ValueError(constant)
 
 
 def _unset_beyond(db: sqlite3.Connection) -> None:
@@ -266,14 +281,23 @@ def _made(db: sqlite3.Connection) -> set[str]:
     return {str(row[0]) for row in rows}
 
 
-def paths_of(attributes: Mapping[str, Any], before: tuple[str, ...] = ()) -> set[str]:
-    """The JSON paths of all texts, numbers and truth values that a condition can name; `before` are steps to these."""
+def paths_of(attributes: Mapping[str, Any], before: tuple[str, ...] = (), room: int = LONGEST - 1) -> set[str]:
+    """The JSON paths that can have an index: of all texts, numbers and truth values that a condition can name.
+
+    Args:
+        attributes: of an image, or some within them.
+        before: steps to these.
+        room: characters that are left for further steps.
+    """
     found = set()
     for name, value in attributes.items():
+        left = room - len(name) - len('.""')
+        if left < 0:
+            continue
         if isinstance(value, _SCALARS):
-            found.add(_path_of((*before, str(name))))
+            found.add(_path_of((*before, name)))
         elif isinstance(value, Mapping):
-            found |= paths_of(value, (*before, str(name)))
+            found |= paths_of(value, (*before, name), left)
     return found - {""}
 
 

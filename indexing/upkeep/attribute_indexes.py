@@ -9,6 +9,7 @@ from pathlib import Path
 
 from indexing.catalog import attributes
 from indexing.catalog.database import Database
+from retrieval.errors import HashseekError
 
 _PAUSE_SECONDS = 0.3
 # Names that came, or went, while others were counted are counted in the next round; the next `optimize` does the rest.
@@ -41,6 +42,18 @@ def choose_attributes(path: Path) -> None:
             with database.transaction() as db:
                 if attributes.settle(db, mark, counts):
                     return
+
+
+def choose_if_possible(path: Path) -> str | None:
+    """`choose_attributes` after work that stands without it; a sentence if it failed."""
+    try:
+        choose_attributes(path)
+    except (HashseekError, OSError) as error:
+        return (
+            f"some attributes may have no index, so that conditions on them are slow ({error}): "
+            "`hashseek index optimize` makes them"
+        )
+    return None
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Mending a collection: what is derived is made again, what belongs to nothing is dropped, the rest is named."""
 
+import shutil
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 from indexing.catalog import Catalog, attributes
 from indexing.catalog.database import Database
 from indexing.collection import CATALOG, Collection
-from indexing.upkeep.attribute_indexes import choose_attributes
+from indexing.upkeep.attribute_indexes import choose_if_possible
 from indexing.upkeep.optimize import delete_unneeded
 from indexing.upkeep.reencode import Reencoded, encode_missing
 from indexing.upkeep.salvage import salvage
@@ -16,6 +17,8 @@ from retrieval.codes import code_size
 from retrieval.encoder import Encoder
 from retrieval.errors import BadCollection, HashseekError
 from retrieval.files import write_atomically
+
+_ROOM = 2**16  # bytes, for the file through which processes share a catalog
 
 
 @dataclass
@@ -42,8 +45,9 @@ def repair(
         device, precision, engine: for images that must be encoded again, see `Encoder`.
 
     Raises:
-        BadCollection: there is no collection, or nothing of its catalog can be read.
+        BadCollection: there is no collection, no room, or nothing of its catalog can be read.
     """
+    _check_room(folder)
     report = Repaired()
     _mend_file(folder / CATALOG, report)
     _mend_rows(folder / CATALOG, report)
@@ -60,6 +64,12 @@ def repair(
             report.done.append("built the index again")
         report.left += collection.verify()
     return report
+
+
+def _check_room(folder: Path) -> None:
+    """Without room SQLite cannot open a catalog, which would then pass for a damaged one."""
+    if folder.is_dir() and (free := shutil.disk_usage(folder).free) < _ROOM:
+        raise BadCollection(f"{folder} has {free:,} bytes of room, and a repair needs {_ROOM:,}: make room first")
 
 
 def _mend_file(path: Path, report: Repaired) -> None:
@@ -115,7 +125,8 @@ def _mend_rows(path: Path, report: Repaired) -> None:
             report.done.append(f"dropped {n} malformed codes")
         if len(report.done) > n_done:
             db.execute("UPDATE meta SET value = ? WHERE key = 'generation'", (str(generation),))
-    choose_attributes(path)
+    if problem := choose_if_possible(path):
+        report.left.append(problem)
 
 
 def _mend_checkpoint(collection: Collection, checkpoint: Path, report: Repaired) -> None:

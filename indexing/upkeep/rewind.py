@@ -5,6 +5,7 @@ replaced in one transaction instead: other processes see the old state, then the
 are named by their content, so those of both states can lie side by side until the old ones are not needed any more.
 """
 
+import logging
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
@@ -14,12 +15,14 @@ from indexing.catalog import attributes
 from indexing.catalog.database import Database
 from indexing.catalog.spaces import engine_id
 from indexing.collection import CATALOG, FILES, Collection
-from indexing.upkeep.attribute_indexes import choose_attributes
+from indexing.upkeep.attribute_indexes import choose_if_possible
 from indexing.upkeep.backup import Contents, origin_of, unpack
 from indexing.upkeep.optimize import delete_unneeded
 from indexing.upkeep.workplace import workplace
 from retrieval.errors import BadCollection
 from retrieval.files import fsync_folder
+
+log = logging.getLogger("hashseek")
 
 # Tables that name neither a space nor an engine, whose numbers may be other ones here.
 _COPIED = ("images", "image_labels")
@@ -49,7 +52,9 @@ def rewind(file: Path, folder: Path) -> Contents:
             # Files first: they are needed from the moment of the commit. Whoever deletes files waits for this lock.
             _move_kept(unpacked, folder)
             _replace_rows(source, db, database.generation(db) + 1, _move_checkpoints(source, db, unpacked, folder))
-    choose_attributes(folder / CATALOG)  # until then conditions are answered from the images: as exactly, more slowly
+    # Until then conditions are answered from the images: as exactly, more slowly.
+    if problem := choose_if_possible(folder / CATALOG):
+        log.warning("%s", problem)
     with closing(Collection(folder)) as collection:
         delete_unneeded(collection)
         collection.save_index()
