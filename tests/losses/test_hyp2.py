@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from retrieval.errors import BadCodes, BadConfig
 from training.losses import build_loss
-from training.losses.hyp2 import PARTS, HyP2, push_and_pull, value_of
+from training.losses.hyp2 import PARTS, HyP2
 
 OPTIONS = [
     {},
@@ -97,14 +97,19 @@ def test_four_rows_worked_by_hand():
 
 
 def test_slopes_are_those_of_equation_6():
-    cosines = torch.tensor([[0.9, 0.2, -0.5], [0.4, 0.2, 0.8]], dtype=torch.float64)
-    positive = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
-    points = torch.eye(3).double()
-    slopes, n_above, n_far = push_and_pull(cosines, points, positive, n_near=2, n_pull=2, zeta=0.2)
-    expected = torch.tensor([[-1 / 2, 0, 0], [1 / 4, 0, -1 / 2]]).double()  # 0 at c = zeta exactly
-    torch.testing.assert_close(slopes / n_far, expected)
-    value = value_of(slopes @ points / n_far, cosines, n_above, 0.2 / n_far, 1.0)
-    assert value.item() == pytest.approx((0.1 + 0.2) / 2 + 0.2 / 4)
+    cosines = torch.tensor([[0.48, 0.6, -0.64], [0.0, 0.6, 0.8]], dtype=torch.float64)  # with the axes
+    labels = torch.tensor([[1, 0, 0], [0, 0, 1]])
+    loss = build(3, 3, zeta=0.0).double()
+    loss.proxies.data = torch.eye(3).double()
+    leaf = (3 * cosines).requires_grad_()
+    terms = loss(leaf, labels)
+    assert terms["proxy"].item() == pytest.approx((2 - 0.48 - 0.8) / 2 + (0.6 + 0.6) / 4)
+    at_rows, at_proxies = torch.autograd.grad(terms["proxy"], [leaf, loss.proxies])
+    slopes = torch.tensor([[-1 / 2, 1 / 4, 0], [0, 1 / 4, -1 / 2]]).double()  # 0 at c = zeta exactly
+    across = slopes - cosines * (slopes * cosines).sum(dim=1, keepdim=True)
+    torch.testing.assert_close(at_rows, across / 3)
+    pulled = slopes.T @ cosines
+    torch.testing.assert_close(at_proxies, pulled - torch.diag(pulled.diagonal()))
 
 
 def test_pairs_have_slope_beta_over_their_number():

@@ -94,7 +94,7 @@ def check_batch(outputs: Tensor, labels: Tensor, *, n_classes: int, n_bits: int)
     Raises:
         BadCodes: wrong shapes, labels that are not 0/1, or outputs that are NaN or infinite.
     """
-    return _check_rows(outputs, labels, n_classes=n_classes, width=n_bits, what="outputs")
+    return check_rows(outputs, labels, n_classes=n_classes, width=n_bits, what="outputs")
 
 
 def check_shapes(
@@ -149,13 +149,13 @@ def check_logits(
         BadCodes: no logits while n_bits differs from n_classes, or what `check_batch` refuses.
     """
     if logits is not None:
-        return _check_rows(logits, labels, n_classes=n_classes, width=n_classes, what="logits")
+        return check_rows(logits, labels, n_classes=n_classes, width=n_classes, what="logits")
     if n_bits != n_classes:
         raise BadCodes(
             f"a classification loss needs one logit per label, but the {n_bits} outputs do not match the "
             f"{n_classes} labels: pass logits of shape (B, {n_classes})"
         )
-    return _check_rows(outputs, labels, n_classes=n_classes, width=n_bits, what="outputs")
+    return check_rows(outputs, labels, n_classes=n_classes, width=n_bits, what="outputs")
 
 
 def memory_rows(memory: object, like: Tensor, *, n_classes: int, n_bits: int) -> tuple[Tensor, Tensor] | None:
@@ -189,7 +189,9 @@ def raised(rows: Tensor) -> Tensor:
     return rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
 
 
-def _check_rows(rows: Tensor, labels: Tensor, *, n_classes: int, width: int, what: str) -> tuple[Tensor, Tensor]:
+def check_rows(
+    rows: Tensor, labels: Tensor, *, n_classes: int, width: int, what: str = "outputs"
+) -> tuple[Tensor, Tensor]:
     rows, binary = check_shapes(rows, labels, n_classes=n_classes, width=width, what=what)
     # Reading values would break a compiled graph. One number is read: 0 times the sum is NaN if a row is not finite.
     if (

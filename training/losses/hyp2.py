@@ -13,6 +13,7 @@ from training.losses._common import (
     check_between,
     check_choice,
     check_number,
+    check_rows,
     check_shapes,
     check_sizes,
     check_values,
@@ -119,104 +120,89 @@ class HyP2(nn.Module):
         if torch.is_autocast_enabled(outputs.device.type):
             with torch.autocast(outputs.device.type, enabled=False):
                 return self.forward(outputs, labels)
-        outputs, labels = check_shapes(outputs, labels, n_classes=self.n_classes, width=self.n_bits)
+        is_quick = self.parts == "proxy+irrelevant" and not torch.compiler.is_compiling()
+        check = check_shapes if is_quick else check_rows
+        outputs, labels = check(outputs, labels, n_classes=self.n_classes, width=self.n_bits)
         proxies: Tensor | None = self.proxies
-        if proxies is not None:
+        if proxies is not None and proxies.dtype != outputs.dtype:
             proxies = proxies.to(outputs.dtype)
+        if is_quick:
+            proxy, irrelevant = _Terms.apply(outputs, proxies, labels, self.beta, self.zeta, self.offset)
+            return {"proxy": proxy, "irrelevant": irrelevant}
         names = TERMS[self.parts]
         weight = self.beta if len(names) == 2 and self.beta is not None else 1.0
-        terms = plain_terms if torch.compiler.is_compiling() else _Terms.apply
-        values = terms(outputs, proxies, labels, self.parts, weight, self.zeta, self.offset)
+        values = plain_terms(outputs, proxies, labels, self.parts, weight, self.zeta, self.offset)
         return dict(zip(names, values, strict=True))
 
 
 class _Terms(torch.autograd.Function):
-    """The terms that `parts` names, as functions of outputs (B, K) and proxies (C, K).
+    """The two terms of the method, as functions of outputs (B, K) and proxies (C, K).
 
     They are piecewise linear in the cosines with known slopes (Eq. 6), so that products with these give the gradients
     and the values, and backward has only to weigh what forward found. At this size an operation takes as long to start
-    as to run, so there are few of them: what counts cells and what checks values is read at once, numbers are Python's
-    from there on, and masks are floats, for operations that make booleans are slow. Irrelevant pairs are looked for
-    among the rows with more than one label alone.
+    as to run, so there are few of them, in one body: what counts cells and what checks values is read at once, numbers
+    are Python's from there on, and masks are floats, for operations that make booleans are slow. Irrelevant pairs are
+    looked for among the rows with more than one label alone.
     """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        outputs: Tensor,
-        proxies: Tensor | None,
-        labels: Tensor,
-        parts: str,
-        weight: float,
-        zeta: float,
-        offset: float,
-    ) -> tuple[Tensor, ...]:
-        n_rows = len(outputs)
-        unit = outputs.contiguous() if proxies is None else torch.cat([outputs, proxies])
+        ctx: Any, outputs: Tensor, proxies: Tensor, labels: Tensor, beta: float, zeta: float, offset: float
+    ) -> tuple[Tensor, Tensor]:
+        sizes = [len(outputs), len(proxies)]
+        unit = torch.cat([outputs, proxies])
         norms = torch.linalg.vector_norm(unit, dim=1, keepdim=True)
         per_row = labels.sum(dim=1)
-        ends = norms.aminmax() if len(norms) else norms.new_zeros(2)
-        sums = [distance_from_binary(labels), per_row.sum(dtype=count_type(labels)), *ends]
-        some = near = None
-        if parts == "proxy+irrelevant":
-            some = torch.where(per_row > 1)[0]
-            chosen = labels.index_select(0, some)
-            near = share_label(chosen, chosen)
-        elif parts != "proxy":
-            near = share_label(labels, labels).fill_diagonal_(1)
-        if near is not None:
-            sums.append(near.sum(dtype=count_type(near)))
-        wrong, n_positive, shortest, longest, *n_near = read(sums)
+        several = torch.where(per_row > 1)[0]
+        theirs = labels.index_select(0, several)
+        near = share_label(theirs, theirs)
+        wrong, shortest, longest, n_positive, n_near = read(
+            [
+                distance_from_binary(labels),
+                *norms.aminmax(),
+                per_row.sum(dtype=count_type(labels)),
+                near.sum(dtype=count_type(near)),
+            ]
+        )
         if wrong != 0 or not math.isfinite(longest):  # also where it is NaN
             check_values(outputs, labels)
-            if proxies is not None:
-                check_values(proxies, labels, what="proxies")
+            check_values(proxies, labels, what="proxies")
             # Neither finds anything if only a norm overflowed.
-        short = shortest <= SHORTEST
-        unit = torch.div(unit, norms.clamp_min_(SHORTEST) if short else norms, out=None if unit is outputs else unit)
+        ctx.short = shortest <= SHORTEST
+        unit.div_(norms.clamp_min_(SHORTEST) if ctx.short else norms)
+        rows, points = torch.split(unit, sizes)
 
-        values, gradients = [], []
-        rows, points = torch.split(unit, [n_rows, len(unit) - n_rows])
-        if proxies is not None:
-            slopes, n_above, n_far = push_and_pull(
-                rows, points, labels, n_near=n_positive, n_pull=n_positive, zeta=zeta
-            )
-            gradient = torch.empty_like(unit)
-            at_rows, at_points = torch.split(gradient, [n_rows, len(points)])
-            at_rows.addmm_(slopes, points, beta=0, alpha=1 / n_far)
-            at_points.addmm_(slopes.T, rows, beta=0, alpha=1 / n_far)
-            values.append(value_of(at_rows, rows, n_above, zeta / n_far, offset if n_positive else 0))
-            gradients.append(gradient)
-        if near is not None:
-            n_pull = 0 if some is not None else n_near[0] - n_rows  # no row pulls itself
-            part = rows if some is None else rows.index_select(0, some)
-            slopes, n_above, n_far = push_and_pull(
-                part, part, near, n_near=n_near[0], n_pull=n_pull, zeta=zeta, out=None if n_pull else near
-            )
-            if n_pull:
-                slopes.fill_diagonal_(0)
-            scale = weight / n_far
-            at_rows = torch.empty_like(part).addmm_(slopes, part, beta=0, alpha=scale)
-            values.append(value_of(at_rows, part, n_above, zeta * scale, weight * offset if n_pull else 0))
-            gradients.append(at_rows)
-        ctx.n_rows, ctx.has_proxies, ctx.short = n_rows, proxies is not None, short
-        ctx.save_for_backward(unit, norms, some, *gradients)
-        return tuple(values)
+        # The mean of -cos over positive cells, and of relu(cos - zeta) over the others: 3 below it is out of reach.
+        n_far = max(labels.numel() - n_positive, 1)
+        slopes = torch.addmm(labels, rows, points.T, beta=-3).gt_(zeta)
+        n_above = slopes.sum()
+        if n_positive:
+            slopes.sub_(labels, alpha=n_far / n_positive)
+        gradient = torch.empty_like(unit)
+        at_rows, at_points = torch.split(gradient, sizes)
+        at_rows.addmm_(slopes, points, beta=0, alpha=1 / n_far)
+        at_points.addmm_(slopes.T, rows, beta=0, alpha=1 / n_far)
+        proxy = torch.dot(at_rows.view(-1), rows.view(-1)).sub_(n_above, alpha=zeta / n_far)
+        if n_positive:
+            proxy.add_(offset)
+
+        # The mean of relu(cos - zeta) over ordered pairs that share no label. Slopes are symmetric: half of a gradient.
+        each = beta / max(near.numel() - n_near, 1)
+        rows = rows.index_select(0, several)
+        slopes = near.addmm_(rows, rows.T, beta=-3).gt_(zeta)
+        half = torch.empty_like(rows).addmm_(slopes, rows, beta=0, alpha=each)
+        irrelevant = torch.dot(half.view(-1), rows.view(-1)).sub_(slopes.sum(), alpha=zeta * each)
+        ctx.sizes = sizes
+        ctx.save_for_backward(unit, norms, gradient, several, half)
+        return proxy, irrelevant
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        unit, norms, some, *gradients = ctx.saved_tensors
-        scaled = [gradient * factor for gradient, factor in zip(gradients, upstream, strict=True)]
-        grad = scaled[0] if ctx.has_proxies else torch.zeros_like(unit)
-        # Slopes between samples are symmetric, and every row stands on both sides: twice.
-        if some is not None:
-            grad.index_add_(0, some, scaled[-1], alpha=2)
-        elif len(scaled) > ctx.has_proxies:
-            grad[: ctx.n_rows].add_(scaled[-1], alpha=2)
-        grad = gradient_of_rows(grad, unit, norms, short=ctx.short)
-        at_rows, at_points = torch.split(grad, [ctx.n_rows, len(unit) - ctx.n_rows])
-        return at_rows, at_points if ctx.has_proxies else None, None, None, None, None, None
+    def backward(ctx: Any, proxy: Tensor, irrelevant: Tensor) -> tuple[Tensor | None, ...]:
+        unit, norms, gradient, several, half = ctx.saved_tensors
+        grad = (gradient * proxy).index_add_(0, several, half * irrelevant, alpha=2)
+        at_rows, at_points = torch.split(gradient_of_rows(grad, unit, norms, short=ctx.short), ctx.sizes)
+        return at_rows, at_points, None, None, None, None
 
 
 def count_type(cells: Tensor) -> torch.dtype | None:
@@ -224,39 +210,10 @@ def count_type(cells: Tensor) -> torch.dtype | None:
     return torch.float64 if cells.numel() > EXACT else None
 
 
-def push_and_pull(
-    rows: Tensor, points: Tensor, near: Tensor, *, n_near: float, n_pull: float, zeta: float, out: Tensor | None = None
-) -> tuple[Tensor, Tensor, float]:
-    """Slopes in the cosines of the mean of relu(cos - zeta) over some cells plus the mean of -cos over the others.
-
-    Args:
-        rows: unit rows (B, K).
-        points: unit rows (P, K).
-        near: 0 in the cells (B, P) of the first mean, 1 in the others.
-        n_near: cells of the latter kind.
-        n_pull: by how many their mean divides; 0 where there is no such mean.
-        zeta: margin of the first mean.
-        out: takes the slopes; may be `near` itself where nothing pulls.
-
-    Returns:
-        Slopes (B, P) times the number of far cells, how many of these are above zeta, and that number, at least 1.
-    """
-    n_far = max(near.numel() - n_near, 1)
-    slopes = torch.addmm(near, rows, points.T, beta=-3, out=out).gt_(zeta)  # 3 below a cosine is out of reach
-    n_above = slopes.sum()
-    return slopes.sub_(near, alpha=n_far / n_pull) if n_pull else slopes, n_above, n_far
-
-
-def value_of(at_rows: Tensor, rows: Tensor, n_above: Tensor, each: float, offset: float) -> Tensor:
-    """The value that has the gradient `at_rows` (B, K) at unit rows, `each` less per cell above zeta, plus `offset`."""
-    value = torch.dot(at_rows.view(-1), rows.view(-1)).sub_(n_above, alpha=each)
-    return value.add_(offset) if offset else value
-
-
 def plain_terms(
     outputs: Tensor, proxies: Tensor | None, labels: Tensor, parts: str, weight: float, zeta: float, offset: float
 ) -> list[Tensor]:
-    """As `_Terms`, formula by formula and without reading a value, for `torch.compile`, which joins the operations."""
+    """The terms of any `parts`, formula by formula and without reading a value, as `torch.compile` needs it."""
     rows, values = normalize(outputs), []
     if proxies is not None:
         cosines = inner_products(rows, normalize(proxies))
