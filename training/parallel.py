@@ -25,7 +25,7 @@ from retrieval.errors import BadConfig, HashseekError
 from training.losses.memory import gather_rows
 
 T = TypeVar("T")
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 # It announces its precision and every process on standard error, which is for this run's progress.
 logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
@@ -57,7 +57,7 @@ def launch(function: Callable[..., T], *arguments: Any, device: str, devices: in
                 raise
             if len(list(Path(folder).glob("ended-*"))) < devices:
                 raise HashseekError(_end_of(error, devices)) from None
-            logger.warning("a training process died while it closed down, after its work was done: nothing is lost")
+            _log.warning("a training process died while it closed down, after its work was done: nothing is lost")
         result: T = pickle.loads((Path(folder) / "result").read_bytes())
     return result
 

@@ -31,6 +31,8 @@ _COPIED = ("images", "image_labels")
 def rewind(file: Path, folder: Path) -> Contents:
     """Make the collection in `folder` hold what its snapshot `file` holds; services that use it need not be stopped.
 
+    Indexes on attributes are made after that; if they cannot be, a warning says so, and searches are as exact.
+
     Raises:
         BadCollection: `file` is no snapshot of this collection, damaged, or of a newer Hashseek, or another process
             writes for too long.

@@ -94,13 +94,17 @@ def check_batch(outputs: Tensor, labels: Tensor, *, n_classes: int, n_bits: int)
     Raises:
         BadCodes: wrong shapes, labels that are not 0/1, or outputs that are NaN or infinite.
     """
-    return check_rows(outputs, labels, n_classes=n_classes, width=n_bits, what="outputs")
+    return _check_rows(outputs, labels, n_classes=n_classes, width=n_bits, what="outputs")
 
 
 def check_shapes(
     rows: Tensor, labels: Tensor, *, n_classes: int, width: int, what: str = "outputs"
 ) -> tuple[Tensor, Tensor]:
-    """As `check_batch`, but without a look at the values: for a loss that has them looked at with others."""
+    """As `check_batch`, for rows (B, width), but without a look at the values: for a loss that reads them with others.
+
+    Raises:
+        BadCodes: wrong shapes.
+    """
     if rows.ndim != 2 or rows.shape[1] != width:
         raise BadCodes(f"the loss expects {what} of shape (B, {width}), not {tuple(rows.shape)}")
     if labels.ndim != 2 or labels.shape != (rows.shape[0], n_classes):
@@ -124,7 +128,7 @@ def distance_from_binary(labels: Tensor) -> Tensor:
 
 
 def check_values(rows: Tensor, labels: Tensor, *, what: str = "outputs") -> None:
-    """Raise BadCodes that names a label that is not 0 or 1, or the first row that holds NaN or infinity."""
+    """Raise BadCodes that names a label (B, C) that is not 0 or 1, or the first row (N, K) that is not finite."""
     wrong = labels[(labels != 0) & (labels != 1)]
     if len(wrong):
         raise BadCodes(f"labels must be 0 or 1, but one is {_short(wrong[0].item())}: give multi-hot labels")
@@ -149,13 +153,13 @@ def check_logits(
         BadCodes: no logits while n_bits differs from n_classes, or what `check_batch` refuses.
     """
     if logits is not None:
-        return check_rows(logits, labels, n_classes=n_classes, width=n_classes, what="logits")
+        return _check_rows(logits, labels, n_classes=n_classes, width=n_classes, what="logits")
     if n_bits != n_classes:
         raise BadCodes(
             f"a classification loss needs one logit per label, but the {n_bits} outputs do not match the "
             f"{n_classes} labels: pass logits of shape (B, {n_classes})"
         )
-    return check_rows(outputs, labels, n_classes=n_classes, width=n_bits, what="outputs")
+    return _check_rows(outputs, labels, n_classes=n_classes, width=n_bits, what="outputs")
 
 
 def memory_rows(memory: object, like: Tensor, *, n_classes: int, n_bits: int) -> tuple[Tensor, Tensor] | None:
@@ -189,9 +193,7 @@ def raised(rows: Tensor) -> Tensor:
     return rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
 
 
-def check_rows(
-    rows: Tensor, labels: Tensor, *, n_classes: int, width: int, what: str = "outputs"
-) -> tuple[Tensor, Tensor]:
+def _check_rows(rows: Tensor, labels: Tensor, *, n_classes: int, width: int, what: str) -> tuple[Tensor, Tensor]:
     rows, binary = check_shapes(rows, labels, n_classes=n_classes, width=width, what=what)
     # Reading values would break a compiled graph. One number is read: 0 times the sum is NaN if a row is not finite.
     if (

@@ -10,10 +10,10 @@ from retrieval.errors import BadConfig
 from training.losses._common import (
     SHORTEST,
     check_at_least,
+    check_batch,
     check_between,
     check_choice,
     check_number,
-    check_rows,
     check_shapes,
     check_sizes,
     check_values,
@@ -121,8 +121,10 @@ class HyP2(nn.Module):
             with torch.autocast(outputs.device.type, enabled=False):
                 return self.forward(outputs, labels)
         is_quick = self.parts == "proxy+irrelevant" and not torch.compiler.is_compiling()
-        check = check_shapes if is_quick else check_rows
-        outputs, labels = check(outputs, labels, n_classes=self.n_classes, width=self.n_bits)
+        if is_quick:
+            outputs, labels = check_shapes(outputs, labels, n_classes=self.n_classes, width=self.n_bits)
+        else:
+            outputs, labels = check_batch(outputs, labels, n_classes=self.n_classes, n_bits=self.n_bits)
         proxies: Tensor | None = self.proxies
         if proxies is not None and proxies.dtype != outputs.dtype:
             proxies = proxies.to(outputs.dtype)
@@ -213,7 +215,10 @@ def count_type(cells: Tensor) -> torch.dtype | None:
 def plain_terms(
     outputs: Tensor, proxies: Tensor | None, labels: Tensor, parts: str, weight: float, zeta: float, offset: float
 ) -> list[Tensor]:
-    """The terms of any `parts`, formula by formula and without reading a value, as `torch.compile` needs it."""
+    """The terms of any `parts`, formula by formula and without reading a value, as `torch.compile` needs it.
+
+    Outputs (B, K), proxies (C, K) where `parts` has them, labels (B, C); the terms are numbers, pairs times `weight`.
+    """
     rows, values = normalize(outputs), []
     if proxies is not None:
         cosines = inner_products(rows, normalize(proxies))
