@@ -46,14 +46,20 @@ faults: .venv/installed-test
 photographs: .venv/installed-test
 	$(BIN)/python bench/photographs.py $(ARGS)
 
-.venv/installed: pyproject.toml
+define install
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --editable .
+	$(BIN)/pip install --quiet --editable '$(1)' || { \
+		df -h . "$${TMPDIR:-/tmp}" >&2; \
+		echo "Installation failed, see above. It needs 8 GB here and, while it runs, 4 GB in $${TMPDIR:-/tmp} (TMPDIR=FOLDER names another folder)." >&2; \
+		exit 1; }
+endef
+
+.venv/installed: pyproject.toml
+	$(call install,.)
 	touch $@
 
 .venv/installed-test: pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --editable '.[test]'
+	$(call install,.[test])
 	touch $@ .venv/installed
 
 clean:
