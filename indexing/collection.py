@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from indexing.catalog import Catalog, Change, NewImage, StoredImage, create_catalog
-from indexing.catalog.filters import Filter
+from indexing.catalog.filters import Chosen, Filter
 from indexing.duplicates import groups
 from indexing.hamming_index import (
     APPROXIMATE,
@@ -150,14 +150,15 @@ class Collection:
         """What may be found, of the built and of the fresh segment; of the last few filters it is remembered."""
         segments = (view.built, view.fresh)
         if not isinstance(among, Filter):
-            return [segment.among(among) for segment in segments]
+            chosen = None if among is None else Chosen(among)
+            return [segment.among(chosen) for segment in segments]
         with self._lock:
             of_view, subsets = self._chosen.get(among, (None, []))
             if of_view is view:
                 self._chosen.move_to_end(among)
                 return subsets
-        ids = self.catalog.ids_where(among)
-        subsets = [segment.among(ids) for segment in segments]
+        chosen = self.catalog.choose(among)
+        subsets = [segment.among(chosen) for segment in segments]
         with self._lock:
             self._chosen[among] = view, subsets
             self._chosen.move_to_end(among)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from indexing.catalog.filters import Chosen
 from indexing.hamming_index import APPROXIMATE, Distances, HammingIndex, Ids, Subset, build_index
 from retrieval.codes import Codes
 
@@ -37,12 +38,14 @@ class Segment:
         alive[at] = False
         return Segment(self.index, self.index.subset(alive))
 
-    def among(self, ids: Ids | None) -> Subset:
-        """What is alive; with `ids`, only of those."""
-        if ids is None:
+    def among(self, chosen: Chosen | None) -> Subset:
+        """What is alive, of what was chosen (None: everything)."""
+        if chosen is None:
             return self.alive
-        chosen = self.index.subset_of(ids)
-        return self.index.subset(chosen.mask & self.alive.mask) if self.n_dead else chosen
+        named = self.index.subset_of(chosen.ids)
+        if chosen.all_but:
+            return self.index.subset(self.alive.mask & ~named.mask)
+        return self.index.subset(named.mask & self.alive.mask) if self.n_dead else named
 
 
 @dataclass(frozen=True)

@@ -295,6 +295,9 @@ def test_that_all_names_have_an_index_is_noted_only_where_it_is_sure(tmp_path):
         db.execute(f"DROP INDEX images_by_attribute_{number}")
         assert not attributes.settle(db, mark, OF_SAID)
         db.execute(f"CREATE INDEX images_by_attribute_{number} ON images(id)")
+        assert not attributes.settle(db, mark, OF_SAID)
+        db.execute(f"DROP INDEX images_by_attribute_{number}")
+        db.execute(attributes._statement(number, '$."kept"'))
         assert attributes.settle(db, mark, OF_SAID)
         assert not attributes.is_beyond(db)
 

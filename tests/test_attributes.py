@@ -15,6 +15,7 @@ from indexing.catalog.database import Database
 from indexing.catalog.filters import MAX_CONDITIONS, Filter, make_filter
 from indexing.collection import CATALOG, Collection, open_or_create
 from indexing.upkeep import backup
+from indexing.upkeep.attribute_indexes import choose_attributes
 from indexing.upkeep.optimize import optimize
 from indexing.upkeep.repair import Repaired, _mend_file, _mend_rows
 from indexing.upkeep.rewind import rewind
@@ -141,7 +142,8 @@ def test_conditions_find_the_same_with_and_without_indexes(tmp_path):
         begun = [ask(Filter(attributes=(Condition("n", "^=", v),))).tolist() for v in texts]
         assert begun == [[i for i, text in enumerate(texts, start=1) if text.startswith(v)] for v in texts]
         with collection.catalog._db.transaction() as db:
-            attributes.rebuild(db)
+            assert attributes.is_beyond(db)
+        choose_attributes(collection.catalog.path)
         assert indexed_names(collection.catalog) == {'$."n"', '$."n"."n"'}
         assert [ask(Filter(attributes=(condition,))).tolist() for condition in conditions] == by_index
 
@@ -210,20 +212,38 @@ def test_damaged_attributes_are_replaced_by_those_that_are_given(tmp_path):
         assert ask(catalog, "a>=2") == [1, 2]
 
 
-def test_an_index_that_is_gone_is_noticed_and_made_again(tmp_path):
+UNMATCHED = "1 indexes on attributes are missing, were altered, or belong to no name"
+
+
+def test_an_index_that_is_gone_or_altered_is_noticed_and_made_again(tmp_path):
     with_attributes(tmp_path, [{"a": 1}, {"b": 2}]).close()
     sql(tmp_path / CATALOG, "DROP INDEX images_by_attribute_1")
     with closing(Catalog(tmp_path / CATALOG)) as catalog:
-        assert catalog.integrity_problems() == ["1 indexes on attributes are missing, or belong to no name"]
+        assert catalog.integrity_problems() == [
+            "1 indexes on attributes are missing, were altered, or belong to no name"
+        ]
     sql(tmp_path / CATALOG, "DELETE FROM attribute_indexes")
     with closing(Catalog(tmp_path / CATALOG)) as catalog:
         assert catalog.integrity_problems() == [
-            "1 indexes on attributes are missing, or belong to no name",
+            UNMATCHED,
             "2 names of attributes have no index, so that no condition on them finds an image",
         ]
     report = Repaired()
     _mend_rows(tmp_path / CATALOG, report)
     assert [done.partition(":")[0] for done in report.done] == ["made the indexes on attributes again"] * 2
+    with closing(Catalog(tmp_path / CATALOG)) as catalog:
+        assert catalog.integrity_problems() == []
+        [(name, made)] = catalog._db._reader.execute(
+            "SELECT name, sql FROM sqlite_master WHERE name GLOB 'images_by_attribute_*' AND sql GLOB '*\"a\"*'"
+        ).fetchall()
+    # An index under its name that holds other images would answer wrongly, and to SQLite it is sound.
+    sql(tmp_path / CATALOG, f"DROP INDEX {name}")
+    sql(tmp_path / CATALOG, f"{made} AND id > 1")
+    with closing(Catalog(tmp_path / CATALOG)) as catalog:
+        assert catalog.integrity_problems() == [
+            "1 indexes on attributes are missing, were altered, or belong to no name"
+        ]
+    _mend_rows(tmp_path / CATALOG, Repaired())
     with closing(Catalog(tmp_path / CATALOG)) as catalog:
         assert catalog.integrity_problems() == []
         assert (ask(catalog, "a=1"), ask(catalog, "b=2")) == ([1], [2])
@@ -232,9 +252,9 @@ def test_an_index_that_is_gone_is_noticed_and_made_again(tmp_path):
 def test_names_as_frequent_as_each_other_keep_their_indexes(tmp_path):
     names = [f"name {i}" for i in range(attributes.MOST + 8)]
     collection = with_attributes(tmp_path, [dict.fromkeys(names, 1), dict.fromkeys(names[::-1], 1)])
-    with closing(collection), collection.catalog._db.transaction() as db:
+    with closing(collection), collection.catalog._db.reading() as db:
         before = db.execute("SELECT id, path FROM attribute_indexes").fetchall()
-        attributes.rebuild(db)
+        choose_attributes(collection.catalog.path)
         assert db.execute("SELECT id, path FROM attribute_indexes").fetchall() == before
         assert attributes.is_beyond(db)
 

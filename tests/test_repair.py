@@ -80,6 +80,39 @@ def test_indexes_on_attributes_are_made_again(tmp_path):
             assert attributes.known_paths(db) == {'$."n"'}
 
 
+def test_indexes_and_triggers_that_were_dropped_or_altered_are_made_again(own_collection):
+    sql(
+        own_collection,
+        "DROP TRIGGER codes_go_with_their_image",
+        "DROP INDEX images_by_path",
+        "CREATE INDEX images_by_path ON images(path) WHERE id > 5",
+        "DROP INDEX images_by_key",
+    )
+    before, problems = state(own_collection)
+    names = ["index images_by_key", "index images_by_path", "trigger codes_go_with_their_image"]
+    assert sorted(problems) == [f"the {name} of the catalog is missing, or was altered" for name in names]
+    report = mend(own_collection)
+    assert sorted(report.done)[-3:] == [f"made the {name} of the catalog again" for name in names]
+    assert report.left == []
+    assert state(own_collection) == (before, [])
+    with closing(Collection(own_collection)) as collection:
+        collection.remove([5])
+        assert collection.verify() == []
+
+
+def test_keys_that_were_given_twice_are_named_and_stay(own_collection):
+    twice = "UPDATE images SET key = 'twice' WHERE id IN (2, 3)"
+    sql(own_collection, "DROP INDEX images_by_key", twice)
+    left = [
+        "the index images_by_key of the catalog is missing, or was altered",
+        "1 keys belong to several images each, as 'twice' does: remove all but one of them",
+    ]
+    assert mend(own_collection).left == left
+    with closing(Collection(own_collection)) as collection:
+        collection.remove([3])
+    assert mend(own_collection).left == []
+
+
 def test_bits_beyond_the_length_of_a_code_are_malformed(tmp_path):
     with closing(code_collection(tmp_path, n_bits=12)) as collection:
         collection.add(new_images(random_codes(np.random.default_rng(0), 3, 12)))

@@ -41,10 +41,10 @@ def create(db: sqlite3.Connection) -> None:
     Of many images none: whoever opens the catalog meanwhile would wait too long. `index optimize` makes them.
     """
     db.execute("CREATE TABLE attribute_indexes (id INTEGER PRIMARY KEY AUTOINCREMENT, path TEXT NOT NULL UNIQUE)")
-    if _is_large(db):
+    counts = None if _is_large(db) else count_names(db)
+    _add_paths(db, most_frequent(counts or Counter(), set()))
+    if counts is None or len(counts) > MOST:  # many images, attributes that are to be mended, or many names
         _set_beyond(db)
-    else:
-        rebuild(db)
 
 
 def ids_with(db: sqlite3.Connection, condition: Condition) -> Ids | None:
@@ -107,9 +107,9 @@ def index_new(db: sqlite3.Connection, paths: Iterable[str]) -> None:
 def problems(db: sqlite3.Connection) -> list[str]:
     """What the indexes lack, so that conditions are refused or find too little; empty if all is well."""
     found = []
-    unmatched = _noted(db) ^ _made(db)
+    unmatched = {name for name, _ in _noted(db).items() ^ _made(db).items()}
     if unmatched:
-        found.append(f"{len(unmatched)} indexes on attributes are missing, or belong to no name")
+        found.append(f"{len(unmatched)} indexes on attributes are missing, were altered, or belong to no name")
     counts = None if is_beyond(db) else count_names(db)
     lacking = set(counts or ()) - _indexed(db)
     if lacking:
@@ -139,10 +139,7 @@ def _add_paths(db: sqlite3.Connection, paths: Iterable[str]) -> None:
             _set_beyond(db)
             return
         row = db.execute("INSERT INTO attribute_indexes (path) VALUES (?) RETURNING id", (path,)).fetchone()
-        db.execute(
-            f"CREATE INDEX {_name(int(row[0]))} ON images({json_type(path)}, {json_value(path)}) "
-            f"WHERE {json_type(path)} IS NOT NULL"
-        )
+        db.execute(_statement(int(row[0]), path))
 
 
 def forget(db: sqlite3.Connection) -> None:
@@ -151,20 +148,6 @@ def forget(db: sqlite3.Connection) -> None:
         db.execute(f"DROP INDEX {name}")
     db.execute("DELETE FROM attribute_indexes")
     _set_beyond(db)
-
-
-def rebuild(db: sqlite3.Connection) -> None:
-    """Index the names that most images have, in a transaction of the caller's; nothing is done if they are indexed."""
-    counts = count_names(db)
-    if counts is None:
-        forget(db)  # until they are mended
-        return
-    wanted = most_frequent(counts, _indexed(db))
-    if _indexed(db) != set(wanted) or _noted(db) != _made(db):
-        forget(db)
-        _add_paths(db, wanted)
-    if len(counts) <= MOST:
-        _unset_beyond(db)
 
 
 # ---------------------------------------------------------------- one after the other, while others read and write
@@ -184,11 +167,12 @@ def watch(db: sqlite3.Connection) -> str | None:
 
 def to_change(db: sqlite3.Connection, counts: Counter[str]) -> tuple[list[str], list[str]]:
     """Names of indexes to `drop`, and then paths to `make` one on, so that the most frequent have one each."""
-    made = _made(db)
-    noted = {str(path): _name(number) for path, number in db.execute("SELECT path, id FROM attribute_indexes")}
-    wanted = most_frequent(counts, set(noted))
-    kept = {path: noted[path] for path in wanted if noted.get(path) in made}
-    return sorted((made | {*noted.values()}) - {*kept.values()}), [path for path in wanted if path not in kept]
+    made, noted = _made(db), _noted(db)
+    sound = {name for name, _ in made.items() & noted.items()}
+    wanted = most_frequent(counts, _indexed(db))
+    names = {path: _name(number) for path in wanted if (number := index_of(db, path)) is not None}
+    kept = {path: name for path, name in names.items() if name in sound}
+    return sorted({*made, *noted} - {*kept.values()}), [path for path in wanted if path not in kept]
 
 
 def drop(db: sqlite3.Connection, name: str) -> None:
@@ -270,15 +254,16 @@ def _indexed(db: sqlite3.Connection) -> set[str]:
     return {str(row[0]) for row in db.execute("SELECT path FROM attribute_indexes")}
 
 
-def _noted(db: sqlite3.Connection) -> set[str]:
-    """Names of the indexes on attributes that there should be."""
-    return {_name(row[0]) for row in db.execute("SELECT id FROM attribute_indexes")}
+def _noted(db: sqlite3.Connection) -> dict[str, str]:
+    """The indexes on attributes that there should be: the statement that makes each, by its name."""
+    rows = db.execute("SELECT id, path FROM attribute_indexes")
+    return {_name(number): _statement(number, str(path)) for number, path in rows}
 
 
-def _made(db: sqlite3.Connection) -> set[str]:
-    """Names of the indexes on attributes that there are."""
-    rows = db.execute("SELECT name FROM sqlite_master WHERE type = 'index' AND name GLOB ?", (f"{PREFIX}*",))
-    return {str(row[0]) for row in rows}
+def _made(db: sqlite3.Connection) -> dict[str, str]:
+    """The indexes on attributes that there are: the statement that made each, by its name."""
+    rows = db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'index' AND name GLOB ?", (f"{PREFIX}*",))
+    return {str(name): str(statement) for name, statement in rows}
 
 
 def paths_of(attributes: Mapping[str, Any], before: tuple[str, ...] = (), room: int = LONGEST - 1) -> set[str]:
@@ -310,3 +295,8 @@ def _path_of(steps: tuple[str, ...]) -> str:
 
 def _name(number: int) -> str:
     return f"{PREFIX}{int(number)}"
+
+
+def _statement(number: int, path: str) -> str:
+    of_type = json_type(path)
+    return f"CREATE INDEX {_name(number)} ON images({of_type}, {json_value(path)}) WHERE {of_type} IS NOT NULL"

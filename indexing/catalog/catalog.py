@@ -21,8 +21,9 @@ from indexing.catalog.database import (
     damaged,
     now,
 )
-from indexing.catalog.filters import Filter, ids_where
+from indexing.catalog.filters import Chosen, Filter, choose, ids_where
 from indexing.catalog.records import Change, Changes, NewImage, Space, StoredImage
+from indexing.catalog.schema import departures
 from indexing.catalog.storing import Storing, check_new
 from retrieval.codes import Codes, check_n_bits, code_size
 from retrieval.errors import BadCodes, BadCollection, BadConfig, UnknownImage
@@ -213,6 +214,15 @@ class Catalog:
         with self._db.snapshot() as db:
             return ids_where(db, chosen)
 
+    def choose(self, chosen: Filter) -> Chosen:
+        """What a filter lets through, or leaves out, read as of one moment.
+
+        Raises:
+            BadConfig: the filter has a condition that cannot be asked.
+        """
+        with self._db.snapshot() as db:
+            return choose(db, chosen)
+
     def label_counts(self) -> dict[str, int]:
         """Number of images per label, by name."""
         with self._db.reading() as db:
@@ -257,10 +267,17 @@ class Catalog:
                 "SELECT count(*) FROM codes WHERE image_id NOT IN (SELECT id FROM images)"
             ).fetchone()
             n_missing = spaces.n_missing(db, self.space)
+            altered = [f"{kind} {name}" for kind, name, _ in departures(db)]
+            shared = db.execute(_SHARED_KEYS).fetchone() if "index images_by_key" in altered else (0, "")
             of_attributes = attributes.problems(db)
         problems = [
             f"SQLite: {n} rows of {_TABLES.get(table, table)} belong to nothing" for table, n in orphans.items()
         ]
+        problems += [f"the {one} of the catalog is missing, or was altered" for one in altered]
+        if shared[0]:
+            problems.append(
+                f"{shared[0]} keys belong to several images each, as {shared[1]!r} does: remove all but one of them"
+            )
         problems += of_attributes
         if n_codes:
             problems.append(f"{n_codes} codes belong to no image")
@@ -421,6 +438,9 @@ _COLUMNS = (
     "(SELECT json_group_array(label) FROM (SELECT label FROM image_labels WHERE image_id = images.id ORDER BY label))"
 )
 _SELECT = f"SELECT {_COLUMNS} FROM images"
+_SHARED_KEYS = (
+    "SELECT count(*), min(key) FROM (SELECT key FROM images WHERE key IS NOT NULL GROUP BY key HAVING count(*) > 1)"
+)
 
 
 def _stored(row: tuple[Any, ...]) -> StoredImage:

@@ -8,9 +8,9 @@ A filter is answered from the catalog, exactly, before anything is ranked.
 import json
 import sqlite3
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ from retrieval.errors import BadConfig
 
 # Up to this share of all images, further conditions are looked up for each of the images that are left.
 _FEW = 0.05
+# Looking a label up for one image takes as long as reading it for so many.
+_LOOKED_UP = 20
 MAX_CONDITIONS = 64  # in one filter; SQLite's own limit lies higher
 
 
@@ -106,18 +108,36 @@ def parse_time(text: str) -> str:
     return time.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """The ids (ascending) that a filter lets through, or, with `all_but`, all the ids that it does not."""
+
+    ids: Ids
+    all_but: bool = False
+
+
+def choose(db: sqlite3.Connection, chosen: Filter) -> Chosen:
+    """What a filter lets through, without reading all ids where it only says what to leave out."""
+    if chosen.no_labels and replace(chosen, no_labels=()) == Filter():
+        return Chosen(_labelled(db, chosen.no_labels), all_but=True)
+    return Chosen(ids_where(db, chosen))
+
+
 def ids_where(db: sqlite3.Connection, chosen: Filter) -> Ids:
     """The ids (ascending) of the images that a filter lets through."""
-    parts = [_labelled(db, [label]) for label in dict.fromkeys(chosen.all_labels)]
-    if chosen.any_labels:
-        parts.append(_labelled(db, chosen.any_labels))
+    found: Ids | None = None
     if chosen.keys is not None:
         query = "SELECT id AS i FROM images WHERE key IN (SELECT value FROM json_each(?))"
-        parts.append(np.sort(fetch_ids(db, query, [json.dumps(chosen.keys)])))
+        found = np.sort(fetch_ids(db, query, [json.dumps(chosen.keys)]))
     if chosen.ids is not None:
-        parts.append(np.unique(np.array([i for i in chosen.ids if 0 <= i < 2**63], np.int64)))
-    found = reduce(_both, sorted(parts, key=len)) if parts else None
-    few = _FEW * _count(db)
+        ids = np.unique(np.array([i for i in chosen.ids if 0 <= i < 2**63], np.int64))
+        found = ids if found is None else _both(found, ids)
+    few = int(_FEW * _count(db))
+    groups = [(label,) for label in dict.fromkeys(chosen.all_labels)] + [chosen.any_labels] * bool(chosen.any_labels)
+    if len(groups) > 1:
+        groups.sort(key=lambda labels: _count_labelled(db, labels, most=few))
+    for labels in groups:
+        found = _with_label(db, found, labels)
     clauses: list[str] = []
     values: list[Any] = []
     for look_up, clause, of_clause in _asked(db, chosen):
@@ -137,8 +157,29 @@ def ids_where(db: sqlite3.Connection, chosen: Filter) -> Ids:
         of_table = np.sort(fetch_ids(db, f"SELECT id AS i FROM images{by}{where}", values))
         found = of_table if found is None else _both(found, of_table)
     if chosen.no_labels and len(found):
-        found = np.setdiff1d(found, _labelled(db, chosen.no_labels), assume_unique=True)
+        found = np.setdiff1d(found, _with_label(db, found, chosen.no_labels), assume_unique=True)
     return found
+
+
+def _with_label(db: sqlite3.Connection, found: Ids | None, labels: Sequence[str]) -> Ids:
+    """Those of `found` (ascending; None: all images) that carry one of the labels."""
+    if found is None:
+        return _labelled(db, labels)
+    most = _LOOKED_UP * len(found)
+    if most >= _count(db) or _count_labelled(db, labels, most=most) <= most:
+        return _both(found, _labelled(db, labels))
+    query = (
+        "SELECT f.value AS i FROM json_each(?) AS f WHERE EXISTS (SELECT 1 FROM image_labels "
+        "WHERE image_id = f.value AND label IN (SELECT value FROM json_each(?)))"
+    )
+    return np.sort(fetch_ids(db, query, [json.dumps(found.tolist()), json.dumps(labels)]))
+
+
+def _count_labelled(db: sqlite3.Connection, labels: Sequence[str], *, most: int) -> int:
+    """How many times images carry one of the labels; beyond `most`, only that it is more."""
+    listed = "SELECT 1 FROM image_labels WHERE label IN (SELECT value FROM json_each(?)) LIMIT ?"
+    row = db.execute(f"SELECT count(*) FROM ({listed})", [json.dumps(labels), most + 1]).fetchone()
+    return int(row[0])
 
 
 def _labelled(db: sqlite3.Connection, labels: Sequence[str]) -> Ids:

@@ -161,6 +161,24 @@ def statements_of(version: int) -> list[tuple[str, str, str]]:
         ).fetchall()
 
 
+def departures(db: sqlite3.Connection) -> list[tuple[str, str, str]]:
+    """(kind, name, SQL) of the indexes and triggers that are missing, or are not as the migrations made them."""
+    there = {(kind, name): sql for kind, name, sql in db.execute("SELECT type, name, sql FROM sqlite_master")}
+    wanted = [row for row in statements_of(LATEST) if row[0] != "table"]
+    return [(kind, name, sql) for kind, name, sql in wanted if there.get((kind, name)) != sql]
+
+
+def mend(db: sqlite3.Connection) -> Iterator[str]:
+    """Make those indexes and triggers again, in a transaction of the caller's; what was done, in words."""
+    for kind, name, sql in departures(db):
+        db.execute(f"DROP {kind} IF EXISTS {name}")
+        try:
+            db.execute(sql)
+        except sqlite3.IntegrityError:  # it would be unique, and in its absence something was stored twice
+            continue
+        yield f"made the {kind} {name} of the catalog again"
+
+
 def _run(db: sqlite3.Connection, migration: str | Callable[[sqlite3.Connection], None]) -> None:
     if callable(migration):
         migration(db)

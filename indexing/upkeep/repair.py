@@ -5,7 +5,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from indexing.catalog import Catalog, attributes
+from indexing.catalog import Catalog, attributes, schema
 from indexing.catalog.database import Database
 from indexing.collection import CATALOG, Collection
 from indexing.upkeep.attribute_indexes import choose_if_possible
@@ -93,10 +93,11 @@ def _mend_file(path: Path, report: Repaired) -> None:
 
 
 def _mend_rows(path: Path, report: Repaired) -> None:
-    """Drop rows that belong to nothing, and codes that no model can have made."""
+    """Make indexes and triggers again, drop rows that belong to nothing, and codes that no model can have made."""
     n_done = len(report.done)
     with closing(Database(path, read_only=False)) as database, database.transaction() as db:
         generation = database.generation(db) + 1
+        report.done += schema.mend(db)
         for table, name in (("image_labels", "labels"), ("codes", "codes"), ("updated", "notes of changes")):
             n = db.execute(f"DELETE FROM {table} WHERE image_id NOT IN (SELECT id FROM images)").rowcount
             if n:
