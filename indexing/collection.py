@@ -14,6 +14,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,7 @@ import numpy as np
 
 from indexing.catalog import Catalog, Change, NewImage, StoredImage, create_catalog
 from indexing.catalog.filters import Chosen, Filter
+from indexing.catalog.records import Changes
 from indexing.duplicates import groups
 from indexing.hamming_index import (
     APPROXIMATE,
@@ -94,22 +96,29 @@ class Collection:
         return len(self._current())
 
     def add(self, images: list[NewImage]) -> list[tuple[int, Change]]:
-        """Store images; (id, what became of it) for each, see `Catalog.add`. They can be found when this returns."""
+        """Store images; (id, what became of it) for each, see `Catalog.add`. They can be found when this returns.
+
+        A path that leads to a file which the collection itself keeps, as a list or an export may name it, is stored as
+        such: otherwise the file would be deleted as one that was replaced.
+        """
+        images = [replace(image, path=kept_path(self.folder, image.path, image.sha256)) for image in images]
         keyed = self.catalog.known_keys([image.key for image in images if image.key is not None])
         before = [image for image in self.catalog.get(list(keyed.values())) if image is not None and self.owns(image)]
         outcome = self.catalog.add(images)
         self._drop_files({image.path for image in before})  # what was replaced
         return outcome
 
-    def remove(self, ids: list[int]) -> None:
+    def remove(self, ids: list[int], *, missing_ok: bool = False) -> None:
         """Forget images, all or none, and delete the files that the collection itself kept of them.
+
+        With `missing_ok`, those of them that are there.
 
         Raises:
             UnknownImage: an id is not there.
         """
-        stored = [self.catalog.one(image_id) for image_id in ids]
-        self.catalog.remove(ids)
-        self._drop_files({image.path for image in stored if self.owns(image)})
+        stored = self.catalog.get(ids) if missing_ok else [self.catalog.one(image_id) for image_id in ids]
+        self.catalog.remove(ids, missing_ok=missing_ok)
+        self._drop_files({image.path for image in stored if image is not None and self.owns(image)})
 
     def search(
         self,
@@ -214,10 +223,17 @@ class Collection:
     def build_index(self, kind: str) -> None:
         """Build an index of this kind (`hamming_index.KINDS`) over all images and write it; it stays of this kind.
 
+        All codes are read from the catalog: nothing of the index that was there is trusted.
+
         Raises:
             BadConfig: there is no such kind, or not on this machine.
         """
-        self._save(self._current(), check_kind(kind))
+        check_kind(kind)
+        view = self._advance(View(-1, 0, empty(self.n_bits), empty(self.n_bits)))
+        with self._lock:
+            if self._view.generation <= view.generation:
+                self._view = view
+        self._save(view, kind)
 
     def _save(self, view: View, kind: str) -> None:
         merged = merge(view, self.n_bits, kind)
@@ -277,15 +293,15 @@ class Collection:
         problems = self.catalog.integrity_problems()
         if any(problem.startswith("SQLite: ") for problem in problems):  # whatever else it says cannot be relied on
             return problems
+        view = self._current()
         truth = self.catalog.changes(after_id=0, after_generation=-1)
         spare = 8 * truth.codes.shape[1] - self.n_bits
         if spare and len(truth.codes) and int(truth.codes[:, -1].max()) >> (8 - spare):
             problems.append(f"a code has bits set beyond its {self.n_bits} bits")
-        view = self._current()
-        merged = merge(view, self.n_bits, "exact").index
-        if not np.array_equal(merged.ids, truth.ids) or not np.array_equal(merged.codes, truth.codes):
+        index = merge(view, self.n_bits, "exact").index
+        if not self._agree(index, view, truth):
             problems.append(
-                f"the index in memory holds {len(merged)} images that differ from the catalog's {len(truth.ids)}"
+                f"the index in memory holds {len(index)} images that differ from the catalog's {len(truth.ids)}"
             )
         if (self.folder / INDEX / _MANIFEST).exists():  # without one there is no index on disk, and none to disagree
             try:
@@ -301,6 +317,18 @@ class Collection:
             problems += [f"the file of image {i.id} is gone: {i.path!r}" for i in page if not is_there(self.uri_of(i))]
             after = page[-1].id
         return problems
+
+    def _agree(self, index: HammingIndex, view: View, truth: Changes) -> bool:
+        """Whether an index over a view holds what the catalog does, but for what others changed since."""
+        changed = np.zeros(0, np.int64)
+        if truth.generation != view.generation:
+            since = self.catalog.changes(after_id=view.last_id, after_generation=view.generation)
+            if since.whole:  # nothing that the view knows counts any more
+                return True
+            changed = np.concatenate([since.ids, since.removed])
+        of_index, of_truth = ~np.isin(index.ids, changed), ~np.isin(truth.ids, changed)
+        same = np.array_equal(index.ids[of_index], truth.ids[of_truth])
+        return same and np.array_equal(index.codes[of_index], truth.codes[of_truth])
 
     def _drop_files(self, paths: set[str]) -> None:
         """Delete files that the collection kept, unless an image still points to them."""
@@ -385,6 +413,15 @@ class Collection:
             raise BadCollection(f"{error.filename} is missing") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadCollection(f"it cannot be read: {error}") from None
+
+
+def kept_path(folder: Path, path: str, sha256: str) -> str:
+    """`path` as a record of the collection in `folder` has it: as `files/...` if the collection keeps that file."""
+    for root in dict.fromkeys((str(folder.absolute()), os.path.realpath(folder))):
+        inside = path.removeprefix(f"{root}/")
+        if inside != path and re.fullmatch(rf"{FILES}/{sha256[:2]}/{sha256}(\.\w{{1,8}})?", inside):
+            return inside
+    return path
 
 
 def open_or_create(folder: Path, *, checkpoint: Path | None) -> Collection:

@@ -436,6 +436,7 @@ def test_files_are_known_by_size_and_time(catalog):
     ("said", "sentence"),
     [
         ({"key": ""}, "a key has 1 to 512 characters, not 0"),
+        ({"key": "a\0b"}, "holds a NUL character"),
         ({"key": "x" * 513}, "a key has 1 to 512 characters, not 513"),
         ({"key": "\udcff"}, "not valid UTF-8"),
         ({"attributes": {"x": "y" * 16_400}}, r"at most 16,384 bytes as JSON, not 16,408"),

@@ -1,10 +1,12 @@
 """A collection finds exactly what its catalog holds, whatever happened to its index, its folder, or beside it."""
 
+import hashlib
 import json
 import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +14,10 @@ from conftest import code_collection, new_images, random_codes
 
 from indexing import collection as module
 from indexing import segments
+from indexing.catalog import NewImage
 from indexing.collection import Collection, open_or_create
+from indexing.upkeep.exchange import export, import_
+from indexing.upkeep.reencode import switch_space
 from retrieval import hamming
 from retrieval.errors import BadCheckpoint, BadCollection, BadConfig, ForeignCodes
 
@@ -231,6 +236,52 @@ def test_a_code_that_changed_in_the_catalog_is_found_by_verify(saved):
     collection = Collection(folder, read_only=True)
     assert any("differ from the catalog" in problem for problem in collection.verify())
     collection.close()
+    collection = Collection(folder)
+    collection.build_index("exact")  # from the catalog, not from the index that was there
+    assert not any("differ" in problem for problem in collection.verify())
+    assert collection.search(collection.catalog.code(9), k=1)[0][0].tolist() == [0]
+    collection.close()
+    again = Collection(folder, read_only=True)
+    assert not any("differ" in problem for problem in again.verify())
+    again.close()
+
+
+def test_the_index_of_what_was_lost_is_not_used_after_a_switch_either(own_collection):
+    catalog = own_collection / "catalog.sqlite"
+    Collection(own_collection).close()
+    shutil.copy(catalog, own_collection.parent / "copy")
+    collection = Collection(own_collection)
+    collection.remove([2])
+    collection.save_index()
+    collection.close()
+    shutil.copy(own_collection.parent / "copy", catalog)
+    switch_space(own_collection, 1)  # makes the catalog as new as the index
+    collection = Collection(own_collection)
+    assert len(collection) == len(collection.catalog) == 12
+    assert collection.verify() == []
+    collection.close()
+
+
+def test_what_others_change_while_it_is_verified_is_no_difference(tmp_path, monkeypatch):
+    rng, collection = np.random.default_rng(0), code_collection(tmp_path, n_bits=12)
+    collection.add(new_images(random_codes(rng, 20, 12)))
+    beside, changes, start = Collection(tmp_path), collection.catalog.changes, [100]
+
+    def changed_before_and_after(**since):
+        for _ in range(2):
+            beside.add(new_images(random_codes(rng, 2, 12), start=start[0]))
+            beside.remove([start[0] - 98])
+            start[0] += 2
+            found = changes(**since)
+        return found
+
+    monkeypatch.setattr(collection.catalog, "changes", changed_before_and_after)
+    assert [problem for problem in collection.verify() if "index" in problem] == []
+    with collection.catalog._db.transaction() as db:
+        db.execute("UPDATE codes SET code = x'0000' WHERE image_id = 19")
+    assert [problem.split(" of ")[0] for problem in collection.verify() if "index" in problem] != []
+    collection.close()
+    beside.close()
 
 
 def test_verify_names_missing_files_checkpoints_and_labels_without_image(own_collection):
@@ -342,7 +393,7 @@ def test_one_content_removed_and_added_at_the_same_time_keeps_its_file_if_it_is_
         monkeypatch.setattr(
             collection.catalog,
             "remove",
-            lambda ids: (remove(ids), other.add_with_file(image, b"content", suffix=".jpg")),
+            lambda ids, **options: (remove(ids, **options), other.add_with_file(image, b"content", suffix=".jpg")),
         )
         collection.remove([1])
     else:  # but after its file was written
@@ -353,6 +404,31 @@ def test_one_content_removed_and_added_at_the_same_time_keeps_its_file_if_it_is_
     assert collection.file_of(stored).read_bytes() == b"content"
     collection.close()
     other.close()
+
+
+def test_a_kept_file_that_a_list_or_an_export_names_stays(tmp_path, checkpoint, pictures):
+    collection = open_or_create(tmp_path / "c", checkpoint=checkpoint)
+    data = next(pictures.glob("*.jpg")).read_bytes()
+    image = NewImage(
+        "", hashlib.sha256(data).hexdigest(), 1, 1, len(data), "image/jpeg", ("cat",), np.zeros(6, np.uint8)
+    )
+    collection.add_with_file(replace(image, key="mine"), data, suffix=".jpg")
+    kept = collection.file_of(collection.catalog.one(1))
+    export(collection, tmp_path / "e.parquet")
+    assert import_(tmp_path / "e.parquet", tmp_path / "c", checkpoint=None) == {"added": 0, "updated": 0, "known": 1}
+    (tmp_path / "link").symlink_to(tmp_path / "c")
+    for path in (kept, kept.resolve(), tmp_path / "c" / kept.relative_to(collection.folder)):
+        collection.add([replace(image, key="mine", path=str(path), labels=("dog",))])
+        assert kept.read_bytes() == data
+        assert collection.owns(collection.catalog.one(1))
+    through_link = Collection(tmp_path / "link")
+    through_link.add([replace(image, key="mine", path=str(kept.resolve()))])
+    through_link.close()
+    assert collection.catalog.one(1).path == str(kept.relative_to(collection.folder))
+    assert collection.verify() == []
+    collection.remove([1])
+    assert not kept.exists()
+    collection.close()
 
 
 def test_files_outside_the_collection_are_never_deleted(tmp_path):

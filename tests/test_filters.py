@@ -161,6 +161,7 @@ def test_ids_keys_and_nothing_at_all(described):
     assert described.ids_where(Filter(ids=(3, 99, 1, 3, -1, 2**63, 10**40))).tolist() == [1, 3]
     assert described.ids_where(Filter(ids=())).tolist() == []
     assert described.ids_where(Filter(keys=("key/4", "key", "KEY/1", "'"))).tolist() == [5]
+    assert described.ids_where(Filter(keys=("key/4\0", "\0"))).tolist() == []
     assert described.ids_where(Filter()).tolist() == list(range(1, len(ATTRIBUTES) + 1))
     assert make_filter() is None
     with pytest.raises(BadConfig, match="not valid UTF-8"):
@@ -205,7 +206,7 @@ def test_random_filters_agree_with_a_loop_and_searches_among_them_with_the_oracl
             NewImage(
                 **{
                     **vars(image),
-                    "labels": some(["a", "b", "c", "rare"], 3),
+                    "labels": some(["a", "b", "c", "rare", "a\0b"], 3),
                     "attributes": {} if i % 3 == 0 else {"n": int(rng.integers(5)), "m": i},
                     "key": f"k{start + i}" if i % 2 else None,
                 }
@@ -231,7 +232,7 @@ def test_random_filters_agree_with_a_loop_and_searches_among_them_with_the_oracl
         filters = [Filter(no_labels=("a",)), Filter(no_labels=("b", "rare")), Filter(no_labels=("nobody's",))]
         filters += [
             Filter(
-                any_labels=some(["a", "rare", "nobody's"], 2),
+                any_labels=some(["a", "rare", "nobody's", "a\0b"], 2),
                 all_labels=some(["a", "b"], 1),
                 no_labels=some(["b", "c", "nobody's"], 2),
                 attributes=tuple(Condition("n", str(op), "2") for op in some(list(COMPARE), 1)),

@@ -5,13 +5,14 @@ import shutil
 import signal
 import threading
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from conftest import N_PICTURES, PREPROCESSING, draw, new_images, random_codes, tiny_checkpoint, wait_until
 
-from indexing.catalog import SpaceRetired
+from indexing.catalog import NewImage, SpaceRetired
 from indexing.collection import Collection, open_or_create
 from indexing.ingest import Source, ingest
 from indexing.searcher import Searcher
@@ -335,7 +336,7 @@ def test_first_bits(n_bits):
 # ---------------------------------------------------------------- refusals
 
 
-def test_refusals(collection, checkpoint, tmp_path):
+def test_refusals(collection, checkpoint, other_checkpoint, tmp_path):
     with pytest.raises(BadConfig, match="uses already"):
         run(collection, checkpoint)
     with pytest.raises(BadCheckpoint, match="there is no checkpoint"):
@@ -343,8 +344,47 @@ def test_refusals(collection, checkpoint, tmp_path):
     (tmp_path / "torn.safetensors").write_bytes(b"torn")
     with pytest.raises(BadCheckpoint, match="truncated"):
         run(collection, tmp_path / "torn.safetensors")
+    with pytest.raises(BadConfig, match="no engine"):
+        list(reencode(collection, other_checkpoint, engine="steam"))
     assert len(collection.catalog.spaces()) == 1
     assert [path.name for path in collection.folder.glob("*.safetensors")] == ["checkpoint.safetensors"]
+
+
+def test_of_equal_content_one_file_is_enough(collection, other_checkpoint, pictures):
+    first = collection.catalog.one(1)
+    said = {name: value for name, value in vars(first).items() if name not in ("id", "added_at", "changed_at")}
+    twin = NewImage(**{**said, "key": "twin", "path": "/nowhere/twin.jpg"}, code=collection.catalog.code(1)[0])
+    lost = new_images(random_codes(np.random.default_rng(0), 1, 48))
+    collection.add([twin, *lost])
+    report = run(collection, other_checkpoint, without_missing=True)
+    assert (report.encoded, list(report.lost), report.switched) == (13, [14], True)
+    with closing(Collection(collection.folder)) as again:
+        codes_of = again.catalog.codes_of([1, 13, 14])
+        assert codes_of[1][0].tobytes() == codes_of[13][0].tobytes()
+        assert codes_of[1][1] == codes_of[13][1] != ""
+        assert 14 not in codes_of
+
+
+def test_an_image_without_a_code_gets_one_when_its_content_is_added_again(
+    collection, other_checkpoint, pictures, tmp_path
+):
+    content = Path(collection.catalog.one(1).path).read_bytes()
+    for path in (tmp_path / "kept.jpg", tmp_path / "found.jpg"):
+        path.write_bytes(content)
+    with collection.catalog._db.writing() as (db, _):
+        db.execute("UPDATE images SET path = '/nowhere.jpg' WHERE id = 1")
+        db.execute("UPDATE images SET path = '/gone.jpg', key = 'mine' WHERE id = 2")
+    second = Path(pictures / "picture 01.jpg")
+    assert run(collection, other_checkpoint, without_missing=True).switched
+    with closing(Collection(collection.folder)) as again:
+        assert len(again) == 10
+        encoder = Searcher.open(again, device="cpu", precision="fp32").encoder
+        sources = [Source(tmp_path / "found.jpg"), Source(second, key="mine")]
+        *_, report = ingest(again, encoder, sources)
+        assert (report.added, report.updated, report.known) == (0, 1, 1)
+        assert len(again) == 12
+        assert again.search(again.catalog.code(1), k=1)[0][1].tolist() == [1]
+        assert not any("no code" in problem for problem in again.verify())
 
 
 @pytest.mark.parametrize("n", [0, 1])

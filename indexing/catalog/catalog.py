@@ -6,7 +6,7 @@ has missed.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from indexing.catalog.database import (
     now,
 )
 from indexing.catalog.filters import Chosen, Filter, choose, ids_where
-from indexing.catalog.records import Change, Changes, NewImage, Space, StoredImage
+from indexing.catalog.records import Change, Changes, NewImage, Space, StoredImage, check_key
 from indexing.catalog.schema import departures
 from indexing.catalog.storing import Storing, check_new
 from retrieval.codes import Codes, check_n_bits, code_size
@@ -102,8 +102,8 @@ class Catalog:
             storing = Storing(db, self.space.id, generation, now())
             return [storing.store(image, text) for image, text in zip(images, texts, strict=True)]
 
-    def remove(self, ids: Sequence[int]) -> None:
-        """Forget images, all or none.
+    def remove(self, ids: Sequence[int], *, missing_ok: bool = False) -> None:
+        """Forget images, all or none; with `missing_ok`, those of them that are there.
 
         Raises:
             UnknownImage: an id is not in the catalog.
@@ -111,8 +111,38 @@ class Catalog:
         with self._db.writing() as (db, generation):
             for image_id in ids:
                 if db.execute("DELETE FROM images WHERE id = ?", (image_id,)).rowcount == 0:
+                    if missing_ok:
+                        continue
                     raise UnknownImage(f"there is no image {image_id} in the collection")
                 db.execute("INSERT OR REPLACE INTO removed VALUES (?, ?)", (image_id, generation))
+
+    def paths_without_key(self, paths: Sequence[str]) -> list[str]:
+        """Those of the paths that a record without a key names."""
+        query = "SELECT DISTINCT path FROM images WHERE key IS NULL AND path IN ({})"
+        return [str(row[0]) for row in self._looked_up(query, paths)]
+
+    def give_keys(self, keys: Mapping[str, str]) -> None:
+        """Give records without a key the key of their path: the last record of each path gets it, the others go.
+
+        A path's earlier records are of content that is no longer there. If its key is taken, all of them go.
+
+        Args:
+            keys: path -> key.
+
+        Raises:
+            BadConfig: a key is beyond its limits; nothing is changed.
+        """
+        for key in keys.values():
+            check_key(key)
+        with self._db.writing() as (db, generation):
+            for path, key in keys.items():
+                query = "SELECT id FROM images WHERE path = ? AND key IS NULL ORDER BY id"
+                ids = [int(row[0]) for row in db.execute(query, (path,))]
+                if ids and db.execute("SELECT 1 FROM images WHERE key = ?", (key,)).fetchone() is None:
+                    db.execute("UPDATE images SET key = ? WHERE id = ?", (key, ids.pop()))
+                db.executemany("DELETE FROM images WHERE id = ?", [(image_id,) for image_id in ids])
+                gone = [(image_id, generation) for image_id in ids]
+                db.executemany("INSERT OR REPLACE INTO removed VALUES (?, ?)", gone)
 
     def get(self, ids: Sequence[int]) -> list[StoredImage | None]:
         """Records by id, in that order; None for an id that is not there."""
@@ -163,6 +193,17 @@ class Catalog:
                 f"there is no image {image_id} with a code of checkpoint {self.fingerprint[:12]} in the collection"
             )
         return self._codes([row[0]])
+
+    def codes_of_equals(self, ids: Sequence[int], *, space_id: int) -> list[tuple[int, NDArray[np.uint8], str]]:
+        """(id, code, engine or "") of those images of which another with the same content has a code in a space."""
+        query = (
+            "SELECT c.code, coalesce(e.name, '') FROM images AS own JOIN images AS other ON other.sha256 = own.sha256 "
+            "CROSS JOIN codes AS c ON c.space_id = ? AND c.image_id = other.id "
+            "LEFT JOIN engines AS e ON e.id = c.engine WHERE own.id = ? LIMIT 1"
+        )
+        with self._db.reading() as db:
+            rows = [(image_id, db.execute(query, (space_id, image_id)).fetchone()) for image_id in ids]
+        return [(image_id, np.frombuffer(row[0], np.uint8), str(row[1])) for image_id, row in rows if row is not None]
 
     def code_of_hash(self, sha256: str) -> NDArray[np.uint8] | None:
         """Packed code (code_size,) of this content, if an image with it is stored: it need not be encoded again."""

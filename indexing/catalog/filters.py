@@ -128,7 +128,8 @@ def ids_where(db: sqlite3.Connection, chosen: Filter) -> Ids:
     found: Ids | None = None
     if chosen.keys is not None:
         query = "SELECT id AS i FROM images WHERE key IN (SELECT value FROM json_each(?))"
-        found = np.sort(fetch_ids(db, query, [json.dumps(chosen.keys)]))
+        keys = [key for key in chosen.keys if "\0" not in key]  # SQLite would look for what is before it
+        found = np.sort(fetch_ids(db, query, [json.dumps(keys)]))
     if chosen.ids is not None:
         ids = np.unique(np.array([i for i in chosen.ids if 0 <= i < 2**63], np.int64))
         found = ids if found is None else _both(found, ids)
@@ -163,8 +164,9 @@ def ids_where(db: sqlite3.Connection, chosen: Filter) -> Ids:
 
 def _with_label(db: sqlite3.Connection, found: Ids | None, labels: Sequence[str]) -> Ids:
     """Those of `found` (ascending; None: all images) that carry one of the labels."""
-    if found is None:
-        return _labelled(db, labels)
+    if found is None or any("\0" in label for label in labels):  # json_each ends a text there
+        of_all = _labelled(db, labels)
+        return of_all if found is None else _both(found, of_all)
     most = _LOOKED_UP * len(found)
     if most >= _count(db) or _count_labelled(db, labels, most=most) <= most:
         return _both(found, _labelled(db, labels))

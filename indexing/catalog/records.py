@@ -95,10 +95,13 @@ def check_key(key: str) -> str:
     """Return `key` if it can be the key of an image.
 
     Raises:
-        BadConfig: it is empty, longer than `MAX_KEY` characters, or no text that can be written as UTF-8.
+        BadConfig: it is empty, longer than `MAX_KEY` characters, no text that can be written as UTF-8, or holds a NUL
+            character, at which SQLite ends a text: "a\\0b" would pass for "a".
     """
     if not 1 <= len(key) <= MAX_KEY:
         raise BadConfig(f"a key has 1 to {MAX_KEY} characters, not {len(key)}: {key[:40]!r}")
+    if "\0" in key:
+        raise BadConfig(f"the key {key[:40]!r} holds a NUL character (U+0000): leave it out")
     try:
         key.encode()
     except UnicodeEncodeError:

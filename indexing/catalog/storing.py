@@ -41,6 +41,7 @@ class Storing:
             image_id, path, mtime_ns = known
             if path == image.path:
                 self._note_mtime(int(image_id), mtime_ns, image)
+            self._give_code(int(image_id), image)
             return int(image_id), "known"
         known = self.db.execute(
             "SELECT id, sha256, path, mtime_ns, attributes FROM images WHERE key = ?", (image.key,)
@@ -50,6 +51,7 @@ class Storing:
         image_id, sha256, path, mtime_ns, old_attributes = known
         if sha256 == image.sha256:
             self._note_mtime(image_id, mtime_ns, image)
+            self._give_code(image_id, image)
             differs = path != image.path
             if differs:
                 self.db.execute("UPDATE images SET path = ? WHERE id = ?", (image.path, image_id))
@@ -120,6 +122,14 @@ class Storing:
             "INSERT INTO codes VALUES (?, ?, ?, ?)", (self.space_id, image_id, image.code.tobytes(), engine)
         )
         note_update(self.db, image_id, self.generation)
+
+    def _give_code(self, image_id: int, image: NewImage) -> None:
+        """Its code for an image that has none, as after a change of models that could not read its file."""
+        lacks = "SELECT 1 FROM codes WHERE space_id = ? AND image_id = ?"
+        if self.db.execute(lacks, (self.space_id, image_id)).fetchone() is None:
+            row = (self.space_id, image_id, image.code.tobytes(), self._engine_of(image))
+            self.db.execute("INSERT INTO codes VALUES (?, ?, ?, ?)", row)
+            note_update(self.db, image_id, self.generation)
 
     def _describe(self, image_id: int, image: NewImage, attributes: str, old_attributes: str) -> bool:
         """Set labels and attributes where some are given and they are others; whether any were."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from indexing.catalog.records import MAX_KEY
 from indexing.collection import Collection
 from indexing.ingest import Report
 from indexing.reading.loading import Stamp, is_text, stamp_of
@@ -22,17 +23,17 @@ from retrieval.tar_members import stored_in
 
 _CHUNK = 256  # files looked up together
 _SETTLED = 60.0  # seconds since a file was last written to, after which one look is enough
+_OFTEN = 60.0  # seconds between two looks through all records where only records have changed
 _PAGE = 1000
 
 
 @dataclass(frozen=True)
 class _Handed:
-    """A file that was handed out to be ingested; `old_id` is its record without a key, which the new one replaces."""
+    """A file that was handed out to be ingested."""
 
     uri: str
     path: str
     stamp: Stamp
-    old_id: int | None
 
 
 class Watch:
@@ -44,7 +45,7 @@ class Watch:
     """
 
     def __init__(self, collection: Collection, folders: Sequence[Path]) -> None:
-        self._collection, self._folders = collection, folders
+        self._collection, self._folders = collection, _outermost(folders)
         self._growing: dict[str, Stamp] = {}
         self._unusable: dict[str, Stamp] = {}
         self._closed: set[str] = set()  # folders that cannot be read
@@ -52,6 +53,7 @@ class Watch:
         self._n_done = 0
         self._times: dict[str, int] = {}  # when something came into a folder or left it
         self._is_due = True
+        self._looked, self._generation = 0.0, -1  # when all records were gone through, and which state they were of
         self._missing: set[int] = set()
 
     def changes(self) -> Iterator[Found]:
@@ -81,12 +83,8 @@ class Watch:
         """Take note of what became of the files that `changes` gave: `report` is the running one of `ingest`."""
         bad = {problem.uri for problem in report.problems if problem.skipped}
         for handed in [self._handed.popleft() for _ in range(report.done - self._n_done)]:
-            if handed is None:
-                continue
-            if handed.uri in bad:
+            if handed is not None and handed.uri in bad:
                 self._unusable[handed.path] = handed.stamp
-            elif handed.old_id is not None:
-                self._collection.remove([handed.old_id])
         self._n_done = report.done
 
     def gone(self) -> list[int]:
@@ -94,9 +92,12 @@ class Watch:
 
         A folder without a single image is taken for a disk that is not there: what was in it stays.
         """
+        generation = self._collection.catalog.generation()
+        if generation != self._generation and time.monotonic() - self._looked > _OFTEN:
+            self._is_due = True  # somebody may have put records back, as `restore --over` does
         if not self._is_due and not self._missing:
             return []
-        self._is_due = False
+        self._is_due, self._looked, self._generation = False, time.monotonic(), generation
         roots = tuple(f"{stored_path(folder)}/" for folder in self._folders if _holds_images(folder))
         missing, after = set[int](), 0
         while roots and (page := self._collection.catalog.page(after=after, limit=_PAGE)):
@@ -110,18 +111,32 @@ class Watch:
         catalog = self._collection.catalog
         known = catalog.known_files([name for name in stamps if is_text(name)])
         records = catalog.get([image_id for _, _, image_id in known.values()])
-        keys = {record.id: record.key for record in records if record is not None}
+        keys = {record.path: record.key for record in records if record is not None}
+        due: dict[str, _Handed] = {}
         for name, (path, stamp) in stamps.items():
             if name in known and known[name][:2] == stamp:
                 self._unusable.pop(name, None)
             elif stamp is not None and stamp != self._unusable.get(name):
                 if growing.get(name) == stamp or _rests(path):
-                    image_id = known[name][2] if name in known else None
-                    key = None if image_id is None else keys.get(image_id)
-                    self._handed.append(_Handed(str(path), name, stamp, image_id if key is None else None))
-                    yield Source(path, key=name if key is None else key)
+                    due[name] = _Handed(str(path), name, stamp)
                 else:
                     self._growing[name] = stamp
+        # In place, so that a record keeps its id, labels and attributes, and nothing is lost if this process is killed.
+        keyless = catalog.paths_without_key([name for name in due if name in keys and len(name) <= MAX_KEY])
+        if keyless:
+            catalog.give_keys({name: keys[name] or name for name in keyless})
+        for name, handed in due.items():
+            self._handed.append(handed)
+            yield Source(Path(handed.uri), key=keys.get(name) or name)
+
+
+def _outermost(folders: Sequence[Path]) -> list[Path]:
+    """The folders without those that lie in another of them."""
+    found: list[Path] = []
+    for folder in sorted(dict.fromkeys(folders), key=lambda folder: len(folder.resolve().parts)):
+        if not any(folder.resolve().is_relative_to(other.resolve()) for other in found):
+            found.append(folder)
+    return found
 
 
 def _rests(path: Path) -> bool:

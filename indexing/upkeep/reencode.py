@@ -22,6 +22,7 @@ from indexing.reading.uris import open_uri
 from retrieval.checkpoint import Header, load_checkpoint, load_header
 from retrieval.codes import Codes, code_size
 from retrieval.encoder import Encoder
+from retrieval.engines import check_engine
 from retrieval.errors import BadCheckpoint, BadCollection, BadConfig, BadImage
 from retrieval.files import write_atomically
 from retrieval.images import Pixels, decode_for
@@ -38,7 +39,7 @@ class Reencoded:
     Args:
         space: the new code space.
         total: images that lacked a code in it at the start.
-        encoded: of these, how many were read and encoded.
+        encoded: of these, how many were encoded, or took over the code of an image with the same content.
         cut: how many got the first bits of a longer code.
         lost: id -> why it cannot be encoded.
         switched: whether searches use the new space.
@@ -75,6 +76,7 @@ def reencode(
     """
     header = load_header(checkpoint)
     header.image_preprocessing()
+    check_engine(engine, device=device, precision=precision)  # before anything is begun
     catalog = collection.catalog
     if header.fingerprint == catalog.active_space().fingerprint:
         raise BadConfig(f"{checkpoint} is the checkpoint that {collection.folder} uses already: there is nothing to do")
@@ -216,6 +218,21 @@ def encode_missing(
             report.encoded += collection.catalog.add_codes(report.space.id, rows, hashes=hashes)
         if todo:
             yield report
+    if _take_over(collection.catalog, report):
+        yield report
+
+
+def _take_over(catalog: Catalog, report: Reencoded) -> bool:
+    """Give lost images the code of another image with the same content, whose file was there; whether any got one."""
+    lost = [image for image in catalog.get(list(report.lost)) if image is not None]
+    found = catalog.codes_of_equals([image.id for image in lost], space_id=report.space.id)
+    if not found:
+        return False
+    hashes = {image.id: image.sha256 for image in lost}
+    report.encoded += catalog.add_codes(report.space.id, found, hashes=[hashes[row[0]] for row in found])
+    for image_id, _, _ in found:
+        del report.lost[image_id]
+    return True
 
 
 def switch_space(folder: Path, space_id: int) -> Space:
@@ -226,6 +243,7 @@ def switch_space(folder: Path, space_id: int) -> Space:
         BadCollection: an image has no code in it.
         BadCheckpoint: its checkpoint is lost or damaged.
     """
+    _drop_stale_index(folder)
     with closing(Catalog(folder / CATALOG)) as catalog:
         known = {space.id: space for space in catalog.spaces()}
         if space_id in known:
@@ -236,12 +254,19 @@ def switch_space(folder: Path, space_id: int) -> Space:
     return known[space_id]
 
 
+def _drop_stale_index(folder: Path) -> None:
+    """Open the collection, which drops an index that is newer than a catalog that was copied back: before the catalog
+    grows as new again."""
+    Collection(folder).close()
+
+
 def drop_space(folder: Path, space_id: int) -> None:
     """Forget the codes of a space and delete its checkpoint.
 
     Raises:
         BadConfig: there is no such space, or it is the active one.
     """
+    _drop_stale_index(folder)
     with closing(Catalog(folder / CATALOG)) as catalog:
         names = {space.id: space.checkpoint for space in catalog.spaces()}
         catalog.drop_space(space_id)

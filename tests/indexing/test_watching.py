@@ -7,6 +7,7 @@ import tarfile
 import pytest
 from conftest import draw
 
+from indexing.catalog import NewImage
 from indexing.collection import open_or_create
 from indexing.ingest import Source, ingest
 from indexing.reading.sources import find_sources
@@ -99,16 +100,85 @@ def test_two_files_of_one_content_are_two_images(follower):
     assert follower.watch.gone() == [follower.files()["a.png"]]
 
 
-def test_images_added_before_are_known_and_replaced_when_they_change(follower):
+def test_images_added_before_are_known_and_updated_when_they_change(follower):
     path = save(follower.folder / "a.png", 1)
     keyed = save(follower.folder / "b.png", 2)
-    list(ingest(follower.collection, follower.encoder, [Source(path), Source(keyed, key="mine")]))
+    said = {"labels": ("cat",), "attributes": {"n": 1}}
+    list(ingest(follower.collection, follower.encoder, [Source(path, **said), Source(keyed, key="mine")]))
     assert [follower.look() for _ in range(3)] == [NOTHING] * 3
     save(path, 3)
     save(keyed, 4)
-    assert [follower.look() for _ in range(3)] == [NOTHING, (1, 1, 0, 0), NOTHING]
-    assert follower.files() == {"a.png": 3, "b.png": 2}
-    assert follower.collection.catalog.by_key("mine").id == 2
+    assert [follower.look() for _ in range(3)] == [NOTHING, (0, 2, 0, 0), NOTHING]
+    assert follower.files() == {"a.png": 1, "b.png": 2}
+    catalog = follower.collection.catalog
+    assert catalog.by_key("mine").id == 2
+    record = catalog.one(1)
+    assert (record.key, record.labels, record.attributes) == (os.path.realpath(path), ("cat",), {"n": 1})
+
+
+def test_a_file_that_was_only_touched_or_whose_time_is_unknown_keeps_what_is_said_of_it(follower):
+    path = save(follower.folder / "a.png", 1)
+    list(ingest(follower.collection, follower.encoder, [Source(path, labels=("cat",), attributes={"n": 1})]))
+    with follower.collection.catalog._db.transaction() as db:  # as after an import
+        db.execute("UPDATE images SET mtime_ns = NULL")
+    assert [follower.look() for _ in range(3)] == [NOTHING, (0, 0, 1, 0), NOTHING]
+    os.utime(path)
+    assert [follower.look() for _ in range(3)] == [NOTHING, (0, 0, 1, 0), NOTHING]
+    record = follower.collection.catalog.one(1)
+    assert (record.labels, record.attributes) == (("cat",), {"n": 1})
+
+
+def test_of_several_records_of_a_file_that_changes_one_stays(follower):
+    path = save(follower.folder / "a.png", 1)
+    for seed in (1, 2, 3):  # as `index add` leaves them where content has no key
+        save(path, seed)
+        list(ingest(follower.collection, follower.encoder, [Source(path)]))
+    save(follower.folder / "b.png", 4)
+    list(ingest(follower.collection, follower.encoder, [Source(follower.folder / "b.png")] * 2))
+    twice = Source(follower.folder / "b.png", key="mine")
+    list(ingest(follower.collection, follower.encoder, [twice]))
+    assert len(follower.collection) == 5
+    save(path, 5)
+    save(follower.folder / "b.png", 6)
+    assert [follower.look() for _ in range(3)] == [NOTHING, (0, 2, 0, 0), NOTHING]
+    assert follower.files() == {"a.png": 3, "b.png": 5}
+    assert follower.collection.verify() == []
+
+
+def test_a_process_that_dies_before_the_content_is_stored_leaves_one_record(follower):
+    path = save(follower.folder / "a.png", 1)
+    list(ingest(follower.collection, follower.encoder, [Source(path, labels=("cat",))]))
+    save(path, 2)
+    follower.look()
+    assert len(list(follower.watch.changes())) == 1  # handed out, and never stored
+    again = Follower(follower.collection, follower.folder)
+    assert [again.look() for _ in range(3)] == [NOTHING, (0, 1, 0, 0), NOTHING]
+    assert again.files() == {"a.png": 1}
+    assert again.collection.catalog.one(1).labels == ("cat",)
+
+
+def test_a_folder_inside_another_is_not_looked_at_twice(follower):
+    (follower.folder / "sub").mkdir()
+    save(follower.folder / "sub" / "a.png", 1)
+    follower.watch = Watch(follower.collection, [follower.folder / "sub", follower.folder, follower.folder])
+    assert [follower.look() for _ in range(3)] == [NOTHING, (1, 0, 0, 0), NOTHING]
+
+
+def test_images_that_come_back_without_their_files_are_gone_again(follower, monkeypatch):
+    gone = save(follower.folder / "a.png", 1)
+    save(follower.folder / "b.png", 2)
+    follower.look()
+    assert follower.look() == (2, 0, 0, 0)
+    record, code = follower.collection.catalog.by_key(os.path.realpath(gone)), follower.collection.catalog.code(1)[0]
+    gone.unlink()
+    follower.look()
+    assert (follower.watch.gone(), follower.watch.gone()) == ([], [1])
+    follower.collection.remove([1])
+    monkeypatch.setattr("indexing.reading.watching._OFTEN", 0.0)
+    assert [follower.watch.gone() for _ in range(3)] == [[], [], []]
+    said = {name: value for name, value in vars(record).items() if name not in ("id", "added_at", "changed_at")}
+    follower.collection.add([NewImage(**said, code=code)])
+    assert [follower.watch.gone() for _ in range(2)] == [[], [3]]
 
 
 def test_deleted_files_are_gone_after_two_looks_and_only_what_is_deleted(follower, tmp_path):
