@@ -417,10 +417,10 @@ class Collection:
 
 def kept_path(folder: Path, path: str, sha256: str) -> str:
     """`path` as a record of the collection in `folder` has it: as `files/...` if the collection keeps that file."""
-    for root in dict.fromkeys((str(folder.absolute()), os.path.realpath(folder))):
-        inside = path.removeprefix(f"{root}/")
-        if inside != path and re.fullmatch(rf"{FILES}/{sha256[:2]}/{sha256}(\.\w{{1,8}})?", inside):
-            return inside
+    name = f"{FILES}/{sha256[:2]}/{sha256}"
+    above, found, suffix = path.rpartition(f"/{name}")
+    if found and re.fullmatch(r"(\.\w{1,8})?", suffix) and above in (str(folder.absolute()), os.path.realpath(folder)):
+        return name + suffix
     return path
 
 
