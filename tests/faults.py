@@ -42,9 +42,9 @@ def add(self, images, original=Catalog.add):
     outcome = original(self, images)
     note("added", [[i, image.sha256] for (i, what), image in zip(outcome, images) if what == "added"])
     return outcome
-def remove(self, ids, original=Catalog.remove):
+def remove(self, ids, *, original=Catalog.remove, **options):
     note("removing", list(ids))
-    original(self, ids)
+    original(self, ids, **options)
     note("removed", list(ids))
 Catalog.add, Catalog.remove = add, remove
 """
