@@ -6,6 +6,7 @@ optionally `split` (query, train or database; `retrieval` means database). Both 
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -137,13 +138,13 @@ def read_listing(
     return Listing(source, tuple(items), tuple(problems))
 
 
-def refuse(source: Path, problems: Sequence[Problem]) -> None:
-    """Raise `BadDataset` with the first problems and their number."""
+def refuse(source: Path, problems: Sequence[Problem], *, skip: str = "on_error = skip") -> None:
+    """Raise `BadDataset` with the first problems and their number; `skip` is how the caller leaves such lines out."""
     shown = "; ".join(str(problem) for problem in problems[:5])
     more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
     raise BadDataset(
         f"{source} has {len(problems)} problem{'s' if len(problems) > 1 else ''}: {shown}{more} "
-        "(mend the list, or leave such lines out with on_error = skip)"
+        f"(mend the list, or leave such lines out with {skip})"
     )
 
 
@@ -157,7 +158,7 @@ def _is_file(path: Path) -> bool:
 def read_rows(
     source: Path, *, one_of: Sequence[str], errors: Literal["strict", "surrogateescape"]
 ) -> Iterator[tuple[int, dict[str, Any]] | Problem]:
-    """The rows of a .csv or .jsonl list as (line number, values by column), and a problem for each torn line.
+    """The rows of a .csv or .jsonl list as (number of its first line, values by column), and a problem for each torn one.
 
     Nothing is kept: a list may be longer than memory.
 
@@ -167,7 +168,7 @@ def read_rows(
         errors: what is not UTF-8 is refused ("strict") or read as Python reads such file names ("surrogateescape").
 
     Raises:
-        BadDataset: the file cannot be read, or a line of a .csv file is beyond repair.
+        BadDataset: the file cannot be read, or the first line of a .csv file does not name its columns.
     """
     try:
         with source.open(encoding="utf-8-sig", errors=errors, newline="") as file:
@@ -195,25 +196,54 @@ def _read_all(source: Path, one_of: Sequence[str]) -> tuple[list[tuple[int, dict
 def _csv_rows(
     lines: Iterator[str], source: Path, one_of: Sequence[str]
 ) -> Iterator[tuple[int, dict[str, Any]] | Problem]:
-    reader = csv.DictReader(lines)
+    reader = csv.reader(lines, strict=True)  # not strict, it takes all up to the end for the text of an open quote
+    names = _columns(reader, source, one_of)
+    while True:
+        first = reader.line_num + 1
+        reason = None
+        try:
+            fields = next(reader, None)
+        except csv.Error as error:  # the next row begins at the next line
+            fields, reason = [], f"it is not CSV: {error}"
+        if fields is None:
+            return
+        row = dict(zip(names, fields, strict=False))
+        if fields and len(fields) != len(names):
+            reason = f"it has not the {len(names)} fields that the first line names"
+        elif {"\n", "\r"} & set(row.get("labels", "")):  # a path or an attribute may have several lines
+            reason = "its labels go over several lines"
+        if reason is not None:
+            yield Problem(f"{source.name} line {first}", reason + _left_open(first, reader.line_num))
+        elif fields:
+            yield first, row
+
+
+def _left_open(first: int, last: int) -> str:
+    """What to say of a bad row from one line to another: other rows may be in its text."""
+    if first == last:
+        return ""
+    return f"; it goes on to line {last}, and all these lines are left out: is a quote left open in line {first}?"
+
+
+def _columns(reader: Iterator[list[str]], source: Path, one_of: Sequence[str]) -> list[str]:
+    """The columns that the first line of a .csv file names."""
     try:
-        names = reader.fieldnames or ()
-        if not set(one_of) & set(names):
-            columns = " or ".join(f"`{name}`" for name in one_of)
-            raise BadDataset(
-                f"{source} has no column {columns}: its first line must name the columns {one_of[0]},labels[,split]"
-            )
-        named = [name for name in names if name]
-        if len(set(named)) < len(named):
-            raise BadDataset(f"{source} names a column twice in its first line: name each once")
-        for row in reader:
-            if None in row or None in row.values():
-                reason = f"it has not the {len(names)} fields that the first line names"
-                yield Problem(f"{source.name} line {reader.line_num}", reason)
-            else:
-                yield reader.line_num, dict(row)
+        names = next(reader, [])
     except csv.Error as error:
-        raise BadDataset(f"{source} line {reader.line_num} is not CSV: {error}") from None
+        raise BadDataset(f"{source} line 1 is not CSV: {error}; it must name the columns") from None
+    if any("\0" in name for name in names):  # read with "surrogateescape", letters of UTF-16 have one each
+        raise BadDataset(f"{source} is not UTF-8 text: save the list as UTF-8")
+    if not set(one_of) & set(names):
+        columns = " or ".join(f"`{name}`" for name in one_of)
+        found = f"names {', '.join(f'`{name}`' for name in names)[:200]}" if names else "is empty"
+        raise BadDataset(
+            f"{source} has no column {columns}: its first line must name {'one of them' if one_of[1:] else 'it'}, "
+            f"and {found}"
+        )
+    twice = [name for name, n in Counter(names).items() if name and n > 1]
+    if twice:
+        raise BadDataset(f"{source} names the column `{twice[0]}` twice in its first line: name each once")
+    return names
 
 
 def _jsonl_rows(lines: Iterator[str], source: Path) -> Iterator[tuple[int, dict[str, Any]] | Problem]:

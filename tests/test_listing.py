@@ -124,17 +124,70 @@ def test_labels_can_be_left_out_by_pattern(folder):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "no column `file`"),
-        (b"name,labels\na.jpg,x\n", "no column `file`"),
+        (b"", "no column `file`: its first line must name it, and is empty$"),
+        (b"name,labels\na.jpg,x\n", "no column `file`: its first line must name it, and names `name`, `labels`$"),
         (b"file,labels\n\xff\xfe.jpg,x\n", "not UTF-8"),
-        (b"file,labels,file\na.jpg,x,b.jpg\n", "names a column twice"),
-        (b"file,labels\na.jpg," + b"x" * 200_000 + b"\n", "not CSV"),
+        (b"file,labels,file\na.jpg,x,b.jpg\n", "names the column `file` twice in its first line"),
+        (b'"file,labels\na.jpg,x\n', "line 1 is not CSV: unexpected end of data; it must name the columns"),
     ],
 )
 def test_what_is_no_list_is_refused(folder, content, reason):
     (folder / "labels.csv").write_bytes(content)
     with pytest.raises(BadDataset, match=reason):
         read(folder)
+
+
+OPEN_QUOTES = {
+    "in the first column": ('"a.jpg,cat,', "it is not CSV: ',' expected after '\"'; it goes on to line 4"),
+    "before the labels": ('a.jpg,"cat,', "it is not CSV: ',' expected after '\"'; it goes on to line 4"),
+    "in the last column": ('a.jpg,cat,"a dog', "it is not CSV: ',' expected after '\"'; it goes on to line 4"),
+}
+
+
+@pytest.mark.parametrize("place", OPEN_QUOTES)
+def test_a_quote_that_is_left_open_costs_the_lines_up_to_the_next_and_they_are_named(folder, place):
+    row, reason = OPEN_QUOTES[place]
+    path = write(folder, f'file,labels,title\n{row}\nb.jpg,dog,\n"c, d.jpg",cat,"x"\nü ü.jpg,cat,\n')
+    listing = read(path, ignore_columns=("title",))
+    assert [(item.file, item.line) for item in listing.items] == [("ü ü.jpg", 5)]
+    [problem] = listing.problems
+    assert problem.skipped
+    assert str(problem).startswith(f"labels.csv line 2: {reason}, and all these lines are left out: is a quote left")
+    with pytest.raises(BadDataset, match=r"1 problem: labels\.csv line 2: .* is a quote left open in line 2\?"):
+        read(path, on_error="stop", ignore_columns=("title",))
+
+
+def test_a_quote_that_is_left_open_to_the_end_leaves_out_what_it_took(folder):
+    listing = read(write(folder, 'file,labels\na.jpg,cat\nb.jpg,"dog\nc.jpg,x\n'))
+    assert [item.file for item in listing.items] == ["a.jpg"]
+    assert [str(problem) for problem in listing.problems] == [
+        "labels.csv line 3: it is not CSV: unexpected end of data; it goes on to line 4, and all these lines are left "
+        "out: is a quote left open in line 3?"
+    ]
+
+
+def test_a_row_that_is_too_long_costs_only_what_was_read_of_it(folder):
+    """Python's reader takes 131,072 characters of a field."""
+    rows = [f"none{i:05}.jpg,{'x' * 88}" for i in range(2000)]
+    listing = read(write(folder, "\n".join(["file,labels", 'a.jpg,"cat', *rows, "b.jpg,dog", ""])))
+    assert [item.file for item in listing.items] == ["b.jpg"]
+    first = str(listing.problems[0])
+    assert first.startswith("labels.csv line 2: it is not CSV: field larger than field limit (131072); it goes on to")
+    last = int(first.split("goes on to line ")[1].split(",")[0])
+    assert [int(str(p).split("line ")[1].split(":")[0]) for p in listing.problems[1:]] == [*range(last + 1, 2003)]
+    [problem] = read(write(folder, f"file,labels\na.jpg,{'x' * 200_000}\nb.jpg,dog\n")).problems
+    assert str(problem) == "labels.csv line 2: it is not CSV: field larger than field limit (131072)"
+
+
+def test_labels_have_one_line_and_paths_and_other_columns_as_many_as_they_like(folder):
+    (folder / "two\nlines.jpg").write_bytes(b"x")
+    text = 'file,labels,title\n"two\nlines.jpg",cat,"a\nb"\na.jpg,"cat\nb.jpg,dog",\nb.jpg,dog,""\n'
+    listing = read(write(folder, text), ignore_columns=("title",))
+    assert [(item.file, item.line) for item in listing.items] == [("two\nlines.jpg", 2), ("b.jpg", 7)]
+    assert [str(problem) for problem in listing.problems] == [
+        "labels.csv line 5: its labels go over several lines; it goes on to line 6, and all these lines are left out: "
+        "is a quote left open in line 5?"
+    ]
 
 
 def test_places_without_a_list_are_refused(tmp_path):
@@ -167,6 +220,9 @@ def test_rows_are_read_one_by_one_and_what_is_no_utf_8_as_file_names_are(folder)
     assert isinstance(next(rows), Problem)
     with pytest.raises(BadDataset, match=r"labels\.csv cannot be read: No such file"):
         list(read_rows(folder / "labels.csv", one_of=("file",), errors="strict"))
+    (folder / "labels.csv").write_bytes("file,labels\na.jpg,x\n".encode("utf-16"))
+    with pytest.raises(BadDataset, match="is not UTF-8 text: save the list as UTF-8"):
+        list(read_rows(folder / "labels.csv", one_of=("path", "file"), errors="surrogateescape"))
     write(folder, "name,labels\n")
-    with pytest.raises(BadDataset, match="no column `path` or `file`: its first line must name"):
+    with pytest.raises(BadDataset, match="no column `path` or `file`: its first line must name one of them, and names"):
         list(read_rows(folder / "labels.csv", one_of=("path", "file"), errors="strict"))

@@ -61,7 +61,7 @@ def survey(paths: Sequence[str | Path], *, split: str | None = None, on_error: s
             else:
                 n += 1
         if problems:
-            refuse(find_manifest(Path(path)) or Path(path), problems)
+            refuse(find_manifest(Path(path)) or Path(path), problems, skip="--on-error skip")
     return n
 
 
