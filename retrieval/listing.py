@@ -158,7 +158,7 @@ def _is_file(path: Path) -> bool:
 def read_rows(
     source: Path, *, one_of: Sequence[str], errors: Literal["strict", "surrogateescape"]
 ) -> Iterator[tuple[int, dict[str, Any]] | Problem]:
-    """The rows of a .csv or .jsonl list as (number of its first line, values by column), and a problem for each torn one.
+    """The rows of a .csv or .jsonl list as (first line, values by column), and a problem for each that is torn.
 
     Nothing is kept: a list may be longer than memory.
 

@@ -12,9 +12,9 @@ from pathlib import Path, PurePosixPath
 
 from retrieval.errors import BadDataset, BadImage
 
-_MARK = ".tar::"
+_MARK = "::"
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
-_MEMBER = re.compile(r"(.+?\.tar)::(\d{1,18})\+(\d{1,18})/.+", re.DOTALL)
+_MEMBER = re.compile(r"(.+?\.tar)::(\d{1,18})\+(\d{1,18})/.+", re.DOTALL | re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Member:
 
 
 def member_path(shard: Path, place: str) -> Path:
-    """The path of the member at `place` (`OFFSET+SIZE/NAME`) of `shard`, whose name must end in `.tar`."""
+    """The path of the member at `place` (`OFFSET+SIZE/NAME`) of `shard`, whose name must end in `.tar` or `.TAR`."""
     return Path(f"{shard}::{place}")
 
 

@@ -137,9 +137,9 @@ MISTAKES = {
     ),
     "a choice that there is not": (
         ("reproduce", "vectors", "--data", "scenes"),
-        "invalid value for '--data': 'scenes' is not one of 'scene', 'yeast'",
+        "invalid value for '--data': 'scenes' is not one of 'scene', 'yeast': see",
     ),
-    "k is a word": (("search", "{collection}", "{picture}", "-k", "many"), "invalid value for '-k'"),
+    "k is a word": (("search", "{collection}", "{picture}", "-k", "many"), "as an integer (given: 'many'): see `"),
     "k is 0": (
         ("search", "{collection}", "{picture}", "-k", "0"),
         "k is the number of results and must be at least 1, not 0",
@@ -188,7 +188,20 @@ MISTAKES = {
         "truncated or no safetensors file",
     ),
     "nothing at the path": (("index", "add", "{collection}", "{tmp}/no"), "there is no file or folder {tmp}/no"),
-    "an id that is a word": (("index", "remove", "{collection}", "cat"), "invalid value for 'ids"),
+    "an id that is a word": (("index", "remove", "{collection}", "5", "cat"), "as an integer (given: 'cat'): see `"),
+    "a radius that is a word": (
+        ("index", "duplicates", "{collection}", "--radius", "two"),
+        "invalid value for '--radius': Input should be a valid integer, unable to parse string as an integer (given: "
+        "'two'): see `hashseek index duplicates --help`",
+    ),
+    "too few codes": (
+        ("index", "verify", "{collection}", "--codes", "-1"),
+        "Input should be greater than or equal to 0 (given: '-1'): see",
+    ),
+    "too short a wait": (
+        ("index", "add", "{collection}", "{tmp}", "--every", "0.01"),
+        "invalid value for '--every': Input should be greater than or equal to 0.1 (given: '0.01'): see",
+    ),
     "an unknown id": (("index", "remove", "{collection}", "99"), "there is no image 99"),
     "a huge id": (
         ("index", "remove", "{collection}", "99999999999999999999"),

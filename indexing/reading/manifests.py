@@ -52,10 +52,13 @@ class Source:
 
 
 def find_manifest(path: Path) -> Path | None:
-    """The list that `path` is, or that lies in the folder `path` under a usual name; None if there is none."""
-    if path.suffix.lower() in KINDS and path.is_file():
-        return path
-    return next((path / name for name in NAMES if (path / name).is_file()), None)
+    """The list that `path` is, or that lies in the folder `path` under a usual name; None if none can be seen."""
+    try:
+        if path.suffix.lower() in KINDS and path.is_file():
+            return path
+        return next((path / name for name in NAMES if (path / name).is_file()), None)
+    except PermissionError:  # of a folder: who reads it or what is in it says so
+        return None
 
 
 def read_manifest(path: Path, *, split: str | None = None) -> Iterator[Source | Problem]:

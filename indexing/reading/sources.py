@@ -21,13 +21,14 @@ KeyFrom = Literal["path", "name"]
 
 _CHUNK = 50_000  # names of a folder that are put in order together; a folder may hold more than memory does
 _MAGIC = frozenset("*?[")
+_PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
 _SIDECARS = (".json", ".cls", ".txt")  # beside an image in a tar, in the order in which they are asked
 _MAX_SIDECAR = 2**20
 _MOST_NAMED = 10_000
 
 
 def find_sources(paths: Sequence[str | Path], *, split: str | None = None) -> Iterator[Found]:
-    """The images that `paths` name, and what was wrong on the way, in constant memory.
+    """The images that `paths` name, and what was wrong on the way, in constant memory; what cannot be read is skipped.
 
     Args:
         paths: image files; folders, searched with their subfolders, or taken as the list that they hold as `labels.csv`
@@ -36,10 +37,12 @@ def find_sources(paths: Sequence[str | Path], *, split: str | None = None) -> It
         split: of lists, take only this split.
 
     Raises:
-        BadDataset: at once if a path does not exist or a pattern matches nothing; while it is drawn from, if a list is
+        BadDataset: at once if a path is empty or does not exist, or a pattern matches nothing; while it is drawn from, if a list is
             beyond repair.
     """
     for path in paths:
+        if path == "":  # Path("") is the current folder, with all that is in it
+            raise BadDataset("an empty path names nothing: name files or folders (is a variable of the shell empty?)")
         if not is_remote(str(path)) and not _exists(Path(path)) and next(_matching(str(path)), None) is None:
             nothing = "no file matches the pattern" if _MAGIC & set(str(path)) else "there is no file or folder"
             raise BadDataset(f"{nothing} {path}: correct the path")
@@ -90,7 +93,7 @@ def until(sources: Iterable[Found], stopped: Callable[[], bool]) -> Iterator[Fou
 def walk(folder: Path, *, entered: Callable[[Path], object] = lambda _: None) -> Iterator[Path | Problem]:
     """Image files below `folder`: those of a folder first, then its subfolders, by name.
 
-    Links to folders are not followed, so there are no loops. `entered` is told of each folder before it is read.
+    Links to folders are not followed, so there are no loops; what is hidden is left out. `entered` is told of each folder before it is read.
     """
     waiting = [folder]
     while waiting:
@@ -99,6 +102,8 @@ def walk(folder: Path, *, entered: Callable[[Path], object] = lambda _: None) ->
         entered(place)
         try:
             for entry in _entries(place):
+                if entry.name.startswith("."):  # waste baskets, caches of thumbnails
+                    continue
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(Path(entry.path))
                 elif _is_picture(entry.name) and not (entry.is_symlink() and Path(entry.path).is_dir()):
@@ -115,7 +120,7 @@ def _sources(path: str, split: str | None) -> Iterator[Found]:
         for match in _matching(path):
             if isinstance(match, Problem):
                 yield match
-            elif match.is_dir() or match.suffix.lower() in (*SUFFIXES, *KINDS, ".tar"):
+            elif _is_folder(match) or _is_wanted(match, path):
                 yield from _sources_of(match, split)
     else:
         yield from _sources_of(Path(path), split)
@@ -125,12 +130,19 @@ def _sources_of(path: Path, split: str | None) -> Iterator[Found]:
     manifest = find_manifest(path)
     if manifest is not None:
         yield from read_manifest(manifest, split=split)
-    elif path.is_dir():
+    elif _is_folder(path):
         yield from (Source(found) if isinstance(found, Path) else found for found in walk(path))
-    elif path.suffix == ".tar":
+    elif path.suffix.lower() == ".tar":
         yield from _shard(path)
+    elif path.name.lower().endswith(_PACKED):
+        yield Problem(str(path), "is a compressed tar: decompress it, images are read where they lie in the tar")
     else:
         yield Source(path)
+
+
+def _is_wanted(match: Path, pattern: str) -> bool:
+    """Whether a file that matches a pattern is of a kind that is read, or was asked for by its suffix."""
+    return match.suffix.lower() in (*SUFFIXES, *KINDS, ".tar") or pattern.lower().endswith(_PACKED)
 
 
 def _shard(shard: Path) -> Iterator[Found]:
@@ -187,6 +199,15 @@ def _exists(path: Path) -> bool:
     try:
         return path.is_file() or path.is_dir()
     except ValueError:  # it holds a NUL
+        return False
+    except PermissionError:  # in a folder that is closed; who reads it says so
+        return not _MAGIC & set(str(path))
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except PermissionError:
         return False
 
 

@@ -22,8 +22,14 @@ def open_uri(uri: str, *, allow_private: bool = False, max_bytes: int = MAX_BYTE
 
 
 def is_there(uri: str) -> bool:
-    """Whether the file that holds the image is there; of an http(s) address nobody knows, and it is taken to be."""
-    return is_remote(uri) or stored_in(Path(uri)).is_file()
+    """Whether the file that holds the image is there; where nobody can know, it is taken to be.
+
+    So it is of an http(s) address, and in a folder that may not be entered.
+    """
+    try:
+        return is_remote(uri) or stored_in(Path(uri)).is_file()
+    except PermissionError:
+        return True
 
 
 def stored_path(uri: Path | str) -> str:

@@ -11,7 +11,7 @@ import pytest
 from conftest import draw
 
 from indexing.reading.manifests import Source
-from indexing.reading.sources import describe, find_sources, until, walk
+from indexing.reading.sources import describe, find_sources, survey, until, walk
 from indexing.reading.uris import is_there, open_uri, stored_path
 from retrieval.errors import BadDataset
 from retrieval.listing import Problem
@@ -78,8 +78,64 @@ def test_links_in_a_circle_end_and_a_linked_folder_is_not_followed_twice(tree):
     (tree / "a" / "up").symlink_to(tree)
     (tree / "self").symlink_to(".")
     assert names(tree, "**/*.jpg") == ["7.jpg", "[c]/6.jpg", "a/1.jpg", "a/deep/3.jpg", "b/4.jpg"]
-    assert len(list(walk(tree))) == 7
+    assert len(list(walk(tree))) == 6
     assert names(tree, "a/up/b/*") == ["a/up/b/4.jpg"]  # said explicitly, a link is followed
+
+
+def test_hidden_folders_are_left_out_but_the_one_that_was_named(tree):
+    touch(tree / ".hidden" / ".trash" / "8.jpg")
+    touch(tree / "a" / ".thumbnails" / "1.jpg")
+    touch(tree / "a" / ".1.jpg")
+    assert names(tree, "a") == ["a/1.jpg", "a/2.png", "a/deep/3.jpg"]
+    assert names(tree, ".hidden") == [".hidden/5.jpg"]
+    assert "/." not in "".join(str(path.relative_to(tree)) for path in walk(tree))
+
+
+def test_an_empty_path_is_not_the_current_folder(tree, monkeypatch):
+    monkeypatch.chdir(tree)
+    assert len(drawn(".")[0]) == 6
+    for ask in (find_sources, survey):
+        with pytest.raises(
+            BadDataset, match=r"^an empty path names nothing: .* variable of the shell empty\?\)$"
+        ):
+            ask(["7.jpg", ""])
+
+
+def test_what_may_not_be_read_is_named_and_the_rest_is_added(hashseek, own_collection, tmp_path):
+    for number, name in enumerate(("open.png", "closed/1.png", "closed/2.png")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        draw(70 + number).save(tmp_path / name)
+    touch(tmp_path / "list.csv", b"file\nclosed/2.png\n")
+    closed = tmp_path / "closed"
+    closed.chmod(0)
+    paths = (closed, closed / "1.png", f"{closed}/*.png", tmp_path / "list.csv", tmp_path / "open.png")
+    command = ("index", "add", own_collection, *paths, "--device", "cpu")
+    try:
+        code, out, err = hashseek(*command, before="drop_rights()")
+        refused = hashseek(*command, "--on-error", "stop", before="drop_rights()")
+        verified = hashseek("index", "verify", own_collection, before="drop_rights()")
+    finally:
+        closed.chmod(0o755)
+    assert (code, out.split(";")[0]) == (0, "added 1, already stored 0, skipped 4")
+    assert err.splitlines() == [
+        f"skipped: {closed}: this folder cannot be read: Permission denied",
+        f"skipped: {closed}/1.png: cannot be read: Permission denied",
+        f"skipped: {closed}: this folder cannot be read: Permission denied",
+        f"skipped: list.csv line 2: {closed}/2.png cannot be read: Permission denied",
+    ]
+    assert (refused[0], refused[2].count("\n")) == (2, 1)
+    assert "this folder cannot be read: Permission denied" in refused[2]
+    assert "or leave such lines out with --on-error skip" in refused[2]
+    assert verified[:2] == (0, "13 images, 0 problems\n")
+
+
+def test_a_file_that_may_not_be_looked_for_is_not_called_missing(tree, monkeypatch):
+    def closed(_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.is_file", closed)
+    assert is_there(str(tree / "7.jpg"))
+    assert drawn(tree / "7.jpg") == ([Source(tree / "7.jpg")], [])
 
 
 def test_a_folder_of_more_files_than_are_sorted_together_gives_each_once(tmp_path, monkeypatch):
@@ -268,6 +324,21 @@ def test_images_in_a_tar_with_what_is_said_beside_them(tmp_path):
     assert [s.uri for s in drawn(str(tmp_path / "*.tar"))[0]] == [s.uri for s in sources]
     shard.unlink()
     assert not is_there(path)
+
+
+def test_the_suffix_of_a_tar_may_have_capitals_and_a_compressed_one_is_named(tmp_path):
+    shard = make_tar(tmp_path / "A.TAR", [("0.jpg", jpeg(0))])
+    for named in (shard, str(tmp_path / "*.TAR")):
+        [source], problems = drawn(named)
+        assert problems == []
+        assert is_there(stored_path(source.uri))
+        assert open_uri(stored_path(source.uri)) == jpeg(0)
+    says = "is a compressed tar: decompress it, images are read where they lie in the tar"
+    for name in ("b.tar.gz", "b.TGZ"):
+        packed = touch(tmp_path / name, gzip.compress(shard.read_bytes()))
+        assert drawn(packed) == ([], [f"{packed}: {says}"])
+    assert drawn(str(tmp_path / "*.tar.gz")) == ([], [f"{tmp_path}/b.tar.gz: {says}"])
+    assert drawn(str(tmp_path / "b*")) == ([], [])  # not asked for
 
 
 def test_a_truncated_tar_gives_what_is_whole_and_says_where_it_ends(tmp_path):
