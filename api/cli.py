@@ -81,7 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fail(str(error))
     except _UsageError as error:
         # Typer spreads choices over lines, and says which library found a value wrong.
-        message = " ".join(str(error.format_message()).split()).replace("Value error, ", "").rstrip(".") + _given(error)
+        message = " ".join(str(error.format_message()).split()).replace("Value error, ", "").rstrip(".")
+        message += _given(error, message)
         colon = "" if message.endswith("?") else ":"  # typer asks whether a similar name was meant
         place = error.ctx.command_path if error.ctx else "hashseek"
         fail(f"{message[:1].lower()}{message[1:]}{colon} see `{place} --help`")
@@ -96,11 +97,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _given(error: Exception) -> str:
+def _given(error: Exception, message: str) -> str:
     """The value that was found wrong, where Typer's sentence says only what it should have been."""
     found = getattr(error.__cause__, "errors", list)()  # of pydantic
-    value = found[0]["input"] if found else ""
-    return f" (given: {value!r})" if str(value) not in str(error) else ""
+    return f" (given: {found[0]['input']!r})" if found and repr(found[0]["input"]) not in message else ""
 
 
 def fail(message: str) -> NoReturn:

@@ -199,8 +199,8 @@ MISTAKES = {
         "Input should be greater than or equal to 0 (given: '-1'): see",
     ),
     "too short a wait": (
-        ("index", "add", "{collection}", "{tmp}", "--every", "0.01"),
-        "invalid value for '--every': Input should be greater than or equal to 0.1 (given: '0.01'): see",
+        ("index", "add", "{collection}", "{tmp}", "--every", "0"),
+        "invalid value for '--every': Input should be greater than or equal to 0.1 (given: '0'): see",
     ),
     "an unknown id": (("index", "remove", "{collection}", "99"), "there is no image 99"),
     "a huge id": (

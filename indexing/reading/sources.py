@@ -37,8 +37,8 @@ def find_sources(paths: Sequence[str | Path], *, split: str | None = None) -> It
         split: of lists, take only this split.
 
     Raises:
-        BadDataset: at once if a path is empty or does not exist, or a pattern matches nothing; while it is drawn from, if a list is
-            beyond repair.
+        BadDataset: at once if a path is empty or does not exist, or a pattern matches nothing; while it is drawn from,
+            if a list is beyond repair.
     """
     for path in paths:
         if path == "":  # Path("") is the current folder, with all that is in it
@@ -93,7 +93,8 @@ def until(sources: Iterable[Found], stopped: Callable[[], bool]) -> Iterator[Fou
 def walk(folder: Path, *, entered: Callable[[Path], object] = lambda _: None) -> Iterator[Path | Problem]:
     """Image files below `folder`: those of a folder first, then its subfolders, by name.
 
-    Links to folders are not followed, so there are no loops; what is hidden is left out. `entered` is told of each folder before it is read.
+    Links to folders are not followed, so there are no loops; what is hidden is left out. `entered` is told of each
+    folder before it is read.
     """
     waiting = [folder]
     while waiting:

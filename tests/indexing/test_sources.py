@@ -95,9 +95,7 @@ def test_an_empty_path_is_not_the_current_folder(tree, monkeypatch):
     monkeypatch.chdir(tree)
     assert len(drawn(".")[0]) == 6
     for ask in (find_sources, survey):
-        with pytest.raises(
-            BadDataset, match=r"^an empty path names nothing: .* variable of the shell empty\?\)$"
-        ):
+        with pytest.raises(BadDataset, match=r"^an empty path names nothing: .* variable of the shell empty\?\)$"):
             ask(["7.jpg", ""])
 
 
