@@ -9,7 +9,7 @@ from fastapi.staticfiles import StaticFiles
 from fastapi_offline import FastAPIOffline
 
 from api import problems
-from api.parameters import check_parameters
+from api.parameters import check_parameters, without_empty
 from api.routes import health, images, search, web
 from api.schemas import Problem
 from api.service import Service
@@ -44,7 +44,8 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(problems.BodyLimit, max_bytes=settings.max_upload_bytes)
 
     @app.middleware("http")
-    async def no_sniffing(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+    async def at_the_door(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        request.scope["query_string"] = without_empty(request.scope["query_string"])
         response = await call_next(request)
         response.headers["X-Content-Type-Options"] = "nosniff"
         return response

@@ -3,7 +3,9 @@
 from typing import Annotated, Any
 
 from fastapi import Depends, File, Form, Query, Request, UploadFile
+from pydantic import WithJsonSchema
 
+from api.parameters import GIVEN
 from api.problems import ReadOnly
 from api.service import Service
 from indexing.catalog.filters import Filter, make_filter
@@ -48,24 +50,34 @@ def read_upload(image: Annotated[UploadFile, File(description="The picture.")]) 
 UploadDep = Annotated[bytes, Depends(read_upload)]
 
 
-def check_k(service: Service, k: int) -> int:
-    """`k` if the service gives so many results."""
+def check_k(service: Service, k: int | None) -> int:
+    """`k` if the service gives so many results; if none is asked for, the usual number, or what the service gives.
+
+    Raises:
+        BadConfig: it does not give so many.
+    """
+    if k is None:
+        return min(USUAL_K, service.settings.max_k)
     if not 1 <= k <= service.settings.max_k:
         raise BadConfig(f"k is the number of results and must be 1 to {service.settings.max_k:,}, not {k}")
     return k
 
 
+USUAL_K = 10
+
 # The schema says the lower limits, but we check them ourselves: our sentences say more than the framework's.
-_K: Any = {
-    "description": "Number of results; more than the collection holds gives all.",
-    "json_schema_extra": {"minimum": 1},
-}
+_K = (
+    f"Number of results, {USUAL_K} if not given (or as many as the service gives, if that is less); more than the "
+    "collection holds gives all."
+)
 _MAX_DISTANCE: Any = {
     "description": "Leave out what is further away (bits).",
     "json_schema_extra": {"minimum": 0},
 }
-KForm = Annotated[int, Form(**_K)]
-KQuery = Annotated[int, Query(**_K)]
+# None is what is not given, and nothing that could be sent.
+_WHOLE = WithJsonSchema({"type": "integer", "minimum": 1, "description": _K})
+KForm = Annotated[int | None, _WHOLE, Form(description=_K)]
+KQuery = Annotated[int | None, _WHOLE, Query(description=_K)]
 MaxDistanceForm = Annotated[int | None, Form(**_MAX_DISTANCE)]
 MaxDistanceQuery = Annotated[int | None, Query(**_MAX_DISTANCE)]
 _MIN_PRECISION: Any = {
@@ -96,7 +108,8 @@ _AFTER: Any = {
     "description": "Only images added then or later: an ISO 8601 date or time, UTC unless it says otherwise."
 }
 _BEFORE: Any = {"description": "Only images added earlier than that."}
-Texts = list[str] | None
+Texts = Annotated[list[str] | None, GIVEN]
+Ids = Annotated[list[int] | None, GIVEN]
 
 
 def filter_of_form(
@@ -104,7 +117,7 @@ def filter_of_form(
     any_label: Annotated[Texts, Form(**_ANY_LABEL)] = None,
     without: Annotated[Texts, Form(**_WITHOUT)] = None,
     where: Annotated[Texts, Form(**_WHERE)] = None,
-    only_id: Annotated[list[int] | None, Form(alias="id", **_ID)] = None,
+    only_id: Annotated[Ids, Form(alias="id", **_ID)] = None,
     only_key: Annotated[Texts, Form(alias="key", **_KEY)] = None,
     added_after: Annotated[str | None, Form(**_AFTER)] = None,
     added_before: Annotated[str | None, Form(**_BEFORE)] = None,
@@ -118,7 +131,7 @@ def filter_of_query(
     any_label: Annotated[Texts, Query(**_ANY_LABEL)] = None,
     without: Annotated[Texts, Query(**_WITHOUT)] = None,
     where: Annotated[Texts, Query(**_WHERE)] = None,
-    only_id: Annotated[list[int] | None, Query(alias="id", **_ID)] = None,
+    only_id: Annotated[Ids, Query(alias="id", **_ID)] = None,
     only_key: Annotated[Texts, Query(alias="key", **_KEY)] = None,
     added_after: Annotated[str | None, Query(**_AFTER)] = None,
     added_before: Annotated[str | None, Query(**_BEFORE)] = None,
@@ -132,7 +145,7 @@ def _filter(
     any_label: Texts,
     without: Texts,
     where: Texts,
-    ids: list[int] | None,
+    ids: Ids,
     keys: Texts,
     added_after: str | None,
     added_before: str | None,

@@ -1,12 +1,30 @@
-"""Refuses parameters that an operation does not have: a filter with a misspelled name would let everything through."""
+"""Refuses parameters that an operation does not have: a filter with a misspelled name would let everything through.
+
+An empty value counts as not given, as forms send one for every field that was left alone. Of a field of a form that
+takes one value FastAPI knows that; the rest is here.
+"""
 
 from collections import Counter
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
 from fastapi import FastAPI, Request
+from pydantic import BeforeValidator
 
 from retrieval.errors import BadConfig
+
+
+def _without_empty(values: Any) -> Any:
+    return [value for value in values if value != ""] if isinstance(values, list) else values
+
+
+GIVEN = BeforeValidator(_without_empty)  # for lists of a form: leaves empty values out
+
+
+def without_empty(query: bytes) -> bytes:
+    """The query of an address without parameters that have no value."""
+    return b"&".join(part for part in query.split(b"&") if part.partition(b"=")[2])
 
 
 async def check_parameters(request: Request) -> None:
@@ -16,16 +34,15 @@ async def check_parameters(request: Request) -> None:
         BadConfig: it names the parameter, and what was meant or where it belongs.
     """
     in_query, in_form = _known(request.app, request.scope["route"].path_format, request.method.lower())
-    _check(
-        [name for name, _ in request.query_params.multi_items()], in_query, in_form, "parameter", "field of the form"
-    )
+    _check(request.query_params.multi_items(), in_query, in_form, "parameter", "field of the form")
     if in_form:  # parsed already, and kept by the request
-        fields = [name for name, _ in (await request.form()).multi_items()]
-        _check(fields, in_form, in_query, "field", "parameter in the address")
+        _check((await request.form()).multi_items(), in_form, in_query, "field", "parameter in the address")
 
 
-def _check(given: list[str], known: dict[str, bool], elsewhere: dict[str, bool], kind: str, other: str) -> None:
-    for name, times in Counter(given).items():
+def _check(
+    given: Sequence[tuple[str, object]], known: dict[str, bool], elsewhere: dict[str, bool], kind: str, other: str
+) -> None:
+    for name, times in Counter(name for name, value in given if value != "").items():
         if name in known:
             if times > 1 and not known[name]:
                 raise BadConfig(f"the {kind} {name!r} is given {times} times and takes one value: send it once")

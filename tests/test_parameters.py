@@ -34,6 +34,15 @@ def picture(seed=1):
     return {"image": ("x.png", buffer.getvalue())}
 
 
+def operation(client, path, method="get"):
+    return client.get("/openapi.json").json()["paths"][path][method]["parameters"]
+
+
+def hits(answer):
+    assert answer.status_code == 200, answer.text
+    return [{**hit, "rank": 0} for hit in answer.json()["hits"]]
+
+
 @pytest.mark.parametrize(
     ("fields", "query", "says"),
     [
@@ -75,6 +84,44 @@ def test_every_parameter_that_is_known_is_taken_and_lists_may_be_repeated(reader
     assert all({"odd", "three"} <= {*hit["labels"]} for hit in answer.json()["hits"])
     assert reader.get("/v1/images/1/similar?label=odd&label=three&k=2").status_code == 200
     assert reader.get("/v1/images/1/file?size=32").status_code == 200
+
+
+EMPTY = (
+    "label", "any_label", "without", "where", "id", "key", "added_after", "added_before", "k", "max_distance",
+    "min_precision", "effort",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_an_empty_value_counts_as_not_given(reader, name):
+    assert set(EMPTY) == {
+        one["name"] for one in operation(reader, "/v1/images/{image_id}/similar") if one["in"] == "query"
+    }
+    usual = hits(reader.post("/v1/search", files=picture()))
+    assert len(usual) == 10
+    assert hits(reader.post("/v1/search", files=picture(), data={name: ""})) == usual
+    usual = hits(reader.get("/v1/images/1/similar"))
+    assert hits(reader.get(f"/v1/images/1/similar?{name}=")) == usual
+    assert hits(reader.get(f"/v1/images/1/similar?{name}")) == usual
+
+
+def test_beside_an_empty_value_the_others_count(reader):
+    odd = hits(reader.get("/v1/images/1/similar?label=odd"))
+    assert all("odd" in hit["labels"] for hit in odd)
+    assert hits(reader.get("/v1/images/1/similar?label=&label=odd&k=&key=&k=10")) == odd
+    fields = {"label": ["odd", ""], "id": ["", "1", "2", "3"], "k": ["", "10"]}
+    assert {hit["id"] for hit in hits(reader.post("/v1/search", files=picture(), data=fields))} <= {1, 2, 3}
+    assert hits(reader.get("/v1/images/1/similar?label=%20")) == []  # a label all the same
+    assert hits(reader.get("/v1/images/1/similar?label=odd&lable=")) == odd
+    page = reader.get("/v1/images").json()
+    assert reader.get("/v1/images?label=&after=&limit=").json() == page
+    whole = reader.get("/v1/images/1/file")
+    assert reader.get("/v1/images/1/file?size=").content == whole.content
+
+
+def test_an_upload_with_empty_fields_is_stored_without_them(writer):
+    answer = writer.post("/v1/images", files=picture(97), data={"labels": "", "key": "", "attributes": ""})
+    assert (answer.status_code, answer.json()["key"], answer.json()["labels"]) == (201, None, [])
 
 
 def test_an_upload_with_a_field_that_would_be_lost_is_not_stored(writer):

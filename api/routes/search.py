@@ -30,13 +30,13 @@ def search(
     service: ServiceDep,
     searcher: SearcherDep,
     among: FilterForm,
-    k: KForm = 10,
+    k: KForm = None,
     max_distance: MaxDistanceForm = None,
     min_precision: MinPrecisionForm = None,
     effort: EffortForm = None,
 ) -> Hits:
     """The stored images most similar to an uploaded picture; only those that the filter lets through are ranked."""
-    check_k(service, k)
+    k = check_k(service, k)
     picture = searcher.decode(image, name="the upload")
     [answer] = searcher.search(
         [picture.image], k=k, max_distance=max_distance, min_precision=min_precision, among=among, effort=effort
@@ -50,13 +50,13 @@ def similar(
     service: ServiceDep,
     searcher: SearcherDep,
     among: FilterQuery,
-    k: KQuery = 10,
+    k: KQuery = None,
     max_distance: MaxDistanceQuery = None,
     min_precision: MinPrecisionQuery = None,
     effort: EffortQuery = None,
 ) -> Hits:
     """The stored images most similar to a stored one, itself among them if the filter lets it through."""
-    check_k(service, k)
+    k = check_k(service, k)
     answer = searcher.similar(
         image_id, k=k, max_distance=max_distance, min_precision=min_precision, among=among, effort=effort
     )
