@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _given(error: Exception, message: str) -> str:
     """The value that was found wrong, where Typer's sentence says only what it should have been."""
-    found = getattr(error.__cause__, "errors", list)()  # of pydantic
+    found: list[Any] = getattr(error.__cause__, "errors", list)()  # of pydantic
     return f" (given: {found[0]['input']!r})" if found and repr(found[0]["input"]) not in message else ""
 
 

@@ -56,6 +56,42 @@ def test_a_restored_snapshot_is_the_collection(collection, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["collection", "empty", "new", "s.tar"]
 
 
+def test_a_restored_collection_has_its_index_and_nobody_builds_it_again(own_collection, hashseek, tmp_path):
+    hashseek("index", "snapshot", own_collection, tmp_path / "s.tar")
+    code, _, err = hashseek("index", "restore", tmp_path / "s.tar", tmp_path / "new")
+    assert (code, err) == (0, "")
+    assert sorted(path.name for path in (tmp_path / "new" / "index").iterdir()) == [
+        "codes.faiss",
+        "ids.bin",
+        "manifest.json",
+    ]
+    code, out, err = hashseek("index", "verify", tmp_path / "new")
+    assert (code, out, err) == (0, "12 images, 0 problems\n", "")
+    with closing(Collection(tmp_path / "new", read_only=True)) as again:
+        assert again.describe_index()["built"] == 12
+
+
+def test_what_was_damaged_when_the_snapshot_was_taken_is_restored_and_can_be_mended(own_collection, hashseek, tmp_path):
+    with closing(sqlite3.connect(own_collection / "catalog.sqlite")) as db, db:
+        db.execute("UPDATE codes SET code = x'0102' WHERE image_id = 5")
+    with closing(Collection(own_collection)) as damaged:
+        snapshot(damaged, tmp_path / "s.tar")
+    assert restore(tmp_path / "s.tar", tmp_path / "new").n_images == 12
+    code, out, _ = hashseek("index", "verify", tmp_path / "new", "--repair", "--device", "cpu")
+    assert (code, "0 problems left" in out) == (0, True)
+
+
+def test_a_restore_that_cannot_write_the_index_leaves_nothing(collection, tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    snapshot(collection, tmp_path / "s.tar")
+    monkeypatch.setattr(Collection, "save_index", full)
+    with pytest.raises(OSError, match="No space left"):
+        restore(tmp_path / "s.tar", tmp_path / "new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["collection", "s.tar"]
+
+
 @pytest.mark.parametrize("n", [0, 1])
 def test_collections_of_0_and_1_images(n, tmp_path):
     small = code_collection(tmp_path / "collection", n_bits=12)

@@ -150,8 +150,33 @@ MISTAKES = {
         "must be at least 0, not -1",
     ),
     "no collection": (("search", "{tmp}/none", "{picture}"), "there is no collection {tmp}/none: create it with"),
-    "a file as collection": (("search", "{picture}", "{picture}"), "there is no collection {picture}"),
-    "an empty folder as collection": (("index", "stats", "{tmp}"), "there is no collection {tmp}: create it"),
+    "a file as collection": (
+        ("search", "{picture}", "{picture}"),
+        "{picture} is a file, and a collection is a folder: correct the path",
+    ),
+    "an empty folder as collection": (
+        ("index", "stats", "{tmp}"),
+        "there is no collection {tmp}: create it with `hashseek index add {tmp} IMAGES --checkpoint FILE`",
+    ),
+    "repairing and looking at codes": (
+        ("index", "verify", "{collection}", "--repair", "--codes", "5"),
+        "--codes and --repair do not go together: repair first",
+    ),
+    "a checkpoint for no repair": (
+        ("index", "verify", "{collection}", "--checkpoint", "{other}"),
+        "--checkpoint goes with --repair: add it",
+    ),
+    "a seed for no choice": (("index", "verify", "{collection}", "--seed", "1"), "--seed goes with --codes: add it"),
+    "a device for nothing": (
+        ("index", "verify", "{collection}", "--device", "cpu"),
+        "--device goes with --codes or --repair, without which nothing is encoded: add one, or leave --device out",
+    ),
+    "a precision for nothing": (("index", "verify", "{collection}", "--precision", "fp32"), "--precision goes with"),
+    "an engine for nothing": (("index", "verify", "{collection}", "--engine", "openvino"), "--engine goes with"),
+    "repairing with another": (
+        ("index", "verify", "{collection}", "--repair", "--checkpoint", "{other}"),
+        "holds codes of checkpoint {ours} (48 bits), and {other} is {theirs} (36 bits): name a file of the",
+    ),
     "no picture": (("search", "{collection}", "{tmp}/none.jpg"), "{tmp}/none.jpg does not exist"),
     "a folder as picture": (("search", "{collection}", "{tmp}"), "{tmp} is not a file"),
     "text as picture": (("search", "{collection}", "{tmp}/text.jpg"), "{tmp}/text.jpg is not an image of a kind"),

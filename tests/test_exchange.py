@@ -1,5 +1,6 @@
 """An export holds every record and code; imported, it is the same collection, and nothing was encoded."""
 
+import sqlite3
 from contextlib import closing
 
 import numpy as np
@@ -11,7 +12,7 @@ from faults import fill
 
 from indexing.collection import Collection
 from indexing.upkeep import exchange
-from indexing.upkeep.exchange import export, import_
+from indexing.upkeep.exchange import Exported, export, import_
 from retrieval.errors import BadConfig, BadDataset, ForeignCodes
 
 
@@ -87,7 +88,7 @@ def test_row_groups_of_any_number_of_images(n, tmp_path, monkeypatch):
     monkeypatch.setattr(exchange, "GROUP", 2)
     with closing(code_collection(tmp_path / "a", n_bits=12)) as collection:
         collection.add(new_images(random_codes(np.random.default_rng(0), n, 12)))
-        assert export(collection, tmp_path / "e.parquet") == n
+        assert export(collection, tmp_path / "e.parquet") == Exported(n, 0)
     assert pq.ParquetFile(tmp_path / "e.parquet").num_row_groups == (n + 1) // 2
     code_collection(tmp_path / "b", n_bits=12).close()
     assert import_(tmp_path / "e.parquet", tmp_path / "b", checkpoint=None)["added"] == n
@@ -196,6 +197,40 @@ def test_without_pyarrow_there_is_a_sentence_that_names_the_extra(exported, hash
         assert (code, err) == (2, "hashseek: Parquet needs pyarrow: pip install 'hashseek[parquet]'\n")
 
 
+def test_an_export_says_how_many_images_have_no_code_and_what_to_do(exported, hashseek, tmp_path):
+    folder, _ = exported
+    with closing(sqlite3.connect(folder / "catalog.sqlite")) as db, db:
+        db.execute("DELETE FROM codes WHERE image_id IN (4, 5)")
+    code, out, err = hashseek("index", "export", folder, tmp_path / "holes.parquet")
+    assert (code, out.split(", ")[0]) == (0, f"{tmp_path}/holes.parquet: 19 images")
+    assert err == (
+        "2 of them have no code, and no import takes the file: "
+        f"`hashseek index verify {folder} --repair` encodes them; then export again\n"
+    )
+    assert pq.read_table(tmp_path / "holes.parquet").num_rows == 19
+    code, _, err = hashseek("index", "import", tmp_path / "holes.parquet", folder)
+    assert code == 2
+    assert "row 3: its code is missing: mend its collection (`index verify --repair`), export it again; nothing" in err
+
+
+def test_no_right_to_write_names_the_folder_and_what_to_do(exported, hashseek, tmp_path):
+    folder, _ = exported
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o555)
+    assert hashseek("index", "snapshot", folder, tmp_path / "s.tar")[0] == 0
+    for command in (
+        ("export", folder, closed / "e.parquet"),
+        ("snapshot", folder, closed / "s.tar"),
+        ("restore", tmp_path / "s.tar", closed / "new"),
+    ):
+        assert hashseek("index", *command, before="drop_rights()") == (
+            2,
+            "",
+            f"hashseek: nothing can be written in the folder {closed} (Permission denied): name another place, or get "
+            "the right to write there\n",
+        )
+
+
 def test_an_export_shows_one_moment_while_others_write(tmp_path, monkeypatch):
     monkeypatch.setattr(exchange, "GROUP", 1)
     with closing(code_collection(tmp_path / "a", n_bits=12)) as collection:
@@ -210,7 +245,7 @@ def test_an_export_shows_one_moment_while_others_write(tmp_path, monkeypatch):
             return row(*arguments)
 
         monkeypatch.setattr(exchange, "_row", meddle)
-        assert export(collection, tmp_path / "e.parquet") == 6
+        assert export(collection, tmp_path / "e.parquet") == Exported(6, 0)
     monkeypatch.setattr(exchange, "GROUP", 99)
     assert [r["sha256"] for r in pq.read_table(tmp_path / "e.parquet").to_pylist()] == [r[2] for r in expected]
 

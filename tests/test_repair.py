@@ -16,6 +16,7 @@ from indexing.catalog import attributes
 from indexing.catalog.filters import make_filter
 from indexing.collection import Collection
 from indexing.upkeep.repair import repair
+from retrieval.checkpoint import load_header
 from retrieval.errors import BadCollection
 
 
@@ -137,7 +138,10 @@ def test_a_lost_checkpoint_is_copied_from_the_one_that_is_given(own_collection, 
     command = ("index", "verify", own_collection, "--repair")
     code, out, err = hashseek(*command)
     assert (code, "truncated" in err, out) == (1, True, "0 repairs, 1 problems left\n")
-    assert hashseek(*command, "--checkpoint", other_checkpoint)[0] == 1
+    code, out, err = hashseek(*command, "--checkpoint", other_checkpoint)
+    assert (code, out) == (2, "")
+    assert f"and {other_checkpoint} is {load_header(other_checkpoint).fingerprint[:12]} (36 bits): name a file" in err
+    assert (own_collection / "checkpoint.safetensors").read_bytes() == b"torn"
     code, out, _ = hashseek(*command, "--checkpoint", checkpoint)
     assert code == 0
     assert f"copied the checkpoint {checkpoint}" in out
@@ -257,6 +261,9 @@ def test_of_what_is_no_catalog_any_more_nothing_is_saved_and_nothing_touched(own
     code, _, err = hashseek("index", "verify", own_collection, "--repair")
     assert (code, err.count("\n")) == (2, 1)
     assert "Traceback" not in err
+    assert "--repair" not in err
+    if content:
+        assert "nothing of it can be read (file is not a database): restore a snapshot into a new folder, or" in err
     assert (own_collection / "catalog.sqlite").read_bytes() == content
 
 
@@ -275,7 +282,9 @@ def test_a_damaged_catalog_that_is_in_use_is_left_alone(large, tmp_path):
             mend(folder)
     finally:
         other.communicate(b"")
-    assert "saved 2999 images, 2999 of them with their codes" in mend(folder).done[0]
+    [said, *_] = mend(folder).done
+    assert "saved 2999 images, 2999 of them with their codes" in said
+    assert "***" not in said
 
 
 def test_kept_files_and_codes_are_found_again_after_a_salvage(own_collection):

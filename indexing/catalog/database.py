@@ -49,7 +49,12 @@ class Database:
         self.path = path
         if not path.is_file():
             folder = path.parent
-            raise BadCollection(f"there is no collection {folder}: create it with `hashseek index add {folder} IMAGES`")
+            if folder.is_file():
+                raise BadCollection(f"{folder} is a file, and a collection is a folder: correct the path")
+            raise BadCollection(
+                f"there is no collection {folder}: create it with "
+                f"`hashseek index add {folder} IMAGES --checkpoint FILE`"
+            )
         self._identity = _identity(path)
         self._read_lock, self._write_lock = threading.Lock(), threading.Lock()
         self._writer: sqlite3.Connection | None = None

@@ -1,6 +1,7 @@
 """Subcommands `index` (add, remove, build, duplicates, stats, verify) and `search`."""
 
 import json
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -129,6 +130,8 @@ def verify(
     engine: Engine = "torch",
 ) -> None:
     """Check that catalog, codes, index, checkpoint and image files agree; exits with 1 if they do not."""
+    encoding = {"--device": device != "auto", "--precision": precision != "auto", "--engine": engine != "torch"}
+    _check_together(repair=repair, checkpoint=checkpoint, codes=codes, seed=seed, encoding=encoding)
     if repair:
         repair_and_print(collection, checkpoint, device, precision, engine)
         return
@@ -147,6 +150,23 @@ def verify(
     typer.echo(f"{n_images} images, {len(problems)} problems")
     if problems:
         raise typer.Exit(1)
+
+
+def _check_together(
+    *, repair: bool, checkpoint: Path | None, codes: int, seed: int, encoding: Mapping[str, bool]
+) -> None:
+    if repair and codes:
+        raise BadConfig("--codes and --repair do not go together: repair first, then verify with --codes")
+    if checkpoint is not None and not repair:
+        raise BadConfig("--checkpoint goes with --repair: add it, or leave --checkpoint out")
+    if seed and not codes:
+        raise BadConfig("--seed goes with --codes: add it, or leave --seed out")
+    given = [option for option, is_given in encoding.items() if is_given]
+    if given and not (repair or codes):
+        raise BadConfig(
+            f"{given[0]} goes with --codes or --repair, without which nothing is encoded: add one, or leave "
+            f"{given[0]} out"
+        )
 
 
 def search(

@@ -76,8 +76,11 @@ def export_command(
 ) -> None:
     """Write all records and codes to a Parquet file, as of one moment; the pictures are only named in it."""
     with closing(Collection(collection, read_only=True)) as opened:
-        n_rows = export(opened, file)
-    typer.echo(f"{file}: {n_rows} images, {_size(file.stat().st_size)}")
+        done = export(opened, file)
+    typer.echo(f"{file}: {done.n_images} images, {_size(file.stat().st_size)}")
+    if done.n_without_code:
+        remedy = f"`hashseek index verify {collection} --repair` encodes them; then export again"
+        typer.echo(f"{done.n_without_code} of them have no code, and no import takes the file: {remedy}", err=True)
 
 
 @app.command("import")

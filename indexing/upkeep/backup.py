@@ -8,11 +8,12 @@ A snapshot is a tar, not compressed, since pictures and codes are as short as th
     catalog.sqlite
     contents.json       last: how many images, and the SHA-256 of all that is not named by its own
 
-The index is not in it: it is derived, and built again.
+The index is not in it: it is derived, and built again when the snapshot is restored.
 """
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -20,7 +21,7 @@ import sqlite3
 import tarfile
 import uuid
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from io import BytesIO
@@ -33,6 +34,8 @@ from indexing.collection import CATALOG, FILES, Collection
 from indexing.upkeep.workplace import workplace
 from retrieval.errors import BadCollection
 from retrieval.files import fsync_folder
+
+log = logging.getLogger("hashseek")
 
 FORMAT = 1
 _FIRST, _LAST = "snapshot.json", "contents.json"
@@ -69,7 +72,8 @@ def snapshot(collection: Collection, file: Path) -> Contents:
 
     Raises:
         BadCollection: there is such a file already, or the catalog cannot be copied.
-        OSError: no room, or no right to write; there is no `file` then.
+        BadConfig: there is no right to write beside `file`.
+        OSError: no room; there is no `file` then.
     """
     if file.exists() or file.is_symlink():
         raise BadCollection(f"{file} exists already: name a new file, or delete it first")
@@ -91,7 +95,8 @@ def restore(file: Path, folder: Path) -> Contents:
 
     Raises:
         BadCollection: `folder` is not empty, or `file` is no snapshot, damaged, or of a newer Hashseek.
-        OSError: no room, or no right to write; `folder` is as it was.
+        BadConfig: there is no right to write beside `folder`.
+        OSError: no room; `folder` is as it was.
     """
     if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
         raise BadCollection(
@@ -103,11 +108,29 @@ def restore(file: Path, folder: Path) -> Contents:
         built = place / "collection"
         built.mkdir()
         contents = unpack(file, built)
+        _build_index(built)
         for made in [*(path for path in built.rglob("*") if path.is_dir()), built]:
             fsync_folder(made)
         built.rename(folder)  # succeeds over an empty folder, and over nothing else
     fsync_folder(folder.absolute().parent)
     return contents
+
+
+def _build_index(folder: Path) -> None:
+    """Write the index, or every command that only reads would build it for itself, with a warning.
+
+    Of a catalog that holds what it cannot hold there is none: whoever opens it is told, and a repair mends it.
+    """
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return not (isinstance(record.args, tuple) and folder in record.args)  # that it has no index is no surprise
+
+    log.addFilter(is_news)
+    try:
+        with suppress(BadCollection), closing(Collection(folder)) as collection:
+            collection.save_index()
+    finally:
+        log.removeFilter(is_news)
 
 
 def unpack(file: Path, folder: Path) -> Contents:

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import ModuleType
@@ -34,12 +35,20 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 _MEDIA_TYPE = re.compile(r"image/[\w.+-]{1,80}")
 
 
-def export(collection: Collection, file: Path) -> int:
-    """Write every image's record and code to a new Parquet `file`, as of one moment; how many.
+@dataclass(frozen=True)
+class Exported:
+    """How many images were written, and how many of them without a code, which no import takes."""
+
+    n_images: int
+    n_without_code: int
+
+
+def export(collection: Collection, file: Path) -> Exported:
+    """Write every image's record and code to a new Parquet `file`, as of one moment.
 
     Raises:
-        BadConfig: pyarrow is not installed, or there is such a file already.
-        OSError: no room, or no right to write; there is no `file` then.
+        BadConfig: pyarrow is not installed, there is such a file already, or no right to write beside it.
+        OSError: no room; there is no `file` then.
     """
     pa, parquet = _pyarrow()
     if file.exists() or file.is_symlink():
@@ -52,15 +61,16 @@ def export(collection: Collection, file: Path) -> int:
             schema = _schema(pa, frozen)
             with (place / "rows").open("wb") as out:
                 with parquet.ParquetWriter(out, schema, compression="zstd", write_page_checksum=True) as writer:
-                    n_rows = 0
+                    n_images = n_without_code = 0
                     for rows in _groups(collection, frozen):
                         writer.write_table(pa.Table.from_pylist(rows, schema=schema))
-                        n_rows += len(rows)
+                        n_images += len(rows)
+                        n_without_code += sum(row["code"] is None for row in rows)
                 out.flush()
                 os.fsync(out.fileno())
         (place / "rows").rename(file)
     fsync_folder(file.absolute().parent)
-    return n_rows
+    return Exported(n_images, n_without_code)
 
 
 def _schema(pa: ModuleType, catalog: Catalog) -> Any:
@@ -193,7 +203,7 @@ class Export:
             if not _HEX.fullmatch(row["sha256"] or ""):
                 raise BadDataset(f"sha256 is {row['sha256']!r}")
             if row["code"] is None:
-                raise BadDataset("its code is missing")
+                raise BadDataset("its code is missing: mend its collection (`index verify --repair`), export it again")
             if not (is_remote(row["uri"] or "") or (row["uri"] or "").startswith("/")) or "\0" in row["uri"]:
                 raise BadDataset(f"uri is {row['uri']!r:.80}, neither a path from the root on nor an address")
             if not all(row[name] is not None and row[name] > 0 for name in ("size", "width", "height")):

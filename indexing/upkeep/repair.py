@@ -12,10 +12,10 @@ from indexing.upkeep.attribute_indexes import choose_if_possible
 from indexing.upkeep.optimize import delete_unneeded
 from indexing.upkeep.reencode import Reencoded, encode_missing
 from indexing.upkeep.salvage import salvage
-from retrieval.checkpoint import load_checkpoint
+from retrieval.checkpoint import load_checkpoint, load_header
 from retrieval.codes import code_size
 from retrieval.encoder import Encoder
-from retrieval.errors import BadCollection, HashseekError
+from retrieval.errors import BadCollection, ForeignCodes, HashseekError
 from retrieval.files import write_atomically
 
 _ROOM = 2**16  # bytes, for the file through which processes share a catalog
@@ -46,8 +46,11 @@ def repair(
 
     Raises:
         BadCollection: there is no collection, no room, or nothing of its catalog can be read.
+        ForeignCodes: the collection has no codes of `checkpoint`; nothing was done.
     """
     _check_room(folder)
+    if checkpoint is not None:
+        _check_own(folder / CATALOG, checkpoint)
     report = Repaired()
     _mend_file(folder / CATALOG, report)
     _mend_rows(folder / CATALOG, report)
@@ -72,6 +75,22 @@ def _check_room(folder: Path) -> None:
         raise BadCollection(f"{folder} has {free:,} bytes of room, and a repair needs {_ROOM:,}: make room first")
 
 
+def _check_own(path: Path, checkpoint: Path) -> None:
+    """Refuse a checkpoint that made none of the codes; of a catalog that cannot be read, that is found out later."""
+    given = load_header(checkpoint)
+    try:
+        with closing(Catalog(path, read_only=True)) as catalog:
+            spaces = catalog.spaces()
+    except BadCollection:
+        return
+    if given.fingerprint not in {space.fingerprint for space in spaces}:
+        held = " and ".join(f"{space.fingerprint[:12]} ({space.n_bits} bits)" for space in spaces)
+        raise ForeignCodes(
+            f"the collection {path.parent} holds codes of checkpoint {held}, and {checkpoint} is "
+            f"{given.fingerprint[:12]} ({given.n_bits} bits): name a file of the collection's own checkpoint"
+        )
+
+
 def _mend_file(path: Path, report: Repaired) -> None:
     """Replace a catalog that SQLite cannot read or finds damaged."""
     try:
@@ -87,9 +106,14 @@ def _mend_file(path: Path, report: Repaired) -> None:
         reason = str(error)
     saved = salvage(path)
     report.done.append(
-        f"the catalog was damaged ({reason.splitlines()[0]}): saved {saved.n_images} images, {saved.n_codes} of them "
+        f"the catalog was damaged ({_said(reason)}): saved {saved.n_images} images, {saved.n_codes} of them "
         f"with their codes, into a new one; the damaged one is {saved.kept_as}"
     )
+
+
+def _said(reason: str) -> str:
+    """The first line of what SQLite says that is no heading, as `*** in database main ***` is."""
+    return next((line for line in reason.splitlines() if line and not line.startswith("***")), reason)
 
 
 def _mend_rows(path: Path, report: Repaired) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from indexing.catalog import Catalog, attributes
-from indexing.catalog.database import damaged
 from indexing.catalog.schema import APPLICATION_ID, LATEST, statements_of
 from indexing.upkeep.workplace import workplace
 from retrieval.errors import BadCollection
@@ -55,7 +54,10 @@ def salvage(path: Path) -> Salvaged:
                 old.text_factory = lambda text: text.decode(errors="replace")
                 _copy(old, new)
         except sqlite3.DatabaseError as error:
-            raise damaged(path, f"nothing of it can be read ({error})") from None
+            raise BadCollection(
+                f"{path} is damaged, and nothing of it can be read ({error}): restore a snapshot into a new folder, or "
+                "index the images into one"
+            ) from None
         with closing(Catalog(saved)) as catalog:  # complete enough to be opened, and brought up to date
             n_images, n_codes = len(catalog), len(catalog) - catalog.n_missing(catalog.space.id)
         kept_as = _free_name(path)

@@ -1,5 +1,6 @@
 """A folder for what is not finished: of this process alone, and swept away by the next one if this one is killed."""
 
+import errno
 import fcntl
 import os
 import shutil
@@ -7,6 +8,8 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from retrieval.errors import BadConfig
 
 _PREFIX = ".hashseek-unfinished-"
 
@@ -16,10 +19,19 @@ def workplace(beside: Path) -> Iterator[Path]:
     """A new folder in `beside`, gone when the context ends; what is finished in it can be renamed out of it.
 
     Raises:
-        OSError: `beside` is missing or cannot be written to.
+        BadConfig: there is no right to write in `beside`.
+        OSError: `beside` is missing, or there is no room.
     """
     _sweep(beside)
-    folder, handle = _make(beside)
+    try:
+        folder, handle = _make(beside)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        raise BadConfig(
+            f"nothing can be written in the folder {beside} ({error.strerror}): name another place, or get the right "
+            "to write there"
+        ) from None
     try:
         yield folder
     finally:
