@@ -181,7 +181,7 @@ def test_a_row_that_is_too_long_costs_only_what_was_read_of_it(folder):
 
 def test_labels_have_one_line_and_paths_and_other_columns_as_many_as_they_like(folder):
     (folder / "two\nlines.jpg").write_bytes(b"x")
-    text = 'file,labels,title\n"two\nlines.jpg",cat,"a\nb"\na.jpg,"cat\nb.jpg,dog",\nb.jpg,dog,""\n'
+    text = 'file,labels,title\n"two\nlines.jpg",cat,"a\nb"\na.jpg,"cat\nb.jpg,dog",\nb.jpg,dog,5" of it\n'
     listing = read(write(folder, text), ignore_columns=("title",))
     assert [(item.file, item.line) for item in listing.items] == [("two\nlines.jpg", 2), ("b.jpg", 7)]
     assert [str(problem) for problem in listing.problems] == [

@@ -129,7 +129,9 @@ def _sources(path: str, split: str | None) -> Iterator[Found]:
 
 def _sources_of(path: Path, split: str | None) -> Iterator[Found]:
     manifest = find_manifest(path)
-    if manifest is not None:
+    if manifest is not None and not os.access(manifest, os.R_OK):
+        yield Problem(str(manifest), "cannot be read: Permission denied", uri=str(manifest))
+    elif manifest is not None:
         yield from read_manifest(manifest, split=split)
     elif _is_folder(path):
         yield from (Source(found) if isinstance(found, Path) else found for found in walk(path))

@@ -36,7 +36,8 @@ def rewind(file: Path, folder: Path) -> Contents:
     Raises:
         BadCollection: `file` is no snapshot of this collection, damaged, or of a newer Hashseek, or another process
             writes for too long.
-        OSError: no room, or no right to write; the collection is as it was.
+        BadConfig: no right to write in `folder`.
+        OSError: no room; the collection is as it was.
     """
     with closing(Collection(folder)) as collection, workplace(folder) as place:
         unpacked = place / "snapshot"

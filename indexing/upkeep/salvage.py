@@ -40,7 +40,8 @@ def salvage(path: Path) -> Salvaged:
 
     Raises:
         BadCollection: somebody has it open, it is no catalog, or neither its tables nor its code spaces can be read.
-        OSError: no room, or no right to write; the catalog is as it was.
+        BadConfig: no right to write beside it.
+        OSError: no room; the catalog is as it was.
     """
     _check_unused(path)
     with workplace(path.parent) as place:

@@ -104,9 +104,11 @@ def test_what_may_not_be_read_is_named_and_the_rest_is_added(hashseek, own_colle
         (tmp_path / name).parent.mkdir(exist_ok=True)
         draw(70 + number).save(tmp_path / name)
     touch(tmp_path / "list.csv", b"file\nclosed/2.png\n")
+    unreadable = touch(tmp_path / "unreadable.csv", b"file\nopen.png\n")
+    unreadable.chmod(0)
     closed = tmp_path / "closed"
     closed.chmod(0)
-    paths = (closed, closed / "1.png", f"{closed}/*.png", tmp_path / "list.csv", tmp_path / "open.png")
+    paths = (closed, closed / "1.png", f"{closed}/*.png", tmp_path / "list.csv", unreadable, tmp_path / "open.png")
     command = ("index", "add", own_collection, *paths, "--device", "cpu")
     try:
         code, out, err = hashseek(*command, before="drop_rights()")
@@ -114,12 +116,13 @@ def test_what_may_not_be_read_is_named_and_the_rest_is_added(hashseek, own_colle
         verified = hashseek("index", "verify", own_collection, before="drop_rights()")
     finally:
         closed.chmod(0o755)
-    assert (code, out.split(";")[0]) == (0, "added 1, already stored 0, skipped 4")
+    assert (code, out.split(";")[0]) == (0, "added 1, already stored 0, skipped 5")
     assert err.splitlines() == [
         f"skipped: {closed}: this folder cannot be read: Permission denied",
         f"skipped: {closed}/1.png: cannot be read: Permission denied",
         f"skipped: {closed}: this folder cannot be read: Permission denied",
         f"skipped: list.csv line 2: {closed}/2.png cannot be read: Permission denied",
+        f"skipped: {unreadable}: cannot be read: Permission denied",
     ]
     assert (refused[0], refused[2].count("\n")) == (2, 1)
     assert "this folder cannot be read: Permission denied" in refused[2]
