@@ -4,22 +4,25 @@ Every batch is one transaction. An image is reported as added after its transact
 at any moment has lost nothing that it reported; running the same command again goes on where it stopped.
 """
 
-import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain, islice
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from indexing.catalog import Catalog, Change, NewImage
+from indexing.catalog import Catalog, Change, NewImage, StoredImage
 from indexing.catalog.records import same_attributes
 from indexing.collection import Collection
-from indexing.reading.loading import Fetch, Loaded, Step, load_sources
+from indexing.reading.loading import Fetch, Loaded, Step, Trusted, load_sources
 from indexing.reading.manifests import Source
 from indexing.reading.remote import fetch
 from indexing.reading.sources import Found, find_sources
+from indexing.rehearsal import Rehearsal
 from retrieval.encoder import Encoder
 from retrieval.errors import BadImage
 from retrieval.images import Preprocessing
@@ -80,25 +83,25 @@ def ingest(
     Raises:
         BadImage: an image is unusable and `on_error` is "stop"; batches committed before stay.
     """
-    steps = load_sources(
-        sources,
+    load = partial(
+        load_sources,
         catalog=collection.catalog,
         preprocessing=encoder.preprocessing,
         depth=2 * encoder.batch_size,
-        trust_mtime=trust_mtime,
         fetch=fetch,
         decoding=encoder.decoding,
     )
-    report, ready, since = Report(), list[Loaded | Problem](), time.monotonic()
-    for encoded in _encoded(steps, encoder):
+    run = _Run(_Stored(collection), lambda sources: chain.from_iterable(_encoded(load(sources), encoder)), on_error)
+    ready, since = list[Loaded | Problem](), time.monotonic()
+    for encoded in _encoded(load(sources, trust_mtime=trust_mtime), encoder):
         ready += encoded
         while len(ready) >= BATCH or (ready and time.monotonic() - since > _PATIENCE):
-            report = _store(collection, ready[:BATCH], report, on_error)
+            report = run.store(ready[:BATCH])
             del ready[:BATCH]
             yield report
             since = time.monotonic()
     if ready:
-        yield _store(collection, ready, report, on_error)
+        yield run.store(ready)
 
 
 def preview(
@@ -106,53 +109,23 @@ def preview(
     preprocessing: Preprocessing,
     sources: Iterable[Found],
     *,
+    on_error: OnError = "skip",
     trust_mtime: bool = False,
     fetch: Fetch = fetch,
 ) -> Iterator[Report]:
     """What `ingest` would report, without a network and without writing; `catalog` is None if there is none yet.
 
     Every image is read and decoded, so that the ones that are unusable are known.
+
+    Raises:
+        BadImage: an image is unusable and `on_error` is "stop".
     """
-    steps = load_sources(
-        sources, catalog=catalog, preprocessing=preprocessing, depth=64, trust_mtime=trust_mtime, fetch=fetch
-    )
-    # SQLite puts a database without a name into a file of its own when it grows: memory stays as it is.
-    with closing(sqlite3.connect("")) as seen:
-        seen.execute("CREATE TABLE seen (name TEXT PRIMARY KEY, sha256 TEXT NOT NULL) WITHOUT ROWID")
-        report = Report()
-        for number, (loaded, _) in enumerate(steps, start=1):
-            problem = loaded if isinstance(loaded, Problem) else loaded.problem
-            if problem is not None:
-                report.skipped += problem.skipped
-                report.problems.append(problem)
-            elif isinstance(loaded, Loaded):
-                change = "known" if loaded.image is None else _would_be(loaded.image, catalog, seen)
-                setattr(report, change, getattr(report, change) + 1)
-            if number % BATCH == 0:
-                yield report
-                report = replace(report, problems=[])
-        yield report
-
-
-def _would_be(image: NewImage, catalog: Catalog | None, seen: sqlite3.Connection) -> Change:
-    name = f"content {image.sha256}" if image.key is None else f"key {image.key}"
-    earlier = seen.execute("SELECT sha256 FROM seen WHERE name = ?", (name,)).fetchone()
-    seen.execute("INSERT OR REPLACE INTO seen VALUES (?, ?)", (name, image.sha256))
-    if image.key is None:
-        return "added" if earlier is None and not len(image.code) else "known"
-    if earlier is not None:
-        return "known" if earlier[0] == image.sha256 else "updated"
-    ids = list(catalog.known_keys([image.key]).values()) if catalog is not None else []
-    record = catalog.get(ids)[0] if catalog is not None and ids else None
-    if record is None:
-        return "added"
-    same = record.sha256 == image.sha256 and record.path == image.path
-    same = same and (not image.labels or set(image.labels) == set(record.labels))
-    return (
-        "known"
-        if same and (not image.attributes or same_attributes(image.attributes, record.attributes))
-        else "updated"
-    )
+    load = partial(load_sources, catalog=catalog, preprocessing=preprocessing, depth=64, fetch=fetch)
+    with closing(Rehearsal(catalog)) as rehearsal:
+        run = _Run(rehearsal, lambda sources: (loaded for loaded, _ in load(sources)), on_error)
+        steps = (loaded for loaded, _ in load(sources, trust_mtime=trust_mtime))
+        while batch := list(islice(steps, BATCH)):
+            yield run.store(batch)
 
 
 def _encoded(steps: Iterable[Step], encoder: Encoder) -> Iterator[list[Loaded | Problem]]:
@@ -191,32 +164,117 @@ def _with_codes(waiting: list[Step], encoder: Encoder, codes: dict[str, NDArray[
     return done
 
 
-def _store(collection: Collection, batch: Sequence[Loaded | Problem], before: Report, on_error: OnError) -> Report:
-    """Commit a batch; the report with it."""
-    found = [one if isinstance(one, Problem) else one.problem for one in batch]
-    problems = [problem for problem in found if problem is not None]
-    bad = [problem for problem in problems if problem.skipped]
-    if on_error == "stop" and bad:
-        raise BadImage(f"{bad[0]} (leave such images out with --on-error skip)")
-    loaded = [one for one in batch if isinstance(one, Loaded)]
-    new = [(one.source, one.image) for one in loaded if one.image is not None]
-    outcome = collection.add([image for _, image in new]) if new else []
-    changes = [change for _, change in outcome]
-    known = [
-        (source, image_id)
-        for (source, image), (image_id, change) in zip(new, outcome, strict=True)
-        if change == "known" and image.key is None and image.labels
-    ]
-    records = collection.catalog.get([image_id for _, image_id in known])
-    for (source, image_id), record in zip(known, records, strict=True):
-        if record is not None and set(source.labels) != set(record.labels):
-            reason = f"its content is stored as image {image_id} with other labels, which were kept"
-            problems.append(Problem(source.name, reason, skipped=False, uri=str(source.uri)))
-    n_unchanged = sum(one.image is None and one.error is None for one in loaded)
-    return Report(
-        added=before.added + changes.count("added"),
-        updated=before.updated + changes.count("updated"),
-        known=before.known + changes.count("known") + n_unchanged,
-        skipped=before.skipped + len(bad),
-        problems=problems,
+class _Place(Protocol):
+    """Where a run's images go: a collection, or the rehearsal of what it would do."""
+
+    def add(self, images: list[NewImage], /) -> list[tuple[int, Change]]: ...
+
+    def labels_of(self, ids: Sequence[int], /) -> list[set[str]]:
+        """The labels of each of these images."""
+
+    def touched(self, found: Sequence[Trusted], /) -> list[bool]:
+        """Of each file that is as its record says, whether that record was changed since."""
+
+
+@dataclass
+class _Stored:
+    """The place of a real run."""
+
+    collection: Collection
+
+    def add(self, images: list[NewImage]) -> list[tuple[int, Change]]:
+        return self.collection.add(images)
+
+    def labels_of(self, ids: Sequence[int]) -> list[set[str]]:
+        return [set() if record is None else set(record.labels) for record in self.collection.catalog.get(ids)]
+
+    def touched(self, found: Sequence[Trusted]) -> list[bool]:
+        catalog = self.collection.catalog
+        generation = catalog.generation()
+        doubtful = [one.record.id for one in found if one.generation != generation]
+        now = dict(zip(doubtful, catalog.get(doubtful), strict=True))
+        return [one.generation != generation and not _is_same(one.record, now[one.record.id]) for one in found]
+
+
+def _is_same(record: StoredImage, now: StoredImage | None) -> bool:
+    """Whether a record still says of its image what it said."""
+    return (
+        now is not None
+        and (now.sha256, now.path, now.key, now.labels) == (record.sha256, record.path, record.key, record.labels)
+        and same_attributes(now.attributes, record.attributes)
     )
+
+
+@dataclass
+class _Run:
+    """What a run did so far.
+
+    Args:
+        place: where its images go.
+        read: the images of sources, whatever their records say, in order.
+        on_error: see `ingest`.
+    """
+
+    place: _Place
+    read: Callable[[list[Source]], Iterable[Loaded | Problem]]
+    on_error: OnError
+    report: Report = field(default_factory=Report)
+    first_added: int | None = None  # id; ids grow, so what has a higher one was added since
+
+    def store(self, batch: Sequence[Loaded | Problem]) -> Report:
+        """Commit a batch; the report with it."""
+        batch = self._as_of_now(batch)
+        found = [one if isinstance(one, Problem) else one.problem for one in batch]
+        problems = [problem for problem in found if problem is not None]
+        bad = [problem for problem in problems if problem.skipped]
+        if self.on_error == "stop" and bad:
+            raise BadImage(f"{bad[0]} (leave such images out with --on-error skip)")
+        loaded = [one for one in batch if isinstance(one, Loaded)]
+        new = [(one.source, one.image) for one in loaded if one.image is not None]
+        outcome = self.place.add([image for _, image in new]) if new else []
+        changes = [change for _, change in outcome]
+        self.report = self.report.plus(
+            Report(
+                added=changes.count("added"),
+                updated=changes.count("updated"),
+                known=changes.count("known") + sum(one.trusted is not None for one in loaded),
+                skipped=len(bad),
+                problems=problems + list(self._notes(new, outcome)),
+            )
+        )
+        return self.report
+
+    def _as_of_now(self, batch: Sequence[Loaded | Problem]) -> Sequence[Loaded | Problem]:
+        """The batch, with files read after all whose records were changed, or will be by the batch itself.
+
+        They were looked up well before: what this run stored since may have taken the record for another file.
+        """
+        resting = {n: one.trusted for n, one in enumerate(batch) if isinstance(one, Loaded) and one.trusted is not None}
+        touched = dict(zip(resting, self.place.touched(list(resting.values())), strict=True))
+        read = [one.source for n, one in enumerate(batch) if isinstance(one, Loaded) and touched.get(n, True)]
+        keys = {source.key for source in read} - {None}
+        again = [n for n, trusted in resting.items() if touched[n] or trusted.record.key in keys]
+        if not again:
+            return batch
+        sources = [one.source for one in (batch[n] for n in again) if isinstance(one, Loaded)]
+        renewed = dict(zip(again, self.read(sources), strict=True))
+        return [renewed.get(n, one) for n, one in enumerate(batch)]
+
+    def _notes(
+        self, new: Sequence[tuple[Source, NewImage]], outcome: Sequence[tuple[int, Change]]
+    ) -> Iterator[Problem]:
+        """What was stored otherwise than its source says, or instead of what another one said."""
+        kept: list[tuple[Source, int]] = []
+        for (source, image), (image_id, change) in zip(new, outcome, strict=True):
+            if change == "added" and self.first_added is None:
+                self.first_added = image_id
+            elif change == "updated" and self.first_added is not None and image_id >= self.first_added:
+                reason = f"the key {image.key!r:.80} came earlier in this run, and this later one counts"
+                yield Problem(source.name, reason, skipped=False, uri=str(source.uri))
+            elif change == "known" and image.key is None and image.labels:
+                kept.append((source, image_id))
+        labels = self.place.labels_of([image_id for _, image_id in kept])
+        for (source, image_id), stored in zip(kept, labels, strict=True):
+            if set(source.labels) != stored:
+                reason = f"its content is stored as image {image_id} with other labels, which were kept"
+                yield Problem(source.name, reason, skipped=False, uri=str(source.uri))

@@ -31,12 +31,24 @@ Stamp = tuple[int, int]  # size in bytes and modification time in nanoseconds
 
 
 @dataclass(frozen=True)
+class Trusted:
+    """The record that a file agrees with by its size and time, as it was at a generation of the catalog."""
+
+    record: StoredImage
+    generation: int
+
+
+@dataclass(frozen=True)
 class Loaded:
-    """What became of a source: a record (without code where pixels come with it), a problem, or nothing to do."""
+    """What became of a source: an image (without code where pixels come with it), a problem, or a file not read.
+
+    What was trusted holds as long as nothing changes the record.
+    """
 
     source: Source
     image: NewImage | None = None
     error: str | None = None
+    trusted: Trusted | None = None
 
     @property
     def problem(self) -> Problem | None:
@@ -53,12 +65,12 @@ Step = tuple[Loaded | Problem, Pixels | None]
 
 @dataclass(frozen=True)
 class _Item:
-    """A source on its way: what was downloaded of it, what went wrong, or that its file is as its record says."""
+    """A source on its way: what was downloaded of it, what went wrong, or the record that its file agrees with."""
 
     source: Source
     data: bytes | None = None
     error: str | None = None
-    unchanged: bool = False
+    trusted: Trusted | None = None
 
 
 def load_sources(
@@ -119,8 +131,8 @@ def _load(
     decoding: Callable[[], AbstractContextManager[None]],
 ) -> Step:
     source = item.source
-    if item.error is not None or item.unchanged:
-        return Loaded(source, error=item.error), None
+    if item.error is not None or item.trusted is not None:
+        return Loaded(source, error=item.error, trusted=item.trusted), None
     try:
         data, mtime_ns = (item.data, None) if item.data is not None else _read(Path(source.uri))
         image = NewImage(
@@ -188,34 +200,42 @@ def is_text(text: str) -> bool:
 
 
 def _items(sources: Iterable[Found], catalog: Catalog | None) -> Iterator[_Item | Problem]:
-    """Items of the sources; with a catalog, those whose files are as their records say are marked."""
+    """Items of the sources; with a catalog, those whose files are as their records say bring these records."""
     if catalog is None:
         yield from (found if isinstance(found, Problem) else _Item(found) for found in sources)
         return
     remaining = iter(sources)
     while chunk := list(islice(remaining, _LOOKED_UP)):
+        generation = catalog.generation()  # before the look: what is committed after it makes another
         records = _unchanged(chunk, catalog)
         for number, found in enumerate(chunk):
+            record = records.get(number)
             if isinstance(found, Problem):
                 yield found
             else:
-                record = records.get(number)
-                yield _Item(found, unchanged=record is not None and _says_all(record, found))
+                yield _Item(found, trusted=None if record is None else Trusted(record, generation))
 
 
 def _unchanged(chunk: list[Found], catalog: Catalog) -> dict[int, StoredImage]:
-    """Records of the files in a chunk, by number, whose size and modification time are still the same."""
-    files: dict[int, tuple[str, Stamp]] = {}
+    """Records of the files in a chunk, by number, that say what their sources say, and their size and time.
+
+    An image without a code is none of them: reading it gives it one.
+    """
+    files: dict[int, tuple[Source, str, Stamp]] = {}
     for number, found in enumerate(chunk):
         if isinstance(found, Source) and isinstance(found.uri, Path) and find_member(found.uri) is None:
             stamp = stamp_of(found.uri)
             path = stored_path(found.uri)
             if stamp is not None and is_text(path):
-                files[number] = (path, stamp)
-    known = catalog.known_files([path for path, _ in files.values()])
-    same = {n: known[path][2] for n, (path, stamp) in files.items() if path in known and known[path][:2] == stamp}
-    records = zip(same, catalog.get(list(same.values())), strict=True)
-    return {number: record for number, record in records if record is not None}
+                files[number] = (found, path, stamp)
+    known = catalog.known_files([path for _, path, _ in files.values()])
+    same = {n: known[path][2] for n, (_, path, stamp) in files.items() if path in known and known[path][:2] == stamp}
+    coded = catalog.codes_of(list(same.values()))
+    return {
+        number: record
+        for number, record in zip(same, catalog.get(list(same.values())), strict=True)
+        if record is not None and record.id in coded and _says_all(record, files[number][0])
+    }
 
 
 def _says_all(record: StoredImage, source: Source) -> bool:
