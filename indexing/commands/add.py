@@ -17,11 +17,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from indexing.collection import CATALOG, Collection, check_checkpoint, open_or_create
+from indexing.collection import CATALOG, CHECKPOINT, Collection, check_checkpoint, open_or_create
 from indexing.commands.options import Device, Engine, Precision
 from indexing.ingest import Report, find_sources, ingest, preview
 from indexing.printing import printable
-from indexing.reading.loading import Fetch
 from indexing.reading.remote import MAX_BYTES, SECONDS, fetch
 from indexing.reading.sources import Found, KeyFrom, describe, survey, until
 from indexing.reading.watching import Watch
@@ -90,14 +89,16 @@ def add(
     folders = [_folder(path) for path in paths] if watch else []
     sources = find_sources(paths, split=split)
     visible = Console(stderr=True).is_terminal
-    total = survey(paths, split=split, on_error=on_error) if (visible and not watch) or on_error == "stop" else None
+    counts = (visible or on_error == "stop") and not watch  # which reads no lists, and never ends
+    total = survey(paths, split=split, on_error=on_error) if counts else None
     get = partial(fetch, allow_private=allow_private, max_bytes=url_megabytes * 2**20, seconds=url_seconds)
     extra = label or []
     with ExitStack() as stack:
-        shown = _Shown(errors, stack.enter_context(errors.open("w", encoding="utf-8")) if errors else None)
+        shown = _Shown(errors, stack.enter_context(_begun(errors)) if errors else None)
         if dry_run:
             described = describe(sources, labels=extra, key_from=key_from)
-            n_images, report = _preview(collection, checkpoint, described, trust_mtime, get, shown, total)
+            say = partial(preview, sources=described, on_error=on_error, fetch=get)
+            n_images, report = _preview(collection, checkpoint, say, trust_mtime, shown, total)
             place = f"nothing was written; {collection} holds {n_images} images"
             typer.echo(f"dry run: {_outcome(report, of='would be ')}; {place}")
             _conclude(report, strict=strict)
@@ -148,27 +149,46 @@ def _folder(path: str) -> Path:
     return Path(path)
 
 
+def _begun(errors: Path) -> TextIO:
+    """The file that takes every problem, empty."""
+    if not errors.parent.is_dir():
+        raise BadConfig(f"there is no folder {errors.parent} for --errors {errors.name}: create it, or name another")
+    return errors.open("w", encoding="utf-8")
+
+
 def _preview(
     folder: Path,
     checkpoint: Path | None,
-    sources: Iterable[Found],
+    say: Callable[..., Iterator[Report]],
     trust_mtime: bool,
-    get: Fetch,
     shown: "_Shown",
     total: int | None,
 ) -> tuple[int, Report]:
-    """(images in the collection, what adding would do)."""
+    """(images in the collection, what adding would do); `say` is `preview`, told what is to be added."""
     if not (folder / CATALOG).is_file():
         if checkpoint is None:
             raise BadCollection(
                 f"there is no collection {folder} yet: name the checkpoint to create it with (--checkpoint)"
             )
         preprocessing = load_header(checkpoint).image_preprocessing()
-        return 0, shown.follow(preview(None, preprocessing, sources, fetch=get), total)
+        _check_place(folder)
+        return 0, shown.follow(say(None, preprocessing), total)
     with closing(Collection(folder, read_only=True)) as opened:
         header = check_checkpoint(opened.catalog, checkpoint or opened.checkpoint)
-        steps = preview(opened.catalog, header.image_preprocessing(), sources, trust_mtime=trust_mtime, fetch=get)
+        steps = say(opened.catalog, header.image_preprocessing(), trust_mtime=trust_mtime)
         return len(opened), shown.follow(steps, total)
+
+
+def _check_place(folder: Path) -> None:
+    """Raise `BadCollection` unless `open_or_create` can create a collection in `folder`."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise BadCollection(f"{folder} is a file, not a folder: choose a new or an empty folder")
+    # A creation that was interrupted leaves these, and nothing else.
+    leftovers = {*folder.glob(f".{CHECKPOINT}.*"), *folder.glob(f"{CATALOG}.new*"), folder / CHECKPOINT}
+    if set(folder.iterdir()) - leftovers:
+        raise BadCollection(f"{folder} is not empty and not a collection: choose a new or an empty folder")
 
 
 def _watch(
