@@ -2,12 +2,14 @@
 
 import sqlite3
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from indexing.catalog import Catalog, Change, NewImage, attributes
 from indexing.catalog.database import Database, DiskFull, now
 from indexing.catalog.schema import create
 from indexing.catalog.storing import Storing, check_new
+from indexing.collection import kept_path
 from indexing.reading.loading import Trusted
 
 _SPACE = 1  # of the codes in the temporary database, whatever it is in the catalog
@@ -61,6 +63,9 @@ class Rehearsal:
             BadCollection: the catalog cannot be read.
             DiskFull: there is no room for the temporary database.
         """
+        if self._catalog is not None:
+            folder = self._catalog.path.parent  # which may keep files of its own, as `Collection.add` knows
+            images = [replace(image, path=kept_path(folder, image.path, image.sha256)) for image in images]
         texts = check_new(images)
         outcome: list[tuple[int, Change]] = []
         try:

@@ -217,6 +217,15 @@ def test_dry_runs_of_what_meets_itself(make, tmp_path):
     assert str(said.problems[0]) == f"{same}: its content is stored as image 1 with other labels, which were kept"
 
 
+def test_a_dry_run_knows_the_files_that_the_collection_keeps(make, tmp_path):
+    collection, path = make("collection"), write(tmp_path / "a", b"one")
+    [step] = loading.load_sources([Source(path, key="k")], catalog=None, preprocessing=PREPROCESSING, depth=1)
+    image = replace(step[0].image, code=np.zeros(N_BITS // 8, np.uint8))
+    collection.add_with_file(image, b"one", suffix=".png")
+    own = Source(collection.file_of(collection.catalog.one(1)), key="k")
+    assert outcome(rehearse(collection, [own])) == outcome(run(collection, [own])) == (0, 0, 1, 0)
+
+
 def test_an_image_without_a_code_is_known_to_a_dry_run_and_read_in_spite_of_its_time(make, tmp_path):
     collection, path = make("collection"), write(tmp_path / "a", b"one")
     run(collection, [Source(path)])
