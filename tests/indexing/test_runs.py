@@ -28,7 +28,7 @@ N_BITS = 16
 class Stub:
     """An encoder of what `decode` makes of a file."""
 
-    engine, batch_size, preprocessing = "stub", 2, PREPROCESSING
+    engine, batch_size, preprocessing = "stub", 1, PREPROCESSING
 
     def decoding(self):
         return nullcontext()
@@ -50,6 +50,7 @@ def small(monkeypatch):
     """What is done together is little, so that there is much before and after it."""
     monkeypatch.setattr(loading, "decode_for", decode)
     monkeypatch.setattr(loading, "_LOOKED_UP", 4)
+    monkeypatch.setattr(loading, "_DOWNLOADS", 1)
     monkeypatch.setattr(module, "BATCH", 3)
 
 
@@ -125,7 +126,7 @@ class World:
                 self._write(path)
 
     def sources(self):
-        return [self._source() for _ in range(self.draw.randrange(1, 12))]
+        return [self._source() for _ in range(self.draw.randrange(1, 20))]
 
     def _write(self, path):
         path.write_bytes(self.draw.choice((b"one", b"two", b"three", b"four", b"five", b"bad one")))
@@ -244,7 +245,8 @@ def test_a_dry_run_bears_what_others_store_meanwhile(make, tmp_path):
     more = [Source(write(tmp_path / f"{number}", b"%d" % number)) for number in range(3)]
     reports = preview(collection.catalog, PREPROCESSING, [*more, Source(path, key="k"), Source(other)])
     next(reports)
-    run(collection, [Source(path, key="k"), Source(other)])  # under ids that the dry run has given
+    # Under ids that the dry run has given, and beyond.
+    run(collection, [Source(other), *(Source(path, key=f"key {n}") for n in range(4)), Source(path, key="k")])
     assert outcome(list(reports)[-1]) == (5, 0, 0, 0)
 
 
@@ -300,3 +302,22 @@ def test_a_key_that_comes_twice_in_a_run_is_noted(make, tmp_path):
     assert str(note) == "list line 5: the key 'new' came earlier in this run, and this later one counts"
     assert (note.skipped, note.uri) == (False, str(other))
     assert collection.catalog.by_key("new").path == str(other)
+
+
+def test_what_is_read_after_all_may_take_the_record_of_another_file_in_its_batch(make, tmp_path):
+    collection, first, other = make("collection"), write(tmp_path / "a", b"one"), write(tmp_path / "b", b"two")
+    sources = [Source(first, key="k"), Source(other, key="k")]
+    run(collection, sources[:1])
+    old, generation = collection.catalog.one(1), collection.catalog.generation()
+    run(collection, sources[1:])
+    new = collection.catalog.one(1)
+    trusted = [loading.Trusted(old, generation), loading.Trusted(new, collection.catalog.generation())]
+    batch = [loading.Loaded(source, trusted=one) for source, one in zip(sources, trusted, strict=True)]
+
+    def read(some):
+        steps = loading.load_sources(some, catalog=collection.catalog, preprocessing=PREPROCESSING, depth=1)
+        return [replace(step, image=replace(step.image, code=collection.catalog.code(1)[0])) for step, _ in steps]
+
+    report = module._Run(module._Stored(collection), read, "skip").store(batch)
+    assert outcome(report) == (0, 2, 0, 0)  # the second file agreed with the record until the first one was stored
+    assert collection.catalog.one(1).path == str(other)
