@@ -42,7 +42,10 @@ async def check_parameters(request: Request) -> None:
 def _check(
     given: Sequence[tuple[str, object]], known: dict[str, bool], elsewhere: dict[str, bool], kind: str, other: str
 ) -> None:
-    for name, times in Counter(name for name, value in given if value != "").items():
+    filled = {name for name, value in given if value != ""}
+    for name, times in Counter(name for name, _ in given).items():
+        if times == 1 and name not in filled:
+            continue  # as if it were not there
         if name in known:
             if times > 1 and not known[name]:
                 raise BadConfig(f"the {kind} {name!r} is given {times} times and takes one value: send it once")

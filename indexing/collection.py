@@ -104,6 +104,15 @@ class Collection:
         images = [replace(image, path=kept_path(self.folder, image.path, image.sha256)) for image in images]
         keyed = self.catalog.known_keys([image.key for image in images if image.key is not None])
         before = [image for image in self.catalog.get(list(keyed.values())) if image is not None and self.owns(image)]
+        # Content that is kept here stays where it is, wherever else it is said to be: that could be another name of
+        # the same file, which would be deleted as the one that was replaced.
+        kept = {image.key: image for image in before if is_there(self.uri_of(image))}
+        images = [
+            replace(image, path=old.path)
+            if image.key is not None and (old := kept.get(image.key)) is not None and old.sha256 == image.sha256
+            else image
+            for image in images
+        ]
         outcome = self.catalog.add(images)
         self._drop_files({image.path for image in before})  # what was replaced
         return outcome
@@ -305,7 +314,8 @@ class Collection:
             )
         if (self.folder / INDEX / _MANIFEST).exists():  # without one there is no index on disk, and none to disagree
             try:
-                self._load_built()
+                with _locked(self.folder, shared=True):
+                    self._load_built()
             except BadCollection as error:
                 problems.append(f"the index on disk will be rebuilt: {error}")
         try:
@@ -367,7 +377,8 @@ class Collection:
 
     def _open_index(self, *, read_only: bool) -> View:
         try:
-            built = self._load_built()
+            with _locked(self.folder, shared=True):  # or another process could exchange files that were checked
+                built = self._load_built()
             self._saved = built.generation
         except BadCollection as error:
             if len(self.catalog):
@@ -460,16 +471,13 @@ def _create(folder: Path, checkpoint: Path | None) -> None:
         )
     header = load_header(checkpoint)
     header.image_preprocessing()  # refuses a model of vectors
-    if folder.exists() and not folder.is_dir():
-        raise BadCollection(f"{folder} is a file, not a folder: choose a new or an empty folder")
+    if not folder.is_dir():  # a folder is looked at when it is locked: another process may be at it
+        check_place(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
         if (folder / CATALOG).is_file():
             return
-        # A creation that was interrupted leaves a checkpoint and these, and nothing else.
-        leftovers = [*folder.glob(f".{CHECKPOINT}.*"), *folder.glob(f"{CATALOG}.new*")]
-        if set(folder.iterdir()) - {*leftovers, folder / CHECKPOINT}:
-            raise BadCollection(f"{folder} is not empty and not a collection: choose a new or an empty folder")
+        leftovers = check_place(folder)
         for path in leftovers:
             path.unlink()
         write_atomically(folder / CHECKPOINT, checkpoint.read_bytes())
@@ -477,6 +485,20 @@ def _create(folder: Path, checkpoint: Path | None) -> None:
         create_catalog(temporary, fingerprint=header.fingerprint, n_bits=header.n_bits)
         temporary.replace(folder / CATALOG)
         fsync_folder(folder)
+
+
+def check_place(folder: Path) -> list[Path]:
+    """The leftovers in `folder` of a creation that was interrupted; nothing else may be where a collection is created.
+
+    Raises:
+        BadCollection: it is a file, or holds something else.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise BadCollection(f"{folder} is a file, not a folder: choose a new or an empty folder")
+    leftovers = [*folder.glob(f".{CHECKPOINT}.*"), *folder.glob(f"{CATALOG}.new*")]
+    if folder.exists() and set(folder.iterdir()) - {*leftovers, folder / CHECKPOINT}:
+        raise BadCollection(f"{folder} is not empty and not a collection: choose a new or an empty folder")
+    return leftovers
 
 
 def check_checkpoint(catalog: Catalog, checkpoint: Path) -> Header:
@@ -496,11 +518,11 @@ def check_checkpoint(catalog: Catalog, checkpoint: Path) -> Header:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _locked(folder: Path, *, shared: bool = False) -> Iterator[None]:
     """Keep other processes that ask for the same lock waiting; the system releases it if this one dies."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        fcntl.flock(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield
     finally:
         os.close(handle)

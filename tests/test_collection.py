@@ -431,6 +431,35 @@ def test_a_kept_file_that_a_list_or_an_export_names_stays(tmp_path, checkpoint, 
     collection.close()
 
 
+def test_a_kept_file_stays_when_an_export_names_it_where_it_was_before_the_folder_was_renamed(
+    tmp_path, checkpoint, pictures
+):
+    data = next(pictures.glob("*.jpg")).read_bytes()
+    sha256, code = hashlib.sha256(data).hexdigest(), np.zeros(6, np.uint8)
+    collection = open_or_create(tmp_path / "c", checkpoint=checkpoint)
+    image = NewImage("", sha256, 1, 1, len(data), "image/jpeg", ("cat",), code, "mine")
+    collection.add_with_file(image, data, suffix=".jpg")
+    export(collection, tmp_path / "e.parquet")
+    collection.close()
+    (tmp_path / "c").rename(tmp_path / "d")
+    assert import_(tmp_path / "e.parquet", tmp_path / "d", checkpoint=None)["known"] == 1
+    collection = Collection(tmp_path / "d")
+    assert collection.file_of(collection.catalog.one(1)).read_bytes() == data
+    assert collection.verify() == []
+    collection.close()
+
+
+def test_an_index_is_not_read_while_another_process_writes_it(saved):
+    folder, _, _ = saved
+    with ThreadPoolExecutor(1) as pool, module._locked(folder):
+        opening = pool.submit(lambda: Collection(folder, read_only=True).close())
+        with pytest.raises(TimeoutError):
+            opening.result(timeout=0.3)
+        with module._locked(folder.parent):  # of another folder nobody waits
+            pass
+    assert opening.done()
+
+
 def test_files_outside_the_collection_are_never_deleted(tmp_path):
     collection = code_collection(tmp_path / "collection", n_bits=8)
     outside = tmp_path / "picture.jpg"

@@ -109,7 +109,7 @@ def test_beside_an_empty_value_the_others_count(reader):
     odd = hits(reader.get("/v1/images/1/similar?label=odd"))
     assert all("odd" in hit["labels"] for hit in odd)
     assert hits(reader.get("/v1/images/1/similar?label=&label=odd&k=&key=&k=10")) == odd
-    fields = {"label": ["odd", ""], "id": ["", "1", "2", "3"], "k": ["", "10"]}
+    fields = {"label": ["odd", ""], "id": ["", "1", "2", "3"], "k": "10"}
     assert {hit["id"] for hit in hits(reader.post("/v1/search", files=picture(), data=fields))} <= {1, 2, 3}
     assert hits(reader.get("/v1/images/1/similar?label=%20")) == []  # a label all the same
     assert hits(reader.get("/v1/images/1/similar?label=odd&lable=")) == odd
@@ -117,6 +117,13 @@ def test_beside_an_empty_value_the_others_count(reader):
     assert reader.get("/v1/images?label=&after=&limit=").json() == page
     whole = reader.get("/v1/images/1/file")
     assert reader.get("/v1/images/1/file?size=").content == whole.content
+
+
+@pytest.mark.parametrize("twice", [["", "2"], ["2", ""]])
+def test_a_field_of_one_value_that_comes_twice_is_refused_though_one_is_empty(reader, twice):
+    answer = reader.post("/v1/search", files=picture(), data={"k": twice})
+    assert answer.status_code == 422
+    assert "'k' is given 2 times" in answer.json()["detail"]
 
 
 def test_an_upload_with_empty_fields_is_stored_without_them(writer):

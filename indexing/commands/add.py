@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from indexing.collection import CATALOG, CHECKPOINT, Collection, check_checkpoint, open_or_create
+from indexing.collection import CATALOG, Collection, check_checkpoint, check_place, open_or_create
 from indexing.commands.options import Device, Engine, Precision
 from indexing.ingest import Report, find_sources, ingest, preview
 from indexing.printing import printable
@@ -171,24 +171,12 @@ def _preview(
                 f"there is no collection {folder} yet: name the checkpoint to create it with (--checkpoint)"
             )
         preprocessing = load_header(checkpoint).image_preprocessing()
-        _check_place(folder)
+        check_place(folder)
         return 0, shown.follow(say(None, preprocessing), total)
     with closing(Collection(folder, read_only=True)) as opened:
         header = check_checkpoint(opened.catalog, checkpoint or opened.checkpoint)
         steps = say(opened.catalog, header.image_preprocessing(), trust_mtime=trust_mtime)
         return len(opened), shown.follow(steps, total)
-
-
-def _check_place(folder: Path) -> None:
-    """Raise `BadCollection` unless `open_or_create` can create a collection in `folder`."""
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise BadCollection(f"{folder} is a file, not a folder: choose a new or an empty folder")
-    # A creation that was interrupted leaves these, and nothing else.
-    leftovers = {*folder.glob(f".{CHECKPOINT}.*"), *folder.glob(f"{CATALOG}.new*"), folder / CHECKPOINT}
-    if set(folder.iterdir()) - leftovers:
-        raise BadCollection(f"{folder} is not empty and not a collection: choose a new or an empty folder")
 
 
 def _watch(
@@ -210,7 +198,7 @@ def _watch(
             shown.show(report.problems)
             watch.settle(report)
         if prune and not stop.event.is_set() and (removed := watch.gone()):
-            collection.remove(removed)
+            collection.remove(removed, missing_ok=True)
         if report.done or removed:
             typer.echo(
                 f"{_outcome(report)}, removed {len(removed)}; {collection.folder} holds {len(collection)} images"
