@@ -9,16 +9,12 @@ Searches see one immutable view: a built segment, a small fresh one for what cam
 A change makes a new view; nobody waits for it but the next search.
 """
 
-import fcntl
-import hashlib
-import json
 import logging
 import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,20 +32,18 @@ from indexing.hamming_index import (
     Ids,
     Subset,
     check_kind,
-    load_index,
-    save_index,
 )
+from indexing.index_files import IndexFiles, Written
 from indexing.reading.uris import is_there
-from indexing.segments import View, empty, joined, merge, merged_hits, whole
+from indexing.segments import View, empty, joined, merge, merged_hits
 from retrieval.checkpoint import Header, load_header
 from retrieval.codes import Codes
 from retrieval.errors import BadCollection, BadConfig, ForeignCodes, HashseekError
-from retrieval.files import fsync_folder, write_atomically
+from retrieval.files import fsync_folder, locked, write_atomically
 
 log = logging.getLogger("hashseek")
 
 CATALOG, CHECKPOINT, FILES, INDEX = "catalog.sqlite", "checkpoint.safetensors", "files", "index"
-_MANIFEST, _CODES, _IDS = "manifest.json", "codes.faiss", "ids.bin"
 _FILTERS = 8  # whose answers are kept until something changes
 
 
@@ -66,7 +60,9 @@ class Collection:
         self.catalog = Catalog(folder / CATALOG, read_only=read_only)
         self._lock = threading.Lock()
         self._chosen: OrderedDict[Filter, tuple[View, list[Subset]]] = OrderedDict()
-        self._saved = -1  # generation of the index on disk
+        self._files = IndexFiles(folder / INDEX, self.catalog)
+        self._saved: Written | None = None  # what is on disk, and the same in memory
+        self._saved_index: HammingIndex | None = None
         try:
             self._view = self._open_index(read_only=read_only)
         except BaseException:
@@ -98,23 +94,14 @@ class Collection:
     def add(self, images: list[NewImage]) -> list[tuple[int, Change]]:
         """Store images; (id, what became of it) for each, see `Catalog.add`. They can be found when this returns.
 
-        A path that leads to a file which the collection itself keeps, as a list or an export may name it, is stored as
-        such: otherwise the file would be deleted as one that was replaced.
+        A path that leads to a file which the collection itself keeps is stored as such, see `under_kept_path`.
         """
-        images = [replace(image, path=kept_path(self.folder, image.path, image.sha256)) for image in images]
         keyed = self.catalog.known_keys([image.key for image in images if image.key is not None])
-        before = [image for image in self.catalog.get(list(keyed.values())) if image is not None and self.owns(image)]
-        # Content that is kept here stays where it is, wherever else it is said to be: that could be another name of
-        # the same file, which would be deleted as the one that was replaced.
-        kept = {image.key: image for image in before if is_there(self.uri_of(image))}
-        images = [
-            replace(image, path=old.path)
-            if image.key is not None and (old := kept.get(image.key)) is not None and old.sha256 == image.sha256
-            else image
-            for image in images
-        ]
+        before = [image for image in self.catalog.get(list(keyed.values())) if image is not None]
+        stored = {image.key: (image.path, image.sha256) for image in before}
+        images = [under_kept_path(self.folder, image, stored.get(image.key)) for image in images]
         outcome = self.catalog.add(images)
-        self._drop_files({image.path for image in before})  # what was replaced
+        self._drop_files({image.path for image in before if self.owns(image)})  # what was replaced
         return outcome
 
     def remove(self, ids: list[int], *, missing_ok: bool = False) -> None:
@@ -188,7 +175,7 @@ class Collection:
 
     def owns(self, image: StoredImage) -> bool:
         """Whether the collection itself keeps the image's file."""
-        return image.path.startswith(f"{FILES}/") and ".." not in Path(image.path).parts  # or it could be anywhere
+        return is_kept(image.path)
 
     def uri_of(self, image: StoredImage) -> str:
         """Where the image is, as `indexing.reading.uris.open_uri` reads it: a file, a member of a tar, an address."""
@@ -223,11 +210,36 @@ class Collection:
         return outcome
 
     def save_index(self) -> None:
-        """Merge all segments and write the index, so that the next start need not read all codes."""
-        view = self._current()
-        if view.generation == self._saved or (self._saved >= 0 and view.kind in APPROXIMATE and not view.is_due):
-            return
-        self._save(view, view.kind)
+        """Merge all segments and write the index, so that the next start need not read all codes.
+
+        An index that another process wrote since this one was opened is taken over, and with it its kind.
+        """
+        while True:
+            on_disk = self._take_over()
+            view = self._current()
+            # An approximate index is written when it was built anew; what changed since is read from the catalog.
+            rests = view.kind in APPROXIMATE and view.built.index is self._saved_index
+            if self._saved is not None and (rests or view.generation == self._saved.generation):
+                return
+            if self._save(view, view.kind, over=(on_disk, self._saved)):
+                return
+
+    def _take_over(self) -> Written | None:
+        """Search what another process has written as the index, if one has; which index is on disk now."""
+        with locked(self.folder, shared=True):
+            on_disk = self._files.written()
+            if on_disk in (None, self._saved):
+                return on_disk
+            try:
+                built = self._load()
+            except BadCollection:
+                self._saved = None
+                return on_disk
+        view = self._advance(built)
+        with self._lock:
+            if self._view.generation <= view.generation:
+                self._view = view
+        return on_disk
 
     def build_index(self, kind: str) -> None:
         """Build an index of this kind (`hamming_index.KINDS`) over all images and write it; it stays of this kind.
@@ -244,40 +256,26 @@ class Collection:
                 self._view = view
         self._save(view, kind)
 
-    def _save(self, view: View, kind: str) -> None:
+    def _save(self, view: View, kind: str, *, over: Container[Written | None] | None = None) -> bool:
+        """Write a view's index, unless another one is on disk than those of `over`; whether it is done."""
         merged = merge(view, self.n_bits, kind)
         with self._lock:
             if self._view is view:
                 self._view = View(view.generation, view.last_id, merged, empty(self.n_bits))
-        with _locked(self.folder):  # two processes at once would mix their files
+        with locked(self.folder):  # two processes at once would mix their files
             if not self.catalog.is_current():  # the index on disk is that of the space that will be opened next
-                return
-            self._write_index(merged.index, generation=view.generation, last_id=view.last_id)
-        self._saved = view.generation
+                return True
+            if over is not None and self._files.written() not in over:
+                return False
+            self._saved = self._files.write(merged.index, generation=view.generation, last_id=view.last_id)
+            self._saved_index = merged.index
+        return True
 
-    def _write_index(self, index: HammingIndex, *, generation: int, last_id: int) -> None:
-        folder = self.folder / INDEX
-        for leftover in folder.glob(".*"):  # of a process that was killed while it wrote
-            leftover.unlink()
-        files = save_index(index, folder / _CODES)
-        write_atomically(folder / _IDS, index.ids.tobytes())
-        files.append(folder / _IDS)
-        manifest = {
-            "catalog": self.catalog.uuid,
-            "space": self.catalog.space.id,
-            "fingerprint": self.fingerprint,
-            "n_bits": self.n_bits,
-            "generation": generation,
-            "last_id": last_id,
-            "n_images": len(index),
-            "kind": index.kind,
-            "sha256": {file.name: _sha256(file) for file in files},
-        }
-        # Written last: a manifest that does not match the files beside it is not trusted.
-        content = json.dumps(manifest | {"checksum": _checksum(manifest)}, indent=2)
-        write_atomically(folder / _MANIFEST, content.encode())
-        for other in set(folder.glob(f"{Path(_CODES).stem}.*.npz")) - set(files):  # of a kind that it was before
-            other.unlink()
+    def _load(self) -> View:
+        """The index on disk; `BadCollection` if it cannot be trusted."""
+        view, self._saved = self._files.load()
+        self._saved_index = view.built.index
+        return view
 
     def duplicates(self, *, radius: int) -> Iterator[Ids]:
         """Groups of images linked by steps of at most `radius` bits, see `indexing.duplicates.groups`.
@@ -312,10 +310,10 @@ class Collection:
             problems.append(
                 f"the index in memory holds {len(index)} images that differ from the catalog's {len(truth.ids)}"
             )
-        if (self.folder / INDEX / _MANIFEST).exists():  # without one there is no index on disk, and none to disagree
+        if self._files.exist():  # otherwise there is no index on disk, and none to disagree
             try:
-                with _locked(self.folder, shared=True):
-                    self._load_built()
+                with locked(self.folder, shared=True):
+                    self._files.load()
             except BadCollection as error:
                 problems.append(f"the index on disk will be rebuilt: {error}")
         try:
@@ -324,7 +322,14 @@ class Collection:
             problems.append(str(error))
         after = 0
         while page := self.catalog.page(after=after, limit=1000):
-            problems += [f"the file of image {i.id} is gone: {i.path!r}" for i in page if not is_there(self.uri_of(i))]
+            gone = [image for image in page if not is_there(self.uri_of(image))]
+            # Looked at again: somebody may have replaced or removed the image, and its file with it.
+            now = self.catalog.get([image.id for image in gone])
+            problems += [
+                f"the file of image {old.id} is gone: {old.path!r}"
+                for old, new in zip(gone, now, strict=True)
+                if new is not None and new.path == old.path and not is_there(self.uri_of(old))
+            ]
             after = page[-1].id
         return problems
 
@@ -377,62 +382,40 @@ class Collection:
 
     def _open_index(self, *, read_only: bool) -> View:
         try:
-            with _locked(self.folder, shared=True):  # or another process could exchange files that were checked
-                built = self._load_built()
-            self._saved = built.generation
+            with locked(self.folder, shared=True):  # or another process could exchange files that were checked
+                built = self._load()
         except BadCollection as error:
             if len(self.catalog):
                 log.warning("the index of %s is rebuilt from the catalog: %s", self.folder, str(error))
-            if not read_only:  # so that no later state of the catalog can make it look right
-                with suppress(OSError):
-                    (self.folder / INDEX / _MANIFEST).unlink()
+            if not read_only:
+                self._files.distrust()
             built = View(-1, 0, empty(self.n_bits), empty(self.n_bits))
         return self._advance(built)
 
-    def _load_built(self) -> View:
-        """The index on disk, if every byte of it is what its manifest says, and the manifest is this catalog's."""
-        folder = self.folder / INDEX
-        try:
-            manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-            checksum = manifest.pop("checksum")
-            if checksum != _checksum(manifest):
-                raise BadCollection("its manifest does not match its own checksum")
-            manifest.setdefault("space", 1)  # the first collections had one
-            expected = {
-                "catalog": self.catalog.uuid,
-                "space": self.catalog.space.id,
-                "fingerprint": self.fingerprint,
-                "n_bits": self.n_bits,
-            }
-            if manifest["space"] != self.catalog.space.id and manifest["catalog"] == self.catalog.uuid:
-                raise BadCollection("it is of the codes that were used before the last switch of models")
-            for key, value in expected.items():
-                if manifest[key] != value:
-                    raise BadCollection(f"its manifest has {key} {manifest[key]!r}, the catalog {value!r}")
-            for name in {_CODES, _IDS, *manifest["sha256"]}:
-                if _sha256(folder / name) != manifest["sha256"][name]:
-                    raise BadCollection(f"{name} is not the file that its manifest describes")
-            if manifest["generation"] > self.catalog.generation():
-                raise BadCollection("it is newer than the catalog, which must have been restored from a copy")
-            ids = np.fromfile(folder / _IDS, np.int64)
-            kind = manifest.get("kind", "exact")  # the first manifests did not say
-            segment = whole(load_index(folder / _CODES, ids, n_bits=self.n_bits, kind=kind))
-            return View(manifest["generation"], manifest["last_id"], segment, empty(self.n_bits))
-        except BadConfig as error:  # of a kind that this machine cannot run
-            raise BadCollection(str(error)) from None
-        except FileNotFoundError as error:
-            raise BadCollection(f"{error.filename} is missing") from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BadCollection(f"it cannot be read: {error}") from None
+
+def is_kept(path: str) -> bool:
+    """Whether a record's path is of a file that its collection itself keeps."""
+    return path.startswith(f"{FILES}/") and ".." not in Path(path).parts  # or it could be anywhere
 
 
-def kept_path(folder: Path, path: str, sha256: str) -> str:
-    """`path` as a record of the collection in `folder` has it: as `files/...` if the collection keeps that file."""
-    name = f"{FILES}/{sha256[:2]}/{sha256}"
-    above, found, suffix = path.rpartition(f"/{name}")
+def under_kept_path(folder: Path, image: NewImage, stored: tuple[str, str] | None) -> NewImage:
+    """An image under the path by which the collection in `folder` stores it: `files/...` if it keeps that file.
+
+    Otherwise the file would be deleted as one that was replaced: a list or an export may name it, by another name of
+    the folder, too. So content that is kept stays where it is, wherever else it is said to be.
+
+    Args:
+        folder: of the collection.
+        image: that is to be stored.
+        stored: path and content hash that the record of its key has now, if there is one.
+    """
+    if stored is not None and is_kept(stored[0]) and stored[1] == image.sha256 and is_there(str(folder / stored[0])):
+        return replace(image, path=stored[0])
+    name = f"{FILES}/{image.sha256[:2]}/{image.sha256}"
+    above, found, suffix = image.path.rpartition(f"/{name}")
     if found and re.fullmatch(r"(\.\w{1,8})?", suffix) and above in (str(folder.absolute()), os.path.realpath(folder)):
-        return name + suffix
-    return path
+        return replace(image, path=name + suffix)
+    return image
 
 
 def open_or_create(folder: Path, *, checkpoint: Path | None) -> Collection:
@@ -474,7 +457,7 @@ def _create(folder: Path, checkpoint: Path | None) -> None:
     if not folder.is_dir():  # a folder is looked at when it is locked: another process may be at it
         check_place(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder):
+    with locked(folder):
         if (folder / CATALOG).is_file():
             return
         leftovers = check_place(folder)
@@ -515,23 +498,3 @@ def check_checkpoint(catalog: Catalog, checkpoint: Path) -> Header:
             "mean nothing; use the collection's own checkpoint or index into a new collection"
         )
     return header
-
-
-@contextmanager
-def _locked(folder: Path, *, shared: bool = False) -> Iterator[None]:
-    """Keep other processes that ask for the same lock waiting; the system releases it if this one dies."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
-def _checksum(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -2,14 +2,13 @@
 
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from indexing.catalog import Catalog, Change, NewImage, attributes
 from indexing.catalog.database import Database, DiskFull, now
 from indexing.catalog.schema import create
 from indexing.catalog.storing import Storing, check_new
-from indexing.collection import kept_path
+from indexing.collection import under_kept_path
 from indexing.reading.loading import Trusted
 
 _SPACE = 1  # of the codes in the temporary database, whatever it is in the catalog
@@ -63,16 +62,13 @@ class Rehearsal:
             BadCollection: the catalog cannot be read.
             DiskFull: there is no room for the temporary database.
         """
-        if self._catalog is not None:
-            folder = self._catalog.path.parent  # which may keep files of its own, as `Collection.add` knows
-            images = [replace(image, path=kept_path(folder, image.path, image.sha256)) for image in images]
         texts = check_new(images)
         outcome: list[tuple[int, Change]] = []
         try:
             storing = Storing(self._db, _SPACE, 0, now())
             for image, text in zip(images, texts, strict=True):
                 self._bring(image)
-                outcome.append(storing.store(image, text))
+                outcome.append(storing.store(self._under_kept_path(image), text))
         except sqlite3.OperationalError as error:
             raise DiskFull(
                 f"the temporary database of the dry run answered {str(error)!r}: free some space, or name a folder "
@@ -88,6 +84,13 @@ class Rehearsal:
     def touched(self, found: Sequence[Trusted]) -> list[bool]:
         """Of each file that is as its record says, whether the run may have changed that record before."""
         return [self._sha256_of(one.record.id) is not None for one in found]
+
+    def _under_kept_path(self, image: NewImage) -> NewImage:
+        """The image as `Collection.add` would store it, whose folder may keep files of its own."""
+        if self._catalog is None:
+            return image
+        row = self._db.execute("SELECT path, sha256 FROM images WHERE key = ?", (image.key,)).fetchone()
+        return under_kept_path(self._catalog.path.parent, image, row)
 
     def _bring(self, image: NewImage) -> None:
         """Copy the record that decides what becomes of an image, unless it is here."""

@@ -1,7 +1,10 @@
-"""Writing files so that a crash leaves the old one or the whole new one, never half."""
+"""Writing files so that a crash leaves the old one or the whole new one, never half; and a lock between processes."""
 
+import fcntl
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -40,5 +43,19 @@ def fsync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def locked(folder: Path, *, shared: bool = False) -> Iterator[None]:
+    """Keep other processes (and threads) that ask for the lock of `folder` waiting; the system releases it at death.
+
+    Any number may hold it `shared` at a time, while nobody holds it otherwise.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        yield
     finally:
         os.close(handle)

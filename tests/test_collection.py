@@ -16,10 +16,12 @@ from indexing import collection as module
 from indexing import segments
 from indexing.catalog import NewImage
 from indexing.collection import Collection, open_or_create
+from indexing.reading.uris import is_there
 from indexing.upkeep.exchange import export, import_
 from indexing.upkeep.reencode import switch_space
 from retrieval import hamming
 from retrieval.errors import BadCheckpoint, BadCollection, BadConfig, ForeignCodes
+from retrieval.files import locked
 
 
 def check(collection, truth, queries, ks=(1, 5, 10**30)):
@@ -451,13 +453,39 @@ def test_a_kept_file_stays_when_an_export_names_it_where_it_was_before_the_folde
 
 def test_an_index_is_not_read_while_another_process_writes_it(saved):
     folder, _, _ = saved
-    with ThreadPoolExecutor(1) as pool, module._locked(folder):
+    with ThreadPoolExecutor(1) as pool, locked(folder):
         opening = pool.submit(lambda: Collection(folder, read_only=True).close())
         with pytest.raises(TimeoutError):
             opening.result(timeout=0.3)
-        with module._locked(folder.parent):  # of another folder nobody waits
+        with locked(folder.parent):  # of another folder nobody waits
             pass
     assert opening.done()
+
+
+@pytest.mark.parametrize("meanwhile", ["removed", "replaced"])
+def test_an_image_that_goes_while_files_are_looked_for_is_not_said_to_lack_its_file(tmp_path, monkeypatch, meanwhile):
+    collection = code_collection(tmp_path / "collection", n_bits=8)
+    (path := tmp_path / "picture.jpg").write_bytes(b"picture")
+    [image] = new_images(random_codes(np.random.default_rng(0), 1, 8))
+    image = replace(image, path=str(path), key="mine")
+    collection.add([image])
+
+    def look(uri):
+        if path.exists():
+            path.unlink()
+            if meanwhile == "removed":
+                collection.remove([1])
+            else:
+                path.with_name("new.jpg").write_bytes(b"picture")
+                collection.add([replace(image, path=str(path.with_name("new.jpg")))])
+        return is_there(uri)
+
+    monkeypatch.setattr(module, "is_there", look)
+    assert [problem for problem in collection.verify() if "gone" in problem] == []
+    if meanwhile == "replaced":
+        path.with_name("new.jpg").unlink()
+        assert [problem for problem in collection.verify() if "gone" in problem] != []
+    collection.close()
 
 
 def test_files_outside_the_collection_are_never_deleted(tmp_path):
@@ -465,7 +493,7 @@ def test_files_outside_the_collection_are_never_deleted(tmp_path):
     outside = tmp_path / "picture.jpg"
     outside.write_bytes(b"content")
     [image] = new_images(np.zeros((1, 1), np.uint8))
-    collection.add([module.replace(image, path=str(outside))])
+    collection.add([replace(image, path=str(outside))])
     collection.remove([1])
     assert outside.exists()
     collection.close()
@@ -601,8 +629,7 @@ def test_updates_in_place_are_found_at_once_under_the_same_id(tmp_path, monkeypa
         keys = rng.choice(20, 4, replace=False)
         codes = random_codes(rng, 4, n_bits, 3)
         images = [
-            module.replace(image, key=f"key {key}")
-            for image, key in zip(new_images(codes, start=contents), keys, strict=True)
+            replace(image, key=f"key {key}") for image, key in zip(new_images(codes, start=contents), keys, strict=True)
         ]
         contents += 4
         for (image_id, change), code in zip(collection.add(images), codes, strict=True):
@@ -629,10 +656,10 @@ def test_an_approximate_index_finds_an_updated_image_by_its_new_code(tmp_path):
     rng = np.random.default_rng(0)
     collection = code_collection(tmp_path, n_bits=64)
     codes = random_codes(rng, 500, 64)
-    collection.add([module.replace(image, key=image.sha256) for image in new_images(codes)])
+    collection.add([replace(image, key=image.sha256) for image in new_images(codes)])
     collection.build_index("hnsw")
     [image] = new_images(random_codes(rng, 1, 64), start=9999)
-    assert collection.add([module.replace(image, key=f"{7:064x}")]) == [(8, "updated")]
+    assert collection.add([replace(image, key=f"{7:064x}")]) == [(8, "updated")]
     for query, at in ((image.code[None], 0), (codes[7:8], None)):
         [(distances, ids)] = collection.search(query, k=500)
         assert sorted(ids.tolist()) == list(range(1, 501))
@@ -661,7 +688,7 @@ def test_a_kept_file_goes_when_the_last_image_of_its_content_changes_or_goes(tmp
     one, two = new_images(np.zeros((2, 1), np.uint8))
 
     def put(image, key, data):
-        return collection.add_with_file(module.replace(image, key=key), data, suffix=".jpg")
+        return collection.add_with_file(replace(image, key=key), data, suffix=".jpg")
 
     assert put(one, "a", b"one") == (1, "added")
     assert put(one, "b", b"one") == (2, "added")  # two images, one file
@@ -677,7 +704,7 @@ def test_a_kept_file_goes_when_the_last_image_of_its_content_changes_or_goes(tmp
     assert kept(tmp_path) == [f"{two.sha256}.jpg"]
     outside = tmp_path / "outside.jpg"
     outside.write_bytes(b"one")
-    assert collection.add([module.replace(one, key="b", path=str(outside))]) == [(2, "updated")]
+    assert collection.add([replace(one, key="b", path=str(outside))]) == [(2, "updated")]
     assert kept(tmp_path) == []
     assert put(one, "b", b"one") == (2, "known")  # it lies elsewhere already
     assert (kept(tmp_path), collection.catalog.one(2).path) == ([], str(outside))

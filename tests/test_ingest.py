@@ -372,7 +372,7 @@ MOMENTS = {
     "the collection was created": ("patch(indexing.collection, '_create', after)", 0),
     "the second batch is half stored": ("patch(indexing.catalog.storing.Storing, 'store', at_image_7)", 4),
     "the second batch is stored and not reported": ("patch(indexing.catalog.Catalog, 'add', after_batch_2)", 8),
-    "all is stored and the index half written": ("patch(indexing.collection, 'save_index', after)", 12),
+    "all is stored and the index half written": ("patch(indexing.index_files, 'save_index', after)", 12),
     "all is written": ("patch(indexing.collection.Collection, 'save_index', after)", 12),
 }
 

@@ -121,6 +121,14 @@ class Catalog:
         query = "SELECT DISTINCT path FROM images WHERE key IS NULL AND path IN ({})"
         return [str(row[0]) for row in self._looked_up(query, paths)]
 
+    def keys_of(self, paths: Sequence[str]) -> dict[str, list[str]]:
+        """The keys of the records that name each of those paths that have any, in the order of their ids."""
+        query = "SELECT path, key FROM images WHERE key IS NOT NULL AND path IN ({}) ORDER BY id"
+        keys: dict[str, list[str]] = {}
+        for path, key in self._looked_up(query, paths):
+            keys.setdefault(str(path), []).append(str(key))
+        return keys
+
     def give_keys(self, keys: Mapping[str, str]) -> None:
         """Give records without a key the key of their path: the last record of each path gets it, the others go.
 

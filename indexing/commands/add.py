@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -108,7 +108,8 @@ def add(
         stop = stack.enter_context(_stopping())
         store = partial(ingest, opened, encoder, on_error=on_error, fetch=get)
         if watch:
-            report = _watch(Watch(opened, folders), opened, store, stop, shown, labels=extra, prune=prune, every=every)
+            watched = Watch(opened, folders, labels=extra)
+            report = _watch(watched, opened, store, stop, shown, prune=prune, every=every)
         else:
             described = describe(until(sources, stop.event.is_set), labels=extra, key_from=key_from)
             report = shown.follow(store(described, trust_mtime=trust_mtime), total)
@@ -186,7 +187,6 @@ def _watch(
     stop: "_Stop",
     shown: "_Shown",
     *,
-    labels: Sequence[str],
     prune: bool,
     every: float,
 ) -> Report:
@@ -194,7 +194,7 @@ def _watch(
     total = Report()
     while True:
         report, removed = Report(), list[int]()
-        for report in store(describe(until(watch.changes(), stop.event.is_set), labels=labels)):
+        for report in store(until(watch.changes(), stop.event.is_set)):
             shown.show(report.problems)
             watch.settle(report)
         if prune and not stop.event.is_set() and (removed := watch.gone()):

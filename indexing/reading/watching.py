@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from indexing.catalog.records import MAX_KEY
@@ -41,11 +41,13 @@ class Watch:
 
     Args:
         collection: that follows.
-        folders: to be watched, with their subfolders.
+        folders: to be watched, with their subfolders; what the collection itself keeps in them is left out.
+        labels: that every image gets beside those that it has.
     """
 
-    def __init__(self, collection: Collection, folders: Sequence[Path]) -> None:
-        self._collection, self._folders = collection, _outermost(folders)
+    def __init__(self, collection: Collection, folders: Sequence[Path], *, labels: Sequence[str] = ()) -> None:
+        self._collection, self._folders, self._labels = collection, _outermost(folders), tuple(dict.fromkeys(labels))
+        self._own = f"{stored_path(collection.folder)}/"
         self._growing: dict[str, Stamp] = {}
         self._unusable: dict[str, Stamp] = {}
         self._closed: set[str] = set()  # folders that cannot be read
@@ -104,17 +106,20 @@ class Watch:
             missing |= {image.id for image in page if image.path.startswith(roots) and _is_gone(image.path)}
             after = page[-1].id
         again, self._missing = missing & self._missing, missing - self._missing
-        return sorted(again)
+        # Looked at again, as near as can be to the removal: by now a record may name another file.
+        records = [image for image in self._collection.catalog.get(sorted(again)) if image is not None]
+        return [image.id for image in records if image.path.startswith(roots) and _is_gone(image.path)]
 
     def _due(self, paths: list[Path], growing: dict[str, Stamp]) -> Iterator[Source]:
-        stamps = {stored_path(path): (path, stamp_of(path)) for path in paths}
+        stamps = {
+            name: (path, stamp_of(path)) for path in paths if not (name := stored_path(path)).startswith(self._own)
+        }
         catalog = self._collection.catalog
         known = catalog.known_files([name for name in stamps if is_text(name)])
-        records = catalog.get([image_id for _, _, image_id in known.values()])
-        keys = {record.path: record.key for record in records if record is not None}
+        coded = catalog.codes_of([image_id for _, _, image_id in known.values()])
         due: dict[str, _Handed] = {}
         for name, (path, stamp) in stamps.items():
-            if name in known and known[name][:2] == stamp:
+            if name in known and known[name][:2] == stamp and known[name][2] in coded:
                 self._unusable.pop(name, None)
             elif stamp is not None and stamp != self._unusable.get(name):
                 if growing.get(name) == stamp or _rests(path):
@@ -122,21 +127,41 @@ class Watch:
                 else:
                     self._growing[name] = stamp
         # In place, so that a record keeps its id, labels and attributes, and nothing is lost if this process is killed.
-        keyless = catalog.paths_without_key([name for name in due if name in keys and len(name) <= MAX_KEY])
+        stored = [name for name in due if name in known]
+        keyless = catalog.paths_without_key([name for name in stored if len(name) <= MAX_KEY])
         if keyless:
-            catalog.give_keys({name: keys[name] or name for name in keyless})
+            records = catalog.get([known[name][2] for name in keyless])
+            last = {record.path: record.key for record in records if record is not None}
+            catalog.give_keys({name: last.get(name) or name for name in keyless})
+        keys = catalog.keys_of(stored)
+        labels = self._labels_by_key(list(chain.from_iterable(keys.get(name, [name]) for name in due)))
         for name, handed in due.items():
-            self._handed.append(handed)
-            yield Source(Path(handed.uri), key=keys.get(name) or name)
+            for key in keys.get(name, [name]):
+                self._handed.append(handed)
+                yield Source(Path(handed.uri), labels.get(key, self._labels), key=key)
+
+    def _labels_by_key(self, keys: list[str]) -> dict[str, tuple[str, ...]]:
+        """The labels that images with these keys are to have; none if they stay as they are."""
+        if not self._labels:
+            return {}
+        catalog = self._collection.catalog
+        known = catalog.known_keys([key for key in keys if is_text(key)])
+        records = {key: record for key, record in zip(known, catalog.get(list(known.values())), strict=True) if record}
+        return {key: tuple(dict.fromkeys((*record.labels, *self._labels))) for key, record in records.items()}
 
 
 def _outermost(folders: Sequence[Path]) -> list[Path]:
-    """The folders without those that lie in another of them."""
+    """The folders without those that are met on the way through another of them."""
     found: list[Path] = []
     for folder in sorted(dict.fromkeys(folders), key=lambda folder: len(folder.resolve().parts)):
-        if not any(folder.resolve().is_relative_to(other.resolve()) for other in found):
+        if not any(_is_walked(folder.resolve(), other.resolve()) for other in found):
             found.append(folder)
     return found
+
+
+def _is_walked(folder: Path, other: Path) -> bool:
+    """Whether what is in `folder` is met on the way through `other`, too, which leaves out what is hidden."""
+    return folder.is_relative_to(other) and not any(part.startswith(".") for part in folder.relative_to(other).parts)
 
 
 def _rests(path: Path) -> bool:

@@ -1,6 +1,7 @@
 """A collection keeps the kind of index that it was told to build, whatever happens to its files and images."""
 
 import json
+from contextlib import closing
 from typing import get_args, get_type_hints
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from conftest import code_collection, new_images, random_codes
 
 from indexing import collection as module
-from indexing import segments
+from indexing import index_files, segments
 from indexing.collection import Collection
 from indexing.commands.collection import build
 from indexing.hamming_index import APPROXIMATE, KINDS
@@ -65,9 +66,77 @@ def test_enough_changes_build_the_structure_anew(kind, filled, monkeypatch, tmp_
     assert (described["kind"], described["built"], described["fresh"], described["removed"]) == (kind, 529, 0, 0)
     collection.save_index()
     again = Collection(tmp_path)
-    assert again.describe_index()["generation"] == again.catalog.generation()
+    assert again.describe_index()["generation"] == again.catalog.generation() == manifest_of(tmp_path)["generation"]
     assert again.describe_index()["kind"] == kind
     again.close()
+
+
+def manifest_of(folder):
+    return json.loads((folder / "index" / "manifest.json").read_text())
+
+
+@pytest.mark.parametrize("kind", ["hnsw", "multihash"])
+def test_a_kind_that_another_process_built_stays(kind, filled, tmp_path, monkeypatch):
+    monkeypatch.setattr(segments, "FRESH_LIMIT", 20)
+    adder, codes = filled
+    adder.save_index()
+    adder.add(new_images(random_codes(np.random.default_rng(1), 9, 48), start=600))
+    other = Collection(tmp_path)
+    other.build_index(kind)
+    other.close()
+    before = manifest_of(tmp_path)
+    adder.add(new_images(random_codes(np.random.default_rng(2), 2, 48), start=700))
+    adder.save_index()
+    assert manifest_of(tmp_path) == before  # too little has changed to build the structure anew
+    adder.add(new_images(random_codes(np.random.default_rng(3), 60, 48), start=800))
+    adder.save_index()
+    manifest = manifest_of(tmp_path)
+    assert (manifest["kind"], manifest["n_images"]) == (kind, 571)
+    assert adder.search(codes[3:4], k=1)[0][1].tolist() == [4]
+    assert [problem for problem in adder.verify() if "index" in problem] == []
+
+
+def test_a_kind_that_another_process_builds_while_this_one_merges_stays(filled, tmp_path, monkeypatch):
+    adder, _ = filled
+    merge, merged = module.merge, []
+
+    def beside(view, n_bits, kind):
+        merged.append(kind)
+        if len(merged) == 1:
+            with closing(Collection(tmp_path)) as other:
+                other.build_index("multihash")
+        return merge(view, n_bits, kind)
+
+    monkeypatch.setattr(module, "merge", beside)
+    adder.save_index()
+    assert merged == ["exact", "multihash"]
+    assert manifest_of(tmp_path)["kind"] == "multihash"
+    assert adder.describe_index()["kind"] == "multihash"
+    adder.build_index("exact")  # what is asked for is done
+    assert manifest_of(tmp_path)["kind"] == "exact"
+
+
+@pytest.mark.parametrize("fault", ["torn", "of another collection", "of a catalog that came to be later"])
+def test_what_another_process_left_and_cannot_be_trusted_is_written_over(fault, filled, tmp_path):
+    adder, codes = filled
+    adder.save_index()
+    adder.add(new_images(random_codes(np.random.default_rng(1), 9, 48), start=600))
+    with closing(Collection(tmp_path)) as other:
+        other.build_index("multihash")
+    manifest = manifest_of(tmp_path)
+    if fault == "torn":
+        (tmp_path / "index" / "codes.faiss").write_bytes(b"torn")
+    else:
+        del manifest["checksum"]
+        manifest |= {"catalog": "another"} if "collection" in fault else {"generation": 99}
+        content = manifest | {"checksum": index_files._checksum(manifest)}
+        (tmp_path / "index" / "manifest.json").write_text(json.dumps(content))
+    adder.save_index()
+    assert manifest_of(tmp_path)["kind"] == "exact"
+    assert [problem for problem in adder.verify() if "index" in problem] == []
+    with closing(Collection(tmp_path)) as again:
+        assert again.describe_index()["built"] == 509
+        assert again.search(codes[3:4], k=1)[0][1].tolist() == [4]
 
 
 def test_files_of_a_former_kind_go_away(filled, tmp_path):
@@ -98,7 +167,7 @@ def test_an_index_of_a_kind_that_this_machine_cannot_run_is_rebuilt(filled, tmp_
     manifest = json.loads((tmp_path / "index" / "manifest.json").read_text())
     del manifest["checksum"]
     manifest["kind"] = "gpu"
-    content = manifest | {"checksum": module._checksum(manifest)}
+    content = manifest | {"checksum": index_files._checksum(manifest)}
     (tmp_path / "index" / "manifest.json").write_text(json.dumps(content))
     monkeypatch.setattr("indexing.hamming.gpu.faiss.get_num_gpus", lambda: 0)
     again = Collection(tmp_path)

@@ -1,9 +1,11 @@
 """A collection that follows its folders: new, growing, changed, unusable and deleted files."""
 
+import hashlib
 import os
 import shutil
 import tarfile
 
+import numpy as np
 import pytest
 from conftest import draw
 
@@ -162,6 +164,90 @@ def test_a_folder_inside_another_is_not_looked_at_twice(follower):
     save(follower.folder / "sub" / "a.png", 1)
     follower.watch = Watch(follower.collection, [follower.folder / "sub", follower.folder, follower.folder])
     assert [follower.look() for _ in range(3)] == [NOTHING, (1, 0, 0, 0), NOTHING]
+
+
+def test_a_hidden_folder_that_is_named_is_looked_at_though_its_parent_is_named_too(follower):
+    save(follower.folder / "a.png", 1)
+    save(follower.folder / ".hidden" / "b.png", 2)
+    save(follower.folder / ".hidden" / "sub" / "c.png", 3)
+    hidden = follower.folder / ".hidden"
+    follower.watch = Watch(follower.collection, [hidden / "sub", hidden, follower.folder])
+    assert [follower.look() for _ in range(3)] == [NOTHING, (3, 0, 0, 0), NOTHING]
+
+
+def test_labels_for_all_go_beside_those_that_an_image_has(follower):
+    path = save(follower.folder / "a.png", 1)
+    list(ingest(follower.collection, follower.encoder, [Source(path, labels=("cat",))]))
+    save(follower.folder / "b.png", 2)
+    follower.watch = Watch(follower.collection, [follower.folder], labels=["new", "cat", "new"])
+    assert [follower.look() for _ in range(3)] == [NOTHING, (1, 0, 0, 0), NOTHING]
+    save(path, 3)
+    save(follower.folder / "b.png", 4)
+    assert [follower.look() for _ in range(3)] == [NOTHING, (0, 2, 0, 0), NOTHING]
+    catalog = follower.collection.catalog
+    assert [catalog.one(1).labels, catalog.one(2).labels] == [("cat", "new"), ("cat", "new")]
+
+
+def test_an_image_that_has_no_code_gets_one_though_its_file_rests(follower):
+    path = save(follower.folder / "a.png", 1)
+    list(ingest(follower.collection, follower.encoder, [Source(path)]))
+    code = follower.collection.catalog.code(1)
+    with follower.collection.catalog._db.transaction() as db:
+        db.execute("DELETE FROM codes")
+    assert [follower.look() for _ in range(3)] == [NOTHING, (0, 0, 1, 0), NOTHING]
+    assert (follower.collection.catalog.code(1) == code).all()
+    with follower.collection.catalog._db.transaction() as db:
+        db.execute("DELETE FROM codes")
+    path.write_bytes(b"no image")
+    assert [follower.look() for _ in range(4)] == [NOTHING, (0, 0, 0, 1), NOTHING, NOTHING]
+
+
+def test_every_record_of_a_file_that_changes_is_updated(follower):
+    path = save(follower.folder / "a.png", 1)
+    list(ingest(follower.collection, follower.encoder, [Source(path, ("cat",), key="K1")]))
+    list(ingest(follower.collection, follower.encoder, [Source(path, ("dog",), key="K2")]))
+    save(path, 2)
+    assert [follower.look() for _ in range(3)] == [NOTHING, (0, 2, 0, 0), NOTHING]
+    catalog = follower.collection.catalog
+    assert catalog.one(1).sha256 == catalog.one(2).sha256
+    assert [catalog.by_key("K1").labels, catalog.by_key("K2").labels] == [("cat",), ("dog",)]
+    path.write_bytes(b"no image")
+    assert [follower.look() for _ in range(4)] == [NOTHING, (0, 0, 0, 2), NOTHING, NOTHING]
+    save(path, 3)
+    assert [follower.look() for _ in range(3)] == [NOTHING, (0, 2, 0, 0), NOTHING]
+
+
+def test_what_the_collection_itself_keeps_is_not_watched(tmp_path, checkpoint):
+    folder = tmp_path / "watched"
+    collection = open_or_create(folder / "collection", checkpoint=checkpoint)
+    follower = Follower(collection, folder)
+    data = save(tmp_path / "upload.png", 1).read_bytes()
+    sha256, code = hashlib.sha256(data).hexdigest(), np.zeros(6, np.uint8)
+    collection.add_with_file(NewImage("", sha256, 64, 64, len(data), "image/png", (), code), data, suffix=".png")
+    save(folder / "a.png", 2)
+    assert [follower.look() for _ in range(3)] == [NOTHING, (1, 0, 0, 0), NOTHING]
+    assert collection.catalog.one(1).key is None
+    collection.close()
+
+
+def test_an_image_whose_record_names_another_file_by_now_is_not_gone(follower, tmp_path):
+    path = save(follower.folder / "a.png", 1)
+    save(follower.folder / "b.png", 2)
+    moved = save(follower.folder / "new" / "a.png", 1)
+    list(ingest(follower.collection, follower.encoder, [Source(path, key="K")]))
+    path.unlink()
+    assert follower.watch.gone() == []
+    looked = type(follower.collection.catalog).page
+
+    def page(self, **of):  # another process stores while the records are gone through
+        records = looked(self, **of)
+        list(ingest(follower.collection, follower.encoder, [Source(moved, key="K")]))
+        return records
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(follower.collection.catalog), "page", page)
+        assert follower.watch.gone() == []
+    assert follower.collection.catalog.by_key("K").path == os.path.realpath(moved)
 
 
 def test_images_that_come_back_without_their_files_are_gone_again(follower, monkeypatch):
