@@ -15,12 +15,15 @@ from api.settings import Settings
 from indexing.catalog import Change, NewImage, StoredImage
 from indexing.catalog.records import check_attributes, check_key
 from indexing.collection import Collection
+from indexing.hamming_index import APPROXIMATE
 from indexing.searcher import Searcher
 from retrieval.errors import BadConfig, HashseekError
 
 log = logging.getLogger("hashseek")
 
-RETRY_SECONDS = 30  # before what could not be loaded is tried again
+RETRY_SECONDS = 30  # before what could not be loaded or merged is tried again
+MERGE_SECONDS = 1.0  # between two looks at whether the index should take in what changed
+STOP_SECONDS = 5.0  # that the end of the service waits for such a merge
 SUFFIX = {
     "image/jpeg": ".jpg",
     "image/mpo": ".jpg",
@@ -43,17 +46,30 @@ class Service:
         self._lock = threading.Lock()
         self._follower: threading.Thread | None = None
         self._next_try = 0.0
+        self._stopped = threading.Event()
+        self._merger: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to load collection and model in a thread."""
+        """Begin to load collection and model in a thread, and to look after the index in another."""
         threading.Thread(target=self._load, name="hashseek-load", daemon=True).start()
+        self._merger = threading.Thread(target=self._keep_merged, name="hashseek-merge", daemon=True)
+        self._merger.start()
 
     def stop(self) -> None:
-        """Write the index, so that the next start is quick, and close the collection."""
+        """Write the index, so that the next start is quick, and close the collection.
+
+        An index of an approximate kind that is being built anew is left to the next start: it may take minutes.
+        """
+        self._stopped.set()
         if self._follower is not None:
             self._follower.join()
         if self._searcher is None:
             return
+        if self._merger is not None:
+            self._merger.join(STOP_SECONDS)
+            if self._merger.is_alive():
+                log.warning("the index was being built anew and was not written: the next start builds it")
+                return
         collection = self._searcher.collection
         if not self.settings.read_only:
             try:
@@ -87,6 +103,26 @@ class Service:
         except Exception as error:
             self._failure = str(error)
             log.exception("the collection could not be loaded")
+
+    def _keep_merged(self) -> None:
+        """Take what changed into the index once it is much, while requests are answered."""
+        wait = MERGE_SECONDS
+        while not self._stopped.wait(wait):
+            try:
+                self._merge()
+                wait = MERGE_SECONDS
+            except Exception as error:
+                wait = RETRY_SECONDS
+                log.exception("the segments of the index could not be merged: %s", error)
+
+    def _merge(self) -> None:
+        if self._searcher is None:
+            return
+        collection = self._searcher.collection
+        merged = collection.merge_segments()
+        # The others are quickly merged once more at the next start.
+        if merged and collection.describe_index()["kind"] in APPROXIMATE and not self.settings.read_only:
+            collection.save_index()
 
     def _open(self, checkpoint: Path | None) -> Searcher:
         collection = Collection(self.settings.collection, read_only=self.settings.read_only)

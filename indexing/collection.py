@@ -6,7 +6,8 @@
     index/                  derived from the catalog; deleted, torn or stale ones are rebuilt
 
 Searches see one immutable view: a built segment, a small fresh one for what came since, and which rows were removed.
-A change makes a new view; nobody waits for it but the next search.
+A change makes a new view; nobody waits for it but the next search. `Collection.merge_segments` takes the fresh segment
+into the built one when it has grown; who runs for long calls it now and then, and searches do not wait for it.
 """
 
 import logging
@@ -35,7 +36,7 @@ from indexing.hamming_index import (
 )
 from indexing.index_files import IndexFiles, Written
 from indexing.reading.uris import is_there
-from indexing.segments import View, empty, joined, merge, merged_hits
+from indexing.segments import Segment, View, empty, joined, merge, merged_hits
 from retrieval.checkpoint import Header, load_header
 from retrieval.codes import Codes
 from retrieval.errors import BadCollection, BadConfig, ForeignCodes, HashseekError
@@ -209,6 +210,17 @@ class Collection:
             write_atomically(self.folder / path, data)
         return outcome
 
+    def merge_segments(self) -> bool:
+        """Take what changed into the built index, if that pays by now; others search and change meanwhile.
+
+        Returns:
+            Whether it did.
+        """
+        view = self._current()
+        if view.is_due:
+            self._install(view, merge(view, self.n_bits, view.kind))
+        return view.is_due
+
     def save_index(self) -> None:
         """Merge all segments and write the index, so that the next start need not read all codes.
 
@@ -218,7 +230,7 @@ class Collection:
             on_disk = self._take_over()
             view = self._current()
             # An approximate index is written when it was built anew; what changed since is read from the catalog.
-            rests = view.kind in APPROXIMATE and view.built.index is self._saved_index
+            rests = view.kind in APPROXIMATE and view.built.index is self._saved_index and not view.is_due
             if self._saved is not None and (rests or view.generation == self._saved.generation):
                 return
             if self._save(view, view.kind, over=(on_disk, self._saved)):
@@ -259,9 +271,7 @@ class Collection:
     def _save(self, view: View, kind: str, *, over: Container[Written | None] | None = None) -> bool:
         """Write a view's index, unless another one is on disk than those of `over`; whether it is done."""
         merged = merge(view, self.n_bits, kind)
-        with self._lock:
-            if self._view is view:
-                self._view = View(view.generation, view.last_id, merged, empty(self.n_bits))
+        self._install(view, merged)
         with locked(self.folder):  # two processes at once would mix their files
             if not self.catalog.is_current():  # the index on disk is that of the space that will be opened next
                 return True
@@ -375,10 +385,17 @@ class Collection:
             fresh = joined([fresh], self.n_bits, "exact", changes.codes, changes.ids)
         last_id = max(view.last_id, int(changes.ids[-1])) if len(changes.ids) else view.last_id
         advanced = View(changes.generation, last_id, built, fresh)
-        if advanced.is_due:
+        if changes.whole and advanced.is_due:  # nothing is there that could be searched meanwhile
             merged = merge(advanced, self.n_bits, advanced.kind)
             advanced = View(changes.generation, last_id, merged, empty(self.n_bits))
         return advanced
+
+    def _install(self, view: View, merged: Segment) -> None:
+        """Search a segment of all that a view holds from now on, with what has changed since."""
+        with self._lock:
+            caught_up = self._advance(View(view.generation, view.last_id, merged, empty(self.n_bits)))
+            if self._view.generation <= caught_up.generation:
+                self._view = caught_up
 
     def _open_index(self, *, read_only: bool) -> View:
         try:

@@ -8,7 +8,7 @@ import shutil
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from urllib.parse import quote
 
 import pytest
@@ -16,9 +16,12 @@ from conftest import N_PICTURES, draw, labels_of, wait_until
 from PIL import Image
 from test_images import BAD, GOOD
 
+import indexing.collection
+from api import service
 from api.app import create_app
 from api.service import Service, parse_labels
 from api.settings import Settings
+from indexing import segments
 from indexing.catalog import database
 from indexing.collection import Collection
 from retrieval.checkpoint import load_checkpoint
@@ -467,6 +470,70 @@ def test_stopping_writes_the_index_and_what_was_added_is_there_again(own_collect
     assert (len(collection), collection.describe_index()["built"]) == (13, 13)
     assert collection.verify() == []
     collection.close()
+
+
+def test_nobody_waits_while_the_index_takes_in_what_changed(own_collection, monkeypatch):
+    began, go_on = threading.Event(), threading.Event()
+    merge = indexing.collection.merge
+
+    def slow(*arguments):
+        began.set()
+        assert go_on.wait(20)
+        return merge(*arguments)
+
+    monkeypatch.setattr(service, "MERGE_SECONDS", 0.01)
+    monkeypatch.setattr(segments, "FRESH_LIMIT", 0)
+    with TestClient(create_app(Settings(collection=own_collection, device="cpu"))) as client:
+        wait_until(lambda: client.get("/healthz/ready").status_code == 200)
+        monkeypatch.setattr(indexing.collection, "merge", slow)
+        ids = [add(client, png(600 + number)).json()["id"] for number in range(2)]
+        assert began.wait(5)
+        assert search(client, png(601)).json()["hits"][0]["id"] == ids[1]
+        assert client.delete(f"/v1/images/{ids[0]}").status_code == 204
+        assert ids[0] not in [hit["id"] for hit in search(client, png(600)).json()["hits"]]
+        assert client.get("/v1/stats").json()["index"]["built"] == 12
+        go_on.set()
+        wait_until(lambda: client.get("/v1/stats").json()["index"]["built"] >= 13)
+        assert search(client, png(601)).json()["hits"][0]["id"] == ids[1]
+    with closing(Collection(own_collection, read_only=True)) as collection:
+        assert collection.verify() == []
+
+
+def test_a_service_that_ends_while_its_index_is_built_anew_does_not_wait_for_it(own_collection, monkeypatch, caplog):
+    began, go_on = threading.Event(), threading.Event()
+    monkeypatch.setattr(service, "MERGE_SECONDS", 0.01)
+    monkeypatch.setattr(service, "STOP_SECONDS", 0.01)
+    monkeypatch.setattr(segments, "FRESH_LIMIT", 0)
+    threads = set(threading.enumerate())
+    with TestClient(create_app(Settings(collection=own_collection, device="cpu"))) as client:
+        wait_until(lambda: client.get("/healthz/ready").status_code == 200)
+        merge = indexing.collection.merge
+        monkeypatch.setattr(indexing.collection, "merge", lambda *of: (began.set(), go_on.wait(20), merge(*of))[-1])
+        assert add(client, png(600)).status_code == 201
+        assert began.wait(5)
+    assert "the next start builds it" in caplog.text
+    go_on.set()
+    wait_until(lambda: "hashseek-merge" not in {thread.name for thread in set(threading.enumerate()) - threads})
+    with closing(Collection(own_collection, read_only=True)) as collection:
+        assert (len(collection), collection.verify()) == (13, [])
+
+
+def test_segments_that_cannot_be_merged_are_said_and_tried_again(own_collection, monkeypatch, caplog):
+    monkeypatch.setattr(service, "MERGE_SECONDS", 0.01)
+    monkeypatch.setattr(service, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(segments, "FRESH_LIMIT", 0)
+    with TestClient(create_app(Settings(collection=own_collection, device="cpu"))) as client:
+        wait_until(lambda: client.get("/healthz/ready").status_code == 200)
+        with monkeypatch.context() as patch:
+            patch.setattr(indexing.collection, "merge", raise_memory_error)
+            image_id = add(client, png(600)).json()["id"]
+            wait_until(lambda: "could not be merged: no room" in caplog.text)
+            assert search(client, png(600)).json()["hits"][0]["id"] == image_id
+        wait_until(lambda: client.get("/v1/stats").json()["index"]["built"] == 13)
+
+
+def raise_memory_error(*_):
+    raise MemoryError("no room")
 
 
 # ---------------------------------------------------------------- keys, attributes, filters

@@ -114,7 +114,7 @@ def test_an_old_collection_goes_on_with_the_index_that_it_had(own_collection, ca
     """Its manifest did not name a space."""
     import json
 
-    from indexing.collection import _checksum
+    from indexing.index_files import _checksum
 
     manifest = own_collection / "index" / "manifest.json"
     content = json.loads(manifest.read_text())

@@ -50,7 +50,7 @@ def test_any_history_of_changes_gives_what_the_oracle_gives(n_bits, fresh_limit,
     collection, beside, truth, start = code_collection(tmp_path, n_bits=n_bits), None, {}, 0
     check(collection, truth, queries)
     for _ in range(40):
-        action = rng.choice(["add", "add", "remove", "save", "reopen", "beside"])
+        action = rng.choice(["add", "add", "remove", "save", "reopen", "beside", "merge"])
         if action == "add":
             n = int(rng.integers(1, 9))
             add(collection, truth, random_codes(rng, n, n_bits, 3), start=start)
@@ -62,6 +62,8 @@ def test_any_history_of_changes_gives_what_the_oracle_gives(n_bits, fresh_limit,
                 del truth[image_id]
         elif action == "save":
             collection.save_index()
+        elif action == "merge":
+            (beside or collection).merge_segments()
         elif action == "reopen":
             collection.close()
             collection = Collection(tmp_path)
@@ -98,6 +100,34 @@ def test_max_distance_keeps_what_is_that_near_and_no_further(tmp_path):
         assert found.tolist() == ids
     [(_, found)] = collection.search(query, k=3, max_distance=10**30)
     assert found.tolist() == [1, 2, 3]
+    collection.close()
+
+
+def test_what_changes_while_segments_are_merged_is_found_before_and_after(tmp_path, monkeypatch):
+    monkeypatch.setattr(segments, "FRESH_LIMIT", 10)
+    rng = np.random.default_rng(3)
+    collection, truth, queries = code_collection(tmp_path, n_bits=36), {}, random_codes(rng, 3, 36)
+    add(collection, truth, random_codes(rng, 30, 36, 6), start=0)
+    collection.save_index()
+    add(collection, truth, random_codes(rng, 20, 36, 6), start=30)
+    merge = module.merge
+
+    def slow(view, n_bits, kind):
+        add(collection, truth, random_codes(rng, 4, 36, 6), start=50)
+        for image_id in (3, 33, 52):
+            collection.remove([image_id])
+            del truth[image_id]
+        check(collection, truth, queries)
+        assert collection.describe_index()["built"] == 30
+        return merge(view, n_bits, kind)
+
+    monkeypatch.setattr(module, "merge", slow)
+    assert collection.merge_segments()
+    monkeypatch.setattr(module, "merge", merge)
+    described = collection.describe_index()
+    assert [described[key] for key in ("built", "fresh", "removed")] == [50, 3, 2]
+    check(collection, truth, queries)
+    assert [problem for problem in collection.verify() if "index" in problem] == []
     collection.close()
 
 
@@ -335,17 +365,19 @@ def test_threads_that_add_remove_save_and_search_see_every_acknowledged_change(t
                 [(_, ids)] = collection.search(codes[number : number + 1], k=200)
                 assert image_id not in ids
 
-    def save():
+    def repeat(action):
         while not stop.wait(0.005):
-            collection.save_index()
+            action()
 
-    saver = threading.Thread(target=save)
-    saver.start()
+    keepers = [threading.Thread(target=repeat, args=(do,)) for do in (collection.save_index, collection.merge_segments)]
+    for keeper in keepers:
+        keeper.start()
     with ThreadPoolExecutor(4) as pool:
         for future in [pool.submit(work, worker) for worker in range(4)]:
             future.result()
     stop.set()
-    saver.join()
+    for keeper in keepers:
+        keeper.join()
     assert len(collection) == 80
     collection.save_index()
     collection.close()
@@ -641,6 +673,8 @@ def test_updates_in_place_are_found_at_once_under_the_same_id(tmp_path, monkeypa
             del truth[gone]
         if step % 5 == 2:
             collection.save_index()
+        if step % 5 == 4:
+            beside.merge_segments()
         if step % 11 == 9:
             collection.close()
             collection = Collection(tmp_path)

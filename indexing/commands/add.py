@@ -203,6 +203,7 @@ def _watch(
             typer.echo(
                 f"{_outcome(report)}, removed {len(removed)}; {collection.folder} holds {len(collection)} images"
             )
+        collection.merge_segments()
         total = total.plus(report)
         if stop.event.wait(every):
             return total

@@ -62,6 +62,9 @@ def test_enough_changes_build_the_structure_anew(kind, filled, monkeypatch, tmp_
     collection.add(new_images(random_codes(np.random.default_rng(1), 40, 48), start=1000))
     assert (collection.describe_index()["built"], collection.describe_index()["fresh"]) == (500, 40)
     collection.remove(list(range(1, 12)))
+    assert collection.describe_index()["built"] == 500  # nobody waits for it
+    assert collection.merge_segments()
+    assert not collection.merge_segments()
     described = collection.describe_index()
     assert (described["kind"], described["built"], described["fresh"], described["removed"]) == (kind, 529, 0, 0)
     collection.save_index()
