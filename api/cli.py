@@ -75,6 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a file name may hold what the terminal cannot show
     warnings.filterwarnings("ignore", module=r"PIL\.")  # remarks about metadata; what cannot be decoded is an error
+    if "" in arguments:  # as a folder it would be the current one, as a value nobody knows what
+        before = " ".join(arguments[: arguments.index("")])
+        fail(f"after `hashseek {before}` comes an empty argument: is a variable of the shell empty? Give it a value")
     try:
         code = build(arguments)(args=arguments, prog_name="hashseek", standalone_mode=False)
     except HashseekError as error:

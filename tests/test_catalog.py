@@ -257,9 +257,9 @@ def test_files_that_are_no_catalog_are_named_as_what_they_are(tmp_path, path):
     text.write_text("no database at all" * 100)
     with pytest.raises(BadCollection, match="damaged"):
         Catalog(text)
-    for empty in (b"", b"\0"):
+    for empty, sentence in ((b"", "is empty, .*restore a snapshot"), (b"\0", "damaged|not a Hashseek catalog")):
         text.write_bytes(empty)
-        with pytest.raises(BadCollection):
+        with pytest.raises(BadCollection, match=sentence):
             Catalog(text)
     foreign = tmp_path / "foreign.sqlite"
     sql(foreign, "CREATE TABLE songs (name)")

@@ -130,6 +130,14 @@ MISTAKES = {
     "no such option": (("--frob",), "no such option: --frob"),
     "no subcommand": (("index",), "missing command"),
     "no argument": (("index", "add"), "missing argument 'collection': see `hashseek index add --help`"),
+    "an empty argument": (
+        ("index", "add", "", "{picture}"),
+        "after `hashseek index add` comes an empty argument: is a variable of the shell empty?",
+    ),
+    "an empty value": (
+        ("index", "verify", "{collection}", "--checkpoint", ""),
+        "--checkpoint` comes an empty argument",
+    ),
     "no paths": (("index", "add", "{tmp}/c"), "missing argument 'paths'"),
     "a choice that is missing": (
         ("reproduce", "vectors"),

@@ -161,7 +161,9 @@ class Database:
             application = db.execute("PRAGMA application_id").fetchone()[0]
             version = int(db.execute("PRAGMA user_version").fetchone()[0])
         if application != APPLICATION_ID:
-            raise BadCollection(f"{self.path} is an SQLite file but not a Hashseek catalog")
+            empty = self.path.stat().st_size == 0
+            wrong = "is empty, which a catalog never is" if empty else "is an SQLite file but not a Hashseek catalog"
+            raise BadCollection(f"{self.path} {wrong}: correct the path, put a copy back, or restore a snapshot")
         if version > LATEST:
             raise BadCollection(
                 f"{self.path} has catalog version {version}, this Hashseek knows up to {LATEST}: update Hashseek"
