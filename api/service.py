@@ -111,6 +111,9 @@ class Service:
             try:
                 self._merge()
                 wait = MERGE_SECONDS
+            except (HashseekError, OSError) as error:  # no collection, or no room: requests say so, too
+                wait = RETRY_SECONDS
+                log.warning("the segments of the index could not be merged: %s", error)
             except Exception as error:
                 wait = RETRY_SECONDS
                 log.exception("the segments of the index could not be merged: %s", error)
