@@ -119,13 +119,15 @@ class Service:
                 log.exception("the segments of the index could not be merged: %s", error)
 
     def _merge(self) -> None:
-        if self._searcher is None:
+        searcher = self._searcher  # held, or its collection could be closed meanwhile
+        if searcher is None:
             return
-        collection = self._searcher.collection
-        merged = collection.merge_segments()
-        # The others are quickly merged once more at the next start.
-        if merged and collection.describe_index()["kind"] in APPROXIMATE and not self.settings.read_only:
+        collection = searcher.collection
+        # An approximate index takes so long to build that it is written at once; the others wait for the end.
+        if collection.kind in APPROXIMATE and not self.settings.read_only:
             collection.save_index()
+        else:
+            collection.merge_segments()
 
     def _open(self, checkpoint: Path | None) -> Searcher:
         collection = Collection(self.settings.collection, read_only=self.settings.read_only)

@@ -14,8 +14,10 @@ import logging
 import os
 import re
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Container, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,7 +65,7 @@ class Collection:
         self._chosen: OrderedDict[Filter, tuple[View, list[Subset]]] = OrderedDict()
         self._files = IndexFiles(folder / INDEX, self.catalog)
         self._saved: Written | None = None  # what is on disk, and the same in memory
-        self._saved_index: HammingIndex | None = None
+        self._saved_index: weakref.ref[HammingIndex] | None = None
         try:
             self._view = self._open_index(read_only=read_only)
         except BaseException:
@@ -89,20 +91,42 @@ class Collection:
         """The checkpoint that the collection keeps."""
         return self.folder / self.catalog.space.checkpoint
 
+    @property
+    def kind(self) -> str:
+        """The kind of its index, see `hamming_index.KINDS`."""
+        return self._view.kind
+
     def __len__(self) -> int:
         return len(self._current())
 
-    def add(self, images: list[NewImage]) -> list[tuple[int, Change]]:
+    def add(self, images: list[NewImage], *, replaced: set[str] | None = None) -> list[tuple[int, Change]]:
         """Store images; (id, what became of it) for each, see `Catalog.add`. They can be found when this returns.
 
-        A path that leads to a file which the collection itself keeps is stored as such, see `under_kept_path`.
+        A path that leads to a file which the collection itself keeps is stored as such, see `under_kept_path`. Kept
+        files that are replaced are deleted, or added to `replaced` for `drop_files`: who reads ahead may have met them.
         """
         keyed = self.catalog.known_keys([image.key for image in images if image.key is not None])
         before = [image for image in self.catalog.get(list(keyed.values())) if image is not None]
         stored = {image.key: (image.path, image.sha256) for image in before}
-        images = [under_kept_path(self.folder, image, stored.get(image.key)) for image in images]
-        outcome = self.catalog.add(images)
-        self._drop_files({image.path for image in before if self.owns(image)})  # what was replaced
+        placed: list[NewImage] = []
+        for image in images:
+            placed.append(under_kept_path(self.folder, image, stored.get(image.key)))
+            if image.key is not None:
+                stored[image.key] = (placed[-1].path, image.sha256)
+        outcome = self.catalog.add(placed)
+        # Another process may have replaced, and deleted, what was kept a moment ago.
+        lost = [
+            given
+            for given, put in zip(images, placed, strict=True)
+            if given.path != put.path and not is_there(str(self.folder / put.path)) and is_there(given.path)
+        ]
+        if lost:
+            self.catalog.add(lost)
+        paths = {image.path for image in before if self.owns(image)}
+        if replaced is None:
+            self.drop_files(paths)
+        else:
+            replaced |= paths
         return outcome
 
     def remove(self, ids: list[int], *, missing_ok: bool = False) -> None:
@@ -115,7 +139,7 @@ class Collection:
         """
         stored = self.catalog.get(ids) if missing_ok else [self.catalog.one(image_id) for image_id in ids]
         self.catalog.remove(ids, missing_ok=missing_ok)
-        self._drop_files({image.path for image in stored if image is not None and self.owns(image)})
+        self.drop_files({image.path for image in stored if image is not None and self.owns(image)})
 
     def search(
         self,
@@ -201,11 +225,11 @@ class Collection:
         try:
             [outcome] = self.add([replace(image, path=path)])
         except BaseException:
-            self._drop_files({path})
+            self.drop_files({path})
             raise
         stored = self.catalog.get([outcome[0]])[0]
         if stored is not None and stored.path != path:  # somebody stored the same content from elsewhere
-            self._drop_files({path})
+            self.drop_files({path})
         elif stored is not None and not (self.folder / path).is_file():  # somebody removed the same content
             write_atomically(self.folder / path, data)
         return outcome
@@ -218,7 +242,7 @@ class Collection:
         """
         view = self._current()
         if view.is_due:
-            self._install(view, merge(view, self.n_bits, view.kind))
+            self._install(replace(view, built=merge(view, self.n_bits, view.kind), fresh=empty(self.n_bits)))
         return view.is_due
 
     def save_index(self) -> None:
@@ -226,14 +250,17 @@ class Collection:
 
         An index that another process wrote since this one was opened is taken over, and with it its kind.
         """
-        while True:
+        while self.catalog.is_current():  # otherwise the index on disk is of other codes than these
             on_disk = self._take_over()
             view = self._current()
             # An approximate index is written when it was built anew; what changed since is read from the catalog.
-            rests = view.kind in APPROXIMATE and view.built.index is self._saved_index and not view.is_due
-            if self._saved is not None and (rests or view.generation == self._saved.generation):
+            rests = view.kind in APPROXIMATE and self._is_saved(view) and not view.is_due
+            saved = self._saved if on_disk is not None else None
+            if saved is not None and (rests or view.generation == saved.generation):
                 return
-            if self._save(view, view.kind, over=(on_disk, self._saved)):
+            torn = on_disk is not None and self._saved is None
+            kind = self._empty().index.kind if torn else view.kind
+            if self._save(view, kind, over=(on_disk, self._saved)):
                 return
 
     def _take_over(self) -> Written | None:
@@ -247,10 +274,7 @@ class Collection:
             except BadCollection:
                 self._saved = None
                 return on_disk
-        view = self._advance(built)
-        with self._lock:
-            if self._view.generation <= view.generation:
-                self._view = view
+        self._install(built)
         return on_disk
 
     def build_index(self, kind: str) -> None:
@@ -263,28 +287,31 @@ class Collection:
         """
         check_kind(kind)
         view = self._advance(View(-1, 0, empty(self.n_bits), empty(self.n_bits)))
-        with self._lock:
-            if self._view.generation <= view.generation:
-                self._view = view
+        self._install(view)
         self._save(view, kind)
 
     def _save(self, view: View, kind: str, *, over: Container[Written | None] | None = None) -> bool:
         """Write a view's index, unless another one is on disk than those of `over`; whether it is done."""
         merged = merge(view, self.n_bits, kind)
-        self._install(view, merged)
+        self._install(replace(view, built=merged, fresh=empty(self.n_bits)))
         with locked(self.folder):  # two processes at once would mix their files
             if not self.catalog.is_current():  # the index on disk is that of the space that will be opened next
                 return True
             if over is not None and self._files.written() not in over:
                 return False
+            self._saved = None  # if it fails, what is there is torn
             self._saved = self._files.write(merged.index, generation=view.generation, last_id=view.last_id)
-            self._saved_index = merged.index
+            self._saved_index = weakref.ref(merged.index)
         return True
+
+    def _is_saved(self, view: View) -> bool:
+        """Whether what is on disk is the built index of a view."""
+        return self._saved_index is not None and self._saved_index() is view.built.index
 
     def _load(self) -> View:
         """The index on disk; `BadCollection` if it cannot be trusted."""
         view, self._saved = self._files.load()
-        self._saved_index = view.built.index
+        self._saved_index = weakref.ref(view.built.index)
         return view
 
     def duplicates(self, *, radius: int) -> Iterator[Ids]:
@@ -320,7 +347,8 @@ class Collection:
             problems.append(
                 f"the index in memory holds {len(index)} images that differ from the catalog's {len(truth.ids)}"
             )
-        if self._files.exist():  # otherwise there is no index on disk, and none to disagree
+        # Otherwise there is no index on disk, or one of other codes: others have switched since this was opened.
+        if self._files.exist() and self.catalog.is_current():
             try:
                 with locked(self.folder, shared=True):
                     self._files.load()
@@ -355,8 +383,8 @@ class Collection:
         same = np.array_equal(index.ids[of_index], truth.ids[of_truth])
         return same and np.array_equal(index.codes[of_index], truth.codes[of_truth])
 
-    def _drop_files(self, paths: set[str]) -> None:
-        """Delete files that the collection kept, unless an image still points to them."""
+    def drop_files(self, paths: set[str]) -> None:
+        """Delete files that the collection kept, named as records name them, unless an image still points to them."""
         if not paths:
             return
         with self.catalog.exclusive():  # or the same content could be stored again just now
@@ -385,17 +413,16 @@ class Collection:
             fresh = joined([fresh], self.n_bits, "exact", changes.codes, changes.ids)
         last_id = max(view.last_id, int(changes.ids[-1])) if len(changes.ids) else view.last_id
         advanced = View(changes.generation, last_id, built, fresh)
-        if changes.whole and advanced.is_due:  # nothing is there that could be searched meanwhile
-            merged = merge(advanced, self.n_bits, advanced.kind)
-            advanced = View(changes.generation, last_id, merged, empty(self.n_bits))
+        # Nothing is there that could be searched meanwhile; an approximate index takes too long, and is due.
+        if changes.whole and advanced.is_due and advanced.kind not in APPROXIMATE:
+            advanced = replace(advanced, built=merge(advanced, self.n_bits, advanced.kind), fresh=empty(self.n_bits))
         return advanced
 
-    def _install(self, view: View, merged: Segment) -> None:
-        """Search a segment of all that a view holds from now on, with what has changed since."""
+    def _install(self, view: View) -> None:
+        """Search a view from now on, with what has changed since."""
+        view = self._advance(view)  # without the lock: it may be much
         with self._lock:
-            caught_up = self._advance(View(view.generation, view.last_id, merged, empty(self.n_bits)))
-            if self._view.generation <= caught_up.generation:
-                self._view = caught_up
+            self._view = self._advance(view) if view.generation < self._view.generation else view
 
     def _open_index(self, *, read_only: bool) -> View:
         try:
@@ -404,10 +431,24 @@ class Collection:
         except BadCollection as error:
             if len(self.catalog):
                 log.warning("the index of %s is rebuilt from the catalog: %s", self.folder, str(error))
+            built = View(-1, 0, self._empty(), empty(self.n_bits))
             if not read_only:
-                self._files.distrust()
-            built = View(-1, 0, empty(self.n_bits), empty(self.n_bits))
+                self._distrust()
         return self._advance(built)
+
+    def _empty(self) -> Segment:
+        """A segment without rows of the kind that the index on disk has, though it is torn: somebody chose it."""
+        written = self._files.written()
+        if written is not None:
+            with suppress(BadConfig):  # this machine cannot run it
+                return empty(self.n_bits, written.kind)
+        return empty(self.n_bits)
+
+    def _distrust(self) -> None:
+        """Delete a manifest that is not of this catalog as it is now, so that no later state can make it look right."""
+        with suppress(OSError), locked(self.folder):
+            if self._files.written() is None:  # another process may have written an index just now
+                self._files.distrust()
 
 
 def is_kept(path: str) -> bool:
@@ -430,7 +471,7 @@ def under_kept_path(folder: Path, image: NewImage, stored: tuple[str, str] | Non
         return replace(image, path=stored[0])
     name = f"{FILES}/{image.sha256[:2]}/{image.sha256}"
     above, found, suffix = image.path.rpartition(f"/{name}")
-    if found and re.fullmatch(r"(\.\w{1,8})?", suffix) and above in (str(folder.absolute()), os.path.realpath(folder)):
+    if found and re.fullmatch(r"(\.\w{1,8})?", suffix) and os.path.realpath(above) == os.path.realpath(folder):
         return replace(image, path=name + suffix)
     return image
 

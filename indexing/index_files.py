@@ -65,17 +65,19 @@ class IndexFiles:
             raise BadCollection(str(error)) from None
         except FileNotFoundError as error:
             raise BadCollection(f"{error.filename} is missing") from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        # SystemError: Python 3.11 raises it where several threads parse literals at once, as NumPy does with headers.
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, SystemError) as error:
             raise BadCollection(f"it cannot be read: {error}") from None
 
     def write(self, index: HammingIndex, *, generation: int, last_id: int) -> Written:
         """Write an index over the images up to `last_id` as of a generation of the catalog, over the one that is there.
 
         Raises:
-            OSError: no room, or not allowed; the one that was there stays, or is not trusted any more.
+            OSError: no room, or not allowed; the one that was there stays, or is trusted no more, but for its kind.
         """
         for leftover in self.folder.glob(".*"):  # of a process that was killed while it wrote
-            leftover.unlink()
+            if not leftover.is_dir():
+                leftover.unlink()
         files = save_index(index, self.folder / _CODES)
         write_atomically(self.folder / _IDS, index.ids.tobytes())
         files.append(self.folder / _IDS)
@@ -94,9 +96,8 @@ class IndexFiles:
         return Written(generation, index.kind)
 
     def distrust(self) -> None:
-        """Delete the manifest, so that no later state of the catalog can make these files look right."""
-        with suppress(OSError):
-            (self.folder / _MANIFEST).unlink()
+        """Delete the manifest."""
+        (self.folder / _MANIFEST).unlink(missing_ok=True)
 
     def _origin(self) -> dict[str, Any]:
         """What an index must be of."""

@@ -32,6 +32,7 @@ __all__ = ["BATCH", "Report", "Source", "find_sources", "ingest", "preview"]
 
 BATCH = 256
 _PATIENCE = 10.0  # seconds after which the next image to come ends a batch, full or not
+_MOST_REPLACED = 100_000  # files that are remembered; a source that is such a file is missing from then on
 _REMEMBERED = 1024  # codes of the last images: equal content that is not stored yet is not encoded twice
 
 
@@ -91,17 +92,18 @@ def ingest(
         fetch=fetch,
         decoding=encoder.decoding,
     )
-    run = _Run(_Stored(collection), lambda sources: chain.from_iterable(_encoded(load(sources), encoder)), on_error)
-    ready, since = list[Loaded | Problem](), time.monotonic()
-    for encoded in _encoded(load(sources, trust_mtime=trust_mtime), encoder):
-        ready += encoded
-        while len(ready) >= BATCH or (ready and time.monotonic() - since > _PATIENCE):
-            report = run.store(ready[:BATCH])
-            del ready[:BATCH]
-            yield report
-            since = time.monotonic()
-    if ready:
-        yield run.store(ready)
+    with closing(_Stored(collection)) as place:
+        run = _Run(place, lambda sources: chain.from_iterable(_encoded(load(sources), encoder)), on_error)
+        ready, since = list[Loaded | Problem](), time.monotonic()
+        for encoded in _encoded(load(sources, trust_mtime=trust_mtime), encoder):
+            ready += encoded
+            while len(ready) >= BATCH or (ready and time.monotonic() - since > _PATIENCE):
+                report = run.store(ready[:BATCH])
+                del ready[:BATCH]
+                yield report
+                since = time.monotonic()
+        if ready:
+            yield run.store(ready)
 
 
 def preview(
@@ -181,9 +183,18 @@ class _Stored:
     """The place of a real run."""
 
     collection: Collection
+    _replaced: set[str] = field(default_factory=set)
 
     def add(self, images: list[NewImage]) -> list[tuple[int, Change]]:
-        return self.collection.add(images)
+        outcome = self.collection.add(images, replaced=self._replaced)
+        if len(self._replaced) > _MOST_REPLACED:
+            self.close()
+        return outcome
+
+    def close(self) -> None:
+        """Delete the kept files that the run replaced: until its end, a later source may be one of them."""
+        self.collection.drop_files(self._replaced)
+        self._replaced.clear()
 
     def labels_of(self, ids: Sequence[int]) -> list[set[str]]:
         return [set() if record is None else set(record.labels) for record in self.collection.catalog.get(ids)]

@@ -51,9 +51,19 @@ def fsync_folder(folder: Path) -> None:
 def locked(folder: Path, *, shared: bool = False) -> Iterator[None]:
     """Keep other processes (and threads) that ask for the lock of `folder` waiting; the system releases it at death.
 
-    Any number may hold it `shared` at a time, while nobody holds it otherwise.
+    Any number may hold it `shared` at a time, while nobody holds it otherwise; who may not open the folder goes on
+    without, since who cannot read it cannot hold others up.
+
+    Raises:
+        OSError: it cannot be opened, and is not to be `shared`.
     """
-    handle = os.open(folder, os.O_RDONLY)
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except PermissionError:
+        if not shared:
+            raise
+        yield
+        return
     try:
         fcntl.flock(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield

@@ -499,6 +499,22 @@ def test_nobody_waits_while_the_index_takes_in_what_changed(own_collection, monk
         assert collection.verify() == []
 
 
+def test_an_approximate_index_is_built_anew_and_written_while_the_service_runs(own_collection, monkeypatch):
+    with closing(Collection(own_collection)) as collection:
+        collection.build_index("multihash")
+    manifest = own_collection / "index" / "manifest.json"
+    monkeypatch.setattr(service, "MERGE_SECONDS", 0.01)
+    with TestClient(create_app(Settings(collection=own_collection, device="cpu"))) as client:
+        wait_until(lambda: client.get("/healthz/ready").status_code == 200)
+        monkeypatch.setattr(segments, "FRESH_LIMIT", 1)
+        for number in range(2):
+            assert add(client, png(600 + number)).status_code == 201
+        wait_until(lambda: json.loads(manifest.read_text())["n_images"] == 14)
+        manifest.unlink()  # by whoever it was
+        wait_until(manifest.exists)
+        assert json.loads(manifest.read_text())["kind"] == "multihash"
+
+
 def test_a_service_that_ends_while_its_index_is_built_anew_does_not_wait_for_it(own_collection, monkeypatch, caplog):
     began, go_on = threading.Event(), threading.Event()
     monkeypatch.setattr(service, "MERGE_SECONDS", 0.01)

@@ -348,6 +348,29 @@ def test_a_snapshot_of_another_collection_is_not_put_over_this_one(collection, t
     assert not list(collection.folder.glob(".hashseek*"))
 
 
+def test_a_space_that_goes_back_to_being_half_full_tells_who_has_it_open_of_every_code(collection, tmp_path):
+    catalog = collection.catalog
+    (collection.folder / "second.safetensors").write_bytes(b"second")
+    space = catalog.begin_space("e" * 64, 8, "second.safetensors").id
+    codes = [(image.id, np.array([image.id], np.uint8), "") for image in catalog.page(after=0, limit=99)]
+    catalog.add_codes(space, codes[:3] + codes[-2:])
+    snapshot(collection, tmp_path / "s.tar")  # while the new codes are computed
+    catalog.add_codes(space, codes)
+    catalog.switch_space(space)
+    opened = Collection(collection.folder)
+    assert len(opened) == 18
+    rewind(tmp_path / "s.tar", collection.folder)
+    opened.merge_segments()  # as a service looks every second
+    for few in (codes[:9], codes[9:]):
+        catalog.add_codes(space, few)
+        opened.merge_segments()
+    catalog.switch_space(space)
+    assert opened.catalog.is_current()
+    assert len(opened) == 18
+    assert opened.search(np.array([[9]], np.uint8), k=1)[0][1].tolist() == [9]
+    opened.close()
+
+
 def test_going_back_brings_the_code_spaces_of_then(collection, tmp_path):
     catalog = collection.catalog
     snapshot(collection, tmp_path / "s.tar")

@@ -1,11 +1,14 @@
 """A collection finds exactly what its catalog holds, whatever happened to its index, its folder, or beside it."""
 
+import gc
 import hashlib
 import json
 import os
 import shutil
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +17,7 @@ from conftest import code_collection, new_images, random_codes
 
 from indexing import collection as module
 from indexing import segments
-from indexing.catalog import NewImage
+from indexing.catalog import Catalog, NewImage
 from indexing.collection import Collection, open_or_create
 from indexing.reading.uris import is_there
 from indexing.upkeep.exchange import export, import_
@@ -483,6 +486,44 @@ def test_a_kept_file_stays_when_an_export_names_it_where_it_was_before_the_folde
     collection.close()
 
 
+@pytest.mark.parametrize("way", ["a way around", "a link"])
+def test_a_kept_file_is_known_by_every_name_of_the_folder(tmp_path, way):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path)
+    collection = code_collection(tmp_path / "c", n_bits=8)
+    [image] = new_images(np.zeros((1, 1), np.uint8))
+    collection.add_with_file(replace(image, key="a"), b"data", suffix=".jpg")
+    [kept] = (tmp_path / "c" / "files").glob("*/*")
+    around = tmp_path / ("sub/.." if way == "a way around" else "link") / kept.relative_to(tmp_path)
+    collection.add([replace(image, key="b", path=str(around))])
+    collection.remove([1])
+    assert collection.file_of(collection.catalog.one(2)) == kept
+    assert kept.read_bytes() == b"data"
+    collection.close()
+
+
+def test_a_kept_file_that_goes_meanwhile_is_not_taken_for_the_one_that_was_named(tmp_path, monkeypatch):
+    collection = code_collection(tmp_path / "c", n_bits=8)
+    [image] = new_images(np.zeros((1, 1), np.uint8))
+    image = replace(image, key="k", sha256=hashlib.sha256(b"data").hexdigest())
+    collection.add_with_file(image, b"data", suffix=".jpg")
+    (tmp_path / "x.jpg").write_bytes(b"data")
+    add = type(collection.catalog).add
+
+    def late(catalog, images):
+        with monkeypatch.context() as patch:
+            patch.setattr(type(catalog), "add", add)
+            with closing(Collection(tmp_path / "c")) as other:
+                other.add([replace(image, sha256="0" * 64, path="/elsewhere.jpg")])
+            return add(catalog, images)
+
+    monkeypatch.setattr(type(collection.catalog), "add", late)
+    collection.add([replace(image, path=str(tmp_path / "x.jpg"))])
+    monkeypatch.setattr(type(collection.catalog), "add", add)
+    assert collection.file_of(collection.catalog.one(1)) == tmp_path / "x.jpg"
+    collection.close()
+
+
 def test_an_index_is_not_read_while_another_process_writes_it(saved):
     folder, _, _ = saved
     with ThreadPoolExecutor(1) as pool, locked(folder):
@@ -615,9 +656,74 @@ def test_saving_twice_writes_once(saved):
     folder, _, _ = saved
     collection = Collection(folder)
     collection.save_index()
-    (folder / "index" / "manifest.json").unlink()
+    manifest = folder / "index" / "manifest.json"
+    before = manifest.stat()
     collection.save_index()
-    assert not (folder / "index" / "manifest.json").exists()
+    assert manifest.stat() == before
+    manifest.unlink()  # whoever did it, the next start is to have an index
+    collection.save_index()
+    assert manifest.exists()
+    collection.close()
+
+
+def test_an_index_that_was_merged_is_not_kept_in_memory(saved, monkeypatch):
+    monkeypatch.setattr(segments, "FRESH_LIMIT", 3)
+    folder, _, _ = saved
+    collection = Collection(folder)
+    first = weakref.ref(collection._view.built.index)
+    assert collection.merge_segments()
+    gc.collect()
+    assert first() is None
+    collection.close()
+
+
+def test_who_may_not_open_the_folder_reads_the_index_without_its_lock(saved, monkeypatch):
+    folder, truth, queries = saved
+
+    def closed(path, *of, before=os.open):
+        if path == folder:
+            raise PermissionError(13, "Permission denied")
+        return before(path, *of)
+
+    monkeypatch.setattr(os, "open", closed)
+    collection = Collection(folder, read_only=True)
+    assert collection.describe_index()["built"] == 30
+    check(collection, truth, queries)
+    collection.close()
+
+
+def test_an_index_that_is_finished_while_another_process_opens_is_not_deleted(saved):
+    folder, _, _ = saved
+    other = Collection(folder)
+    (folder / "index" / "manifest.json").write_text("{}")
+
+    def length(_):  # asked for between the look at the index and its deletion
+        other.build_index("multihash")
+        return 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Catalog, "__len__", length)
+        Collection(folder).close()
+    other.close()
+    collection = Collection(folder)
+    assert collection.describe_index()["kind"] == "multihash"
+    collection.close()
+
+
+def test_verify_does_not_mind_that_others_have_switched(tmp_path):
+    collection = code_collection(tmp_path, n_bits=8)
+    collection.add(new_images(random_codes(np.random.default_rng(0), 5, 8)))
+    collection.save_index()
+    with closing(Collection(tmp_path)) as other:
+        space = other.catalog.begin_space("e" * 64, 8, "other.safetensors").id
+        other.catalog.add_codes(space, [(number, np.zeros(1, np.uint8), "") for number in range(1, 6)])
+        other.catalog.switch_space(space)
+    with closing(Collection(tmp_path)) as other:
+        other.save_index()
+    assert [problem for problem in collection.verify() if problem.startswith("the index")] == []
+    collection.save_index()
+    with closing(Collection(tmp_path)) as other:
+        assert [problem for problem in other.verify() if problem.startswith("the index")] == []
     collection.close()
 
 

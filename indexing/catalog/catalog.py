@@ -22,7 +22,7 @@ from indexing.catalog.database import (
     now,
 )
 from indexing.catalog.filters import Chosen, Filter, choose, ids_where
-from indexing.catalog.records import Change, Changes, NewImage, Space, StoredImage, check_key
+from indexing.catalog.records import Change, Changes, NewImage, OfFile, Space, StoredImage, check_key
 from indexing.catalog.schema import departures
 from indexing.catalog.storing import Storing, check_new
 from retrieval.codes import Codes, check_n_bits, code_size
@@ -116,18 +116,14 @@ class Catalog:
                     raise UnknownImage(f"there is no image {image_id} in the collection")
                 db.execute("INSERT OR REPLACE INTO removed VALUES (?, ?)", (image_id, generation))
 
-    def paths_without_key(self, paths: Sequence[str]) -> list[str]:
-        """Those of the paths that a record without a key names."""
-        query = "SELECT DISTINCT path FROM images WHERE key IS NULL AND path IN ({})"
-        return [str(row[0]) for row in self._looked_up(query, paths)]
-
-    def keys_of(self, paths: Sequence[str]) -> dict[str, list[str]]:
-        """The keys of the records that name each of those paths that have any, in the order of their ids."""
-        query = "SELECT path, key FROM images WHERE key IS NOT NULL AND path IN ({}) ORDER BY id"
-        keys: dict[str, list[str]] = {}
-        for path, key in self._looked_up(query, paths):
-            keys.setdefault(str(path), []).append(str(key))
-        return keys
+    def records_of(self, paths: Sequence[str]) -> dict[str, list[OfFile]]:
+        """The records that name each of those paths that have any, in the order of their ids."""
+        has_code = f"EXISTS (SELECT 1 FROM codes WHERE space_id = {int(self.space.id)} AND image_id = images.id)"
+        query = f"SELECT path, id, key, bytes, mtime_ns, {has_code} FROM images WHERE path IN ({{}}) ORDER BY id"
+        found: dict[str, list[OfFile]] = {}
+        for path, *record in self._looked_up(query, paths):
+            found.setdefault(str(path), []).append(OfFile(*record))
+        return found
 
     def give_keys(self, keys: Mapping[str, str]) -> None:
         """Give records without a key the key of their path: the last record of each path gets it, the others go.

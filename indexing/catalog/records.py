@@ -65,6 +65,17 @@ class StoredImage:
 
 
 @dataclass(frozen=True)
+class OfFile:
+    """What a record says of its file: bytes, and nanoseconds if known; and whether it has a code."""
+
+    id: int
+    key: str | None
+    bytes: int
+    mtime_ns: int | None
+    has_code: bool
+
+
+@dataclass(frozen=True)
 class Changes:
     """What happened since a generation.
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
-from indexing.catalog.records import MAX_KEY
-from indexing.collection import Collection
+from indexing.catalog.records import MAX_KEY, OfFile
+from indexing.collection import FILES, Collection
 from indexing.ingest import Report
 from indexing.reading.loading import Stamp, is_text, stamp_of
 from indexing.reading.manifests import Source
@@ -25,6 +25,7 @@ _CHUNK = 256  # files looked up together
 _SETTLED = 60.0  # seconds since a file was last written to, after which one look is enough
 _OFTEN = 60.0  # seconds between two looks through all records where only records have changed
 _PAGE = 1000
+_TICK = 10**9  # nanoseconds; file systems count time in steps of up to seconds, those of today of milliseconds
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Watch:
 
     def __init__(self, collection: Collection, folders: Sequence[Path], *, labels: Sequence[str] = ()) -> None:
         self._collection, self._folders, self._labels = collection, _outermost(folders), tuple(dict.fromkeys(labels))
-        self._own = f"{stored_path(collection.folder)}/"
+        self._own = f"{stored_path(collection.folder / FILES)}/"
         self._growing: dict[str, Stamp] = {}
         self._unusable: dict[str, Stamp] = {}
         self._closed: set[str] = set()  # folders that cannot be read
@@ -63,11 +64,14 @@ class Watch:
         self._handed.clear()
         self._n_done = 0
         growing, self._growing = self._growing, {}
+        unusable, self._unusable = self._unusable, {}
         closed, times = set[str](), dict[str, int]()
 
         def enter(folder: Path) -> None:
             stamp = stamp_of(folder)
-            times[str(folder)] = 0 if stamp is None else stamp[1]
+            changed = 0 if stamp is None else stamp[1]
+            # What changes within the same tick of the clock as a look has the same time: it is looked at again.
+            times[str(folder)] = changed if time.time_ns() - changed > _TICK else time.monotonic_ns()
 
         found = (one for folder in self._folders for one in walk(folder, entered=enter))
         while chunk := list(islice(found, _CHUNK)):
@@ -77,7 +81,7 @@ class Watch:
                     if one.where not in self._closed:  # said once
                         self._handed.append(None)
                         yield one
-            yield from self._due([one for one in chunk if isinstance(one, Path)], growing)
+            yield from self._due([one for one in chunk if isinstance(one, Path)], growing, unusable)
         self._is_due |= times != self._times
         self._times, self._closed = times, closed
 
@@ -110,35 +114,47 @@ class Watch:
         records = [image for image in self._collection.catalog.get(sorted(again)) if image is not None]
         return [image.id for image in records if image.path.startswith(roots) and _is_gone(image.path)]
 
-    def _due(self, paths: list[Path], growing: dict[str, Stamp]) -> Iterator[Source]:
+    def _due(self, paths: list[Path], growing: dict[str, Stamp], unusable: dict[str, Stamp]) -> Iterator[Source]:
         stamps = {
             name: (path, stamp_of(path)) for path in paths if not (name := stored_path(path)).startswith(self._own)
         }
         catalog = self._collection.catalog
-        known = catalog.known_files([name for name in stamps if is_text(name)])
-        coded = catalog.codes_of([image_id for _, _, image_id in known.values()])
+        stored = catalog.records_of([name for name in stamps if is_text(name)])
         due: dict[str, _Handed] = {}
         for name, (path, stamp) in stamps.items():
-            if name in known and known[name][:2] == stamp and known[name][2] in coded:
-                self._unusable.pop(name, None)
-            elif stamp is not None and stamp != self._unusable.get(name):
-                if growing.get(name) == stamp or _rests(path):
-                    due[name] = _Handed(str(path), name, stamp)
-                else:
-                    self._growing[name] = stamp
-        # In place, so that a record keeps its id, labels and attributes, and nothing is lost if this process is killed.
-        stored = [name for name in due if name in known]
-        keyless = catalog.paths_without_key([name for name in stored if len(name) <= MAX_KEY])
-        if keyless:
-            records = catalog.get([known[name][2] for name in keyless])
-            last = {record.path: record.key for record in records if record is not None}
-            catalog.give_keys({name: last.get(name) or name for name in keyless})
-        keys = catalog.keys_of(stored)
-        labels = self._labels_by_key(list(chain.from_iterable(keys.get(name, [name]) for name in due)))
+            if stamp is None or (name in stored and _is_known(stored[name], stamp)):
+                continue
+            if stamp == unusable.get(name):
+                self._unusable[name] = stamp
+            elif growing.get(name) == stamp or _rests(path):
+                due[name] = _Handed(str(path), name, stamp)
+            else:
+                self._growing[name] = stamp
+        keys = self._keys_of({name: stored.get(name, []) for name in due})
+        labels = self._labels_by_key(list(chain.from_iterable(keys.values())))
         for name, handed in due.items():
-            for key in keys.get(name, [name]):
+            for key in keys[name]:
                 self._handed.append(handed)
                 yield Source(Path(handed.uri), labels.get(key, self._labels), key=key)
+
+    def _keys_of(self, files: dict[str, list[OfFile]]) -> dict[str, list[str]]:
+        """The keys of the records of files by path, of which records without key get one.
+
+        In place, so that a record keeps its id, labels and attributes, and nothing is lost if this process is killed.
+        """
+        keyless = {
+            name: records[-1].key or name
+            for name, records in files.items()
+            if len(name) <= MAX_KEY and any(record.key is None for record in records)
+        }
+        if keyless:
+            self._collection.catalog.give_keys(keyless)
+        found: dict[str, list[str]] = {}
+        for name, records in files.items():
+            keys = [record.key for record in records if record.key is not None]
+            keys += [keyless[name]] if name in keyless else []
+            found[name] = list(dict.fromkeys(keys)) or [name]
+        return found
 
     def _labels_by_key(self, keys: list[str]) -> dict[str, tuple[str, ...]]:
         """The labels that images with these keys are to have; none if they stay as they are."""
@@ -164,6 +180,12 @@ def _is_walked(folder: Path, other: Path) -> bool:
     return folder.is_relative_to(other) and not any(part.startswith(".") for part in folder.relative_to(other).parts)
 
 
+def _is_known(records: list[OfFile], stamp: Stamp) -> bool:
+    """Whether the records of a file say what it is now: all that have a key, or else the last one."""
+    keyed = [record for record in records if record.key is not None]
+    return all((record.bytes, record.mtime_ns) == stamp and record.has_code for record in keyed or records[-1:])
+
+
 def _rests(path: Path) -> bool:
     try:
         return time.time() - path.stat().st_ctime > _SETTLED
@@ -177,9 +199,6 @@ def _holds_images(folder: Path) -> bool:
 
 def _is_gone(path: str) -> bool:
     try:
-        stored_in(Path(path)).stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    except OSError:
+        return not stored_in(Path(path)).is_file()
+    except OSError:  # it may not be looked at
         return False
-    return False

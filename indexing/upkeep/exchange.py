@@ -116,7 +116,7 @@ def _row(
     return {
         "id": image.id,
         "key": image.key,
-        "uri": str(collection.file_of(image).absolute()) if collection.owns(image) else image.path,
+        "uri": os.path.realpath(collection.file_of(image)) if collection.owns(image) else image.path,
         "sha256": image.sha256,
         "size": image.bytes,
         "width": image.width,
@@ -281,9 +281,11 @@ def import_(file: Path, folder: Path, *, checkpoint: Path | None) -> dict[str, i
         outcome = {"added": 0, "updated": 0, "known": 0}
         with closing(open_or_create(folder, checkpoint=checkpoint)) as collection:
             check_export(opened, fingerprint=collection.fingerprint, n_bits=collection.n_bits)
+            replaced = set[str]()  # files that a later row may name
             for images in opened.batches():
-                for _, what in collection.add(images):
+                for _, what in collection.add(images, replaced=replaced):
                     outcome[what] += 1
+            collection.drop_files(replaced)
             collection.save_index()
         return outcome
     finally:

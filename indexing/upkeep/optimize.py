@@ -43,7 +43,7 @@ def optimize(collection: Collection) -> Optimized:
 
     Raises:
         BadCollection: the catalog is locked, damaged, or has no room.
-        OSError: no room for the new index; the old one stays.
+        OSError: no room for the new index; it is rebuilt when there is.
     """
     before = collection.describe_index()
     size = size_of(collection.folder)

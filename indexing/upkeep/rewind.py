@@ -79,7 +79,7 @@ def _move_checkpoints(
     source: sqlite3.Connection, db: sqlite3.Connection, unpacked: Path, folder: Path
 ) -> dict[int, int]:
     """Put the snapshot's spaces and checkpoints beside those that are there: number there -> number here."""
-    here = {row[1]: row for row in db.execute("SELECT id, fingerprint, checkpoint FROM spaces")}
+    here = {row[1]: row for row in db.execute("SELECT id, fingerprint, checkpoint, state FROM spaces")}
     numbers = {}
     rows = source.execute(
         "SELECT id, fingerprint, n_bits, checkpoint, state, created_at, calibration FROM spaces ORDER BY id"
@@ -87,6 +87,8 @@ def _move_checkpoints(
     for number, fingerprint, n_bits, name, state, created_at, calibration in rows.fetchall():
         known = here.get(fingerprint)
         here_name = known[2] if known else f"checkpoint-{fingerprint[:16]}.safetensors"
+        if known and known[3] == "ready":  # whoever has it open is to hear of every code, however many are back
+            state = "ready"
         if (unpacked / name).is_file():
             (unpacked / name).replace(folder / here_name)
         db.execute(

@@ -82,7 +82,7 @@ def test_the_second_signal_stops_at_once(start, tmp_path, pictures, checkpoint):
     folder = tmp_path / "collection"
     stuck = """
 import sys, time, indexing.collection
-indexing.collection.Collection.add = lambda *_: (print("stuck", file=sys.stderr), time.sleep(600))
+indexing.collection.Collection.add = lambda *_, **__: (print("stuck", file=sys.stderr), time.sleep(600))
 """
     process = start("index", "add", folder, pictures, "--checkpoint", checkpoint, "--device", "cpu", before=stuck)
     for word in ("stuck", "stopping"):

@@ -227,6 +227,21 @@ def test_a_dry_run_knows_the_files_that_the_collection_keeps(make, tmp_path):
     assert outcome(rehearse(collection, [own])) == outcome(run(collection, [own])) == (0, 0, 1, 0)
 
 
+def test_a_kept_file_that_the_run_replaces_may_be_named_later_in_it(make, tmp_path):
+    collection, other, named = make("collection"), write(tmp_path / "other", b"two"), write(tmp_path / "named", b"one")
+    [step] = loading.load_sources([Source(named, key="a")], catalog=None, preprocessing=PREPROCESSING, depth=1)
+    image = replace(step[0].image, code=np.zeros(N_BITS // 8, np.uint8))
+    collection.add_with_file(image, b"one", suffix=".png")
+    kept = collection.file_of(collection.catalog.one(1))
+    between = [Source(write(tmp_path / str(number), f"{number}".encode())) for number in range(5)]  # other batches
+    sources = [Source(other, key="a"), *between, Source(kept, key="b"), Source(named, key="b")]
+    assert outcome(rehearse(collection, sources)) == outcome(run(collection, sources)) == (6, 1, 1, 0)
+    assert collection.file_of(collection.catalog.by_key("b")) == kept
+    assert kept.read_bytes() == b"one"
+    assert outcome(run(collection, [Source(other, key="b")])) == (0, 1, 0, 0)
+    assert not kept.exists()  # at the end of the run
+
+
 def test_an_image_without_a_code_is_known_to_a_dry_run_and_read_in_spite_of_its_time(make, tmp_path):
     collection, path = make("collection"), write(tmp_path / "a", b"one")
     run(collection, [Source(path)])

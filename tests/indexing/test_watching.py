@@ -217,6 +217,40 @@ def test_every_record_of_a_file_that_changes_is_updated(follower):
     assert [follower.look() for _ in range(3)] == [NOTHING, (0, 2, 0, 0), NOTHING]
 
 
+def test_no_record_of_a_file_stays_behind_because_another_is_newer(follower):
+    path = save(follower.folder / "a.png", 1)
+    assert [follower.look() for _ in range(2)] == [NOTHING, (1, 0, 0, 0)]
+    save(path, 2)
+    list(ingest(follower.collection, follower.encoder, [Source(path, labels=("cat",))]))  # nobody was watching
+    assert [follower.look() for _ in range(3)] == [NOTHING, (0, 1, 0, 0), NOTHING]
+    assert follower.files() == {"a.png": 1}
+    save(path, 3)
+    list(ingest(follower.collection, follower.encoder, [Source(path, key="mine")]))
+    assert [follower.look() for _ in range(3)] == [NOTHING, (0, 1, 1, 0), NOTHING]
+    with follower.collection.catalog._db.transaction() as db:
+        db.execute("DELETE FROM codes WHERE image_id = 1")
+    assert [follower.look() for _ in range(3)] == [NOTHING, (0, 0, 2, 0), NOTHING]
+    assert follower.collection.verify() == []
+
+
+def test_a_file_that_gave_way_to_a_folder_is_gone(follower):
+    path = save(follower.folder / "a.png", 1)
+    save(follower.folder / "b.png", 2)
+    follower.look(), follower.look()
+    path.unlink()
+    path.mkdir()
+    follower.look()
+    assert (follower.watch.gone(), follower.watch.gone()) == ([], [1])
+
+
+def test_a_watched_folder_may_lie_in_that_of_the_collection(tmp_path, checkpoint):
+    collection = open_or_create(tmp_path / "collection", checkpoint=checkpoint)
+    follower = Follower(collection, tmp_path / "collection" / "photos")
+    save(follower.folder / "a.png", 1)
+    assert [follower.look() for _ in range(3)] == [NOTHING, (1, 0, 0, 0), NOTHING]
+    collection.close()
+
+
 def test_what_the_collection_itself_keeps_is_not_watched(tmp_path, checkpoint):
     folder = tmp_path / "watched"
     collection = open_or_create(folder / "collection", checkpoint=checkpoint)
