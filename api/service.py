@@ -58,7 +58,7 @@ class Service:
     def stop(self) -> None:
         """Write the index, so that the next start is quick, and close the collection.
 
-        An index of an approximate kind that is being built anew is left to the next start: it may take minutes.
+        An approximate index that is to be built anew is left to the next start: it may take minutes.
         """
         self._stopped.set()
         if self._follower is not None:
@@ -73,7 +73,8 @@ class Service:
         collection = self._searcher.collection
         if not self.settings.read_only:
             try:
-                collection.save_index()
+                if collection.kind not in APPROXIMATE:  # which were written when they were built
+                    collection.save_index()
             except (OSError, HashseekError) as error:
                 log.warning("the index was not written and will be rebuilt at the next start: %s", error)
         collection.close()

@@ -66,6 +66,8 @@ class Collection:
         self._files = IndexFiles(folder / INDEX, self.catalog)
         self._saved: Written | None = None  # what is on disk, and the same in memory
         self._saved_index: weakref.ref[HammingIndex] | None = None
+        self._doomed: Written | None = None  # what was on disk when writing over it failed
+        self._runs = {"exact"}  # kinds that this machine can run
         try:
             self._view = self._open_index(read_only=read_only)
         except BaseException:
@@ -93,8 +95,13 @@ class Collection:
 
     @property
     def kind(self) -> str:
-        """The kind of its index, see `hamming_index.KINDS`."""
-        return self._view.kind
+        """The kind that its index is to have, as it was last built; exact where this machine cannot run that."""
+        kind = self.catalog.index_kind() or self._files.kind() or "exact"
+        if kind not in self._runs:
+            with suppress(BadConfig):
+                empty(self.n_bits, kind)
+                self._runs.add(kind)
+        return kind if kind in self._runs else "exact"
 
     def __len__(self) -> int:
         return len(self._current())
@@ -115,10 +122,12 @@ class Collection:
                 stored[image.key] = (placed[-1].path, image.sha256)
         outcome = self.catalog.add(placed)
         # Another process may have replaced, and deleted, what was kept a moment ago.
+        last = {image.key: number for number, image in enumerate(images)}
         lost = [
             given
-            for given, put in zip(images, placed, strict=True)
-            if given.path != put.path and not is_there(str(self.folder / put.path)) and is_there(given.path)
+            for number, (given, put) in enumerate(zip(images, placed, strict=True))
+            if given.path != put.path and last[given.key] == number
+            if not is_there(str(self.folder / put.path)) and is_there(given.path)
         ]
         if lost:
             self.catalog.add(lost)
@@ -240,42 +249,31 @@ class Collection:
         Returns:
             Whether it did.
         """
+        kind = self.kind
+        if self._view.kind != kind:  # another process was told to build another kind, and may have done so
+            self._take_over(kind)
         view = self._current()
-        if view.is_due:
-            self._install(replace(view, built=merge(view, self.n_bits, view.kind), fresh=empty(self.n_bits)))
-        return view.is_due
+        due = view.is_due or view.kind != kind
+        if due:
+            self._install(replace(view, built=merge(view, self.n_bits, kind), fresh=empty(self.n_bits)))
+        return due
 
     def save_index(self) -> None:
         """Merge all segments and write the index, so that the next start need not read all codes.
 
-        An index that another process wrote since this one was opened is taken over, and with it its kind.
+        What another process wrote since this one was opened is taken over.
         """
         while self.catalog.is_current():  # otherwise the index on disk is of other codes than these
-            on_disk = self._take_over()
+            kind = self.kind
+            on_disk = self._take_over(kind)
             view = self._current()
             # An approximate index is written when it was built anew; what changed since is read from the catalog.
-            rests = view.kind in APPROXIMATE and self._is_saved(view) and not view.is_due
-            saved = self._saved if on_disk is not None else None
+            rests = kind in APPROXIMATE and self._is_saved(view) and not view.is_due
+            saved = self._saved if on_disk is not None and view.kind == kind else None
             if saved is not None and (rests or view.generation == saved.generation):
                 return
-            torn = on_disk is not None and self._saved is None
-            kind = self._empty().index.kind if torn else view.kind
-            if self._save(view, kind, over=(on_disk, self._saved)):
+            if self._write(view, merge(view, self.n_bits, kind), over=(on_disk, self._saved)):
                 return
-
-    def _take_over(self) -> Written | None:
-        """Search what another process has written as the index, if one has; which index is on disk now."""
-        with locked(self.folder, shared=True):
-            on_disk = self._files.written()
-            if on_disk in (None, self._saved):
-                return on_disk
-            try:
-                built = self._load()
-            except BadCollection:
-                self._saved = None
-                return on_disk
-        self._install(built)
-        return on_disk
 
     def build_index(self, kind: str) -> None:
         """Build an index of this kind (`hamming_index.KINDS`) over all images and write it; it stays of this kind.
@@ -287,21 +285,36 @@ class Collection:
         """
         check_kind(kind)
         view = self._advance(View(-1, 0, empty(self.n_bits), empty(self.n_bits)))
-        self._install(view)
-        self._save(view, kind)
-
-    def _save(self, view: View, kind: str, *, over: Container[Written | None] | None = None) -> bool:
-        """Write a view's index, unless another one is on disk than those of `over`; whether it is done."""
         merged = merge(view, self.n_bits, kind)
+        self.catalog.set_index_kind(kind)
+        self._write(view, merged)
+
+    def _take_over(self, kind: str) -> Written | None:
+        """Search what another process has written as the index, if it is of this kind; which index is on disk now."""
+        with locked(self.folder, shared=True):
+            on_disk = self._files.written()
+            if on_disk in (None, self._saved, self._doomed) or on_disk.kind != kind:
+                return on_disk
+            try:
+                built = self._load()
+            except BadCollection:
+                self._saved = None
+                return on_disk
+        self._install(built)
+        return on_disk
+
+    def _write(self, view: View, merged: Segment, *, over: Container[Written | None] | None = None) -> bool:
+        """Search and write what a view holds, unless an index is on disk that `over` does not have; whether it did."""
         self._install(replace(view, built=merged, fresh=empty(self.n_bits)))
         with locked(self.folder):  # two processes at once would mix their files
             if not self.catalog.is_current():  # the index on disk is that of the space that will be opened next
                 return True
-            if over is not None and self._files.written() not in over:
+            on_disk = self._files.written()
+            if over is not None and on_disk not in over:
                 return False
-            self._saved = None  # if it fails, what is there is torn
+            self._saved, self._doomed = None, on_disk  # if it fails, what is there is torn, or at least older
             self._saved = self._files.write(merged.index, generation=view.generation, last_id=view.last_id)
-            self._saved_index = weakref.ref(merged.index)
+            self._saved_index, self._doomed = weakref.ref(merged.index), None
         return True
 
     def _is_saved(self, view: View) -> bool:
@@ -353,7 +366,8 @@ class Collection:
                 with locked(self.folder, shared=True):
                     self._files.load()
             except BadCollection as error:
-                problems.append(f"the index on disk will be rebuilt: {error}")
+                if self._files.exist() and self.catalog.is_current():  # otherwise somebody was at it just now
+                    problems.append(f"the index on disk will be rebuilt: {error}")
         try:
             check_checkpoint(self.catalog, self.checkpoint)
         except HashseekError as error:
@@ -431,23 +445,18 @@ class Collection:
         except BadCollection as error:
             if len(self.catalog):
                 log.warning("the index of %s is rebuilt from the catalog: %s", self.folder, str(error))
-            built = View(-1, 0, self._empty(), empty(self.n_bits))
+            built = View(-1, 0, empty(self.n_bits, self.kind), empty(self.n_bits))
             if not read_only:
                 self._distrust()
         return self._advance(built)
 
-    def _empty(self) -> Segment:
-        """A segment without rows of the kind that the index on disk has, though it is torn: somebody chose it."""
-        written = self._files.written()
-        if written is not None:
-            with suppress(BadConfig):  # this machine cannot run it
-                return empty(self.n_bits, written.kind)
-        return empty(self.n_bits)
-
     def _distrust(self) -> None:
         """Delete a manifest that is not of this catalog as it is now, so that no later state can make it look right."""
         with suppress(OSError), locked(self.folder):
-            if self._files.written() is None:  # another process may have written an index just now
+            # Another process may have written an index just now, or have switched to the codes that it is of.
+            if self._files.written() is None and self.catalog.is_current():
+                if (kind := self._files.kind()) is not None and self.catalog.index_kind() is None:
+                    self.catalog.set_index_kind(kind)  # built before catalogs kept it
                 self._files.distrust()
 
 

@@ -46,6 +46,14 @@ class IndexFiles:
             return _written(self._manifest())
         return None
 
+    def kind(self) -> str | None:
+        """The kind that the manifest names, of whichever codes of this catalog; None if there is none that says it."""
+        with suppress(BadCollection):
+            manifest = self._read()
+            if manifest["catalog"] == self.catalog.uuid:
+                return _written(manifest).kind
+        return None
+
     def load(self) -> tuple[View, Written]:
         """The index, if every byte of it is what its manifest says, and the manifest is this catalog's.
 
@@ -110,11 +118,8 @@ class IndexFiles:
 
     def _manifest(self) -> dict[str, Any]:
         """The manifest, if it is whole and of this catalog as it is now."""
+        manifest = self._read()
         try:
-            manifest: dict[str, Any] = json.loads((self.folder / _MANIFEST).read_text(encoding="utf-8"))
-            if manifest.pop("checksum") != _checksum(manifest):
-                raise BadCollection("its manifest does not match its own checksum")
-            manifest.setdefault("space", 1)  # the first collections had one
             if manifest["space"] != self.catalog.space.id and manifest["catalog"] == self.catalog.uuid:
                 raise BadCollection("it is of the codes that were used before the last switch of models")
             for key, value in self._origin().items():
@@ -122,6 +127,17 @@ class IndexFiles:
                     raise BadCollection(f"its manifest has {key} {manifest[key]!r}, the catalog {value!r}")
             if manifest["generation"] > self.catalog.generation():
                 raise BadCollection("it is newer than the catalog, which must have been restored from a copy")
+            return manifest
+        except (KeyError, TypeError) as error:
+            raise BadCollection(f"it cannot be read: {error}") from None
+
+    def _read(self) -> dict[str, Any]:
+        """The manifest, if it is whole."""
+        try:
+            manifest: dict[str, Any] = json.loads((self.folder / _MANIFEST).read_text(encoding="utf-8"))
+            if manifest.pop("checksum") != _checksum(manifest):
+                raise BadCollection("its manifest does not match its own checksum")
+            manifest.setdefault("space", 1)  # the first collections had one
             return manifest
         except FileNotFoundError as error:
             raise BadCollection(f"{error.filename} is missing") from None

@@ -4,8 +4,9 @@ Every batch is one transaction. An image is reported as added after its transact
 at any moment has lost nothing that it reported; running the same command again goes on where it stopped.
 """
 
+import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,11 +25,13 @@ from indexing.reading.remote import fetch
 from indexing.reading.sources import Found, find_sources
 from indexing.rehearsal import Rehearsal
 from retrieval.encoder import Encoder
-from retrieval.errors import BadImage
+from retrieval.errors import BadImage, HashseekError
 from retrieval.images import Preprocessing
 from retrieval.listing import OnError, Problem
 
 __all__ = ["BATCH", "Report", "Source", "find_sources", "ingest", "preview"]
+
+log = logging.getLogger("hashseek")
 
 BATCH = 256
 _PATIENCE = 10.0  # seconds after which the next image to come ends a batch, full or not
@@ -70,7 +73,7 @@ def ingest(
     on_error: OnError = "skip",
     trust_mtime: bool = False,
     fetch: Fetch = fetch,
-) -> Iterator[Report]:
+) -> Generator[Report, None, None]:
     """Index `sources`; yields the running report after each committed batch.
 
     Args:
@@ -193,7 +196,10 @@ class _Stored:
 
     def close(self) -> None:
         """Delete the kept files that the run replaced: until its end, a later source may be one of them."""
-        self.collection.drop_files(self._replaced)
+        try:
+            self.collection.drop_files(self._replaced)
+        except (HashseekError, OSError) as error:  # the run is to end with the reason that it has
+            log.warning("replaced files were not deleted (`hashseek index optimize` will): %s", error)
         self._replaced.clear()
 
     def labels_of(self, ids: Sequence[int]) -> list[set[str]]:

@@ -515,6 +515,20 @@ def test_an_approximate_index_is_built_anew_and_written_while_the_service_runs(o
         assert json.loads(manifest.read_text())["kind"] == "multihash"
 
 
+def test_the_end_of_a_service_does_not_build_an_approximate_index(own_collection, monkeypatch):
+    with closing(Collection(own_collection)) as collection:
+        collection.build_index("multihash")
+    manifest = own_collection / "index" / "manifest.json"
+    monkeypatch.setattr(service, "MERGE_SECONDS", 60)
+    with TestClient(create_app(Settings(collection=own_collection, device="cpu"))) as client:
+        wait_until(lambda: client.get("/healthz/ready").status_code == 200)
+        before = manifest.read_text()
+        monkeypatch.setattr(segments, "FRESH_LIMIT", 0)
+        assert add(client, png(600)).status_code == 201
+        assert add(client, png(601)).status_code == 201
+    assert manifest.read_text() == before
+
+
 def test_a_service_that_ends_while_its_index_is_built_anew_does_not_wait_for_it(own_collection, monkeypatch, caplog):
     began, go_on = threading.Event(), threading.Event()
     monkeypatch.setattr(service, "MERGE_SECONDS", 0.01)

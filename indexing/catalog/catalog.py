@@ -442,6 +442,18 @@ class Catalog:
             ).fetchall()
         return {str(name): int(count) for name, count in rows}
 
+    def index_kind(self) -> str | None:
+        """The kind of index that `set_index_kind` kept; None if nothing."""
+        with self._db.reading() as db:
+            row = db.execute("SELECT value FROM meta WHERE key = 'index_kind'").fetchone()
+        return None if row is None else str(row[0])
+
+    def set_index_kind(self, kind: str) -> None:
+        """Keep the kind of index that the collection is to have, whatever becomes of the index itself."""
+        if kind != self.index_kind():
+            with self._db.transaction() as db:
+                db.execute("INSERT OR REPLACE INTO meta VALUES ('index_kind', ?)", (kind,))
+
     def calibration(self) -> Any | None:
         """What `set_calibration` kept for this space; None if nothing."""
         with self._db.reading() as db:

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from indexing.collection import CATALOG, Collection, check_checkpoint, check_place, open_or_create
 from indexing.commands.options import Device, Engine, Precision
+from indexing.hamming_index import APPROXIMATE
 from indexing.ingest import Report, find_sources, ingest, preview
 from indexing.printing import printable
 from indexing.reading.remote import MAX_BYTES, SECONDS, fetch
@@ -112,7 +113,8 @@ def add(
             report = _watch(watched, opened, store, stop, shown, prune=prune, every=every)
         else:
             described = describe(until(sources, stop.event.is_set), labels=extra, key_from=key_from)
-            report = shown.follow(store(described, trust_mtime=trust_mtime), total)
+            reports = stack.enter_context(closing(store(described, trust_mtime=trust_mtime)))
+            report = shown.follow(reports, total)
         opened.save_index()
         n_images = len(opened)
     typer.echo(f"{_outcome(report)}; {collection} holds {n_images} images")
@@ -183,7 +185,7 @@ def _preview(
 def _watch(
     watch: Watch,
     collection: Collection,
-    store: Callable[[Iterable[Found]], Iterator[Report]],
+    store: Callable[[Iterable[Found]], Generator[Report, None, None]],
     stop: "_Stop",
     shown: "_Shown",
     *,
@@ -194,16 +196,18 @@ def _watch(
     total = Report()
     while True:
         report, removed = Report(), list[int]()
-        for report in store(until(watch.changes(), stop.event.is_set)):
-            shown.show(report.problems)
-            watch.settle(report)
+        with closing(store(until(watch.changes(), stop.event.is_set))) as reports:
+            for report in reports:
+                shown.show(report.problems)
+                watch.settle(report)
         if prune and not stop.event.is_set() and (removed := watch.gone()):
             collection.remove(removed, missing_ok=True)
         if report.done or removed:
             typer.echo(
                 f"{_outcome(report)}, removed {len(removed)}; {collection.folder} holds {len(collection)} images"
             )
-        collection.merge_segments()
+        if collection.kind not in APPROXIMATE:  # which takes long, and nobody searches here
+            collection.merge_segments()
         total = total.plus(report)
         if stop.event.wait(every):
             return total

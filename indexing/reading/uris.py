@@ -1,6 +1,8 @@
 """What a record's `path` may be: a file, an image in a tar (`retrieval.tar_members`), or an http(s) address."""
 
+import errno
 import os
+import stat
 from pathlib import Path
 
 from indexing.reading.remote import MAX_BYTES, SECONDS, fetch, is_remote
@@ -24,12 +26,16 @@ def open_uri(uri: str, *, allow_private: bool = False, max_bytes: int = MAX_BYTE
 def is_there(uri: str) -> bool:
     """Whether the file that holds the image is there; where nobody can know, it is taken to be.
 
-    So it is of an http(s) address, and in a folder that may not be entered.
+    So it is of an http(s) address, in a folder that may not be entered, and on a disk that answers with an error.
     """
-    try:
-        return is_remote(uri) or stored_in(Path(uri)).is_file()
-    except PermissionError:
+    if is_remote(uri):
         return True
+    try:  # not by `Path.is_file`: from Python 3.14 on it answers every error with no
+        return stat.S_ISREG(stored_in(Path(uri)).stat().st_mode)
+    except ValueError:  # it holds a NUL
+        return False
+    except OSError as error:
+        return error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 def stored_path(uri: Path | str) -> str:

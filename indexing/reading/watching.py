@@ -17,9 +17,8 @@ from indexing.ingest import Report
 from indexing.reading.loading import Stamp, is_text, stamp_of
 from indexing.reading.manifests import Source
 from indexing.reading.sources import Found, walk
-from indexing.reading.uris import stored_path
+from indexing.reading.uris import is_there, stored_path
 from retrieval.listing import Problem
-from retrieval.tar_members import stored_in
 
 _CHUNK = 256  # files looked up together
 _SETTLED = 60.0  # seconds since a file was last written to, after which one look is enough
@@ -71,7 +70,7 @@ class Watch:
             stamp = stamp_of(folder)
             changed = 0 if stamp is None else stamp[1]
             # What changes within the same tick of the clock as a look has the same time: it is looked at again.
-            times[str(folder)] = changed if time.time_ns() - changed > _TICK else time.monotonic_ns()
+            times[str(folder)] = changed if abs(time.time_ns() - changed) > _TICK else time.monotonic_ns()
 
         found = (one for folder in self._folders for one in walk(folder, entered=enter))
         while chunk := list(islice(found, _CHUNK)):
@@ -198,7 +197,4 @@ def _holds_images(folder: Path) -> bool:
 
 
 def _is_gone(path: str) -> bool:
-    try:
-        return not stored_in(Path(path)).is_file()
-    except OSError:  # it may not be looked at
-        return False
+    return not is_there(path)

@@ -282,10 +282,12 @@ def import_(file: Path, folder: Path, *, checkpoint: Path | None) -> dict[str, i
         with closing(open_or_create(folder, checkpoint=checkpoint)) as collection:
             check_export(opened, fingerprint=collection.fingerprint, n_bits=collection.n_bits)
             replaced = set[str]()  # files that a later row may name
-            for images in opened.batches():
-                for _, what in collection.add(images, replaced=replaced):
-                    outcome[what] += 1
-            collection.drop_files(replaced)
+            try:
+                for images in opened.batches():
+                    for _, what in collection.add(images, replaced=replaced):
+                        outcome[what] += 1
+            finally:
+                collection.drop_files(replaced)
             collection.save_index()
         return outcome
     finally:

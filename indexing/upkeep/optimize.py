@@ -47,7 +47,7 @@ def optimize(collection: Collection) -> Optimized:
     """
     before = collection.describe_index()
     size = size_of(collection.folder)
-    collection.build_index(str(before["kind"]))
+    collection.build_index(collection.kind)
     n_forgotten = _forget_removals(collection.catalog.path, collection.describe_index()["generation"])
     choose_attributes(collection.catalog.path)
     _shrink(collection.catalog.path)

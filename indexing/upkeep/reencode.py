@@ -139,7 +139,7 @@ def _alone(collection: Collection, checkpoint: Path, header: Header) -> Iterator
 def _build_index(collection: Collection) -> None:
     """Write the index of the space that is active by now, of the same kind as that of the space before."""
     with closing(Collection(collection.folder)) as switched:
-        switched.build_index(str(collection.describe_index()["kind"]))
+        switched.build_index(collection.kind)
 
 
 def _missing(catalog: Catalog, report: Reencoded) -> bool:

@@ -63,7 +63,7 @@ def repair(
         if n_deleted := delete_unneeded(collection):
             report.done.append(f"deleted {n_deleted} files that no image needs")
         if report.done or is_stale:
-            collection.build_index(str(collection.describe_index()["kind"]))
+            collection.build_index(collection.kind)
             report.done.append("built the index again")
         report.left += collection.verify()
     return report

@@ -10,6 +10,7 @@ from conftest import code_collection, new_images, random_codes
 
 from indexing import collection as module
 from indexing import index_files, segments
+from indexing.catalog import Catalog
 from indexing.collection import Collection
 from indexing.commands.collection import build
 from indexing.hamming_index import APPROXIMATE, KINDS, build_index
@@ -136,11 +137,89 @@ def test_what_another_process_left_and_cannot_be_trusted_is_written_over(fault, 
         content = manifest | {"checksum": index_files._checksum(manifest)}
         (tmp_path / "index" / "manifest.json").write_text(json.dumps(content))
     adder.save_index()
-    assert manifest_of(tmp_path)["kind"] == ("multihash" if fault == "torn" else "exact")
+    assert manifest_of(tmp_path)["kind"] == "multihash"
     assert [problem for problem in adder.verify() if problem.startswith("the index")] == []
     with closing(Collection(tmp_path)) as again:
         assert again.describe_index()["built"] == 509
         assert again.search(codes[3:4], k=1)[0][1].tolist() == [4]
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_who_searches_for_long_takes_over_a_kind_that_another_process_built(filled, tmp_path, read_only):
+    adder, codes = filled
+    adder.save_index()
+    with closing(Collection(tmp_path, read_only=read_only)) as service:
+        adder.build_index("multihash")
+        assert service.describe_index()["kind"] == "exact"
+        assert service.merge_segments() is False
+        assert (service.describe_index()["kind"], service.describe_index()["built"]) == ("multihash", 500)
+        assert service.search(codes[3:4], k=1)[0][1].tolist() == [4]
+
+
+def test_an_index_that_cannot_be_written_is_not_built_again_and_again(filled, tmp_path, monkeypatch):
+    monkeypatch.setattr(segments, "FRESH_LIMIT", 20)
+    collection, _ = filled
+    collection.build_index("hnsw")
+    collection.add(new_images(random_codes(np.random.default_rng(1), 90, 48), start=1000))
+    built = []
+
+    def count(*of, kind, **how):
+        built.append(kind if len(of[0]) else "")
+        return build_index(*of, kind=kind, **how)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(segments, "build_index", count)
+    with monkeypatch.context() as patch:
+        patch.setattr(index_files, "save_index", full)  # the old index stays as it is
+        for _ in range(3):
+            with pytest.raises(OSError, match="No space"):
+                collection.save_index()
+    collection.save_index()
+    assert built.count("hnsw") == 1
+    assert manifest_of(tmp_path)["n_images"] == 590
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_kind_stays_through_a_switch_of_codes(filled, tmp_path, kept):
+    collection, codes = filled
+    collection.build_index("multihash")
+    if not kept:  # as before catalogs kept it
+        with collection.catalog._db.transaction() as db:
+            db.execute("DELETE FROM meta WHERE key = 'index_kind'")
+    space = collection.catalog.begin_space("e" * 64, 48, "other.safetensors").id
+    collection.catalog.add_codes(space, [(number, code, "") for number, code in enumerate(codes, start=1)])
+    collection.catalog.switch_space(space)
+    with closing(Collection(tmp_path)) as switched:
+        switched.save_index()
+        assert switched.kind == switched.describe_index()["kind"] == manifest_of(tmp_path)["kind"] == "multihash"
+
+
+def test_opening_beside_a_switch_leaves_the_index_of_the_new_codes(filled, tmp_path, monkeypatch):
+    collection, codes = filled
+    collection.save_index()
+    space = collection.catalog.begin_space("e" * 64, 48, "other.safetensors").id
+    collection.catalog.add_codes(space, [(number, code, "") for number, code in enumerate(codes, start=1)])
+    load = index_files.IndexFiles.load
+
+    def switch(files):
+        monkeypatch.setattr(index_files.IndexFiles, "load", load)
+        (tmp_path / "index" / "codes.faiss").write_bytes(b"torn")
+        collection.catalog.switch_space(space)
+        return load(files)
+
+    def save(_):  # the lock has been let go of
+        monkeypatch.setattr(Catalog, "__len__", length)
+        with closing(Collection(tmp_path)) as switched:
+            switched.build_index("exact")
+        return 500
+
+    length = Catalog.__len__
+    monkeypatch.setattr(index_files.IndexFiles, "load", switch)
+    monkeypatch.setattr(Catalog, "__len__", save)
+    Collection(tmp_path).close()
+    assert manifest_of(tmp_path)["space"] == space
 
 
 def test_files_of_a_former_kind_go_away(filled, tmp_path):

@@ -14,6 +14,7 @@ from conftest import PREPROCESSING
 
 from indexing import ingest as module
 from indexing.catalog import DiskFull, create_catalog
+from indexing.catalog.database import CatalogLocked
 from indexing.collection import CATALOG, Collection
 from indexing.ingest import Report, Source, ingest, preview
 from indexing.reading import loading
@@ -240,6 +241,18 @@ def test_a_kept_file_that_the_run_replaces_may_be_named_later_in_it(make, tmp_pa
     assert kept.read_bytes() == b"one"
     assert outcome(run(collection, [Source(other, key="b")])) == (0, 1, 0, 0)
     assert not kept.exists()  # at the end of the run
+
+
+def test_a_run_ends_with_its_own_reason_though_replaced_files_cannot_be_deleted(make, tmp_path, monkeypatch, caplog):
+    collection, bad = make("collection"), write(tmp_path / "bad", b"bad")
+
+    def locked(_):
+        raise CatalogLocked("another process is writing")
+
+    monkeypatch.setattr(collection, "drop_files", locked)
+    with pytest.raises(BadImage, match="is bad"):
+        list(ingest(collection, Stub(), [Source(bad)], on_error="stop"))
+    assert "were not deleted (`hashseek index optimize` will): another process is writing" in caplog.text
 
 
 def test_an_image_without_a_code_is_known_to_a_dry_run_and_read_in_spite_of_its_time(make, tmp_path):

@@ -1,5 +1,6 @@
 """A collection that follows its folders: new, growing, changed, unusable and deleted files."""
 
+import errno
 import hashlib
 import os
 import shutil
@@ -13,6 +14,7 @@ from indexing.catalog import NewImage
 from indexing.collection import open_or_create
 from indexing.ingest import Source, ingest
 from indexing.reading.sources import find_sources
+from indexing.reading.uris import is_there
 from indexing.reading.watching import Watch
 from indexing.searcher import Searcher
 
@@ -241,6 +243,27 @@ def test_a_file_that_gave_way_to_a_folder_is_gone(follower):
     path.mkdir()
     follower.look()
     assert (follower.watch.gone(), follower.watch.gone()) == ([], [1])
+
+
+@pytest.mark.parametrize(("error", "there"), [(errno.EIO, True), (errno.EACCES, True), (errno.ELOOP, False)])
+def test_an_image_is_gone_only_where_its_file_is_known_to_be(error, there, monkeypatch):
+    def fail(_):
+        raise OSError(error, "no")
+
+    monkeypatch.setattr("pathlib.Path.stat", fail)
+    assert is_there("/photos/a.png") is there
+
+
+def test_a_folder_from_the_future_costs_no_look_at_every_record_in_every_round(follower, monkeypatch):
+    save(follower.folder / "a.png", 1)
+    follower.look(), follower.look()
+    os.utime(follower.folder, (2**32, 2**32))
+    follower.look(), follower.watch.gone()
+    looked = []
+    monkeypatch.setattr(follower.collection.catalog, "page", lambda **of: looked.append(of) or [])
+    for _ in range(3):
+        assert (follower.look(), follower.watch.gone()) == (NOTHING, [])
+    assert looked == []
 
 
 def test_a_watched_folder_may_lie_in_that_of_the_collection(tmp_path, checkpoint):
