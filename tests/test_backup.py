@@ -56,6 +56,20 @@ def test_a_restored_snapshot_is_the_collection(collection, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["collection", "empty", "new", "s.tar"]
 
 
+def test_a_restored_collection_has_an_index_of_the_kind_that_it_had(collection, tmp_path):
+    collection.build_index("multihash")
+    snapshot(collection, tmp_path / "s.tar")
+    restore(tmp_path / "s.tar", tmp_path / "new")
+    with closing(Collection(tmp_path / "new")) as again:
+        described = again.describe_index()
+        assert (described["kind"], described["built"]) == ("multihash", 18)
+        assert found(again) == found(collection)
+    collection.build_index("exact")
+    rewind(tmp_path / "s.tar", collection.folder)
+    with closing(Collection(collection.folder)) as again:
+        assert again.kind == "exact"  # what was asked for last counts
+
+
 def test_a_restored_collection_has_its_index_and_nobody_builds_it_again(own_collection, hashseek, tmp_path):
     hashseek("index", "snapshot", own_collection, tmp_path / "s.tar")
     code, _, err = hashseek("index", "restore", tmp_path / "s.tar", tmp_path / "new")
