@@ -114,20 +114,14 @@ class Collection:
         """
         keyed = self.catalog.known_keys([image.key for image in images if image.key is not None])
         before = [image for image in self.catalog.get(list(keyed.values())) if image is not None]
-        stored = {image.key: (image.path, image.sha256) for image in before}
-        placed: list[NewImage] = []
-        for image in images:
-            placed.append(under_kept_path(self.folder, image, stored.get(image.key)))
-            if image.key is not None:
-                stored[image.key] = (placed[-1].path, image.sha256)
+        placed = self._placed(images, before)
         outcome = self.catalog.add(placed)
-        # Another process may have replaced, and deleted, what was kept a moment ago.
-        last = {image.key: number for number, image in enumerate(images)}
+        # Another process may have replaced, and deleted, what was kept a moment ago. The last of a key counts.
+        moved = {put.key: (given, put) for given, put in zip(images, placed, strict=True) if put.key is not None}
         lost = [
             given
-            for number, (given, put) in enumerate(zip(images, placed, strict=True))
-            if given.path != put.path and last[given.key] == number
-            if not is_there(str(self.folder / put.path)) and is_there(given.path)
+            for given, put in moved.values()
+            if given.path != put.path and not is_there(str(self.folder / put.path)) and is_there(given.path)
         ]
         if lost:
             self.catalog.add(lost)
@@ -137,6 +131,16 @@ class Collection:
         else:
             replaced |= paths
         return outcome
+
+    def _placed(self, images: list[NewImage], before: list[StoredImage]) -> list[NewImage]:
+        """The images under the paths by which they are stored, one after the other; `before`: records of their keys."""
+        stored = {image.key: (image.path, image.sha256) for image in before}
+        placed: list[NewImage] = []
+        for image in images:
+            placed.append(under_kept_path(self.folder, image, stored.get(image.key)))
+            if image.key is not None:
+                stored[image.key] = (placed[-1].path, image.sha256)
+        return placed
 
     def remove(self, ids: list[int], *, missing_ok: bool = False) -> None:
         """Forget images, all or none, and delete the files that the collection itself kept of them.
@@ -452,11 +456,12 @@ class Collection:
 
     def _distrust(self) -> None:
         """Delete a manifest that is not of this catalog as it is now, so that no later state can make it look right."""
-        with suppress(OSError), locked(self.folder):
+        with suppress(OSError, BadCollection), locked(self.folder):  # nobody fails to open for want of this
             # Another process may have written an index just now, or have switched to the codes that it is of.
             if self._files.written() is None and self.catalog.is_current():
-                if (kind := self._files.kind()) is not None and self.catalog.index_kind() is None:
-                    self.catalog.set_index_kind(kind)  # built before catalogs kept it
+                kind = self._files.kind()
+                if kind in APPROXIMATE and self.catalog.index_kind() is None:  # built before catalogs kept it
+                    self.catalog.set_index_kind(kind)
                 self._files.distrust()
 
 

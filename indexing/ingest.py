@@ -35,7 +35,6 @@ log = logging.getLogger("hashseek")
 
 BATCH = 256
 _PATIENCE = 10.0  # seconds after which the next image to come ends a batch, full or not
-_MOST_REPLACED = 100_000  # files that are remembered; a source that is such a file is missing from then on
 _REMEMBERED = 1024  # codes of the last images: equal content that is not stored yet is not encoded twice
 
 
@@ -189,13 +188,13 @@ class _Stored:
     _replaced: set[str] = field(default_factory=set)
 
     def add(self, images: list[NewImage]) -> list[tuple[int, Change]]:
-        outcome = self.collection.add(images, replaced=self._replaced)
-        if len(self._replaced) > _MOST_REPLACED:
-            self.close()
-        return outcome
+        return self.collection.add(images, replaced=self._replaced)
 
     def close(self) -> None:
-        """Delete the kept files that the run replaced: until its end, a later source may be one of them."""
+        """Delete the kept files that the run replaced: until its end, a later source may be one of them.
+
+        Their names are what a run keeps in memory, some 100 bytes of each.
+        """
         try:
             self.collection.drop_files(self._replaced)
         except (HashseekError, OSError) as error:  # the run is to end with the reason that it has

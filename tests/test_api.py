@@ -8,7 +8,7 @@ import shutil
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from urllib.parse import quote
 
 import pytest
@@ -55,13 +55,18 @@ def reader(clients, indexed):
     return clients(indexed, read_only=True, max_upload_bytes=2_000_000)
 
 
+@contextmanager
+def serving(folder):
+    """A client of a service over a collection, when it is ready."""
+    with TestClient(create_app(Settings(collection=folder, device="cpu")), raise_server_exceptions=False) as started:
+        wait_until(lambda: started.get("/healthz/ready").status_code == 200)
+        yield started
+
+
 @pytest.fixture
 def client(own_collection):
     """A client of a service that may be changed."""
-    with TestClient(
-        create_app(Settings(collection=own_collection, device="cpu")), raise_server_exceptions=False
-    ) as started:
-        wait_until(lambda: started.get("/healthz/ready").status_code == 200)
+    with serving(own_collection) as started:
         yield started
 
 
@@ -463,8 +468,7 @@ def test_many_clients_at_once(client, own_collection):
 
 
 def test_stopping_writes_the_index_and_what_was_added_is_there_again(own_collection, caplog):
-    with TestClient(create_app(Settings(collection=own_collection, device="cpu"))) as client:
-        wait_until(lambda: client.get("/healthz/ready").status_code == 200)
+    with serving(own_collection) as client:
         assert add(client, png(600)).status_code == 201
     collection = Collection(own_collection, read_only=True)
     assert (len(collection), collection.describe_index()["built"]) == (13, 13)
@@ -483,8 +487,7 @@ def test_nobody_waits_while_the_index_takes_in_what_changed(own_collection, monk
 
     monkeypatch.setattr(service, "MERGE_SECONDS", 0.01)
     monkeypatch.setattr(segments, "FRESH_LIMIT", 0)
-    with TestClient(create_app(Settings(collection=own_collection, device="cpu"))) as client:
-        wait_until(lambda: client.get("/healthz/ready").status_code == 200)
+    with serving(own_collection) as client:
         monkeypatch.setattr(indexing.collection, "merge", slow)
         ids = [add(client, png(600 + number)).json()["id"] for number in range(2)]
         assert began.wait(5)
@@ -504,8 +507,7 @@ def test_an_approximate_index_is_built_anew_and_written_while_the_service_runs(o
         collection.build_index("multihash")
     manifest = own_collection / "index" / "manifest.json"
     monkeypatch.setattr(service, "MERGE_SECONDS", 0.01)
-    with TestClient(create_app(Settings(collection=own_collection, device="cpu"))) as client:
-        wait_until(lambda: client.get("/healthz/ready").status_code == 200)
+    with serving(own_collection) as client:
         monkeypatch.setattr(segments, "FRESH_LIMIT", 1)
         for number in range(2):
             assert add(client, png(600 + number)).status_code == 201
@@ -520,8 +522,7 @@ def test_the_end_of_a_service_does_not_build_an_approximate_index(own_collection
         collection.build_index("multihash")
     manifest = own_collection / "index" / "manifest.json"
     monkeypatch.setattr(service, "MERGE_SECONDS", 60)
-    with TestClient(create_app(Settings(collection=own_collection, device="cpu"))) as client:
-        wait_until(lambda: client.get("/healthz/ready").status_code == 200)
+    with serving(own_collection) as client:
         before = manifest.read_text()
         monkeypatch.setattr(segments, "FRESH_LIMIT", 0)
         assert add(client, png(600)).status_code == 201
@@ -535,8 +536,7 @@ def test_a_service_that_ends_while_its_index_is_built_anew_does_not_wait_for_it(
     monkeypatch.setattr(service, "STOP_SECONDS", 0.01)
     monkeypatch.setattr(segments, "FRESH_LIMIT", 0)
     threads = set(threading.enumerate())
-    with TestClient(create_app(Settings(collection=own_collection, device="cpu"))) as client:
-        wait_until(lambda: client.get("/healthz/ready").status_code == 200)
+    with serving(own_collection) as client:
         merge = indexing.collection.merge
         monkeypatch.setattr(indexing.collection, "merge", lambda *of: (began.set(), go_on.wait(20), merge(*of))[-1])
         assert add(client, png(600)).status_code == 201
@@ -552,8 +552,7 @@ def test_segments_that_cannot_be_merged_are_said_and_tried_again(own_collection,
     monkeypatch.setattr(service, "MERGE_SECONDS", 0.01)
     monkeypatch.setattr(service, "RETRY_SECONDS", 0.01)
     monkeypatch.setattr(segments, "FRESH_LIMIT", 0)
-    with TestClient(create_app(Settings(collection=own_collection, device="cpu"))) as client:
-        wait_until(lambda: client.get("/healthz/ready").status_code == 200)
+    with serving(own_collection) as client:
         with monkeypatch.context() as patch:
             patch.setattr(indexing.collection, "merge", raise_memory_error)
             image_id = add(client, png(600)).json()["id"]
@@ -823,8 +822,7 @@ def test_a_locked_catalog_is_503_for_changes_and_no_matter_for_searches(own_coll
     monkeypatch.setattr(database, "BUSY_SECONDS", 0.2)
     import sqlite3
 
-    with TestClient(create_app(Settings(collection=own_collection, device="cpu"))) as client:
-        wait_until(lambda: client.get("/healthz/ready").status_code == 200)
+    with serving(own_collection) as client:
         other = sqlite3.connect(own_collection / "catalog.sqlite", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         assert_problem(add(client, png(700)), 503, "another process has been writing")

@@ -502,7 +502,8 @@ def test_a_kept_file_is_known_by_every_name_of_the_folder(tmp_path, way):
     collection.close()
 
 
-def test_a_kept_file_that_goes_meanwhile_is_not_taken_for_the_one_that_was_named(tmp_path, monkeypatch):
+@pytest.mark.parametrize("another_comes", [False, True])
+def test_a_kept_file_that_goes_meanwhile_is_not_taken_for_the_one_that_was_named(tmp_path, monkeypatch, another_comes):
     collection = code_collection(tmp_path / "c", n_bits=8)
     [image] = new_images(np.zeros((1, 1), np.uint8))
     image = replace(image, key="k", sha256=hashlib.sha256(b"data").hexdigest())
@@ -518,9 +519,11 @@ def test_a_kept_file_that_goes_meanwhile_is_not_taken_for_the_one_that_was_named
             return add(catalog, images)
 
     monkeypatch.setattr(type(collection.catalog), "add", late)
-    collection.add([replace(image, path=str(tmp_path / "x.jpg"))])
+    (tmp_path / "y.jpg").write_bytes(b"more")
+    after = replace(image, path=str(tmp_path / "y.jpg"), sha256=hashlib.sha256(b"more").hexdigest())
+    collection.add([replace(image, path=str(tmp_path / "x.jpg")), *([after] if another_comes else [])])
     monkeypatch.setattr(type(collection.catalog), "add", add)
-    assert collection.file_of(collection.catalog.one(1)) == tmp_path / "x.jpg"
+    assert collection.file_of(collection.catalog.one(1)) == tmp_path / ("y.jpg" if another_comes else "x.jpg")
     collection.close()
 
 

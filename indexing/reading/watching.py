@@ -106,12 +106,12 @@ class Watch:
         roots = tuple(f"{stored_path(folder)}/" for folder in self._folders if _holds_images(folder))
         missing, after = set[int](), 0
         while roots and (page := self._collection.catalog.page(after=after, limit=_PAGE)):
-            missing |= {image.id for image in page if image.path.startswith(roots) and _is_gone(image.path)}
+            missing |= {image.id for image in page if image.path.startswith(roots) and not is_there(image.path)}
             after = page[-1].id
         again, self._missing = missing & self._missing, missing - self._missing
         # Looked at again, as near as can be to the removal: by now a record may name another file.
         records = [image for image in self._collection.catalog.get(sorted(again)) if image is not None]
-        return [image.id for image in records if image.path.startswith(roots) and _is_gone(image.path)]
+        return [image.id for image in records if image.path.startswith(roots) and not is_there(image.path)]
 
     def _due(self, paths: list[Path], growing: dict[str, Stamp], unusable: dict[str, Stamp]) -> Iterator[Source]:
         stamps = {
@@ -129,15 +129,15 @@ class Watch:
                 due[name] = _Handed(str(path), name, stamp)
             else:
                 self._growing[name] = stamp
-        keys = self._keys_of({name: stored.get(name, []) for name in due})
+        keys = self._give_keys({name: stored.get(name, []) for name in due})
         labels = self._labels_by_key(list(chain.from_iterable(keys.values())))
         for name, handed in due.items():
             for key in keys[name]:
                 self._handed.append(handed)
                 yield Source(Path(handed.uri), labels.get(key, self._labels), key=key)
 
-    def _keys_of(self, files: dict[str, list[OfFile]]) -> dict[str, list[str]]:
-        """The keys of the records of files by path, of which records without key get one.
+    def _give_keys(self, files: dict[str, list[OfFile]]) -> dict[str, list[str]]:
+        """Give records without a key one; the keys of the records of each file, by path.
 
         In place, so that a record keeps its id, labels and attributes, and nothing is lost if this process is killed.
         """
@@ -194,7 +194,3 @@ def _rests(path: Path) -> bool:
 
 def _holds_images(folder: Path) -> bool:
     return any(isinstance(found, Path) for found in walk(folder))
-
-
-def _is_gone(path: str) -> bool:
-    return not is_there(path)

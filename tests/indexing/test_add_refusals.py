@@ -1,9 +1,14 @@
 """`hashseek index add`: what is refused, the dry run with the sentence of the real one."""
 
 import signal
+from contextlib import closing
+from dataclasses import replace
 
+import numpy as np
 import pytest
-from conftest import draw, wait_until
+from conftest import draw, new_images, wait_until
+
+from indexing.collection import Collection
 
 
 @pytest.fixture
@@ -45,6 +50,21 @@ def test_a_file_of_problems_in_a_folder_that_is_not_there_is_refused_by_name(has
     code, out, err = hashseek("index", "add", own_collection, folder, "--errors", folder / "none" / "x.jsonl")
     assert (code, out) == (2, "")
     assert err == f"hashseek: there is no folder {folder}/none for --errors x.jsonl: create it, or name another\n"
+
+
+def test_a_file_of_problems_on_a_full_disk_ends_the_run_in_a_sentence(hashseek, own_collection, folder):
+    [image] = new_images(np.zeros((1, 6), np.uint8))
+    with closing(Collection(own_collection)) as collection:
+        collection.add_with_file(replace(image, key="k"), b"data", suffix=".png")
+        kept = collection.file_of(collection.catalog.by_key("k"))
+    (folder / "list.csv").write_text("file,key\na.png,k\nbad.png,\n")  # replaces a file that the collection keeps
+    command = ("index", "add", own_collection, folder / "list.csv", "--device", "cpu", "--errors", "/dev/full")
+    code, out, err = hashseek(*command)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1] == "hashseek: No space left on device"
+    assert "Traceback" not in err
+    assert "ignored" not in err
+    assert not kept.exists()
 
 
 def test_watching_reads_no_list_though_it_is_to_stop_at_errors(start, tmp_path, folder, checkpoint):
