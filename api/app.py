@@ -8,12 +8,12 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.staticfiles import StaticFiles
 from fastapi_offline import FastAPIOffline
 
-from api import problems
-from api.parameters import check_parameters, without_empty
-from api.routes import health, images, search, web
-from api.schemas import Problem
-from api.service import Service
-from api.settings import Settings
+from hashseek.api import problems
+from hashseek.api.parameters import check_parameters, without_empty
+from hashseek.api.routes import health, images, search, web
+from hashseek.api.schemas import Problem
+from hashseek.api.service import Service
+from hashseek.api.settings import Settings
 
 
 def create_app(settings: Settings) -> FastAPI:

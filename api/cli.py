@@ -5,37 +5,36 @@ import io
 import logging
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import typer
 
-from indexing.printing import printable
-from retrieval.errors import HashseekError
+from hashseek.indexing.printing import printable
+from hashseek.retrieval.errors import HashseekError
 
 _UsageError: Any = typer.BadParameter.__bases__[0]  # typer exports no name for it
 
 # name -> (where it lives, one line of help). Strings, so that `serve` loads no training code and `--help` nothing.
 COMMANDS = {
-    "train": ("training.commands:train", "Train a hash model as a TOML file says."),
+    "train": ("hashseek.training.cli.train:train", "Train a hash model as a TOML file says."),
     "evaluate": (
-        "training.evaluate_command:evaluate",
+        "hashseek.training.cli.evaluate:evaluate",
         "Report how well a checkpoint retrieves: a page, figures, tables.",
     ),
-    "compare": ("training.compare_command:compare", "Put reports of one protocol side by side."),
-    "probe": ("training.probe_command:probe", "Classify with a linear probe on a frozen checkpoint."),
-    "truncate": ("training.truncate_command:truncate", "Shorter codes from a nested checkpoint."),
-    "sweep": ("training.sweep_command:sweep", "Search hyperparameters on the validation part."),
-    "reproduce": ("training.reproduce_command:reproduce", "Run a published experiment and compare."),
-    "data": ("training.data_command:data", "List, inspect, check or render data sets."),
-    "losses": ("training.losses_command:losses", "List the losses, or show one."),
+    "compare": ("hashseek.training.cli.compare:compare", "Put reports of one protocol side by side."),
+    "probe": ("hashseek.training.cli.probe:probe", "Classify with a linear probe on a frozen checkpoint."),
+    "truncate": ("hashseek.training.cli.truncate:truncate", "Shorter codes from a nested checkpoint."),
+    "sweep": ("hashseek.training.cli.sweep:sweep", "Search hyperparameters on the validation part."),
+    "data": ("hashseek.training.cli.data:data", "List, inspect, check or render data sets."),
+    "losses": ("hashseek.training.cli.losses:losses", "List the losses, or show one."),
     "index": (
-        "indexing.commands.collection:app",
+        "hashseek.indexing.cli.collection:app",
         "Add, remove, verify images; build the index; snapshots, export, a new model.",
     ),
-    "search": ("indexing.commands.collection:search", "Find the stored images most similar to a picture."),
-    "serve": ("api.serve:serve", "Serve a collection over HTTP, with a search page."),
-    "demo": ("api.demo:demo", "The whole way on the built-in data set: train, index, evaluate, serve."),
+    "search": ("hashseek.indexing.cli.collection:search", "Find the stored images most similar to a picture."),
+    "serve": ("hashseek.api.serve:serve", "Serve a collection over HTTP, with a search page."),
+    "demo": ("hashseek.api.demo:demo", "The whole way on the built-in data set: train, index, evaluate, serve."),
 }
 
 
@@ -78,8 +77,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if "" in arguments:  # as a folder it would be the current one, as a value nobody knows what
         before = " ".join(arguments[: arguments.index("")])
         fail(f"after `hashseek {before}` comes an empty argument: is a variable of the shell empty? Give it a value")
+    run(lambda: build(arguments)(args=arguments, prog_name="hashseek", standalone_mode=False))
+
+
+def run(command: Callable[[], Any]) -> NoReturn:
+    """Run `command` and exit with its code: a mistake of the user's is one line on standard error, and exit code 2."""
     try:
-        code = build(arguments)(args=arguments, prog_name="hashseek", standalone_mode=False)
+        code = command()
     except HashseekError as error:
         fail(str(error))
     except _UsageError as error:

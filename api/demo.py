@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from retrieval.checkpoint import load_header
-from retrieval.errors import HashseekError
+from hashseek.retrieval.checkpoint import load_header
+from hashseek.retrieval.errors import HashseekError
 
 CONFIG = "shapes_resnet18_hyp2_48"
 
@@ -50,7 +50,7 @@ def demo(
 def _step(*arguments: object) -> None:
     words = [str(argument) for argument in arguments]
     typer.secho(f"$ hashseek {shlex.join(words)}", bold=True, err=True)
-    program = "from api.cli import main; main()"
+    program = "from hashseek.api.cli import main; main()"
     try:
         code = subprocess.run([sys.executable, "-c", program, *words], check=False).returncode
     except KeyboardInterrupt:

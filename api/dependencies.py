@@ -5,12 +5,12 @@ from typing import Annotated, Any
 from fastapi import Depends, File, Form, Query, Request, UploadFile
 from pydantic import WithJsonSchema
 
-from api.parameters import GIVEN
-from api.problems import ReadOnly
-from api.service import Service
-from indexing.catalog.filters import Filter, make_filter
-from indexing.searcher import Searcher
-from retrieval.errors import BadConfig, BadImage
+from hashseek.api.parameters import GIVEN
+from hashseek.api.problems import ReadOnly
+from hashseek.api.service import Service
+from hashseek.indexing.catalog.filters import Filter, make_filter
+from hashseek.indexing.searcher import Searcher
+from hashseek.retrieval.errors import BadConfig, BadImage
 
 
 def get_service(request: Request) -> Service:

@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from pydantic import BeforeValidator
 
-from retrieval.errors import BadConfig
+from hashseek.retrieval.errors import BadConfig
 
 
 def _without_empty(values: Any) -> Any:

@@ -11,8 +11,8 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from indexing.catalog import CatalogLocked, CatalogReplaced, DiskFull, SpaceRetired
-from retrieval.errors import BadCollection, BadImage, ForeignCodes, HashseekError, UnknownImage
+from hashseek.indexing.catalog import CatalogLocked, CatalogReplaced, DiskFull, SpaceRetired
+from hashseek.retrieval.errors import BadCollection, BadImage, ForeignCodes, HashseekError, UnknownImage
 
 log = logging.getLogger("hashseek")
 

@@ -4,8 +4,8 @@ from typing import Any, Self
 
 from pydantic import BaseModel
 
-from indexing.catalog import Change, StoredImage
-from indexing.searcher import Answer
+from hashseek.indexing.catalog import Change, StoredImage
+from hashseek.indexing.searcher import Answer
 
 
 class Image(BaseModel):

@@ -11,13 +11,13 @@ import typer
 import uvicorn
 from pydantic import ValidationError
 
-from api.app import create_app
-from api.settings import Settings
-from indexing.catalog import Catalog
-from indexing.collection import CATALOG, check_checkpoint
-from indexing.commands.options import EngineName
-from retrieval.engines import check_engine
-from retrieval.errors import BadConfig
+from hashseek.api.app import create_app
+from hashseek.api.settings import Settings
+from hashseek.indexing.catalog import Catalog
+from hashseek.indexing.cli.options import EngineName
+from hashseek.indexing.collection import CATALOG, check_checkpoint
+from hashseek.retrieval.engines import check_engine
+from hashseek.retrieval.errors import BadConfig
 
 
 def serve(

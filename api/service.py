@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from api.problems import NotLoaded, NotReady
-from api.settings import Settings
-from indexing.catalog import Change, NewImage, StoredImage
-from indexing.catalog.records import check_attributes, check_key
-from indexing.collection import Collection
-from indexing.hamming_index import APPROXIMATE
-from indexing.searcher import Searcher
-from retrieval.errors import BadConfig, HashseekError
+from hashseek.api.problems import NotLoaded, NotReady
+from hashseek.api.settings import Settings
+from hashseek.indexing.catalog import Change, NewImage, StoredImage
+from hashseek.indexing.catalog.records import check_attributes, check_key
+from hashseek.indexing.collection import Collection
+from hashseek.indexing.index.hamming_index import APPROXIMATE
+from hashseek.indexing.searcher import Searcher
+from hashseek.retrieval.errors import BadConfig, HashseekError
 
 log = logging.getLogger("hashseek")
 

@@ -26,15 +26,15 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from retrieval.backbones import build_backbone, default_preprocessing
-from retrieval.checkpoint import load_checkpoint
-from retrieval.codes import unpack
-from retrieval.encoder import Encoder, load_ahead
-from retrieval.engines import build_engine
-from retrieval.errors import BadConfig
-from retrieval.images import Pixels, Preprocessing, decode_for, normalizer, read_bytes
-from retrieval.metrics import average_precision, histograms
-from training.datasets import Split, build_splits
+from hashseek.retrieval.checkpoint import load_checkpoint
+from hashseek.retrieval.codes import unpack
+from hashseek.retrieval.encoder import Encoder, load_ahead
+from hashseek.retrieval.engines import build_engine
+from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.images import Pixels, Preprocessing, decode_for, normalizer, read_bytes
+from hashseek.retrieval.metrics import average_precision, histograms
+from hashseek.retrieval.models.backbones import build_backbone, default_preprocessing
+from hashseek.training.data.datasets import Split, build_splits
 
 RUN = Path("runs/mirflickr25k_mobilenet_v2_hyp2_48/best.safetensors")
 CHOICES = (("torch", "fp32"), ("torch", "bf16"), ("openvino", "fp32"), ("openvino", "bf16"))

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from indexing.searcher import InMemory
-from retrieval.codes import pack, unpack
-from retrieval.devices import n_cores
-from retrieval.metrics import (
+from hashseek.indexing.searcher import InMemory
+from hashseek.retrieval.codes import pack, unpack
+from hashseek.retrieval.devices import n_cores
+from hashseek.retrieval.metrics import (
     average_precision,
     average_precision_of_ranking,
     histograms,

@@ -16,14 +16,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from conftest import _NURSERY, Command, tiny_checkpoint
-from faults import OPERATIONS, NoDisk, cut_the_power, kill_again_and_again
+from support.commands import FORK_SERVER, Command
+from support.faults import OPERATIONS, NoDisk, cut_the_power, kill_again_and_again
+from support.models import tiny_checkpoint
 
 
 @contextmanager
 def nursery(place: Path) -> Iterator[Callable[..., Command]]:
     """A function that starts `hashseek` in a process of its own, as the tests do."""
-    with subprocess.Popen([sys.executable, "-c", _NURSERY], stdin=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, "-c", FORK_SERVER], stdin=subprocess.PIPE, text=True) as process:
 
         def start(*arguments: object, before: str = "") -> Command:
             folder = Path(tempfile.mkdtemp(dir=place))

@@ -19,12 +19,12 @@ from statistics import median
 
 import numpy as np
 
-from indexing.catalog import NewImage, attributes, create_catalog
-from indexing.catalog.database import Database
-from indexing.catalog.filters import Filter, make_filter
-from indexing.collection import CATALOG, Collection
-from indexing.upkeep.attribute_indexes import choose_attributes
-from retrieval.devices import n_cores
+from hashseek.indexing.catalog import NewImage, attributes, create_catalog
+from hashseek.indexing.catalog.database import Database
+from hashseek.indexing.catalog.filters import Filter, make_filter
+from hashseek.indexing.collection import CATALOG, Collection
+from hashseek.indexing.maintenance.attribute_indexes import choose_attributes
+from hashseek.retrieval.devices import n_cores
 
 LABELS = {"0.1 %": 0.001, "1 %": 0.01, "10 %": 0.1, "90 %": 0.9}
 FILTERS = {

@@ -30,17 +30,17 @@ import numpy as np
 import torch
 from PIL import Image
 
-from indexing.collection import Collection, open_or_create
-from indexing.ingest import ingest
-from indexing.reading.sources import find_sources
-from indexing.searcher import Searcher
-from retrieval.checkpoint import load_checkpoint, save_checkpoint
-from retrieval.codes import pack
-from retrieval.devices import n_cores
-from retrieval.encoder import Encoder
-from retrieval.images import Preprocessing, decode_for
-from retrieval.model import HashModel
-from training.datasets.shapes import render_shapes
+from hashseek.indexing.collection import Collection, open_or_create
+from hashseek.indexing.ingest.batch import ingest
+from hashseek.indexing.ingest.sources import find_sources
+from hashseek.indexing.searcher import Searcher
+from hashseek.retrieval.checkpoint import load_checkpoint, save_checkpoint
+from hashseek.retrieval.codes import pack
+from hashseek.retrieval.devices import n_cores
+from hashseek.retrieval.encoder import Encoder
+from hashseek.retrieval.images import Preprocessing, decode_for
+from hashseek.retrieval.models.hash_model import HashModel
+from hashseek.training.data.datasets.shapes import render_shapes
 
 clock: Callable[[], float] = time.perf_counter
 PREPROCESSING = Preprocessing(size=224, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))

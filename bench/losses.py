@@ -33,9 +33,9 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from training.losses import build_loss
-from training.losses.catalogue import ENTRIES, facts
-from training.losses.memory import KeyQueue
+from hashseek.training.losses import build_loss
+from hashseek.training.losses.catalogue import ENTRIES, facts
+from hashseek.training.losses.memory import KeyQueue
 
 B, K, C, Q = 256, 64, 81, 4096
 CLML_WIDTH = 2048  # of the features it was made for

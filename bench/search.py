@@ -24,11 +24,11 @@ from statistics import median
 import faiss
 import numpy as np
 
-from indexing.catalog import Catalog, NewImage, create_catalog
-from indexing.duplicates import groups
-from indexing.hamming_index import HammingIndex, build_index, load_index, save_index
-from retrieval.codes import Codes, pad
-from retrieval.devices import n_cores
+from hashseek.indexing.catalog import Catalog, NewImage, create_catalog
+from hashseek.indexing.index.duplicates import groups
+from hashseek.indexing.index.hamming_index import HammingIndex, build_index, load_index, save_index
+from hashseek.retrieval.codes import Codes, pad
+from hashseek.retrieval.devices import n_cores
 
 try:
     import usearch.index as usearch

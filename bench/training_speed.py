@@ -33,18 +33,18 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
-from retrieval.devices import n_cores, pick_device
-from retrieval.images import Preprocessing
-from retrieval.model import HashModel
-from training.augment import Augmentation
-from training.config import Config, load_config
-from training.datasets import Split, build_splits
-from training.datasets.shapes import render_shapes
-from training.environment import device_name
-from training.fit import fit, initial_model
-from training.images import Images
-from training.losses import build_loss
-from training.run import read_log
+from hashseek.retrieval.devices import n_cores, pick_device
+from hashseek.retrieval.images import Preprocessing
+from hashseek.retrieval.models.hash_model import HashModel
+from hashseek.training.config import Config, load_config
+from hashseek.training.data.augmentation import Augmentation
+from hashseek.training.data.datasets import Split, build_splits
+from hashseek.training.data.datasets.shapes import render_shapes
+from hashseek.training.data.training_images import Images
+from hashseek.training.loop.fit import fit, initial_model
+from hashseek.training.losses import build_loss
+from hashseek.training.runs.environment import device_name
+from hashseek.training.runs.run_folder import read_log
 
 BASE = Path("mirflickr25k_mobilenet_v2_hyp2_48_finetuned")
 EPOCHS, FROZEN_EPOCHS = 4, 12
@@ -144,7 +144,7 @@ def plain_parts(config: Config) -> tuple[HashModel, Split, "DataLoader[tuple[tor
 
 
 def parts(config: Config) -> tuple[HashModel, Split, Preprocessing]:
-    from retrieval.backbones import default_preprocessing
+    from hashseek.retrieval.models.backbones import default_preprocessing
 
     split = build_splits(config.data.name, **config.data.options()).train
     default = default_preprocessing(config.model.backbone)

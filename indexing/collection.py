@@ -24,25 +24,18 @@ from typing import Any
 
 import numpy as np
 
-from indexing.catalog import Catalog, Change, NewImage, StoredImage, create_catalog
-from indexing.catalog.filters import Chosen, Filter
-from indexing.catalog.records import Changes
-from indexing.duplicates import groups
-from indexing.hamming_index import (
-    APPROXIMATE,
-    Distances,
-    HammingIndex,
-    Ids,
-    Subset,
-    check_kind,
-)
-from indexing.index_files import IndexFiles, Written
-from indexing.reading.uris import is_there
-from indexing.segments import Segment, View, empty, joined, merge, merged_hits
-from retrieval.checkpoint import Header, load_header
-from retrieval.codes import Codes
-from retrieval.errors import BadCollection, BadConfig, ForeignCodes, HashseekError
-from retrieval.files import fsync_folder, locked, write_atomically
+from hashseek.indexing.catalog import Catalog, Change, NewImage, StoredImage, create_catalog
+from hashseek.indexing.catalog.filters import Chosen, Filter
+from hashseek.indexing.catalog.records import Changes
+from hashseek.indexing.index.duplicates import groups
+from hashseek.indexing.index.hamming_index import APPROXIMATE, Distances, HammingIndex, Ids, Subset, check_kind
+from hashseek.indexing.index.index_files import IndexFiles, Written
+from hashseek.indexing.index.segments import Segment, View, empty, joined, merge, merged_hits
+from hashseek.indexing.ingest.uris import is_there
+from hashseek.retrieval.checkpoint import Header, load_header
+from hashseek.retrieval.codes import Codes
+from hashseek.retrieval.errors import BadCollection, BadConfig, ForeignCodes, HashseekError
+from hashseek.retrieval.files import fsync_folder, locked, write_atomically
 
 log = logging.getLogger("hashseek")
 
@@ -216,7 +209,7 @@ class Collection:
         return is_kept(image.path)
 
     def uri_of(self, image: StoredImage) -> str:
-        """Where the image is, as `indexing.reading.uris.open_uri` reads it: a file, a member of a tar, an address."""
+        """Where the image is, as `indexing.ingest.uris.open_uri` reads it: a file, a member of a tar, an address."""
         return str(self.folder / image.path) if self.owns(image) else image.path
 
     def file_of(self, image: StoredImage) -> Path:
@@ -332,7 +325,7 @@ class Collection:
         return view
 
     def duplicates(self, *, radius: int) -> Iterator[Ids]:
-        """Groups of images linked by steps of at most `radius` bits, see `indexing.duplicates.groups`.
+        """Groups of images linked by steps of at most `radius` bits, see `hashseek.indexing.index.duplicates.groups`.
 
         Raises:
             BadConfig: radius is below 0, or not below the length of the codes.

@@ -10,17 +10,17 @@ from typing import Protocol, Self
 import numpy as np
 from PIL import Image
 
-from indexing.catalog import StoredImage
-from indexing.catalog.filters import Filter
-from indexing.collection import Collection, check_checkpoint
-from indexing.hamming_index import Distances, HammingIndex, Ids, build_index
-from indexing.upkeep.calibrate import radius_for, stored_calibration
-from retrieval.checkpoint import load_checkpoint
-from retrieval.codes import Codes
-from retrieval.devices import n_cores
-from retrieval.encoder import Encoder
-from retrieval.errors import BadConfig, ForeignCodes
-from retrieval.images import Picture, decode_for
+from hashseek.indexing.calibration import radius_for, stored_calibration
+from hashseek.indexing.catalog import StoredImage
+from hashseek.indexing.catalog.filters import Filter
+from hashseek.indexing.collection import Collection, check_checkpoint
+from hashseek.indexing.index.hamming_index import Distances, HammingIndex, Ids, build_index
+from hashseek.retrieval.checkpoint import load_checkpoint
+from hashseek.retrieval.codes import Codes
+from hashseek.retrieval.devices import n_cores
+from hashseek.retrieval.encoder import Encoder
+from hashseek.retrieval.errors import BadConfig, ForeignCodes
+from hashseek.retrieval.images import Picture, decode_for
 
 
 class Searchable(Protocol):
@@ -143,7 +143,7 @@ class Searcher:
         """The hits of each image, which `decode` gave, in the collection, see `Collection.search`.
 
         `min_precision` stands for the largest max_distance within which so large a share of the images is expected to
-        be relevant, see `indexing.upkeep.calibrate`.
+        be relevant, see `hashseek.indexing.calibration`.
 
         Raises:
             BadConfig: values beyond their limits, or a precision that no radius is known to give.

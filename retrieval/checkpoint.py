@@ -23,13 +23,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from retrieval.backbones import is_vector_backbone
-from retrieval.errors import BadCheckpoint
-from retrieval.files import write_atomically
-from retrieval.images import Preprocessing
-from retrieval.mlp import n_inputs_of
-from retrieval.model import HashModel
-from retrieval.weights import copy_state
+from hashseek.retrieval.errors import BadCheckpoint
+from hashseek.retrieval.files import write_atomically
+from hashseek.retrieval.images import Preprocessing
+from hashseek.retrieval.models.backbones import is_vector_backbone
+from hashseek.retrieval.models.hash_model import HashModel
+from hashseek.retrieval.models.mlp import n_inputs_of
+from hashseek.retrieval.models.pretrained_weights import copy_state
 
 FORMAT_VERSION = 2
 

@@ -7,7 +7,7 @@ bits of the last byte are 0. `n_bits` counts bits (1 to 1024), `code_size` count
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from retrieval.errors import BadCodes
+from hashseek.retrieval.errors import BadCodes
 
 MAX_BITS = 1024
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from retrieval.errors import BadConfig
+from hashseek.retrieval.errors import BadConfig
 
 PRECISIONS = ("auto", "fp32", "bf16")
 

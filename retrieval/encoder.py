@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
-from retrieval.checkpoint import Checkpoint
-from retrieval.codes import Codes, pack
-from retrieval.devices import n_cores
-from retrieval.engines import build_engine
-from retrieval.images import Pixels, preprocess
-from retrieval.turns import Turns
+from hashseek.retrieval.checkpoint import Checkpoint
+from hashseek.retrieval.codes import Codes, pack
+from hashseek.retrieval.decode_encode_lock import Turns
+from hashseek.retrieval.devices import n_cores
+from hashseek.retrieval.engines import build_engine
+from hashseek.retrieval.images import Pixels, preprocess
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -34,7 +34,7 @@ class Encoder:
         checkpoint: from `load_checkpoint`.
         device: "auto", "cpu", "cuda" or "cuda:N".
         precision: "auto" (the quicker one on this device), "fp32" or "bf16". The head is float32 always.
-        engine: what computes the features, a name of `retrieval.engines.ENGINES`.
+        engine: what computes the features, a name of `hashseek.retrieval.engines.ENGINES`.
         batch_size: images in one pass through the network; None: as many as suit the engine.
 
     Attributes:

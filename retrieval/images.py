@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from retrieval.errors import BadConfig, BadImage
-from retrieval.tar_members import find_member, read_member
+from hashseek.retrieval.errors import BadConfig, BadImage
+from hashseek.retrieval.tar_members import find_member, read_member
 
 # Only these are tried: Pillow knows formats that call other programs or that nobody would search for. A format that
 # this build of Pillow lacks would make it refuse all others; MPO has no entry of its own, JPEG opens it.
@@ -83,7 +83,7 @@ class Preprocessing:
 
 
 def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
-    """The content of an image file, or of an image in a tar (`retrieval.tar_members`).
+    """The content of an image file, or of an image in a tar (`hashseek.retrieval.tar_members`).
 
     Raises:
         BadImage: the file is missing, unreadable, empty, or larger than `max_bytes`.

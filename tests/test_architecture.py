@@ -3,13 +3,11 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from api.cli import COMMANDS
-
-ROOT = Path(__file__).parent.parent
+from hashseek.api.cli import COMMANDS
+from support.paths import ROOT
 
 
 def loaded_by(program: str, *names: str) -> set[str]:
@@ -23,17 +21,24 @@ def test_retrieval_and_training_import_where_neither_faiss_nor_fastapi_is_instal
     program = (
         "import sys\n"
         "for name in ('faiss', 'fastapi', 'uvicorn', 'starlette'): sys.modules[name] = None\n"
-        "import importlib, pkgutil, retrieval, training\n"
-        "for package in (retrieval, training):\n"
+        "import importlib, pkgutil, hashseek.retrieval, hashseek.training\n"
+        "for package in (hashseek.retrieval, hashseek.training):\n"
         "    for module in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
-        "        if module.name != 'training.evaluate': importlib.import_module(module.name)\n"
+        "        if module.name != 'hashseek.training.evaluation.evaluate': importlib.import_module(module.name)\n"
     )
-    assert loaded_by(program, "training.fit", "retrieval.encoder", "indexing") == {"training.fit", "retrieval.encoder"}
+    assert loaded_by(program, "hashseek.training.loop.fit", "hashseek.retrieval.encoder", "hashseek.indexing") == {
+        "hashseek.training.loop.fit",
+        "hashseek.retrieval.encoder",
+    }
 
 
 def test_serving_loads_no_training_code_and_help_loads_no_torch():
-    assert loaded_by("import api.serve, api.app", "training", "api.app") == {"api.app"}
-    assert loaded_by("from api.cli import build; build([])", "torch", "faiss", "fastapi", "api.cli") == {"api.cli"}
+    assert loaded_by("import hashseek.api.serve, hashseek.api.app", "hashseek.training", "hashseek.api.app") == {
+        "hashseek.api.app"
+    }
+    assert loaded_by(
+        "from hashseek.api.cli import build; build([])", "torch", "faiss", "fastapi", "hashseek.api.cli"
+    ) == {"hashseek.api.cli"}
 
 
 def test_torch_and_faiss_compute_in_one_process():
@@ -51,7 +56,7 @@ def test_torch_and_faiss_compute_in_one_process():
 
 def test_the_top_level_is_the_one_that_was_agreed():
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"}
-    assert packages == {"retrieval", "training", "indexing", "api"}
+    assert packages == {"retrieval", "training", "indexing", "api", "experiments"}
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrieval.checkpoint import save_checkpoint
-from retrieval.images import Preprocessing
-from retrieval.model import HashModel
-from retrieval.weights import load_backbone_weights
-from training.config import load_config
-from training.datasets import build_splits
-from training.fit import fit
+from hashseek.retrieval.checkpoint import save_checkpoint
+from hashseek.retrieval.images import Preprocessing
+from hashseek.retrieval.models.hash_model import HashModel
+from hashseek.retrieval.models.pretrained_weights import load_backbone_weights
+from hashseek.training.config import load_config
+from hashseek.training.data.datasets import build_splits
+from hashseek.training.loop.fit import fit
 
 DATA = Path(os.environ.get("HASHSEEK_DATA", "."))
 pytestmark = pytest.mark.skipif(
@@ -85,7 +85,7 @@ def test_photographs_are_indexed_served_and_found_over_http(tmp_path):
     )
     preprocessing = Preprocessing(size=96, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), crop_fraction=1.0)
     save_checkpoint(tmp_path / "model.safetensors", model, preprocessing, label_names=())
-    program = [sys.executable, "-c", "from api.cli import main; main()"]
+    program = [sys.executable, "-c", "from hashseek.api.cli import main; main()"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [

@@ -19,9 +19,9 @@ from pydantic import (
     model_validator,
 )
 
-from retrieval.errors import BadConfig
-from retrieval.images import Preprocessing
-from retrieval.mlp import MAX_WIDTH
+from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.images import Preprocessing
+from hashseek.retrieval.models.mlp import MAX_WIDTH
 
 
 class _Section(BaseModel):
@@ -199,7 +199,7 @@ class TrackingSection(_Section):
 class SweepSection(_Section):
     """A search over settings, for `hashseek sweep`; training alone does not look at it.
 
-    space: setting -> range, see `training.sweep_space`. prune: end trials early that fall behind.
+    space: setting -> range, see `hashseek.training.runs.sweep_space`. prune: end trials early that fall behind.
     """
 
     trials: int = Field(default=20, ge=1)
@@ -282,7 +282,7 @@ def find_config(path: Path) -> Path:
     """`path` itself, or the shipped configuration of that name (with or without `.toml`)."""
     if path.is_file():
         return path
-    shipped = Path(str(resources.files("training.configs")))
+    shipped = Path(str(resources.files("hashseek.training.configs")))
     for candidate in (shipped / path.name, shipped / f"{path.name}.toml"):
         if candidate.is_file() and path.parent in (Path(), Path("training/configs")):
             return candidate

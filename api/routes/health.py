@@ -4,10 +4,10 @@ from importlib.metadata import version
 
 from fastapi import APIRouter
 
-from api.dependencies import SearcherDep, ServiceDep
-from api.problems import NotLoaded, NotReady
-from api.schemas import Health, Stats
-from retrieval.errors import BadCollection
+from hashseek.api.dependencies import SearcherDep, ServiceDep
+from hashseek.api.problems import NotLoaded, NotReady
+from hashseek.api.schemas import Health, Stats
+from hashseek.retrieval.errors import BadCollection
 
 router = APIRouter(tags=["service"])
 

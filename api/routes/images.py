@@ -8,13 +8,13 @@ from typing import Annotated
 from fastapi import APIRouter, Form, Query, Response, status
 from fastapi.responses import FileResponse
 
-from api.dependencies import SearcherDep, UploadDep, WritableDep
-from api.problems import FileGone
-from api.schemas import AddedImage, Image, Page
-from api.service import add_upload, parse_attributes, parse_labels
-from indexing.reading.uris import is_there, open_uri
-from retrieval.errors import BadImage
-from retrieval.images import decode
+from hashseek.api.dependencies import SearcherDep, UploadDep, WritableDep
+from hashseek.api.problems import FileGone
+from hashseek.api.schemas import AddedImage, Image, Page
+from hashseek.api.service import add_upload, parse_attributes, parse_labels
+from hashseek.indexing.ingest.uris import is_there, open_uri
+from hashseek.retrieval.errors import BadImage
+from hashseek.retrieval.images import decode
 
 # How files of the kinds that are read begin. A path that pointed to a picture may point to somebody's secrets today.
 _PICTURE = re.compile(rb"\xff\xd8\xff|\x89PNG|GIF8|BM|II[*+]\0|II\0\*|MM\0[*+]|MM\*\0|RIFF.{4}WEBP|.{4}ftyp", re.DOTALL)

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from api.dependencies import (
+from hashseek.api.dependencies import (
     EffortForm,
     EffortQuery,
     FilterForm,
@@ -18,8 +18,8 @@ from api.dependencies import (
     UploadDep,
     check_k,
 )
-from api.schemas import Hits
-from indexing.searcher import Answer, Searcher
+from hashseek.api.schemas import Hits
+from hashseek.indexing.searcher import Answer, Searcher
 
 router = APIRouter(prefix="/v1", tags=["search"])
 

@@ -1,7 +1,7 @@
 """The catalog: an SQLite file that is the truth about a collection."""
 
-from indexing.catalog.catalog import Catalog, SpaceRetired
-from indexing.catalog.database import (
+from hashseek.indexing.catalog.catalog import Catalog, SpaceRetired
+from hashseek.indexing.catalog.database import (
     BUSY_SECONDS,
     CatalogLocked,
     CatalogReplaced,
@@ -9,7 +9,7 @@ from indexing.catalog.database import (
     create_catalog,
     explained,
 )
-from indexing.catalog.records import Change, Changes, NewImage, Space, StoredImage
+from hashseek.indexing.catalog.records import Change, Changes, NewImage, Space, StoredImage
 
 __all__ = [
     "BUSY_SECONDS",

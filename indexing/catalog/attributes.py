@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from indexing.catalog.conditions import Condition, alternatives, json_path, json_paths, json_type, json_value
-from retrieval.arrays import union
+from hashseek.indexing.catalog.conditions import Condition, alternatives, json_path, json_paths, json_type, json_value
+from hashseek.indexing.sorted_ids import union
 
 Ids = NDArray[np.int64]
 

@@ -14,19 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from indexing.catalog import attributes, spaces
-from indexing.catalog.attributes import Ids
-from indexing.catalog.database import (
-    Database,
-    damaged,
-    now,
-)
-from indexing.catalog.filters import Chosen, Filter, choose, ids_where
-from indexing.catalog.records import Change, Changes, NewImage, OfFile, Space, StoredImage, check_key
-from indexing.catalog.schema import departures
-from indexing.catalog.storing import Storing, check_new
-from retrieval.codes import Codes, check_n_bits, code_size
-from retrieval.errors import BadCodes, BadCollection, BadConfig, UnknownImage
+from hashseek.indexing.catalog import attributes, spaces
+from hashseek.indexing.catalog.attributes import Ids
+from hashseek.indexing.catalog.database import Database, damaged, now
+from hashseek.indexing.catalog.filters import Chosen, Filter, choose, ids_where
+from hashseek.indexing.catalog.records import Change, Changes, NewImage, OfFile, Space, StoredImage, check_key
+from hashseek.indexing.catalog.schema import departures
+from hashseek.indexing.catalog.storing import Storing, check_new
+from hashseek.retrieval.codes import Codes, check_n_bits, code_size
+from hashseek.retrieval.errors import BadCodes, BadCollection, BadConfig, UnknownImage
 
 
 class SpaceRetired(BadCollection):

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from retrieval.errors import BadConfig
+from hashseek.retrieval.errors import BadConfig
 
 OPERATORS = ("=", ">=", "<=", ">", "<", "^=")
 _SYNTAX = "write NAME=VALUE, NAME>=VALUE, NAME<=VALUE, NAME>VALUE, NAME<VALUE, or NAME^=BEGINNING"

@@ -16,9 +16,9 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from indexing.catalog.schema import APPLICATION_ID, LATEST, create, migrate
-from indexing.printing import printable
-from retrieval.errors import BadCollection
+from hashseek.indexing.catalog.schema import APPLICATION_ID, LATEST, create, migrate
+from hashseek.indexing.printing import printable
+from hashseek.retrieval.errors import BadCollection
 
 BUSY_SECONDS = 30
 _MEND = "save what can be read with `hashseek index verify --repair`, or restore a snapshot"

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from indexing.catalog.attributes import Ids, condition_clause, fetch_ids, ids_with
-from indexing.catalog.conditions import Condition, parse_condition
-from retrieval.arrays import union
-from retrieval.errors import BadConfig
+from hashseek.indexing.catalog.attributes import Ids, condition_clause, fetch_ids, ids_with
+from hashseek.indexing.catalog.conditions import Condition, parse_condition
+from hashseek.indexing.sorted_ids import union
+from hashseek.retrieval.errors import BadConfig
 
 # Up to this share of all images, further conditions are looked up for each of the images that are left.
 _FEW = 0.05

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.codes import Codes
-from retrieval.errors import BadConfig
+from hashseek.retrieval.codes import Codes
+from hashseek.retrieval.errors import BadConfig
 
 MAX_KEY = 512  # characters
 MAX_ATTRIBUTES = 16 * 1024  # bytes of JSON
@@ -29,7 +29,7 @@ class NewImage:
         key: the caller's own name for the image, see `check_key`.
         attributes: a JSON object, see `check_attributes`; empty: those of a stored image with this key stay.
         mtime_ns: modification time of the file when it was read, None if it is no file.
-        engine: what computed the code, see `retrieval.encoder`; empty: unknown.
+        engine: what computed the code, see `hashseek.retrieval.encoder`; empty: unknown.
     """
 
     path: str

@@ -5,7 +5,7 @@ images         one row per image; `key` is the caller's own name for it, `attrib
 image_labels   which image carries which label
 spaces         code spaces: codes of one checkpoint each; one of them is active, others are built or kept
 codes          the code of an image in a space, and the engine that made it
-attribute_indexes  names of attributes that have an index, see `indexing.catalog.attributes`
+attribute_indexes  names of attributes that have an index, see `hashseek.indexing.catalog.attributes`
 removed        ids that are gone, and since which generation
 updated        ids whose code is another one, and since which generation
 """
@@ -14,7 +14,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 
-from indexing.catalog import attributes
+from hashseek.indexing.catalog import attributes
 
 APPLICATION_ID = 0x48534B31  # "HSK1"
 

@@ -1,6 +1,6 @@
 """Code spaces of a catalog: one is active and answers searches, others are being built or kept to go back to.
 
-Functions over an open transaction; `indexing.catalog.Catalog` has a method for each.
+Functions over an open transaction; `hashseek.indexing.catalog.Catalog` has a method for each.
 """
 
 import sqlite3
@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from indexing.catalog.database import now
-from indexing.catalog.records import Space
-from retrieval.codes import check_codes
-from retrieval.errors import BadCollection, BadConfig
+from hashseek.indexing.catalog.database import now
+from hashseek.indexing.catalog.records import Space
+from hashseek.retrieval.codes import check_codes
+from hashseek.retrieval.errors import BadCollection, BadConfig
 
 _SELECT = "SELECT id, fingerprint, n_bits, checkpoint, state, created_at FROM spaces"
 

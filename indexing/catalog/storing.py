@@ -5,9 +5,9 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from indexing.catalog.attributes import index_new, known_paths, paths_of
-from indexing.catalog.records import Change, NewImage, check_attributes, check_key, same_attributes
-from indexing.catalog.spaces import engine_id, note_update
+from hashseek.indexing.catalog.attributes import index_new, known_paths, paths_of
+from hashseek.indexing.catalog.records import Change, NewImage, check_attributes, check_key, same_attributes
+from hashseek.indexing.catalog.spaces import engine_id, note_update
 
 
 @dataclass

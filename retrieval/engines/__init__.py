@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from retrieval.devices import pick_device, pick_dtype
-from retrieval.engines.openvino_engine import OpenVinoEngine, check_openvino
-from retrieval.engines.torch_engine import TorchEngine
-from retrieval.errors import BadConfig
-from retrieval.images import Pixels, Preprocessing
+from hashseek.retrieval.devices import pick_device, pick_dtype
+from hashseek.retrieval.engines.openvino_engine import OpenVinoEngine, check_openvino
+from hashseek.retrieval.engines.torch_engine import TorchEngine
+from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.images import Pixels, Preprocessing
 
 
 class Engine(Protocol):

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from retrieval.devices import pick_device, pick_inference_dtype
-from retrieval.errors import BadConfig
-from retrieval.images import Pixels, Preprocessing
+from hashseek.retrieval.devices import pick_device, pick_inference_dtype
+from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.images import Pixels, Preprocessing
 
 
 class OpenVinoEngine:

@@ -5,9 +5,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from retrieval.devices import pick_device, pick_inference_dtype
-from retrieval.folding import fold
-from retrieval.images import Pixels, Preprocessing, normalizer
+from hashseek.retrieval.devices import pick_device, pick_inference_dtype
+from hashseek.retrieval.images import Pixels, Preprocessing, normalizer
+from hashseek.retrieval.models.batch_norm_folding import fold
 
 # Of a larger pass the activations no longer fit the caches: MobileNet v2 takes 11 ms an image in passes of 32, 8 in
 # passes of 8, ResNet-50 29 and 26.

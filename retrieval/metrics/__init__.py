@@ -10,9 +10,9 @@ largest value that any order could give. Nothing is sorted, no Q x N matrix is b
     bootstrap(ndcg(found, n=100).expected)
 """
 
-from retrieval.metrics.calibration import Calibration, calibrate
-from retrieval.metrics.counting import Histograms, check_labels, histograms, without_self
-from retrieval.metrics.evaluation import (
+from hashseek.retrieval.metrics.calibration import Calibration, calibrate
+from hashseek.retrieval.metrics.counting import Histograms, check_labels, histograms, without_self
+from hashseek.retrieval.metrics.evaluation import (
     TIE_POLICIES,
     TiePolicy,
     evaluate_codes,
@@ -20,7 +20,7 @@ from retrieval.metrics.evaluation import (
     figures_of_ranking,
     name_ns,
 )
-from retrieval.metrics.figures import (
+from hashseek.retrieval.metrics.figures import (
     GAINS,
     NORMALIZERS,
     Gain,
@@ -39,9 +39,9 @@ from retrieval.metrics.figures import (
     tied_at_cut,
     weighted_average_precision,
 )
-from retrieval.metrics.intervals import Comparison, Interval, bootstrap, compare
-from retrieval.metrics.labels import PerLabel, per_label, remarks
-from retrieval.metrics.rankings import (
+from hashseek.retrieval.metrics.intervals import Comparison, Interval, bootstrap, compare
+from hashseek.retrieval.metrics.labels import PerLabel, per_label, remarks
+from hashseek.retrieval.metrics.rankings import (
     average_precision_of_ranking,
     count_gains,
     gains_of,
@@ -51,8 +51,8 @@ from retrieval.metrics.rankings import (
     relevance,
     weighted_average_precision_of_ranking,
 )
-from retrieval.metrics.statistics import BitStatistics, ClassDistances, bit_statistics, class_distances
-from retrieval.metrics.ties import Figure
+from hashseek.retrieval.metrics.statistics import BitStatistics, ClassDistances, bit_statistics, class_distances
+from hashseek.retrieval.metrics.ties import Figure
 
 __all__ = [
     "GAINS",

@@ -5,8 +5,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from retrieval.errors import BadCodes, BadConfig
-from retrieval.metrics.counting import Counts, Floats, Histograms
+from hashseek.retrieval.errors import BadCodes, BadConfig
+from hashseek.retrieval.metrics.counting import Counts, Floats, Histograms
 
 VERSION = 1
 

@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from retrieval.codes import Codes, check_codes
-from retrieval.devices import n_cores, pick_device
-from retrieval.errors import BadCodes
+from hashseek.retrieval.codes import Codes, check_codes
+from hashseek.retrieval.devices import n_cores, pick_device
+from hashseek.retrieval.errors import BadCodes
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]

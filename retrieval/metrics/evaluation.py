@@ -5,10 +5,10 @@ from typing import Literal
 
 import numpy as np
 
-from retrieval.codes import Codes
-from retrieval.metrics import rankings
-from retrieval.metrics.counting import Counts, Floats, Histograms, Labels, histograms
-from retrieval.metrics.figures import (
+from hashseek.retrieval.codes import Codes
+from hashseek.retrieval.metrics import rankings
+from hashseek.retrieval.metrics.counting import Counts, Floats, Histograms, Labels, histograms
+from hashseek.retrieval.metrics.figures import (
     Gain,
     Normalizer,
     average_cumulative_gain,
@@ -20,7 +20,7 @@ from retrieval.metrics.figures import (
     recall,
     weighted_average_precision,
 )
-from retrieval.metrics.ties import Figure
+from hashseek.retrieval.metrics.ties import Figure
 
 TiePolicy = Literal["expected", "by_id"]
 TIE_POLICIES: tuple[TiePolicy, ...] = ("expected", "by_id")

@@ -11,9 +11,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.errors import BadCodes, BadConfig
-from retrieval.metrics.counting import Counts, Floats, Histograms
-from retrieval.metrics.ties import Figure, discounted_sum, weighted_precision
+from hashseek.retrieval.errors import BadCodes, BadConfig
+from hashseek.retrieval.metrics.counting import Counts, Floats, Histograms
+from hashseek.retrieval.metrics.ties import Figure, discounted_sum, weighted_precision
 
 Normalizer = Literal["retrieved", "possible", "relevant"]
 NORMALIZERS: tuple[Normalizer, ...] = ("retrieved", "possible", "relevant")

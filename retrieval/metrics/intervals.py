@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from retrieval.errors import BadCodes, BadConfig
-from retrieval.metrics.counting import Floats
+from hashseek.retrieval.errors import BadCodes, BadConfig
+from hashseek.retrieval.metrics.counting import Floats
 
 # Values that differ by less are equal: the closed forms round in the last digits.
 _EQUAL = 1e-12

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.errors import BadCodes
-from retrieval.metrics.counting import Counts, Floats, Labels
+from hashseek.retrieval.errors import BadCodes
+from hashseek.retrieval.metrics.counting import Counts, Floats, Labels
 
 
 @dataclass(frozen=True)

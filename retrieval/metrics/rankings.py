@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.codes import Codes, as_words, check_codes
-from retrieval.errors import BadCodes, BadConfig
-from retrieval.metrics.counting import Counts, Floats, Histograms, Labels
-from retrieval.metrics.figures import GAINS, NORMALIZERS, Gain, Normalizer, check_choice, ideal_dcg
+from hashseek.retrieval.codes import Codes, as_words, check_codes
+from hashseek.retrieval.errors import BadCodes, BadConfig
+from hashseek.retrieval.metrics.counting import Counts, Floats, Histograms, Labels
+from hashseek.retrieval.metrics.figures import GAINS, NORMALIZERS, Gain, Normalizer, check_choice, ideal_dcg
 
 Ids = NDArray[np.int64]
 

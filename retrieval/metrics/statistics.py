@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.codes import Codes, check_codes, unpack
-from retrieval.errors import BadCodes
-from retrieval.metrics.counting import Floats, Histograms
+from hashseek.retrieval.codes import Codes, check_codes, unpack
+from hashseek.retrieval.errors import BadCodes
+from hashseek.retrieval.metrics.counting import Floats, Histograms
 
 # Codes that are unpacked at a time.
 _ROWS = 2**16

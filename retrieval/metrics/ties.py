@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.metrics.counting import Counts, Floats
+from hashseek.retrieval.metrics.counting import Counts, Floats
 
 # Queries at a time where an array per query and outcome is needed.
 _QUERIES = 512

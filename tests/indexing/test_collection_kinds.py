@@ -6,17 +6,17 @@ from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
-from conftest import code_collection, new_images, random_codes
 
-from indexing import collection as module
-from indexing import index_files, segments
-from indexing.catalog import Catalog
-from indexing.collection import Collection
-from indexing.commands.collection import build
-from indexing.hamming_index import APPROXIMATE, KINDS, build_index
-from indexing.upkeep.optimize import optimize
-from retrieval import hamming
-from retrieval.errors import BadConfig
+from hashseek.indexing import collection as module
+from hashseek.indexing.catalog import Catalog
+from hashseek.indexing.cli.collection import build
+from hashseek.indexing.collection import Collection
+from hashseek.indexing.index import index_files, segments
+from hashseek.indexing.index.hamming_index import APPROXIMATE, KINDS, build_index
+from hashseek.indexing.maintenance.optimize import optimize
+from hashseek.retrieval.errors import BadConfig
+from support import hamming_oracle as hamming
+from support.collections import code_collection, new_images, random_codes
 
 
 @pytest.fixture
@@ -329,7 +329,7 @@ def test_an_index_of_a_kind_that_this_machine_cannot_run_is_rebuilt(filled, tmp_
     manifest["kind"] = "gpu"
     content = manifest | {"checksum": index_files._checksum(manifest)}
     (tmp_path / "index" / "manifest.json").write_text(json.dumps(content))
-    monkeypatch.setattr("indexing.hamming.gpu.faiss.get_num_gpus", lambda: 0)
+    monkeypatch.setattr("hashseek.indexing.index.gpu.faiss.get_num_gpus", lambda: 0)
     again = Collection(tmp_path)
     assert "needs a GPU" in caplog.text
     assert again.search(codes[3:4], k=1)[0][1].tolist() == [4]

@@ -20,33 +20,33 @@ from typing import Any
 
 from torch import nn
 
-from retrieval.errors import BadConfig
-from training.losses.asl import ASL
-from training.losses.base_proto import LBase, LProto
-from training.losses.bce import BCE
-from training.losses.clml import CLML
-from training.losses.csq import CSQ
-from training.losses.dhn import DHN
-from training.losses.dpsh import DPSH
-from training.losses.dsh import DSH
-from training.losses.focal import Focal
-from training.losses.hashnet import HashNet
-from training.losses.hbl import HBL
-from training.losses.hill import Hill
-from training.losses.hyp2 import HyP2
-from training.losses.idhn import IDHN
-from training.losses.msc import MSC
-from training.losses.mulsupcon import MulSupCon
-from training.losses.nested import Nested
-from training.losses.orthohash import OrthoHash
-from training.losses.proxy_anchor import ProxyAnchor
-from training.losses.quantization import Quantized
-from training.losses.reg import Reg, SupConReg
-from training.losses.simdis import SimDis
-from training.losses.splc import SPLC
-from training.losses.supcon import SupCon
-from training.losses.tie_aware import TieAware
-from training.losses.zlpr import ZLPR
+from hashseek.retrieval.errors import BadConfig
+from hashseek.training.losses.classification.asl import ASL
+from hashseek.training.losses.classification.bce import BCE
+from hashseek.training.losses.classification.focal import Focal
+from hashseek.training.losses.classification.hill import Hill
+from hashseek.training.losses.classification.splc import SPLC
+from hashseek.training.losses.classification.zlpr import ZLPR
+from hashseek.training.losses.contrastive.base_proto import LBase, LProto
+from hashseek.training.losses.contrastive.clml import CLML
+from hashseek.training.losses.contrastive.hbl import HBL
+from hashseek.training.losses.contrastive.msc import MSC
+from hashseek.training.losses.contrastive.mulsupcon import MulSupCon
+from hashseek.training.losses.contrastive.reg import Reg, SupConReg
+from hashseek.training.losses.contrastive.simdis import SimDis
+from hashseek.training.losses.contrastive.supcon import SupCon
+from hashseek.training.losses.hashing.csq import CSQ
+from hashseek.training.losses.hashing.dhn import DHN
+from hashseek.training.losses.hashing.dpsh import DPSH
+from hashseek.training.losses.hashing.dsh import DSH
+from hashseek.training.losses.hashing.hashnet import HashNet
+from hashseek.training.losses.hashing.hyp2 import HyP2
+from hashseek.training.losses.hashing.idhn import IDHN
+from hashseek.training.losses.hashing.nested import Nested
+from hashseek.training.losses.hashing.orthohash import OrthoHash
+from hashseek.training.losses.hashing.proxy_anchor import ProxyAnchor
+from hashseek.training.losses.hashing.quantization import Quantized
+from hashseek.training.losses.hashing.tie_aware import TieAware
 
 LOSSES: dict[str, Callable[..., nn.Module]] = {
     "asl": ASL,

@@ -15,13 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from retrieval.errors import BadCodes
-from training.losses import CLASSIFICATION, LOSSES, build_loss, hyperparameters
-from training.losses import _common as common
-from training.losses import _contrast as contrast
-from training.losses.hashnet import CONTINUATIONS
-from training.losses.hyp2 import PARTS
-from training.losses.quantization import QUANTIZERS
+from hashseek.retrieval.errors import BadCodes
+from hashseek.training.losses import CLASSIFICATION, LOSSES, build_loss, common, hyperparameters
+from hashseek.training.losses.contrastive import contrast_sets as contrast
+from hashseek.training.losses.hashing.hashnet import CONTINUATIONS
+from hashseek.training.losses.hashing.hyp2 import PARTS
+from hashseek.training.losses.hashing.quantization import QUANTIZERS
 
 KINDS = ("hashing", "contrastive", "classification")
 
@@ -163,7 +162,7 @@ ENTRIES: dict[str, Entry] = {
     "tie_aware": Entry(
         "hashing",
         "Hashseek's own; He et al., Hashing as Tie-Aware Learning to Rank, CVPR 2018, with the likelihood of DPSH",
-        "training/losses/tie_aware.py; no published code",
+        "training/losses/hashing/tie_aware.py; no published code",
         "short codes, and wherever mAP counts: it trains the ranking itself, ties included",
         {"a": POSITIVE, "weight": NOT_NEGATIVE},
     ),

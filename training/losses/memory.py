@@ -16,8 +16,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from retrieval.errors import BadCodes, BadConfig
-from training.losses._common import check_batch, check_between, check_count, check_flag, check_sizes, normalize
+from hashseek.retrieval.errors import BadCodes, BadConfig
+from hashseek.training.losses.common import (
+    check_batch,
+    check_between,
+    check_count,
+    check_flag,
+    check_sizes,
+    normalize,
+)
 
 
 class Memory(NamedTuple):

@@ -1,0 +1,1 @@
+"""Hashseek: image retrieval with deep hashing."""

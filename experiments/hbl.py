@@ -1,0 +1,319 @@
+"""The experiment of HBL's Table II: contrastive training of an MLP on vectors, then a linear probe on it frozen.
+
+What the paper states is fixed here: embeddings of 128, AdamW, cosine warm restarts, a queue of 4,096 keys of a momentum
+encoder, of which the filled part counts. What it searches, or leaves unsaid, is a setting, and `suggest` is the search
+space. As in MulSupCon's code, both views of a row are the standardised row with entries set to 0 at random, and the
+probe may read the encoder's last hidden layer; the embedding is the alternative.
+"""
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hashseek.retrieval.errors import BadDataset
+from hashseek.retrieval.models.mlp import Mlp
+from hashseek.training.data.splits import Split, Splits
+from hashseek.training.evaluation.classification_metrics import (
+    best_thresholds,
+    figures,
+    mean_average_precision,
+    precision_at_1,
+)
+from hashseek.training.evaluation.logistic_regression import Probe, fit_probe
+from hashseek.training.losses import build_loss
+from hashseek.training.losses.memory import KeyQueue, update_key_encoder
+
+WIDTH = 128
+QUEUE = 4096
+CYCLES = (2, 3)  # cycles after which an encoder is probed; every cycle is twice as long as the one before
+PROBED = ("features", "embedding")
+DECAYS = (1.0, 0.3, 0.1, 0.03)  # of the probe, strongest first: each starts from the one before
+
+# Name of each method -> the loss, what of it is fixed, and whether its margins are searched.
+METHODS: dict[str, tuple[str, dict[str, Any], bool]] = {
+    "any": ("supcon", {"positives": "any"}, False),
+    "any+hbl": ("hbl", {"base": "any"}, True),
+    "mulsupcon": ("mulsupcon", {}, False),
+    "mulsupcon+hbl": ("hbl", {"base": "mulsupcon"}, True),
+}
+MARGINS = ("lam", "gamma", "m_rel", "m_abs", "k_min")
+
+# Tried first, for every method; all inside the search space.
+DEFAULTS: dict[str, Any] = {
+    "hidden": "512-512",
+    "first_cycle": 8,
+    "mask": 0.5,
+    "batch_size": 128,
+    "lr": 1e-3,
+    "weight_decay": 1e-4,
+    "tau": 0.1,
+    "momentum": 0.99,
+    "lam": 0.01,
+    "gamma": 0.8,
+    "m_rel": 0.1,
+    "m_abs": 0.2,
+    "k_min": 64,
+}
+
+
+class Suggests(Protocol):
+    """What the search space needs of an Optuna trial."""
+
+    def suggest_categorical(self, name: str, choices: Any) -> Any:
+        """One of `choices`."""
+
+    def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
+        """A number between `low` and `high`."""
+
+
+def suggest(trial: Suggests, method: str) -> dict[str, Any]:
+    """Settings of `method` from the search space: tau, momentum and margins as in the paper, the others ours."""
+    settings = {
+        "hidden": trial.suggest_categorical("hidden", ["512", "1024", "512-512"]),
+        "first_cycle": trial.suggest_categorical("first_cycle", [4, 8, 16]),
+        "mask": trial.suggest_float("mask", 0.1, 0.7),
+        "batch_size": trial.suggest_categorical("batch_size", [128, 256]),
+        "lr": trial.suggest_float("lr", 3e-4, 3e-3, log=True),
+        "weight_decay": trial.suggest_float("weight_decay", 1e-5, 0.1, log=True),
+        "tau": trial.suggest_categorical("tau", [0.01, 0.1]),
+        "momentum": trial.suggest_categorical("momentum", [0.99, 0.999, 0.9999]),
+    }
+    if METHODS[method][2]:
+        settings |= {
+            "lam": trial.suggest_float("lam", 0.001, 1.0, log=True),
+            "gamma": trial.suggest_categorical("gamma", [0.5, 0.7, 0.8, 1.0, 1.5, 2.0]),
+            "m_rel": trial.suggest_categorical("m_rel", [0.05, 0.1]),
+            "m_abs": trial.suggest_categorical("m_abs", [0.2, 0.3]),
+            "k_min": trial.suggest_categorical("k_min", [64, 128, 256]),
+        }
+    return settings
+
+
+def defaults(method: str) -> dict[str, Any]:
+    """The settings that the search of `method` begins with."""
+    return {name: value for name, value in DEFAULTS.items() if METHODS[method][2] or name not in MARGINS}
+
+
+class Encoder(nn.Module):
+    """Standardised vectors (n, D) -> features (n, last hidden width) -> embedding (n, 128)."""
+
+    def __init__(self, n_inputs: int, hidden: str) -> None:
+        super().__init__()
+        widths = tuple(int(width) for width in hidden.split("-"))
+        self.body = Mlp(n_inputs, widths)
+        self.head = nn.Linear(widths[-1], WIDTH)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Embedding (n, 128)."""
+        embedding: Tensor = self.head(self.body(vectors))
+        return embedding
+
+    @torch.no_grad()
+    def probed(self, vectors: Tensor) -> dict[str, Tensor]:
+        """What a probe can read of vectors (n, D): "features" and "embedding"."""
+        features = self.body(vectors)
+        return {"features": features, "embedding": self.head(features)}
+
+
+def train_encoder(
+    vectors: Tensor,
+    labels: Tensor,
+    *,
+    loss: nn.Module,
+    hidden: str,
+    first_cycle: int,
+    mask: float,
+    batch_size: int,
+    lr: float,
+    weight_decay: float,
+    momentum: float,
+    seed: int,
+) -> Iterator[Encoder]:
+    """Train on standardised vectors (n, D) with labels (n, C); gives the encoder at the end of each cycle.
+
+    It is the same encoder every time, trained further; stop asking to stop training. Equal arguments give equal
+    weights, whatever else draws random numbers.
+
+    Args:
+        vectors: (n, D) float32.
+        labels: (n, C) float32, 0/1.
+        loss: of `build_loss`, for outputs of 128 and C labels.
+        hidden: widths of the hidden layers, such as "512-512".
+        first_cycle: epochs until the learning rate restarts; each later cycle is twice as long as the one before.
+        mask: share of a row's entries set to 0, drawn anew for the query view and the key view.
+        batch_size: rows a step, about: an epoch is cut into equal parts, so that none is small and noisy.
+        lr: learning rate at the start of a cycle; it falls to 0 at its end.
+        weight_decay: of AdamW.
+        momentum: of the key encoder.
+        seed: fixes initial weights, order and masks.
+
+    Raises:
+        BadCodes: the embeddings became NaN or infinite.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        encoder = Encoder(vectors.shape[1], hidden)
+    key_encoder = copy.deepcopy(encoder).requires_grad_(False)
+    queue = KeyQueue(n_classes=labels.shape[1], n_bits=WIDTH, size=QUEUE)
+    optimizer = torch.optim.AdamW(encoder.parameters(), lr=lr, weight_decay=weight_decay, fused=True)
+    n_batches = max(1, round(len(vectors) / batch_size))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, first_cycle * n_batches, T_mult=2)
+
+    def view(rows: Tensor) -> Tensor:
+        return rows * (torch.rand(rows.shape, generator=generator) >= mask)
+
+    for cycle in itertools.count():
+        for _ in range(first_cycle * 2**cycle):
+            for rows in torch.randperm(len(vectors), generator=generator).tensor_split(n_batches):
+                x, y = vectors[rows], labels[rows]
+                update_key_encoder(key_encoder, encoder, momentum=momentum)
+                with torch.no_grad():
+                    keys = key_encoder(view(x))
+                terms = loss(encoder(view(x)), y, memory=queue.memory(keys, y))
+                queue.enqueue(keys, y)
+                optimizer.zero_grad(set_to_none=True)
+                torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                schedule.step()
+        yield encoder
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the folds decided for one point of the search space, and the figures there.
+
+    `score` is the mean of mAP and p@1; both are means over the folds. `thresholds` are the best on all folds together.
+    """
+
+    cycles: int
+    layer: str
+    decay: float
+    score: float
+    mean_ap: float
+    p_at_1: float
+    thresholds: dict[str, float]
+
+
+def cross_validate(
+    vectors: NDArray[np.float32],
+    labels: NDArray[np.uint8],
+    *,
+    method: str,
+    settings: Mapping[str, Any],
+    n_folds: int,
+    report: Callable[[int, float], None] = lambda *_: None,
+) -> Choice:
+    """Train `method` with `settings` on all folds but one, probe on that one, for every fold of the training split.
+
+    Every number of cycles, layer and decay of the probe is tried; the one with the best mean over folds is chosen.
+    After each fold, `report` is told the best mean so far, and may raise to give up.
+
+    Args:
+        vectors: (n, D) of the training split.
+        labels: (n, C).
+        method: a key of `METHODS`.
+        settings: as `suggest` gives them.
+        n_folds: parts of the training split; the same rows for every method and point.
+        report: called with (fold, score).
+
+    Raises:
+        BadCodes: training diverged.
+        BadDataset: fewer rows than folds.
+    """
+    if len(vectors) < 2 * n_folds:
+        raise BadDataset(f"the training split has {len(vectors)} rows, too few for {n_folds} folds: use fewer folds")
+    tried = list(itertools.product(CYCLES, PROBED, DECAYS))
+    mean_ap, p_at_1 = np.zeros((2, n_folds, len(tried)))
+    left_out = np.zeros((len(tried), *labels.shape))  # probabilities of each row from the models that did not see it
+    folds = np.array_split(np.random.default_rng(0).permutation(len(vectors)), n_folds)
+    for fold, inside in enumerate(folds):
+        outside = np.setdiff1d(np.arange(len(vectors)), inside)
+        x, held = standardized(vectors[outside], vectors[inside])
+        y = torch.from_numpy(labels[outside].astype(np.float32))
+        encoders = start_training(x, y, method=method, settings=settings, seed=fold)
+        point = 0
+        for cycle, encoder in zip(range(1, max(CYCLES) + 1), encoders, strict=False):
+            if cycle not in CYCLES:
+                continue
+            seen, unseen = encoder.probed(x), encoder.probed(held)
+            for layer in PROBED:
+                probe: Probe | None = None
+                for decay in DECAYS:
+                    probe = fit_probe(seen[layer], y, weight_decay=decay, start=probe)
+                    probabilities = probe.probabilities(unseen[layer]).numpy()
+                    left_out[point, inside] = probabilities
+                    mean_ap[fold, point] = mean_average_precision(probabilities, labels[inside])
+                    p_at_1[fold, point] = precision_at_1(probabilities, labels[inside])
+                    point += 1
+        score = (mean_ap[: fold + 1].mean(axis=0) + p_at_1[: fold + 1].mean(axis=0)) / 2
+        report(fold, float(score.max()))
+    best = int(score.argmax())
+    cycles, layer, decay = tried[best]
+    return Choice(
+        cycles,
+        layer,
+        decay,
+        float(score[best]),
+        float(mean_ap[:, best].mean()),
+        float(p_at_1[:, best].mean()),
+        best_thresholds(left_out[best], labels),
+    )
+
+
+def query_figures(
+    splits: Splits, *, method: str, settings: Mapping[str, Any], choice: Choice, seed: int
+) -> dict[str, dict[str, float]]:
+    """Train on the whole training split as chosen, probe, and give the figures of the query split.
+
+    By how decisions are made: "folds": thresholds chosen on the training split; "half": at 0.5; "oracle": for each
+    figure the best of nine thresholds on the query split itself, which is what MulSupCon's code reports.
+    """
+    train, query = splits.train, splits.query
+    x, held = standardized(vectors_of(train), vectors_of(query))
+    y = torch.from_numpy(train.labels.astype(np.float32))
+    encoders = start_training(x, y, method=method, settings=settings, seed=seed)
+    encoder = next(itertools.islice(encoders, choice.cycles - 1, None))
+    probe = fit_probe(encoder.probed(x)[choice.layer], y, weight_decay=choice.decay)
+    probabilities = probe.probabilities(encoder.probed(held)[choice.layer]).numpy()
+    return {
+        "folds": figures(probabilities, query.labels, thresholds=choice.thresholds),
+        "half": figures(probabilities, query.labels),
+        "oracle": figures(probabilities, query.labels, thresholds=best_thresholds(probabilities, query.labels)),
+    }
+
+
+def start_training(
+    vectors: Tensor, labels: Tensor, *, method: str, settings: Mapping[str, Any], seed: int
+) -> Iterator[Encoder]:
+    """`train_encoder` with the loss of `method` and `settings`."""
+    name, fixed, _ = METHODS[method]
+    of_loss = {key: value for key, value in settings.items() if key in ("tau", *MARGINS)}
+    loss = build_loss(name, n_classes=labels.shape[1], n_bits=WIDTH, **fixed, **of_loss)
+    others = {key: value for key, value in settings.items() if key not in of_loss}
+    return train_encoder(vectors, labels, loss=loss, seed=seed, **others)
+
+
+def standardized(train: NDArray[np.float32], other: NDArray[np.float32]) -> tuple[Tensor, Tensor]:
+    """Both with the columns' mean of `train` subtracted and divided by their deviation there (1 where it is 0)."""
+    mean, std = train.mean(axis=0), train.std(axis=0)
+    std[std == 0] = 1
+    return torch.from_numpy((train - mean) / std), torch.from_numpy((other - mean) / std)
+
+
+def vectors_of(split: Split) -> NDArray[np.float32]:
+    """The vectors (n, D) of a split.
+
+    Raises:
+        BadDataset: it holds images.
+    """
+    if split.vectors is None:
+        raise BadDataset("this experiment needs vectors, but the data set holds images: choose scene or yeast")
+    return split.vectors

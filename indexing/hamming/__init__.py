@@ -1,1 +1,0 @@
-"""Hamming search by kind: what `indexing.hamming_index` is made of."""

@@ -1,0 +1,1 @@
+"""Hamming search by kind: what `hashseek.indexing.index.hamming_index` is made of."""

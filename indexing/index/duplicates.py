@@ -1,0 +1,191 @@
+"""Near-duplicates: groups of images whose codes are linked by steps of at most so many bits.
+
+Pairs are found through tables of substrings (multi-index hashing; Norouzi, Punjani and Fleet, CVPR 2012): of two codes
+within `radius` bits, cut into m substrings, one pair of substrings differs in at most radius // m bits. Every pair
+within the radius is found; only the work depends on how the codes are spread.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from math import comb
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hashseek.indexing.index.code_rows import Collapsed, collapse
+from hashseek.indexing.index.exact_scan import candidates, in_threads
+from hashseek.indexing.index.hamming_index import HammingIndex, Ids
+from hashseek.indexing.index.multi_index_hashing import Table, build_table, flips
+from hashseek.retrieval.codes import Codes
+from hashseek.retrieval.errors import BadConfig
+
+Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+_MAX_WIDTH = 20
+# Comparing one pair out of a table costs as much as comparing this many pairs of codes in order.
+_SCATTERED = 10
+_BATCH = 256
+_JOINED = 2**18  # pairs
+_CHUNK = 16384  # what is compared at a time stays in a core's cache
+_STEP_PAIRS = 20_000  # pairs that could be compared in the time that one more call to NumPy takes
+
+
+def groups(index: HammingIndex, *, radius: int) -> Iterator[Ids]:
+    """Groups of two and more ids, ascending within a group and by their first.
+
+    Two images are in one group if a chain of images leads from one to the other in which neighbours differ in at most
+    `radius` bits.
+
+    Raises:
+        BadConfig: radius is below 0, or not below the length of the codes.
+    """
+    if not 0 <= radius < index.n_bits:
+        raise BadConfig(f"radius counts bits and must be 0 to {index.n_bits - 1}, not {radius}")
+    if not len(index):
+        return
+    rows = index.rows if isinstance(index.rows, Collapsed) else collapse(index.rows.codes)
+    group_of_code = _Groups(rows.n_compared)
+    for first, second in _together(_pairs(rows.distinct, index.n_bits, radius)):
+        group_of_code.join(first, second)
+    group_of_row = np.empty(len(rows), np.int64)
+    group_of_row[rows.rows] = np.repeat(group_of_code.labels, np.diff(rows.starts))
+    counts = np.bincount(group_of_row, minlength=rows.n_compared)
+    in_groups = np.flatnonzero(counts[group_of_row] > 1)
+    if not len(in_groups):
+        return
+    in_groups = in_groups[np.argsort(group_of_row[in_groups], kind="stable")]
+    ends = np.flatnonzero(np.diff(group_of_row[in_groups])) + 1
+    starts = np.concatenate([[0], ends])
+    ends = np.concatenate([ends, [len(in_groups)]])
+    for at in np.argsort(in_groups[starts]):
+        yield index.ids[in_groups[starts[at] : ends[at]]]
+
+
+class _Groups:
+    """Which codes belong together, as far as pairs are known: labels[i] is the smallest of i's group."""
+
+    def __init__(self, n: int) -> None:
+        self.labels = np.arange(n)
+
+    def join(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> None:
+        """Put the groups of each pair together."""
+        while True:
+            a, b = self.labels[first], self.labels[second]
+            apart = a != b
+            if not apart.any():
+                return
+            first, second, a, b = first[apart], second[apart], a[apart], b[apart]
+            np.minimum.at(self.labels, np.maximum(a, b), np.minimum(a, b))
+            while not np.array_equal(self.labels, shorter := self.labels[self.labels]):
+                self.labels = shorter
+
+
+def _together(pairs: Iterator[Pairs]) -> Iterator[Pairs]:
+    """The same pairs, many at a time: each joining looks at all labels."""
+    waiting: list[Pairs] = []
+    n_waiting = 0
+    for part in pairs:
+        waiting.append(part)
+        n_waiting += len(part[0])
+        if n_waiting >= _JOINED:
+            yield _concatenated(waiting)
+            waiting, n_waiting = [], 0
+    if n_waiting:
+        yield _concatenated(waiting)
+
+
+def _concatenated(parts: list[Pairs]) -> Pairs:
+    first, second = zip(*parts, strict=True)
+    return np.concatenate(first), np.concatenate(second)
+
+
+def _pairs(codes: Codes, n_bits: int, radius: int) -> Iterator[Pairs]:
+    """Pairs of distinct codes (N, size) within `radius` bits, some of them more than once."""
+    if radius == 0:
+        return
+    n_tables, n_flips, cost = min((_plan(len(codes), n_bits, radius, n) for n in range(radius + 1)), key=lambda p: p[2])
+    if cost < len(codes) ** 2:
+        ends = [n_bits * i // n_tables for i in range(n_tables + 1)]
+        tables = [_sorted(codes, first, min(last - first, _MAX_WIDTH)) for first, last in pairwise(ends)]
+        if cost * max(_skew(by.table) for by in tables) < len(codes) ** 2:
+            parts = [(by, int(flip)) for by in tables for flip in flips(by.table.width, n_flips)]
+            for found in in_threads(lambda part: _pairs_of_table(*part, radius), parts):
+                yield from found
+            return
+    for start in range(0, len(codes), _BATCH):
+        rest = codes[start:]
+        near = candidates(rest[:_BATCH], rest, k=len(rest), limit=radius)
+        first = np.repeat(np.arange(start, start + len(near)), [len(other) for _, other in near])
+        yield first, np.concatenate([other for _, other in near]) + start
+
+
+def _skew(table: Table) -> float:
+    """How many times as many pairs share a list as if all lists were equally long."""
+    lengths = np.diff(table.starts).astype(np.float64)
+    return float((lengths**2).mean() / lengths.mean() ** 2)
+
+
+def _plan(n: int, n_bits: int, radius: int, n_flips: int) -> tuple[int, int, float]:
+    """(tables, bits that may differ in a substring, what it costs in comparisons in order) for random codes."""
+    n_tables = radius // (n_flips + 1) + 1
+    width = min(n_bits // n_tables, _MAX_WIDTH)
+    if width <= n_flips:
+        return n_tables, n_flips, float("inf")
+    n_lookups = n_tables * sum(comb(width, i) for i in range(n_flips + 1))
+    per_list = n / 2**width
+    return n_tables, n_flips, _SCATTERED * n_lookups * (n * per_list + 3 * n + (2 + 2 * per_list) * _STEP_PAIRS)
+
+
+@dataclass(frozen=True)
+class _Sorted:
+    """Codes as words (N, size / 8) in the order of a table of substrings, and the value of each one's substring."""
+
+    table: Table
+    values: NDArray[np.int64]
+    words: NDArray[np.uint64]
+
+
+def _sorted(codes: Codes, first: int, width: int) -> _Sorted:
+    table = build_table(codes, first, width)
+    values = np.repeat(np.arange(2**width), np.diff(table.starts))
+    return _Sorted(table, values, codes.view(np.uint64)[table.rows])
+
+
+def _pairs_of_table(by: _Sorted, flip: int, radius: int) -> list[Pairs]:
+    """Pairs within `radius` whose substrings differ in exactly the bits of `flip`."""
+    starts = by.table.starts
+    if flip:
+        places = np.flatnonzero(by.values < by.values ^ flip)  # each pair of lists once
+        others = by.values[places] ^ flip
+        partner, last = starts[others], starts[others + 1]
+    else:
+        places = np.arange(len(by.values))
+        partner, last = places + 1, starts[by.values + 1]
+    left = partner < last
+    places, partner, last = places[left], partner[left], last[left]
+    found = []
+    for i in range(0, len(places), _CHUNK):
+        chunk = slice(i, i + _CHUNK)
+        found += _pairs_of_lists(by, places[chunk], partner[chunk], last[chunk], radius)
+    return found
+
+
+def _pairs_of_lists(
+    by: _Sorted, places: NDArray[np.int64], partner: NDArray[np.int64], last: NDArray[np.int64], radius: int
+) -> list[Pairs]:
+    """Pairs within `radius` of each place and the places from its partner to the last, exclusively."""
+    found: list[Pairs] = []
+    while len(places):  # the first partner of all, the second of all, and so on
+        apart = np.bitwise_count(by.words[places, 0] ^ by.words[partner, 0]).astype(np.int16)
+        for word in range(1, by.words.shape[1]):
+            apart += np.bitwise_count(by.words[places, word] ^ by.words[partner, word])
+        near = (apart <= radius).nonzero()[0]
+        if len(near):
+            rows = by.table.rows
+            found.append((rows[places[near]].astype(np.int64), rows[partner[near]].astype(np.int64)))
+        partner = partner + 1
+        left = partner < last
+        if not left.all():
+            places, partner, last = places[left], partner[left], last[left]
+    return found

@@ -1,0 +1,189 @@
+"""Every code against every query at about the speed of reading them: the exact search that all kinds fall back on.
+
+FAISS computes the distances of one block of rows; NumPy keeps those that can still be among the k nearest. A block and
+its distances stay in a core's cache, and one query is spread over all cores.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import pairwise
+from typing import TypeVar
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from hashseek.retrieval.codes import MAX_BITS, Codes, code_size
+from hashseek.retrieval.devices import n_cores
+
+Distances = NDArray[np.int32]
+Rows = NDArray[np.int64]
+Candidates = tuple[Distances, Rows]
+T = TypeVar("T")
+R = TypeVar("R")
+
+# Sizes (bytes) at which FAISS computes distances as fast as memory is read; 6 or 24 bytes take 2 to 6 times longer.
+_SIZES = (8, 16, 32, 64, 128)
+_BLOCK_BYTES, _MIN_BLOCK, _MAX_BLOCK = 2**20, 8192, 65536
+# Less work than this (bytes of codes read) is done before another thread has woken up.
+_BYTES_PER_THREAD = 4 * 2**20
+# Where several threads share one query's rows, one in so many rows is looked at first, so that all know about how near
+# the k-th nearest is.
+_SEED = 100
+
+
+def padded_size(n_bits: int) -> int:
+    """Bytes in which codes of `n_bits` bits are kept: zero bytes are appended, which add no distance."""
+    return next(size for size in _SIZES if code_size(n_bits) <= size)
+
+
+def candidates(
+    xq: Codes,
+    xb: Codes,
+    *,
+    k: int,
+    limit: int,
+    usable: NDArray[np.bool_] | None = None,
+    weights: NDArray[np.int64] | None = None,
+) -> list[Candidates]:
+    """For each query rows of `xb` that contain its k nearest, ties by ascending row: (distances, rows), in no order.
+
+    Args:
+        xq: packed (Q, size), padded to `padded_size`.
+        xb: packed (N, size).
+        k: at least 1; from N on, everything within `limit` is found.
+        limit: leave out what is further away (bits).
+        usable: (N,) rows that may be found; None: all.
+        weights: (N,) how many results each row stands for; then ties are kept completely, since the order of rows is
+            not the order of results.
+    """
+    searches = [_Nearest(k, limit, usable, weights) for _ in xq]
+    n_threads = min(n_cores(), 1 + len(xq) * xb.nbytes // _BYTES_PER_THREAD)
+    if n_threads == 1:
+        _scan(searches, xq, xb, 0, len(xb))
+        return [search.candidates() for search in searches]
+    n_query_parts = min(n_threads, len(xq))
+    n_row_parts = -(-n_threads // n_query_parts)
+    seed = len(xb) // _SEED if n_row_parts > 1 else 0
+    _scan(searches, xq, xb, 0, seed)
+    queries = np.linspace(0, len(xq), n_query_parts + 1).astype(int).tolist()
+    rows = np.linspace(seed, len(xb), n_row_parts + 1).astype(int).tolist()
+
+    def run(part: tuple[tuple[int, int], tuple[int, int]]) -> list[Candidates]:
+        (first, last), (start, stop) = part
+        of_part = [search.further() for search in searches[first:last]]
+        _scan(of_part, xq[first:last], xb, start, stop)
+        return [search.candidates() for search in of_part]
+
+    found = list(in_threads(run, [(q, r) for q in pairwise(queries) for r in pairwise(rows)]))
+    merged = []
+    for i in range(0, len(found), n_row_parts):
+        first = queries[i // n_row_parts]
+        for at, of_query in enumerate(zip(*found[i : i + n_row_parts], strict=True), start=first):
+            distances, hits = zip(searches[at].candidates(), *of_query, strict=True)
+            merged.append((np.concatenate(distances), np.concatenate(hits)))
+    return merged
+
+
+def ranked(distances: Distances, rows: Rows, k: int) -> Candidates:
+    """The k nearest, nearest first, equal distances by ascending row."""
+    if not len(rows):
+        return distances, rows
+    span = int(rows.max()) + 1
+    keys = distances * np.int64(span) + rows  # one number to sort by, which is faster than two
+    if len(keys) > 4 * k:
+        keys = np.partition(keys, k - 1)[:k]
+    keys.sort()
+    keys = keys[:k]
+    return (keys // span).astype(np.int32), keys % span
+
+
+def _scan(searches: "list[_Nearest]", xq: Codes, xb: Codes, start: int, stop: int) -> None:
+    """Show the rows from `start` to `stop` to the search of each query."""
+    size = xb.shape[1]
+    largest = min(max(_BLOCK_BYTES // size, _MIN_BLOCK), _MAX_BLOCK)
+    # While nothing is known everything is a candidate, so the first blocks are small.
+    block = largest if start else min(max([1024, *(4 * search.k for search in searches)]), largest)
+    distances = np.empty(largest, np.int32)
+    pointers, out = [faiss.swig_ptr(query) for query in xq], faiss.swig_ptr(distances)
+    while start < stop:
+        n = min(block, stop - start)
+        codes = faiss.swig_ptr(xb[start : start + n])
+        for pointer, search in zip(pointers, searches, strict=True):
+            if search.bound >= 0:
+                faiss.hammings(pointer, codes, 1, n, size, out)
+                search.take(start, distances[:n])
+        start += n
+        block = min(4 * block, largest)
+
+
+class _Nearest:
+    """The k nearest of one query among the rows seen so far, and how near a further row must be to matter."""
+
+    def __init__(self, k: int, limit: int, usable: NDArray[np.bool_] | None, weights: NDArray[np.int64] | None) -> None:
+        self.k, self.usable, self.weights = k, usable, weights
+        self.limit = self.bound = min(limit, MAX_BITS)
+        self.bins = np.arange(self.limit + 1, dtype=np.int16)
+        self.within = np.zeros(self.limit + 1, np.int64)  # results within each distance
+        self.parts: list[Candidates] = []
+
+    def further(self) -> "_Nearest":
+        """A search that knows what this one knows, for rows that come after."""
+        other = _Nearest(self.k, self.limit, self.usable, self.weights)
+        other.bound, other.within = self.bound, self.within.copy()
+        return other
+
+    def take(self, start: int, distances: Distances) -> None:
+        """Look at the rows from `start` on, whose distances these are."""
+        if np.minimum.reduce(distances) > self.bound:
+            return
+        near = distances <= self.bound
+        if self.usable is not None:
+            near &= self.usable[start : start + len(near)]
+        at = near.nonzero()[0]
+        if not len(at):
+            return
+        hits = distances.take(at)
+        if self.weights is None:  # sorting small numbers is quicker than counting them
+            self.within += np.sort(hits.astype(np.int16)).searchsorted(self.bins, "right")
+        else:
+            weights = self.weights.take(at + start)
+            self.within += np.bincount(hits, weights, len(self.bins)).cumsum().astype(np.int64)
+        reach = self._reach()
+        if reach < self.bound:
+            kept = (hits <= reach).nonzero()[0]  # with take, quicker than a mask
+            hits, at = hits.take(kept), at.take(kept)
+        self.parts.append((hits, at + start))
+        if reach <= self.limit:  # k are found: of rows yet to come, equally near ones rank behind them
+            self.bound = reach - 1 if self.weights is None else reach
+
+    def _reach(self) -> int:
+        """The distance of the k-th nearest so far; beyond the limit if there are fewer."""
+        return int(self.within.searchsorted(self.k))
+
+    def candidates(self) -> Candidates:
+        """All that was kept and is still near enough."""
+        parts = [(np.zeros(0, np.int32), np.zeros(0, np.int64)), *self.parts]
+        distances, rows = (np.concatenate(part) for part in zip(*parts, strict=True))
+        kept = (distances <= self._reach()).nonzero()[0]
+        return distances.take(kept), rows.take(kept)
+
+
+def in_threads(function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+    """The function's results in order, worked out by as many threads as there are cores; the first by this one."""
+    others = [_pool().submit(function, item) for item in items[1:]]
+    if items:
+        yield function(items[0])
+    for other in others:
+        yield other.result()
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max(n_cores() - 1, 1), thread_name_prefix="hamming")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork

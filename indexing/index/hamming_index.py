@@ -1,0 +1,290 @@
+"""Search over packed codes by Hamming distance: one interface, several kinds.
+
+    exact       every code is compared, in one of two arrangements that `build_index` chooses between (the default)
+    ivf         lists of codes around centres; a search visits a few
+    hnsw        a graph of neighbours; a search walks along it
+    multihash   tables of codes by substrings; a search looks up what agrees in one
+    gpu         every code is compared, on a GPU
+
+Exact means: what brute force finds, ties by ascending id, for every K and every k. Approximate kinds say which
+share of the nearest they found when they were built; `range`, and searches among chosen ids, are exact in every kind.
+"""
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from hashseek.indexing.index.approximate import Approximate, default_effort, measure_recall
+from hashseek.indexing.index.code_rows import Collapsed, Plain, Subset, arrange
+from hashseek.indexing.index.exact_scan import Distances, padded_size
+from hashseek.indexing.index.gpu import Gpu
+from hashseek.indexing.index.hnsw import Hnsw
+from hashseek.indexing.index.ivf import Ivf
+from hashseek.indexing.index.multi_index_hashing import MultiHash
+from hashseek.retrieval.codes import Codes, check_codes, code_size, pad
+from hashseek.retrieval.errors import BadCodes, BadCollection, BadConfig
+from hashseek.retrieval.files import write_atomically
+
+Ids = NDArray[np.int64]
+
+APPROXIMATE: dict[str, type[Approximate]] = {"ivf": Ivf, "hnsw": Hnsw, "multihash": MultiHash}
+__all__ = [
+    "APPROXIMATE",
+    "KINDS",
+    "Distances",
+    "HammingIndex",
+    "Ids",
+    "Subset",
+    "build_index",
+    "check_kind",
+    "load_index",
+    "save_index",
+]
+
+KINDS = ("exact", *APPROXIMATE, "gpu")
+# Of this share of rows and up, an approximate kind is asked for more than k and what is left out is left out.
+_MOST = 0.9
+# From one id in so many images on, marking them in a table of all ids is quicker than looking each of them up.
+_MANY = 20
+
+
+@dataclass(frozen=True)
+class HammingIndex:
+    """Codes with their ids, read-only once built. Safe to use from several threads.
+
+    `ids` ascend, so that the order of ties by row is the order by id.
+    """
+
+    n_bits: int
+    ids: Ids
+    rows: Plain | Collapsed
+    kind: str = "exact"
+    approximate: Approximate | None = None
+    recall: Mapping[int, float] = field(default_factory=dict)
+    gpu: Gpu | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def codes(self) -> Codes:
+        """Packed codes (N, code_size), in the order of `ids`."""
+        return np.ascontiguousarray(self.rows.codes[:, : code_size(self.n_bits)])
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of main memory for codes, ids and whatever the kind adds."""
+        return self.ids.nbytes + self.rows.n_bytes + (0 if self.approximate is None else self.approximate.n_bytes)
+
+    def subset(self, mask: NDArray[np.bool_]) -> Subset:
+        """The rows (N,) that later searches may find; keep it for as long as it is used, it remembers."""
+        if mask.shape != (len(self),) or mask.dtype != np.bool_:
+            raise BadCodes(f"a mask over {len(self)} images must be bool of that length, not {mask.dtype} {mask.shape}")
+        return Subset(mask)
+
+    def subset_of(self, ids: Ids) -> Subset:
+        """The rows of these ids, in any order; ids that are not here are left out."""
+        ids = np.asarray(ids, np.int64)
+        if not len(self):
+            return Subset(np.zeros(0, np.bool_))
+        first, span = self.ids[0], int(self.ids[-1] - self.ids[0]) + 1
+        if _MANY * len(ids) > len(self) and span < 8 * len(self):  # quicker than to look up each of so many
+            chosen = np.zeros(span, np.bool_)
+            chosen[ids[(ids >= first) & (ids <= self.ids[-1])] - first] = True
+            return Subset(chosen[self.ids - first])
+        at = np.searchsorted(self.ids, ids)
+        inside = at < len(self)
+        at = at[inside][self.ids[at[inside]] == ids[inside]]
+        mask = np.zeros(len(self), np.bool_)
+        mask[at] = True
+        return Subset(mask)
+
+    def search(
+        self, query_codes: Codes, *, k: int, among: Subset | None = None, effort: int | None = None
+    ) -> tuple[Distances, Ids]:
+        """The k nearest: (distances, ids), each (Q, min(k, number that may be found)), nearest first, ties by id.
+
+        Args:
+            query_codes: packed (Q, code_size).
+            k: results per query, at least 1.
+            among: what may be found; None: everything.
+            effort: of approximate kinds, how hard to look (`recall` names some); None: what had a good recall on a
+                sample when the index was built.
+
+        Raises:
+            BadCodes: queries of another width, or k < 1.
+            BadConfig: an effort that this kind does not know.
+        """
+        xq = self._padded(query_codes)
+        if k < 1:
+            raise BadCodes(f"k is the number of results and must be at least 1, not {k}")
+        if effort is not None and self.kind not in APPROXIMATE:
+            raise BadConfig(f"an index of kind {self.kind} is exact and takes no effort: leave it out")
+        if among is not None and among.n == len(self):
+            among = None
+        k = min(k, len(self) if among is None else among.n)
+        if k == 0 or not len(xq):
+            return np.zeros((len(xq), k), np.int32), np.zeros((len(xq), k), np.int64)
+        if self.approximate is not None:
+            effort = default_effort(self.recall) if effort is None else effort
+            distances, rows, certain = self._search_approximately(self.approximate, xq, k, among, effort)
+        elif self.gpu is not None and among is None:
+            distances, rows, certain = self.gpu.search(xq, k=k)
+        else:
+            distances, rows = np.empty((len(xq), k), np.int32), np.empty((len(xq), k), np.int64)
+            certain = np.zeros(len(xq), np.bool_)
+        open_queries = np.flatnonzero(~certain)
+        found = self.rows.search(xq[open_queries], k=k, limit=self.n_bits, among=among) if len(open_queries) else []
+        for query, (of_query, at) in zip(open_queries, found, strict=True):
+            distances[query], rows[query] = of_query, at
+        return distances, self.ids[rows]
+
+    def range(
+        self, query_codes: Codes, *, radius: int, k: int | None = None, among: Subset | None = None
+    ) -> list[tuple[Distances, Ids]]:
+        """Everything within `radius` bits, inclusive: (distances, ids) for each query, nearest first, ties by id.
+
+        Exact in every kind. With `k`, at most the k nearest of them.
+
+        Raises:
+            BadCodes: queries of another width, radius < 0 or k < 1.
+        """
+        xq = self._padded(query_codes)
+        if radius < 0:
+            raise BadCodes(f"radius counts bits and must be at least 0, not {radius}")
+        if k is not None and k < 1:
+            raise BadCodes(f"k is the number of results and must be at least 1, not {k}")
+        if among is not None and among.n == len(self):
+            among = None
+        k = len(self) if k is None else min(k, len(self))
+        if k == 0 or (among is not None and among.n == 0):
+            return [(np.zeros(0, np.int32), np.zeros(0, np.int64)) for _ in xq]
+        found = self.rows.search(xq, k=k, limit=min(radius, self.n_bits), among=among)
+        return [(distances, self.ids[rows]) for distances, rows in found]
+
+    def describe(self) -> dict[str, Any]:
+        """Kind, arrangement, sizes and measured recall."""
+        collapsed = isinstance(self.rows, Collapsed)
+        content: dict[str, Any] = {
+            "kind": self.kind,
+            "arrangement": "distinct codes with lists of images" if collapsed else "one code per image",
+            "codes_compared": self.rows.n_compared,
+            "padded_bits": 8 * padded_size(self.n_bits),
+            "bytes": self.n_bytes,
+        }
+        if self.approximate is not None:
+            content |= self.approximate.describe()
+            content |= {f"recall@10 at effort {effort}": round(value, 3) for effort, value in self.recall.items()}
+            content["default_effort"] = default_effort(self.recall)
+        return content
+
+    def _padded(self, query_codes: Codes) -> Codes:
+        return pad(check_codes(query_codes, self.n_bits), padded_size(self.n_bits))
+
+    def _search_approximately(
+        self, approximate: Approximate, xq: Codes, k: int, among: Subset | None, effort: int
+    ) -> tuple[Distances, NDArray[np.int64], NDArray[np.bool_]]:
+        """(distances (Q, k), rows (Q, k), which queries (Q,) got k results)."""
+        if among is not None and among.n < _MOST * len(self):
+            nothing = np.zeros((len(xq), k), np.int32)
+            return nothing, nothing.astype(np.int64), np.zeros(len(xq), np.bool_)
+        asked = k if among is None else min(len(self), k + 16 + k // 4)
+        distances, rows = approximate.search(xq, k=asked, effort=effort)
+        usable = rows >= 0
+        if among is not None:
+            usable &= among.mask[rows]
+        # Graphs and lists return equally near rows in an order of their own.
+        order = np.lexsort((rows, distances, ~usable))[:, :k]
+        return np.take_along_axis(distances, order, 1), np.take_along_axis(rows, order, 1), usable.sum(axis=1) >= k
+
+
+def build_index(codes: Codes, ids: Ids, *, n_bits: int, kind: str = "exact") -> HammingIndex:
+    """Index packed codes (N, code_size) under strictly ascending ids (N,).
+
+    Codes are kept one per image, or each distinct one once with the list of its images, whichever is searched faster.
+
+    Raises:
+        BadCodes: codes of another width, or ids that do not ascend.
+        BadConfig: an unknown kind, or gpu where there is none.
+    """
+    check_kind(kind)
+    check_codes(codes, n_bits)
+    if len(ids) != len(codes) or (len(ids) > 1 and (np.diff(ids) <= 0).any()):
+        raise BadCodes(f"{len(codes)} codes need {len(codes)} strictly ascending ids, one each")
+    ids = np.ascontiguousarray(ids, dtype=np.int64)
+    padded = pad(codes, padded_size(n_bits))
+    rows = arrange(padded)
+    if kind not in APPROXIMATE or not len(ids):
+        return HammingIndex(n_bits, ids, rows, kind, gpu=Gpu(padded) if kind == "gpu" else None)
+    structure = APPROXIMATE[kind].build(padded, n_bits)
+    return HammingIndex(n_bits, ids, rows, kind, structure, measure_recall(structure, rows, n_bits=n_bits))
+
+
+def save_index(index: HammingIndex, path: Path) -> list[Path]:
+    """Write the index atomically and return its files; the ids are the caller's to keep.
+
+    `path` holds the codes as a FAISS IndexBinaryFlat; an approximate kind adds a file beside it.
+    """
+    flat = faiss.IndexBinaryFlat(8 * padded_size(index.n_bits))
+    flat.add(index.rows.codes)
+    write_atomically(path, faiss.serialize_index_binary(flat).tobytes())
+    if index.approximate is None:
+        return [path]
+    content = io.BytesIO()
+    recall = {"efforts": np.array(list(index.recall)), "recall": np.array(list(index.recall.values()))}
+    np.savez(content, allow_pickle=False, **index.approximate.to_arrays(), **recall)
+    write_atomically(_beside(path, index.kind), content.getvalue())
+    return [path, _beside(path, index.kind)]
+
+
+def load_index(path: Path, ids: Ids, *, n_bits: int, kind: str = "exact") -> HammingIndex:
+    """Read what `save_index` wrote.
+
+    Raises:
+        BadCollection: a file is no such index, or not of this size and width.
+        BadConfig: an unknown kind, or gpu where there is none.
+    """
+    check_kind(kind)
+    try:
+        flat = faiss.deserialize_index_binary(np.fromfile(path, np.uint8))
+    except (RuntimeError, OSError) as error:
+        raise BadCollection(f"{path} is not a readable index: {error}") from None
+    if not isinstance(flat, faiss.IndexBinaryFlat):
+        raise BadCollection(f"{path} holds a {type(flat).__name__}, not a flat binary index")
+    if flat.ntotal != len(ids) or flat.code_size != padded_size(n_bits):
+        raise BadCollection(
+            f"{path} holds {flat.ntotal} codes of {flat.code_size} bytes, not {len(ids)} of {n_bits} bits"
+        )
+    codes = faiss.vector_to_array(flat.xb).reshape(-1, flat.code_size)
+    if kind not in APPROXIMATE or not len(codes):
+        return HammingIndex(n_bits, ids, arrange(codes), kind, gpu=Gpu(codes) if kind == "gpu" else None)
+    beside = _beside(path, kind)
+    try:
+        with beside.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            recall = dict(zip(arrays["efforts"].tolist(), arrays["recall"].tolist(), strict=True))
+            structure = APPROXIMATE[kind].from_arrays(arrays, codes, n_bits)
+    except (RuntimeError, OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        raise BadCollection(f"{beside} is not a readable index: {error}") from None
+    return HammingIndex(n_bits, ids, arrange(codes), kind, structure, recall)
+
+
+def check_kind(kind: str) -> str:
+    """Return `kind` if it is one of `KINDS`.
+
+    Raises:
+        BadConfig: it is not.
+    """
+    if kind not in KINDS:
+        raise BadConfig(f"there is no index of kind {kind!r}: use one of {', '.join(KINDS)}")
+    return kind
+
+
+def _beside(path: Path, kind: str) -> Path:
+    return path.with_suffix(f".{kind}.npz")

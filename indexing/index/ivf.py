@@ -1,0 +1,66 @@
+"""Inverted lists (Sivic and Zisserman, ICCV 2003) in FAISS: codes by their nearest centre; a search visits a few."""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import faiss
+import numpy as np
+
+from hashseek.indexing.index.approximate import Arrays, check_effort, threads_for
+from hashseek.indexing.index.exact_scan import Distances, Rows
+from hashseek.retrieval.codes import Codes
+
+
+@dataclass(frozen=True)
+class Ivf:
+    """`effort` is the number of lists that a search visits."""
+
+    index: Any  # faiss.IndexBinaryIVF
+
+    @classmethod
+    def build(cls, codes: Codes, _n_bits: int, /) -> Self:
+        """Index padded codes (N, size) in about 2 sqrt(N) lists."""
+        n_lists = max(
+            1, min(int(2 * len(codes) ** 0.5), len(codes) // 39)
+        )  # as many codes per centre as FAISS asks for
+        quantizer = faiss.IndexBinaryFlat(8 * codes.shape[1])
+        index = faiss.IndexBinaryIVF(quantizer, 8 * codes.shape[1], n_lists)
+        index.own_fields = True
+        index.cp.min_points_per_centroid = 1  # or it warns of fewer than 39 codes, where there is one list anyway
+        quantizer.this.disown()
+        rng = np.random.default_rng(0)
+        sample = rng.choice(len(codes), min(len(codes), 64 * n_lists), replace=False)
+        index.train(codes[np.sort(sample)])
+        index.add(codes)
+        return cls(index)
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays, _codes: Codes, _n_bits: int, /) -> Self:
+        """What `to_arrays` gave."""
+        return cls(faiss.deserialize_index_binary(arrays["faiss"]))
+
+    def to_arrays(self) -> Arrays:
+        """FAISS's own format."""
+        return {"faiss": faiss.serialize_index_binary(self.index)}
+
+    @property
+    def efforts(self) -> tuple[int, ...]:
+        """Powers of two up to all lists."""
+        return tuple(2**i for i in range(self.index.nlist.bit_length()))
+
+    @property
+    def n_bytes(self) -> int:
+        """Codes and numbers in the lists, and the centres."""
+        return int(self.index.ntotal * (self.index.code_size + 8) + self.index.nlist * self.index.code_size)
+
+    def describe(self) -> dict[str, Any]:
+        """Its settings."""
+        return {"lists": self.index.nlist}
+
+    def search(self, xq: Codes, *, k: int, effort: int) -> tuple[Distances, Rows]:
+        """About the k nearest rows of each query; -1 where the lists visited hold fewer."""
+        check_effort(effort, largest=self.index.nlist, meaning="lists visited")
+        parameters = faiss.SearchParametersIVF(nprobe=effort)
+        with threads_for(len(xq)):
+            distances, rows = self.index.search(xq, k, params=parameters)
+        return distances, rows

@@ -1,0 +1,114 @@
+"""What searches see: a built segment, a small fresh one for what came since, and which of their rows are alive."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hashseek.indexing.catalog.filters import Chosen
+from hashseek.indexing.index.hamming_index import APPROXIMATE, Distances, HammingIndex, Ids, Subset, build_index
+from hashseek.retrieval.codes import Codes
+
+# A fresh segment is rebuilt with every change, so it is merged into the built one before that costs much.
+FRESH_LIMIT = 4096
+# An approximate index takes minutes to build, so it is built anew only when this share of its images has changed.
+_CHANGED = 0.1
+
+
+@dataclass(frozen=True)
+class Segment:
+    """An index, and which of its rows are still in the collection."""
+
+    index: HammingIndex
+    alive: Subset
+
+    @property
+    def n_dead(self) -> int:
+        """How many rows are not."""
+        return len(self.index) - self.alive.n
+
+    def without(self, removed: Ids) -> "Segment":
+        """The segment after these ids were removed."""
+        at = np.searchsorted(self.index.ids, removed)
+        inside = at < len(self.index)
+        at = at[inside][self.index.ids[at[inside]] == removed[inside]]
+        if not len(at):
+            return self
+        alive = self.alive.mask.copy()
+        alive[at] = False
+        return Segment(self.index, self.index.subset(alive))
+
+    def among(self, chosen: Chosen | None) -> Subset:
+        """What is alive, of what was chosen (None: everything)."""
+        if chosen is None:
+            return self.alive
+        named = self.index.subset_of(chosen.ids)
+        if chosen.all_but:
+            return self.index.subset(self.alive.mask & ~named.mask)
+        return self.index.subset(named.mask & self.alive.mask) if self.n_dead else named
+
+
+@dataclass(frozen=True)
+class View:
+    """The collection as of one generation of the catalog, up to the image `last_id`."""
+
+    generation: int
+    last_id: int
+    built: Segment
+    fresh: Segment
+
+    def __len__(self) -> int:
+        return self.built.alive.n + self.fresh.alive.n
+
+    @property
+    def kind(self) -> str:
+        """Of the built index."""
+        return self.built.index.kind
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the built index should take in what changed since."""
+        n_changed, limit = len(self.fresh.index), FRESH_LIMIT
+        if self.kind in APPROXIMATE:
+            n_changed, limit = n_changed + self.built.n_dead, max(limit, int(_CHANGED * len(self.built.index)))
+        return n_changed > limit
+
+
+def empty(n_bits: int, kind: str = "exact") -> Segment:
+    """A segment without rows."""
+    codes = np.zeros((0, (n_bits + 7) // 8), np.uint8)
+    return whole(build_index(codes, np.zeros(0, np.int64), n_bits=n_bits, kind=kind))
+
+
+def whole(index: HammingIndex) -> Segment:
+    """A segment of all rows of an index."""
+    return Segment(index, index.subset(np.ones(len(index), np.bool_)))
+
+
+def merge(view: View, n_bits: int, kind: str) -> Segment:
+    """All living rows of a view as one segment with an index of this kind."""
+    if view.kind == kind and not view.built.n_dead and not len(view.fresh.index):
+        return view.built
+    return joined([view.built, view.fresh], n_bits, kind)
+
+
+def joined(
+    segments: Sequence[Segment], n_bits: int, kind: str, codes: Codes | None = None, ids: Ids | None = None
+) -> Segment:
+    """The living rows of the segments, and some more, as one segment with an index of this kind."""
+    all_codes = [part.index.codes[part.alive.mask] for part in segments] + ([] if codes is None else [codes])
+    all_ids = [part.index.ids[part.alive.mask] for part in segments] + ([] if ids is None else [ids])
+    merged_codes, merged_ids = np.concatenate(all_codes), np.concatenate(all_ids)
+    if len(merged_ids) > 1 and (np.diff(merged_ids) < 0).any():  # of images whose code is another one by now
+        order = np.argsort(merged_ids)
+        merged_codes, merged_ids = merged_codes[order], merged_ids[order]
+    return whole(build_index(merged_codes, merged_ids, n_bits=n_bits, kind=kind))
+
+
+def merged_hits(built: tuple[Distances, Ids], fresh: tuple[Distances, Ids], k: int) -> tuple[Distances, Ids]:
+    """The k nearest of both segments' results of one query."""
+    if not len(fresh[0]):
+        return built
+    distances, ids = np.concatenate([built[0], fresh[0]]), np.concatenate([built[1], fresh[1]])
+    order = np.lexsort((ids, distances))[:k]
+    return distances[order], ids[order]

@@ -1,0 +1,217 @@
+"""Lists of images as CSV, JSONL, Parquet or plain text, row by row, so that a list may be longer than memory.
+
+A row names an image in the first of the columns `uri`, `path`, `file`, `url` that it has: a file (relative to the
+list's folder), an image in a tar (`retrieval.tar_members`), or an http(s) address. `labels` are separated by `;` or a
+list; `split` is query, train or database; `key` (or else `id`) is the caller's own name for the image. Every other
+column is an attribute; a column `attributes` holds a JSON object of them. A plain text has one file or address a line.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+from hashseek.indexing.ingest.uris import is_remote, is_there
+from hashseek.retrieval.errors import BadDataset
+from hashseek.retrieval.label_files import NAMES, Problem, parse_labels, parse_split, read_rows
+
+KINDS = (".csv", ".jsonl", ".parquet", ".txt")
+PLACES = ("uri", "path", "file", "url")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_NUMBER = re.compile(r"-?(0|[1-9]\d{0,17})(\.\d{1,17})?")
+_BLOCK = 1024  # rows of a Parquet file in memory at a time
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Source:
+    """An image to be indexed: where it is, and what is said about it.
+
+    Args:
+        uri: a file, or an image in a tar, as Path; an http(s) address as text.
+        labels: its labels.
+        where: the line of a list that names it.
+        key: the caller's own name for it.
+        attributes: a JSON object.
+    """
+
+    uri: Path | str
+    labels: tuple[str, ...] = ()
+    where: str = ""
+    key: str | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """How a message calls it."""
+        return self.where or str(self.uri)
+
+
+def find_manifest(path: Path) -> Path | None:
+    """The list that `path` is, or that lies in the folder `path` under a usual name; None if none can be seen."""
+    try:
+        if path.suffix.lower() in KINDS and path.is_file():
+            return path
+        return next((path / name for name in NAMES if (path / name).is_file()), None)
+    except PermissionError:  # of a folder: who reads it or what is in it says so
+        return None
+
+
+def read_manifest(path: Path, *, split: str | None = None) -> Iterator[Source | Problem]:
+    """The images that a list names, and what is wrong with its lines; with `split`, only images of that split.
+
+    Raises:
+        BadDataset: the list cannot be read, or has no image in the split.
+    """
+    n_rows = n_chosen = 0
+    for row in _rows(path):
+        if isinstance(row, Problem):
+            yield row
+            continue
+        n_rows += 1
+        line, values = row
+        for found in read_row(values, where=f"{path.name} line {line}", folder=path.parent, split=split):
+            n_chosen += isinstance(found, Source)
+            yield found
+    if split is not None and n_rows and not n_chosen:
+        raise BadDataset(f"{path} has no image in the split {split!r}")
+
+
+def read_row(row: Row, *, where: str, folder: Path, split: str | None = None) -> Iterator[Source | Problem]:
+    """The image that a row names, if it is of the split, and what is wrong with the row."""
+    column = next((name for name in PLACES if row.get(name) not in (None, "")), None)
+    place = row[column].strip() if column is not None and isinstance(row[column], str) else ""
+    if not place:
+        yield Problem(where, "it names no file")
+        return
+    of_split, reason = parse_split(row.get("split"))
+    if reason is None and split is not None and of_split != split:
+        return
+    labels: tuple[str, ...] = ()
+    if reason is None and not isinstance(row.get("labels"), str | list | None):
+        reason = f"its labels are {row['labels']!r}, neither text nor a list"
+    if reason is None:
+        labels, remarks = parse_labels(row.get("labels"), (), set())
+        for remark in remarks:
+            yield Problem(where, remark, skipped=False)
+    try:
+        uri = _uri(place, folder)
+        source = Source(uri, labels, where, key_of(row), attributes_of(row, {column, "split"}))
+    except ValueError as error:
+        reason = reason or str(error)
+    if reason is not None:
+        yield Problem(where, reason, uri=place if _SCHEME.match(place) else str(folder / place))
+    else:
+        yield source
+
+
+def key_of(row: Row) -> str | None:
+    """The key that a row gives its image: its column `key`, or else `id`.
+
+    Raises:
+        ValueError: it is neither text nor a whole number.
+    """
+    key = row.get("key") if row.get("key") not in (None, "") else row.get("id")
+    if key is None or key == "":
+        return None
+    if isinstance(key, bool) or not isinstance(key, str | int):
+        raise ValueError(f"its key is {key!r:.80}, neither text nor a whole number")
+    return str(key)
+
+
+def attributes_of(row: Row, beside: set[str | None]) -> dict[str, Any]:
+    """The attributes that a row gives: its columns but those in `beside`, the key and the labels; empty ones left out.
+
+    Raises:
+        ValueError: its column `attributes` is no JSON object.
+    """
+    own = row.get("attributes")
+    if isinstance(own, str) and own:
+        try:
+            own = json.loads(own)
+        except (ValueError, RecursionError):
+            own = False
+    if own not in (None, "") and not isinstance(own, dict):
+        raise ValueError(f"its column attributes holds {row['attributes']!r:.80}, no JSON object")
+    key = "key" if row.get("key") not in (None, "") else "id"
+    taken = {*beside, "labels", "attributes", "key", key}
+    others = {name: value for name, value in row.items() if name and name not in taken and value not in (None, "")}
+    return others | (own or {})
+
+
+def _uri(place: str, folder: Path) -> Path | str:
+    if is_remote(place):
+        return place
+    if _SCHEME.match(place):
+        raise ValueError(f"{place} is an address of a kind that is not read: files, http and https are")
+    path = folder / place
+    try:
+        found = is_there(str(path))
+    except (OSError, ValueError):  # a name that is too long, or holds a NUL: no file has it
+        found = False
+    if not found:
+        raise ValueError(f"the file {place} does not exist")
+    return path
+
+
+def _rows(path: Path) -> Iterator[tuple[int, Row] | Problem]:
+    kind = path.suffix.lower()
+    if kind == ".parquet":
+        yield from _parquet_rows(path)
+    elif kind == ".txt":
+        yield from _text_rows(path)
+    else:
+        for row in read_rows(path, one_of=PLACES, errors="surrogateescape"):
+            if kind == ".csv" and not isinstance(row, Problem):  # a CSV file does not say what is a number
+                yield row[0], {name: value if name in _TEXT else _typed(value) for name, value in row[1].items()}
+            else:
+                yield row
+
+
+_TEXT = frozenset((*PLACES, "labels", "split", "key", "id", "attributes"))
+
+
+def _typed(text: str) -> str | int | float:
+    if not _NUMBER.fullmatch(text):
+        return text
+    return float(text) if "." in text else int(text)
+
+
+def _text_rows(path: Path) -> Iterator[tuple[int, Row]]:
+    try:
+        with path.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip() and not line.startswith("#"):
+                    yield number, {"file": line.rstrip("\r\n")}
+    except OSError as error:
+        raise BadDataset(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[int, Row]]:
+    try:
+        import pyarrow
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise BadDataset(f"{path} needs pyarrow to be read: pip install 'hashseek[parquet]'") from None
+    try:
+        with parquet.ParquetFile(path) as file:
+            if not set(PLACES) & set(file.schema_arrow.names):
+                raise BadDataset(f"{path} has no column {' or '.join(PLACES)}: one must say where the images are")
+            number = 0
+            for batch in file.iter_batches(batch_size=_BLOCK):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield number, {name: _plain(value) for name, value in row.items()}
+    except (pyarrow.ArrowException, OSError) as error:
+        raise BadDataset(f"{path} cannot be read as Parquet ({error}): write or download it again") from None
+
+
+def _plain(value: Any) -> Any:
+    """A Parquet value as JSON can say it; what it cannot is found when the image is stored."""
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    return value

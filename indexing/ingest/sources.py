@@ -1,0 +1,264 @@
+"""What `index add` is given: files, folders, patterns, lists, tars, addresses; drawn one by one, never held."""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from itertools import groupby, islice
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from hashseek.indexing.ingest.manifests import KINDS, Source, attributes_of, find_manifest, key_of, read_manifest
+from hashseek.indexing.ingest.uris import is_remote, stored_path
+from hashseek.retrieval.errors import BadDataset, BadImage
+from hashseek.retrieval.images import SUFFIXES
+from hashseek.retrieval.label_files import Problem, parse_labels, refuse
+from hashseek.retrieval.tar_members import Member, list_members, member_path, read_member
+
+Found = Source | Problem
+KeyFrom = Literal["path", "name"]
+
+_CHUNK = 50_000  # names of a folder that are put in order together; a folder may hold more than memory does
+_MAGIC = frozenset("*?[")
+_PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
+_SIDECARS = (".json", ".cls", ".txt")  # beside an image in a tar, in the order in which they are asked
+_MAX_SIDECAR = 2**20
+_MOST_NAMED = 10_000
+
+
+def find_sources(paths: Sequence[str | Path], *, split: str | None = None) -> Iterator[Found]:
+    """The images that `paths` name, and what was wrong on the way, in constant memory; what cannot be read is skipped.
+
+    Args:
+        paths: image files; folders, searched with their subfolders, or taken as the list that they hold as `labels.csv`
+            or `labels.jsonl`; lists (`indexing.ingest.manifests`); tars; http(s) addresses; patterns (`*`, `?`, `[]`,
+            `**`).
+        split: of lists, take only this split.
+
+    Raises:
+        BadDataset: at once if a path is empty or does not exist, or a pattern matches nothing; while it is drawn from,
+            if a list is beyond repair.
+    """
+    for path in paths:
+        if path == "":  # Path("") is the current folder, with all that is in it
+            raise BadDataset("an empty path names nothing: name files or folders (is a variable of the shell empty?)")
+        if not is_remote(str(path)) and not _exists(Path(path)) and next(_matching(str(path)), None) is None:
+            nothing = "no file matches the pattern" if _MAGIC & set(str(path)) else "there is no file or folder"
+            raise BadDataset(f"{nothing} {path}: correct the path")
+    return (found for path in paths for found in _sources(str(path), split))
+
+
+def survey(paths: Sequence[str | Path], *, split: str | None = None, on_error: str = "skip") -> int:
+    """How many images `paths` name; with on_error = "stop", lists with problems are refused here, before any work.
+
+    Raises:
+        BadDataset: as `find_sources`; or a list has problems, which are counted and some of them shown.
+    """
+    n = 0
+    for path in paths:
+        problems: list[Problem] = []
+        for found in find_sources([path], split=split):
+            if isinstance(found, Problem):
+                problems += [found] if on_error == "stop" and len(problems) < _MOST_NAMED else []
+            else:
+                n += 1
+        if problems:
+            refuse(find_manifest(Path(path)) or Path(path), problems, skip="--on-error skip")
+    return n
+
+
+def describe(
+    sources: Iterable[Found], *, labels: Sequence[str] = (), key_from: KeyFrom | None = None
+) -> Iterator[Found]:
+    """The sources with more labels, and with their path or file name as key if they have none."""
+    for found in sources:
+        if isinstance(found, Source):
+            key = found.key
+            if key is None and key_from is not None:
+                path = stored_path(found.uri)
+                key = path if key_from == "path" else PurePosixPath(path).name
+            found = replace(found, key=key, labels=tuple(dict.fromkeys((*found.labels, *labels))))
+        yield found
+
+
+def until(sources: Iterable[Found], stopped: Callable[[], bool]) -> Iterator[Found]:
+    """The sources as long as `stopped()` is not true."""
+    for found in sources:
+        if stopped():
+            return
+        yield found
+
+
+def walk(folder: Path, *, entered: Callable[[Path], object] = lambda _: None) -> Iterator[Path | Problem]:
+    """Image files below `folder`: those of a folder first, then its subfolders, by name.
+
+    Links to folders are not followed, so there are no loops; what is hidden is left out. `entered` is told of each
+    folder before it is read.
+    """
+    waiting = [folder]
+    while waiting:
+        folders: list[Path] = []
+        place = waiting.pop()
+        entered(place)
+        try:
+            for entry in _entries(place):
+                if entry.name.startswith("."):  # waste baskets, caches of thumbnails
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(Path(entry.path))
+                elif _is_picture(entry.name) and not (entry.is_symlink() and Path(entry.path).is_dir()):
+                    yield Path(entry.path)
+        except OSError as error:
+            yield Problem(str(place), f"this folder cannot be read: {error.strerror}")
+        waiting += sorted(folders, reverse=True)
+
+
+def _sources(path: str, split: str | None) -> Iterator[Found]:
+    if is_remote(path):
+        yield Source(path)
+    elif not _exists(Path(path)):
+        for match in _matching(path):
+            if isinstance(match, Problem):
+                yield match
+            elif _is_folder(match) or _is_wanted(match, path):
+                yield from _sources_of(match, split)
+    else:
+        yield from _sources_of(Path(path), split)
+
+
+def _sources_of(path: Path, split: str | None) -> Iterator[Found]:
+    manifest = find_manifest(path)
+    if manifest is not None and not os.access(manifest, os.R_OK):
+        yield Problem(str(manifest), "cannot be read: Permission denied", uri=str(manifest))
+    elif manifest is not None:
+        yield from read_manifest(manifest, split=split)
+    elif _is_folder(path):
+        yield from (Source(found) if isinstance(found, Path) else found for found in walk(path))
+    elif path.suffix.lower() == ".tar":
+        yield from _shard(path)
+    elif path.name.lower().endswith(_PACKED):
+        yield Problem(str(path), "is a compressed tar: decompress it, images are read where they lie in the tar")
+    else:
+        yield Source(path)
+
+
+def _is_wanted(match: Path, pattern: str) -> bool:
+    """Whether a file that matches a pattern is of a kind that is read, or was asked for by its suffix."""
+    return match.suffix.lower() in (*SUFFIXES, *KINDS, ".tar") or pattern.lower().endswith(_PACKED)
+
+
+def _shard(shard: Path) -> Iterator[Found]:
+    """Images in a tar; files beside one that differ in their suffix alone, as webdataset writes them, describe it."""
+    try:
+        for _, members in groupby(list_members(shard), key=lambda found: str(PurePosixPath(found[0]).with_suffix(""))):
+            pictures: list[tuple[str, Member]] = []
+            sidecars: dict[str, Member] = {}
+            for name, member in members:
+                suffix = PurePosixPath(name).suffix.lower()
+                if _is_picture(PurePosixPath(name).name):
+                    pictures.append((name, member))
+                elif suffix in _SIDECARS:
+                    sidecars[suffix] = member
+            for name, member in pictures:
+                path = member_path(shard, f"{member.offset}+{member.size}/{name}")
+                try:
+                    yield _described(path, f"{shard.name}: {name}", sidecars)
+                except (ValueError, BadImage) as error:
+                    yield Problem(f"{shard.name}: {name}", str(error))
+    except BadDataset as error:
+        yield Problem(str(shard), str(error).removeprefix(f"{shard} "))
+    except OSError as error:
+        yield Problem(str(shard), f"cannot be read: {error.strerror or error}")
+
+
+def _described(path: Path, where: str, sidecars: dict[str, Member]) -> Source:
+    texts: dict[str, str] = {}
+    for suffix in _SIDECARS:
+        if suffix in sidecars:
+            if sidecars[suffix].size > _MAX_SIDECAR:
+                raise ValueError(f"the {suffix} file beside it has more than {_MAX_SIDECAR:,} bytes")
+            try:
+                texts[suffix] = read_member(sidecars[suffix], name=f"the {suffix} file").decode("utf-8-sig")
+            except UnicodeDecodeError:
+                raise ValueError(f"the {suffix} file beside it is not UTF-8 text") from None
+    row: dict[str, Any] = {}
+    if ".json" in texts:
+        try:
+            content = json.loads(texts[".json"])
+        except (ValueError, RecursionError):
+            raise ValueError("the .json file beside it is not JSON") from None
+        row = content if isinstance(content, dict) else {"labels": content}
+    given = row.get("labels")
+    if given is None:
+        given = (texts.get(".cls", "").split() or texts.get(".txt", "").replace("\n", ";")) if texts else None
+    if not isinstance(given, str | list | None):
+        raise ValueError(f"its labels are {given!r:.80}, neither text nor a list")
+    labels, _ = parse_labels(given, (), set())
+    return Source(path, labels, where, key_of(row), attributes_of(row, set()))
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.is_file() or path.is_dir()
+    except ValueError:  # it holds a NUL
+        return False
+    except PermissionError:  # in a folder that is closed; who reads it says so
+        return not _MAGIC & set(str(path))
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except PermissionError:
+        return False
+
+
+def _is_picture(name: str) -> bool:
+    return not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES  # noqa: PTH122 - millions of times
+
+
+def _entries(folder: Path) -> Iterator["os.DirEntry[str]"]:
+    with os.scandir(folder) as entries:
+        while chunk := list(islice(entries, _CHUNK)):
+            yield from sorted(chunk, key=lambda entry: entry.name)
+
+
+def _matching(pattern: str) -> Iterator[Path | Problem]:
+    """What matches a pattern, by name; `**` stands for folders of any depth, and follows no links."""
+    if not _MAGIC & set(pattern):
+        return
+    parts = Path(pattern).parts
+    first = next(number for number, part in enumerate(parts) if _MAGIC & set(part))
+    yield from _descend(Path(*parts[:first]), parts[first:])
+
+
+def _descend(folder: Path, parts: tuple[str, ...]) -> Iterator[Path | Problem]:
+    if parts[0] == "**":
+        rest = parts[1:]
+        if not rest:
+            yield folder
+            return
+        yield from _descend(folder, rest)
+        if rest[0] == "**":  # says the same twice
+            return
+    folders: list[Path] = []
+    try:
+        for entry in _entries(folder):
+            path = Path(entry.path)
+            if parts[0] == "**":
+                if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
+                    folders.append(path)
+            elif fnmatchcase(entry.name, parts[0]) and entry.name.startswith(".") == parts[0].startswith("."):
+                if len(parts) == 1:
+                    yield path
+                elif path.is_dir():
+                    folders.append(path)
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        return
+    except OSError as error:
+        yield Problem(str(folder), f"this folder cannot be read: {error.strerror}")
+    for subfolder in sorted(folders):
+        yield from _descend(subfolder, parts if parts[0] == "**" else parts[1:])

@@ -1,0 +1,294 @@
+"""Export and import: the records and codes of a collection as one Parquet file, for other programs and collections.
+
+One row per image, ascending ids; the file's metadata names the checkpoint that made the codes. The pictures themselves
+are not in it, only where they are: a snapshot (`indexing.maintenance.backup`) carries those that the collection keeps.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hashseek.indexing.catalog import Catalog
+from hashseek.indexing.catalog.records import NewImage, StoredImage, check_attributes, check_key
+from hashseek.indexing.collection import CATALOG, Collection, open_or_create
+from hashseek.indexing.ingest.uris import is_remote
+from hashseek.indexing.maintenance.backup import copy_catalog
+from hashseek.indexing.maintenance.scratch import workplace
+from hashseek.retrieval.checkpoint import load_header
+from hashseek.retrieval.codes import code_size
+from hashseek.retrieval.errors import BadConfig, BadDataset, ForeignCodes, HashseekError
+from hashseek.retrieval.files import fsync_folder
+
+FORMAT = 1
+GROUP = 8192  # rows that are in memory at a time
+_HEX = re.compile(r"[0-9a-f]{64}")
+_MEDIA_TYPE = re.compile(r"image/[\w.+-]{1,80}")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """How many images were written, and how many of them without a code, which no import takes."""
+
+    n_images: int
+    n_without_code: int
+
+
+def export(collection: Collection, file: Path) -> Exported:
+    """Write every image's record and code to a new Parquet `file`, as of one moment.
+
+    Raises:
+        BadConfig: pyarrow is not installed, there is such a file already, or no right to write beside it.
+        OSError: no room; there is no `file` then.
+    """
+    pa, parquet = _pyarrow()
+    if file.exists() or file.is_symlink():
+        raise BadConfig(f"{file} exists already: name a new file, or delete it first")
+    if not file.absolute().parent.is_dir():
+        raise BadConfig(f"there is no folder {file.parent} for the export: create it first")
+    with workplace(file.absolute().parent) as place:
+        copy_catalog(collection.catalog.path, place / CATALOG)
+        with closing(Catalog(place / CATALOG, read_only=True)) as frozen:
+            schema = _schema(pa, frozen)
+            with (place / "rows").open("wb") as out:
+                with parquet.ParquetWriter(out, schema, compression="zstd", write_page_checksum=True) as writer:
+                    n_images = n_without_code = 0
+                    for rows in _groups(collection, frozen):
+                        writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+                        n_images += len(rows)
+                        n_without_code += sum(row["code"] is None for row in rows)
+                out.flush()
+                os.fsync(out.fileno())
+        (place / "rows").rename(file)
+    fsync_folder(file.absolute().parent)
+    return Exported(n_images, n_without_code)
+
+
+def _schema(pa: ModuleType, catalog: Catalog) -> Any:
+    moment = pa.timestamp("s", tz="UTC")
+    columns = {"id": pa.int64(), **_imported(pa, catalog.n_bits), "added_at": moment, "changed_at": moment}
+    about = {
+        "hashseek.format": str(FORMAT),
+        "hashseek.fingerprint": catalog.fingerprint,
+        "hashseek.n_bits": str(catalog.n_bits),
+        "hashseek.n_images": str(len(catalog)),
+    }
+    return pa.schema(list(columns.items()), metadata=about)
+
+
+def _imported(pa: ModuleType, n_bits: int) -> dict[str, Any]:
+    """The columns that an import needs, and their types."""
+    return {
+        "key": pa.string(),
+        "uri": pa.string(),
+        "sha256": pa.string(),
+        "size": pa.int64(),
+        "width": pa.int32(),
+        "height": pa.int32(),
+        "media_type": pa.string(),
+        "labels": pa.list_(pa.string()),
+        "attributes": pa.string(),
+        "code": pa.binary(code_size(n_bits)),
+        "engine": pa.string(),
+    }
+
+
+def _groups(collection: Collection, catalog: Catalog) -> Iterator[list[dict[str, Any]]]:
+    after = 0
+    while page := catalog.page(after=after, limit=GROUP):
+        codes = catalog.codes_of([image.id for image in page])
+        yield [_row(collection, image, *codes.get(image.id, (None, None))) for image in page]
+        after = page[-1].id
+
+
+def _row(
+    collection: Collection, image: StoredImage, code: NDArray[np.uint8] | None, engine: str | None
+) -> dict[str, Any]:
+    return {
+        "id": image.id,
+        "key": image.key,
+        "uri": os.path.realpath(collection.file_of(image)) if collection.owns(image) else image.path,
+        "sha256": image.sha256,
+        "size": image.bytes,
+        "width": image.width,
+        "height": image.height,
+        "media_type": image.media_type,
+        "labels": list(image.labels),
+        "attributes": json.dumps(image.attributes, ensure_ascii=False),
+        "added_at": datetime.fromisoformat(image.added_at),
+        "changed_at": datetime.fromisoformat(image.changed_at),
+        "code": None if code is None else code.tobytes(),
+        "engine": engine,
+    }
+
+
+class Export:
+    """An open export whose every row has been looked at.
+
+    Args:
+        file: what `export` wrote.
+
+    Raises:
+        BadConfig: pyarrow is not installed.
+        BadDataset: missing, truncated, damaged, or no export of a Hashseek that this one understands.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        pa, parquet = _pyarrow()
+        self._arrow_error = pa.ArrowException
+        if not file.is_file():
+            raise BadDataset(f"there is no export {file}: correct the path")
+        try:
+            self._opened = parquet.ParquetFile(file, page_checksum_verification=True)
+            schema = self._opened.schema_arrow
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise self._damaged(error) from None
+        about = {
+            key.decode(errors="replace"): value.decode(errors="replace")
+            for key, value in (schema.metadata or {}).items()
+        }
+        try:
+            version = int(about["hashseek.format"])
+            self.fingerprint, self.n_bits = about["hashseek.fingerprint"], int(about["hashseek.n_bits"])
+            self.n_images = int(about["hashseek.n_images"])
+        except (KeyError, ValueError):
+            raise BadDataset(
+                f"{file} does not say which checkpoint made its codes: import what `hashseek index export` wrote"
+            ) from None
+        if version > FORMAT:
+            raise BadDataset(f"{file} has export format {version}, this Hashseek reads up to {FORMAT}: update Hashseek")
+        for name, expected in _imported(pa, self.n_bits).items():
+            if name not in schema.names:
+                raise BadDataset(f"{file} has no column {name!r}: export the collection again, with all columns")
+            if schema.field(name).type != expected:
+                raise BadDataset(
+                    f"{file} has a column {name!r} of type {schema.field(name).type}, and for {self.n_bits} bits it "
+                    f"must be {expected}: export the collection again"
+                )
+        n_rows = sum(len(images) for images in self.batches())
+        if n_rows != self.n_images:
+            raise self._damaged(f"it should have {self.n_images} rows and has {n_rows}")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._opened.close()
+
+    def batches(self) -> Iterator[list[NewImage]]:
+        """The images, `GROUP` at most at a time.
+
+        Raises:
+            BadDataset: a row is damaged or senseless; the message names it.
+        """
+        n_rows = 0
+        try:
+            for batch in self._opened.iter_batches(batch_size=GROUP):
+                rows = batch.to_pylist()
+                yield [self._image(row, number) for number, row in enumerate(rows, start=n_rows + 1)]
+                n_rows += len(rows)
+        except (self._arrow_error, OSError, ValueError) as error:
+            raise self._damaged(error) from None
+
+    def _image(self, row: dict[str, Any], number: int) -> NewImage:
+        try:
+            if not _HEX.fullmatch(row["sha256"] or ""):
+                raise BadDataset(f"sha256 is {row['sha256']!r}")
+            if row["code"] is None:
+                raise BadDataset("its code is missing: mend its collection (`index verify --repair`), export it again")
+            if not (is_remote(row["uri"] or "") or (row["uri"] or "").startswith("/")) or "\0" in row["uri"]:
+                raise BadDataset(f"uri is {row['uri']!r:.80}, neither a path from the root on nor an address")
+            if not all(row[name] is not None and row[name] > 0 for name in ("size", "width", "height")):
+                raise BadDataset(f"size, width, height are {row['size']}, {row['width']}, {row['height']}, not above 0")
+            if not _MEDIA_TYPE.fullmatch(row["media_type"] or ""):
+                raise BadDataset(f"media_type is {row['media_type']!r:.80}")
+            code = np.frombuffer(row["code"], np.uint8)
+            spare = 8 * len(code) - self.n_bits
+            if spare and code[-1] >> (8 - spare):
+                raise BadDataset(f"its code has bits set beyond its {self.n_bits} bits")
+            attributes = json.loads(row["attributes"] or "{}")
+            check_attributes(attributes)
+            key = row["key"]
+            return NewImage(
+                path=str(row["uri"]),
+                sha256=row["sha256"],
+                width=int(row["width"]),
+                height=int(row["height"]),
+                bytes=int(row["size"]),
+                media_type=str(row["media_type"]),
+                labels=tuple(map(str, row["labels"] or ())),
+                code=code,
+                key=None if key is None else check_key(key),
+                attributes=attributes,
+                engine=row["engine"] or "",
+            )
+        except (HashseekError, ValueError, TypeError) as error:
+            raise BadDataset(f"{self.file} row {number}: {error}; nothing was imported") from None
+
+    def _damaged(self, error: Exception | str) -> BadDataset:
+        return BadDataset(
+            f"{self.file} is damaged, cut short, or no Parquet file: {error}; export the collection again"
+        )
+
+
+def check_export(opened: Export, *, fingerprint: str, n_bits: int) -> None:
+    """Raise `ForeignCodes` unless the export's codes are of this checkpoint."""
+    if opened.fingerprint != fingerprint:
+        raise ForeignCodes(
+            f"{opened.file} holds codes of checkpoint {opened.fingerprint[:12]} ({opened.n_bits} bits), not of "
+            f"{fingerprint[:12]} ({n_bits} bits): distances between them mean nothing; import with the export's own "
+            "checkpoint"
+        )
+
+
+def _pyarrow() -> tuple[ModuleType, ModuleType]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise BadConfig("Parquet needs pyarrow: pip install 'hashseek[parquet]'") from None
+    return pyarrow, pyarrow.parquet
+
+
+def import_(file: Path, folder: Path, *, checkpoint: Path | None) -> dict[str, int]:
+    """Add the images of an export to the collection in `folder`, or to a new one for `checkpoint`.
+
+    Every row is checked before the first is added. Times are those of the import; keys, labels, attributes, codes and
+    engines are kept, ids are given anew.
+
+    Returns:
+        How many were "added", "updated" and "known".
+
+    Raises:
+        BadConfig: pyarrow is not installed.
+        BadDataset: `file` is damaged, or not what `export` writes.
+        ForeignCodes: the codes are of another checkpoint.
+        BadCollection: there is no collection, and no checkpoint to create one for.
+    """
+    opened = Export(file)
+    try:
+        if checkpoint is not None:  # before a collection is created for it
+            header = load_header(checkpoint)
+            check_export(opened, fingerprint=header.fingerprint, n_bits=header.n_bits)
+        outcome = {"added": 0, "updated": 0, "known": 0}
+        with closing(open_or_create(folder, checkpoint=checkpoint)) as collection:
+            check_export(opened, fingerprint=collection.fingerprint, n_bits=collection.n_bits)
+            replaced = set[str]()  # files that a later row may name
+            try:
+                for images in opened.batches():
+                    for _, what in collection.add(images, replaced=replaced):
+                        outcome[what] += 1
+            finally:
+                collection.drop_files(replaced)
+            collection.save_index()
+        return outcome
+    finally:
+        opened.close()

@@ -1,0 +1,1 @@
+"""Hash models: backbones, heads, pretrained weights, truncation."""

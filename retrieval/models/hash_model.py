@@ -1,0 +1,85 @@
+"""The hash model: a backbone and a head."""
+
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from hashseek.retrieval.codes import check_n_bits
+from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.models.backbones import build_backbone, default_preprocessing
+from hashseek.retrieval.models.heads import build_head
+
+
+class HashModel(nn.Module):
+    """Normalised images (B, 3, H, W), or vectors (B, n), -> real outputs (B, K), whose signs are the code.
+
+    Args:
+        backbone: a name that `build_backbone` knows; it starts with random weights.
+        n_bits: K, 1 to 1024.
+        head: a name that `build_head` knows.
+        freeze_batch_norm: keep the backbone's batch norm in evaluation mode while training (statistics as loaded).
+            Needed where batch norm was folded into the weights, and for small batches.
+    """
+
+    def __init__(self, *, backbone: str, n_bits: int, head: str = "linear", freeze_batch_norm: bool = False) -> None:
+        super().__init__()
+        self.backbone_name = backbone
+        self.head_name = head
+        self.n_bits = check_n_bits(n_bits)
+        self.freeze_batch_norm = freeze_batch_norm
+        self.backbone, self.n_features = build_backbone(backbone)
+        self.head = build_head(head, n_features=self.n_features, n_bits=n_bits)
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """Features (B, D) of normalised images (B, 3, H, W), or of vectors (B, n)."""
+        features: Tensor = self.backbone(inputs)
+        return features.flatten(1)
+
+    def outputs(self, features: Tensor) -> Tensor:
+        """Outputs (B, K) of features (B, D); the head always computes in float32."""
+        with torch.autocast(features.device.type, enabled=False):
+            outputs: Tensor = self.head(features.float())
+        return outputs
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Outputs (B, K) of normalised images (B, 3, H, W), or of vectors (B, n)."""
+        return self.outputs(self.features(inputs))
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch to training mode, except the backbone's batch norm where it is frozen."""
+        super().train(mode)
+        if mode and self.freeze_batch_norm:
+            for module in self.backbone.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+        return self
+
+    def check_input_size(self, size: int) -> None:
+        """Let one image of `size` x `size` pixels through the backbone: to be called before anything costly starts.
+
+        Raises:
+            BadConfig: the backbone cannot take images of that size, or does not give one vector per image.
+        """
+        default = default_preprocessing(self.backbone_name)
+        if default is None:
+            raise BadConfig(f"the backbone {self.backbone_name} takes vectors, not images: choose one for images")
+        was_training = self.training
+        try:
+            with torch.inference_mode():
+                image = torch.zeros(1, 3, size, size, device=next(self.parameters()).device)
+                width = self.eval().features(image).shape[1]
+        except (AssertionError, RuntimeError, ValueError) as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise BadConfig(
+                f"the backbone {self.backbone_name} cannot take images of {size} x {size} pixels ({reason}): set "
+                f"model.size = {default.size}, which its weights were made for"
+            ) from None
+        finally:
+            self.train(was_training)
+        if width != self.n_features:
+            raise BadConfig(
+                f"the backbone {self.backbone_name} gives {width} numbers for an image of {size} x {size} pixels and "
+                f"not one vector of {self.n_features}: choose a network that pools its features"
+            )

@@ -1,0 +1,29 @@
+"""Heads: features (B, D) -> outputs (B, K).
+
+linear      one linear layer, the usual hash layer
+linear_bn   a linear layer and batch norm, which centres every bit: each is set for about half of the images
+mlp         D -> D -> ReLU -> K, the projection head of contrastive learning (Chen et al., SimCLR, 2020)
+mlp:1024    the same with 1024 hidden units
+"""
+
+from torch import nn
+
+from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.models.mlp import MAX_WIDTH, BatchNorm
+
+
+def build_head(name: str, *, n_features: int, n_bits: int) -> nn.Module:
+    """The head `name` from `n_features` (D) to `n_bits` (K).
+
+    Raises:
+        BadConfig: there is no head of that name.
+    """
+    kind, colon, hidden = name.partition(":")
+    if name == "linear":
+        return nn.Linear(n_features, n_bits)
+    if name == "linear_bn":
+        return nn.Sequential(nn.Linear(n_features, n_bits), BatchNorm(n_bits))
+    if kind == "mlp" and (not colon or (hidden.isdecimal() and 1 <= int(hidden) <= MAX_WIDTH)):
+        width = int(hidden) if colon else n_features
+        return nn.Sequential(nn.Linear(n_features, width), nn.ReLU(), nn.Linear(width, n_bits))
+    raise BadConfig(f"there is no head {name!r}: use linear, linear_bn, mlp or mlp:WIDTH (1 to {MAX_WIDTH:,})")

@@ -1,0 +1,94 @@
+"""Backbones for vectors: fully connected layers over standardised numbers.
+
+`mlp:294-512-512` takes 294 numbers and has two hidden layers of 512; `mlp_bn:294-512-512` has batch norm in front of
+each ReLU.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hashseek.retrieval.errors import BadConfig
+
+PREFIXES = ("mlp:", "mlp_bn:")
+MAX_WIDTH = 100_000
+
+
+class BatchNorm(nn.BatchNorm1d):
+    """Batch norm of (B, D) that takes a batch of one, which has no statistics, by its running ones."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Normalised (B, D)."""
+        if self.training and len(inputs) == 1:
+            return F.batch_norm(inputs, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        return super().forward(inputs)
+
+
+class Mlp(nn.Module):
+    """Vectors (B, n_inputs) -> features (B, widths[-1]).
+
+    Args:
+        n_inputs: numbers in a vector.
+        widths: of the hidden layers, each followed by a ReLU.
+        batch_norm: normalise in front of each ReLU.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, n_inputs: int, widths: tuple[int, ...], *, batch_norm: bool = False) -> None:
+        super().__init__()
+        self.n_inputs = n_inputs
+        self.register_buffer("mean", torch.zeros(n_inputs))
+        self.register_buffer("std", torch.ones(n_inputs))
+        layers: list[nn.Module] = []
+        for before, width in zip((n_inputs, *widths), widths, strict=False):
+            layers += [nn.Linear(before, width), *([BatchNorm(width)] if batch_norm else []), nn.ReLU()]
+        self.layers = nn.Sequential(*layers)
+
+    def standardize(self, mean: Tensor, std: Tensor) -> None:
+        """From now on subtract `mean` (n_inputs,) from the input and divide it by `std` (n_inputs,).
+
+        A number that never changes (std 0) is only shifted.
+        """
+        if mean.shape != self.mean.shape or std.shape != self.std.shape:
+            raise ValueError(
+                f"mean and std need shape ({self.n_inputs},), not {tuple(mean.shape)} and {tuple(std.shape)}"
+            )
+        self.mean.copy_(mean)
+        self.std.copy_(torch.where(std > 0, std, torch.ones_like(std)))
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Features (B, widths[-1]) of vectors (B, n_inputs)."""
+        if vectors.dim() != 2 or vectors.shape[1] != self.n_inputs:
+            raise BadConfig(
+                f"this model takes vectors of {self.n_inputs} numbers, not input of shape {tuple(vectors.shape)}: "
+                "give the backbone the width of the data, mlp:WIDTH-..."
+            )
+        features: Tensor = self.layers((vectors.float() - self.mean) / self.std)
+        return features
+
+
+def n_inputs_of(name: str) -> int:
+    """Numbers in a vector that the backbone `name` takes."""
+    return _widths(name)[0]
+
+
+def build(name: str) -> tuple[Mlp, int]:
+    """The backbone `name`, such as mlp:294-512-512, and the width of its features.
+
+    Raises:
+        BadConfig: the widths are not at least two whole numbers from 1 to 100,000.
+    """
+    n_inputs, *widths = _widths(name)
+    return Mlp(n_inputs, tuple(widths), batch_norm=name.startswith("mlp_bn:")), widths[-1]
+
+
+def _widths(name: str) -> list[int]:
+    parts = name.partition(":")[2].split("-")
+    if len(parts) < 2 or not all(part.isdecimal() and 1 <= int(part) <= MAX_WIDTH for part in parts):
+        raise BadConfig(
+            f"the backbone {name!r} is not written mlp:INPUT-HIDDEN-... with at least one hidden layer and widths "
+            f"from 1 to {MAX_WIDTH:,}, such as mlp:294-512-512"
+        )
+    return [int(part) for part in parts]

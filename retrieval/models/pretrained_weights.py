@@ -1,0 +1,127 @@
+"""Weights for a backbone: none, torchvision's, or a local file that is only ever read as tensors."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torchvision import models
+
+from hashseek.retrieval.errors import BadCheckpoint, HashseekError
+from hashseek.retrieval.models import timm_backbones
+from hashseek.retrieval.models.backbones import BACKBONES, Removed, is_vector_backbone
+
+# Heads that some networks have beside the classifier, for training only.
+_AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
+
+
+def load_backbone_weights(backbone: nn.Module, *, name: str, weights: str) -> None:
+    """Fill `backbone`, built as `name`, in place.
+
+    Args:
+        backbone: the module that `build_backbone(name)` gave.
+        name: its name.
+        weights: "none" (leave it random), "default" (torchvision's or timm's, downloaded once), the name of one of
+            torchvision's weight sets for it (such as "IMAGENET1K_V2"), or a path to a `.safetensors`, `.pth` or `.pt`
+            state dict or a Hashseek checkpoint. The classifier, auxiliary heads and hash layer in it are left out,
+            whatever their width; everything else must match.
+
+    Raises:
+        BadCheckpoint: the file is missing or damaged, or keys or shapes do not match; the sentence lists them.
+    """
+    if weights == "none":
+        return
+    if weights == "default" and is_vector_backbone(name):
+        raise BadCheckpoint(f"nobody has published weights for {name}: set weights = none, or give a file's path")
+    downloads = weights == "default" or weights in weight_sets(name)
+    state = _downloaded(name, weights) if downloads else _read_state(Path(weights))
+    _load_matching(backbone, state, name=name, source=weights)
+
+
+def weight_sets(name: str) -> tuple[str, ...]:
+    """Names of torchvision's weight sets for the backbone `name`; none for other kinds of backbones."""
+    return tuple(models.get_model_weights(name).__members__) if name in BACKBONES else ()
+
+
+def _downloaded(name: str, weights: str) -> dict[str, Tensor]:
+    try:
+        if name.startswith(timm_backbones.PREFIX):
+            return timm_backbones.downloaded(name)
+        sets = models.get_model_weights(name)
+        chosen = sets.DEFAULT if weights == "default" else sets[weights]
+        state: dict[str, Tensor] = chosen.get_state_dict(progress=False)
+    except HashseekError:
+        raise
+    except Exception as error:  # URLError, HTTPError, timeouts, a damaged cache: the remedy is the same
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise BadCheckpoint(
+            f"the weights {weights} of {name} could not be downloaded ({reason}): connect once, or give a local "
+            "file with weights = PATH, or train from scratch with weights = none"
+        ) from None
+    return state
+
+
+def _read_state(path: Path) -> dict[str, Tensor]:
+    state: Any
+    if not path.is_file():
+        raise BadCheckpoint(f"there is no weights file {path}: give none, default, or the path of an existing file")
+    if path.suffix not in (".safetensors", ".pth", ".pt"):
+        raise BadCheckpoint(f"weights must be a .safetensors, .pth or .pt file, not {path.name}")
+    try:
+        if path.suffix == ".safetensors":
+            state = load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # unpickling a torn file raises nearly anything
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise BadCheckpoint(f"{path} is damaged or holds more than tensors: {reason}") from None
+    for wrapper in ("state_dict", "model"):
+        if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
+            state = state[wrapper]
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise BadCheckpoint(f"{path} is not a state dict of tensors")
+    return {key.removeprefix("module."): value for key, value in state.items()}
+
+
+def _load_matching(backbone: nn.Module, state: dict[str, Tensor], *, name: str, source: str) -> None:
+    wanted = backbone.state_dict()
+    prefixed = {f"features.{key}": value for key, value in state.items()}
+    if not wanted.keys() & state.keys() and wanted.keys() & prefixed.keys():
+        state = prefixed  # a file of the convolutional part alone
+    if name.startswith(timm_backbones.PREFIX):
+        state = timm_backbones.converted(backbone, state)
+    if state and all(key.startswith(("backbone.", "head.")) for key in state):  # a Hashseek checkpoint
+        state = {key.removeprefix("backbone."): value for key, value in state.items() if key.startswith("backbone.")}
+    left_out = left_out_prefixes(backbone, name)
+    state = {key: value for key, value in state.items() if key in wanted or not key.startswith(left_out)}
+    problems = [f"missing {key}" for key in wanted if key not in state]
+    problems += [f"unexpected {key}" for key in state if key not in wanted]
+    problems += [
+        f"{key} has shape {tuple(state[key].shape)}, not {tuple(wanted[key].shape)}"
+        for key in wanted
+        if key in state and state[key].shape != wanted[key].shape
+    ]
+    if problems:
+        shown = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" if len(problems) > 8 else "")
+        raise BadCheckpoint(f"the weights {source} do not fit the backbone {name}: {shown}")
+    copy_state(backbone, state)
+
+
+def copy_state(module: nn.Module, state: dict[str, Tensor]) -> None:
+    """Copy tensors of the same names and shapes into `module`.
+
+    `load_state_dict` would also ask for version numbers, which files of nothing but tensors do not have (MNASNet).
+    """
+    with torch.no_grad():
+        for key, value in module.state_dict().items():
+            value.copy_(state[key])
+
+
+def left_out_prefixes(backbone: nn.Module, name: str) -> tuple[str, ...]:
+    """How keys of the classifier and of auxiliary heads start, which the backbone lacks."""
+    if name.startswith(timm_backbones.PREFIX):
+        places = timm_backbones.classifiers(name)
+    else:
+        places = tuple(place for place, module in backbone.named_modules() if isinstance(module, Removed))
+    return tuple(f"{place}." for place in places) + _AUXILIARY

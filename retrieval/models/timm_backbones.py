@@ -1,0 +1,97 @@
+"""Backbones of the optional package timm: `timm:NAME`, with or without a tag, such as timm:resnet10t.c3_in1k."""
+
+import difflib
+import importlib
+from typing import Any
+
+from torch import Tensor, nn
+
+from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.images import Preprocessing
+
+PREFIX = "timm:"
+
+
+def build(name: str) -> tuple[nn.Module, int]:
+    """timm's network `name` without its classifier and with random weights, and the width of its features.
+
+    Raises:
+        BadConfig: timm is not installed, or has no such network for three colour channels.
+    """
+    timm, model_name, _ = _find(name)
+    try:
+        # Vision transformers then take other sizes than the one of their weights, by resampling their positions.
+        network = timm.create_model(model_name, pretrained=False, num_classes=0, dynamic_img_size=True)
+    except TypeError:  # every other network
+        network = timm.create_model(model_name, pretrained=False, num_classes=0)
+    return network, int(getattr(network, "head_hidden_size", None) or network.num_features)
+
+
+def preprocessing(name: str) -> Preprocessing:
+    """The input that timm's weights of `name` were trained with.
+
+    Raises:
+        BadConfig: as `build`.
+    """
+    timm, _, config = _find(name)
+    data = timm.data.resolve_data_config(pretrained_cfg=config)
+    return Preprocessing(
+        size=int(data["input_size"][-1]),
+        mean=tuple(data["mean"]),
+        std=tuple(data["std"]),
+        crop_fraction=min(1.0, float(data["crop_pct"])),
+        interpolation="bicubic" if data["interpolation"] == "bicubic" else "bilinear",
+    )
+
+
+def classifiers(name: str) -> tuple[str, ...]:
+    """Names of the layers that timm's weights of `name` have and the backbone lacks."""
+    classifier = _find(name)[2].get("classifier") or ()
+    return (classifier,) if isinstance(classifier, str) else tuple(classifier)
+
+
+def downloaded(name: str) -> dict[str, Tensor]:
+    """timm's own weights of `name`, fetched once, without the classifier."""
+    timm, model_name, _ = _find(name)
+    state: dict[str, Tensor] = timm.create_model(model_name, pretrained=True, num_classes=0).state_dict()
+    return state
+
+
+def converted(network: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights as their authors published them, under the names that timm's `network` has; others as they are."""
+    convert = getattr(importlib.import_module(type(network).__module__), "checkpoint_filter_fn", None)
+    if convert is None or network.state_dict().keys() <= state.keys():
+        return state
+    try:
+        renamed: dict[str, Tensor] = convert(dict(state), network)
+    except Exception:  # made for other weights; the caller says which names do not fit
+        return state
+    return renamed
+
+
+def _find(name: str) -> tuple[Any, str, dict[str, Any]]:
+    """timm, the name it knows the network by, and what it knows about the network's weights."""
+    try:
+        timm = importlib.import_module("timm")
+    except ImportError:
+        raise BadConfig(
+            f"the backbone {name} needs the package timm: install it with pip install 'hashseek[timm]'"
+        ) from None
+    model_name = name.removeprefix(PREFIX)
+    architecture = model_name.partition(".")[0]
+    if not timm.is_model(architecture):
+        close = difflib.get_close_matches(architecture, timm.list_models(), n=3)
+        raise BadConfig(f"timm {timm.__version__} has no network {architecture!r}" + _hint(close))
+    try:
+        config = timm.models.get_pretrained_cfg(model_name)
+    except RuntimeError:
+        tagged = [known for known in timm.list_pretrained() if known.startswith(f"{architecture}.")]
+        raise BadConfig(f"timm {timm.__version__} has no weights {model_name!r}" + _hint(tagged)) from None
+    values: dict[str, Any] = {} if config is None else config.to_dict()
+    if values.get("input_size", (3,))[0] != 3:
+        raise BadConfig(f"the backbone {name} takes {values['input_size'][0]} channels, and images have 3: use another")
+    return timm, model_name, values
+
+
+def _hint(close: list[str]) -> str:
+    return f": did you mean {' or '.join(close)}?" if close else ""

@@ -1,0 +1,593 @@
+"""The catalog keeps what it acknowledged, whatever else is in the file, on the disk, or at work beside it."""
+
+import random
+import shutil
+import signal
+import sqlite3
+import threading
+import time
+from dataclasses import replace
+from functools import reduce
+
+import numpy as np
+import pytest
+
+from hashseek.indexing.catalog import (
+    Catalog,
+    CatalogLocked,
+    CatalogReplaced,
+    DiskFull,
+    NewImage,
+    SpaceRetired,
+    create_catalog,
+)
+from hashseek.indexing.catalog import catalog as catalog_module
+from hashseek.indexing.catalog import database as module
+from hashseek.retrieval.errors import BadCodes, BadCollection, BadConfig, HashseekError, UnknownImage
+from support.collections import new_images, random_codes
+from support.commands import wait_until
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Of an empty catalog for 12 bits."""
+    create_catalog(tmp_path / "catalog.sqlite", fingerprint="f" * 64, n_bits=12)
+    return tmp_path / "catalog.sqlite"
+
+
+@pytest.fixture
+def catalog(path):
+    opened = Catalog(path)
+    yield opened
+    opened.close()
+
+
+def images(n, *, start=0, labels=()):
+    return new_images(random_codes(np.random.default_rng(start), n, 12), start=start, labels=labels)
+
+
+def sql(path, statement, *arguments):
+    db = sqlite3.connect(path)
+    with db:
+        rows = db.execute(statement, arguments).fetchall()
+    db.close()
+    return rows
+
+
+def test_a_record_comes_back_as_it_was_stored(catalog):
+    name = "/tmp/Bild 'höhle'\n%\";--.jpg"
+    [(image_id, change)] = catalog.add(
+        [
+            NewImage(
+                name, "ab" * 32, 50000, 3, 2**40, "image/avif", ("zoo", "Äpfel; 'x'", "zoo"), np.array([7, 8], np.uint8)
+            )
+        ]
+    )
+    stored = catalog.one(image_id)
+    assert change == "added"
+    assert (stored.path, stored.sha256, stored.media_type) == (name, "ab" * 32, "image/avif")
+    assert (stored.width, stored.height, stored.bytes) == (50000, 3, 2**40)
+    assert stored.labels == ("zoo", "Äpfel; 'x'")
+    assert stored.added_at.endswith("Z")
+    assert catalog.code(image_id).tolist() == [[7, 8]]
+
+
+def test_the_same_content_is_stored_once_and_keeps_its_first_record(catalog):
+    first, second = images(2)
+    assert catalog.add([first, second, first]) == [(1, "added"), (2, "added"), (1, "known")]
+    again = NewImage("/elsewhere.jpg", second.sha256, 1, 1, 1, "image/png", ("new",), second.code)
+    assert catalog.add([again]) == [(2, "known")]
+    assert catalog.one(2).path == second.path
+    assert len(catalog) == 2
+    assert catalog.known_hashes([second.sha256, "00", first.sha256]) == {first.sha256: 1, second.sha256: 2}
+
+
+def test_an_id_is_never_given_twice(catalog):
+    catalog.add(images(3))
+    catalog.remove([3])
+    assert catalog.add(images(1, start=9)) == [(4, "added")]
+
+
+def test_removing_is_all_or_nothing(catalog):
+    catalog.add(images(3, labels=("a",)))
+    generation = catalog.generation()
+    with pytest.raises(UnknownImage, match="no image 99"):
+        catalog.remove([1, 99])
+    assert len(catalog) == 3
+    assert catalog.generation() == generation
+    catalog.remove([1, 3])
+    assert [image.id for image in catalog.page(after=0, limit=10)] == [2]
+    assert catalog.label_counts() == {"a": 1}
+
+
+@pytest.mark.parametrize("image_id", [0, -1, 7, 2**63 - 1, 2**63, 10**30])
+def test_unknown_ids_of_any_size_are_unknown(catalog, image_id):
+    catalog.add(images(1))
+    for ask in (catalog.one, catalog.code):
+        with pytest.raises(UnknownImage, match=f"no image {image_id} "):
+            ask(image_id)
+
+
+def test_many_ids_at_once_come_in_the_order_asked_for(catalog):
+    catalog.add(images(1203))
+    ids = [*range(1203, 0, -1), 5000, 1]
+    found = catalog.get(ids)
+    assert [None if image is None else image.id for image in found] == [*range(1203, 0, -1), None, 1]
+    assert len(catalog.known_hashes([f"{i:064x}" for i in range(1300)])) == 1203
+
+
+def test_pages_and_labels(catalog):
+    catalog.add(images(3, labels=("a", "b")))
+    catalog.add(images(3, start=3, labels=("b",)))
+    assert [image.id for image in catalog.page(after=2, limit=2)] == [3, 4]
+    assert [image.id for image in catalog.page(after=1, limit=9, label="a")] == [2, 3]
+    assert catalog.page(after=0, limit=9, label="' OR 1=1 --") == []
+    assert catalog.label_counts() == {"a": 3, "b": 6}
+
+
+def test_changes_are_what_came_and_went_since(catalog):
+    added = images(4)
+    catalog.add(added[:2])
+    first = catalog.changes(after_id=0, after_generation=-1)
+    assert first.ids.tolist() == [1, 2]
+    assert np.array_equal(first.codes, [image.code for image in added[:2]])
+    catalog.add(added[2:])
+    catalog.remove([1, 4])
+    since = catalog.changes(after_id=2, after_generation=first.generation)
+    assert since.ids.tolist() == [3]
+    assert sorted(since.removed.tolist()) == [1, 4]
+    assert since.generation == catalog.generation()
+    nothing = catalog.changes(after_id=3, after_generation=since.generation)
+    assert len(nothing.ids) == len(nothing.removed) == 0
+
+
+def test_a_failing_batch_leaves_nothing_behind(catalog):
+    bad = NewImage("/x/\udcff.jpg", "cd" * 32, 1, 1, 1, "image/jpeg", (), np.zeros(2, np.uint8))
+    with pytest.raises(UnicodeEncodeError):
+        catalog.add([*images(3), bad])
+    assert len(catalog) == 0
+    assert catalog.generation() == 0
+    assert catalog.add(images(1)) == [(1, "added")]
+
+
+def test_reading_only_refuses_every_change(path):
+    catalog = Catalog(path, read_only=True)
+    for change in (lambda: catalog.add(images(1)), lambda: catalog.remove([1])):
+        with pytest.raises(BadCollection, match="for reading only"):
+            change()
+    catalog.close()
+
+
+def test_a_folder_that_cannot_be_written_is_read_and_a_writer_elsewhere_is_noticed(path, start, tmp_path):
+    """Runs in a process without root's right to write anywhere, which sees our changes while it looks on."""
+    writer = Catalog(path)
+    writer.add(images(1))
+    writer.close()
+    path.parent.chmod(0o555)
+    reader = start(
+        before=f"""
+drop_rights()
+import time
+from pathlib import Path
+from hashseek.indexing.catalog import Catalog
+from hashseek.retrieval.errors import HashseekError
+try: Catalog(Path({str(path)!r}))
+except HashseekError as error: print(error)
+catalog, seen = Catalog(Path({str(path)!r}), read_only=True), 0
+while seen < 4:
+    if len(catalog) != seen:
+        seen = len(catalog)
+        print(seen, flush=True)
+    time.sleep(0.01)
+sys.exit()
+"""
+    )
+    for n in (2, 3, 4):
+        while f"\n{n - 1}\n" not in reader.out:
+            assert not reader.ended, reader.err
+            time.sleep(0.02)
+        if n != 3:  # once with a writer that stays open, once with one that comes and goes
+            path.parent.chmod(0o755)
+            writer = Catalog(path)
+        writer.add(images(1, start=n))
+        if n != 2:
+            writer.close()
+            path.parent.chmod(0o555)
+    assert reader.wait() == 0, reader.err
+    assert "check that you may write to the folder" in reader.out.splitlines()[0]
+    assert reader.out.splitlines()[1:] == ["1", "2", "3", "4"]
+    path.parent.chmod(0o755)
+
+
+def test_another_writer_makes_changes_wait_and_then_fail_but_never_reads(path, monkeypatch):
+    monkeypatch.setattr(module, "BUSY_SECONDS", 0.2)
+    catalog = Catalog(path)
+    catalog.add(images(1))
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    failures = []
+
+    def add():
+        try:
+            catalog.add(images(1, start=5))
+        except CatalogLocked as error:
+            failures.append(str(error))
+
+    threads = [threading.Thread(target=add) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    started = time.monotonic()
+    assert len(catalog) == catalog.generation() == 1
+    assert time.monotonic() - started < 10
+    for thread in threads:
+        thread.join()
+    assert len(failures) == 3
+    assert all("another process has been writing" in failure for failure in failures)
+    other.execute("ROLLBACK")
+    other.close()
+    assert catalog.add(images(1, start=5)) == [(2, "added")]
+    catalog.close()
+
+
+def test_a_full_disk_loses_the_batch_and_nothing_else(small_disk):
+    path = small_disk / "catalog.sqlite"
+    create_catalog(path, fingerprint="f" * 64, n_bits=12)
+    catalog = Catalog(path)
+    stored = 0
+
+    def fill():
+        nonlocal stored
+        for stored in range(0, 100_000, 100):
+            catalog.add(images(100, start=stored, labels=("a rather long label " * 5,)))
+
+    with pytest.raises(DiskFull, match="free some space"):
+        fill()
+    assert stored
+    assert len(catalog) == stored
+    assert catalog.integrity_problems() == []
+    catalog.close()
+    reopened = Catalog(path)
+    assert len(reopened) == stored
+    reopened.close()
+
+
+def test_files_that_are_no_catalog_are_named_as_what_they_are(tmp_path, path):
+    with pytest.raises(BadCollection, match="there is no collection"):
+        Catalog(tmp_path / "missing")
+    text = tmp_path / "text"
+    text.write_text("no database at all" * 100)
+    with pytest.raises(BadCollection, match="damaged"):
+        Catalog(text)
+    for empty, sentence in ((b"", "is empty, .*restore a snapshot"), (b"\0", "damaged|not a Hashseek catalog")):
+        text.write_bytes(empty)
+        with pytest.raises(BadCollection, match=sentence):
+            Catalog(text)
+    foreign = tmp_path / "foreign.sqlite"
+    sql(foreign, "CREATE TABLE songs (name)")
+    with pytest.raises(BadCollection, match="not a Hashseek catalog"):
+        Catalog(foreign)
+    sql(path, "PRAGMA user_version = 99")
+    with pytest.raises(BadCollection, match=r"version 99.*update Hashseek"):
+        Catalog(path)
+    assert sql(foreign, "SELECT name FROM sqlite_master") == [("songs",)]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "DELETE FROM meta",
+        "DELETE FROM meta WHERE key = 'generation'",
+        "DELETE FROM meta WHERE key = 'uuid'",
+        "DELETE FROM meta WHERE key = 'space'",
+        "UPDATE meta SET value = 'first' WHERE key = 'space'",
+        "DELETE FROM spaces",
+        "UPDATE spaces SET n_bits = 'many'",
+        "UPDATE spaces SET n_bits = 0",
+        "DROP TABLE meta",
+        "DROP TABLE spaces",
+        "DROP TABLE codes",
+        "DROP TABLE images",
+        "UPDATE codes SET code = x'010203'",
+    ],
+)
+def test_a_catalog_with_a_hole_is_damaged_not_a_crash(path, damage):
+    writer = Catalog(path)
+    writer.add(images(2))
+    writer.close()
+    sql(path, damage)
+
+    def use():
+        catalog = Catalog(path, read_only=True)
+        try:
+            catalog.generation()
+            catalog.page(after=0, limit=1)
+            catalog.changes(after_id=0, after_generation=-1)
+        finally:
+            catalog.close()
+
+    with pytest.raises(BadCollection):
+        use()
+
+
+def test_flipped_bits_and_cut_ends_are_noticed_or_harmless_and_never_a_crash(path, tmp_path):
+    writer = Catalog(path)
+    writer.add(images(300, labels=("a", "b")))
+    writer.close()
+    content, rng = path.read_bytes(), random.Random(0)
+    torn = tmp_path / "torn.sqlite"
+    refused = 0
+    for trial in range(150):
+        damaged = bytearray(content)
+        if trial < 20:
+            del damaged[rng.randrange(len(damaged)) :]
+        else:  # a third of them in the header and the schema
+            place = rng.randrange(4096 if trial % 3 == 0 else len(damaged))
+            damaged[place] ^= 1 << rng.randrange(8)
+        torn.write_bytes(damaged)
+        try:
+            catalog = Catalog(torn, read_only=True)
+        except HashseekError:
+            refused += 1
+            continue
+        try:
+            catalog.changes(after_id=0, after_generation=-1)
+            catalog.page(after=0, limit=1000, label="a")
+            catalog.label_counts()
+            catalog.integrity_problems()
+        except HashseekError:
+            refused += 1
+        finally:
+            catalog.close()
+    assert refused > 20
+
+
+def test_a_catalog_may_lie_at_an_odd_place(tmp_path, path):
+    odd = tmp_path / "a?mode=memory#b %20\nü" / "catalog.sqlite"
+    odd.parent.mkdir()
+    shutil.copy(path, odd)
+    catalog = Catalog(odd)
+    assert catalog.add(images(1)) == [(1, "added")]
+    catalog.close()
+    assert sql(odd, "SELECT count(*) FROM images") == [(1,)]
+
+
+# ---------------------------------------------------------------- keys, attributes, files
+
+
+def image(content=0, *, key=None, code=(1, 2), **said):
+    """An image whose content hash is `content`."""
+    base = NewImage(
+        f"/photos/{content}.jpg", f"{content:064x}", 10, 20, 30, "image/jpeg", (), np.array(code, np.uint8), key
+    )
+    return replace(base, **said)
+
+
+def test_a_key_decides_what_is_one_image(catalog, monkeypatch):
+    monkeypatch.setattr(catalog_module, "now", lambda: "2026-01-01T00:00:00Z")
+    first = image(1, key="a/ü 1", labels=("cat",), attributes={"n": 1, "deep": {"x": [1, None]}}, engine="e1")
+    assert catalog.add([first, first]) == [(1, "added"), (1, "known")]
+    stored = catalog.by_key("a/ü 1")
+    assert (stored.key, stored.attributes) == ("a/ü 1", {"n": 1, "deep": {"x": [1, None]}})
+    monkeypatch.setattr(catalog_module, "now", lambda: "2026-01-02T00:00:00Z")
+
+    # said nothing new, or nothing at all: known
+    assert catalog.add([image(1, key="a/ü 1", labels=("cat",)), image(1, key="a/ü 1")]) == [(1, "known")] * 2
+    assert catalog.one(1) == stored
+    # said otherwise: updated, and only what was said
+    assert catalog.add([image(1, key="a/ü 1", labels=("dog", "old"))]) == [(1, "updated")]
+    assert catalog.add([image(1, key="a/ü 1", attributes={"n": 2})]) == [(1, "updated")]
+    assert catalog.one(1) == replace(
+        stored, labels=("dog", "old"), attributes={"n": 2}, changed_at="2026-01-02T00:00:00Z"
+    )
+    # other content: the same record, another code
+    other = image(2, key="a/ü 1", code=(5, 6), width=77, media_type="image/png", mtime_ns=5, engine="e2")
+    assert catalog.add([other]) == [(1, "updated")]
+    now = catalog.one(1)
+    assert (now.id, now.sha256, now.path, now.width, now.media_type) == (
+        1,
+        f"{2:064x}",
+        "/photos/2.jpg",
+        77,
+        "image/png",
+    )
+    assert (now.labels, now.attributes, now.added_at) == (("dog", "old"), {"n": 2}, "2026-01-01T00:00:00Z")
+    assert catalog.code(1).tolist() == [[5, 6]]
+    assert catalog.engines() == {"e2": 1}
+    assert catalog.label_counts() == {"dog": 1, "old": 1}
+    # the same content elsewhere: the record follows
+    assert catalog.add([replace(other, path="/moved.jpg")]) == [(1, "updated")]
+    assert catalog.one(1).path == "/moved.jpg"
+    # another key, the same content: another record; no key: the content decides
+    assert catalog.add([image(2, key="b", code=(5, 6)), image(2, labels=("x",))]) == [(2, "added"), (1, "known")]
+    assert catalog.known_hashes([f"{2:064x}"]) == {f"{2:064x}": 1}
+    assert catalog.known_keys(["b", "c", "a/ü 1"]) == {"a/ü 1": 1, "b": 2}
+    assert catalog.engines() == {"e2": 2}  # the code was taken over, and with it who made it
+    catalog.remove([1])
+    assert catalog.known_keys(["a/ü 1"]) == {}
+    assert catalog.add([first]) == [(3, "added")]
+    with pytest.raises(UnknownImage, match="no image with the key 'nobody'"):
+        catalog.by_key("nobody")
+    assert catalog.integrity_problems() == []
+
+
+def test_the_code_of_a_content_is_known_as_long_as_an_image_has_it(catalog):
+    assert catalog.code_of_hash(f"{1:064x}") is None
+    catalog.add([image(1, key="a", code=(3, 4)), image(1, key="b", code=(3, 4))])
+    assert catalog.code_of_hash(f"{1:064x}").tolist() == [3, 4]
+    catalog.remove([1])
+    assert catalog.code_of_hash(f"{1:064x}").tolist() == [3, 4]
+    catalog.add([image(2, key="b", code=(9, 9))])
+    assert catalog.code_of_hash(f"{1:064x}") is None
+
+
+def test_files_are_known_by_size_and_time(catalog):
+    catalog.add([image(1, mtime_ns=2**61), image(2), image(3, path="/photos/1.jpg", bytes=31, mtime_ns=7)])
+    known = catalog.known_files(["/photos/1.jpg", "/photos/2.jpg", "/photos/9.jpg"])
+    assert known == {"/photos/1.jpg": (31, 7, 3), "/photos/2.jpg": (30, None, 2)}
+    before = catalog.one(2)
+    assert catalog.add([image(2, mtime_ns=11)]) == [(2, "known")]  # touched: its time is noted, nothing else changes
+    assert catalog.known_files(["/photos/2.jpg"]) == {"/photos/2.jpg": (30, 11, 2)}
+    assert catalog.one(2) == before
+    assert catalog.add([image(2, path="/copy.jpg", mtime_ns=12)]) == [(2, "known")]
+    assert catalog.known_files(["/photos/2.jpg", "/copy.jpg"]) == {"/photos/2.jpg": (30, 11, 2)}
+    assert catalog.paths_in_use(["/photos/1.jpg", "/copy.jpg"]) == {"/photos/1.jpg"}
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ({"key": ""}, "a key has 1 to 512 characters, not 0"),
+        ({"key": "a\0b"}, "holds a NUL character"),
+        ({"key": "x" * 513}, "a key has 1 to 512 characters, not 513"),
+        ({"key": "\udcff"}, "not valid UTF-8"),
+        ({"attributes": {"x": "y" * 16_400}}, r"at most 16,384 bytes as JSON, not 16,408"),
+        ({"attributes": {"x": float("nan")}}, "cannot be written as one"),
+        ({"attributes": {"x": object()}}, "cannot be written as one"),
+        ({"attributes": {"x": "\ud800"}}, "cannot be written as one"),
+        ({"attributes": [1]}, "attributes are a JSON object"),
+        ({"attributes": {"x": reduce(lambda inner, _: [inner], range(5000), [])}}, "at most 32 deep"),
+    ],
+)
+def test_what_a_caller_may_say_has_limits_and_a_batch_beyond_them_stores_nothing(catalog, said, sentence):
+    with pytest.raises(BadConfig, match=sentence) as caught:
+        catalog.add([image(1), image(2, **said)])
+    assert "\n" not in str(caught.value)
+    assert len(catalog) == 0
+    at_the_limit = {"key": "ü" * 512, "attributes": {"x": "y" * (16_384 - 8)}}
+    assert catalog.add([image(3, **at_the_limit)]) == [(1, "added")]
+    assert catalog.one(1).attributes == at_the_limit["attributes"]
+
+
+# ---------------------------------------------------------------- code spaces
+
+
+def filled(catalog, n=5):
+    catalog.add([image(i, code=(i, 0), engine="torch") for i in range(n)])
+
+
+def test_a_space_is_built_beside_and_switched_to_when_every_image_has_its_code(catalog, path):
+    filled(catalog)
+    space = catalog.begin_space("e" * 64, 20, "other.safetensors")
+    assert (space.id, space.state, catalog.active_space().id) == (2, "building", 1)
+    assert catalog.add_codes(2, [(i, np.array([i, i, 1], np.uint8), "openvino") for i in (1, 2, 3, 99)]) == 3
+    assert [i.id for i in catalog.missing_in(2, 0, 10)] == [4, 5]
+    assert [i.id for i in catalog.missing_in(2, 4, 10)] == [5]
+    generation = catalog.generation()
+    with pytest.raises(BadCollection, match="lacks the codes of 2 images.*finish"):
+        catalog.switch_space(2)
+    assert (catalog.active_space().id, catalog.generation()) == (1, generation)
+    catalog.remove([5])
+    # a code of content that was replaced meanwhile is not taken
+    old = np.array([[4, 4, 1]], np.uint8)
+    assert catalog.add_codes(2, [(4, old[0], "")], hashes=["another"]) == 0
+    assert catalog.add_codes(2, [(4, old[0], "")], hashes=[f"{3:064x}"]) == 1
+    catalog.switch_space(2)
+    assert not catalog.is_current()
+
+    opened = Catalog(path)
+    assert (opened.fingerprint, opened.n_bits, opened.space.checkpoint) == ("e" * 64, 20, "other.safetensors")
+    assert opened.changes(after_id=0, after_generation=-1).codes.tolist() == [[i, i, 1] for i in range(1, 5)]
+    assert opened.engines() == {"": 1, "openvino": 3}
+    assert catalog.engines() == {"torch": 4}
+    assert catalog.code(1).tolist() == [[0, 0]]  # whoever opened it earlier still searches the old codes
+    with pytest.raises(SpaceRetired, match="has switched to other codes.*nothing was stored, try again"):
+        catalog.add([image(77)])
+    assert opened.add([image(77, code=(1, 1, 1))]) == [(6, "added")]
+    assert [i.id for i in opened.missing_in(1, 0, 10)] == [6]
+    with pytest.raises(BadConfig, match="code space 2 is the one that searches use"):
+        opened.drop_space(2)
+    with pytest.raises(BadConfig, match="no code space 3 in the collection: it has 1, 2"):
+        opened.switch_space(3)
+    opened.switch_space(1, allow_missing=True)
+    opened.drop_space(2)
+    assert [space.id for space in catalog.spaces()] == [1]
+    assert sql(path, "SELECT DISTINCT space_id FROM codes") == [(1,)]
+    assert catalog.begin_space("d" * 64, 12, "x").id == 3  # never an id of the past
+    assert "images have no code" in catalog.integrity_problems()[0]
+    opened.close()
+
+
+def test_new_content_makes_the_codes_of_every_space_worthless(catalog):
+    catalog.add([image(1, key="a"), image(2, key="b")])
+    catalog.begin_space("e" * 64, 12, "x")
+    catalog.add_codes(2, [(1, np.zeros(2, np.uint8), ""), (2, np.zeros(2, np.uint8), "")])
+    assert catalog.n_missing(2) == 0
+    catalog.add([image(3, key="a")])
+    assert [i.id for i in catalog.missing_in(2, 0, 10)] == [1]
+    catalog.remove([2])
+    assert catalog.integrity_problems() == []
+
+
+def test_codes_of_another_width_are_refused(catalog):
+    filled(catalog)
+    for code in (np.zeros(3, np.uint8), np.array([0, 0x10], np.uint8)):
+        with pytest.raises(BadCodes):
+            catalog.add_codes(1, [(1, code, "")])
+
+
+def test_an_updated_code_is_a_change(catalog):
+    catalog.add([image(i, key=f"k{i}", code=(i, 0)) for i in range(4)])
+    seen = catalog.changes(after_id=0, after_generation=-1)
+    catalog.add([image(9, key="k1", code=(99, 0)), image(10, key="k9", code=(10, 0))])
+    since = catalog.changes(after_id=4, after_generation=seen.generation)
+    assert (since.ids.tolist(), since.codes.tolist(), since.removed.tolist()) == ([2, 5], [[99, 0], [10, 0]], [2])
+    catalog.add_codes(1, [(3, np.array([7, 7], np.uint8), "mended")])
+    again = catalog.changes(after_id=5, after_generation=since.generation)
+    assert (again.ids.tolist(), again.codes.tolist(), again.removed.tolist()) == ([3], [[7, 7]], [3])
+    catalog.remove([2])
+    last = catalog.changes(after_id=4, after_generation=seen.generation)
+    assert (last.ids.tolist(), sorted(last.removed.tolist())) == ([3, 5], [2, 3])
+
+
+def test_a_calibration_is_kept_with_its_space(catalog, path):
+    assert catalog.calibration() is None
+    catalog.set_calibration({"1": [0.5, 1]})
+    assert Catalog(path, read_only=True).calibration() == {"1": [0.5, 1]}
+    with pytest.raises(BadConfig, match="JSON"):
+        catalog.set_calibration(float("inf"))
+    catalog.set_calibration(None)
+    assert catalog.calibration() is None
+
+
+# ---------------------------------------------------------------- who is writing
+
+
+def test_who_waits_in_vain_is_told_for_whom_and_the_dead_are_not_named(path, start, monkeypatch):
+    writer = start(
+        before=f"""
+import sys, time
+from pathlib import Path
+from hashseek.indexing.catalog import Catalog
+sys.argv = ["hashseek", "index", "add", "somewhere\\n"]
+with Catalog(Path({str(path)!r})).exclusive():
+    print("writing", flush=True)
+    time.sleep(100)
+"""
+    )
+    wait_until(lambda: "writing" in writer.out)
+    monkeypatch.setattr(module, "BUSY_SECONDS", 0.2)
+    catalog = Catalog(path)
+    with pytest.raises(CatalogLocked, match=rf"\(process {writer.pid}, `hashseek index add somewhere.n`, since 20"):
+        catalog.add(images(1))
+    writer.send(signal.SIGKILL)
+    writer.wait()
+    assert module.writer_of(path) is None
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")  # one who leaves no note
+    with pytest.raises(CatalogLocked, match="more than 0.2 s; try again"):
+        catalog.add(images(1))
+    other.close()
+    assert catalog.add(images(1)) == [(1, "added")]
+    catalog.close()
+
+
+def test_a_catalog_that_was_exchanged_takes_nothing_from_those_who_opened_the_old_one(catalog, path, tmp_path):
+    filled(catalog)
+    shutil.copy(path, tmp_path / "restored")
+    (tmp_path / "restored").replace(path)
+    with pytest.raises(CatalogReplaced, match="was moved or replaced.*nothing was stored"):
+        catalog.add([image(50)])
+    assert not catalog.is_current()
+    path.unlink()
+    with pytest.raises(CatalogReplaced):
+        catalog.remove([1])

@@ -1,0 +1,319 @@
+"""A filter lets through exactly the images that a plain loop over their records would, whoever asks and however."""
+
+import json
+import operator
+import shutil
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hashseek.indexing.catalog import NewImage
+from hashseek.indexing.catalog.conditions import Condition, parse_condition
+from hashseek.indexing.catalog.filters import Filter, make_filter, parse_time
+from hashseek.indexing.catalog.records import check_attributes
+from hashseek.indexing.collection import Collection
+from hashseek.retrieval.errors import BadConfig
+from support import hamming_oracle as hamming
+from support.collections import code_collection, new_images, random_codes
+
+ATTRIBUTES = [
+    {"year": 2014, "camera": "X", "title": "abc"},
+    {"year": 2015, "camera": {"model": "X"}, "title": "abd"},
+    {"year": "2016", "camera.model": "X", "title": "Äbc"},
+    {"year": 2015.5, "camera": {"model": "x"}, "title": ""},
+    {"year": "unknown", "flag": True, "title": 5},
+    {"year": None, "flag": False, "zip": "01234"},
+    {"year": [2015], "flag": "true", "zip": 1234},
+    {"year": True, "flag": 1, "date": "2015-06-01"},
+    {"date": "2016", "zip": "1234"},
+    {},
+]
+
+
+@pytest.fixture(scope="module")
+def described(tmp_path_factory):
+    """A catalog of one image per entry of ATTRIBUTES; ids from 1."""
+    collection = code_collection(tmp_path_factory.mktemp("described"), n_bits=12)
+    images = new_images(random_codes(np.random.default_rng(0), len(ATTRIBUTES), 12))
+    collection.add(
+        [
+            NewImage(**{**vars(image), "attributes": said, "key": f"key/{i}"})
+            for i, (image, said) in enumerate(zip(images, ATTRIBUTES, strict=True))
+        ]
+    )
+    yield collection.catalog
+    collection.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("year=2015", [2]),
+        ("year=2016", [3]),
+        ("year=2015.0", [2]),
+        ("year>=2015", [2, 3, 4]),
+        ("year>2015", [3, 4]),
+        ("year<2015", [1]),
+        ("year<=2015.5", [1, 2, 4]),
+        ("year>=-1e3", [1, 2, 3, 4]),
+        ('year>="2015"', [3, 5]),
+        ('year="2016"', [3]),
+        ('year="2015"', []),
+        ("year^=20", [3]),
+        ("year=unknown", [5]),
+        ("year=true", [8]),
+        ("year=1", []),
+        ("camera=X", [1]),
+        ("camera.model=X", [2, 3]),
+        (" camera.model = x ", [4]),
+        ("camera.model.deeper=X", []),
+        ("title^=ab", [1, 2]),
+        ("title^=Ä", [3]),
+        ("title^=", [1, 2, 3, 4]),
+        ("title=", [4]),
+        ("title^=a%", []),
+        ("title=5", [5]),
+        ("title>abc", [2, 3]),
+        ("flag=true", [5, 7]),
+        ('flag="true"', [7]),
+        ("flag=false", [6]),
+        ("flag=1", [8]),
+        ("zip=01234", [6, 7]),
+        ('zip="01234"', [6]),
+        ("zip=1234", [7, 9]),
+        ("date>=2015-01-01", [8, 9]),
+        ("date>=2015-06-02", [9]),
+        ("date<2016", []),
+        ('date<"2016"', [8]),
+        ("none=1", []),
+        ("' OR 1=1", []),
+        ("year') OR 1=1 --=x", []),
+    ],
+)
+def test_what_each_condition_means(described, text, ids):
+    assert described.ids_where(make_filter(where=[text])).tolist() == ids
+
+
+@pytest.mark.parametrize(
+    "text", ["", "year", "=2015", "year==2015", "year!=2015", "year=>2015", "year<>1", "a~=b", '"a"=b', "a\0=b"]
+)
+def test_what_is_no_condition_is_refused_in_one_sentence_that_shows_how(text):
+    with pytest.raises(BadConfig, match=r"is no condition on an attribute: write NAME=VALUE") as caught:
+        parse_condition(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_condition_made_by_hand_is_checked_too(described):
+    for condition in (Condition("a", "LIKE", "x"), Condition('a"b', "=", "x"), Condition("", "=", "x")):
+        with pytest.raises(BadConfig):
+            described.ids_where(Filter(attributes=(condition,)))
+
+
+@pytest.mark.parametrize(
+    ("text", "stored"),
+    [
+        ("2026-01-31", "2026-01-31T00:00:00Z"),
+        ("2026-01-31T15:00:00", "2026-01-31T15:00:00Z"),
+        ("2026-01-31 15:00:00+01:00", "2026-01-31T14:00:00Z"),
+        ("2026-01-31T23:59:59.5Z", "2026-02-01T00:00:00Z"),
+    ],
+)
+def test_times_are_read_as_the_catalog_writes_them(text, stored):
+    assert parse_time(text) == stored
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "2026-13-01", "1e9", "9999-12-31T23:59:59-10:00"])
+def test_what_is_no_time_is_refused(text):
+    with pytest.raises(BadConfig, match="is no time: write it as in 2026-01-31"):
+        parse_time(text)
+
+
+@pytest.mark.parametrize("name", ["a\\", "a\\b", "\\u0061", "a\nb", "a\tb", "é", "$", "#-1", "[0]", "a'b", "a\\.b"])
+def test_an_attribute_of_any_name_is_found(tmp_path, name):
+    with closing(code_collection(tmp_path / "c", n_bits=16)) as collection:
+        [first, second] = new_images(random_codes(np.random.default_rng(0), 2, 16))
+        collection.add([replace(first, attributes={name: "x"}), replace(second, attributes={"a": "x"})])
+        for operator in ("=", "^=", ">="):
+            assert collection.catalog.ids_where(Filter(attributes=(Condition(name, operator, "x"),))).tolist() == [1]
+
+
+def test_large_whole_numbers_are_compared_exactly(tmp_path):
+    numbers = [2**63 - 2, 2**63 - 1, 1234567890123456788, 1234567890123456789, 2**53 + 1, -(2**63)]
+    with closing(code_collection(tmp_path / "c", n_bits=16)) as collection:
+        images = new_images(random_codes(np.random.default_rng(0), len(numbers), 16))
+        collection.add([replace(image, attributes={"n": n}) for image, n in zip(images, numbers, strict=True)])
+        for image_id, n in enumerate(numbers, start=1):
+            assert collection.catalog.ids_where(Filter(attributes=(parse_condition(f"n={n}"),))).tolist() == [image_id]
+        above = collection.catalog.ids_where(Filter(attributes=(parse_condition("n>1234567890123456788"),)))
+        assert above.tolist() == [1, 2, 4]
+
+
+def test_a_text_with_a_nul_is_refused_since_it_would_pass_for_its_beginning():
+    for said in ({"a": "x\0y"}, {"a\0": 1}, {"a": [{"b": "\0"}]}, {"a": "\\\0"}):
+        with pytest.raises(BadConfig, match="a NUL character .* leave it out"):
+            check_attributes(said)
+    assert check_attributes({"a": "\\u0000"}) == r'{"a":"\\u0000"}'
+
+
+def test_ids_keys_and_nothing_at_all(described):
+    assert described.ids_where(Filter(ids=(3, 99, 1, 3, -1, 2**63, 10**40))).tolist() == [1, 3]
+    assert described.ids_where(Filter(ids=())).tolist() == []
+    assert described.ids_where(Filter(keys=("key/4", "key", "KEY/1", "'"))).tolist() == [5]
+    assert described.ids_where(Filter(keys=("key/4\0", "\0"))).tolist() == []
+    assert described.ids_where(Filter()).tolist() == list(range(1, len(ATTRIBUTES) + 1))
+    assert make_filter() is None
+    with pytest.raises(BadConfig, match="not valid UTF-8"):
+        make_filter(all_labels=["\udcff"])
+
+
+COMPARE = {"=": operator.eq, ">=": operator.ge, "<": operator.lt}
+
+
+def lets_through(chosen, image):
+    """The same, said in Python, for integer attributes only."""
+    labels = set(image.labels)
+    return (
+        (not chosen.any_labels or bool(labels & set(chosen.any_labels)))
+        and labels >= set(chosen.all_labels)
+        and not labels & set(chosen.no_labels)
+        and all(
+            c.path in image.attributes and COMPARE[c.operator](image.attributes[c.path], int(c.value))
+            for c in chosen.attributes
+        )
+        and (chosen.ids is None or image.id in chosen.ids)
+        and (chosen.keys is None or image.key in chosen.keys)
+        and (chosen.added_after is None or image.added_at >= chosen.added_after)
+        and (chosen.added_before is None or image.added_at < chosen.added_before)
+    )
+
+
+@pytest.mark.parametrize("looked_up", [0, 20, 10_000])  # labels of each image, by what is cheaper, of all images
+def test_random_filters_agree_with_a_loop_and_searches_among_them_with_the_oracle(tmp_path, monkeypatch, looked_up):
+    monkeypatch.setattr("hashseek.indexing.catalog.filters._LOOKED_UP", looked_up)
+    rng = np.random.default_rng(7)
+    collection = code_collection(tmp_path, n_bits=36)
+    truth = {}
+
+    def some(values, n):
+        return tuple(rng.choice(values, int(rng.integers(0, n + 1)), replace=False).tolist())
+
+    def add(n, start, day):
+        monkeypatch.setattr("hashseek.indexing.catalog.catalog.now", lambda: f"2026-01-{day:02}T00:00:00Z")
+        codes = random_codes(rng, n, 36, 5)
+        images = [
+            NewImage(
+                **{
+                    **vars(image),
+                    "labels": some(["a", "b", "c", "rare", "a\0b"], 3),
+                    "attributes": {} if i % 3 == 0 else {"n": int(rng.integers(5)), "m": i},
+                    "key": f"k{start + i}" if i % 2 else None,
+                }
+            )
+            for i, image in enumerate(new_images(codes, start=start))
+        ]
+        for (image_id, _), code in zip(collection.add(images), codes, strict=True):
+            truth[image_id] = code
+
+    start = 0
+    for step in range(6):
+        n = int(rng.integers(20, 60))
+        add(n, start, step + 1)
+        start += n
+        gone = rng.choice(sorted(truth), 5, replace=False).tolist()
+        collection.remove(gone)
+        for image_id in gone:
+            del truth[image_id]
+        if step == 3:
+            collection.save_index()
+        images = collection.catalog.page(after=0, limit=10_000)
+        query = random_codes(rng, 1, 36)
+        filters = [Filter(no_labels=("a",)), Filter(no_labels=("b", "rare")), Filter(no_labels=("nobody's",))]
+        filters += [
+            Filter(
+                any_labels=some(["a", "rare", "nobody's", "a\0b"], 2),
+                all_labels=some(["a", "b"], 1),
+                no_labels=some(["b", "c", "nobody's"], 2),
+                attributes=tuple(Condition("n", str(op), "2") for op in some(list(COMPARE), 1)),
+                ids=None if rng.random() < 0.8 else some(range(300), 50),
+                keys=None if rng.random() < 0.8 else some([f"k{i}" for i in range(300)], 50),
+                added_after=None if rng.random() < 0.7 else "2026-01-02T00:00:00Z",
+                added_before=None if rng.random() < 0.7 else "2026-01-04T00:00:00Z",
+            )
+            for _ in range(25)
+        ]
+        for chosen in filters:
+            wanted = [image.id for image in images if lets_through(chosen, image)]
+            assert collection.catalog.ids_where(chosen).tolist() == wanted, chosen
+            for _ in range(2):  # asked again, the answer is remembered
+                [(distances, ids)] = collection.search(query, k=20, among=chosen)
+                codes = np.array([truth[i] for i in wanted], np.uint8).reshape(-1, 5)
+                expected, at = hamming.search(query, codes, k=min(20, len(wanted))) if wanted else ([[]], [[]])
+                assert distances.tolist() == list(expected[0])
+                assert ids.tolist() == [wanted[i] for i in at[0]]
+    collection.close()
+
+
+def test_a_remembered_answer_is_forgotten_with_the_next_change_of_any_process(tmp_path):
+    collection = code_collection(tmp_path, n_bits=12)
+    first, second = new_images(np.zeros((2, 2), np.uint8), labels=("cat",))
+    collection.add([first])
+    beside, query, cats = Collection(tmp_path), np.zeros((1, 2), np.uint8), Filter(all_labels=("cat",))
+    assert collection.search(query, k=9, among=cats)[0][1].tolist() == [1]
+    beside.add([second])
+    assert collection.search(query, k=9, among=cats)[0][1].tolist() == [1, 2]
+    beside.remove([1])
+    assert collection.search(query, k=9, among=cats)[0][1].tolist() == [2]
+    for n in range(40):  # more filters than are remembered
+        assert collection.search(query, k=9, among=Filter(ids=(2, 100 + n)))[0][1].tolist() == [2]
+    assert len(collection._chosen) <= 8
+    collection.close()
+    beside.close()
+
+
+def test_the_command_searches_among_what_its_options_say(indexed, tmp_path, pictures, hashseek):
+    folder = shutil.copytree(indexed, tmp_path / "c", ignore=shutil.ignore_patterns("*-wal", "*-shm"))
+    collection = Collection(folder)
+    records = collection.catalog.page(after=0, limit=99)
+    codes = [collection.catalog.code(image.id)[0] for image in records]
+    collection.add(
+        [
+            NewImage(f"/made/{i}.jpg", f"{i:064x}", 1, 1, 1, "image/jpeg", ("made",), code, f"made {i}", {"n": i})
+            for i, code in enumerate(codes)
+        ]
+    )
+    collection.close()
+    picture = pictures / "picture 00.jpg"
+
+    def found(*options):
+        code, out, err = hashseek("search", folder, picture, "-k", 99, "--json", "--device", "cpu", *options)
+        assert code == 0, err
+        return json.loads(out)["hits"]
+
+    even = {image.id for image in records if "even" in image.labels}
+    threes = {image.id for image in records if "three" in image.labels}
+    assert {hit["id"] for hit in found("--label", "even")} == even
+    assert {hit["id"] for hit in found("--label", "even", "--label", "three")} == even & threes
+    assert {hit["id"] for hit in found("--any-label", "even", "--any-label", "three")} == even | threes
+    assert {hit["id"] for hit in found("--label", "even", "--without", "three")} == even - threes
+    hits = found("--where", "n>=3", "--where", "n<5")
+    assert sorted((hit["key"], hit["attributes"]["n"]) for hit in hits) == [("made 3", 3), ("made 4", 4)]
+    assert [hit["key"] for hit in found("--key", "made 7")] == ["made 7"]
+    assert found("--added-before", "2020-01-01") == []
+    assert len(found("--added-after", "2020-01-01")) == len(records) + len(codes)
+    for options, sentence in (
+        (("--where", "n!=3"), "'n!=3' is no condition on an attribute: write NAME=VALUE"),
+        (("--added-after", "soon"), "'soon' is no time"),
+    ):
+        code, out, err = hashseek("search", folder, picture, *options)
+        assert (code, out) == (2, "")
+        assert sentence in err
+        assert err.count("\n") == 1
+    code, out, err = hashseek("index", "remove", folder, 1, "--key", "made 3", "--key", "none")
+    assert (code, out) == (2, "")
+    assert "there is no image with the key 'none'" in err
+    code, out, _ = hashseek("index", "remove", folder, 1, "--key", "made 3", "--key", "made 3")
+    assert (code, out.split(";")[0]) == (0, "removed 2")
+    code, _, err = hashseek("index", "remove", folder)
+    assert (code, "--key" in err) == (2, True)

@@ -1,0 +1,254 @@
+"""`hashseek index add`: stopping and going on, its exit codes, its list of errors, plans, watching, addresses."""
+
+import hashlib
+import json
+import signal
+import tarfile
+import warnings
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import pytest
+
+from hashseek.api.app import create_app
+from hashseek.api.settings import Settings
+from hashseek.indexing.collection import Collection
+from support.commands import wait_until
+from support.pictures import draw
+
+with warnings.catch_warnings():  # newer versions of Starlette would rather have httpx2, older ones know only httpx
+    warnings.simplefilter("ignore")
+    from fastapi.testclient import TestClient
+
+
+def save(path, seed):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draw(seed).save(path)
+    return path
+
+
+def n_stored(folder):
+    opened = Collection(folder, read_only=True)
+    try:
+        assert opened.verify() == []
+        return len(opened)
+    finally:
+        opened.close()
+
+
+def records(folder):
+    opened = Collection(folder, read_only=True)
+    try:
+        return opened.catalog.page(after=0, limit=1000)
+    finally:
+        opened.close()
+
+
+SLOW = """
+import time, hashseek.indexing.ingest.batch, hashseek.indexing.catalog
+hashseek.indexing.ingest.batch.BATCH = 4
+add = hashseek.indexing.catalog.Catalog.add
+hashseek.indexing.catalog.Catalog.add = lambda *a: (time.sleep(0.04), add(*a))[1]
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_it_stores_what_is_in_hand_says_how_to_go_on_and_goes_on(
+    start, hashseek, tmp_path, checkpoint, number, code
+):
+    for seed in range(200):
+        save(tmp_path / "many" / f"{seed:03}.png", seed)
+    folder = tmp_path / "collection"
+    command = ("index", "add", folder, tmp_path / "many", "--checkpoint", checkpoint, "--device", "cpu")
+    process = start(*command, before=SLOW)
+    wait_until(lambda: (folder / "catalog.sqlite").exists() and len(records(folder)) >= 4)
+    process.send(number)
+    assert process.wait() == code
+    n = n_stored(folder)
+    assert 4 <= n < 200
+    assert process.out == f"added {n}, already stored 0, skipped 0; {folder} holds {n} images\n"
+    assert process.err == (
+        "stopping: what is in hand is being stored; once more stops at once\n"
+        "stopped: run the same command to go on; what is stored is not stored twice\n"
+    )
+    assert hashseek(*command)[:2] == (
+        0,
+        f"added {200 - n}, already stored {n}, skipped 0; {folder} holds 200 images\n",
+    )
+    assert n_stored(folder) == 200
+
+
+def test_the_second_signal_stops_at_once(start, tmp_path, pictures, checkpoint):
+    folder = tmp_path / "collection"
+    stuck = """
+import sys, time, hashseek.indexing.collection
+hashseek.indexing.collection.Collection.add = lambda *_, **__: (print("stuck", file=sys.stderr), time.sleep(600))
+"""
+    process = start("index", "add", folder, pictures, "--checkpoint", checkpoint, "--device", "cpu", before=stuck)
+    for word in ("stuck", "stopping"):
+        wait_until(lambda word=word: word in process.err or process.ended)
+        process.send(signal.SIGINT)
+    assert process.wait() == 130
+    assert "Traceback" not in process.err
+    assert n_stored(folder) == 0
+
+
+def test_every_problem_is_a_line_of_json_and_strict_ends_with_3(hashseek, own_collection, tmp_path):
+    folder = tmp_path / "new"
+    save(folder / "good.png", 50)
+    for number in range(30):
+        (folder / f"bad {number:02}\n.png").write_bytes(b"x")
+    command = ("index", "add", own_collection, folder, "--device", "cpu", "--errors", tmp_path / "errors.jsonl")
+    code, out, err = hashseek(*command)
+    assert (code, out.split(";")[0]) == (0, "added 1, already stored 0, skipped 30")
+    assert err.count("skipped: ") == 20
+    assert err.endswith(f"and more: see {tmp_path}/errors.jsonl\n")
+    lines = [json.loads(line) for line in (tmp_path / "errors.jsonl").read_text().splitlines()]
+    assert len(lines) == 30
+    assert lines[0]["uri"] == lines[0]["where"] == f"{folder}/bad 00\n.png"
+    assert lines[0]["reason"].startswith("is not an image")
+    assert lines[0]["skipped"] is True
+    assert hashseek(*command, "--strict")[0] == 3
+    assert hashseek("index", "add", own_collection, folder / "good.png", "--strict", "--device", "cpu")[0] == 0
+    code, _, err = hashseek(*command[:-1], tmp_path / "none" / "errors.jsonl")
+    assert (code, err.count("\n")) == (2, 1)
+
+
+def test_a_dry_run_says_what_would_happen_and_writes_nothing(hashseek, own_collection, tmp_path, pictures, checkpoint):
+    save(tmp_path / "new" / "a.png", 60)
+    (tmp_path / "new" / "bad.png").write_bytes(b"x")
+
+    def contents():  # what readers share while they read is no content
+        files = [path for path in own_collection.rglob("*") if path.is_file()]
+        return {path: path.read_bytes() for path in files if not path.name.endswith(("-shm", "-wal"))}
+
+    before = contents()
+    command = ("index", "add", own_collection, pictures, tmp_path / "new", "--dry-run")
+    code, out, err = hashseek(*command)
+    said = "dry run: would be added 1, already stored 12, skipped 1; nothing was written;"
+    assert (code, out) == (0, f"{said} {own_collection} holds 12 images\n")
+    assert err.startswith("skipped: ")
+    assert contents() == before
+    code, out, _ = hashseek("index", "add", tmp_path / "none", pictures, "--dry-run", "--checkpoint", checkpoint)
+    assert (code, out.split(";")[0]) == (0, "dry run: would be added 12, already stored 0, skipped 0")
+    assert not (tmp_path / "none").exists()
+    code, _, err = hashseek("index", "add", tmp_path / "none", pictures, "--dry-run")
+    assert (code, "name the checkpoint" in err) == (2, True)
+
+
+def test_labels_keys_and_attributes_of_a_list_are_stored(hashseek, own_collection, tmp_path):
+    save(tmp_path / "a.png", 70)
+    (tmp_path / "m.csv").write_text("path,key,labels,year\na.png,the key,x,2015\n")
+    command = ("index", "add", own_collection, tmp_path / "m.csv", "--label", "more", "--device", "cpu")
+    assert hashseek(*command)[0] == 0
+    last = records(own_collection)[-1]
+    assert (last.key, last.labels, last.attributes) == ("the key", ("more", "x"), {"year": 2015})
+    (tmp_path / "m.csv").write_text("path,key,labels,year\na.png,the key,x,2016\n")
+    assert hashseek(*command)[1].startswith("added 0, updated 1, already stored 0, skipped 0;")
+    assert hashseek("index", "add", own_collection, tmp_path / "a.png", "--key-from", "name", "--device", "cpu")[0] == 0
+    assert records(own_collection)[-1].key == "a.png"
+
+
+def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(hashseek, own_collection, pictures):
+    before = "import hashseek.indexing.cli.add; hashseek.indexing.cli.add._EVERY = 0"
+    code, _, err = hashseek("index", "add", own_collection, pictures, "--device", "cpu", before=before)
+    assert code == 0
+    assert err.startswith("12, ")
+    assert err.endswith(" images/s, 0 skipped\n")
+
+
+MISTAKES = {
+    "--prune goes with --watch": ("{pictures}", "--prune"),
+    "--watch and --dry-run do not go together": ("{pictures}", "--watch", "--dry-run"),
+    "--watch and --split do not go together": ("{pictures}", "--watch", "--split", "train"),
+    "x.png is no folder: --watch takes folders": ("x.png", "--watch"),
+    "there is no file or folder nothing.jpg": ("nothing.jpg",),
+    "no file matches the pattern *.gif": ("*.gif",),
+    "invalid value for '--every'": ("{pictures}", "--watch", "--every", "0"),
+}
+
+
+@pytest.mark.parametrize("sentence", MISTAKES)
+def test_a_mistake_is_one_sentence(hashseek, own_collection, pictures, sentence):
+    arguments = [argument.format(pictures=pictures) for argument in MISTAKES[sentence]]
+    code, out, err = hashseek("index", "add", own_collection, *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert sentence in err
+
+
+def test_watching_follows_a_folder_until_it_is_stopped(start, tmp_path, checkpoint):
+    folder, watched = tmp_path / "collection", tmp_path / "watched"
+    save(watched / "a.png", 1)
+    process = start(
+        *("index", "add", folder, watched, "--checkpoint", checkpoint, "--device", "cpu"),
+        *("--watch", "--prune", "--every", "0.1", "--label", "seen"),
+    )
+
+    def holds(*names):
+        there = records(folder) if (folder / "catalog.sqlite").exists() else []
+        return [record.path.rpartition("/")[2] for record in there] == [*names]
+
+    wait_until(lambda: holds("a.png") or process.ended)
+    save(watched / "b.png", 2)
+    wait_until(lambda: holds("a.png", "b.png") or process.ended)
+    (watched / "a.png").unlink()
+    wait_until(lambda: holds("b.png") or process.ended)
+    process.send(signal.SIGTERM)
+    assert process.wait() == 143, process.err
+    assert process.out.splitlines()[-1] == f"added 2, already stored 0, skipped 0; {folder} holds 1 images"
+    assert "removed 1" in process.out
+    assert records(folder)[0].labels == ("seen",)
+    assert n_stored(folder) == 1
+
+
+@pytest.fixture
+def web(pictures):
+    """The pictures, served over http."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    running = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(pictures)))
+    thread = Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{running.server_port}"
+    running.shutdown()
+    thread.join()
+    running.server_close()
+
+
+def test_a_list_of_addresses_is_fetched_and_stored(hashseek, web, tmp_path, pictures, checkpoint):
+    urls = [f"{web}/picture 00.jpg", f"{web}/picture%2001.jpg", f"{web}/Höhle, 2 °C/picture 03.jpg", f"{web}/none.jpg"]
+    (tmp_path / "urls.txt").write_text("\n".join(urls))
+    folder = tmp_path / "collection"
+    command = ("index", "add", folder, tmp_path / "urls.txt", "--checkpoint", checkpoint, "--device", "cpu")
+    code, out, err = hashseek(*command)
+    assert (code, out.split(";")[0]) == (1, "added 0, already stored 0, skipped 4")
+    assert err.count("say --allow-private") == 4
+    code, out, err = hashseek(*command, "--allow-private")
+    assert (code, out.split(";")[0]) == (0, "added 3, already stored 0, skipped 1")
+    assert err == f"skipped: urls.txt line 4: {urls[3]} answered 404 File not found\n"
+    assert [record.path for record in records(folder)] == urls[:3]
+    code, out, _ = hashseek("index", "add", folder, pictures, urls[0], "--allow-private", "--device", "cpu")
+    assert (code, out.split(";")[0]) == (0, "added 9, already stored 4, skipped 0")
+
+
+def test_the_service_shows_an_image_that_lies_in_a_tar_and_fetches_nothing_private(
+    hashseek, web, tmp_path, pictures, checkpoint
+):
+    with tarfile.open(tmp_path / "a.tar", "w") as packed:
+        packed.add(pictures / "picture 00.jpg", "x/0.jpg")
+    folder, address = tmp_path / "collection", f"{web}/picture 01.jpg"
+    command = ("index", "add", folder, tmp_path / "a.tar", address, "--allow-private", "--device", "cpu")
+    assert hashseek(*command, "--checkpoint", checkpoint)[0] == 0
+    in_tar, behind_address = records(folder)
+    with TestClient(create_app(Settings(collection=folder, device="cpu"))) as client:
+        wait_until(lambda: client.get("/healthz/ready").status_code == 200)
+        shown = client.get(f"/v1/images/{in_tar.id}/file")
+        assert hashlib.sha256(shown.content).hexdigest() == in_tar.sha256
+        assert client.get(f"/v1/images/{in_tar.id}/file?size=32").headers["content-type"] == "image/jpeg"
+        refused = client.get(f"/v1/images/{behind_address.id}/file")
+        assert refused.status_code >= 400
+        assert "not public" in refused.json()["detail"]

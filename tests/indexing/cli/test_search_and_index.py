@@ -1,0 +1,348 @@
+"""The command line: what it prints, how it ends, and that a mistake costs one sentence, never a traceback."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from hashseek.retrieval.checkpoint import load_header
+from support.paths import ROOT
+from support.pictures import N_PICTURES, draw
+
+
+def test_adding_reports_what_was_added_and_what_was_not(hashseek, tmp_path, pictures, checkpoint):
+    folder = tmp_path / "collection"
+    (tmp_path / "bad\n.jpg").write_bytes(b"")
+    shutil.copy(pictures / "picture 00.jpg", tmp_path / "copy.jpg")
+    command = ("index", "add", folder, pictures, tmp_path / "copy.jpg", tmp_path / "bad\n.jpg", "--device", "cpu")
+    code, out, err = hashseek(*command, "--checkpoint", checkpoint)
+    assert (code, out) == (0, f"added 12, already stored 1, skipped 1; {folder} holds 12 images\n")
+    assert err == f"skipped: {tmp_path}/bad\\n.jpg: is empty (0 bytes)\n"
+    code, out, _ = hashseek(*command)
+    assert (code, out) == (0, f"added 0, already stored 13, skipped 1; {folder} holds 12 images\n")
+
+
+def test_adding_nothing_ends_with_1_and_the_reasons(hashseek, own_collection, tmp_path):
+    (tmp_path / "empty folder").mkdir()
+    (tmp_path / "bad.jpg").write_bytes(b"text")
+    code, out, err = hashseek("index", "add", own_collection, tmp_path / "bad.jpg")
+    assert (code, out.split(";")[0]) == (1, "added 0, already stored 0, skipped 1")
+    assert err.startswith("skipped: ")
+    code, out, err = hashseek("index", "add", own_collection, tmp_path / "empty folder")
+    assert (code, out.split(";")[0]) == (1, "added 0, already stored 0, skipped 0")
+    assert err == "hashseek: there is no image in what was named\n"
+
+
+def test_adding_a_list_takes_its_labels_and_split(hashseek, tmp_path, checkpoint):
+    for seed in range(3):
+        draw(seed).save(tmp_path / f"{seed}.png")
+    (tmp_path / "labels.csv").write_text(
+        "file,labels,split\n0.png,a;b,database\n1.png,b,retrieval\n2.png,a,query\n9.png,a,database\n"
+    )
+    folder = tmp_path / "collection"
+    command = (
+        "index",
+        "add",
+        folder,
+        tmp_path / "labels.csv",
+        "--split",
+        "database",
+        "--device",
+        "cpu",
+        "--checkpoint",
+        checkpoint,
+    )
+    code, _, err = hashseek(*command, "--on-error", "stop")
+    assert code == 2
+    assert "labels.csv line 5: the file 9.png does not exist" in err
+    assert not folder.exists()
+    code, out, err = hashseek(*command)
+    assert (code, out.split(";")[0]) == (0, "added 2, already stored 0, skipped 1")
+    assert err == "skipped: labels.csv line 5: the file 9.png does not exist\n"
+    code, out, _ = hashseek("index", "stats", folder, "--json")
+    content = json.loads(out)
+    assert (content["images"], content["bits"], content["labels"]) == (2, 48, {"a": 1, "b": 2})
+    assert content["fingerprint"] == load_header(checkpoint).fingerprint
+    assert (content["index"]["built"], content["index"]["fresh"]) == (2, 0)
+    assert hashseek("index", "stats", folder)[1].splitlines()[0] == "images       2"
+
+
+def test_searching_prints_a_table_or_json(hashseek, indexed, pictures):
+    picture = pictures / "Höhle, 2 °C" / "picture 07.jpg"
+    code, out, err = hashseek("search", indexed, picture, "-k", 3, "--device", "cpu")
+    assert (code, err) == (0, "")
+    header, first, *others = out.splitlines()
+    assert header.split() == ["rank", "bits", "id", "path", "labels"]
+    assert first.split()[:2] == ["1", "0"]
+    assert str(picture) in first
+    assert first.endswith("odd")
+    assert len(others) == 2
+    code, out, _ = hashseek("search", indexed, picture, "-k", 1000, "--json", "--device", "cpu")
+    content = json.loads(out)
+    assert (code, content["n_bits"], len(content["hits"])) == (0, 48, N_PICTURES)
+    best = content["hits"][0]
+    assert (best["rank"], best["distance"], best["path"], best["labels"]) == (1, 0, str(picture), ["odd"])
+    assert [hit["rank"] for hit in content["hits"]] == list(range(1, 13))
+    far = content["hits"][5]["distance"]
+    code, out, _ = hashseek("search", indexed, picture, "-k", 1000, "--max-distance", far, "--json", "--device", "cpu")
+    assert [hit["distance"] for hit in json.loads(out)["hits"]] == [
+        h["distance"] for h in content["hits"] if h["distance"] <= far
+    ]
+
+
+def test_searching_an_empty_collection_finds_nothing(hashseek, own_collection, pictures):
+    assert hashseek("index", "remove", own_collection, *range(1, 13))[0] == 0
+    code, out, _ = hashseek("search", own_collection, pictures / "picture 00.jpg", "--device", "cpu")
+    assert (code, out.split()) == (0, ["rank", "bits", "id", "path", "labels"])
+    assert hashseek("index", "verify", own_collection)[:2] == (0, "0 images, 0 problems\n")
+
+
+def test_removing_takes_all_or_none(hashseek, own_collection):
+    code, out, _ = hashseek("index", "remove", own_collection, 3, 5, 3)
+    assert (code, out) == (0, f"removed 2; {own_collection} holds 10 images\n")
+    code, _, err = hashseek("index", "remove", own_collection, 4, 5)
+    assert (code, err) == (2, "hashseek: there is no image 5 in the collection\n")
+    assert hashseek("index", "verify", own_collection)[:2] == (0, "10 images, 0 problems\n")
+
+
+def test_verifying_a_damaged_collection_ends_with_1_and_lists_the_damage(hashseek, own_collection):
+    content = bytearray((own_collection / "index" / "codes.faiss").read_bytes())
+    content[-1] ^= 1
+    (own_collection / "index" / "codes.faiss").write_bytes(content)
+    code, out, err = hashseek("index", "verify", own_collection)
+    assert code == 1
+    sentence = "the index on disk will be rebuilt: codes.faiss is not the file that its manifest describes"
+    assert out == f"{sentence}\n12 images, 1 problems\n"
+    assert err.startswith("hashseek: the index of ")
+    assert hashseek("index", "remove", own_collection, 1)[0] == 0
+    assert hashseek("index", "verify", own_collection)[0] == 0
+
+
+MISTAKES = {
+    "no such command": (("xyzzy",), "no such command 'xyzzy': see `hashseek --help`"),
+    "a misspelt command": (("trian",), "no such command 'trian'. Did you mean 'train'? see `hashseek --help`"),
+    "no such option": (("--frob",), "no such option: --frob"),
+    "no subcommand": (("index",), "missing command"),
+    "no argument": (("index", "add"), "missing argument 'collection': see `hashseek index add --help`"),
+    "an empty argument": (
+        ("index", "add", "", "{picture}"),
+        "after `hashseek index add` comes an empty argument: is a variable of the shell empty?",
+    ),
+    "an empty value": (
+        ("index", "verify", "{collection}", "--checkpoint", ""),
+        "--checkpoint` comes an empty argument",
+    ),
+    "no paths": (("index", "add", "{tmp}/c"), "missing argument 'paths'"),
+    "k is a word": (("search", "{collection}", "{picture}", "-k", "many"), "as an integer (given: 'many'): see `"),
+    "k is 0": (
+        ("search", "{collection}", "{picture}", "-k", "0"),
+        "k is the number of results and must be at least 1, not 0",
+    ),
+    "k is negative": (("search", "{collection}", "{picture}", "-k", "-5"), "must be at least 1, not -5"),
+    "a negative distance": (
+        ("search", "{collection}", "{picture}", "--max-distance", "-1"),
+        "must be at least 0, not -1",
+    ),
+    "no collection": (("search", "{tmp}/none", "{picture}"), "there is no collection {tmp}/none: create it with"),
+    "a file as collection": (
+        ("search", "{picture}", "{picture}"),
+        "{picture} is a file, and a collection is a folder: correct the path",
+    ),
+    "an empty folder as collection": (
+        ("index", "stats", "{tmp}"),
+        "there is no collection {tmp}: create it with `hashseek index add {tmp} IMAGES --checkpoint FILE`",
+    ),
+    "repairing and looking at codes": (
+        ("index", "verify", "{collection}", "--repair", "--codes", "5"),
+        "--codes and --repair do not go together: repair first",
+    ),
+    "a checkpoint for no repair": (
+        ("index", "verify", "{collection}", "--checkpoint", "{other}"),
+        "--checkpoint goes with --repair: add it",
+    ),
+    "a seed for no choice": (("index", "verify", "{collection}", "--seed", "1"), "--seed goes with --codes: add it"),
+    "a device for nothing": (
+        ("index", "verify", "{collection}", "--device", "cpu"),
+        "--device goes with --codes or --repair, without which nothing is encoded: add one, or leave --device out",
+    ),
+    "a precision for nothing": (("index", "verify", "{collection}", "--precision", "fp32"), "--precision goes with"),
+    "an engine for nothing": (("index", "verify", "{collection}", "--engine", "openvino"), "--engine goes with"),
+    "repairing with another": (
+        ("index", "verify", "{collection}", "--repair", "--checkpoint", "{other}"),
+        "holds codes of checkpoint {ours} (48 bits), and {other} is {theirs} (36 bits): name a file of the",
+    ),
+    "no picture": (("search", "{collection}", "{tmp}/none.jpg"), "{tmp}/none.jpg does not exist"),
+    "a folder as picture": (("search", "{collection}", "{tmp}"), "{tmp} is not a file"),
+    "text as picture": (("search", "{collection}", "{tmp}/text.jpg"), "{tmp}/text.jpg is not an image of a kind"),
+    "a two-line name": (("search", "{collection}", "{tmp}/no\nne"), "{tmp}/no\\nne does not exist"),
+    "a name that is no text": (("search", "{collection}", "{tmp}/\udcff"), "{tmp}/\\udcff does not exist"),
+    "no such device": (("search", "{collection}", "{picture}", "--device", "abacus"), "there is no device 'abacus'"),
+    "no GPU of that number": (
+        ("search", "{collection}", "{picture}", "--device", "cuda:99"),
+        "device cuda:99 was asked for",
+    ),
+    "no such precision": (
+        ("search", "{collection}", "{picture}", "--precision", "fp8"),
+        "invalid value for '--precision'",
+    ),
+    "another checkpoint": (
+        ("search", "{collection}", "{picture}", "--checkpoint", "{other}"),
+        "holds codes of checkpoint {ours} (48 bits), not of {theirs} (36 bits)",
+    ),
+    "adding with another": (
+        ("index", "add", "{collection}", "{picture}", "--checkpoint", "{other}"),
+        "not of {theirs}",
+    ),
+    "serving with another": (("serve", "{collection}", "--port", "0", "--checkpoint", "{other}"), "not of {theirs}"),
+    "no checkpoint": (
+        ("index", "add", "{tmp}/new", "{picture}"),
+        "name the checkpoint to create it with (--checkpoint)",
+    ),
+    "a missing checkpoint": (
+        ("index", "add", "{tmp}/new", "{picture}", "--checkpoint", "{tmp}/no"),
+        "there is no checkpoint {tmp}/no",
+    ),
+    "text as checkpoint": (
+        ("index", "add", "{tmp}/new", "{picture}", "--checkpoint", "{tmp}/text.jpg"),
+        "truncated or no safetensors file",
+    ),
+    "nothing at the path": (("index", "add", "{collection}", "{tmp}/no"), "there is no file or folder {tmp}/no"),
+    "an id that is a word": (("index", "remove", "{collection}", "5", "cat"), "as an integer (given: 'cat'): see `"),
+    "a radius that is a word": (
+        ("index", "duplicates", "{collection}", "--radius", "two"),
+        "invalid value for '--radius': Input should be a valid integer, unable to parse string as an integer (given: "
+        "'two'): see `hashseek index duplicates --help`",
+    ),
+    "too few codes": (
+        ("index", "verify", "{collection}", "--codes", "-1"),
+        "Input should be greater than or equal to 0 (given: '-1'): see",
+    ),
+    "too short a wait": (
+        ("index", "add", "{collection}", "{tmp}", "--every", "0"),
+        "invalid value for '--every': Input should be greater than or equal to 0.1 (given: '0'): see",
+    ),
+    "an unknown id": (("index", "remove", "{collection}", "99"), "there is no image 99"),
+    "a huge id": (
+        ("index", "remove", "{collection}", "99999999999999999999"),
+        "there is no image 99999999999999999999",
+    ),
+    "a negative id": (("index", "remove", "{collection}", "--", "-1"), "there is no image -1"),
+    "serving nothing": (("serve", "{tmp}/none"), "there is no collection {tmp}/none"),
+    "serving on no port": (("serve", "{collection}", "--port", "99999"), "the setting port is 99999"),
+    "serving on no host": (
+        ("serve", "{collection}", "--host", "no.such.host.invalid", "--port", "0"),
+        "cannot listen on no.such.host.invalid",
+    ),
+    "serving on no device": (
+        ("serve", "{collection}", "--port", "0", "--device", "abacus"),
+        "there is no device 'abacus'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_costs_one_sentence(name, hashseek, indexed, pictures, checkpoint, other_checkpoint, tmp_path):
+    (tmp_path / "text.jpg").write_text("only text")
+    words = {
+        "tmp": tmp_path,
+        "collection": indexed,
+        "picture": pictures / "picture 00.jpg",
+        "other": other_checkpoint,
+        "ours": load_header(checkpoint).fingerprint[:12],
+        "theirs": load_header(other_checkpoint).fingerprint[:12],
+    }
+    arguments, sentence = MISTAKES[name]
+    code, out, err = hashseek(*(argument.format(**words) for argument in arguments))
+    assert (code, out) == (2, "")
+    assert err.startswith("hashseek: ")
+    assert sentence.format(**words) in err
+    assert err.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["text.jpg"]
+
+
+def test_no_right_to_read_the_checkpoint_or_create_the_folder(hashseek, tmp_path, checkpoint, pictures):
+    private = tmp_path / "private.safetensors"
+    shutil.copy(checkpoint, private)
+    private.chmod(0)
+    (tmp_path / "closed").mkdir(mode=0o555)
+    for place, file, sentence in (
+        (tmp_path / "new", private, "not readable"),
+        (tmp_path / "closed" / "new", checkpoint, "Permission denied"),
+    ):
+        code, _, err = hashseek("index", "add", place, pictures, "--checkpoint", file, before="drop_rights()")
+        assert (code, err.count("\n")) == (2, 1)
+        assert sentence in err
+
+
+def test_a_terminal_that_lacks_letters_shows_escapes(hashseek, indexed, pictures):
+    before = "sys.stdout.reconfigure(encoding='iso8859-5', errors='strict')"
+    code, out, err = hashseek(
+        "search", indexed, pictures / "picture 00.jpg", "-k", 12, "--device", "cpu", before=before
+    )
+    assert (code, err) == (0, "")
+    assert "H\\xf6hle, 2 \\xb0C/picture 03.jpg" in out
+
+
+def test_help_at_every_level(hashseek):
+    for arguments in ((), ("--help",), ("-h",)):
+        code, out, err = hashseek(*arguments)
+        assert (code, err) == (0, "")
+        for name in ("train", "evaluate", "data", "index", "search", "serve", "demo"):
+            assert f" {name} " in out
+    for arguments, words in (
+        (("index", "--help"), ("add", "remove", "stats", "verify")),
+        (("search", "-h"), ("--max-distance", "--json")),
+    ):
+        code, out, _ = hashseek(*arguments)
+        assert code == 0
+        assert all(word in out for word in words)
+    assert hashseek("--version")[:2] == (0, f"hashseek {version('hashseek')}\n")
+
+
+def test_ctrl_c_ends_a_command_without_a_traceback(hashseek, own_collection, pictures):
+    before = """
+import hashseek.indexing.cli.add
+def interrupted(*_, **__): raise KeyboardInterrupt
+hashseek.indexing.cli.add.find_sources = interrupted
+"""
+    assert hashseek("index", "add", own_collection, pictures, before=before) == (130, "", "")
+
+
+def run_python(code):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT, check=True
+    ).stdout
+
+
+def test_help_is_quick_and_loads_nothing_heavy():
+    """Well under half a second of processor time; the bound leaves room for a slow machine."""
+    out = run_python(
+        "import contextlib, io, sys, time\nfrom hashseek.api.cli import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit): main(['--help'])\n"
+        "heavy = ('torch', 'numpy', 'faiss', 'fastapi', 'training')\n"
+        "print(time.process_time(), *(name for name in heavy if name in sys.modules))"
+    )
+    seconds, *heavy = out.split()
+    assert heavy == []
+    assert float(seconds) < 0.5
+
+
+def test_the_service_loads_no_training_code():
+    out = run_python(
+        "import sys, hashseek.api.serve, hashseek.api.app, hashseek.indexing.cli.collection\n"
+        "print([name for name in sys.modules if name.split('.')[0] == 'training'])"
+    )
+    assert out == "[]\n"
+
+
+def test_the_installed_command_runs():
+    command = Path(sys.executable).parent / "hashseek"
+    done = subprocess.run([command, "search", "/nowhere", "x.jpg"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("hashseek: there is no collection /nowhere")

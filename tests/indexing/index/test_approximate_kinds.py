@@ -1,0 +1,199 @@
+"""Approximate kinds say how much they find, find no less with more effort, and are exact where they say so."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import faiss
+import numpy as np
+import pytest
+
+from hashseek.indexing.index.approximate import GOOD_RECALL, default_effort
+from hashseek.indexing.index.hamming_index import APPROXIMATE, KINDS, build_index, load_index, save_index
+from hashseek.indexing.index.multi_index_hashing import build_table, flips, substring
+from hashseek.retrieval.codes import pad
+from hashseek.retrieval.errors import BadCollection, BadConfig
+from support import hamming_oracle as hamming
+from support.collections import random_codes
+
+N, N_BITS = 3000, 48
+
+
+def clustered(rng, n, n_bits):
+    """Codes around 30 centres, as a trained network gives them."""
+    centres = rng.integers(0, 2, (30, n_bits))
+    bits = centres[rng.integers(0, 30, n)] ^ (rng.random((n, n_bits)) < 0.08)
+    return np.packbits(bits.astype(np.uint8), axis=1, bitorder="little")
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(0)
+    xb, ids = clustered(rng, N, N_BITS), np.cumsum(rng.integers(1, 5, N))
+    return (
+        xb,
+        ids,
+        clustered(np.random.default_rng(0), 60, N_BITS) ^ np.packbits(rng.random((60, N_BITS)) < 0.03, axis=1),
+    )
+
+
+@pytest.fixture(scope="module", params=APPROXIMATE)
+def index(request, data):
+    xb, ids, _ = data
+    return build_index(xb, ids, n_bits=N_BITS, kind=request.param)
+
+
+def recall(index, data, k=10, **options):
+    xb, _, xq = data
+    furthest = hamming.search(xq, xb, k=k)[0][:, -1:]
+    return float((index.search(xq, k=k, **options)[0] <= furthest).mean())
+
+
+def test_results_are_true_distances_in_order_without_repetition(index, data):
+    xb, ids, xq = data
+    for k in (1, 10, 400, N, N + 5):
+        for effort in (None, *index.recall):
+            distances, found = index.search(xq, k=k, effort=effort)
+            assert found.shape == distances.shape == (len(xq), min(k, N))
+            truth = hamming.distances(xq, xb)
+            assert np.array_equal(distances, np.take_along_axis(truth, np.searchsorted(ids, found), axis=1))
+            for of_query, row in zip(distances, found, strict=True):
+                assert np.array_equal(np.lexsort((row, of_query)), np.arange(len(row)))
+                assert len(np.unique(row)) == len(row)
+
+
+def test_recall_on_other_queries_is_about_what_the_index_says(index, data):
+    effort = default_effort(index.recall)
+    assert index.recall[effort] >= GOOD_RECALL
+    assert recall(index, data) == recall(index, data, effort=effort) > GOOD_RECALL - 0.1
+    assert index.describe()[f"recall@10 at effort {effort}"] == round(index.recall[effort], 3)
+
+
+def test_more_effort_finds_no_less(index, data):
+    efforts = {"ivf": (1, 2, 5, 20, 76), "hnsw": (10, 40, 200, 1000), "multihash": (1, 2, 3, 4)}[index.kind]
+    found = [recall(index, data, effort=effort) for effort in efforts]
+    assert found == sorted(found)
+    assert found[-1] > 0.999
+
+
+def test_searches_with_different_efforts_at_the_same_time_do_not_disturb_each_other(index, data):
+    _, _, xq = data
+    alone = {effort: index.search(xq, k=20, effort=effort) for effort in (1, 2, 5)}
+    with ThreadPoolExecutor(4) as pool:
+        for effort, search in [(e, pool.submit(index.search, xq, k=20, effort=e)) for e in (1, 5, 2) * 6]:
+            assert np.array_equal(search.result(), alone[effort])
+
+
+def test_ranges_and_small_subsets_are_exact(index, data):
+    xb, ids, xq = data
+    mask = np.random.default_rng(1).random(N) < 0.4
+    wanted = hamming.search(xq, xb[mask], k=12)
+    distances, found = index.search(xq, k=12, among=index.subset(mask), effort=1)
+    assert np.array_equal(distances, wanted[0])
+    assert np.array_equal(found, ids[mask][wanted[1]])
+    for row, (apart, near) in enumerate(index.range(xq, radius=6)):
+        truth = hamming.distances(xq[row : row + 1], xb)[0]
+        order = np.argsort(truth, kind="stable")[: (truth <= 6).sum()]
+        assert np.array_equal(apart, truth[order])
+        assert np.array_equal(near, ids[order])
+
+
+def test_what_is_left_out_is_not_found(index, data):
+    _, _, xq = data
+    distances, found = index.search(xq, k=3)
+    mask = ~np.isin(index.ids, found[:, 0])
+    again = index.search(xq, k=3, among=index.subset(mask))
+    assert not np.isin(again[1], found[:, 0]).any()
+    assert (again[0] >= distances).all()
+
+
+@pytest.mark.parametrize("kind", APPROXIMATE)
+@pytest.mark.parametrize("n", [0, 1, 2, 40])
+@pytest.mark.parametrize("n_bits", [1, 12, 100, 1024])
+def test_small_sizes_and_every_width(kind, n, n_bits, tmp_path):
+    rng = np.random.default_rng(n)
+    xb, ids, xq = random_codes(rng, n, n_bits), np.arange(n) + 7, random_codes(rng, 3, n_bits)
+    index = build_index(xb, ids, n_bits=n_bits, kind=kind)
+    for loaded in (index, load_index(save_index(index, tmp_path / "codes.faiss")[0], ids, n_bits=n_bits, kind=kind)):
+        assert loaded.kind == loaded.describe()["kind"] == kind
+        distances, found = loaded.search(xq, k=5)
+        wanted = hamming.search(xq, xb, k=5)[0]
+        assert found.shape == wanted.shape
+        assert (found >= 7).all()
+        assert (distances >= wanted).all()
+        assert np.array_equal(loaded.codes, xb)
+
+
+def test_a_saved_index_finds_the_same(index, data, tmp_path):
+    xb, ids, xq = data
+    files = save_index(index, tmp_path / "codes.faiss")
+    assert sorted(tmp_path.iterdir()) == sorted(files)
+    loaded = load_index(tmp_path / "codes.faiss", ids, n_bits=N_BITS, kind=index.kind)
+    assert loaded.recall == index.recall
+    assert loaded.n_bytes == index.n_bytes > build_index(xb, ids, n_bits=N_BITS).n_bytes
+    for effort in (None, 1, 4):
+        assert np.array_equal(loaded.search(xq, k=9, effort=effort), index.search(xq, k=9, effort=effort))
+
+
+def test_a_structure_that_is_damaged_or_gone_is_refused(index, data, tmp_path):
+    _, ids, _ = data
+    path, beside = save_index(index, tmp_path / "codes.faiss")
+    for content in (beside.read_bytes()[:200], b"", None):
+        beside.unlink() if content is None else beside.write_bytes(content)
+        with pytest.raises(BadCollection, match="not a readable index"):
+            load_index(path, ids, n_bits=N_BITS, kind=index.kind)
+
+
+def test_bytes_are_at_least_what_is_saved_without_the_codes(index, tmp_path):
+    _, beside = save_index(index, tmp_path / "codes.faiss")
+    assert 0.9 * beside.stat().st_size < index.approximate.n_bytes < 1.6 * beside.stat().st_size
+
+
+def test_efforts_that_are_none_are_refused(index, data):
+    xb, ids, xq = data
+    for effort in (0, -3, 10**6):
+        with pytest.raises(BadConfig, match=f"effort is the number of .*, not {effort}"):
+            index.search(xq, k=1, effort=effort)
+    with pytest.raises(BadConfig, match="kind exact is exact and takes no effort"):
+        build_index(xb, ids, n_bits=N_BITS).search(xq, k=1, effort=4)
+
+
+def test_unknown_kinds_are_refused():
+    with pytest.raises(BadConfig, match=f"no index of kind 'lsh': use one of {', '.join(KINDS)}"):
+        build_index(np.zeros((1, 1), np.uint8), np.zeros(1, np.int64), n_bits=8, kind="lsh")
+
+
+@pytest.mark.skipif(hasattr(faiss, "GpuIndexBinaryFlat") and faiss.get_num_gpus() > 0, reason="there is a GPU")
+def test_without_a_gpu_the_kind_gpu_is_one_sentence():
+    with pytest.raises(BadConfig, match="needs a GPU .*: choose exact"):
+        build_index(np.zeros((1, 1), np.uint8), np.zeros(1, np.int64), n_bits=8, kind="gpu")
+
+
+@pytest.mark.skipif(not hasattr(faiss, "GpuIndexBinaryFlat") or faiss.get_num_gpus() == 0, reason="there is no GPU")
+@pytest.mark.parametrize("n_distinct", [5, 300, None])
+def test_a_gpu_finds_what_the_oracle_finds(n_distinct):
+    rng = np.random.default_rng(0)
+    xb, xq, ids = random_codes(rng, 5000, 48, n_distinct), random_codes(rng, 40, 48), np.arange(5000) * 2
+    index = build_index(xb, ids, n_bits=48, kind="gpu")
+    for k in (1, 10, 900, 3000, 5000):
+        wanted = hamming.search(xq, xb, k=k)
+        distances, found = index.search(xq, k=k)
+        assert np.array_equal(distances, wanted[0])
+        assert np.array_equal(found, ids[wanted[1]])
+
+
+@pytest.mark.parametrize(("first", "width"), [(0, 1), (3, 8), (60, 10), (64, 22), (119, 9)])
+def test_tables_list_every_row_under_its_substring(first, width):
+    xb = pad(random_codes(np.random.default_rng(first), 500, 128), 16)
+    bits = np.unpackbits(xb, axis=1, bitorder="little")[:, first : first + width]
+    values = bits.astype(np.int64) @ (1 << np.arange(width))
+    assert np.array_equal(substring(xb, first, width), values)
+    table = build_table(xb, first, width)
+    for value in np.unique(values):
+        rows = table.rows[table.starts[value] : table.starts[value + 1]]
+        assert np.array_equal(rows, np.flatnonzero(values == value))
+    assert table.starts[-1] == 500
+
+
+def test_flips_are_all_numbers_of_so_few_bits():
+    assert flips(5, 0).tolist() == [0]
+    assert sorted(flips(4, 2)) == [v for v in range(16) if v.bit_count() <= 2]
+    assert sorted(flips(3, 9)) == list(range(8))

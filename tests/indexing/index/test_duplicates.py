@@ -1,0 +1,102 @@
+"""Groups of near-duplicates are the connected parts of the graph of all near pairs, however they are looked for."""
+
+import numpy as np
+import pytest
+
+from hashseek.indexing.index import code_rows as rows
+from hashseek.indexing.index import duplicates
+from hashseek.indexing.index.duplicates import groups
+from hashseek.indexing.index.hamming_index import build_index
+from hashseek.retrieval.errors import BadConfig
+from support import hamming_oracle as hamming
+from support.collections import code_collection, new_images
+
+
+def expected(codes, ids, radius):
+    """Connected parts by walking along the pairs, one image at a time."""
+    near, left, found = hamming.distances(codes, codes) <= radius, set(range(len(codes))), []
+    while left:
+        start = min(left)
+        part, front = {start}, {start}
+        while front:
+            front = set(np.flatnonzero(near[sorted(front)].any(axis=0)).tolist()) - part
+            part |= front
+        left -= part
+        if len(part) > 1:
+            found.append(ids[sorted(part)].tolist())
+    return found
+
+
+def copies(rng, n, n_bits, n_flipped):
+    """Half of the codes are copies of others with up to `n_flipped` bits changed."""
+    bits = rng.integers(0, 2, (n, n_bits), dtype=np.uint8)
+    for i in range(n // 2):
+        bits[i] = bits[rng.integers(i + 1, n)]
+        bits[i, rng.integers(0, n_bits, rng.integers(0, n_flipped + 1))] ^= 1
+    return np.packbits(bits, axis=1, bitorder="little")
+
+
+@pytest.mark.parametrize("way", ["as planned", "by tables", "by comparing all"])
+@pytest.mark.parametrize(
+    ("n_bits", "radius"), [(64, 0), (64, 1), (64, 5), (48, 3), (36, 7), (12, 1), (128, 9), (1000, 2)]
+)
+def test_groups_are_what_a_walk_along_all_pairs_finds(n_bits, radius, way, monkeypatch):
+    if way != "as planned":
+        monkeypatch.setattr(duplicates, "_SCATTERED", 1e-9 if way == "by tables" else 1e9)
+        monkeypatch.setattr(duplicates, "_BATCH", 64)
+    rng = np.random.default_rng(n_bits + radius)
+    for codes in (copies(rng, 400, n_bits, 2 * radius), copies(rng, 300, n_bits, 1)[rng.integers(0, 300, 400)]):
+        ids = np.cumsum(rng.integers(1, 5, 400))
+        found = [group.tolist() for group in groups(build_index(codes, ids, n_bits=n_bits), radius=radius)]
+        assert found == expected(codes, ids, radius)
+
+
+def test_a_chain_is_one_group():
+    codes = np.array([[0b11111], [0b0], [0b1], [0b11], [0b111], [0xF0], [0xF0]], np.uint8)
+    index = build_index(codes, np.arange(7) + 10, n_bits=8)
+    assert [group.tolist() for group in groups(index, radius=1)] == [[11, 12, 13, 14], [15, 16]]
+    assert [group.tolist() for group in groups(index, radius=2)] == [[10, 11, 12, 13, 14], [15, 16]]
+
+
+def test_groups_of_none_and_one():
+    for n in (0, 1):
+        index = build_index(np.zeros((n, 1), np.uint8), np.arange(n), n_bits=8)
+        assert list(groups(index, radius=3)) == []
+
+
+@pytest.mark.parametrize("radius", [-1, 8, 100])
+def test_a_radius_that_makes_no_sense_is_refused(radius):
+    index = build_index(np.zeros((2, 1), np.uint8), np.arange(2), n_bits=8)
+    with pytest.raises(BadConfig, match=f"0 to 7, not {radius}"):
+        list(groups(index, radius=radius))
+
+
+def test_codes_that_share_a_key_are_still_told_apart(monkeypatch):
+    monkeypatch.setattr(rows, "_keys", lambda codes: codes.view(np.uint64)[:, 0].copy())
+    codes = copies(np.random.default_rng(0), 60, 128, 3)
+    codes[:, :8] = 0
+    index = build_index(codes, np.arange(60), n_bits=128)
+    assert [group.tolist() for group in groups(index, radius=3)] == expected(codes, np.arange(60), 3)
+
+
+def test_a_collection_groups_what_is_in_it_now(tmp_path):
+    collection = code_collection(tmp_path, n_bits=12)
+    collection.add(new_images(np.array([[0, 0], [255, 0], [1, 0], [0, 15]], np.uint8)))
+    collection.save_index()
+    collection.add(new_images(np.array([[0, 15], [3, 0]], np.uint8), start=10))
+    assert [group.tolist() for group in collection.duplicates(radius=1)] == [[1, 3, 6], [4, 5]]
+    collection.remove([3])
+    assert [group.tolist() for group in collection.duplicates(radius=1)] == [[4, 5]]
+    assert [group.tolist() for group in collection.duplicates(radius=2)] == [[1, 6], [4, 5]]
+    collection.close()
+
+
+def test_the_command_prints_a_group_per_block_or_line(own_collection, hashseek):
+    code, out, err = hashseek("index", "duplicates", own_collection, "--radius", 47, "--json")
+    assert (code, err) == (0, "")
+    assert out.count("\n") == 1
+    assert out.count('"id"') == 12
+    code, out, _ = hashseek("index", "duplicates", own_collection, "--radius", 0)
+    assert (code, out) == (0, "")
+    code, _, err = hashseek("index", "duplicates", own_collection, "--radius", 48)
+    assert (code, err) == (2, "hashseek: radius counts bits and must be 0 to 47, not 48\n")

@@ -1,0 +1,248 @@
+"""The index finds what the oracle finds: every width, every k, ties, deletions, and from a file."""
+
+import os
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import faiss
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hashseek.indexing.index import code_rows as rows
+from hashseek.indexing.index import exact_scan as scan
+from hashseek.indexing.index.code_rows import Collapsed, Plain
+from hashseek.indexing.index.hamming_index import build_index, load_index, save_index
+from hashseek.retrieval.errors import BadCodes, BadCollection
+from support import hamming_oracle as hamming
+from support.collections import random_codes
+
+WIDTHS = [
+    1,
+    2,
+    7,
+    8,
+    9,
+    12,
+    16,
+    24,
+    31,
+    32,
+    33,
+    36,
+    48,
+    63,
+    64,
+    65,
+    96,
+    127,
+    128,
+    129,
+    160,
+    161,
+    256,
+    257,
+    512,
+    513,
+    1023,
+]
+WIDTHS += [1024]
+
+
+def expected(xq, xb, ids, k, mask=None):
+    """What the oracle finds among the rows of the mask."""
+    if mask is not None:
+        xb, ids = xb[mask], ids[mask]
+    distances, positions = hamming.search(xq, xb, k=k)
+    return distances, ids[positions]
+
+
+def check(index, xq, xb, ids, k, mask=None):
+    among = None if mask is None else index.subset(mask)
+    distances, found = index.search(xq, k=k, among=among)
+    wanted = expected(xq, xb, ids, k, mask)
+    assert np.array_equal(distances, wanted[0])
+    assert np.array_equal(found, wanted[1])
+    for radius in (0, int(distances[0, -1]) if distances.size else 1, index.n_bits):
+        for row, (apart, near) in enumerate(index.range(xq, radius=radius, k=k, among=among)):
+            within = wanted[0][row] <= radius
+            assert np.array_equal(apart, wanted[0][row][within])
+            assert np.array_equal(near, wanted[1][row][within])
+
+
+@pytest.mark.parametrize("n_bits", WIDTHS)
+def test_every_width_with_many_ties_and_few(n_bits):
+    rng = np.random.default_rng(n_bits)
+    for n_distinct in (3, None):
+        xb, xq = random_codes(rng, 200, n_bits, n_distinct), random_codes(rng, 4, n_bits)
+        ids = np.sort(rng.choice(10**12, 200, replace=False))
+        index = build_index(xb, ids, n_bits=n_bits)
+        assert isinstance(index.rows, Collapsed) == (n_distinct == 3 or n_bits < 8)
+        assert np.array_equal(index.codes, xb)
+        for k in (1, 7, 199, 200, 201, 10**9):
+            check(index, xq, xb, ids, k)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    n_bits=st.integers(1, 1024),
+    n=st.integers(0, 70),
+    n_distinct=st.integers(1, 70),
+    k=st.integers(1, 80),
+    left_out=st.floats(0, 1),
+    seed=st.integers(0, 2**32),
+)
+def test_any_width_size_k_and_subset(n_bits, n, n_distinct, k, left_out, seed):
+    rng = np.random.default_rng(seed)
+    xb, xq = random_codes(rng, n, n_bits, n_distinct), random_codes(rng, 3, n_bits, n_distinct)
+    ids = np.cumsum(rng.integers(1, 9, n))
+    check(build_index(xb, ids, n_bits=n_bits), xq, xb, ids, k, mask=rng.random(n) >= left_out)
+
+
+@pytest.mark.parametrize("n_distinct", [40, 2000, None])
+@pytest.mark.parametrize("n_cores", [1, 5])
+def test_blocks_and_threads_find_what_one_look_at_everything_finds(n_distinct, n_cores, monkeypatch):
+    monkeypatch.setattr(scan, "n_cores", lambda: n_cores)
+    monkeypatch.setattr(scan, "_BYTES_PER_THREAD", 1)
+    monkeypatch.setattr(scan, "_MAX_BLOCK", 1500)
+    rng = np.random.default_rng(0)
+    n, n_bits = 20_000, 48
+    xb, xq, ids = random_codes(rng, n, n_bits, n_distinct), random_codes(rng, 7, n_bits), np.arange(n) * 3
+    index = build_index(xb, ids, n_bits=n_bits)
+    for share in (1, 0.7, 0.001):
+        mask = rng.random(n) < share
+        for k in (1, 30, 5000):
+            for n_queries in (1, 7):
+                check(index, xq[:n_queries], xb, ids, k, mask=mask)
+
+
+def test_of_equally_near_rows_in_different_blocks_and_threads_the_first_are_found(monkeypatch):
+    monkeypatch.setattr(scan, "n_cores", lambda: 3)
+    monkeypatch.setattr(scan, "_BYTES_PER_THREAD", 1)
+    xb = np.arange(1, 65536, dtype=np.uint16).view(np.uint8).reshape(-1, 2)
+    index = build_index(xb, np.arange(65535), n_bits=16)
+    assert isinstance(index.rows, Plain)
+    distances, ids = index.search(np.zeros((1, 2), np.uint8), k=20)
+    assert ids.tolist() == [[2**i - 1 for i in range(16)] + [2, 4, 5, 8]]  # 1 bit, then 3, 5, 6, 9 with 2
+    assert distances.tolist() == [[1] * 16 + [2] * 4]
+
+
+def test_searches_at_the_same_time_do_not_disturb_each_other(monkeypatch):
+    monkeypatch.setattr(scan, "_BYTES_PER_THREAD", 1)
+    rng = np.random.default_rng(1)
+    xb, xq, ids = random_codes(rng, 9000, 48, 800), random_codes(rng, 9, 48), np.arange(9000)
+    index = build_index(xb, ids, n_bits=48)
+    with ThreadPoolExecutor(4) as pool:
+        for future in [pool.submit(check, index, xq, xb, ids, k) for k in (5, 1200, 30, 1500) * 3]:
+            future.result()
+
+
+def test_a_forked_process_searches_with_threads_of_its_own(monkeypatch):
+    monkeypatch.setattr(scan, "n_cores", lambda: 2)
+    monkeypatch.setattr(scan, "_BYTES_PER_THREAD", 1)
+    xb = random_codes(np.random.default_rng(0), 100, 48)
+    index = build_index(xb, np.arange(100), n_bits=48)
+    index.search(xb[:1], k=1)  # starts the threads
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python warns of forks in general
+        child = os.fork()
+    if child == 0:
+        os._exit(0 if index.search(xb[7:8], k=1)[1].tolist() == [[7]] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_ids_choose_rows_in_any_order_and_unknown_ones_are_left_out():
+    xb = np.array([[0], [1], [3], [7]], np.uint8)
+    index = build_index(xb, np.array([10, 20, 30, 2**40]), n_bits=8)
+    chosen = index.subset_of(np.array([2**40, 5, 20, 20, 2**50]))
+    assert chosen.mask.tolist() == [False, True, False, True]
+    assert index.search(np.zeros((1, 1), np.uint8), k=9, among=chosen)[1].tolist() == [[20, 2**40]]
+    with pytest.raises(BadCodes, match="mask over 4 images"):
+        index.subset(np.ones(3, bool))
+
+
+def test_radius_is_inclusive():
+    index = build_index(np.array([[0], [1], [3], [7], [1]], np.uint8), np.arange(5), n_bits=8)
+    for radius, ids in ((0, [0]), (1, [0, 1, 4]), (2, [0, 1, 4, 2]), (10**9, [0, 1, 4, 2, 3])):
+        [(_, found)] = index.range(np.zeros((1, 1), np.uint8), radius=radius)
+        assert found.tolist() == ids
+    with pytest.raises(BadCodes, match="at least 0, not -1"):
+        index.range(np.zeros((1, 1), np.uint8), radius=-1)
+
+
+def test_what_is_kept_is_told():
+    rng = np.random.default_rng(0)
+    few, many = random_codes(rng, 1000, 48, 10), random_codes(rng, 1000, 48)
+    collapsed, plain = (build_index(codes, np.arange(1000), n_bits=48).describe() for codes in (few, many))
+    assert (collapsed["codes_compared"], plain["codes_compared"]) == (10, 1000)
+    assert (collapsed["arrangement"], plain["arrangement"]) == (
+        "distinct codes with lists of images",
+        "one code per image",
+    )
+    assert plain["bytes"] == 1000 * (8 + 8)
+    assert collapsed["bytes"] == 10 * 8 + 11 * 8 + 1000 * 4 + 10 * 8 + 1000 * 8
+
+
+def test_codes_of_several_words_that_share_a_key_stay_apart(monkeypatch):
+    monkeypatch.setattr(rows, "_keys", lambda codes: codes.view(np.uint64)[:, 0].copy())
+    xb = np.repeat(np.eye(16, dtype=np.uint8), 3, axis=0)  # those that differ beyond the first word only look equal
+    index = build_index(xb, np.arange(48), n_bits=128)
+    assert index.rows.n_compared == 16
+    check(index, xb[:40:7], xb, np.arange(48), 5)
+
+
+def test_nothing_is_found_in_an_empty_index_or_subset():
+    query = np.zeros((2, 2), np.uint8)
+    index = build_index(np.zeros((0, 2), np.uint8), np.zeros(0, np.int64), n_bits=12)
+    assert index.search(query, k=5)[1].shape == (2, 0)
+    index = build_index(np.zeros((3, 2), np.uint8), np.arange(3), n_bits=12)
+    assert index.search(query, k=5, among=index.subset(np.zeros(3, bool)))[1].shape == (2, 0)
+    assert index.search(query[:0], k=2)[0].shape == (0, 2)
+
+
+@pytest.mark.parametrize("k", [0, -1])
+def test_k_below_1_is_refused(k):
+    index = build_index(np.zeros((1, 1), np.uint8), np.zeros(1, np.int64), n_bits=8)
+    with pytest.raises(BadCodes, match=f"at least 1, not {k}"):
+        index.search(np.zeros((1, 1), np.uint8), k=k)
+
+
+def test_queries_of_another_width_or_with_dirty_padding_are_refused():
+    index = build_index(np.zeros((1, 2), np.uint8), np.zeros(1, np.int64), n_bits=12)
+    for query in (np.zeros((1, 3), np.uint8), np.full((1, 2), 255, np.uint8), np.zeros((1, 2), np.int32)):
+        with pytest.raises(BadCodes):
+            index.search(query, k=1)
+
+
+@pytest.mark.parametrize("ids", [[1, 1], [2, 1], [1], [1, 2, 3]])
+def test_ids_that_repeat_or_fall_or_are_too_few_are_refused(ids):
+    with pytest.raises(BadCodes, match="ascending ids"):
+        build_index(np.zeros((2, 1), np.uint8), np.array(ids), n_bits=8)
+
+
+@pytest.mark.parametrize("n_bits", [1, 12, 48, 1024])
+def test_a_saved_index_finds_the_same(n_bits, tmp_path):
+    rng = np.random.default_rng(n_bits)
+    xb, ids = random_codes(rng, 50, n_bits, 9), np.arange(50) + 10
+    save_index(build_index(xb, ids, n_bits=n_bits), tmp_path / "index")
+    check(load_index(tmp_path / "index", ids, n_bits=n_bits), random_codes(rng, 3, n_bits), xb, ids, 20)
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+
+
+def test_files_that_are_not_this_index_are_refused(tmp_path):
+    ids, path = np.arange(5), tmp_path / "index"
+    save_index(build_index(np.zeros((5, 6), np.uint8), ids, n_bits=48), path)
+    for wrong_ids, n_bits in ((ids[:4], 48), (ids, 128)):
+        with pytest.raises(BadCollection, match="holds 5 codes"):
+            load_index(path, wrong_ids, n_bits=n_bits)
+    content = path.read_bytes()
+    for damaged in (b"", b"text", content[:20], content[:-1]):
+        path.write_bytes(damaged)
+        with pytest.raises(BadCollection, match="not a readable index"):
+            load_index(path, ids, n_bits=48)
+    path.write_bytes(faiss.serialize_index_binary(faiss.IndexBinaryHash(64, 8)).tobytes())
+    with pytest.raises(BadCollection, match="not a flat binary index"):
+        load_index(path, ids, n_bits=48)
+    with pytest.raises(BadCollection):
+        load_index(tmp_path / "missing", ids, n_bits=48)

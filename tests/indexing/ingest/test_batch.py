@@ -1,0 +1,548 @@
+"""Batch indexing: nothing lost, nothing twice, every bad file named; under kill -9 and in company."""
+
+import hashlib
+import os
+import shutil
+import signal
+import sqlite3
+import tarfile
+from dataclasses import replace
+
+import pytest
+
+from hashseek.indexing.collection import Collection, open_or_create
+from hashseek.indexing.ingest import batch as module
+from hashseek.indexing.ingest import loading
+from hashseek.indexing.ingest.batch import Source, ingest, preview
+from hashseek.indexing.ingest.sources import find_sources, survey
+from hashseek.indexing.ingest.uris import open_uri
+from hashseek.indexing.searcher import Searcher
+from hashseek.retrieval.errors import BadDataset, BadImage
+from hashseek.retrieval.label_files import Problem
+from hashseek.retrieval.tar_members import find_member
+from support.commands import wait_until
+from support.pictures import N_PICTURES, draw
+
+
+@pytest.fixture
+def opened(tmp_path, checkpoint):
+    """An empty collection and its encoder."""
+    collection = open_or_create(tmp_path / "collection", checkpoint=checkpoint)
+    yield collection, Searcher.open(collection, device="cpu").encoder
+    collection.close()
+
+
+def save(path, seed=0, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draw(seed).save(path, **options)
+    return path
+
+
+def run(opened, sources, **options):
+    """The last report, with the problems of all."""
+    reports = list(ingest(*opened, sources, **options))
+    return replace(reports[-1], problems=[problem for report in reports for problem in report.problems])
+
+
+def drawn(*paths, **options):
+    """(sources, problems) that the paths give."""
+    found = list(find_sources(paths, **options))
+    return [one for one in found if isinstance(one, Source)], [one for one in found if isinstance(one, Problem)]
+
+
+def test_every_batch_is_stored_when_it_is_reported(opened, pictures, monkeypatch):
+    monkeypatch.setattr(module, "BATCH", 5)
+    sources, problems = drawn(pictures)
+    assert problems == []
+    reported = []
+    for report in ingest(*opened, sources):
+        beside = Collection(opened[0].folder, read_only=True)
+        assert len(beside) == report.added
+        beside.close()
+        reported.append(report.added)
+    assert reported == [5, 10, 12]
+    again = run(opened, sources)
+    assert (again.added, again.known, again.problems) == (0, 12, [])
+    assert opened[0].verify() == []
+
+
+def test_good_pictures_survive_bad_company_and_each_bad_file_is_named_once(opened, tmp_path):
+    folder = tmp_path / "mixed"
+    good = [save(folder / f"{seed}.png", seed) for seed in range(3)]
+    (folder / "empty.jpg").write_bytes(b"")
+    (folder / "text.jpg").write_text("text")
+    (folder / "cut.jpg").write_bytes(save(tmp_path / "x.jpg", 9).read_bytes()[:900])
+    (folder / "gone.jpg").symlink_to(tmp_path / "nothing")
+    (folder / "loop.png").symlink_to(folder / "loop.png")
+    os.mkfifo(folder / "pipe.gif")
+    (folder / "notes.txt").write_text("not looked at")
+    (folder / ".hidden.jpg").write_text("not looked at")
+    sources, problems = drawn(folder)
+    report = run(opened, sources)
+    assert (report.added, report.known, problems) == (3, 0, [])
+    assert sorted(image.path for image in opened[0].catalog.page(after=0, limit=99)) == sorted(map(str, good))
+    assert {str(problem) for problem in report.problems} == {
+        f"{folder}/empty.jpg: is empty (0 bytes)",
+        f"{folder}/text.jpg: is not an image of a kind that is read here (JPEG, PNG, WEBP, GIF, BMP, TIFF, AVIF)",
+        f"{folder}/cut.jpg: is damaged and cannot be decoded: image file is truncated (57 bytes not processed)",
+        f"{folder}/gone.jpg: does not exist",
+        f"{folder}/loop.png: cannot be read: Too many levels of symbolic links",
+        f"{folder}/pipe.gif: is not a file",
+    }
+
+
+def test_on_error_stop_names_the_first_bad_file_and_keeps_earlier_batches(opened, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "BATCH", 2)
+    sources = [Source(save(tmp_path / "many" / f"{seed}.png", seed)) for seed in range(4)]
+    (tmp_path / "bad.png").write_bytes(b"x")
+    sources.insert(3, Source(tmp_path / "bad.png"))
+    with pytest.raises(BadImage, match=r"bad\.png: is not an image .*--on-error skip"):
+        run(opened, sources, on_error="stop")
+    assert len(opened[0]) == 2
+
+
+def test_the_same_content_is_stored_once_under_its_first_path_and_other_labels_are_noted(opened, tmp_path):
+    first = save(tmp_path / "a.png")
+    second = tmp_path / "copy.png"
+    shutil.copy(first, second)
+    report = run(opened, [Source(first, ("cat",)), Source(second, ("dog",)), Source(first, ("cat",)), Source(second)])
+    assert (report.added, report.known) == (1, 3)
+    [problem] = report.problems
+    assert str(problem) == f"{second}: its content is stored as image 1 with other labels, which were kept"
+    assert not problem.skipped
+    report = run(opened, [Source(second, ("dog",), "labels.csv line 7")])
+    assert (report.added, report.known) == (0, 1)
+    assert str(report.problems[0]).startswith("labels.csv line 7: its content is stored as image 1")
+    assert opened[0].catalog.one(1).labels == ("cat",)
+
+
+def test_names_with_anything_in_them(opened, tmp_path):
+    folder = tmp_path / "names"
+    names = [
+        "a b.png",
+        "ümläut 日本.png",
+        "new\nline.png",
+        "quote'\".png",
+        "-k.png",
+        "%20#?.png",
+        " lead.png",
+        "UPPER.PNG",
+    ]
+    for seed, name in enumerate(names):
+        save(folder / name, seed, format="PNG")
+    with open(os.fsencode(folder) + b"/not utf-8 \xff.png", "wb") as file:  # noqa: PTH123
+        draw(99).save(file, "PNG")
+    sources, _ = drawn(folder)
+    report = run(opened, sources)
+    assert report.added == len(names)
+    assert {image.path for image in opened[0].catalog.page(after=0, limit=99)} == {str(folder / name) for name in names}
+    [problem] = report.problems
+    assert "not valid UTF-8" in problem.reason
+
+
+def test_labels_that_are_no_text_are_a_problem_of_their_line(opened, tmp_path):
+    save(tmp_path / "a.png")
+    (tmp_path / "labels.jsonl").write_text('{"file": "a.png", "labels": ["\\ud800"]}\n')
+    sources, _ = drawn(tmp_path / "labels.jsonl")
+    report = run(opened, sources)
+    assert report.added == 0
+    assert str(report.problems[0]).startswith("labels.jsonl line 1: ")
+
+
+def test_folders_are_searched_in_order_without_going_round_in_circles(tmp_path):
+    for name in ("b/2.jpg", "b/1.jpg", "a/x/3.jpeg", "a/4.TIFF", "c.webp"):
+        save(tmp_path / "tree" / name, format="PNG")
+    (tmp_path / "tree" / "a" / "x" / "up").symlink_to(tmp_path / "tree")
+    (tmp_path / "tree" / "self").symlink_to(".")
+    sources, problems = drawn(tmp_path / "tree")
+    assert [str(source.uri.relative_to(tmp_path / "tree")) for source in sources] == [
+        "c.webp",
+        "a/4.TIFF",
+        "a/x/3.jpeg",
+        "b/1.jpg",
+        "b/2.jpg",
+    ]
+    assert problems == []
+
+
+def test_lists_bring_labels_and_splits_and_their_bad_lines(tmp_path):
+    for seed, name in enumerate("abc"):
+        save(tmp_path / f"{name}.png", seed)
+    (tmp_path / "labels.csv").write_text(
+        "file,labels,split\na.png,x,database\nb.png,y;z,query\nc.png,x,database\nd.png,x,query\n"
+    )
+    for path in (tmp_path, tmp_path / "labels.csv"):
+        sources, problems = drawn(path)
+        assert [(source.uri.name, source.labels) for source in sources] == [
+            ("a.png", ("x",)),
+            ("b.png", ("y", "z")),
+            ("c.png", ("x",)),
+        ]
+        assert [str(problem) for problem in problems] == ["labels.csv line 5: the file d.png does not exist"]
+        assert problems[0].uri.endswith("/d.png")
+    sources, _ = drawn(tmp_path, split="database")
+    assert [source.uri.name for source in sources] == ["a.png", "c.png"]
+    with pytest.raises(BadDataset, match="no image in the split 'train'"):
+        drawn(tmp_path, split="train")
+    assert survey([tmp_path]) == 3
+    with pytest.raises(BadDataset, match=r"1 problem: labels.csv line 5: the file d.png does not exist"):
+        survey([tmp_path], on_error="stop")
+    with pytest.raises(BadDataset, match="no file or folder"):
+        find_sources([tmp_path / "none"])
+
+
+class Counting:
+    """An encoder that counts the images that it encodes."""
+
+    def __init__(self, encoder):
+        self.n, self._encoder = 0, encoder
+
+    def __getattr__(self, name):
+        return getattr(self._encoder, name)
+
+    def encode_pixels(self, pixels):
+        self.n += len(pixels)
+        return self._encoder.encode_pixels(pixels)
+
+
+def outcome(report):
+    return report.added, report.updated, report.known, report.skipped
+
+
+def test_no_content_is_encoded_twice_whatever_its_keys(opened, tmp_path):
+    collection, encoder = opened[0], Counting(opened[1])
+    first, second = save(tmp_path / "a.png", 1), save(tmp_path / "b.png", 2)
+    same = [Source(first, key=f"key {number}") for number in range(40)] + [Source(second), Source(second)]
+    assert outcome(run((collection, encoder), same)) == (41, 0, 1, 0)
+    assert encoder.n == 2
+    assert outcome(run((collection, encoder), [Source(first, key="another"), *same])) == (1, 0, 42, 0)
+    assert encoder.n == 2
+    assert len({collection.catalog.code(i).tobytes() for i in range(1, 41)}) == 1
+    assert collection.catalog.by_key("another").width == 96
+    assert collection.catalog.engines() == {encoder.engine: 42}
+    assert collection.verify() == []
+
+
+def test_other_content_labels_or_attributes_under_a_key_update_its_record(opened, tmp_path):
+    path = save(tmp_path / "a.png", 1)
+    assert outcome(run(opened, [Source(path, ("x",), key="k", attributes={"year": 1})])) == (1, 0, 0, 0)
+    before = opened[0].catalog.code(1)
+    assert outcome(run(opened, [Source(path, ("y",), key="k")])) == (0, 1, 0, 0)
+    save(path, 2)
+    assert outcome(run(opened, [Source(path, key="k")])) == (0, 1, 0, 0)
+    assert outcome(run(opened, [Source(path, key="k")])) == (0, 0, 1, 0)
+    record = opened[0].catalog.by_key("k")
+    assert (record.id, record.labels, record.attributes) == (1, ("y",), {"year": 1})
+    assert opened[0].catalog.code(1).tobytes() != before.tobytes()
+
+
+def test_what_the_catalog_refuses_of_one_image_costs_only_that_image(opened, tmp_path):
+    path = save(tmp_path / "a.png")
+    report = run(
+        opened,
+        [
+            Source(path, key="k" * 513, where="line 1"),
+            Source(path, attributes={"x": "y" * 20_000}, where="line 2"),
+            Source(path, attributes={"x": float("nan")}, where="line 3"),
+            Source(path, where="line 4"),
+        ],
+    )
+    assert outcome(report) == (1, 0, 0, 3)
+    assert [problem.where for problem in report.problems] == ["line 1", "line 2", "line 3"]
+    assert "513" in report.problems[0].reason
+
+
+def test_a_file_that_changes_while_it_is_read_is_left_out(opened, tmp_path, monkeypatch):
+    path, other = save(tmp_path / "a.png", 1), save(tmp_path / "b.png", 2)
+    read = loading.open_uri
+
+    def while_somebody_writes(uri):
+        data = read(uri)
+        if uri == str(path):
+            path.write_bytes(data + b"more")
+        return data
+
+    monkeypatch.setattr(loading, "open_uri", while_somebody_writes)
+    report = run(opened, [Source(path), Source(other)])
+    assert outcome(report) == (1, 0, 0, 1)
+    [problem] = report.problems
+    assert str(problem) == f"{path}: changed while it was read: add it again when it is complete"
+    assert problem.uri == str(path)
+
+
+def test_trusted_times_save_the_reading_and_a_changed_file_is_read(opened, tmp_path, monkeypatch):
+    paths = [save(tmp_path / "many" / f"{seed}\n.png", seed) for seed in range(6)]
+    sources = [Source(path, ("x",), key=path.name) for path in paths]
+    run(opened, sources)
+    was_read = []
+    read = loading.open_uri
+    monkeypatch.setattr(loading, "open_uri", lambda uri: was_read.append(uri) or read(uri))
+    assert outcome(run(opened, sources, trust_mtime=True)) == (0, 0, 6, 0)
+    assert was_read == []
+    save(paths[2], 99)
+    os.utime(paths[3])
+    paths[4].unlink()
+    sources[5] = replace(sources[5], labels=("other",))  # its record does not say that yet
+    assert outcome(run(opened, sources, trust_mtime=True)) == (0, 2, 3, 1)
+    assert sorted(was_read) == [str(path) for path in paths[2:]]  # by several threads
+    was_read.clear()
+    assert outcome(run(opened, sources, trust_mtime=True)) == (0, 0, 5, 1)  # what was only touched is noted
+    assert was_read == [str(paths[4])]
+
+
+def test_known_images_are_reported_batch_by_batch_too(opened, pictures, monkeypatch):
+    sources, _ = drawn(pictures)
+    run(opened, sources)
+    monkeypatch.setattr(module, "BATCH", 4)
+    assert [report.known for report in ingest(*opened, sources)] == [4, 8, 12]
+
+
+def test_a_batch_that_fills_slowly_is_stored_all_the_same(opened, tmp_path, monkeypatch):
+    sources = [Source(save(tmp_path / f"{seed}.png", seed)) for seed in range(3)]
+    monkeypatch.setattr(module, "_PATIENCE", 0.0)
+    assert [report.added for report in ingest(*opened, sources)] == [1, 2, 3]
+
+
+def test_a_preview_says_what_adding_does(opened, tmp_path, pictures):
+    sources, _ = drawn(pictures)
+    run(opened, [*sources[:3], replace(sources[3], key="k"), replace(sources[4], key="l")])
+    save(tmp_path / "bad.png").write_bytes(b"x")
+    plan = [
+        *sources,
+        *sources[:2],
+        replace(sources[5], key="k"),  # other content
+        replace(sources[4], key="l", labels=("new",)),
+        replace(sources[6], key="m"),
+        replace(sources[7], key="m"),
+        replace(sources[7], key="m"),
+        Source(tmp_path / "bad.png"),
+        Problem("list line 3", "torn"),
+    ]
+    generation = opened[0].catalog.generation()
+    said = list(preview(opened[0].catalog, opened[1].preprocessing, plan))[-1]
+    assert opened[0].catalog.generation() == generation
+    done = run(opened, plan)
+    assert outcome(said) == outcome(done) == (8, 3, 8, 2)
+    assert said.problems == done.problems
+
+
+def test_images_in_a_tar_are_stored_and_found_again(opened, tmp_path, pictures):
+    with tarfile.open(tmp_path / "a.tar", "w") as packed:
+        for seed in range(6):
+            packed.add(save(tmp_path / f"{seed}.jpg", seed), f"x/{seed}.jpg")
+    sources, _ = drawn(tmp_path / "a.tar")
+    assert outcome(run(opened, sources, trust_mtime=True)) == (6, 0, 0, 0)
+    assert outcome(run(opened, sources, trust_mtime=True)) == (0, 0, 6, 0)
+    for record in opened[0].catalog.page(after=0, limit=10):
+        assert hashlib.sha256(open_uri(record.path)).hexdigest() == record.sha256
+    assert opened[0].verify() == []
+    os.truncate(tmp_path / "a.tar", find_member(sources[3].uri).offset + 50)
+    cut, problems = drawn(tmp_path / "a.tar")
+    report = run(opened, [*cut, *problems])
+    assert outcome(report)[:3] == (0, 0, 3)
+    assert "damaged or cut off" in str(report.problems[-1])
+
+
+# ---------------------------------------------------------------- processes
+
+FAULT = """
+import os, signal
+from contextlib import contextmanager
+import hashseek.indexing.ingest.batch, hashseek.indexing.catalog, hashseek.indexing.collection
+import hashseek.indexing.catalog.storing, hashseek.retrieval.files
+hashseek.indexing.ingest.batch.BATCH = 4
+def die(*_, **__): os.kill(os.getpid(), signal.SIGKILL)
+def patch(owner, name, wrapper):
+    original = getattr(owner, name)
+    setattr(owner, name, lambda *a, **k: wrapper(original, *a, **k))
+def after(original, *a, **k): original(*a, **k); die()
+calls = []
+def at_image_7(original, *a):
+    calls.append(1)
+    return original(*a) if len(calls) < 7 else die()
+def after_batch_2(original, self, images):
+    calls.append(1)
+    outcome = original(self, images)
+    return outcome if len(calls) < 2 else die()
+"""
+
+# when the process is killed -> how many images it has stored by then
+MOMENTS = {
+    "the checkpoint is half copied": ("hashseek.retrieval.files.os.fsync = die", None),
+    "the checkpoint is copied and no catalog begun": ("hashseek.indexing.collection.create_catalog = die", None),
+    "the catalog is written and not yet in its place": (
+        "patch(hashseek.indexing.collection, 'create_catalog', after)",
+        None,
+    ),
+    "the collection was created": ("patch(hashseek.indexing.collection, '_create', after)", 0),
+    "the second batch is half stored": ("patch(hashseek.indexing.catalog.storing.Storing, 'store', at_image_7)", 4),
+    "the second batch is stored and not reported": (
+        "patch(hashseek.indexing.catalog.Catalog, 'add', after_batch_2)",
+        8,
+    ),
+    "all is stored and the index half written": ("patch(hashseek.indexing.index.index_files, 'save_index', after)", 12),
+    "all is written": ("patch(hashseek.indexing.collection.Collection, 'save_index', after)", 12),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_kill_9_when(moment, hashseek, tmp_path, pictures, checkpoint):
+    fault, n_stored = MOMENTS[moment]
+    folder = tmp_path / "collection"
+    command = ("index", "add", folder, pictures, "--checkpoint", checkpoint, "--device", "cpu")
+    code, _, err = hashseek(*command, before=FAULT + fault)
+    assert code == -signal.SIGKILL, err
+    if n_stored is not None:
+        collection = Collection(folder, read_only=True)
+        assert len(collection) == n_stored
+        assert collection.verify() == []
+        collection.close()
+    code, out, err = hashseek(*command)
+    assert (code, "Traceback" in err) == (0, False), err
+    assert out.startswith(f"added {12 - (n_stored or 0)}, already stored {n_stored or 0}, skipped 0;")
+    check_complete(folder)
+
+
+def check_complete(folder, n=N_PICTURES):
+    """Every picture is there once, and all agrees."""
+    collection = Collection(folder, read_only=True)
+    images = collection.catalog.page(after=0, limit=1000)
+    assert len({image.sha256 for image in images}) == len({image.path for image in images}) == len(images) == n
+    assert len(collection) == n
+    assert collection.verify() == []
+    collection.close()
+
+
+def count(folder):
+    """Images committed so far, read as a stranger would."""
+    try:
+        db = sqlite3.connect(f"file:{folder}/catalog.sqlite?mode=ro", uri=True)
+    except sqlite3.OperationalError:
+        return 0
+    try:
+        return db.execute("SELECT count(*) FROM images").fetchone()[0]
+    except sqlite3.OperationalError:
+        return 0
+    finally:
+        db.close()
+
+
+def test_kill_9_from_outside_again_and_again(start, hashseek, tmp_path, checkpoint):
+    for seed in range(60):
+        save(tmp_path / "many" / f"{seed}.png", seed)
+    folder = tmp_path / "collection"
+    command = ("index", "add", folder, tmp_path / "many", "--checkpoint", checkpoint, "--device", "cpu")
+    slow = f"{FAULT}import time\nindexing.ingest.BATCH = 3\n"
+    slow += "patch(hashseek.indexing.catalog.Catalog, 'add', lambda original, *a: (time.sleep(0.05), original(*a))[1])"
+    for goal in (1, 20, 40):
+        process = start(*command, before=slow)
+        wait_until(lambda goal=goal, process=process: count(folder) >= goal or process.ended)
+        seen = count(folder)
+        if not process.ended:
+            process.send(signal.SIGKILL)
+        process.wait()
+        collection = Collection(folder, read_only=True)
+        assert len(collection) >= seen
+        assert len(collection) % 3 == 0
+        assert collection.verify() == []
+        collection.close()
+    assert hashseek(*command)[0] == 0
+    check_complete(folder, 60)
+
+
+def test_two_processes_that_create_and_fill_a_collection_at_once(start, tmp_path, pictures, checkpoint):
+    folder = tmp_path / "collection"
+    command = ("index", "add", folder, pictures, "--checkpoint", checkpoint, "--device", "cpu")
+    both = [
+        start(*command, before="import hashseek.indexing.ingest.batch; hashseek.indexing.ingest.batch.BATCH = 2")
+        for _ in range(3)
+    ]
+    assert [process.wait() for process in both] == [0, 0, 0], [process.err for process in both]
+    added = [int(process.out.split()[1].rstrip(",")) for process in both]
+    assert sum(added) == N_PICTURES
+    check_complete(folder)
+
+
+def test_of_two_checkpoints_one_makes_the_collection_and_the_other_is_refused(
+    start, tmp_path, pictures, checkpoint, other_checkpoint
+):
+    folder = tmp_path / "collection"
+    both = [
+        start("index", "add", folder, pictures, "--checkpoint", file, "--device", "cpu")
+        for file in (checkpoint, other_checkpoint)
+    ]
+    assert sorted(process.wait() for process in both) == [0, 2]
+    [loser] = [process for process in both if process.wait() == 2]
+    assert loser.err.startswith("hashseek: ")
+    assert "not of" in loser.err
+    check_complete(folder)
+
+
+def test_an_open_collection_sees_what_other_processes_do_with_its_next_search(hashseek, own_collection, tmp_path):
+    collection = Collection(own_collection)
+    searcher = Searcher.open(collection, device="cpu")
+    picture = save(tmp_path / "new.png", 77)
+
+    def found():
+        [answer] = searcher.search([searcher.decode(picture.read_bytes()).image], k=100)
+        return [hit.image.id for hit in answer.hits if hit.image.path == str(picture)]
+
+    assert found() == []
+    assert hashseek("index", "add", own_collection, picture, "--device", "cpu")[0] == 0
+    assert found() == [13]
+    assert len(collection) == 13
+    assert hashseek("index", "remove", own_collection, 13, 2)[0] == 0
+    assert found() == []
+    assert len(collection) == 11
+    collection.close()
+
+
+def test_without_the_right_to_write_there_is_a_sentence_and_searching_still_works(
+    hashseek, own_collection, tmp_path, pictures, checkpoint
+):
+    before = {path: path.read_bytes() for path in own_collection.rglob("*") if path.is_file()}
+    places = [own_collection, own_collection / "index"]
+    for place in places:
+        place.chmod(0o555)
+    picture = save(tmp_path / "new.png", 78)
+    refused = [
+        hashseek("index", "add", own_collection, picture, "--device", "cpu", before="drop_rights()"),
+        hashseek("index", "remove", own_collection, 1, before="drop_rights()"),
+        hashseek("index", "add", own_collection / "sub", picture, "--checkpoint", checkpoint, before="drop_rights()"),
+        hashseek("serve", own_collection, "--port", 0, before="drop_rights()"),
+    ]
+    for code, _, err in refused:
+        assert code == 2
+        assert err.startswith("hashseek: ")
+        assert err.count("\n") == 1
+        assert "write" in err or "Permission denied" in err
+    code, out, err = hashseek("search", own_collection, picture, "-k", 3, "--device", "cpu", before="drop_rights()")
+    assert (code, err, len(out.splitlines())) == (0, "", 4)
+    assert hashseek("index", "verify", own_collection, before="drop_rights()")[:2] == (0, "12 images, 0 problems\n")
+    for place in places:
+        place.chmod(0o755)
+    assert {path: path.read_bytes() for path in own_collection.rglob("*") if path.is_file()} == before
+
+
+def test_folders_that_cannot_be_read_are_named(hashseek, own_collection, tmp_path):
+    folder = tmp_path / "pictures"
+    save(folder / "fine.png", 80)
+    save(folder / "closed folder" / "x.png", 81)
+    save(folder / "closed.png", 82).chmod(0)
+    (folder / "closed folder").chmod(0)
+    code, out, err = hashseek("index", "add", own_collection, folder, "--device", "cpu", before="drop_rights()")
+    (folder / "closed folder").chmod(0o755)
+    assert code == 0
+    assert out.startswith("added 1, already stored 0, skipped 2;")
+    assert f"skipped: {folder}/closed folder: this folder cannot be read: Permission denied\n" in err
+    assert f"skipped: {folder}/closed.png: cannot be read: Permission denied\n" in err
+
+
+def test_a_full_disk_is_one_sentence_and_nothing_is_torn(hashseek, small_disk, tmp_path, pictures, checkpoint):
+    folder = small_disk / "collection"
+    code, _, err = hashseek("index", "add", folder, pictures, "--checkpoint", checkpoint, "--device", "cpu")
+    assert code == 2
+    assert err.startswith("hashseek: ")
+    assert err.count("\n") == 1
+    assert "No space left" in err
+    assert list(folder.iterdir()) == []

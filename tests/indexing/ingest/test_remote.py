@@ -1,0 +1,245 @@
+"""Fetching images: limits hold against a real server that hangs, lies, redirects for ever and never ends."""
+
+import socket
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from hashseek.indexing.ingest import remote
+from hashseek.indexing.ingest.remote import fetch, is_public, is_remote
+from hashseek.retrieval.errors import BadImage
+
+CONTENT = bytes(range(256)) * 40  # 10 kB
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        self.server.asked.append(self.path)
+        getattr(self, f"answer_{self.path.strip('/').partition('?')[0].partition('/')[0]}")()
+
+    def log_message(self, *args):
+        pass
+
+    def reply(self, status=200, content=b"", **headers):
+        self.send_response(status)
+        for name, value in ({"Content_Length": len(content)} | headers).items():
+            self.send_header(name.replace("_", "-"), str(value))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def answer_good(self):
+        self.reply(content=CONTENT)
+
+    def answer_gone(self):
+        self.reply(404)
+
+    def answer_busy(self):  # two times, then not
+        self.reply(503, Retry_After=0) if self.server.asked.count("/busy") < 3 else self.answer_good()
+
+    def answer_never(self):
+        self.reply(503)
+
+    def answer_away(self):
+        self.reply(302, Location="good")
+
+    def answer_round(self):
+        self.reply(302, Location=f"/round/{len(self.server.asked)}")
+
+    def answer_metadata(self):
+        self.reply(302, Location="http://169.254.169.254/latest/meta-data/")
+
+    def answer_odd(self):
+        self.reply(302, Location="http://[bad")
+
+    def answer_file(self):
+        self.reply(302, Location="file:///etc/passwd")
+
+    def answer_hang(self):
+        self.server.over.wait(30)
+
+    def answer_drip(self):  # a byte of a header now and then
+        while not self.server.over.wait(0.05):
+            self.wfile.write(b"X")
+
+    def answer_short(self):
+        self.reply(content=CONTENT, Content_Length=2 * len(CONTENT))
+        self.close_connection = True
+
+    def answer_long(self):
+        self.reply(Content_Length=10 * 2**30)
+        self.answer_endless(headers=False)
+
+    def answer_endless(self, headers=True):  # 10 GB, if it is let
+        if headers:
+            self.send_response(200)
+            self.end_headers()
+        self.close_connection = True
+        for _ in range(10 * 2**10):
+            self.wfile.write(bytes(2**20))
+            self.server.sent += 2**20
+
+    def answer_reset(self):
+        self.close_connection = True
+
+    def answer_garbage(self):
+        self.wfile.write(b"\x00\x01\x02\n\n")
+        self.close_connection = True
+
+
+class Server(ThreadingHTTPServer):
+    def handle_error(self, *args):  # the client hung up: what is tested
+        pass
+
+
+@pytest.fixture
+def server():
+    running = Server(("127.0.0.1", 0), Handler)
+    running.asked, running.sent, running.over = [], 0, threading.Event()
+    running.daemon_threads = True
+    thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    running.url = f"http://127.0.0.1:{running.server_port}"
+    yield running
+    running.over.set()
+    running.shutdown()
+    thread.join()
+    running.server_close()
+
+
+def get(server, path, **options):
+    return fetch(f"{server.url}/{path}", **{"allow_private": True, "seconds": 10.0, **options})
+
+
+def test_content_comes_as_it_is_after_redirects_and_retries(server):
+    assert get(server, "good") == CONTENT
+    assert get(server, "good/ü space?q=ä") == CONTENT
+    assert get(server, "away") == CONTENT
+    assert get(server, "busy") == CONTENT
+    assert server.asked.count("/busy") == 3
+    assert get(server, "good/\udcff") == CONTENT  # of a list that is not UTF-8
+    assert {"/good/%C3%BC%20space?q=%C3%A4", "/good/%FF"} <= set(server.asked)
+
+
+def test_the_environment_s_proxy_is_not_used(server, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    assert get(server, "good") == CONTENT
+
+
+REFUSED = {
+    "gone": "answered 404 Not Found",
+    "never": "answered 503 Service Unavailable, 2 times",
+    "round": "redirects more than 5 times",
+    "metadata": "leads to 169.254.169.254, an address that is not public: say --allow-private",
+    "odd": "redirects to http://[bad, which is no address",
+    "file": "redirects to file:///etc/passwd, which is no http or https address",
+    "short": "ended after 10,240 of the 20,480 bytes that it promised, 2 times",
+    "long": "has 10,737,418,240 bytes; at most 1,000,000 are fetched as one image",
+    "endless": "has more than the 1,000,000 bytes that are fetched as one image",
+    "reset": "could not be read (",
+    "garbage": "could not be read (",
+}
+
+
+@pytest.mark.parametrize("path", REFUSED)
+def test_what_is_refused_says_why_in_one_sentence(server, path):
+    private = path != "metadata"
+    address = f"{server.url}/{path}"
+    with pytest.MonkeyPatch.context() as patch:
+        if not private:  # the server itself counts as public here, where it redirects to does not
+            patch.setattr(remote, "is_public", lambda ip: ip == "127.0.0.1" or is_public(ip))
+        with pytest.raises(BadImage) as refused:
+            fetch(address, allow_private=private, max_bytes=1_000_000, seconds=10.0, retries=1)
+    message = str(refused.value)
+    assert message.startswith(address)
+    assert REFUSED[path] in message
+    assert "\n" not in message
+    assert server.sent < 50 * 2**20  # of 10 GB
+
+
+@pytest.mark.parametrize("path", ["hang", "drip"])
+def test_a_server_that_hangs_costs_the_seconds_that_it_is_given(server, path):
+    started = time.monotonic()
+    with pytest.raises(BadImage, match=r"within the 0\.7 s that it is given"):
+        get(server, path, seconds=0.7)
+    assert time.monotonic() - started < 5  # generous: the machine may be busy
+
+
+def test_what_is_reserved_is_not_public_either():
+    reserved = ("fec0::1", "64:ff9b:1::7f00:1", "::127.0.0.1", "::ffff:0:127.0.0.1", "5f00::1", "3fff::1", "192.0.0.8")
+    assert not any(map(is_public, reserved))
+    assert all(map(is_public, ("1.1.1.1", "2606:4700:4700::1111", "64:ff9b::1.1.1.1")))
+
+
+def test_private_addresses_are_refused_before_anything_is_sent(server):
+    port = server.server_port
+    for host in ("127.0.0.1", "localhost", "2130706433", "0x7f.1", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0"):
+        with pytest.raises(BadImage, match=r"not public: say --allow-private"):
+            fetch(f"http://{host}:{port}/good", seconds=5.0)
+    assert server.asked == []
+
+
+def test_a_name_that_resolves_to_a_public_and_a_private_address_is_refused(server, monkeypatch):
+    def both(host, port, **_):
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, port)) for ip in ("93.184.215.14", "10.0.0.1")]
+
+    monkeypatch.setattr(socket, "getaddrinfo", both)
+    with pytest.raises(BadImage, match=r"leads to 10\.0\.0\.1, an address that is not public"):
+        fetch("http://example.org/x.jpg")
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("8.8.8.8", True),
+        ("2001:4860:4860::8888", True),
+        ("10.1.2.3", False),
+        ("172.31.0.1", False),
+        ("192.168.1.1", False),
+        ("100.64.0.1", False),  # of a provider's own network
+        ("169.254.169.254", False),  # metadata of clouds
+        ("127.8.8.8", False),
+        ("0.0.0.0", False),
+        ("224.0.0.1", False),
+        ("255.255.255.255", False),
+        ("::1", False),
+        ("::", False),
+        ("fe80::1%eth0", False),
+        ("fd00::1", False),
+        ("ff02::1", False),
+        ("::ffff:10.0.0.1", False),
+        ("64:ff9b::a9fe:a9fe", False),  # NAT64 of 169.254.169.254
+        ("64:ff9b::808:808", True),
+        ("2002:a00:1::", False),  # 6to4 of 10.0.0.1
+    ],
+)
+def test_public_addresses(address, public):
+    assert is_public(address) is public
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("http://", "no http or https address"),
+        ("http:///x.jpg", "no http or https address"),
+        ("http://a:b@example.org/x", "holds a user name"),
+        ("http://[::1/x", "not an address that can be asked for"),
+        ("http://example.org:99999/x", "not an address that can be asked for"),
+        ("http://" + "a" * 70 + ".org/x", "not an address that can be asked for"),
+        ("http://name.invalid/x.jpg", "name.invalid"),
+    ],
+)
+def test_addresses_that_are_none(url, reason):
+    with pytest.raises(BadImage) as refused:
+        fetch(url, seconds=3.0)
+    assert reason in str(refused.value)
+
+
+def test_what_counts_as_remote():
+    assert is_remote("http://x")
+    assert is_remote("HTTPS://x")
+    assert not is_remote("/a/http://x")
+    assert not is_remote("ftp://x")

@@ -1,0 +1,378 @@
+"""What `index add` is given, found one by one: folders, patterns, lists, tars; everything wrong is named."""
+
+import gzip
+import io
+import json
+import os
+import tarfile
+import tracemalloc
+
+import pytest
+
+from hashseek.indexing.ingest.manifests import Source
+from hashseek.indexing.ingest.sources import describe, find_sources, survey, until, walk
+from hashseek.indexing.ingest.uris import is_there, open_uri, stored_path
+from hashseek.retrieval.errors import BadDataset
+from hashseek.retrieval.label_files import Problem
+from support.pictures import draw
+
+
+def jpeg(seed=0):
+    buffer = io.BytesIO()
+    draw(seed).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def touch(path, content=b"x"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def drawn(*paths, **options):
+    found = list(find_sources(paths, **options))
+    return [one for one in found if isinstance(one, Source)], [str(one) for one in found if isinstance(one, Problem)]
+
+
+def names(folder, *patterns):
+    sources, problems = drawn(*(str(folder / pattern) for pattern in patterns))
+    assert problems == []
+    return [str(source.uri.relative_to(folder)) for source in sources]
+
+
+def make_tar(path, members):
+    with tarfile.open(path, "w") as packed:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            packed.addfile(info, io.BytesIO(content))
+    return path
+
+
+# ---------------------------------------------------------------- folders and patterns
+
+
+@pytest.fixture
+def tree(tmp_path):
+    for name in ("a/1.jpg", "a/2.png", "a/deep/3.jpg", "b/4.jpg", "b/notes.md", ".hidden/5.jpg", "[c]/6.jpg", "7.jpg"):
+        touch(tmp_path / "tree" / name)
+    return tmp_path / "tree"
+
+
+def test_patterns(tree):
+    assert names(tree, "*.jpg") == ["7.jpg"]
+    assert names(tree, "a/*") == ["a/1.jpg", "a/2.png", "a/deep/3.jpg"]  # a folder that matches is searched
+    assert names(tree, "?/*.jpg") == ["a/1.jpg", "b/4.jpg"]
+    assert names(tree, "[ab]/*.jpg") == ["a/1.jpg", "b/4.jpg"]
+    assert names(tree, "**/*.jpg") == ["7.jpg", "[c]/6.jpg", "a/1.jpg", "a/deep/3.jpg", "b/4.jpg"]
+    assert names(tree, "**/**/deep/*") == ["a/deep/3.jpg"]
+    assert names(tree, "b/*") == ["b/4.jpg"]  # what is no image is left out, as in a folder
+    assert names(tree, "[c]/6.jpg") == ["[c]/6.jpg"]  # a file of that name comes before the pattern
+    assert names(tree, ".hidden/*") == [".hidden/5.jpg"]
+    for pattern in ("*.gif", "none/*", "**/none", "7.jpg/*"):
+        with pytest.raises(BadDataset, match="no file matches the pattern"):
+            find_sources([str(tree / pattern)])
+
+
+def test_links_in_a_circle_end_and_a_linked_folder_is_not_followed_twice(tree):
+    (tree / "a" / "up").symlink_to(tree)
+    (tree / "self").symlink_to(".")
+    assert names(tree, "**/*.jpg") == ["7.jpg", "[c]/6.jpg", "a/1.jpg", "a/deep/3.jpg", "b/4.jpg"]
+    assert len(list(walk(tree))) == 6
+    assert names(tree, "a/up/b/*") == ["a/up/b/4.jpg"]  # said explicitly, a link is followed
+
+
+def test_hidden_folders_are_left_out_but_the_one_that_was_named(tree):
+    touch(tree / ".hidden" / ".trash" / "8.jpg")
+    touch(tree / "a" / ".thumbnails" / "1.jpg")
+    touch(tree / "a" / ".1.jpg")
+    assert names(tree, "a") == ["a/1.jpg", "a/2.png", "a/deep/3.jpg"]
+    assert names(tree, ".hidden") == [".hidden/5.jpg"]
+    assert "/." not in "".join(str(path.relative_to(tree)) for path in walk(tree))
+
+
+def test_an_empty_path_is_not_the_current_folder(tree, monkeypatch):
+    monkeypatch.chdir(tree)
+    assert len(drawn(".")[0]) == 6
+    for ask in (find_sources, survey):
+        with pytest.raises(BadDataset, match=r"^an empty path names nothing: .* variable of the shell empty\?\)$"):
+            ask(["7.jpg", ""])
+
+
+def test_what_may_not_be_read_is_named_and_the_rest_is_added(hashseek, own_collection, tmp_path):
+    for number, name in enumerate(("open.png", "closed/1.png", "closed/2.png")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        draw(70 + number).save(tmp_path / name)
+    touch(tmp_path / "list.csv", b"file\nclosed/2.png\n")
+    unreadable = touch(tmp_path / "unreadable.csv", b"file\nopen.png\n")
+    unreadable.chmod(0)
+    closed = tmp_path / "closed"
+    closed.chmod(0)
+    paths = (closed, closed / "1.png", f"{closed}/*.png", tmp_path / "list.csv", unreadable, tmp_path / "open.png")
+    command = ("index", "add", own_collection, *paths, "--device", "cpu")
+    try:
+        code, out, err = hashseek(*command, before="drop_rights()")
+        refused = hashseek(*command, "--on-error", "stop", before="drop_rights()")
+        verified = hashseek("index", "verify", own_collection, before="drop_rights()")
+    finally:
+        closed.chmod(0o755)
+    assert (code, out.split(";")[0]) == (0, "added 1, already stored 0, skipped 5")
+    assert err.splitlines() == [
+        f"skipped: {closed}: this folder cannot be read: Permission denied",
+        f"skipped: {closed}/1.png: cannot be read: Permission denied",
+        f"skipped: {closed}: this folder cannot be read: Permission denied",
+        f"skipped: list.csv line 2: {closed}/2.png cannot be read: Permission denied",
+        f"skipped: {unreadable}: cannot be read: Permission denied",
+    ]
+    assert (refused[0], refused[2].count("\n")) == (2, 1)
+    assert "this folder cannot be read: Permission denied" in refused[2]
+    assert "or leave such lines out with --on-error skip" in refused[2]
+    assert verified[:2] == (0, "13 images, 0 problems\n")
+
+
+def test_a_file_that_may_not_be_looked_for_is_not_called_missing(tree, monkeypatch):
+    def closed(_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.is_file", closed)
+    assert is_there(str(tree / "7.jpg"))
+    assert drawn(tree / "7.jpg") == ([Source(tree / "7.jpg")], [])
+
+
+def test_a_folder_of_more_files_than_are_sorted_together_gives_each_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("hashseek.indexing.ingest.sources._CHUNK", 10)
+    for number in range(95):
+        touch(tmp_path / f"{number:03}.jpg")
+    for number in range(25):
+        touch(tmp_path / f"sub {number:02}" / "x.jpg")
+    found = [str(path.relative_to(tmp_path)) for path in walk(tmp_path)]
+    assert len(found) == len(set(found)) == 120
+    assert found[95:] == [f"sub {number:02}/x.jpg" for number in range(25)]
+
+
+def test_sources_are_drawn_lazily_and_can_be_stopped(tree, monkeypatch):
+    asked = []
+    found = until(find_sources([tree]), lambda: len(asked) > 1)
+    for one in found:
+        asked.append(one)
+    assert len(asked) == 2
+
+
+def test_labels_and_keys_are_added(tree):
+    touch(tree / "list.jsonl", b'{"file": "7.jpg", "labels": ["own"], "key": "k"}\n')
+    [listed] = describe(find_sources([tree / "list.jsonl"]), labels=["own", "more"], key_from="path")
+    assert (listed.labels, listed.key) == (("own", "more"), "k")
+    [by_path] = describe(find_sources([tree / "7.jpg"]), key_from="path")
+    [by_name] = describe(find_sources(["https://example.org/a/b%20c.jpg?x=1"]), key_from="name")
+    assert (by_path.key, by_name.key) == (os.path.realpath(tree / "7.jpg"), "b%20c.jpg?x=1")
+
+
+# ---------------------------------------------------------------- lists
+
+
+def test_a_list_brings_keys_labels_and_every_other_column_as_attribute(tree):
+    touch(
+        tree / "m.csv", b"path,labels,key,year,ratio,code,empty\na/1.jpg,x;y,k 1,2015,0.5,007,\nb/4.jpg,,,1e3,-3,a,\n"
+    )
+    sources, problems = drawn(tree / "m.csv")
+    assert problems == []
+    assert [(s.uri, s.labels, s.key, s.where) for s in sources] == [
+        (tree / "a/1.jpg", ("x", "y"), "k 1", "m.csv line 2"),
+        (tree / "b/4.jpg", (), None, "m.csv line 3"),
+    ]
+    # A number is one only if it is written as JSON writes numbers: 007 is a name.
+    assert [s.attributes for s in sources] == [
+        {"year": 2015, "ratio": 0.5, "code": "007"},
+        {"year": "1e3", "ratio": -3, "code": "a"},
+    ]
+
+
+def test_jsonl_keeps_types_and_nesting_and_id_is_the_key_unless_there_is_one(tree):
+    rows = [
+        {"uri": "7.jpg", "id": 5, "camera": {"model": "X"}, "tags": [1], "ok": True, "none": None},
+        {"uri": "7.jpg", "id": 5, "key": "k", "attributes": {"year": 1}, "year": 2, "split": "query"},
+        {"uri": "https://example.org/x.jpg", "labels": ["a", 7]},
+    ]
+    touch(tree / "m.jsonl", "\n".join(map(json.dumps, rows)).encode())
+    sources, problems = drawn(tree / "m.jsonl")
+    assert problems == []
+    assert [(s.key, s.attributes) for s in sources] == [
+        ("5", {"camera": {"model": "X"}, "tags": [1], "ok": True}),
+        ("k", {"id": 5, "year": 1}),
+        (None, {}),
+    ]
+    assert (sources[2].uri, sources[2].labels) == ("https://example.org/x.jpg", ("a", "7"))
+
+
+def test_parquet(tree):
+    pa = pytest.importorskip("pyarrow")
+    import datetime
+
+    import pyarrow.parquet as pq
+
+    table = pa.table(
+        {
+            "uri": ["7.jpg", "none.jpg"],
+            "labels": [["a", "b"], []],
+            "key": ["k", None],
+            "day": [datetime.date(2026, 11, 21), None],
+            "n": [3, 4],
+        }
+    )
+    pq.write_table(table, tree / "m.parquet")
+    [source], problems = drawn(tree / "m.parquet")
+    assert (source.labels, source.key, source.attributes) == (("a", "b"), "k", {"day": "2026-11-21", "n": 3})
+    assert problems == ["m.parquet line 2: the file none.jpg does not exist"]
+    (tree / "m.parquet").write_bytes((tree / "m.parquet").read_bytes()[:-20])
+    with pytest.raises(BadDataset, match=r"m\.parquet cannot be read as Parquet"):
+        drawn(tree / "m.parquet")
+    pq.write_table(pa.table({"name": ["7.jpg"]}), tree / "m.parquet")
+    with pytest.raises(BadDataset, match="has no column uri or path or file or url"):
+        drawn(tree / "m.parquet")
+
+
+def test_a_text_of_addresses_and_files(tree):
+    touch(tree / "urls.txt", "\ufeff# of today\n\nhttps://example.org/ü.jpg\na/1.jpg\r\nftp://example.org/x\n".encode())
+    sources, problems = drawn(tree / "urls.txt")
+    assert [source.uri for source in sources] == ["https://example.org/ü.jpg", tree / "a/1.jpg"]
+    assert problems == [
+        "urls.txt line 5: ftp://example.org/x is an address of a kind that is not read: files, http and https are"
+    ]
+
+
+BAD_ROWS = {
+    '{"file": "7.jpg", "labels"': "it is not JSON",  # torn
+    "[" * 100_000: "it is not JSON",
+    '{"file": 5}': "it names no file",
+    '{"path": " "}': "it names no file",
+    '{"file": "7.jpg", "key": 1.5}': "its key is 1.5, neither text nor a whole number",
+    '{"file": "7.jpg", "key": ["k"]}': "its key is ['k'], neither text",
+    '{"file": "7.jpg", "labels": 3}': "its labels are 3",
+    '{"file": "7.jpg", "split": "test"}': "its split is 'test'",
+    '{"file": "7.jpg", "attributes": [1]}': "its column attributes holds [1], no JSON object",
+    '{"file": "7.jpg", "attributes": "{"}': "its column attributes holds '{', no JSON object",
+    '{"file": "gone.jpg"}': "the file gone.jpg does not exist",
+    '{"file": "nul\\u0000.jpg"}': "does not exist",
+    '{"file": "x.tar::0+5/a.jpg"}': "does not exist",
+    '{"file": "s3://bucket/x.jpg"}': "is an address of a kind that is not read",
+}
+
+
+@pytest.mark.parametrize("row", BAD_ROWS, ids=lambda row: row[:40])
+def test_a_bad_row_is_named_and_the_others_stay(tree, row):
+    touch(tree / "m.jsonl", f'{{"file": "7.jpg"}}\n{row}\n{{"file": "a/1.jpg"}}'.encode())
+    sources, [problem] = drawn(tree / "m.jsonl")
+    assert len(sources) == 2
+    assert problem.startswith("m.jsonl line 2: ")
+    assert BAD_ROWS[row] in problem
+
+
+def test_a_row_that_is_not_utf_8_costs_only_itself(tree):
+    touch(tree / "m.csv", b"file,labels\n7.jpg,a\ngone \xff.jpg,b\na/1.jpg,c\n")
+    sources, problems = drawn(tree / "m.csv")
+    assert [source.labels for source in sources] == [("a",), ("c",)]
+    assert len(problems) == 1
+
+
+def test_a_list_is_read_in_constant_memory(tree):
+    with (tree / "long.jsonl").open("w") as file:
+        for number in range(3_000):
+            file.write(f'{{"file": "7.jpg", "key": "{number}", "text": "{"x" * 200}"}}\n')
+    found = find_sources([tree / "long.jsonl"])
+    next(found)
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in found) == 2_999
+        assert tracemalloc.get_traced_memory()[1] < 200_000  # the list has 750 kB
+    finally:
+        tracemalloc.stop()
+
+
+# ---------------------------------------------------------------- tars
+
+
+def test_images_in_a_tar_with_what_is_said_beside_them(tmp_path):
+    said = {"labels": ["cat"], "key": "k0", "year": 2015}
+    shard = make_tar(
+        tmp_path / "a.tar",
+        [
+            ("x/0.jpg", jpeg(0)),
+            ("x/0.json", json.dumps(said).encode()),
+            ("x/1.txt", b"dog; brown\n"),
+            ("x/1.jpg", jpeg(1)),
+            ("x/2.cls", b"3 5"),
+            ("x/2.jpg", jpeg(2)),
+            ("x/3.json", b"{"),
+            ("x/3.jpg", jpeg(3)),
+            ("x/4.tar::1+2/4.jpg", jpeg(4)),
+            ("x/.5.jpg", jpeg(5)),
+            ("readme", b"text"),
+        ],
+    )
+    sources, problems = drawn(shard)
+    assert [(s.name, s.labels, s.key, s.attributes) for s in sources] == [
+        ("a.tar: x/0.jpg", ("cat",), "k0", {"year": 2015}),
+        ("a.tar: x/1.jpg", ("dog", "brown"), None, {}),
+        ("a.tar: x/2.jpg", ("3", "5"), None, {}),
+        ("a.tar: x/4.tar::1+2/4.jpg", (), None, {}),
+    ]
+    assert problems == ["a.tar: x/3.jpg: the .json file beside it is not JSON"]
+    for source, number in zip(sources, (0, 1, 2, 4), strict=True):
+        path = stored_path(source.uri)
+        assert path.startswith(f"{os.path.realpath(shard)}::")
+        assert open_uri(path) == jpeg(number)
+        assert is_there(path)
+    assert [s.uri for s in drawn(str(tmp_path / "*.tar"))[0]] == [s.uri for s in sources]
+    shard.unlink()
+    assert not is_there(path)
+
+
+def test_the_suffix_of_a_tar_may_have_capitals_and_a_compressed_one_is_named(tmp_path):
+    shard = make_tar(tmp_path / "A.TAR", [("0.jpg", jpeg(0))])
+    for named in (shard, str(tmp_path / "*.TAR")):
+        [source], problems = drawn(named)
+        assert problems == []
+        assert is_there(stored_path(source.uri))
+        assert open_uri(stored_path(source.uri)) == jpeg(0)
+    says = "is a compressed tar: decompress it, images are read where they lie in the tar"
+    for name in ("b.tar.gz", "b.TGZ"):
+        packed = touch(tmp_path / name, gzip.compress(shard.read_bytes()))
+        assert drawn(packed) == ([], [f"{packed}: {says}"])
+    assert drawn(str(tmp_path / "*.tar.gz")) == ([], [f"{tmp_path}/b.tar.gz: {says}"])
+    assert drawn(str(tmp_path / "b*")) == ([], [])  # not asked for
+
+
+def test_a_truncated_tar_gives_what_is_whole_and_says_where_it_ends(tmp_path):
+    shard = make_tar(tmp_path / "a.tar", [(f"{number}.jpg", jpeg(number)) for number in range(5)])
+    content = shard.read_bytes()
+    sources, _ = drawn(shard)
+    shard.write_bytes(content[: content.index(jpeg(3)) + 100])
+    cut, problems = drawn(shard)
+    assert [s.uri for s in cut] in ([s.uri for s in sources[:3]], [s.uri for s in sources[:4]])
+    assert len(problems) == 1
+    assert problems[0].startswith(f"{shard}: is damaged or cut off")
+    shard.write_bytes(content[:2048] + b"garbage" * 400)
+    assert "damaged" in drawn(shard)[1][0]
+    shard.write_bytes(gzip.compress(content))
+    assert drawn(shard) == (
+        [],
+        [f"{shard}: is compressed: decompress it, images are read where they lie in the tar"],
+    )
+    shard.write_bytes(b"")
+    assert "is damaged or cut off (empty file)" in drawn(shard)[1][0]
+
+
+def test_a_tar_whose_member_leads_back_to_itself_ends(tmp_path):
+    """A size of -512 would make the next header this one again, for ever."""
+    shard = make_tar(tmp_path / "a.tar", [("0.jpg", jpeg(0)), ("1.jpg", jpeg(1))])
+    whole = shard.read_bytes()[: sum(512 + 512 * -(-len(jpeg(seed)) // 512) for seed in (0, 1))]
+    header = bytearray(tarfile.TarInfo("2.jpg").tobuf())
+    header[124:136] = (2**96 - 512).to_bytes(12, "big")
+    header[148:156] = b" " * 8
+    header[148:156] = f"{sum(header):06o}\0 ".encode()
+    shard.write_bytes(whole + bytes(header) + bytes(2048))
+    sources, problems = drawn(shard)
+    assert len(sources) == 1
+    assert "leads backwards" in problems[0]
+    assert len(sources) >= 1  # what is said beside the last image may have been lost
+    assert "leads backwards" in problems[0]

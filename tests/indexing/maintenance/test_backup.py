@@ -1,0 +1,508 @@
+"""A snapshot is the whole collection as of one moment; restored, it is that or nothing. Optimizing loses nothing."""
+
+import io
+import json
+import os
+import shutil
+import sqlite3
+import tarfile
+import tempfile
+import threading
+import time
+from contextlib import closing
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hashseek.indexing.collection import Collection
+from hashseek.indexing.index.hamming_index import KINDS
+from hashseek.indexing.maintenance import scratch as workplace
+from hashseek.indexing.maintenance.backup import restore, snapshot
+from hashseek.indexing.maintenance.optimize import SETTLED_SECONDS, optimize
+from hashseek.indexing.maintenance.restore_in_place import rewind
+from hashseek.retrieval.errors import BadCollection, HashseekError
+from support.collections import code_collection, new_images, random_codes
+from support.faults import content, fill, found
+
+
+@pytest.fixture
+def collection(tmp_path):
+    """20 images of 12 bits, half of them with kept files; the checkpoint is a file, and no model."""
+    opened = code_collection(tmp_path / "collection", n_bits=12)
+    (tmp_path / "collection" / "checkpoint.safetensors").write_bytes(b"weights" * 100)
+    fill(opened, 20)
+    opened.remove([7, 8])
+    yield opened
+    opened.close()
+
+
+def test_a_restored_snapshot_is_the_collection(collection, tmp_path):
+    contents = snapshot(collection, tmp_path / "s.tar")
+    assert (contents.n_images, contents.lost) == (18, ())
+    for folder in (tmp_path / "new", tmp_path / "empty"):
+        if folder.name == "empty":
+            folder.mkdir()
+        assert restore(tmp_path / "s.tar", folder) == contents
+        again = Collection(folder)
+        assert content(again) == content(collection)
+        assert found(again) == found(collection)
+        assert again.catalog.generation() == collection.catalog.generation()
+        assert again.catalog.uuid != collection.catalog.uuid
+        assert (folder / "checkpoint.safetensors").read_bytes() == b"weights" * 100
+        assert fill(again, 1, start=50) == [21]  # an id is not given twice
+        again.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["collection", "empty", "new", "s.tar"]
+
+
+def test_a_restored_collection_has_an_index_of_the_kind_that_it_had(collection, tmp_path):
+    collection.build_index("multihash")
+    snapshot(collection, tmp_path / "s.tar")
+    restore(tmp_path / "s.tar", tmp_path / "new")
+    with closing(Collection(tmp_path / "new")) as again:
+        described = again.describe_index()
+        assert (described["kind"], described["built"]) == ("multihash", 18)
+        assert found(again) == found(collection)
+    collection.build_index("exact")
+    rewind(tmp_path / "s.tar", collection.folder)
+    with closing(Collection(collection.folder)) as again:
+        assert again.kind == "exact"  # what was asked for last counts
+
+
+def test_a_restored_collection_has_its_index_and_nobody_builds_it_again(own_collection, hashseek, tmp_path):
+    hashseek("index", "snapshot", own_collection, tmp_path / "s.tar")
+    code, _, err = hashseek("index", "restore", tmp_path / "s.tar", tmp_path / "new")
+    assert (code, err) == (0, "")
+    assert sorted(path.name for path in (tmp_path / "new" / "index").iterdir()) == [
+        "codes.faiss",
+        "ids.bin",
+        "manifest.json",
+    ]
+    code, out, err = hashseek("index", "verify", tmp_path / "new")
+    assert (code, out, err) == (0, "12 images, 0 problems\n", "")
+    with closing(Collection(tmp_path / "new", read_only=True)) as again:
+        assert again.describe_index()["built"] == 12
+
+
+def test_what_was_damaged_when_the_snapshot_was_taken_is_restored_and_can_be_mended(own_collection, hashseek, tmp_path):
+    with closing(sqlite3.connect(own_collection / "catalog.sqlite")) as db, db:
+        db.execute("UPDATE codes SET code = x'0102' WHERE image_id = 5")
+    with closing(Collection(own_collection)) as damaged:
+        snapshot(damaged, tmp_path / "s.tar")
+    assert restore(tmp_path / "s.tar", tmp_path / "new").n_images == 12
+    code, out, _ = hashseek("index", "verify", tmp_path / "new", "--repair", "--device", "cpu")
+    assert (code, "0 problems left" in out) == (0, True)
+
+
+def test_a_restore_that_cannot_write_the_index_leaves_nothing(collection, tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    snapshot(collection, tmp_path / "s.tar")
+    monkeypatch.setattr(Collection, "save_index", full)
+    with pytest.raises(OSError, match="No space left"):
+        restore(tmp_path / "s.tar", tmp_path / "new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["collection", "s.tar"]
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_collections_of_0_and_1_images(n, tmp_path):
+    small = code_collection(tmp_path / "collection", n_bits=12)
+    (tmp_path / "collection" / "checkpoint.safetensors").write_bytes(b"weights")
+    fill(small, n)
+    snapshot(small, tmp_path / "s.tar")
+    restore(tmp_path / "s.tar", tmp_path / "new")
+    again = Collection(tmp_path / "new")
+    assert content(again) == content(small)
+    optimize(again)
+    assert found(again) == found(small)
+    rewind(tmp_path / "s.tar", tmp_path / "new")
+    assert found(again) == found(small)
+    again.close()
+    small.close()
+
+
+def test_a_snapshot_taken_while_others_write_is_the_state_of_one_moment(collection, tmp_path):
+    states, stop = {collection.catalog.generation(): content(collection)}, threading.Event()
+
+    def write():
+        rng, number = np.random.default_rng(0), 100
+        while not stop.is_set():
+            ids = [image.id for image in collection.catalog.page(after=0, limit=10**6)]
+            if rng.random() < 0.4 and ids:
+                collection.remove([int(rng.choice(ids))])
+            else:
+                fill(collection, 1, start=number)
+                number += 1
+            states[collection.catalog.generation()] = content(collection)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    taken = []
+    for number in range(6):
+        time.sleep(0.03)
+        taken.append(snapshot(collection, tmp_path / f"{number}.tar"))
+    stop.set()
+    writer.join()
+    assert len({contents.generation for contents in taken}) > 2
+    for number, contents in enumerate(taken):
+        assert contents.lost == ()
+        restore(tmp_path / f"{number}.tar", tmp_path / str(number))
+        again = Collection(tmp_path / str(number))
+        assert content(again) == states[contents.generation]
+        kept = {str(p.relative_to(again.folder)) for p in (again.folder / "files").rglob("*") if p.is_file()}
+        assert kept == set(content(again)[2])
+        again.close()
+
+
+def test_what_is_lost_already_is_named_and_the_rest_is_kept(collection, tmp_path, hashseek):
+    images = [image for image in collection.catalog.page(after=0, limit=99) if collection.owns(image)]
+    collection.file_of(images[0]).unlink()
+    collection.file_of(images[1]).write_bytes(b"other")
+    (collection.folder / "checkpoint.safetensors").unlink()
+    collection.save_index()
+    code, out, err = hashseek("index", "snapshot", collection.folder, tmp_path / "s.tar")
+    assert code == 1
+    assert out.startswith(f"{tmp_path}/s.tar: 18 images, ")
+    lost = sorted([images[0].path, images[1].path, "checkpoint.safetensors"])
+    assert err.splitlines() == [f"{name} was missing or damaged already and is not in it" for name in lost]
+    code, out, err = hashseek("index", "restore", tmp_path / "s.tar", tmp_path / "new")
+    assert (code, err.count("\n")) == (1, 3)
+    again = Collection(tmp_path / "new")
+    assert again.catalog.page(after=0, limit=99) == collection.catalog.page(after=0, limit=99)
+    assert not again.file_of(images[1]).exists()
+    again.close()
+
+
+def test_every_flipped_bit_and_every_cut_is_noticed_or_harmless(tmp_path):
+    small = code_collection(tmp_path / "collection", n_bits=12)
+    (tmp_path / "collection" / "checkpoint.safetensors").write_bytes(b"weights")
+    fill(small, 3)
+    snapshot(small, tmp_path / "s.tar")
+    whole = (tmp_path / "s.tar").read_bytes()
+    rng, expected, n_refused = np.random.default_rng(0), content(small), 0
+    used = [at for at in range(len(whole)) if whole[at]]  # most of a catalog so small is zeros
+    for trial in range(90):
+        damaged = bytearray(whole)
+        if trial < 70:
+            damaged[used[rng.integers(len(used))] if trial % 2 else rng.integers(len(whole))] ^= 1 << rng.integers(8)
+        else:
+            del damaged[int(rng.integers(len(whole))) :]
+        (tmp_path / "damaged").write_bytes(damaged)
+        folder = tmp_path / f"restored {trial}"
+        try:
+            restore(tmp_path / "damaged", folder)
+        except HashseekError:
+            n_refused += 1
+            assert not folder.exists()
+        else:
+            again = Collection(folder)
+            assert content(again) == expected
+            again.close()
+            shutil.rmtree(folder)
+    assert n_refused > 60
+    small.close()
+
+
+def test_what_cannot_be_restored_is_refused_and_the_folder_left_as_it_was(collection, tmp_path):
+    snapshot(collection, tmp_path / "s.tar")
+    (tmp_path / "text").write_text("text" * 300)
+    (tmp_path / "nothing").write_bytes(b"")
+    with tarfile.open(tmp_path / "other.tar", "w") as tar:
+        tar.add(tmp_path / "text", "text")
+    with tarfile.open(tmp_path / "newer.tar", "w") as tar:
+        member = tarfile.TarInfo("snapshot.json")
+        data = json.dumps({"hashseek_snapshot": 2}).encode()
+        member.size = len(data)
+        tar.addfile(member, io.BytesIO(data))
+    for name, reason in (
+        ("missing", "there is no snapshot"),
+        ("text", "damaged or cut short|not a snapshot"),
+        ("nothing", "damaged or cut short|not a snapshot"),
+        ("other.tar", "not a snapshot"),
+        ("newer.tar", "snapshot format 2, this Hashseek reads up to 1: update"),
+    ):
+        with pytest.raises(BadCollection, match=reason):
+            restore(tmp_path / name, tmp_path / "new")
+        assert not (tmp_path / "new").exists()
+    before = content(collection)
+    with pytest.raises(BadCollection, match="not an empty folder"):
+        restore(tmp_path / "s.tar", collection.folder)
+    with pytest.raises(BadCollection, match="not an empty folder"):
+        restore(tmp_path / "s.tar", tmp_path / "text")
+    with pytest.raises(BadCollection, match="no folder"):
+        restore(tmp_path / "s.tar", tmp_path / "a" / "b")
+    with pytest.raises(BadCollection, match="exists already"):
+        snapshot(collection, tmp_path / "text")
+    with pytest.raises(BadCollection, match="no folder"):
+        snapshot(collection, tmp_path / "a" / "s.tar")
+    assert content(collection) == before
+
+
+@pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "files/../../outside", "index/codes.faiss"])
+def test_a_snapshot_cannot_write_outside_its_folder(collection, tmp_path, name):
+    snapshot(collection, tmp_path / "s.tar")
+    with tarfile.open(tmp_path / "s.tar") as old, tarfile.open(tmp_path / "evil.tar", "w") as new:
+        for member in old:
+            if member.name == "catalog.sqlite":
+                new.addfile(replace_name(member, name), old.extractfile(member))
+                member.offset = 0
+            new.addfile(member, old.extractfile(member))
+    with pytest.raises(BadCollection, match="does not belong"):
+        restore(tmp_path / "evil.tar", tmp_path / "new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["collection", "evil.tar", "s.tar"]
+
+
+@pytest.mark.parametrize("name", ["catalog.sqlite", "contents.json"])
+def test_a_snapshot_that_claims_to_be_larger_than_its_file_fills_no_disk(collection, tmp_path, name):
+    snapshot(collection, tmp_path / "s.tar")
+    with tarfile.open(tmp_path / "s.tar") as old, tarfile.open(tmp_path / "evil.tar", "w") as new:
+        for member in old:
+            if member.name == name:  # 64 TB of holes, as GNU tar writes them
+                member.pax_headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": str(2**46)}
+            new.addfile(member, old.extractfile(member))
+    with pytest.raises(BadCollection, match="does not belong|cannot be read"):
+        restore(tmp_path / "evil.tar", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.timeout(60)
+def test_a_snapshot_whose_member_leads_back_to_itself_is_refused(tmp_path):
+    first, back = tarfile.TarInfo("snapshot.json"), tarfile.TarInfo("catalog.sqlite")
+    first.size = len(b'{"hashseek_snapshot": 1}')
+    header = bytearray(back.tobuf())
+    header[124:136] = (2**96 - 512).to_bytes(12, "big")  # a size of -512: the next header would be this one again
+    header[148:156] = b" " * 8
+    header[148:156] = f"{sum(header):06o}\0 ".encode()
+    content = first.tobuf() + b'{"hashseek_snapshot": 1}'.ljust(512, b"\0") + bytes(header) + bytes(2048)
+    (tmp_path / "evil.tar").write_bytes(content)
+    with pytest.raises(BadCollection, match="'catalog.sqlite' does not belong"):
+        restore(tmp_path / "evil.tar", tmp_path / "new")
+
+
+def test_a_workplace_that_another_process_swept_away_is_made_again(tmp_path, monkeypatch):
+    made = []
+
+    def swept_at_once(**where):
+        made.append(tempfile.mkdtemp(**where))
+        if len(made) == 1:  # another snapshot begins just now, and takes the folder for a leftover
+            with workplace.workplace(tmp_path):
+                assert not os.path.exists(made[0])  # noqa: PTH110
+        return made[-1]
+
+    monkeypatch.setattr(workplace, "tempfile", SimpleNamespace(mkdtemp=swept_at_once))
+    with workplace.workplace(tmp_path) as place:
+        assert place.is_dir()
+        assert len(made) == 3
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_path_that_leads_out_of_the_folder_is_not_the_collection_s_own(collection, tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"somebody's")
+    [stray] = new_images(random_codes(np.random.default_rng(3), 1, 12), start=90)
+    [(image_id, _)] = collection.add([replace(stray, path="files/../../victim")])
+    collection.remove([image_id])
+    assert victim.read_bytes() == b"somebody's"
+
+
+def replace_name(member, name):
+    other = tarfile.TarInfo(name)
+    other.size = member.size
+    return other
+
+
+# ---------------------------------------------------------------- back to a snapshot, in use
+
+
+def test_a_collection_in_use_goes_back_to_its_snapshot_with_everybody_s_next_search(collection, tmp_path):
+    beside = Collection(collection.folder)
+    snapshot(collection, tmp_path / "s.tar")
+    then, found_then = content(collection), found(collection)
+    collection.remove([1, 2])
+    fill(collection, 30, start=60)
+    beside.save_index()
+    rewind(tmp_path / "s.tar", collection.folder)
+    fresh = Collection(collection.folder, read_only=True)
+    for opened in (collection, beside, fresh):
+        assert content(opened) == then
+        assert found(opened) == found_then
+    assert fill(beside, 1, start=200) == [51]  # ids that were given after the snapshot are not given again
+    assert found(collection) == found(beside) == found(fresh) != found_then
+    assert not [p for p in collection.verify() if "the file of" not in p and "safetensors" not in p]
+    assert not list(collection.folder.glob(".hashseek*"))
+    fresh.close()
+    beside.close()
+
+
+def test_files_of_what_came_after_the_snapshot_are_deleted_when_they_have_settled(collection, tmp_path):
+    snapshot(collection, tmp_path / "s.tar")
+    [late] = collection.catalog.get(fill(collection, 1, start=100))
+    past = time.time() - SETTLED_SECONDS - 10
+    for path in (collection.folder / "files").rglob("*"):
+        os.utime(path, (past, past))
+    rewind(tmp_path / "s.tar", collection.folder)
+    assert not collection.file_of(late).exists()
+    assert len(content(collection)[2]) == 9
+
+
+def test_a_snapshot_of_another_collection_is_not_put_over_this_one(collection, tmp_path):
+    other = code_collection(tmp_path / "other", n_bits=12)
+    (tmp_path / "other" / "checkpoint.safetensors").write_bytes(b"weights")
+    snapshot(other, tmp_path / "other.tar")
+    other.close()
+    before = content(collection)
+    with pytest.raises(BadCollection, match="snapshot of another collection"):
+        rewind(tmp_path / "other.tar", collection.folder)
+    (tmp_path / "torn.tar").write_bytes((tmp_path / "other.tar").read_bytes()[:9000])
+    with pytest.raises(BadCollection, match="cut short"):
+        rewind(tmp_path / "torn.tar", collection.folder)
+    assert content(collection) == before
+    assert not list(collection.folder.glob(".hashseek*"))
+
+
+def test_a_space_that_goes_back_to_being_half_full_tells_who_has_it_open_of_every_code(collection, tmp_path):
+    catalog = collection.catalog
+    (collection.folder / "second.safetensors").write_bytes(b"second")
+    space = catalog.begin_space("e" * 64, 8, "second.safetensors").id
+    codes = [(image.id, np.array([image.id], np.uint8), "") for image in catalog.page(after=0, limit=99)]
+    catalog.add_codes(space, codes[:3] + codes[-2:])
+    snapshot(collection, tmp_path / "s.tar")  # while the new codes are computed
+    catalog.add_codes(space, codes)
+    catalog.switch_space(space)
+    opened = Collection(collection.folder)
+    assert len(opened) == 18
+    rewind(tmp_path / "s.tar", collection.folder)
+    opened.merge_segments()  # as a service looks every second
+    for few in (codes[:9], codes[9:]):
+        catalog.add_codes(space, few)
+        opened.merge_segments()
+    catalog.switch_space(space)
+    assert opened.catalog.is_current()
+    assert len(opened) == 18
+    assert opened.search(np.array([[9]], np.uint8), k=1)[0][1].tolist() == [9]
+    opened.close()
+
+
+def test_going_back_brings_the_code_spaces_of_then(collection, tmp_path):
+    catalog = collection.catalog
+    snapshot(collection, tmp_path / "s.tar")
+    (collection.folder / "second.safetensors").write_bytes(b"second")
+    space = catalog.begin_space("e" * 64, 8, "second.safetensors").id
+    images = catalog.page(after=0, limit=99)
+    catalog.add_codes(space, [(image.id, np.array([image.id], np.uint8), "") for image in images])
+    catalog.switch_space(space)
+    snapshot(collection, tmp_path / "second.tar")
+    found_then = found(collection)
+    rewind(tmp_path / "s.tar", collection.folder)
+    first = Collection(collection.folder)
+    assert [(s.id, s.fingerprint) for s in first.catalog.spaces()] == [(1, "f" * 64)]
+    assert found(first) == found_then
+    first.close()
+    rewind(tmp_path / "second.tar", collection.folder)
+    second = Collection(collection.folder)
+    assert (second.n_bits, second.fingerprint) == (8, "e" * 64)
+    assert second.checkpoint.read_bytes() == b"second"
+    assert {i: code for i, (code, _) in content(second)[1].items()} == {image.id: bytes([image.id]) for image in images}
+    second.close()
+
+
+# ---------------------------------------------------------------- optimize
+
+
+def test_optimizing_keeps_every_image_and_everybody_s_view_right(collection):
+    beside = Collection(collection.folder, read_only=True)
+    other = Collection(collection.folder)
+    found(beside)
+    collection.remove([1, 2, 3])
+    fill(collection, 5, start=40)
+    before = content(collection)
+    done = optimize(collection)
+    assert (done.n_merged, done.n_forgotten) == (20, 5)
+    for opened in (collection, beside, other):
+        assert content(opened) == before
+        assert found(opened) == found(collection)
+        assert len(opened) == 20
+    described = collection.describe_index()
+    assert (described["built"], described["fresh"], described["removed"]) == (20, 0, 0)
+    other.remove([4])
+    assert [4 in ids for opened in (collection, beside) for _, ids in found(opened)] == [False] * 6
+    again = Collection(collection.folder)
+    assert again.describe_index()["built"] == 20
+    assert found(again) == found(collection)
+    for opened in (again, other, beside):
+        opened.close()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "gpu"])
+def test_optimizing_keeps_the_kind_of_the_index(kind, collection):
+    collection.build_index(kind)
+    beside = Collection(collection.folder)
+    collection.remove([1])
+    optimize(collection)
+    assert collection.describe_index()["kind"] == kind
+    fill(collection, 1, start=70)
+    found(beside)
+    assert beside.describe_index()["kind"] == kind
+    beside.close()
+
+
+def test_optimizing_gives_space_back(tmp_path):
+    big = code_collection(tmp_path, n_bits=512)
+    big.add(new_images(random_codes(np.random.default_rng(0), 3000, 512)))
+    big.remove(list(range(1, 2901)))
+    with closing(sqlite3.connect(tmp_path / "catalog.sqlite")) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    size = (tmp_path / "catalog.sqlite").stat().st_size
+    assert optimize(big).n_bytes > size / 2
+    assert (tmp_path / "catalog.sqlite").stat().st_size < size / 4
+    assert not (tmp_path / "catalog.sqlite-wal").exists() or not (tmp_path / "catalog.sqlite-wal").stat().st_size
+    assert len(found(big)[0][1]) == 100
+    big.close()
+
+
+def test_optimizing_deletes_what_nobody_needs_once_it_has_settled(collection):
+    folder, before = collection.folder, content(collection)
+    spare = [
+        folder / "files" / "ab" / ("ab" * 32 + ".jpg"),
+        folder / "files" / "ab" / f".{'ab' * 32}.jpg.x7",
+        folder / f"checkpoint-{'ab' * 8}.safetensors",
+        folder / ".checkpoint.safetensors.x7",
+    ]
+    foreign = [  # whose names no collection gives: whoever put them there may want them
+        folder / "files" / "backup.tar",
+        folder / "files" / "ab" / "photo.jpg",
+        folder / "files" / os.fsdecode(b"\xff.jpg"),
+        folder / "best.safetensors",
+    ]
+    for path in (*spare, *foreign):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"spare")
+    assert optimize(collection).n_deleted == 0
+    past = time.time() - SETTLED_SECONDS - 10
+    for path in [*folder.rglob("*")]:
+        os.utime(path, (past, past))
+    assert optimize(collection).n_deleted == len(spare)
+    assert not any(path.exists() for path in spare)
+    assert all(path.exists() for path in foreign)
+    assert content(collection) == before
+    assert (folder / "checkpoint.safetensors").exists()
+
+
+def test_the_commands_say_what_they_did(own_collection, hashseek, tmp_path):
+    code, out, err = hashseek("index", "snapshot", own_collection, tmp_path / "s.tar")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"{tmp_path}/s.tar: 12 images, ")
+    code, out, err = hashseek("index", "restore", tmp_path / "s.tar", tmp_path / "new")
+    assert (code, err, out.split(",")[0]) == (0, "", f"{tmp_path}/new holds 12 images")
+    assert hashseek("index", "verify", tmp_path / "new")[:2] == (0, "12 images, 0 problems\n")
+    assert hashseek("index", "remove", tmp_path / "new", 1, 2)[0] == 0
+    code, out, err = hashseek("index", "optimize", tmp_path / "new")
+    assert (code, err, out.split(";")[0]) == (0, "", "10 images")
+    code, _, err = hashseek("index", "restore", tmp_path / "s.tar", tmp_path / "new")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--over" in err
+    code, out, err = hashseek("index", "restore", tmp_path / "s.tar", tmp_path / "new", "--over")
+    assert (code, err, out.split(",")[0]) == (0, "", f"{tmp_path}/new holds 12 images")
+    assert hashseek("index", "verify", tmp_path / "new")[:2] == (0, "12 images, 0 problems\n")

@@ -1,0 +1,266 @@
+"""An export holds every record and code; imported, it is the same collection, and nothing was encoded."""
+
+import sqlite3
+from contextlib import closing
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hashseek.indexing.collection import Collection
+from hashseek.indexing.maintenance import exchange
+from hashseek.indexing.maintenance.exchange import Exported, export, import_
+from hashseek.retrieval.errors import BadConfig, BadDataset, ForeignCodes
+from support.collections import code_collection, new_images, random_codes
+from support.faults import fill
+from support.pictures import draw
+
+
+@pytest.fixture
+def exported(own_collection, tmp_path):
+    """A collection with a real checkpoint, keys, attributes and kept files, and its export."""
+    with closing(Collection(own_collection)) as collection:
+        fill(collection, 8, start=30, keep=lambda number: True)
+        collection.remove([3])
+        export(collection, tmp_path / "e.parquet")
+    return own_collection, tmp_path / "e.parquet"
+
+
+def told(folder):
+    """What an export carries of each image, without ids and times."""
+    with closing(Collection(folder, read_only=True)) as collection:
+        images = collection.catalog.page(after=0, limit=10**6)
+        codes = collection.catalog.codes_of([image.id for image in images])
+        return [
+            (
+                image.key,
+                str(collection.file_of(image)),
+                image.sha256,
+                (image.width, image.height, image.bytes, image.media_type),
+                image.labels,
+                image.attributes,
+                codes[image.id][0].tobytes(),
+                codes[image.id][1],
+            )
+            for image in images
+        ]
+
+
+def rewrite(file, change):
+    """The same export with another table or other metadata."""
+    table = change(pq.read_table(file))
+    pq.write_table(table, file)
+
+
+def test_a_round_trip_gives_an_equal_collection_without_encoding(exported, checkpoint, hashseek, tmp_path):
+    folder, file = exported
+    never = (
+        "import hashseek.indexing.cli.collection\n"
+        "from hashseek.retrieval.encoder import Encoder\n"
+        "Encoder.encode_pixels = None"
+    )
+    command = ("index", "import", file, tmp_path / "new")
+    code, out, err = hashseek(*command, "--checkpoint", checkpoint, before=never)
+    assert (code, err) == (0, "")
+    assert out == f"added 19, updated 0, already stored 0; from {file} into {tmp_path}/new\n"
+    assert told(tmp_path / "new") == told(folder)
+    assert hashseek("index", "verify", tmp_path / "new")[:2] == (0, "19 images, 0 problems\n")
+    code, out, _ = hashseek(*command)
+    assert (code, out.split(";")[0]) == (0, "added 0, updated 0, already stored 19")
+    with closing(Collection(folder)) as old, closing(Collection(tmp_path / "new")) as new:
+        ids = [i for i in range(1, 21) if i != 3]
+        codes = np.stack([old.catalog.codes_of(ids)[i][0] for i in ids])
+        for (d_old, i_old), (d_new, i_new) in zip(old.search(codes, k=99), new.search(codes, k=99), strict=True):
+            assert d_old.tolist() == d_new.tolist()
+            assert [ids[i - 1] for i in i_new] == i_old.tolist()
+
+
+def test_the_columns_are_what_other_programs_can_read(exported):
+    folder, file = exported
+    table = pq.read_table(file)
+    assert table.schema.field("labels").type == pa.list_(pa.string())
+    assert table.schema.field("code").type == pa.binary(6)
+    row = next(row for row in table.to_pylist() if row["key"] == "key/30")
+    assert (row["uri"].startswith(str(folder)), row["labels"], row["attributes"]) == (True, ["cat"], '{"number": 30}')
+    assert row["added_at"].tzinfo is not None
+    about = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
+    assert (about["hashseek.n_bits"], about["hashseek.n_images"]) == ("48", "19")
+
+
+@pytest.mark.parametrize("n", [0, 1, 5])
+def test_row_groups_of_any_number_of_images(n, tmp_path, monkeypatch):
+    monkeypatch.setattr(exchange, "GROUP", 2)
+    with closing(code_collection(tmp_path / "a", n_bits=12)) as collection:
+        collection.add(new_images(random_codes(np.random.default_rng(0), n, 12)))
+        assert export(collection, tmp_path / "e.parquet") == Exported(n, 0)
+    assert pq.ParquetFile(tmp_path / "e.parquet").num_row_groups == (n + 1) // 2
+    code_collection(tmp_path / "b", n_bits=12).close()
+    assert import_(tmp_path / "e.parquet", tmp_path / "b", checkpoint=None)["added"] == n
+    assert told(tmp_path / "b") == told(tmp_path / "a")
+
+
+def test_an_export_for_another_checkpoint_creates_and_changes_nothing(exported, other_checkpoint, checkpoint, tmp_path):
+    _, file = exported
+    with pytest.raises(ForeignCodes, match=r"codes of checkpoint \w{12} \(48 bits\), not of \w{12} \(36 bits\)"):
+        import_(file, tmp_path / "new", checkpoint=other_checkpoint)
+    assert not (tmp_path / "new").exists()
+    with closing(code_collection(tmp_path / "other", n_bits=36)), pytest.raises(ForeignCodes):
+        import_(file, tmp_path / "other", checkpoint=None)
+
+
+def column(name, values):
+    def change(table):
+        place = table.schema.get_field_index(name)
+        field = pa.field(name, values.type)
+        return table.set_column(place, field, values).replace_schema_metadata(table.schema.metadata)
+
+    return change
+
+
+CODES = [b"\1" * 6] * 19
+BAD = {
+    "no column 'sha256'": lambda table: table.drop_columns(["sha256"]),
+    "no column 'code'": lambda table: table.drop_columns(["code"]),
+    "'code' of type fixed_size_binary\\[5\\], and for 48 bits": column(
+        "code", pa.array([b"\1" * 5] * 19, pa.binary(5))
+    ),
+    "'code' of type binary, and for 48 bits": column("code", pa.array(CODES, pa.binary())),
+    "'uri' of type binary": column("uri", pa.array([b"x"] * 19)),
+    "does not say which checkpoint": lambda table: table.replace_schema_metadata({}),
+    "export format 2": lambda t: t.replace_schema_metadata({**t.schema.metadata, b"hashseek.format": b"2"}),
+    "should have 19 rows and has 5": lambda table: table.slice(0, 5),
+    "row 7: its code is missing": column("code", pa.array([*CODES[:6], None, *CODES[7:]], pa.binary(6))),
+    "row 3: sha256 is 'x'": column("sha256", pa.array(["a" * 64] * 2 + ["x"] * 17)),
+    "row 1: attributes are a JSON object": column("attributes", pa.array(["[1]"] * 19)),
+    "row 1: Expecting property name": column("attributes", pa.array(["{x"] * 19)),
+    "row 2: uri is 'files/../../victim', neither a path from the root on": column(
+        "uri", pa.array(["/a", "files/../../victim", *["/b"] * 17])
+    ),
+    "row 1: uri is None": column("uri", pa.array([None] * 19, pa.string())),
+    "row 1: size, width, height are 0, ": column("size", pa.array([0] * 19)),
+    "row 1: media_type is 'text/html": column("media_type", pa.array(["text/html\r\nX: 1"] * 19)),
+    "row 2: a key has 1 to 512": column("key", pa.array(["a", "b" * 513, *["c"] * 17])),
+}
+
+
+@pytest.mark.parametrize("reason", BAD)
+def test_what_is_no_sound_export_is_refused_before_anything_is_added(exported, checkpoint, tmp_path, reason):
+    _, file = exported
+    rewrite(file, BAD[reason])
+    with pytest.raises(BadDataset, match=reason):
+        import_(file, tmp_path / "new", checkpoint=checkpoint)
+    assert not (tmp_path / "new").exists()
+
+
+def test_bits_beyond_the_code_s_length_are_refused(tmp_path):
+    with closing(code_collection(tmp_path / "a", n_bits=12)) as collection:
+        collection.add(new_images(random_codes(np.random.default_rng(0), 2, 12)))
+        export(collection, tmp_path / "e.parquet")
+    rewrite(tmp_path / "e.parquet", column("code", pa.array([b"\1\x10"] * 2, pa.binary(2))))
+    with pytest.raises(BadDataset, match="row 1: its code has bits set beyond its 12 bits; nothing was imported"):
+        import_(tmp_path / "e.parquet", tmp_path / "a", checkpoint=None)
+
+
+def test_every_cut_and_flipped_bit_is_refused_or_harmless(exported, checkpoint, tmp_path):
+    folder, file = exported
+    whole, rng, expected = file.read_bytes(), np.random.default_rng(0), told(folder)
+    for length in [0, 3, 100, *rng.integers(len(whole), size=10)]:
+        file.write_bytes(whole[:length])
+        with pytest.raises(BadDataset, match="damaged, cut short"):
+            import_(file, tmp_path / "new", checkpoint=checkpoint)
+    for trial in range(60):
+        damaged = bytearray(whole)
+        damaged[rng.integers(len(whole))] ^= 1 << rng.integers(8)
+        file.write_bytes(damaged)
+        try:
+            import_(file, tmp_path / str(trial), checkpoint=checkpoint)
+        except (BadDataset, ForeignCodes):
+            assert not (tmp_path / str(trial)).exists()
+        else:
+            assert told(tmp_path / str(trial)) == expected
+
+
+def test_files_are_not_overwritten_and_missing_ones_named(exported, tmp_path):
+    folder, file = exported
+    before = file.read_bytes()
+    with closing(Collection(folder)) as collection:
+        with pytest.raises(BadConfig, match="exists already"):
+            export(collection, file)
+        with pytest.raises(BadConfig, match="no folder"):
+            export(collection, tmp_path / "no" / "e.parquet")
+    assert file.read_bytes() == before
+    with pytest.raises(BadDataset, match="there is no export"):
+        import_(tmp_path / "none", folder, checkpoint=None)
+
+
+def test_without_pyarrow_there_is_a_sentence_that_names_the_extra(exported, hashseek):
+    folder, file = exported
+    without = "import sys; sys.modules['pyarrow'] = None"
+    for command in (("export", folder, folder.parent / "x.parquet"), ("import", file, folder)):
+        code, _, err = hashseek("index", *command, before=without)
+        assert (code, err) == (2, "hashseek: Parquet needs pyarrow: pip install 'hashseek[parquet]'\n")
+
+
+def test_an_export_says_how_many_images_have_no_code_and_what_to_do(exported, hashseek, tmp_path):
+    folder, _ = exported
+    with closing(sqlite3.connect(folder / "catalog.sqlite")) as db, db:
+        db.execute("DELETE FROM codes WHERE image_id IN (4, 5)")
+    code, out, err = hashseek("index", "export", folder, tmp_path / "holes.parquet")
+    assert (code, out.split(", ")[0]) == (0, f"{tmp_path}/holes.parquet: 19 images")
+    assert err == (
+        "2 of them have no code, and no import takes the file: "
+        f"`hashseek index verify {folder} --repair` encodes them; then export again\n"
+    )
+    assert pq.read_table(tmp_path / "holes.parquet").num_rows == 19
+    code, _, err = hashseek("index", "import", tmp_path / "holes.parquet", folder)
+    assert code == 2
+    assert "row 3: its code is missing: mend its collection (`index verify --repair`), export it again; nothing" in err
+
+
+def test_no_right_to_write_names_the_folder_and_what_to_do(exported, hashseek, tmp_path):
+    folder, _ = exported
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o555)
+    assert hashseek("index", "snapshot", folder, tmp_path / "s.tar")[0] == 0
+    for command in (
+        ("export", folder, closed / "e.parquet"),
+        ("snapshot", folder, closed / "s.tar"),
+        ("restore", tmp_path / "s.tar", closed / "new"),
+    ):
+        assert hashseek("index", *command, before="drop_rights()") == (
+            2,
+            "",
+            f"hashseek: nothing can be written in the folder {closed} (Permission denied): name another place, or get "
+            "the right to write there\n",
+        )
+
+
+def test_an_export_shows_one_moment_while_others_write(tmp_path, monkeypatch):
+    monkeypatch.setattr(exchange, "GROUP", 1)
+    with closing(code_collection(tmp_path / "a", n_bits=12)) as collection:
+        fill(collection, 6)
+        expected = told(tmp_path / "a")
+        row = exchange._row
+
+        def meddle(*arguments):
+            if arguments[1].id == 2:
+                collection.remove([1, 4])
+                fill(collection, 2, start=50)
+            return row(*arguments)
+
+        monkeypatch.setattr(exchange, "_row", meddle)
+        assert export(collection, tmp_path / "e.parquet") == Exported(6, 0)
+    monkeypatch.setattr(exchange, "GROUP", 99)
+    assert [r["sha256"] for r in pq.read_table(tmp_path / "e.parquet").to_pylist()] == [r[2] for r in expected]
+
+
+def test_pictures_found_by_a_search_in_an_imported_collection_are_those_of_the_old_one(
+    exported, checkpoint, hashseek, tmp_path
+):
+    _, file = exported
+    import_(file, tmp_path / "new", checkpoint=checkpoint)
+    draw(4).save(tmp_path / "4.png")
+    code, out, _ = hashseek("search", tmp_path / "new", tmp_path / "4.png", "-k", 1, "--device", "cpu")
+    assert code == 0
+    assert "picture 04.jpg" in out

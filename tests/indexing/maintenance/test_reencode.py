@@ -1,0 +1,414 @@
+"""Changing the model: every image gets its new code before the first search uses one, whatever happens meanwhile."""
+
+import json
+import shutil
+import signal
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hashseek.indexing.catalog import NewImage, SpaceRetired
+from hashseek.indexing.collection import Collection, open_or_create
+from hashseek.indexing.ingest.batch import Source, ingest
+from hashseek.indexing.maintenance import reencode as module
+from hashseek.indexing.maintenance.reencode import drop_space, first_bits, reencode, switch_space
+from hashseek.indexing.searcher import Searcher
+from hashseek.retrieval.checkpoint import load_checkpoint, load_header, save_checkpoint
+from hashseek.retrieval.codes import pack, unpack
+from hashseek.retrieval.errors import BadCheckpoint, BadCollection, BadConfig
+from hashseek.retrieval.models.hash_model import HashModel
+from hashseek.retrieval.models.truncation import truncate
+from support.collections import new_images, random_codes
+from support.commands import wait_until
+from support.models import PREPROCESSING, tiny_checkpoint
+from support.pictures import N_PICTURES, draw
+
+
+def run(collection, checkpoint, **options):
+    return list(reencode(collection, checkpoint, device="cpu", precision="fp32", **options))[-1]
+
+
+def fresh(tmp_path, checkpoint, pictures, name="fresh"):
+    """A collection that was made with `checkpoint` in the first place."""
+    collection = open_or_create(tmp_path / name, checkpoint=checkpoint)
+    encoder = Searcher.open(collection, device="cpu", precision="fp32").encoder
+    list(ingest(collection, encoder, [Source(path) for path in sorted(pictures.rglob("*")) if path.is_file()]))
+    return collection
+
+
+def codes(collection):
+    images = collection.catalog.page(after=0, limit=10**6)
+    of = collection.catalog.codes_of([image.id for image in images])
+    return {image.path: of[image.id][0].tobytes() for image in images if image.id in of}
+
+
+@pytest.fixture
+def collection(own_collection):
+    opened = Collection(own_collection)
+    yield opened
+    opened.close()
+
+
+def test_the_new_codes_are_those_of_a_collection_made_with_the_new_checkpoint(
+    collection, other_checkpoint, pictures, tmp_path
+):
+    report = run(collection, other_checkpoint)
+    assert (report.total, report.encoded, report.cut, report.lost, report.switched) == (12, 12, 0, {}, True)
+    with (
+        closing(Collection(collection.folder)) as again,
+        closing(fresh(tmp_path, other_checkpoint, pictures)) as expected,
+    ):
+        assert (again.n_bits, again.fingerprint) == (36, load_header(other_checkpoint).fingerprint)
+        assert codes(again) == codes(expected)
+        assert again.verify() == []
+        assert [image.labels for image in again.catalog.page(after=0, limit=99)] != [()] * 12
+        assert again.catalog.engines() == expected.catalog.engines()
+        searcher = Searcher.open(again, device="cpu")  # with its own copy of the checkpoint
+        [answer] = searcher.search([searcher.decode((pictures / "picture 04.jpg").read_bytes()).image], k=1)
+        assert answer.hits[0].image.path.endswith("picture 04.jpg")
+
+
+def test_who_has_it_open_goes_on_searching_the_old_codes_and_cannot_add_any(collection, other_checkpoint):
+    beside = Collection(collection.folder)
+    queries = random_codes(np.random.default_rng(0), 2, 48)
+    before = [(d.tolist(), i.tolist()) for d, i in beside.search(queries, k=99)]
+    run(collection, other_checkpoint)
+    assert [(d.tolist(), i.tolist()) for d, i in beside.search(queries, k=99)] == before
+    with pytest.raises(SpaceRetired, match="switched to other codes"):
+        beside.add(new_images(random_codes(np.random.default_rng(1), 1, 48)))
+    beside.close()
+
+
+def test_the_index_stays_of_its_kind(collection, other_checkpoint):
+    collection.build_index("multihash")
+    run(collection, other_checkpoint)
+    with closing(Collection(collection.folder)) as again:
+        assert (again.describe_index()["kind"], again.describe_index()["built"]) == ("multihash", 12)
+
+
+def test_back_to_the_old_codes_and_away_with_the_new(collection, other_checkpoint):
+    old, before = collection.catalog.space, codes(collection)
+    new = run(collection, other_checkpoint).space
+    with pytest.raises(BadConfig, match="the one that searches use"):
+        drop_space(collection.folder, new.id)
+    assert switch_space(collection.folder, old.id).fingerprint == old.fingerprint
+    with closing(Collection(collection.folder)) as again:
+        assert codes(again) == before
+        assert again.verify() == []
+    drop_space(collection.folder, new.id)
+    assert [path.name for path in collection.folder.glob("*.safetensors")] == ["checkpoint.safetensors"]
+    for missing in (new.id, 99):
+        with pytest.raises(BadConfig, match=f"no code space {missing}"):
+            switch_space(collection.folder, missing)
+        with pytest.raises(BadConfig, match=f"no code space {missing}"):
+            drop_space(collection.folder, missing)
+
+
+def test_no_switch_to_a_space_whose_checkpoint_is_lost_or_whose_codes_are_not_complete(
+    collection, other_checkpoint, pictures
+):
+    old = collection.catalog.space
+    run(collection, other_checkpoint)
+    with closing(Collection(collection.folder)) as again:
+        encoder = Searcher.open(again, device="cpu").encoder
+        draw(50).save(collection.folder.parent / "new.png")
+        list(ingest(again, encoder, [Source(collection.folder.parent / "new.png")]))
+    with pytest.raises(BadCollection, match="lacks the codes of 1 images"):
+        switch_space(collection.folder, old.id)
+    (collection.folder / "checkpoint.safetensors").write_bytes(b"torn")
+    with pytest.raises(BadCheckpoint, match="truncated"):
+        switch_space(collection.folder, old.id)
+
+
+def test_images_added_removed_and_changed_meanwhile_are_caught_up(
+    collection, other_checkpoint, checkpoint, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(module, "BATCH", 3)
+    writer = Collection(collection.folder)
+    encoder = Searcher.open(writer, device="cpu").encoder
+    for number, _ in enumerate(reencode(collection, other_checkpoint, device="cpu", precision="fp32")):
+        if number in (1, 3):
+            draw(60 + number).save(tmp_path / f"{number}.png")
+            list(ingest(writer, encoder, [Source(tmp_path / f"{number}.png", key="k")]))  # the second replaces it
+            writer.remove([number, 13 - number])
+    writer.close()
+    with closing(Collection(collection.folder)) as again:
+        assert again.fingerprint == load_header(other_checkpoint).fingerprint
+        assert len(again) == 9
+        assert again.verify() == []
+        model = Searcher.open(again, device="cpu", precision="fp32")
+        picture = model.decode((tmp_path / "3.png").read_bytes()).image
+        assert codes(again)[str(tmp_path / "3.png")] == model.encoder.encode([picture])[0].tobytes()
+
+
+def test_the_last_image_comes_just_before_the_switch(collection, other_checkpoint, tmp_path, monkeypatch):
+    writer = Collection(collection.folder)
+    encoder = Searcher.open(writer, device="cpu").encoder
+    draw(70).save(tmp_path / "late.png")
+    switch = collection.catalog.switch_space
+    calls = []
+
+    def late(space_id, **options):
+        if not calls:
+            list(ingest(writer, encoder, [Source(tmp_path / "late.png")]))
+        calls.append(options)
+        return switch(space_id, **options)
+
+    monkeypatch.setattr(collection.catalog, "switch_space", late)
+    report = run(collection, other_checkpoint)
+    assert (report.encoded, len(calls)) == (13, 2)
+    writer.close()
+    with closing(Collection(collection.folder)) as again:
+        assert len(again) == 13
+        assert again.verify() == []
+
+
+def test_images_whose_file_is_gone_or_changed_keep_the_old_codes_in_use(
+    collection, other_checkpoint, pictures, tmp_path, hashseek
+):
+    own = tmp_path / "pictures"
+    shutil.copytree(pictures, own)
+    with closing(Collection(collection.folder)) as moved, moved.catalog._db.writing() as (db, _):
+        db.execute("UPDATE images SET path = replace(path, ?, ?)", (str(pictures), str(own)))
+    (own / "picture 00.jpg").rename(own / "hidden")
+    draw(99).save(own / "picture 01.jpg")
+    (own / "picture 02.png").write_bytes(b"no picture")
+    command = ("index", "reencode", collection.folder, "--checkpoint", other_checkpoint, "--device", "cpu")
+    code, out, err = hashseek(*command)
+    assert code == 1
+    assert out.startswith("encoded 9, cut 0 from longer codes, 3 lost; not switched: ")
+    assert sorted(line.split(": ", 1)[1] for line in err.splitlines()) == [
+        "does not exist",
+        "its file has another content than when it was added",
+        "its file has another content than when it was added",
+    ]
+    with closing(Collection(collection.folder)) as same:
+        assert same.n_bits == 48
+    (own / "hidden").rename(own / "picture 00.jpg")
+    code, out, err = hashseek(*command)
+    assert (code, out.split(";")[0]) == (1, "encoded 1, cut 0 from longer codes, 2 lost")
+    code, out, err = hashseek(*command, "--without-missing", "--drop-old")
+    assert (code, out.split(";")[0], err.count("\n")) == (0, "encoded 0, cut 0 from longer codes, 2 lost", 3)
+    with closing(Collection(collection.folder)) as again:
+        assert (again.n_bits, len(again)) == (36, 10)
+        assert "2 images have no code, so that no search finds them" in again.verify()
+        assert len(again.catalog.spaces()) == 1
+    assert len(list(collection.folder.glob("*.safetensors"))) == 1
+
+
+def test_a_late_image_is_found_after_a_switch_without_missing_ones(collection, other_checkpoint, tmp_path, monkeypatch):
+    collection.add(new_images(random_codes(np.random.default_rng(0), 1, 48)))  # whose file was never there
+    writer = Collection(collection.folder)
+    encoder = Searcher.open(writer, device="cpu").encoder
+    draw(71).save(tmp_path / "late.png")
+    switch = collection.catalog.switch_space
+
+    def late(space_id, **options):
+        list(ingest(writer, encoder, [Source(tmp_path / "late.png")]))
+        return switch(space_id, **options)
+
+    monkeypatch.setattr(collection.catalog, "switch_space", late)
+    report = run(collection, other_checkpoint, without_missing=True)
+    assert (report.encoded, list(report.lost)) == (13, [13])
+    writer.close()
+    with closing(Collection(collection.folder)) as again:
+        assert (len(again), len(again.catalog)) == (13, 14)
+
+
+def test_kill_9_and_go_on(start, hashseek, own_collection, other_checkpoint, monkeypatch):
+    slow = (
+        "import hashseek.indexing.maintenance.reencode, time; hashseek.indexing.maintenance.reencode.BATCH = 2\n"
+        "from hashseek.indexing.catalog import Catalog; original = Catalog.add_codes\n"
+        "Catalog.add_codes = lambda *a, **k: (original(*a, **k), time.sleep(0.3))[0]"
+    )
+    command = ("index", "reencode", own_collection, "--checkpoint", other_checkpoint, "--device", "cpu")
+    process = start(*command, before=slow)
+
+    def n_done():
+        with closing(Collection(own_collection, read_only=True)) as looking:
+            spaces = looking.catalog.spaces()
+            return 12 - looking.catalog.n_missing(spaces[1].id) if len(spaces) > 1 else 0
+
+    wait_until(lambda: n_done() >= 4)
+    second = hashseek(*command)  # in company
+    assert (second[0], "another process encodes" in second[2]) == (2, True)
+    process.send(signal.SIGKILL)
+    process.wait()
+    done = n_done()
+    assert 4 <= done < 12
+    with closing(Collection(own_collection, read_only=True)) as looking:
+        assert looking.n_bits == 48
+        assert looking.verify() == []
+    code, out, _ = hashseek(*command)
+    assert (code, out.split(",")[0]) == (0, f"encoded {12 - done}")
+    with closing(Collection(own_collection, read_only=True)) as again:
+        assert (again.n_bits, again.verify()) == (36, [])
+        assert len(again.catalog.spaces()) == 2
+
+
+def test_searches_go_on_while_it_encodes(collection, other_checkpoint, monkeypatch):
+    monkeypatch.setattr(module, "BATCH", 1)
+    beside, stop, answers = Collection(collection.folder, read_only=True), threading.Event(), []
+    query = random_codes(np.random.default_rng(0), 1, 48)
+
+    def search():
+        while not stop.is_set():
+            [(distances, ids)] = beside.search(query, k=5)
+            answers.append((distances.tolist(), ids.tolist()))
+
+    reader = threading.Thread(target=search)
+    reader.start()
+    run(collection, other_checkpoint)
+    stop.set()
+    reader.join()
+    assert len(answers) > 3
+    assert len(set(map(str, answers))) == 1
+    beside.close()
+
+
+# ---------------------------------------------------------------- nested checkpoints
+
+
+@pytest.fixture(scope="module")
+def nested(tmp_path_factory):
+    """A checkpoint of 40 bits that is also one of 12 and of 17, and those two."""
+    folder = tmp_path_factory.mktemp("nested")
+    first = load_checkpoint(tiny_checkpoint(folder / "plain.safetensors", n_bits=40, seed=5))
+    training = {"loss": {"name": "hyp2", "nested": {"lengths": [12, 17, 40]}}}
+    save_checkpoint(folder / "40.safetensors", first.model, PREPROCESSING, label_names=("a",), training=training)
+    whole = load_checkpoint(folder / "40.safetensors")
+    for n_bits in (12, 17):
+        short = truncate(whole, n_bits)
+        save_checkpoint(
+            folder / f"{n_bits}.safetensors",
+            short.model,
+            PREPROCESSING,
+            label_names=("a",),
+            training=short.header.training,
+        )
+    return folder
+
+
+def test_a_truncation_cuts_the_codes_and_reads_no_image(nested, pictures, tmp_path, monkeypatch):
+    with closing(fresh(tmp_path, nested / "40.safetensors", pictures)) as collection:
+        long = codes(collection)
+        monkeypatch.setattr(module, "open_uri", None)
+        for n_bits in (17, 12):  # the second from the first, or from the whole
+            report = run(collection, nested / f"{n_bits}.safetensors")
+            assert (report.cut, report.encoded, report.switched) == (N_PICTURES, 0, True)
+            with closing(Collection(collection.folder)) as short:
+                assert short.n_bits == n_bits
+                assert short.verify() == []
+                bits = {path: unpack(np.frombuffer(code, np.uint8)[None], 40)[0] for path, code in long.items()}
+                assert codes(short) == {path: pack(row[None, :n_bits] - 0.5)[0].tobytes() for path, row in bits.items()}
+                assert list(short.catalog.engines()) == list(collection.catalog.engines())
+
+
+def test_the_long_codes_come_back_without_encoding(nested, pictures, tmp_path, monkeypatch):
+    with closing(fresh(tmp_path, nested / "40.safetensors", pictures)) as collection:
+        run(collection, nested / "12.safetensors")
+    with closing(Collection(tmp_path / "fresh")) as collection:
+        monkeypatch.setattr(module, "open_uri", None)
+        report = run(collection, nested / "40.safetensors")  # they were kept
+        assert (report.total, report.switched) == (0, True)
+
+
+def test_a_checkpoint_that_only_looks_like_a_truncation_is_encoded(nested, pictures, tmp_path):
+    with closing(fresh(tmp_path, nested / "40.safetensors", pictures)) as collection:
+        torch.manual_seed(0)
+        save_checkpoint(
+            tmp_path / "x.safetensors",
+            HashModel(backbone="squeezenet1_1", n_bits=12).eval(),
+            PREPROCESSING,
+            label_names=("a",),
+        )
+        report = run(collection, tmp_path / "x.safetensors")
+        assert (report.cut, report.encoded) == (0, N_PICTURES)
+
+
+@pytest.mark.parametrize("n_bits", [1, 7, 8, 9, 16, 23])
+def test_first_bits(n_bits):
+    outputs = np.random.default_rng(0).standard_normal((20, 24))
+    assert np.array_equal(first_bits(pack(outputs), n_bits), pack(outputs[:, :n_bits]))
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def test_refusals(collection, checkpoint, other_checkpoint, tmp_path):
+    with pytest.raises(BadConfig, match="uses already"):
+        run(collection, checkpoint)
+    with pytest.raises(BadCheckpoint, match="there is no checkpoint"):
+        run(collection, tmp_path / "none.safetensors")
+    (tmp_path / "torn.safetensors").write_bytes(b"torn")
+    with pytest.raises(BadCheckpoint, match="truncated"):
+        run(collection, tmp_path / "torn.safetensors")
+    with pytest.raises(BadConfig, match="no engine"):
+        list(reencode(collection, other_checkpoint, engine="steam"))
+    assert len(collection.catalog.spaces()) == 1
+    assert [path.name for path in collection.folder.glob("*.safetensors")] == ["checkpoint.safetensors"]
+
+
+def test_of_equal_content_one_file_is_enough(collection, other_checkpoint, pictures):
+    first = collection.catalog.one(1)
+    said = {name: value for name, value in vars(first).items() if name not in ("id", "added_at", "changed_at")}
+    twin = NewImage(**{**said, "key": "twin", "path": "/nowhere/twin.jpg"}, code=collection.catalog.code(1)[0])
+    lost = new_images(random_codes(np.random.default_rng(0), 1, 48))
+    collection.add([twin, *lost])
+    report = run(collection, other_checkpoint, without_missing=True)
+    assert (report.encoded, list(report.lost), report.switched) == (13, [14], True)
+    with closing(Collection(collection.folder)) as again:
+        codes_of = again.catalog.codes_of([1, 13, 14])
+        assert codes_of[1][0].tobytes() == codes_of[13][0].tobytes()
+        assert codes_of[1][1] == codes_of[13][1] != ""
+        assert 14 not in codes_of
+
+
+def test_an_image_without_a_code_gets_one_when_its_content_is_added_again(
+    collection, other_checkpoint, pictures, tmp_path
+):
+    content = Path(collection.catalog.one(1).path).read_bytes()
+    for path in (tmp_path / "kept.jpg", tmp_path / "found.jpg"):
+        path.write_bytes(content)
+    with collection.catalog._db.writing() as (db, _):
+        db.execute("UPDATE images SET path = '/nowhere.jpg' WHERE id = 1")
+        db.execute("UPDATE images SET path = '/gone.jpg', key = 'mine' WHERE id = 2")
+    second = Path(pictures / "picture 01.jpg")
+    assert run(collection, other_checkpoint, without_missing=True).switched
+    with closing(Collection(collection.folder)) as again:
+        assert len(again) == 10
+        encoder = Searcher.open(again, device="cpu", precision="fp32").encoder
+        sources = [Source(tmp_path / "found.jpg"), Source(second, key="mine")]
+        *_, report = ingest(again, encoder, sources)
+        assert (report.added, report.updated, report.known) == (0, 1, 1)
+        assert len(again) == 12
+        assert again.search(again.catalog.code(1), k=1)[0][1].tolist() == [1]
+        assert not any("no code" in problem for problem in again.verify())
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_collections_of_0_and_1_images(n, checkpoint, other_checkpoint, pictures, tmp_path):
+    with closing(open_or_create(tmp_path / "c", checkpoint=checkpoint)) as collection:
+        encoder = Searcher.open(collection, device="cpu").encoder
+        list(ingest(collection, encoder, [Source(pictures / "picture 00.jpg")][:n]))
+        assert run(collection, other_checkpoint).switched
+    with closing(Collection(tmp_path / "c")) as again:
+        assert (again.n_bits, len(again), again.verify()) == (36, n, [])
+
+
+def test_the_commands(own_collection, other_checkpoint, hashseek):
+    code, out, err = hashseek("index", "reencode", own_collection, "--checkpoint", other_checkpoint, "--device", "cpu")
+    assert (code, "Traceback" in err) == (0, False)
+    assert out == (
+        f"encoded 12, cut 0 from longer codes, 0 lost; {own_collection} now uses 36 bits (space 2); space 1 kept: "
+        f"drop it with `hashseek index drop-space {own_collection} 1`\n"
+    )
+    assert json.loads(hashseek("index", "stats", own_collection, "--json")[1])["bits"] == 36
+    assert hashseek("index", "switch", own_collection, 1)[0] == 0
+    assert hashseek("index", "drop-space", own_collection, 2)[:2] == (0, f"dropped space 2 of {own_collection}\n")
+    code, _, err = hashseek("index", "drop-space", own_collection, 1)
+    assert (code, err.startswith("hashseek: code space 1 is the one that searches use")) == (2, True)

@@ -1,0 +1,264 @@
+"""A calibration kept with a collection: learnt without an image's own ranking, and worth what brute force says."""
+
+import json
+import warnings
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from hashseek.api.app import create_app
+from hashseek.api.cli import main
+from hashseek.api.settings import Settings
+from hashseek.indexing.calibration import (
+    calibrate_collection,
+    check_same_codes,
+    radius_for,
+    store_calibration,
+    stored_calibration,
+)
+from hashseek.indexing.collection import Collection
+from hashseek.indexing.searcher import Searcher
+from hashseek.retrieval.errors import BadCodes, BadConfig, ForeignCodes
+from hashseek.retrieval.metrics import Calibration
+from hashseek.retrieval.metrics.calibration import falling
+from support import hamming_oracle as hamming
+from support.collections import code_collection, new_images, random_codes
+from support.commands import wait_until
+from support.pictures import draw
+
+with warnings.catch_warnings():  # newer versions of Starlette would rather have httpx2, older ones know only httpx
+    warnings.simplefilter("ignore")
+    from fastapi.testclient import TestClient
+
+N_BITS = 12
+LABELS = ("a", "b", "c")
+
+
+@pytest.fixture
+def world(tmp_path):
+    """(collection, codes, labels 0/1 (n, 3)): near codes share labels; ten images carry none."""
+    rng = np.random.default_rng(0)
+    codes = random_codes(rng, 70, N_BITS, 30)
+    bits = np.unpackbits(codes, axis=1, bitorder="little")
+    labels = (rng.random((70, 3)) < 0.1 + 0.6 * bits[:, [0, 4, 9]]).astype(np.uint8)
+    labels[60:] = 0
+    collection = code_collection(tmp_path / "collection", n_bits=N_BITS)
+    for place, code in enumerate(codes):
+        names = tuple(name for name, held in zip(LABELS, labels[place], strict=True) if held)
+        collection.add(new_images(code[None], start=place, labels=names))
+    yield collection, codes, labels
+    collection.close()
+
+
+def by_hand(codes, labels) -> tuple[np.ndarray, np.ndarray]:
+    """(pairs, relevant pairs) at each distance among different labelled images."""
+    chosen = labels.any(axis=1)
+    d = hamming.distances(codes[chosen], codes[chosen])
+    relevant = labels[chosen].astype(int) @ labels[chosen].T > 0
+    other = ~np.eye(len(d), dtype=bool)
+    return (
+        np.array([(d[other] == r).sum() for r in range(N_BITS + 1)]),
+        np.array([((d == r) & relevant & other).sum() for r in range(N_BITS + 1)]),
+    )
+
+
+def test_it_is_what_brute_force_over_pairs_of_different_images_gives(world):
+    collection, codes, labels = world
+    made = calibrate_collection(collection)
+    pairs, relevant = by_hand(codes, labels)
+    assert made.calibration.pairs == tuple(pairs)
+    seen = np.flatnonzero(pairs)
+    expected = falling(relevant[seen] / pairs[seen], pairs[seen])
+    np.testing.assert_allclose(np.array(made.calibration.at_distance)[seen], expected)
+    assert made.calibration.within_radius[-1] == pytest.approx(relevant.sum() / pairs.sum())
+    assert made.n_images == labels.any(axis=1).sum() == made.calibration.n_queries
+    assert made.labels == LABELS
+
+
+def test_only_the_named_labels_count(world):
+    collection, codes, labels = world
+    made = calibrate_collection(collection, labels=["b", "a"])
+    pairs, relevant = by_hand(codes, labels[:, :2])
+    assert made.calibration.pairs == tuple(pairs)
+    assert made.calibration.within_radius[-1] == pytest.approx(relevant.sum() / pairs.sum())
+    assert made.labels == ("b", "a")
+
+
+def test_it_is_kept_with_the_collection_and_found_by_another_process_s_view(world):
+    collection, _, _ = world
+    assert stored_calibration(collection.catalog) is None
+    reader = Collection(collection.folder, read_only=True)
+    made = calibrate_collection(collection)
+    assert stored_calibration(reader.catalog) == made
+    again = calibrate_collection(collection, labels=["c"])
+    assert stored_calibration(reader.catalog) == again != made
+    reader.close()
+
+
+def test_queries_are_drawn_by_their_seed(world):
+    collection, _, _ = world
+    some = [calibrate_collection(collection, n_queries=9, seed=seed).calibration for seed in (0, 0, 1)]
+    assert some[0] == some[1] != some[2]
+    assert some[0].n_queries == 9
+
+
+def test_a_precision_becomes_the_largest_radius_that_gives_it(world):
+    collection, codes, labels = world
+    made = calibrate_collection(collection)
+    pairs, relevant = by_hand(codes, labels)
+    share = relevant.sum() / pairs.sum()
+    assert radius_for(made, 0.0) == N_BITS
+    assert radius_for(made, round(share, 6) - 1e-5) == N_BITS
+    wanted = made.calibration.within_radius[2]
+    radius = radius_for(made, wanted)
+    assert made.calibration.within_radius[radius] >= wanted
+    assert radius == N_BITS or made.calibration.within_radius[radius + 1] < wanted
+    with pytest.raises(
+        BadConfig, match=r"no radius is expected to give a precision of 1.0: the best is 0\.\d+, within 0"
+    ):
+        radius_for(made, 1.0)
+    with pytest.raises(BadConfig, match="a precision lies between 0 and 1, not 1.5"):
+        radius_for(made, 1.5)
+    with pytest.raises(
+        BadConfig, match="has no calibration, .*run `hashseek index calibrate` on it, or set a distance"
+    ):
+        radius_for(None, 0.9)
+
+
+def test_what_cannot_be_calibrated_is_one_sentence(world, tmp_path):
+    collection, codes, _ = world
+    with pytest.raises(BadConfig, match="no image of the collection has the label d, e: correct --labels"):
+        calibrate_collection(collection, labels=["a", "d", "e"])
+    with pytest.raises(BadConfig, match="at least 1 query, not 0"):
+        calibrate_collection(collection, n_queries=0)
+    bare = code_collection(tmp_path / "bare", n_bits=N_BITS)
+    bare.add(new_images(codes))
+    with pytest.raises(
+        BadConfig, match="0 images of the collection carry a label, .*or use `hashseek evaluate --calib"
+    ):
+        calibrate_collection(bare)
+    other = code_collection(tmp_path / "other", n_bits=24)
+    made = calibrate_collection(collection)
+    with pytest.raises(BadCodes, match="a calibration of 12-bit codes does not fit codes of 24 bits"):
+        store_calibration(other.catalog, made.calibration, source="x", labels=(), n_images=1)
+    with pytest.raises(ForeignCodes, match="has codes of checkpoint ffffffffffff, this one is eeeeeeeeeeee"):
+        check_same_codes(other.catalog, "e" * 64)
+    for opened in (bare, other):
+        opened.close()
+
+
+@pytest.mark.parametrize(
+    ("kept", "reason"),
+    [
+        ({"calibration": {"version": 99}}, "version 99 cannot be read"),
+        ({"calibration": {"version": 1}}, "this is no calibration"),
+        ({}, "what is kept as calibration is none .'calibration'.: calibrate again"),
+        ([1], "what is kept as calibration is none"),
+    ],
+)
+def test_a_damaged_calibration_is_one_sentence(world, kept, reason):
+    collection, _, _ = world
+    collection.catalog.set_calibration(kept)
+    with pytest.raises(BadCodes, match=reason):
+        stored_calibration(collection.catalog)
+
+
+@pytest.fixture
+def calibrated(own_collection) -> tuple[Collection, Searcher]:
+    """A collection of real pictures that keeps a calibration by hand: 0.9 to 10 bits, 0.6 to 20, 0.2 beyond."""
+    collection = Collection(own_collection)
+    steps = [0.9 if d <= 10 else 0.6 if d <= 20 else 0.2 for d in range(49)]
+    within = np.cumsum(steps) / np.arange(1, 50)
+    made = Calibration(48, 12, True, tuple(steps), tuple(within.tolist()), (1,) * 49)
+    store_calibration(collection.catalog, made, source="by hand", labels=("even",), n_images=12)
+    yield collection, Searcher.open(collection, device="cpu", precision="fp32")
+    collection.close()
+
+
+def test_a_search_by_precision_is_the_search_within_its_radius(calibrated):
+    _, searcher = calibrated
+    radius = 20
+    while (0.9 * 11 + 0.6 * 10 + 0.2 * (radius - 19)) / (radius + 2) >= 0.7:
+        radius += 1
+    for by_precision, by_radius in (
+        (searcher.similar(3, k=12, min_precision=0.7), searcher.similar(3, k=12, max_distance=radius)),
+        *zip(
+            searcher.search([draw(5), draw(40)], k=12, min_precision=0.7),
+            searcher.search([draw(5), draw(40)], k=12, max_distance=radius),
+            strict=True,
+        ),
+    ):
+        assert by_precision.hits == by_radius.hits
+    everything = searcher.similar(3, k=12).hits
+    assert len(everything) == 12 > len(searcher.similar(3, k=12, min_precision=0.7).hits) >= 1
+    for hit in everything:
+        assert hit.relevance == (0.9 if hit.distance <= 10 else 0.6 if hit.distance <= 20 else 0.2)
+
+
+def test_precision_and_distance_together_or_a_precision_that_is_not_had_are_refused(calibrated, indexed):
+    _, searcher = calibrated
+    with pytest.raises(BadConfig, match=r"max_distance 5 and min_precision 0.7 both set the radius: say one of them"):
+        searcher.similar(3, k=1, max_distance=5, min_precision=0.7)
+    with pytest.raises(BadConfig, match="no radius is expected to give a precision of 0.95: the best is 0.900"):
+        searcher.search([draw(1)], k=1, min_precision=0.95)
+    bare = Collection(indexed, read_only=True)
+    without = Searcher.open(bare, device="cpu", precision="fp32")
+    with pytest.raises(BadConfig, match="this collection has no calibration"):
+        without.similar(3, k=1, min_precision=0.5)
+    assert without.similar(3, k=1).hits[0].relevance is None
+    bare.close()
+
+
+def test_the_commands_calibrate_and_search_by_precision(own_collection, pictures, capsys):
+    def run(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        return ended.value.code, said.out, said.err
+
+    picture = pictures / "picture 00.jpg"
+    search = ("search", own_collection, picture, "--device", "cpu", "--precision", "fp32")
+    code, _, err = run(*search, "--min-precision", "0.5")
+    assert code == 2
+    assert err.startswith("hashseek: this collection has no calibration")
+    assert "relevance" not in run(*search)[1]
+    code, out, _ = run("index", "calibrate", own_collection, "--labels", "even", "--labels", "odd")
+    assert code == 0
+    assert out.startswith("12 queries over 12 labelled images, labels even, odd\nprecision  radius\n")
+    with closing(Collection(own_collection, read_only=True)) as opened:
+        kept = stored_calibration(opened.catalog).calibration
+    code, out, _ = run(*search, "--json", "-k", "12", "--min-precision", "0.3")
+    hits = json.loads(out)["hits"]
+    assert code == 0
+    assert 1 <= len(hits) <= 12
+    assert all(hit["relevance"] == kept.at_distance[hit["distance"]] for hit in hits)
+    assert all(hit["distance"] <= kept.radius(0.3) for hit in hits)
+    lines = run(*search)[1].splitlines()
+    assert lines[0].split() == ["rank", "bits", "relevance", "id", "path", "labels"]
+    assert lines[1].split()[2] == f"{kept.at_distance[hits[0]['distance']]:.3f}"
+
+
+def test_the_service_searches_by_precision_and_says_how_likely_each_hit_is(calibrated, pictures):
+    collection, searcher = calibrated
+    settings = Settings(collection=collection.folder, device="cpu", precision="fp32")
+    expected = searcher.similar(3, k=12, min_precision=0.7).hits
+    with TestClient(create_app(settings)) as client:
+        wait_until(lambda: client.get("/healthz/ready").status_code == 200)
+        answer = client.get("/v1/images/3/similar", params={"k": 12, "min_precision": 0.7}).json()
+        assert [(hit["id"], hit["relevance"]) for hit in answer["hits"]] == [
+            (h.image.id, h.relevance) for h in expected
+        ]
+        upload = {"image": (pictures / "picture 00.jpg").read_bytes()}
+        answer = client.post("/v1/search", files=upload, data={"k": 12, "min_precision": 0.7}).json()
+        assert answer["hits"][0]["distance"] <= 10
+        assert answer["hits"][0]["relevance"] == 0.9
+        for parameters, reason in (
+            ({"min_precision": 0.99}, "no radius is expected to give a precision of 0.99"),
+            ({"min_precision": 2}, "a precision lies between 0 and 1, not 2.0"),
+            ({"min_precision": 0.5, "max_distance": 3}, "both set the radius"),
+        ):
+            refused = client.get("/v1/images/3/similar", params=parameters)
+            assert refused.status_code == 422
+            assert reason in refused.json()["detail"]
+        assert client.get("/v1/stats").json()["engine"] == searcher.encoder.engine

@@ -1,0 +1,885 @@
+"""A collection finds exactly what its catalog holds, whatever happened to its index, its folder, or beside it."""
+
+import gc
+import hashlib
+import json
+import os
+import shutil
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hashseek.indexing import collection as module
+from hashseek.indexing.catalog import Catalog, NewImage
+from hashseek.indexing.collection import Collection, open_or_create
+from hashseek.indexing.index import segments
+from hashseek.indexing.ingest.uris import is_there
+from hashseek.indexing.maintenance.exchange import export, import_
+from hashseek.indexing.maintenance.reencode import switch_space
+from hashseek.retrieval.errors import BadCheckpoint, BadCollection, BadConfig, ForeignCodes
+from hashseek.retrieval.files import locked
+from support import hamming_oracle as hamming
+from support.collections import code_collection, new_images, random_codes
+
+
+def check(collection, truth, queries, ks=(1, 5, 10**30)):
+    """Compare with the oracle over `truth`, a dict id -> code."""
+    ids = np.array(sorted(truth), np.int64)
+    codes = np.array([truth[i] for i in ids], np.uint8).reshape(len(ids), queries.shape[1])
+    assert len(collection) == len(ids)
+    for k in (*ks, max(len(ids), 1)):
+        distances, positions = hamming.search(queries, codes, k=k)
+        for row, found in enumerate(collection.search(queries, k=k)):
+            assert np.array_equal(found[0], distances[row])
+            assert np.array_equal(found[1], ids[positions[row]])
+
+
+def add(collection, truth, codes, *, start):
+    outcome = collection.add(new_images(codes, start=start))
+    assert all(change == "added" for _, change in outcome)
+    truth.update((image_id, code) for (image_id, _), code in zip(outcome, codes, strict=True))
+
+
+@pytest.mark.parametrize(("n_bits", "fresh_limit"), [(1, 4096), (12, 7), (36, 4096), (48, 7), (1024, 20)])
+def test_any_history_of_changes_gives_what_the_oracle_gives(n_bits, fresh_limit, tmp_path, monkeypatch):
+    monkeypatch.setattr(segments, "FRESH_LIMIT", fresh_limit)
+    rng = np.random.default_rng(n_bits)
+    queries = random_codes(rng, 3, n_bits)
+    collection, beside, truth, start = code_collection(tmp_path, n_bits=n_bits), None, {}, 0
+    check(collection, truth, queries)
+    for _ in range(40):
+        action = rng.choice(["add", "add", "remove", "save", "reopen", "beside", "merge"])
+        if action == "add":
+            n = int(rng.integers(1, 9))
+            add(collection, truth, random_codes(rng, n, n_bits, 3), start=start)
+            start += n
+        elif action == "remove" and truth:
+            gone = rng.choice(sorted(truth), min(len(truth), int(rng.integers(1, 5))), replace=False).tolist()
+            collection.remove(gone)
+            for image_id in gone:
+                del truth[image_id]
+        elif action == "save":
+            collection.save_index()
+        elif action == "merge":
+            (beside or collection).merge_segments()
+        elif action == "reopen":
+            collection.close()
+            collection = Collection(tmp_path)
+        elif beside is None:
+            beside = Collection(tmp_path, read_only=True)
+        check(collection, truth, queries)
+        if beside is not None:
+            check(beside, truth, queries)
+    assert not [p for p in collection.verify() if "the file of image" not in p and "checkpoint" not in p]
+    collection.close()
+    if beside is not None:
+        beside.close()
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_collections_of_0_and_1_images(n, tmp_path):
+    collection, truth, queries = code_collection(tmp_path, n_bits=12), {}, random_codes(np.random.default_rng(0), 2, 12)
+    add(collection, truth, queries[:n], start=0)
+    for _ in range(2):
+        check(collection, truth, queries)
+        assert collection.search(queries[:0], k=3) == []
+        collection.save_index()
+        collection.close()
+        collection = Collection(tmp_path)
+    collection.close()
+
+
+def test_max_distance_keeps_what_is_that_near_and_no_further(tmp_path):
+    collection = code_collection(tmp_path, n_bits=12)
+    collection.add(new_images(np.array([[0, 0], [1, 0], [3, 0], [7, 0], [3, 0]], np.uint8)))
+    query = np.array([[0, 0]], np.uint8)
+    for limit, ids in ((0, [1]), (1, [1, 2]), (2, [1, 2, 3, 5]), (3, [1, 2, 3, 5, 4]), (12, [1, 2, 3, 5, 4])):
+        [(_, found)] = collection.search(query, k=10, max_distance=limit)
+        assert found.tolist() == ids
+    [(_, found)] = collection.search(query, k=3, max_distance=10**30)
+    assert found.tolist() == [1, 2, 3]
+    collection.close()
+
+
+def test_what_changes_while_segments_are_merged_is_found_before_and_after(tmp_path, monkeypatch):
+    monkeypatch.setattr(segments, "FRESH_LIMIT", 10)
+    rng = np.random.default_rng(3)
+    collection, truth, queries = code_collection(tmp_path, n_bits=36), {}, random_codes(rng, 3, 36)
+    add(collection, truth, random_codes(rng, 30, 36, 6), start=0)
+    collection.save_index()
+    add(collection, truth, random_codes(rng, 20, 36, 6), start=30)
+    merge = module.merge
+
+    def slow(view, n_bits, kind):
+        add(collection, truth, random_codes(rng, 4, 36, 6), start=50)
+        for image_id in (3, 33, 52):
+            collection.remove([image_id])
+            del truth[image_id]
+        check(collection, truth, queries)
+        assert collection.describe_index()["built"] == 30
+        return merge(view, n_bits, kind)
+
+    monkeypatch.setattr(module, "merge", slow)
+    assert collection.merge_segments()
+    monkeypatch.setattr(module, "merge", merge)
+    described = collection.describe_index()
+    assert [described[key] for key in ("built", "fresh", "removed")] == [50, 3, 2]
+    check(collection, truth, queries)
+    assert [problem for problem in collection.verify() if "index" in problem] == []
+    collection.close()
+
+
+def test_codes_of_another_width_are_refused(tmp_path):
+    collection = code_collection(tmp_path, n_bits=12)
+    with pytest.raises(Exception, match="2 bytes, not 3"):
+        collection.search(np.zeros((1, 3), np.uint8), k=1)
+    collection.close()
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """(folder, truth, queries): a built index of 30 images, then 5 added and 3 removed that it does not know."""
+    rng = np.random.default_rng(5)
+    folder, truth = tmp_path / "saved", {}
+    collection = code_collection(folder, n_bits=36)
+    add(collection, truth, random_codes(rng, 30, 36, 6), start=0)
+    collection.save_index()
+    add(collection, truth, random_codes(rng, 5, 36, 6), start=30)
+    collection.remove([3, 17, 31])
+    for image_id in (3, 17, 31):
+        del truth[image_id]
+    collection.close()
+    return folder, truth, random_codes(rng, 3, 36)
+
+
+def test_an_index_that_is_behind_is_used_without_a_word(saved, caplog):
+    folder, truth, queries = saved
+    collection = Collection(folder)
+    assert collection.describe_index()["built"] == 30
+    check(collection, truth, queries)
+    assert not caplog.records
+    collection.close()
+
+
+DAMAGES = {
+    "deleted": lambda path, content: path.unlink(),
+    "emptied": lambda path, content: path.write_bytes(b""),
+    "cut": lambda path, content: path.write_bytes(content[: len(content) // 2]),
+    "longer": lambda path, content: path.write_bytes(content + b"\0" * 8),
+    "text": lambda path, content: path.write_bytes(b"[1, 2, 3]"),
+    "a folder": lambda path, content: (path.unlink(), path.mkdir()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["codes.faiss", "ids.bin", "manifest.json"])
+def test_a_damaged_index_is_rebuilt_with_a_log_line(saved, caplog, name, damage):
+    folder, truth, queries = saved
+    path = folder / "index" / name
+    DAMAGES[damage](path, path.read_bytes())
+    if name != "manifest.json" or damage != "deleted":
+        looking = Collection(folder, read_only=True)
+        assert any("index on disk will be rebuilt" in problem for problem in looking.verify())
+        looking.close()
+    caplog.clear()
+    collection = Collection(folder)
+    assert len(caplog.records) == 1
+    assert "is rebuilt from the catalog" in caplog.text
+    check(collection, truth, queries)
+    if damage == "a folder":
+        path.rmdir()
+    collection.save_index()
+    collection.close()
+    caplog.clear()
+    collection = Collection(folder)
+    assert not caplog.records
+    assert collection.describe_index()["built"] == len(truth)
+    check(collection, truth, queries)
+    collection.close()
+
+
+def test_every_flipped_bit_of_the_index_is_noticed_or_harmless(saved, tmp_path):
+    folder, truth, queries = saved
+    rng = np.random.default_rng(0)
+    for name in ("codes.faiss", "ids.bin", "manifest.json"):
+        content = (folder / "index" / name).read_bytes()
+        places = [*rng.choice(len(content), 30, replace=False)]
+        if name == "manifest.json":  # the numbers that say where to go on
+            places += [
+                at for at in range(len(content)) if content[at : at + 1].isdigit() and b":" in content[at - 3 : at]
+            ]
+        for place in places:
+            damaged = bytearray(content)
+            damaged[place] ^= 1 << int(rng.integers(8))
+            (folder / "index" / name).write_bytes(damaged)
+            collection = Collection(folder, read_only=True)
+            check(collection, truth, queries, ks=(1,))
+            collection.close()
+        (folder / "index" / name).write_bytes(content)
+
+
+def test_the_index_of_another_catalog_is_not_used(saved, tmp_path, caplog):
+    folder, truth, queries = saved
+    other = code_collection(tmp_path / "other", n_bits=36)
+    other.add(new_images(random_codes(np.random.default_rng(8), 30, 36)))
+    other.save_index()
+    other.close()
+    shutil.rmtree(folder / "index")
+    shutil.copytree(tmp_path / "other" / "index", folder / "index")
+    collection = Collection(folder)
+    assert "manifest has catalog" in caplog.text
+    check(collection, truth, queries)
+    collection.close()
+
+
+def test_a_catalog_restored_from_a_copy_never_meets_the_index_of_what_was_lost(tmp_path, caplog):
+    rng, truth, queries = np.random.default_rng(4), {}, random_codes(np.random.default_rng(1), 3, 12)
+    folder = tmp_path / "collection"
+    collection = code_collection(folder, n_bits=12)
+    add(collection, truth, random_codes(rng, 10, 12), start=0)
+    collection.close()
+    shutil.copy(folder / "catalog.sqlite", tmp_path / "copy")
+    collection = Collection(folder)
+    collection.add(new_images(random_codes(rng, 10, 12), start=50))
+    collection.save_index()
+    collection.close()
+    shutil.copy(tmp_path / "copy", folder / "catalog.sqlite")
+    collection = Collection(folder)
+    assert "newer than the catalog" in caplog.text
+    check(collection, truth, queries)
+    for start in range(70, 75):  # the generations overtake the lost ones, and the ids are given again
+        add(collection, truth, random_codes(rng, 4, 12), start=start * 10)
+    collection.close()  # without saving, as a killed process would
+    collection = Collection(folder)
+    check(collection, truth, queries)
+    collection.close()
+
+
+def test_a_code_that_changed_in_the_catalog_is_found_by_verify(saved):
+    import sqlite3
+
+    folder, _, _ = saved
+    db = sqlite3.connect(folder / "catalog.sqlite")
+    with db:
+        db.execute("UPDATE codes SET code = x'0102030405' WHERE image_id = 9")
+    db.close()
+    collection = Collection(folder, read_only=True)
+    assert any("differ from the catalog" in problem for problem in collection.verify())
+    collection.close()
+    collection = Collection(folder)
+    collection.build_index("exact")  # from the catalog, not from the index that was there
+    assert not any("differ" in problem for problem in collection.verify())
+    assert collection.search(collection.catalog.code(9), k=1)[0][0].tolist() == [0]
+    collection.close()
+    again = Collection(folder, read_only=True)
+    assert not any("differ" in problem for problem in again.verify())
+    again.close()
+
+
+def test_the_index_of_what_was_lost_is_not_used_after_a_switch_either(own_collection):
+    catalog = own_collection / "catalog.sqlite"
+    Collection(own_collection).close()
+    shutil.copy(catalog, own_collection.parent / "copy")
+    collection = Collection(own_collection)
+    collection.remove([2])
+    collection.save_index()
+    collection.close()
+    shutil.copy(own_collection.parent / "copy", catalog)
+    switch_space(own_collection, 1)  # makes the catalog as new as the index
+    collection = Collection(own_collection)
+    assert len(collection) == len(collection.catalog) == 12
+    assert collection.verify() == []
+    collection.close()
+
+
+def test_what_others_change_while_it_is_verified_is_no_difference(tmp_path, monkeypatch):
+    rng, collection = np.random.default_rng(0), code_collection(tmp_path, n_bits=12)
+    collection.add(new_images(random_codes(rng, 20, 12)))
+    beside, changes, start = Collection(tmp_path), collection.catalog.changes, [100]
+
+    def changed_before_and_after(**since):
+        for _ in range(2):
+            beside.add(new_images(random_codes(rng, 2, 12), start=start[0]))
+            beside.remove([start[0] - 98])
+            start[0] += 2
+            found = changes(**since)
+        return found
+
+    monkeypatch.setattr(collection.catalog, "changes", changed_before_and_after)
+    assert [problem for problem in collection.verify() if "index" in problem] == []
+    with collection.catalog._db.transaction() as db:
+        db.execute("UPDATE codes SET code = x'0000' WHERE image_id = 19")
+    assert [problem.split(" of ")[0] for problem in collection.verify() if "index" in problem] != []
+    collection.close()
+    beside.close()
+
+
+def test_verify_names_missing_files_checkpoints_and_labels_without_image(own_collection):
+    collection = Collection(own_collection)
+    assert collection.verify() == []
+    collection.add(new_images(np.zeros((1, 6), np.uint8)))
+    (own_collection / "checkpoint.safetensors").write_bytes(b"torn")
+    problems = collection.verify()
+    assert len(problems) == 2
+    assert "truncated" in problems[0]
+    assert "the file of image 13 is gone: '/nowhere/0.jpg'" in problems[1]
+    collection.close()
+
+
+def test_a_collection_without_index_is_sound(own_collection):
+    shutil.rmtree(own_collection / "index")
+    collection = Collection(own_collection, read_only=True)
+    assert collection.verify() == []
+    collection.close()
+
+
+def test_another_collection_object_sees_changes_with_its_next_search(tmp_path):
+    ours, truth, queries = code_collection(tmp_path, n_bits=48), {}, random_codes(np.random.default_rng(0), 2, 48)
+    theirs = Collection(tmp_path)
+    for start in range(5):
+        add(theirs, truth, random_codes(np.random.default_rng(start), 3, 48), start=start * 3)
+        check(ours, truth, queries)
+        gone = min(truth)
+        ours.remove([gone])
+        del truth[gone]
+        check(theirs, truth, queries)
+    ours.close()
+    theirs.close()
+
+
+def test_threads_that_add_remove_save_and_search_see_every_acknowledged_change(tmp_path, monkeypatch):
+    monkeypatch.setattr(segments, "FRESH_LIMIT", 10)
+    collection = code_collection(tmp_path, n_bits=48)
+    codes = random_codes(np.random.default_rng(0), 120, 48)
+    stop = threading.Event()
+
+    def work(worker):
+        for number in range(worker, len(codes), 4):
+            [(image_id, _)] = collection.add(new_images(codes[number : number + 1], start=number))
+            [(distances, ids)] = collection.search(codes[number : number + 1], k=3)
+            assert (distances[0], ids[0]) == (0, image_id)
+            if number % 3 == 0:
+                collection.remove([image_id])
+                [(_, ids)] = collection.search(codes[number : number + 1], k=200)
+                assert image_id not in ids
+
+    def repeat(action):
+        while not stop.wait(0.005):
+            action()
+
+    keepers = [threading.Thread(target=repeat, args=(do,)) for do in (collection.save_index, collection.merge_segments)]
+    for keeper in keepers:
+        keeper.start()
+    with ThreadPoolExecutor(4) as pool:
+        for future in [pool.submit(work, worker) for worker in range(4)]:
+            future.result()
+    stop.set()
+    for keeper in keepers:
+        keeper.join()
+    assert len(collection) == 80
+    collection.save_index()
+    collection.close()
+    collection = Collection(tmp_path, read_only=True)
+    assert len(collection) == collection.describe_index()["built"] == 80
+    collection.close()
+
+
+def test_kept_files_live_and_die_with_their_images(tmp_path):
+    collection = code_collection(tmp_path, n_bits=8)
+    [image] = new_images(np.zeros((1, 1), np.uint8))
+    image_id, change = collection.add_with_file(image, b"content", suffix=".jpg")
+    stored = collection.catalog.one(image_id)
+    assert change == "added"
+    assert collection.owns(stored)
+    assert collection.file_of(stored).read_bytes() == b"content"
+    assert collection.add_with_file(image, b"content", suffix=".jpg") == (image_id, "known")
+    collection.remove([image_id])
+    assert not [path for path in (tmp_path / "files").rglob("*") if path.is_file()]
+    collection.close()
+
+
+def test_a_file_is_not_kept_when_its_content_is_stored_from_elsewhere_or_cannot_be_stored(tmp_path, monkeypatch):
+    collection = code_collection(tmp_path, n_bits=8)
+    images = new_images(np.zeros((2, 1), np.uint8))
+    collection.add(images[:1])
+    assert collection.add_with_file(images[0], b"content", suffix=".jpg") == (1, "known")
+    assert collection.catalog.one(1).path == images[0].path
+
+    def full(images):
+        raise BadCollection("the disk is full")
+
+    monkeypatch.setattr(collection.catalog, "add", full)
+    with pytest.raises(BadCollection):
+        collection.add_with_file(images[1], b"content", suffix=".jpg")
+    assert not [path for path in (tmp_path / "files").rglob("*") if path.is_file()]
+    collection.close()
+
+
+@pytest.mark.parametrize("moment", ["after it was removed", "before it was added"])
+def test_one_content_removed_and_added_at_the_same_time_keeps_its_file_if_it_is_stored(tmp_path, monkeypatch, moment):
+    collection, other = code_collection(tmp_path, n_bits=8), Collection(tmp_path)
+    [image] = new_images(np.zeros((1, 1), np.uint8))
+    collection.add_with_file(image, b"content", suffix=".jpg")
+    if moment == "after it was removed":  # and before its file is deleted
+        remove = collection.catalog.remove
+        monkeypatch.setattr(
+            collection.catalog,
+            "remove",
+            lambda ids, **options: (remove(ids, **options), other.add_with_file(image, b"content", suffix=".jpg")),
+        )
+        collection.remove([1])
+    else:  # but after its file was written
+        add = collection.catalog.add
+        monkeypatch.setattr(collection.catalog, "add", lambda images: (other.remove([1]), add(images))[1])
+        assert collection.add_with_file(image, b"content", suffix=".jpg") == (2, "added")
+    [stored] = collection.catalog.page(after=0, limit=10)
+    assert collection.file_of(stored).read_bytes() == b"content"
+    collection.close()
+    other.close()
+
+
+def test_a_kept_file_that_a_list_or_an_export_names_stays(tmp_path, checkpoint, pictures):
+    collection = open_or_create(tmp_path / "c", checkpoint=checkpoint)
+    data = next(pictures.glob("*.jpg")).read_bytes()
+    image = NewImage(
+        "", hashlib.sha256(data).hexdigest(), 1, 1, len(data), "image/jpeg", ("cat",), np.zeros(6, np.uint8)
+    )
+    collection.add_with_file(replace(image, key="mine"), data, suffix=".jpg")
+    kept = collection.file_of(collection.catalog.one(1))
+    export(collection, tmp_path / "e.parquet")
+    assert import_(tmp_path / "e.parquet", tmp_path / "c", checkpoint=None) == {"added": 0, "updated": 0, "known": 1}
+    (tmp_path / "link").symlink_to(tmp_path / "c")
+    for path in (kept, kept.resolve(), tmp_path / "c" / kept.relative_to(collection.folder)):
+        collection.add([replace(image, key="mine", path=str(path), labels=("dog",))])
+        assert kept.read_bytes() == data
+        assert collection.owns(collection.catalog.one(1))
+    through_link = Collection(tmp_path / "link")
+    through_link.add([replace(image, key="mine", path=str(kept.resolve()))])
+    through_link.close()
+    assert collection.catalog.one(1).path == str(kept.relative_to(collection.folder))
+    assert collection.verify() == []
+    collection.remove([1])
+    assert not kept.exists()
+    collection.close()
+
+
+def test_a_kept_file_stays_when_an_export_names_it_where_it_was_before_the_folder_was_renamed(
+    tmp_path, checkpoint, pictures
+):
+    data = next(pictures.glob("*.jpg")).read_bytes()
+    sha256, code = hashlib.sha256(data).hexdigest(), np.zeros(6, np.uint8)
+    collection = open_or_create(tmp_path / "c", checkpoint=checkpoint)
+    image = NewImage("", sha256, 1, 1, len(data), "image/jpeg", ("cat",), code, "mine")
+    collection.add_with_file(image, data, suffix=".jpg")
+    export(collection, tmp_path / "e.parquet")
+    collection.close()
+    (tmp_path / "c").rename(tmp_path / "d")
+    assert import_(tmp_path / "e.parquet", tmp_path / "d", checkpoint=None)["known"] == 1
+    collection = Collection(tmp_path / "d")
+    assert collection.file_of(collection.catalog.one(1)).read_bytes() == data
+    assert collection.verify() == []
+    collection.close()
+
+
+@pytest.mark.parametrize("way", ["a way around", "a link"])
+def test_a_kept_file_is_known_by_every_name_of_the_folder(tmp_path, way):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path)
+    collection = code_collection(tmp_path / "c", n_bits=8)
+    [image] = new_images(np.zeros((1, 1), np.uint8))
+    collection.add_with_file(replace(image, key="a"), b"data", suffix=".jpg")
+    [kept] = (tmp_path / "c" / "files").glob("*/*")
+    around = tmp_path / ("sub/.." if way == "a way around" else "link") / kept.relative_to(tmp_path)
+    collection.add([replace(image, key="b", path=str(around))])
+    collection.remove([1])
+    assert collection.file_of(collection.catalog.one(2)) == kept
+    assert kept.read_bytes() == b"data"
+    collection.close()
+
+
+@pytest.mark.parametrize("another_comes", [False, True])
+def test_a_kept_file_that_goes_meanwhile_is_not_taken_for_the_one_that_was_named(tmp_path, monkeypatch, another_comes):
+    collection = code_collection(tmp_path / "c", n_bits=8)
+    [image] = new_images(np.zeros((1, 1), np.uint8))
+    image = replace(image, key="k", sha256=hashlib.sha256(b"data").hexdigest())
+    collection.add_with_file(image, b"data", suffix=".jpg")
+    (tmp_path / "x.jpg").write_bytes(b"data")
+    add = type(collection.catalog).add
+
+    def late(catalog, images):
+        with monkeypatch.context() as patch:
+            patch.setattr(type(catalog), "add", add)
+            with closing(Collection(tmp_path / "c")) as other:
+                other.add([replace(image, sha256="0" * 64, path="/elsewhere.jpg")])
+            return add(catalog, images)
+
+    monkeypatch.setattr(type(collection.catalog), "add", late)
+    (tmp_path / "y.jpg").write_bytes(b"more")
+    after = replace(image, path=str(tmp_path / "y.jpg"), sha256=hashlib.sha256(b"more").hexdigest())
+    collection.add([replace(image, path=str(tmp_path / "x.jpg")), *([after] if another_comes else [])])
+    monkeypatch.setattr(type(collection.catalog), "add", add)
+    assert collection.file_of(collection.catalog.one(1)) == tmp_path / ("y.jpg" if another_comes else "x.jpg")
+    collection.close()
+
+
+def test_an_index_is_not_read_while_another_process_writes_it(saved):
+    folder, _, _ = saved
+    with ThreadPoolExecutor(1) as pool, locked(folder):
+        opening = pool.submit(lambda: Collection(folder, read_only=True).close())
+        with pytest.raises(TimeoutError):
+            opening.result(timeout=0.3)
+        with locked(folder.parent):  # of another folder nobody waits
+            pass
+    assert opening.done()
+
+
+@pytest.mark.parametrize("meanwhile", ["removed", "replaced"])
+def test_an_image_that_goes_while_files_are_looked_for_is_not_said_to_lack_its_file(tmp_path, monkeypatch, meanwhile):
+    collection = code_collection(tmp_path / "collection", n_bits=8)
+    (path := tmp_path / "picture.jpg").write_bytes(b"picture")
+    [image] = new_images(random_codes(np.random.default_rng(0), 1, 8))
+    image = replace(image, path=str(path), key="mine")
+    collection.add([image])
+
+    def look(uri):
+        if path.exists():
+            path.unlink()
+            if meanwhile == "removed":
+                collection.remove([1])
+            else:
+                path.with_name("new.jpg").write_bytes(b"picture")
+                collection.add([replace(image, path=str(path.with_name("new.jpg")))])
+        return is_there(uri)
+
+    monkeypatch.setattr(module, "is_there", look)
+    assert [problem for problem in collection.verify() if "gone" in problem] == []
+    if meanwhile == "replaced":
+        path.with_name("new.jpg").unlink()
+        assert [problem for problem in collection.verify() if "gone" in problem] != []
+    collection.close()
+
+
+def test_files_outside_the_collection_are_never_deleted(tmp_path):
+    collection = code_collection(tmp_path / "collection", n_bits=8)
+    outside = tmp_path / "picture.jpg"
+    outside.write_bytes(b"content")
+    [image] = new_images(np.zeros((1, 1), np.uint8))
+    collection.add([replace(image, path=str(outside))])
+    collection.remove([1])
+    assert outside.exists()
+    collection.close()
+
+
+def test_what_is_no_collection_is_refused_and_left_as_it_was(tmp_path, checkpoint):
+    with pytest.raises(BadCollection, match="there is no collection"):
+        Collection(tmp_path / "missing")
+    with pytest.raises(BadCollection, match="--checkpoint"):
+        open_or_create(tmp_path / "missing", checkpoint=None)
+    with pytest.raises(BadCheckpoint, match="there is no checkpoint"):
+        open_or_create(tmp_path / "missing", checkpoint=tmp_path / "none.safetensors")
+    assert not (tmp_path / "missing").exists()
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(BadCollection, match="is a file"):
+        open_or_create(tmp_path / "file", checkpoint=checkpoint)
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for name in ("cat.jpg", "checkpoint.safetensors.bak"):
+        (photos / name).write_text("mine")
+        with pytest.raises(BadCollection, match="not empty and not a collection"):
+            open_or_create(photos, checkpoint=checkpoint)
+        assert [path.name for path in photos.iterdir()] == [name]
+        (photos / name).unlink()
+
+
+def test_a_collection_keeps_the_checkpoint_that_made_it_even_one_that_lies_in_its_folder(tmp_path, checkpoint):
+    folder = tmp_path / "collection"
+    folder.mkdir()
+    shutil.copy(checkpoint, folder / "checkpoint.safetensors")
+    collection = open_or_create(folder, checkpoint=folder / "checkpoint.safetensors")
+    assert collection.checkpoint.read_bytes() == checkpoint.read_bytes()
+    assert collection.verify() == []
+    collection.close()
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b"torn")])
+def test_a_lost_or_damaged_copy_of_the_checkpoint_is_mended_by_the_one_that_is_given(
+    own_collection, checkpoint, damage
+):
+    damage(own_collection / "checkpoint.safetensors")
+    collection = open_or_create(own_collection, checkpoint=checkpoint)
+    assert collection.checkpoint.read_bytes() == checkpoint.read_bytes()
+    assert collection.verify() == []
+    collection.close()
+
+
+def test_a_foreign_checkpoint_is_refused_by_both_fingerprints(own_collection, other_checkpoint):
+    from hashseek.retrieval.checkpoint import load_header
+
+    before = {path: path.read_bytes() for path in own_collection.rglob("*") if path.is_file()}
+    ours, theirs = load_header(own_collection / "checkpoint.safetensors"), load_header(other_checkpoint)
+    with pytest.raises(ForeignCodes) as caught:
+        open_or_create(own_collection, checkpoint=other_checkpoint)
+    assert ours.fingerprint[:12] in str(caught.value)
+    assert theirs.fingerprint[:12] in str(caught.value)
+    assert {path: path.read_bytes() for path in own_collection.rglob("*") if path.is_file()} == before
+
+
+def test_leftovers_of_an_interrupted_creation_do_not_stand_in_the_way(tmp_path, checkpoint, other_checkpoint):
+    folder = tmp_path / "collection"
+    collection = open_or_create(folder, checkpoint=other_checkpoint)
+    for name in ("catalog.sqlite-wal", "catalog.sqlite-shm", "catalog.sqlite"):  # as if killed before the rename
+        (folder / name).rename(folder / name.replace("sqlite", "sqlite.new"))
+    collection.close()
+    (folder / ".checkpoint.safetensors.abc").write_bytes(b"half")
+    collection = open_or_create(folder, checkpoint=checkpoint)
+    assert collection.n_bits == 48
+    assert collection.verify() == []
+    assert sorted(path.name for path in folder.iterdir() if "sqlite-" not in path.name) == [
+        "catalog.sqlite",
+        "checkpoint.safetensors",
+    ]
+    collection.close()
+
+
+def test_leftovers_in_the_index_folder_are_swept(saved):
+    folder, _, _ = saved
+    (folder / "index" / ".codes.faiss.xyz").write_bytes(b"half")
+    collection = Collection(folder)
+    collection.save_index()
+    collection.close()
+    assert sorted(path.name for path in (folder / "index").iterdir()) == ["codes.faiss", "ids.bin", "manifest.json"]
+
+
+def test_saving_twice_writes_once(saved):
+    folder, _, _ = saved
+    collection = Collection(folder)
+    collection.save_index()
+    manifest = folder / "index" / "manifest.json"
+    before = manifest.stat()
+    collection.save_index()
+    assert manifest.stat() == before
+    manifest.unlink()  # whoever did it, the next start is to have an index
+    collection.save_index()
+    assert manifest.exists()
+    collection.close()
+
+
+def test_an_index_that_was_merged_is_not_kept_in_memory(saved, monkeypatch):
+    monkeypatch.setattr(segments, "FRESH_LIMIT", 3)
+    folder, _, _ = saved
+    collection = Collection(folder)
+    first = weakref.ref(collection._view.built.index)
+    assert collection.merge_segments()
+    gc.collect()
+    assert first() is None
+    collection.close()
+
+
+def test_who_may_not_open_the_folder_reads_the_index_without_its_lock(saved, monkeypatch):
+    folder, truth, queries = saved
+
+    def closed(path, *of, before=os.open):
+        if path == folder:
+            raise PermissionError(13, "Permission denied")
+        return before(path, *of)
+
+    monkeypatch.setattr(os, "open", closed)
+    collection = Collection(folder, read_only=True)
+    assert collection.describe_index()["built"] == 30
+    check(collection, truth, queries)
+    collection.close()
+
+
+def test_an_index_that_is_finished_while_another_process_opens_is_not_deleted(saved):
+    folder, _, _ = saved
+    other = Collection(folder)
+    (folder / "index" / "manifest.json").write_text("{}")
+
+    def length(_):  # asked for between the look at the index and its deletion
+        other.build_index("multihash")
+        return 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Catalog, "__len__", length)
+        Collection(folder).close()
+    other.close()
+    collection = Collection(folder)
+    assert collection.describe_index()["kind"] == "multihash"
+    collection.close()
+
+
+def test_verify_does_not_mind_that_others_have_switched(tmp_path):
+    collection = code_collection(tmp_path, n_bits=8)
+    collection.add(new_images(random_codes(np.random.default_rng(0), 5, 8)))
+    collection.save_index()
+    with closing(Collection(tmp_path)) as other:
+        space = other.catalog.begin_space("e" * 64, 8, "other.safetensors").id
+        other.catalog.add_codes(space, [(number, np.zeros(1, np.uint8), "") for number in range(1, 6)])
+        other.catalog.switch_space(space)
+    with closing(Collection(tmp_path)) as other:
+        other.save_index()
+    assert [problem for problem in collection.verify() if problem.startswith("the index")] == []
+    collection.save_index()
+    with closing(Collection(tmp_path)) as other:
+        assert [problem for problem in other.verify() if problem.startswith("the index")] == []
+    collection.close()
+
+
+def test_a_full_disk_leaves_the_old_index(small_disk, caplog):
+    collection, truth = code_collection(small_disk / "collection", n_bits=1024), {}
+    rng, queries = np.random.default_rng(0), random_codes(np.random.default_rng(1), 2, 1024)
+    add(collection, truth, random_codes(rng, 100, 1024), start=0)
+    collection.save_index()
+    add(collection, truth, random_codes(rng, 800, 1024), start=100)
+    (small_disk / "filler").write_bytes(bytes(os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize))
+    with pytest.raises(OSError, match="No space left"):
+        collection.save_index()
+    check(collection, truth, queries)
+    collection.close()
+    (small_disk / "filler").unlink()
+    collection = Collection(small_disk / "collection")
+    check(collection, truth, queries)
+    collection.close()
+
+
+def test_the_manifest_says_what_it_was_made_from(saved):
+    folder, _, _ = saved
+    manifest = json.loads((folder / "index" / "manifest.json").read_text())
+    assert manifest["n_bits"] == 36
+    assert manifest["fingerprint"] == "f" * 64
+    assert manifest["n_images"] == 30
+    assert manifest["last_id"] == 30
+
+
+# ---------------------------------------------------------------- updates and code spaces
+
+
+@pytest.mark.parametrize(("n_bits", "fresh_limit"), [(12, 5), (36, 4096)])
+def test_updates_in_place_are_found_at_once_under_the_same_id(tmp_path, monkeypatch, n_bits, fresh_limit):
+    monkeypatch.setattr(segments, "FRESH_LIMIT", fresh_limit)
+    rng = np.random.default_rng(n_bits)
+    queries, truth, contents = random_codes(rng, 3, n_bits), {}, 0
+    collection = code_collection(tmp_path, n_bits=n_bits)
+    beside = Collection(tmp_path, read_only=True)
+    for step in range(30):
+        keys = rng.choice(20, 4, replace=False)
+        codes = random_codes(rng, 4, n_bits, 3)
+        images = [
+            replace(image, key=f"key {key}") for image, key in zip(new_images(codes, start=contents), keys, strict=True)
+        ]
+        contents += 4
+        for (image_id, change), code in zip(collection.add(images), codes, strict=True):
+            assert change == ("updated" if image_id in truth else "added")
+            truth[image_id] = code
+        if step % 7 == 3:
+            gone = int(rng.choice(sorted(truth)))
+            collection.remove([gone])
+            del truth[gone]
+        if step % 5 == 2:
+            collection.save_index()
+        if step % 5 == 4:
+            beside.merge_segments()
+        if step % 11 == 9:
+            collection.close()
+            collection = Collection(tmp_path)
+        check(collection, truth, queries)
+        check(beside, truth, queries)
+    assert len(truth) <= 20
+    assert not [p for p in collection.verify() if "the file of image" not in p and "checkpoint" not in p]
+    collection.close()
+    beside.close()
+
+
+def test_an_approximate_index_finds_an_updated_image_by_its_new_code(tmp_path):
+    rng = np.random.default_rng(0)
+    collection = code_collection(tmp_path, n_bits=64)
+    codes = random_codes(rng, 500, 64)
+    collection.add([replace(image, key=image.sha256) for image in new_images(codes)])
+    collection.build_index("hnsw")
+    [image] = new_images(random_codes(rng, 1, 64), start=9999)
+    assert collection.add([replace(image, key=f"{7:064x}")]) == [(8, "updated")]
+    for query, at in ((image.code[None], 0), (codes[7:8], None)):
+        [(distances, ids)] = collection.search(query, k=500)
+        assert sorted(ids.tolist()) == list(range(1, 501))
+        if at is not None:
+            assert (distances[0], ids[0]) == (0, 8)
+        else:
+            assert distances[0] > 0
+    collection.close()
+
+
+def test_an_effort_that_an_exact_index_does_not_know_is_refused_in_every_kind_of_search(tmp_path):
+    collection = code_collection(tmp_path, n_bits=12)
+    collection.add(new_images(np.zeros((2, 2), np.uint8)))
+    for options in ({}, {"max_distance": 3}, {"among": np.array([1])}):
+        with pytest.raises(BadConfig, match="is exact and takes no effort"):
+            collection.search(np.zeros((1, 2), np.uint8), k=1, effort=3, **options)
+    collection.close()
+
+
+def kept(folder):
+    return sorted(path.name for path in (folder / "files").rglob("*") if path.is_file())
+
+
+def test_a_kept_file_goes_when_the_last_image_of_its_content_changes_or_goes(tmp_path):
+    collection = code_collection(tmp_path, n_bits=8)
+    one, two = new_images(np.zeros((2, 1), np.uint8))
+
+    def put(image, key, data):
+        return collection.add_with_file(replace(image, key=key), data, suffix=".jpg")
+
+    assert put(one, "a", b"one") == (1, "added")
+    assert put(one, "b", b"one") == (2, "added")  # two images, one file
+    assert kept(tmp_path) == [f"{one.sha256}.jpg"]
+    assert put(two, "a", b"two") == (1, "updated")
+    assert kept(tmp_path) == [f"{one.sha256}.jpg", f"{two.sha256}.jpg"]
+    assert put(two, "b", b"two") == (2, "updated")
+    assert kept(tmp_path) == [f"{two.sha256}.jpg"]
+    collection.remove([1])
+    assert collection.file_of(collection.catalog.one(2)).read_bytes() == b"two"
+    collection.file_of(collection.catalog.one(2)).unlink()
+    assert put(two, "b", b"two") == (2, "known")  # a lost file comes back
+    assert kept(tmp_path) == [f"{two.sha256}.jpg"]
+    outside = tmp_path / "outside.jpg"
+    outside.write_bytes(b"one")
+    assert collection.add([replace(one, key="b", path=str(outside))]) == [(2, "updated")]
+    assert kept(tmp_path) == []
+    assert put(one, "b", b"one") == (2, "known")  # it lies elsewhere already
+    assert (kept(tmp_path), collection.catalog.one(2).path) == ([], str(outside))
+    collection.close()
+
+
+def test_a_collection_stays_on_the_space_it_was_opened_on_and_leaves_the_index_to_the_new_one(tmp_path, caplog):
+    rng, truth = np.random.default_rng(0), {}
+    collection = code_collection(tmp_path, n_bits=12)
+    add(collection, truth, random_codes(rng, 20, 12), start=0)
+    collection.save_index()
+    catalog = collection.catalog
+    space = catalog.begin_space("e" * 64, 36, "new.safetensors")
+    new = dict(zip(sorted(truth), random_codes(rng, 20, 36), strict=True))
+    catalog.add_codes(space.id, [(image_id, code, "") for image_id, code in new.items()])
+    catalog.switch_space(space.id)
+    check(collection, truth, random_codes(rng, 2, 12))
+    caplog.clear()
+    opened = Collection(tmp_path)
+    assert "it is of the codes that were used before the last switch of models" in caplog.text
+    assert opened.checkpoint.name == "new.safetensors"
+    check(opened, new, random_codes(rng, 2, 36))
+    opened.save_index()
+    collection.remove([3])
+    del truth[3], new[3]
+    check(collection, truth, random_codes(rng, 2, 12))
+    collection.save_index()  # does not write over the other's
+    collection.close()
+    opened.close()
+    caplog.clear()
+    opened = Collection(tmp_path, read_only=True)
+    assert not caplog.records
+    assert opened.describe_index()["built"] == 20
+    check(opened, new, random_codes(rng, 2, 36))
+    opened.close()

@@ -1,0 +1,133 @@
+"""An image in, hits out: the same for whoever asks."""
+
+import io
+
+import numpy as np
+import pytest
+
+from hashseek.indexing.collection import Collection
+from hashseek.indexing.ingest.batch import Source, ingest
+from hashseek.indexing.searcher import InMemory, Searcher
+from hashseek.retrieval.checkpoint import load_checkpoint
+from hashseek.retrieval.encoder import Encoder
+from hashseek.retrieval.errors import BadConfig, BadImage, ForeignCodes, UnknownImage
+from support import hamming_oracle as hamming
+from support.collections import random_codes
+from support.pictures import draw, labels_of
+
+
+@pytest.fixture(scope="module")
+def searcher(indexed):
+    collection = Collection(indexed, read_only=True)
+    yield Searcher.open(collection, device="cpu")
+    collection.close()
+
+
+def test_every_stored_picture_finds_itself_first_with_its_record(searcher, pictures):
+    files = sorted(path for path in pictures.rglob("*") if path.is_file())
+    for file in files:
+        picture = searcher.decode(file.read_bytes())
+        [answer] = searcher.search([picture.image], k=len(files))
+        assert [hit.rank for hit in answer.hits] == list(range(1, len(files) + 1))
+        assert [(h.distance, h.image.id) for h in answer.hits] == sorted((h.distance, h.image.id) for h in answer.hits)
+        own = next(hit for hit in answer.hits if hit.image.path == str(file))
+        assert own.distance == 0
+        assert set(own.image.labels) == set(labels_of(file))
+
+
+def test_codes_of_the_drawn_pictures_differ(searcher):
+    """Or the tests with them would show little."""
+    codes = searcher.collection.catalog.changes(after_id=0, after_generation=-1).codes
+    assert len({code.tobytes() for code in codes}) == len(codes)
+
+
+def test_a_large_jpeg_finds_itself_at_distance_0(own_collection, tmp_path):
+    """Indexing decodes no more pixels than it needs; a search has to do the same."""
+    noise = draw(50, (1500, 1100)).copy()
+    noise.paste(draw(51, (900, 600)).effect_spread(40), (200, 200))
+    buffer = io.BytesIO()
+    noise.save(buffer, "JPEG", quality=60)
+    (tmp_path / "large.jpg").write_bytes(buffer.getvalue())
+    collection = Collection(own_collection)
+    searcher = Searcher.open(collection, device="cpu")
+    [report] = ingest(collection, searcher.encoder, [Source(tmp_path / "large.jpg")])
+    assert report.added == 1
+    picture = searcher.decode(buffer.getvalue())
+    [answer] = searcher.search([picture.image], k=1)
+    assert (answer.hits[0].distance, answer.hits[0].image.path) == (0, str(tmp_path / "large.jpg"))
+    collection.close()
+
+
+def test_several_pictures_at_once_get_the_answers_of_each_alone(searcher):
+    images = [draw(seed) for seed in range(20, 25)]
+    together = searcher.search(images, k=4)
+    for image, answer in zip(images, together, strict=True):
+        [alone] = searcher.search([image], k=4)
+        assert [(hit.distance, hit.image.id) for hit in alone.hits] == [(h.distance, h.image.id) for h in answer.hits]
+    assert searcher.search([], k=4) == []
+
+
+def test_similar_gives_the_image_itself_first_and_refuses_unknown_ids(searcher):
+    assert searcher.similar(5, k=1).hits[0].image.id == 5
+    for image_id in (0, -1, 99, 2**63, 2**200):
+        with pytest.raises(UnknownImage, match=f"no image {image_id} "):
+            searcher.similar(image_id, k=1)
+
+
+def test_max_distance_cuts_the_hits(searcher):
+    everything = searcher.similar(3, k=100).hits
+    for limit in (0, everything[4].distance, 48):
+        hits = searcher.similar(3, k=100, max_distance=limit).hits
+        assert [hit.image.id for hit in hits] == [hit.image.id for hit in everything if hit.distance <= limit]
+
+
+@pytest.mark.parametrize(("k", "max_distance", "name"), [(0, None, "k"), (-3, None, "k"), (1, -1, "max_distance")])
+def test_limits_are_checked_before_anything_is_encoded(searcher, k, max_distance, name):
+    with pytest.raises(BadConfig, match=f"^{name} .* not -?"):
+        searcher.search([draw(0)], k=k, max_distance=max_distance)
+    with pytest.raises(BadConfig, match=f"^{name} "):
+        searcher.similar(1, k=k, max_distance=max_distance)
+
+
+def test_a_broken_picture_is_refused_by_name(searcher):
+    with pytest.raises(BadImage, match=r"^cat\.jpg is not an image"):
+        searcher.decode(b"text", name="cat.jpg")
+
+
+def test_an_encoder_of_another_checkpoint_is_refused_by_both_fingerprints(indexed, other_checkpoint):
+    collection = Collection(indexed, read_only=True)
+    encoder = Encoder(load_checkpoint(other_checkpoint), device="cpu")
+    with pytest.raises(ForeignCodes, match=f"{collection.fingerprint[:12]}.*{encoder.fingerprint[:12]}"):
+        Searcher(encoder, collection)
+    with pytest.raises(ForeignCodes, match=f"{collection.fingerprint[:12]}.*{encoder.fingerprint[:12]}"):
+        Searcher.open(collection, checkpoint=other_checkpoint)
+    collection.close()
+
+
+@pytest.mark.parametrize("n_bits", [12, 48])
+def test_codes_in_memory_are_ranked_as_the_oracle_ranks_them(searcher, n_bits):
+    rng = np.random.default_rng(n_bits)
+    xb, xq = random_codes(rng, 300, n_bits, 20), random_codes(rng, 9, n_bits)
+    ranked = Searcher(searcher.encoder, InMemory(xb, n_bits=n_bits)).rank(xq, k=1000, max_distance=n_bits // 2)
+    distances, ids = hamming.search(xq, xb, k=300)
+    for row, (found_distances, found_ids) in enumerate(ranked):
+        near = distances[row] <= n_bits // 2
+        assert np.array_equal(found_distances, distances[row][near])
+        assert np.array_equal(found_ids, ids[row][near])
+
+
+def test_an_image_removed_between_ranking_and_answer_is_no_hit(own_collection, monkeypatch):
+    collection = Collection(own_collection)
+    searcher = Searcher.open(collection, device="cpu")
+    search = collection.search
+
+    def search_then_lose(*arguments, **options):
+        found = search(*arguments, **options)
+        collection.remove([int(found[0][1][0])])
+        return found
+
+    monkeypatch.setattr(collection, "search", search_then_lose)
+    hits = searcher.similar(4, k=3).hits
+    assert [hit.rank for hit in hits] == [1, 2]
+    assert 4 not in [hit.image.id for hit in hits]
+    collection.close()

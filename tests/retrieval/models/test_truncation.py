@@ -1,0 +1,96 @@
+"""A nested checkpoint serves each of its lengths by truncation."""
+
+import numpy as np
+import pytest
+import torch
+
+from hashseek.retrieval.checkpoint import Checkpoint, load_checkpoint, load_header, save_checkpoint
+from hashseek.retrieval.codes import pack, unpack
+from hashseek.retrieval.encoder import Encoder
+from hashseek.retrieval.errors import BadCheckpoint
+from hashseek.retrieval.images import Preprocessing
+from hashseek.retrieval.models.hash_model import HashModel
+from hashseek.retrieval.models.truncation import lengths_of, truncate
+from hashseek.training.config import parse_config
+from hashseek.training.data.datasets.shapes import render_shapes
+from hashseek.training.loop.fit import fit
+
+PREPROCESSING = Preprocessing(size=48, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+
+
+def nested(path, head: str) -> Checkpoint:
+    torch.manual_seed(0)
+    model = HashModel(backbone="squeezenet1_1", n_bits=32, head=head)
+    training = {"loss": {"name": "hyp2", "nested": {"lengths": [8, 12, 32]}}}
+    save_checkpoint(path, model, PREPROCESSING, label_names=("a", "b"), training=training)
+    return load_checkpoint(path)
+
+
+@pytest.mark.parametrize("head", ["linear", "linear_bn", "mlp:20"])
+@pytest.mark.parametrize("n_bits", [8, 12, 32])
+def test_the_short_code_is_the_prefix_of_the_long_one(tmp_path, head, n_bits):
+    whole = nested(tmp_path / "a.safetensors", head)
+    assert lengths_of(whole) == (8, 12, 32)
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 3, 48, 48)).astype(np.uint8)
+    long = Encoder(whole, device="cpu", precision="fp32").encode_pixels(pixels)
+    short = Encoder(truncate(whole, n_bits), device="cpu", precision="fp32").encode_pixels(pixels)
+    bits = unpack(long, 32)[:, :n_bits].astype(np.float32) - 0.5
+    np.testing.assert_array_equal(short, pack(bits))
+    assert whole.model.n_bits == 32  # as it was
+
+
+def test_the_command_writes_a_checkpoint_with_a_fingerprint_of_its_own(tmp_path, hashseek):
+    path = tmp_path / "best.safetensors"
+    whole = nested(path, "linear")
+    code, printed, _ = hashseek("truncate", path, "--bits", 12)
+    assert code == 0
+    short = load_checkpoint(tmp_path / "best-12.safetensors")  # checks its fingerprint
+    assert printed.strip() == str(tmp_path / "best-12.safetensors")
+    assert short.header.n_bits == 12
+    assert short.header.fingerprint not in (whole.header.fingerprint, truncate(whole, 8).header.fingerprint)
+    for bits, sentence in ((16, "trained for codes of 8, 12, 32 bits, not of 16"), (12, "exists already")):
+        code, _, error = hashseek("truncate", path, "--bits", bits)
+        assert code == 2
+        assert sentence in error
+
+
+def test_a_plain_checkpoint_has_its_one_length(tmp_path):
+    torch.manual_seed(0)
+    model = HashModel(backbone="squeezenet1_1", n_bits=16)
+    save_checkpoint(tmp_path / "a.safetensors", model, PREPROCESSING, label_names=("a", "b"))
+    with pytest.raises(BadCheckpoint, match=r"for codes of 16 bits, not of 8: .*lengths = \[8, 16\]"):
+        truncate(load_checkpoint(tmp_path / "a.safetensors"), 8)
+
+
+def test_a_truncated_checkpoint_serves_only_what_it_still_holds(tmp_path):
+    short = truncate(nested(tmp_path / "a.safetensors", "linear"), 12)
+    assert lengths_of(short) == (8, 12)
+    assert truncate(short, 8).header.n_bits == 8
+    with pytest.raises(BadCheckpoint, match="codes of 8, 12 bits, not of 32"):
+        truncate(short, 32)
+
+
+def test_nested_lengths_of_a_projection_are_none_of_the_code(tmp_path):
+    torch.manual_seed(0)
+    model = HashModel(backbone="squeezenet1_1", n_bits=16)
+    training = {"loss": {"name": "supcon", "on": "projection", "nested": {"lengths": [8, 16, 32]}}}
+    save_checkpoint(tmp_path / "a.safetensors", model, PREPROCESSING, label_names=("a", "b"), training=training)
+    whole = load_checkpoint(tmp_path / "a.safetensors")
+    assert lengths_of(whole) == (16,)
+    for n_bits in (8, 32):
+        with pytest.raises(BadCheckpoint, match=f"codes of 16 bits, not of {n_bits}"):
+            truncate(whole, n_bits)
+
+
+def test_a_run_with_nested_lengths_gives_such_a_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
+    render_shapes(tmp_path / "data", n_query=4, n_train=20, n_database=4, size=48, seed=0)
+    content = {
+        "data": {"name": "folder", "root": str(tmp_path / "data")},
+        "model": {"backbone": "squeezenet1_1", "n_bits": 24, "size": 48, "freeze_backbone": True},
+        "loss": {"name": "hyp2", "nested": {"lengths": [12, 24]}, "quantization": {"kind": "cos", "weight": 0.1}},
+        "train": {"epochs": 1, "batch_size": 9, "device": "cpu", "precision": "fp32"},
+    }
+    run = fit(parse_config(content, source="test"), out=tmp_path / "run").run
+    assert load_header(run.best).n_bits == 24
+    assert truncate(load_checkpoint(run.best), 12).header.n_bits == 12

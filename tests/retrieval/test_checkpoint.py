@@ -1,0 +1,195 @@
+"""Checkpoints: a round trip keeps every code, and nothing damaged, foreign or changed is ever trusted."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from hashseek.retrieval.checkpoint import fingerprint, load_checkpoint, load_header, save_checkpoint
+from hashseek.retrieval.encoder import Encoder
+from hashseek.retrieval.errors import BadCheckpoint
+from hashseek.retrieval.images import Preprocessing
+from hashseek.retrieval.models.hash_model import HashModel
+
+PREPROCESSING = Preprocessing(size=64, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4), crop_fraction=1.0)
+
+
+@pytest.fixture
+def model() -> HashModel:
+    torch.manual_seed(0)
+    return HashModel(backbone="squeezenet1_1", n_bits=20)
+
+
+@pytest.fixture
+def path(model, tmp_path) -> Path:
+    file = tmp_path / "model.safetensors"
+    save_checkpoint(file, model, PREPROCESSING, label_names=("a", "b"), training={"x": 1}, scores={"val_mAP@5": 0.5})
+    return file
+
+
+def rewrite(path: Path, change, tensors=None) -> None:
+    """Write the file again with a changed header."""
+    with safe_open(path, framework="pt") as opened:
+        content = json.loads(opened.metadata()["hashseek"])
+        kept = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    change(content)
+    save_file(kept if tensors is None else tensors(kept), path, metadata={"hashseek": json.dumps(content)})
+
+
+def header_of(path: Path) -> dict:
+    with safe_open(path, framework="pt") as opened:
+        return json.loads(opened.metadata()["hashseek"])
+
+
+def test_a_round_trip_keeps_everything(model, path):
+    loaded = load_checkpoint(path)
+    assert loaded.header == load_header(path)
+    assert loaded.header.preprocessing == PREPROCESSING
+    assert loaded.header.label_names == ("a", "b")
+    assert loaded.header.training == {"x": 1}
+    assert loaded.header.fingerprint == fingerprint(model, PREPROCESSING)
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 3, 64, 64), dtype=np.uint8)
+    with torch.no_grad():
+        mean, std = (torch.tensor(v).view(3, 1, 1) for v in (PREPROCESSING.mean, PREPROCESSING.std))
+        expected = model.eval()((torch.from_numpy(pixels) / 255 - mean) / std).numpy()
+    outputs = Encoder(loaded, device="cpu", precision="fp32").outputs(pixels)
+    np.testing.assert_allclose(outputs, expected, atol=1e-4)
+
+
+def test_the_fingerprint_depends_on_weights_preprocessing_and_length(model):
+    first = fingerprint(model, PREPROCESSING)
+    assert first == fingerprint(model, PREPROCESSING)
+    other = Preprocessing(size=65, mean=PREPROCESSING.mean, std=PREPROCESSING.std, crop_fraction=1.0)
+    assert first != fingerprint(model, other)
+    with torch.no_grad():
+        model.head.bias[3] += 1e-3
+    assert first != fingerprint(model, PREPROCESSING)
+
+
+def test_checkpoints_of_earlier_versions_keep_their_fingerprints_and_headers(tmp_path):
+    model = HashModel(backbone="squeezenet1_1", n_bits=12)
+    with torch.no_grad():
+        for i, parameter in enumerate(model.parameters()):
+            parameter.copy_((torch.arange(parameter.numel()).view(parameter.shape) % 17 + i) / 64)
+    # As version 0.1.0 computed it: codes of collections made with it must stay comparable.
+    recorded = "0b0a4f3213230a94b701f29142c67f82829b8bbfe1874e67332a17945f88b710"
+    assert fingerprint(model, PREPROCESSING) == recorded
+    save_checkpoint(tmp_path / "m.safetensors", model, PREPROCESSING, label_names=("a", "b"))
+    content = header_of(tmp_path / "m.safetensors")
+    assert content["format_version"] == 1
+    assert content["model"] == {"backbone": "squeezenet1_1", "n_bits": 12}
+    assert load_checkpoint(tmp_path / "m.safetensors").header.head == "linear"
+
+
+@pytest.mark.parametrize("head", ["linear_bn", "mlp", "mlp:7"])
+def test_other_heads_make_the_round_trip_and_older_versions_refuse_them(head, tmp_path):
+    torch.manual_seed(0)
+    # MNASNet asks `load_state_dict` for a version number that a safetensors file does not have.
+    model = HashModel(backbone="mnasnet0_5", n_bits=20, head=head).train()
+    with torch.no_grad():
+        model(torch.randn(3, 3, 64, 64))  # moves the batch norm's statistics
+    file = tmp_path / "m.safetensors"
+    save_checkpoint(file, model, PREPROCESSING, label_names=("a", "b"))
+    assert header_of(file)["format_version"] == 2
+    assert header_of(file)["model"] == {"backbone": "mnasnet0_5", "n_bits": 20, "head": head}
+    loaded = load_checkpoint(file)
+    assert loaded.header.head == loaded.model.head_name == head
+    images = torch.randn(2, 3, 64, 64)
+    assert torch.equal(loaded.model(images), model.eval()(images))
+    plain = HashModel(backbone="mnasnet0_5", n_bits=20)
+    plain.load_state_dict(model.state_dict(), strict=False)
+    assert fingerprint(plain, PREPROCESSING) != loaded.header.fingerprint
+
+
+@pytest.fixture
+def of_vectors(tmp_path) -> Path:
+    """A checkpoint of a model that takes vectors of 294 numbers."""
+    torch.manual_seed(0)
+    model = HashModel(backbone="mlp:294-16", n_bits=20)
+    model.backbone.standardize(torch.arange(294.0), torch.full((294,), 3.0))
+    save_checkpoint(tmp_path / "vectors.safetensors", model, None, label_names=("a", "b"))
+    return tmp_path / "vectors.safetensors"
+
+
+def test_a_model_of_vectors_makes_the_round_trip_with_its_statistics(of_vectors):
+    loaded = load_checkpoint(of_vectors)
+    assert header_of(of_vectors)["preprocessing"] is None
+    assert loaded.header.preprocessing is None
+    assert torch.equal(loaded.model.backbone.mean, torch.arange(294.0))
+    assert fingerprint(loaded.model, None) == loaded.header.fingerprint
+    with torch.no_grad():
+        loaded.model.backbone.mean[5] += 1
+    assert fingerprint(loaded.model, None) != loaded.header.fingerprint
+
+
+def test_a_model_of_vectors_encodes_no_images(of_vectors, pictures, hashseek, tmp_path):
+    sentence = "this checkpoint encodes vectors of 294 numbers, not images: use `hashseek evaluate`"
+    with pytest.raises(BadCheckpoint, match=sentence):
+        Encoder(load_checkpoint(of_vectors), device="cpu")
+    code, _, err = hashseek("index", "add", tmp_path / "collection", pictures, "--checkpoint", of_vectors)
+    assert code == 2
+    assert err == f"hashseek: {err.removeprefix('hashseek: ').strip()}\n"
+    assert sentence in err
+
+
+def test_preprocessing_is_for_images_and_images_need_it(model, tmp_path):
+    with pytest.raises(ValueError, match="squeezenet1_1 cannot have the preprocessing None"):
+        save_checkpoint(tmp_path / "m.safetensors", model, None, label_names=())
+    vectors = HashModel(backbone="mlp:3-4", n_bits=4)
+    with pytest.raises(ValueError, match="mlp:3-4 cannot have the preprocessing Preprocessing"):
+        save_checkpoint(tmp_path / "m.safetensors", vectors, PREPROCESSING, label_names=())
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(BadCheckpoint, match=r"no checkpoint .*train one with"):
+        load_checkpoint(tmp_path / "none.safetensors")
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, 5000])
+def test_a_truncated_file(path, keep):
+    path.write_bytes(path.read_bytes()[:keep])
+    for load in (load_header, load_checkpoint):
+        with pytest.raises(BadCheckpoint, match="truncated or no safetensors file"):
+            load(path)
+
+
+def test_a_foreign_file(tmp_path):
+    foreign = tmp_path / "weights.safetensors"
+    save_file({"a": torch.zeros(3)}, foreign)
+    with pytest.raises(BadCheckpoint, match="no Hashseek header"):
+        load_checkpoint(foreign)
+    foreign.write_text("a text file that was renamed")
+    with pytest.raises(BadCheckpoint, match="no safetensors file"):
+        load_checkpoint(foreign)
+
+
+def test_a_newer_format(path):
+    rewrite(path, lambda content: content.update(format_version=7))
+    with pytest.raises(BadCheckpoint, match="format 7, this Hashseek reads up to 2: update"):
+        load_header(path)
+
+
+def test_a_changed_header(path):
+    rewrite(path, lambda content: content["scores"].update({"val_mAP@5": 0.99}))
+    with pytest.raises(BadCheckpoint, match="tampered with: its header"):
+        load_header(path)
+
+
+def test_changed_weights(path):
+    def flip(tensors):
+        tensors["head.weight"][0, 0] += 1
+        return tensors
+
+    rewrite(path, lambda content: None, flip)
+    with pytest.raises(BadCheckpoint, match="tampered with: its content has fingerprint"):
+        load_checkpoint(path)
+
+
+def test_missing_weights(path):
+    rewrite(path, lambda content: None, lambda tensors: {"head.weight": tensors["head.weight"]})
+    with pytest.raises(BadCheckpoint, match="tampered with: its weights are not those of a squeezenet1_1"):
+        load_checkpoint(path)

@@ -1,0 +1,53 @@
+"""Loading ahead: in order, no further than it may, and without keeping back what is done."""
+
+import time
+
+import pytest
+
+from hashseek.retrieval.encoder import load_ahead
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 100])
+@pytest.mark.parametrize("waits", [lambda _: True, lambda _: False, lambda item: item % 3 == 0])
+def test_items_come_in_order_and_no_more_are_drawn_than_may_be(n, waits):
+    drawn = []
+
+    def items():
+        for item in range(n):
+            drawn.append(item)
+            yield item
+
+    found = []
+    for result in load_ahead(items(), lambda item: 10 * item, depth=8, n_workers=3, waits=waits):
+        found.append(result)
+        assert len(drawn) <= len(found) + 8
+    assert found == [10 * item for item in range(n)]
+
+
+def test_what_is_loaded_does_not_wait_for_a_slow_source():
+    drawn = []
+
+    def items():
+        for item in range(4):
+            time.sleep(0.1)
+            drawn.append(item)
+            yield item
+
+    arrived = [(item, len(drawn)) for item in load_ahead(items(), lambda item: item, depth=64)]
+    assert [item for item, _ in arrived] == [0, 1, 2, 3]
+    assert arrived[0][1] < 4  # not only when all were drawn
+
+
+def test_an_error_of_one_item_ends_it_and_starts_nothing_more():
+    started = []
+
+    def load(item):
+        started.append(item)
+        if item == 2:
+            raise ValueError("torn")
+        return item
+
+    results = load_ahead(range(1000), load, depth=4, n_workers=2)
+    with pytest.raises(ValueError, match="torn"):
+        list(results)
+    assert len(started) < 20

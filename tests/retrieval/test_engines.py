@@ -1,0 +1,301 @@
+"""Encoder engines: folding changes nothing, codes do not depend on the batch, and engines agree."""
+
+import copy
+import importlib.util
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hashseek.retrieval import devices
+from hashseek.retrieval.checkpoint import load_checkpoint, save_checkpoint
+from hashseek.retrieval.codes import unpack
+from hashseek.retrieval.encoder import Encoder
+from hashseek.retrieval.engines import ENGINES, build_engine, check_engine
+from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.images import Preprocessing, normalizer, preprocess
+from hashseek.retrieval.models.backbones import build_backbone
+from hashseek.retrieval.models.batch_norm_folding import conv_norm_pairs, fold
+from hashseek.retrieval.models.hash_model import HashModel
+from support.models import PREPROCESSING
+from support.pictures import N_PICTURES, draw
+
+HAS_OPENVINO = importlib.util.find_spec("openvino") is not None
+needs_openvino = pytest.mark.skipif(not HAS_OPENVINO, reason="the package openvino is not installed")
+NAMES = [pytest.param(name, marks=needs_openvino if name == "openvino" else ()) for name in ENGINES]
+CPU = torch.device("cpu")
+
+
+def network(name: str, *, seed: int = 0) -> nn.Module:
+    """A backbone with random weights whose batch norm is as far from the identity as a trained one's."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = build_backbone(name)[0].eval()
+        for norm in module.modules():
+            if isinstance(norm, nn.BatchNorm2d):
+                norm.running_mean.normal_(0, 0.1)
+                norm.running_var.uniform_(0.5, 1.5)
+                nn.init.uniform_(norm.weight, 0.5, 1.5)
+                nn.init.normal_(norm.bias, 0, 0.1)
+    return module
+
+
+def pictures(n: int, preprocessing: Preprocessing) -> np.ndarray:
+    return np.stack([preprocess(draw(seed), preprocessing) for seed in range(n)])
+
+
+def relative(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+@pytest.fixture(scope="module")
+def centred(tmp_path_factory) -> Path:
+    """A checkpoint whose bits split the pictures about in halves, without an output that is 0 up to rounding."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = HashModel(backbone="squeezenet1_1", n_bits=48).eval()
+    with torch.inference_mode():
+        pixels = torch.from_numpy(pictures(N_PICTURES, PREPROCESSING))
+        model.head.bias -= model(normalizer(PREPROCESSING, CPU)(pixels)).mean(dim=0)
+    file = tmp_path_factory.mktemp("centred") / "model.safetensors"
+    save_checkpoint(file, model, PREPROCESSING, label_names=())
+    return file
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "n_norms"),
+    [
+        ("mobilenet_v2", 64, 52),
+        ("resnet18", 64, 20),
+        ("googlenet", 64, 57),
+        ("inception_v3", 96, 94),
+        ("efficientnet_b0", 64, 49),
+        ("timm:mobilenetv3_small_050", 64, 34),
+    ],
+)
+def test_folded_batch_norm_changes_nothing_but_rounding(name, size, n_norms):
+    if name.startswith("timm:"):
+        pytest.importorskip("timm")
+    original = network(name)
+    before = copy.deepcopy(original.state_dict())
+    folded, n_folded = fold(original)
+    assert n_folded == n_norms == sum(isinstance(m, nn.BatchNorm2d) for m in original.modules())
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in folded.modules())
+    inputs = torch.randn(3, 3, size, size, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        expected, found = original(inputs), folded(inputs)
+    assert relative(found.numpy(), expected.numpy()) < 1e-4
+    assert all(torch.equal(before[key], value) for key, value in original.state_dict().items())
+
+
+def test_a_convolution_that_is_used_twice_keeps_its_two_batch_norms():
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.first, self.second = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.BatchNorm2d(3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(self.conv(self.first(self.conv(x))))
+
+    module = Twice().eval()
+    assert conv_norm_pairs(module) == []
+
+    class Read(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.conv(x)
+            return y + self.norm(y)  # what is added is not normalised
+
+    assert conv_norm_pairs(Read().eval()) == []
+
+
+def test_a_network_that_cannot_be_traced_is_left_as_it_is():
+    class Depends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(self.conv(x if x.sum() > 0 else -x))
+
+    module = Depends().eval()
+    folded, n_folded = fold(module)
+    assert n_folded == 0
+    x = torch.ones(1, 3, 5, 5)
+    assert torch.equal(folded(x), module(x))
+    preprocessing = Preprocessing(size=16, mean=(0.5,) * 3, std=(0.5,) * 3)
+    assert build_engine("torch", module, preprocessing, device="cpu", precision="fp32").name == "torch cpu float32"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_float32_features_are_those_of_the_network(name):
+    module = network("mobilenet_v2")
+    pixels = pictures(5, PREPROCESSING)
+    engine = build_engine(name, module, PREPROCESSING, device="cpu", precision="fp32")
+    assert engine.name == ("openvino cpu float32" if name == "openvino" else "torch cpu float32 folded")
+    with torch.inference_mode():
+        expected = module(normalizer(PREPROCESSING, CPU)(torch.from_numpy(pixels))).numpy()
+    assert relative(engine(pixels), expected) < 1e-4
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("precision", ["fp32", "auto"])
+def test_an_image_has_one_code_alone_in_any_batch_and_again(name, precision, centred):
+    pixels = pictures(N_PICTURES, PREPROCESSING)
+    loaded = load_checkpoint(centred)
+    encoder = Encoder(loaded, device="cpu", precision=precision, engine=name)
+    codes = encoder.encode_pixels(pixels)
+    assert len(np.unique(codes, axis=0)) > N_PICTURES // 2  # or equal codes would show nothing
+    np.testing.assert_array_equal(encoder.encode_pixels(pixels), codes)
+    np.testing.assert_array_equal(np.concatenate([encoder.encode_pixels(one[None]) for one in pixels]), codes)
+    np.testing.assert_array_equal(encoder.encode_pixels(pixels[::-1].copy())[::-1], codes)
+    small = Encoder(loaded, device="cpu", precision=precision, engine=name, batch_size=5)
+    np.testing.assert_array_equal(small.encode_pixels(pixels), codes)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_an_output_of_the_head_does_not_depend_on_the_images_beside_it(precision, checkpoint):
+    """To the last bit: of this checkpoint, each bit has a picture whose output is 0 up to rounding."""
+    encoder = Encoder(load_checkpoint(checkpoint), device="cpu", precision=precision)
+    features = encoder.features(pictures(N_PICTURES, PREPROCESSING))
+    outputs = encoder.apply_head(features, encoder.head)
+    alone = [encoder.apply_head(row[None].copy(), encoder.head) for row in features]
+    np.testing.assert_array_equal(np.concatenate(alone), outputs)
+
+
+@needs_openvino
+def test_openvino_gives_the_same_numbers_alone_and_in_a_batch_whatever_the_threads():
+    """Exactly, features and not only bits: 17 images keep every request busy more than once."""
+    module = network("squeezenet1_1")
+    pixels = np.concatenate([pictures(N_PICTURES, PREPROCESSING), pictures(5, PREPROCESSING)])
+    found = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        try:
+            engine = build_engine("openvino", module, PREPROCESSING)
+        finally:
+            torch.set_num_threads(1)
+        found.append(engine(pixels))
+        np.testing.assert_array_equal(np.concatenate([engine(one[None]) for one in pixels]), found[-1])
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0][:5], found[0][-5:])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bf16_flips_few_bits(name, centred):
+    if "amx_bf16" not in devices._cpu_flags():
+        pytest.skip("this processor does not multiply bf16")
+    pixels = pictures(N_PICTURES, PREPROCESSING)
+    loaded = load_checkpoint(centred)
+    exact = Encoder(loaded, device="cpu", precision="fp32")
+    rough = Encoder(loaded, device="cpu", precision="bf16", engine=name)
+    assert rough.engine.startswith(f"{name} cpu bfloat16")
+    assert rough.dtype == torch.bfloat16
+    assert (rough.outputs(pixels) != exact.outputs(pixels)).mean() > 0.9  # it does compute in bf16
+    bits = [unpack(encoder.encode_pixels(pixels), 48) for encoder in (exact, rough)]
+    assert (bits[0] != bits[1]).mean() < 0.05
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_encoder_leaves_the_checkpoint_as_it_is_and_takes_no_image(name, checkpoint):
+    loaded = load_checkpoint(checkpoint)
+    before = {key: value.clone() for key, value in loaded.model.state_dict().items()}
+    encoder = Encoder(loaded, device="cpu", engine=name)
+    assert encoder.features(np.zeros((0, 3, 64, 64), np.uint8)).shape == (0, encoder.n_features)
+    assert encoder.encode([]).shape == (0, 6)
+    for key, value in loaded.model.state_dict().items():
+        assert value.dtype == before[key].dtype
+        assert torch.equal(value, before[key])
+
+
+@pytest.mark.parametrize(
+    ("flags", "precision", "expected"),
+    [
+        ({"amx_bf16", "avx512_bf16"}, "auto", torch.bfloat16),
+        ({"avx512_bf16"}, "auto", torch.float32),  # it can, but is slower so
+        (set(), "auto", torch.float32),
+        (set(), "bf16", torch.bfloat16),
+        ({"amx_bf16"}, "fp32", torch.float32),
+    ],
+)
+def test_auto_is_the_precision_that_was_measured_to_be_quicker(monkeypatch, flags, precision, expected):
+    monkeypatch.setattr(devices, "_cpu_flags", lambda: frozenset(flags))
+    assert devices.pick_inference_dtype(precision, CPU) == expected
+
+
+def test_what_cannot_be_had_costs_one_sentence(monkeypatch, checkpoint):
+    loaded = load_checkpoint(checkpoint)
+    with pytest.raises(BadConfig, match="no engine 'tensorrt': use one of torch, openvino"):
+        Encoder(loaded, engine="tensorrt")
+    with pytest.raises(BadConfig, match="no precision 'fp16'"):
+        check_engine("torch", precision="fp16")
+    with pytest.raises(BadConfig, match="no device 'tpu'"):
+        check_engine("openvino", device="tpu")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(BadConfig, match="openvino computes on the CPU and not on cuda: use --device cpu"):
+        check_engine("openvino", device="cuda")
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with pytest.raises(BadConfig, match=r"install it with pip install 'hashseek\[openvino\]'"):
+        Encoder(loaded, engine="openvino", device="cpu")
+
+
+@needs_openvino
+def test_a_network_that_openvino_cannot_take_costs_one_sentence():
+    class Depends(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.mean((2, 3)) if x.sum() > 0 else -x.mean((2, 3))
+
+    with pytest.raises(BadConfig, match=r"OpenVINO cannot take this backbone \(.+\): use --engine torch"):
+        build_engine("openvino", Depends(), PREPROCESSING)
+
+
+@needs_openvino
+def test_openvino_tells_nobody_and_is_loaded_only_when_asked_for(checkpoint):
+    program = """
+import sys
+import threading
+import hashseek.retrieval.encoder
+from hashseek.retrieval.checkpoint import load_checkpoint, save_checkpoint
+assert "openvino" not in sys.modules
+checkpoint = load_checkpoint(__import__("pathlib").Path(sys.argv[1]))
+encoder = hashseek.retrieval.encoder.Encoder(checkpoint, engine="openvino")
+assert "openvino" in sys.modules
+assert not any(name.startswith("openvino_telemetry") for name, module in sys.modules.items() if module is not None)
+"""
+    done = subprocess.run([sys.executable, "-c", program, checkpoint], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
+
+
+def test_other_threads_encode_while_a_network_is_folded():
+    """Tracing replaces `nn.Module.__call__` for the whole process: a service that takes up a new model answers on."""
+    other, folded = network("resnet18"), network("resnet18", seed=1)
+    pixels = torch.zeros(1, 3, 32, 32)
+    done = threading.Event()
+    problems: list[BaseException] = []
+
+    def encode() -> None:
+        with torch.inference_mode():
+            while not done.is_set():
+                try:
+                    other(pixels)
+                except BaseException as error:
+                    problems.append(error)
+                    return
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    try:
+        for _ in range(10):
+            assert len(conv_norm_pairs(folded)) == 20
+    finally:
+        done.set()
+        thread.join()
+    assert problems == []

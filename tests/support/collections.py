@@ -1,0 +1,30 @@
+"""Collections of codes that no model made."""
+
+from pathlib import Path
+
+import numpy as np
+
+from hashseek.indexing.catalog import NewImage, create_catalog
+from hashseek.indexing.collection import CATALOG, Collection
+from hashseek.retrieval.codes import Codes, pack
+
+
+def random_codes(rng: np.random.Generator, n: int, n_bits: int, n_distinct: int | None = None) -> Codes:
+    """Packed codes; with `n_distinct`, so few different ones that equal distances are the rule."""
+    codes = pack(rng.standard_normal((n_distinct or n, n_bits)))
+    return codes if n_distinct is None else codes[rng.integers(0, n_distinct, n)]
+
+
+def new_images(codes: Codes, *, start: int = 0, labels: tuple[str, ...] = ()) -> list[NewImage]:
+    """Records of images that exist in a catalog only, numbered from `start`."""
+    return [
+        NewImage(f"/nowhere/{i}.jpg", f"{i:064x}", 10, 20, 30, "image/jpeg", labels, code)
+        for i, code in enumerate(codes, start=start)
+    ]
+
+
+def code_collection(folder: Path, *, n_bits: int) -> Collection:
+    """An empty collection without a checkpoint: enough for codes that no model made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    create_catalog(folder / CATALOG, fingerprint="f" * 64, n_bits=n_bits)
+    return Collection(folder)

@@ -1,0 +1,64 @@
+"""Pictures and facts about splits for the tests of data sets."""
+
+import csv
+import gzip
+import os
+from pathlib import Path
+
+import pytest
+
+from support.pictures import draw
+
+DATA = os.environ.get("HASHSEEK_DATA", "")
+needs_data = pytest.mark.skipif(not DATA, reason="HASHSEEK_DATA does not name the folder of real data")
+
+
+def picture(file: Path, seed: int) -> None:
+    """A small JPEG that no other seed gives."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draw(seed, (24, 20)).save(file, "JPEG", quality=80)
+
+
+def sizes(splits) -> tuple[int, int, int]:
+    """Images in query, train and database."""
+    return len(splits.query), len(splits.train), len(splits.database)
+
+
+def names(split) -> list[str]:
+    """File names of a split, in order."""
+    return [path.name for path in split.paths]
+
+
+def labels_of(splits, file: str) -> set[str]:
+    """Names of the labels of one image."""
+    for split in (splits.query, splits.train, splits.database):
+        for path, row in zip(split.paths, split.labels, strict=True):
+            if path.name == file:
+                return {name for name, there in zip(splits.label_names, row, strict=True) if there}
+    raise AssertionError(f"{file} is in no split")
+
+
+def published_list(name: str) -> list[dict[str, str]]:
+    """The rows (file, labels as numbers, split) of a list of a hashing paper."""
+    with gzip.open(Path(DATA) / "hash_lists" / f"{name}.csv.gz", "rt") as lines:
+        return list(csv.DictReader(lines))
+
+
+def write_lists(folder: Path, rows: list[dict[str, str]], n_labels: int) -> None:
+    """The rows as train.txt, test.txt and database.txt in the form of the repositories they are from."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines: dict[str, list[str]] = {"train": [], "test": [], "database": []}
+    for row in rows:
+        has = set(row["labels"].split(";"))
+        bits = " ".join("1" if str(column) in has else "0" for column in range(n_labels))
+        lines[row["split"]].append(f"{row['file']} {bits}")
+    for split, text in lines.items():
+        (folder / f"{split}.txt").write_text("".join(f"{line}\n" for line in text))
+
+
+def touch_all(root: Path, files: list[str]) -> None:
+    """Empty files: enough where only names count."""
+    for folder in {file.rpartition("/")[0] for file in files}:
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    for file in files:
+        (root / file).touch()

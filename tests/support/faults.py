@@ -1,0 +1,447 @@
+"""Killing `hashseek` at random moments, and cutting the power, with a ledger of what had been acknowledged by then.
+
+`tests/test_faults.py` does it a few times, `bench/faults.py` as often as one likes.
+"""
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hashseek.indexing.catalog.records import StoredImage
+from hashseek.indexing.collection import Collection, open_or_create
+from hashseek.indexing.maintenance.backup import restore, snapshot
+from hashseek.retrieval.checkpoint import load_header
+from support import hamming_oracle as hamming
+from support.collections import new_images, random_codes
+from support.commands import Command, wait_until
+from support.paths import ROOT
+from support.pictures import draw
+
+OPERATIONS = ("add", "delete", "optimize", "reencode", "snapshot")
+
+# Runs in the process that is going to be killed: what was acknowledged goes to the ledger, and so does what was begun,
+# since between the commit and the acknowledgement nobody can say whether it happened.
+LEDGER = """
+import json, os
+import hashseek.indexing.ingest.batch
+from hashseek.indexing.catalog import Catalog
+hashseek.indexing.ingest.batch.BATCH = 3
+ledger = os.open({path!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+def note(*what): os.write(ledger, (json.dumps(what) + "\\n").encode())
+def add(self, images, original=Catalog.add):
+    outcome = original(self, images)
+    note("added", [[i, image.sha256] for (i, what), image in zip(outcome, images) if what == "added"])
+    return outcome
+def remove(self, ids, *, original=Catalog.remove, **options):
+    note("removing", list(ids))
+    original(self, ids, **options)
+    note("removed", list(ids))
+Catalog.add, Catalog.remove = add, remove
+"""
+
+
+@dataclass
+class Ledger:
+    """What a process that is dead by now had acknowledged."""
+
+    path: Path
+    present: dict[int, str] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
+    unsure: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        for line in lines:
+            what, items = json.loads(line)
+            if what == "added":
+                self.present |= {int(i): sha256 for i, sha256 in items}
+            elif what == "removing":
+                self.unsure |= set(items)
+            else:
+                self.unsure -= set(items)
+                if what == "removed":
+                    self.gone |= set(items)
+        for i in self.gone:
+            self.present.pop(i, None)
+
+    def settle(self, found: set[int]) -> None:
+        """Note of what nobody could be sure how it ended: from now on it has to stay so."""
+        for what, items in (("removed", self.unsure - found), ("kept", self.unsure & found)):
+            if items:
+                self.note(what, sorted(items))
+
+    def note(self, what: str, items: list[Any]) -> None:
+        """Add a line."""
+        with self.path.open("a") as file:
+            file.write(json.dumps([what, items]) + "\n")
+
+
+def check(folder: Path, ledger: Ledger) -> list[str]:
+    """What is not as it must be after a crash, before anything was mended; empty if nothing."""
+    wrong = []
+    with closing(Collection(folder, read_only=True)) as collection:
+        images = collection.catalog.page(after=0, limit=10**7)
+        found = {image.id: image.sha256 for image in images}
+        lost = {i: s for i, s in ledger.present.items() if found.get(i) != s and i not in ledger.unsure}
+        back = set(found) & ledger.gone
+        if lost:
+            wrong.append(f"lost: {lost}")
+        if back:
+            wrong.append(f"removed and back: {back}")
+        if len(set(found.values())) != len(found):
+            wrong.append("an image is there twice")
+        # An index that a crash left torn is not used, and built again; nothing else may be amiss.
+        wrong += [problem for problem in collection.verify() if "index on disk will be rebuilt" not in problem]
+        for image in images:
+            if not collection.owns(image) or not collection.file_of(image).is_file():
+                continue  # what is missing is in `verify`
+            if hashlib.sha256(collection.file_of(image).read_bytes()).hexdigest() != image.sha256:
+                wrong.append(f"the file of image {image.id} is not what it was")
+        wrong += check_search(collection)
+    return wrong
+
+
+def check_search(collection: Collection) -> list[str]:
+    """Compare searches with the oracle over the catalog."""
+    images = collection.catalog.page(after=0, limit=10**7)
+    of = collection.catalog.codes_of([image.id for image in images])
+    ids = np.array(sorted(of), np.int64)
+    if not len(ids):
+        return [] if len(collection) == 0 else ["an empty collection that finds something"]
+    codes = np.stack([of[int(i)][0] for i in ids])
+    queries = random_codes(np.random.default_rng(0), 3, collection.n_bits)
+    distances, positions = hamming.search(queries, codes, k=len(ids))
+    for row, (d, i) in enumerate(collection.search(queries, k=10**7)):
+        if not np.array_equal(d, distances[row]) or not np.array_equal(i, ids[positions[row]]):
+            return ["a search found what it should not, or not what it should"]
+    return []
+
+
+def upload(collection: Collection, seed: int) -> tuple[int, str]:
+    """Store a drawn picture that the collection keeps, with some code; its id and content hash."""
+    buffer = BytesIO()
+    draw(seed, (40, 30)).save(buffer, "PNG")
+    data = buffer.getvalue()
+    [image] = new_images(random_codes(np.random.default_rng(seed), 1, collection.n_bits))
+    described = replace(image, sha256=hashlib.sha256(data).hexdigest(), labels=("kept",))
+    return collection.add_with_file(described, data, suffix=".png")[0], described.sha256
+
+
+def fill(
+    collection: Collection, n: int, *, start: int = 0, keep: Callable[[int], bool] = lambda number: number % 2 == 0
+) -> list[int]:
+    """Add images with random codes, keys, attributes, and some with kept files; their ids."""
+    codes = random_codes(np.random.default_rng(start), n, collection.n_bits)
+    ids = []
+    for number, image in enumerate(new_images(codes, start=start, labels=("cat",)), start=start):
+        data = f"content {number}".encode()
+        described = replace(
+            image,
+            sha256=hashlib.sha256(data).hexdigest(),
+            key=f"key/{number}" if number % 3 == 0 else None,
+            attributes={"number": number},
+            engine="drawn",
+        )
+        if keep(number):
+            ids.append(collection.add_with_file(described, data, suffix=".jpg")[0])
+        else:
+            ids.append(collection.add([described])[0][0])
+    return ids
+
+
+def content(collection: Collection) -> tuple[list[StoredImage], dict[int, tuple[bytes, str]], dict[str, bytes]]:
+    """All that a collection holds: records, codes, engines, and the bytes of kept files."""
+    images = collection.catalog.page(after=0, limit=10**6)
+    codes = collection.catalog.codes_of([image.id for image in images])
+    kept = {image.path: collection.file_of(image).read_bytes() for image in images if collection.owns(image)}
+    return images, {i: (code.tobytes(), engine) for i, (code, engine) in codes.items()}, kept
+
+
+def found(collection: Collection, seed: int = 0) -> list[tuple[list[int], list[int]]]:
+    """What some searches for everything find."""
+    queries = random_codes(np.random.default_rng(seed), 3, collection.n_bits)
+    return [(d.tolist(), i.tolist()) for d, i in collection.search(queries, k=10**6)]
+
+
+@dataclass
+class Killed:
+    """What became of a series of kills: per operation how many hit it, and how many came too late; what was wrong."""
+
+    hit: dict[str, int]
+    late: dict[str, int]
+    wrong: list[str]
+
+
+def kill_again_and_again(
+    start: Callable[..., Command],
+    place: Path,
+    *,
+    checkpoints: tuple[Path, Path],
+    n_kills: int,
+    seed: int,
+    operations: tuple[str, ...] = OPERATIONS,
+    report: Callable[[str], Any] = lambda line: None,
+) -> Killed:
+    """Kill -9 one operation after the other at random moments of one collection's life, and look at it each time.
+
+    Args:
+        start: starts `hashseek` with arguments and Python code that runs before.
+        place: an empty folder.
+        checkpoints: the collection is made with the first, and re-encoded to and fro.
+        n_kills: how many must hit a process that is still at work.
+        seed: of the moments and of what is done.
+        operations: which.
+        report: told about each.
+    """
+    rng, folder, number = random.Random(seed), place / "collection", 0
+    ledger = place / "ledger"
+    before = LEDGER.format(path=str(ledger))
+    killed = Killed(dict.fromkeys(operations, 0), dict.fromkeys(operations, 0), [])
+    seconds: dict[str, float] = {}
+
+    def pictures() -> Path:
+        nonlocal number
+        batch = place / f"pictures {number}"
+        batch.mkdir()
+        for _ in range(10):
+            draw(10_000 * seed + number, (60, 40)).save(batch / f"{number}.png")
+            number += 1
+        return batch
+
+    def arguments(operation: str) -> list[object]:
+        if operation == "add":
+            return ["add", folder, pictures(), "--checkpoint", current(), "--device", "cpu"]
+        if operation == "delete":
+            with closing(Collection(folder, read_only=True)) as collection:
+                ids = [image.id for image in collection.catalog.page(after=0, limit=10**6)]
+            return ["remove", folder, *rng.sample(ids, min(4, len(ids)))]
+        if operation == "reencode":
+            other = checkpoints[1] if current() == checkpoints[0] else checkpoints[0]
+            return ["reencode", folder, "--checkpoint", other, "--drop-old", "--device", "cpu"]
+        if operation == "snapshot":
+            return ["snapshot", folder, place / "snapshots" / f"{time.monotonic_ns()}.tar"]
+        return [operation, folder]
+
+    def current() -> Path:
+        if not (folder / "catalog.sqlite").exists():
+            return checkpoints[0]
+        with closing(Collection(folder, read_only=True)) as collection:
+            return next(c for c in checkpoints if load_header(c).fingerprint == collection.fingerprint)
+
+    def run(operation: str, *, whole: bool) -> bool:
+        """Run an operation to its end or kill it; whether it was killed."""
+        if not [*folder.glob("files/*/*")] or rng.random() < 0.3:
+            with closing(Collection(folder)) as collection:
+                stored = upload(collection, 10_000 * seed + 5_000 + rng.randrange(5_000))
+            Ledger(ledger).note("added", [stored])
+        command = start("index", *arguments(operation), before=before)
+        began, pid = time.monotonic(), command.pid
+        if not whole:
+            time.sleep(rng.random() * seconds[operation])
+            if not command.ended:
+                with suppress(ProcessLookupError):  # it may end just now
+                    os.kill(pid, signal.SIGKILL)
+        code, took = command.wait(), time.monotonic() - began
+        if code == 0:
+            seconds[operation] = (seconds.get(operation, took) + took) / 2
+        elif code != -signal.SIGKILL:
+            killed.wrong.append(f"{operation} ended with {code}: {command.err}")
+        return code == -signal.SIGKILL
+
+    (place / "snapshots").mkdir()
+    first = start("index", *arguments("add"), before=before)
+    assert first.wait() == 0, first.err
+    for operation in operations:
+        run(operation, whole=True)
+    turn = 0
+    while sum(killed.hit.values()) < n_kills:
+        operation = operations[turn % len(operations)]
+        turn += 1
+        hit = run(operation, whole=False)
+        (killed.hit if hit else killed.late)[operation] += 1
+        wrong = check(folder, Ledger(ledger))
+        with closing(Collection(folder, read_only=True)) as collection:
+            Ledger(ledger).settle({image.id for image in collection.catalog.page(after=0, limit=10**7)})
+        for file in (place / "snapshots").glob("*.tar"):  # complete, or not there
+            restored = place / "restored"
+            restore(file, restored)
+            wrong += [f"in a snapshot: {problem}" for problem in check(restored, Ledger(place / "no ledger"))]
+            shutil.rmtree(restored)
+            file.unlink()
+        if wrong:
+            killed.wrong.append(f"turn {turn}, {operation}: {wrong}")
+        report(f"{turn:4} {operation:9} {'killed' if hit else 'late':7} {'; '.join(wrong) or 'ok'}")
+    # Whatever a killed process left, one that is not killed puts in order.
+    with closing(Collection(folder)) as collection:
+        collection.save_index()
+        snapshot(collection, place / "snapshots" / "last.tar")
+        killed.wrong += collection.verify()
+    leftovers = [*place.rglob(".hashseek-unfinished-*")]
+    killed.wrong += [f"left behind: {leftover}" for leftover in leftovers if leftover.parent.name == "snapshots"]
+    return killed
+
+
+# ---------------------------------------------------------------- the power
+
+# A process that adds with and without files, removes, saves, optimizes and snapshots, until the lights go out.
+BUSY = """
+import random, sys
+from contextlib import closing
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from support.faults import upload
+from support.collections import new_images, random_codes
+import numpy as np
+from hashseek.indexing.maintenance.backup import snapshot
+from hashseek.indexing.collection import Collection, open_or_create
+from hashseek.indexing.catalog.records import StoredImage
+from hashseek.indexing.maintenance.optimize import optimize
+folder, rng = Path({folder!r}), random.Random({seed})
+with closing(Collection(folder)) as collection:
+    for turn in range(10**6):
+        what = rng.random()
+        ids = [image.id for image in collection.catalog.page(after=0, limit=10**6)]
+        if len(ids) > 200:
+            collection.remove(rng.sample(ids, 100))
+        elif what < 0.5 or len(ids) < 5:
+            upload(collection, rng.randrange(10**9))
+        elif what < 0.7:
+            collection.add(new_images(random_codes(np.random.default_rng(turn), 3, collection.n_bits), start=10 * turn))
+        elif what < 0.9:
+            collection.remove(rng.sample(ids, 2))
+        elif what < 0.95:
+            collection.save_index()
+        elif what < 0.97:
+            optimize(collection)
+        else:
+            for old in folder.parent.glob("*.tar"): old.unlink()
+            snapshot(collection, folder.parent / f"{{turn}}.tar")
+"""
+
+
+class NoDisk(Exception):
+    """This machine does not let us make a disk of our own; the message says why."""
+
+
+@contextmanager
+def disk(place: Path, *, megabytes: int = 48) -> Iterator[tuple[Path, Path]]:
+    """A mounted ext4 file system in a file in memory: (where it is mounted, the file).
+
+    What the system has not written yet is in its cache and not in the file, so a copy of the file is what a disk holds
+    when the power goes.
+    """
+    missing = [tool for tool in ("mkfs.ext4", "mount", "umount") if shutil.which(tool) is None]
+    if os.geteuid() != 0 or missing or not os.access("/dev/shm", os.W_OK):
+        raise NoDisk(f"a file system of its own needs root, /dev/shm and {', '.join(missing) or 'its tools'}")
+    image, mounted = Path(f"/dev/shm/hashseek-{os.getpid()}-{time.monotonic_ns()}"), place / "disk"
+    mounted.mkdir()
+    try:
+        with image.open("wb") as file:
+            file.truncate(megabytes * 2**20)
+        _system("mkfs.ext4", "-q", "-F", str(image))
+        _system("mount", "-o", "loop", str(image), str(mounted))
+        try:
+            yield mounted, image
+        finally:
+            _system("umount", "--lazy", str(mounted))
+    finally:
+        image.unlink()
+
+
+def _system(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise NoDisk(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+def cut_the_power(
+    start: Callable[..., Command],
+    place: Path,
+    checkpoint: Path,
+    *,
+    n_cuts: int,
+    seed: int,
+    report: Callable[[str], Any] = lambda line: None,
+) -> tuple[list[int], list[str]]:
+    """Let a process change a collection and take away, at random moments, whatever it has not made durable.
+
+    Returns:
+        (how many images were acknowledged at each cut, what was wrong with what was left).
+
+    Raises:
+        NoDisk: this machine does not let us make a disk of our own.
+    """
+    rng, acknowledged, wrong = random.Random(seed), [], []
+    ledger = place / "ledger"
+    with disk(place) as (mounted, image):
+        folder = mounted / "collection"
+        open_or_create(folder, checkpoint=checkpoint).close()
+        busy = BUSY.format(tests=str(ROOT / "tests"), folder=str(folder), seed=seed)
+        command = start("--version", before=LEDGER.format(path=str(ledger)) + busy)
+        wait_until(lambda: ledger.exists() or command.ended)
+        for cut in range(n_cuts):
+            time.sleep(0.05 + rng.random() * 0.3)
+            if command.ended:
+                wrong.append(f"the process ended: {command.err}")
+                break
+            os.kill(command.pid, signal.SIGSTOP)
+            time.sleep(0.01)  # what it is in the middle of in the kernel comes to an end
+            shutil.copy(ledger, place / "ledger at the cut")
+            copy = _still(image)
+            os.kill(command.pid, signal.SIGCONT)
+            try:
+                then = Ledger(place / "ledger at the cut")
+                acknowledged.append(len(then.present))
+                problems = _look(copy, place, then)
+            finally:
+                copy.unlink()
+            wrong += [f"cut {cut}: {problem}" for problem in problems]
+            report(f"{cut:4} power cut, {len(then.present):5} acknowledged  {'; '.join(problems) or 'ok'}")
+        command.send(signal.SIGKILL)
+        command.wait()
+    return acknowledged, wrong
+
+
+def _still(image: Path) -> Path:
+    """A copy of the disk at one moment: copied until two copies are equal, for the system may be writing."""
+    copies = [image.with_name(f"{image.name}-{number}") for number in range(2)]
+    shutil.copy(image, copies[0])
+    while True:
+        shutil.copy(image, copies[1])
+        if copies[0].read_bytes() == copies[1].read_bytes():
+            copies[1].unlink()
+            return copies[0]
+        copies.reverse()
+
+
+def _look(copy: Path, place: Path, ledger: Ledger) -> list[str]:
+    """Mount what was left and look at it, as after the lights are on again."""
+    mounted = place / "after the cut"
+    mounted.mkdir(exist_ok=True)
+    _system("mount", "-o", "loop", str(copy), str(mounted))
+    try:
+        problems = [
+            # Images without a picture of their own point nowhere.
+            problem
+            for problem in check(mounted / "collection", ledger)
+            if "'/nowhere/" not in problem
+        ]
+        for file in mounted.glob("*.tar"):
+            restore(file, place / "restored")
+            shutil.rmtree(place / "restored")
+        return problems
+    finally:
+        _system("umount", "--lazy", str(mounted))

@@ -1,0 +1,5 @@
+"""Where the repository is."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]

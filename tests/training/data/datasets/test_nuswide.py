@@ -1,0 +1,182 @@
+"""NUS-WIDE on a miniature of the official files: the 21 most frequent labels or all, seeded splits, lists."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hashseek.retrieval.errors import BadConfig, BadDataset
+from hashseek.training.data.datasets import build_splits
+from support.dataset_files import labels_of, names, needs_data, published_list, sizes, touch_all, write_lists
+
+CONCEPTS = [f"concept{i:02}" for i in range(81)]
+N = 600
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
+
+
+def draw_labels() -> np.ndarray:
+    """Labels (600, 81): those of even number are the more frequent ones, and some images have none."""
+    rng = np.random.default_rng(0)
+    odds = np.where(np.arange(81) % 2 == 0, 0.10, 0.01) * np.linspace(1.2, 0.8, 81)
+    return (rng.random((N, 81)) < odds).astype(np.uint8)
+
+
+LABELS = draw_labels()
+# As published: a folder a category, backslashes, and the same number twice in two categories.
+FILES = [f"{('actor', 'zebra', 'night_scene')[i % 3]}\\{i % 3:04}_{1000 + i}.jpg" for i in range(N)]
+
+
+def in_folders(file: str) -> str:
+    return file.replace("\\", "/")
+
+
+def write_nuswide(root: Path, *, halves: bool = False, flat: bool = False) -> Path:
+    place = in_folders if not flat else lambda file: file.rpartition("\\")[2]
+    touch_all(root / ("images" if flat else "Flickr"), [place(file) for file in FILES])
+    (root / "ImageList").mkdir()
+    (root / "ConceptsList").mkdir()
+    (root / "ConceptsList" / "Concepts81.txt").write_text("".join(f"{name}\r\n" for name in CONCEPTS))
+    folder = root / "Groundtruth" / ("TrainTestLabels" if halves else "AllLabels")
+    folder.mkdir(parents=True)
+    parts = {"Train": range(0, 400), "Test": range(400, N)} if halves else {"": range(N)}
+    for part, rows in parts.items():
+        (root / "ImageList" / f"{part}Imagelist.txt").write_text("".join(f"{FILES[row]}\r\n" for row in rows))
+        for column, name in enumerate(CONCEPTS):
+            text = "".join(f"{LABELS[row, column]}\r\n" for row in rows)
+            (folder / f"Labels_{name}{'_' if part else ''}{part}.txt").write_text(text)
+    return root
+
+
+@pytest.fixture
+def nus(tmp_path) -> Path:
+    return write_nuswide(tmp_path / "nus")
+
+
+SMALL = {"n_query": 42, "n_train": 105}  # 2 and 5 a label
+
+
+def test_the_21_most_frequent_labels_and_the_images_that_have_one(nus):
+    splits = build_splits("nuswide", root=str(nus), **SMALL)
+    by_count = sorted(range(81), key=lambda column: -int(LABELS[:, column].sum()))[:21]
+    assert splits.label_names == tuple(CONCEPTS[column] for column in sorted(by_count))
+    labelled = [i for i in range(N) if LABELS[i, by_count].any()]
+    assert 0 < len(labelled) < N
+    assert sizes(splits) == (42, 105, len(labelled) - 147)
+    everything = [*splits.query.paths, *splits.train.paths, *splits.database.paths]
+    assert {path.relative_to(nus / "Flickr").as_posix() for path in everything} == {
+        in_folders(FILES[i]) for i in labelled
+    }
+    for i in labelled[::50]:
+        wanted = {CONCEPTS[column] for column in by_count if LABELS[i, column]}
+        assert labels_of(splits, in_folders(FILES[i]).rpartition("/")[2]) == wanted
+
+
+def test_every_label_has_its_queries_and_training_images(nus):
+    splits = build_splits("nuswide", root=str(nus), **SMALL)
+    assert splits.query.labels.sum(axis=0).min() >= 2
+    assert splits.train.labels.sum(axis=0).min() >= 5
+    assert build_splits("nuswide", root=str(nus), **SMALL).fingerprint == splits.fingerprint
+    assert build_splits("nuswide", root=str(nus), split_seed=1, **SMALL).fingerprint != splits.fingerprint
+
+
+def test_all_81_labels_are_split_at_random(nus):
+    splits = build_splits("nuswide", root=str(nus), n_labels=81, n_query=50, n_train=100)
+    assert splits.label_names == tuple(CONCEPTS)
+    assert sizes(splits) == (50, 100, int(LABELS.any(axis=1).sum()) - 150)
+    again = build_splits("nuswide", root=str(nus), n_labels=81, n_query=50, n_train=100, train_in_database=True)
+    assert sizes(again) == (50, 100, int(LABELS.any(axis=1).sum()) - 50)
+    assert set(again.train.paths) < set(again.database.paths)
+
+
+def test_the_halves_and_a_flat_folder_hold_the_same_set(nus, tmp_path):
+    first = build_splits("nuswide", root=str(nus), **SMALL)
+    halves = build_splits("nuswide", root=str(write_nuswide(tmp_path / "halves", halves=True)), **SMALL)
+    assert halves.fingerprint == first.fingerprint
+    flat = build_splits("nuswide", root=str(write_nuswide(tmp_path / "flat", flat=True)), **SMALL)
+    assert names(flat.train) == names(first.train)
+    np.testing.assert_array_equal(flat.query.labels, first.query.labels)
+
+
+def test_pictures_that_left_flickr_are_refused_or_left_out_of_the_same_split(nus):
+    whole = build_splits("nuswide", root=str(nus), **SMALL)
+    gone = [whole.train.paths[0], whole.query.paths[1], whole.database.paths[2]]
+    for path in gone:
+        path.unlink()
+    with pytest.raises(BadDataset, match="3 of the [0-9]+ images that NUS-WIDE lists are not in .*Flickr"):
+        build_splits("nuswide", root=str(nus), **SMALL)
+    splits = build_splits("nuswide", root=str(nus), on_error="skip", **SMALL)
+    assert list(splits.train.paths) == [path for path in whole.train.paths if path not in gone]
+    assert sum(problem.reason.endswith("does not exist") for problem in splits.problems) == 3
+
+
+FAULTS = {
+    "does not hold the labels of NUS-WIDE": lambda root: shutil.rmtree(root / "Groundtruth"),
+    "does not hold AllLabels or TrainTestLabels": lambda root: shutil.rmtree(root / "Groundtruth" / "AllLabels"),
+    "does not hold the pictures of NUS-WIDE": lambda root: shutil.rmtree(root / "Flickr"),
+    "the list of the 81 labels is missing": lambda root: shutil.rmtree(root / "ConceptsList"),
+    "2 files of labels are missing in .*, such as .*Imagelist.txt": lambda root: [
+        (root / file).unlink() for file in ("ImageList/Imagelist.txt", "Groundtruth/AllLabels/Labels_concept03.txt")
+    ],
+    "Labels_concept05.txt has 5 lines for 600 images": lambda root: (
+        root / "Groundtruth/AllLabels/Labels_concept05.txt"
+    ).write_text("0\n1\n0\n0\n1\n"),
+    "Labels_concept05.txt holds something else than lines of 0 or 1": lambda root: (
+        root / "Groundtruth/AllLabels/Labels_concept05.txt"
+    ).write_text("2\n" * N),
+}
+
+
+@pytest.mark.parametrize("sentence", FAULTS)
+def test_a_set_that_is_not_complete_is_one_sentence(nus, sentence):
+    FAULTS[sentence](nus)
+    with pytest.raises(BadDataset, match=sentence) as caught:
+        build_splits("nuswide", root=str(nus), **SMALL)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"n_labels": 82}, "n_labels must be 2 to 81, not 82"),
+        ({"n_labels": 1}, "n_labels must be 2 to 81, not 1"),
+        ({"n_query": 43}, "n_query 43 and n_train 10500 must be multiples of the number of labels, 21"),
+        ({}, "ask for more images of a label than there are"),
+        ({"n_labels": 81}, "n_query 5000 and n_train 10000 of [0-9]+ images leave a split empty"),
+    ],
+)
+def test_splits_that_cannot_be(nus, options, sentence):
+    with pytest.raises(BadConfig, match=sentence):
+        build_splits("nuswide", root=str(nus), **options)
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("name", "n_labels", "n_query", "n_train", "most"),
+    [
+        ("nuswide21_hyp2_train_test", 21, 2100, 10500, 6222),
+        ("nuswide21m_train_test", 21, 2100, 10500, 6199),
+        ("nuswide81m_train_test", 81, 5000, 10000, 5432),
+    ],
+)
+def test_published_lists(tmp_path, name, n_labels, n_query, n_train, most):
+    rows = published_list(name)
+    # The database's list is too large to be here: as in DeepHash-pytorch the training images are part of it.
+    rows += [{**row, "split": "database"} for row in rows if row["split"] == "train"]
+    write_lists(tmp_path / "lists", rows, n_labels)
+    touch_all(tmp_path, [row["file"] for row in rows])
+    options = {"root": str(tmp_path), "lists": str(tmp_path / "lists"), "n_labels": n_labels}
+    splits = build_splits("nuswide", train_in_database=True, **options)
+    assert sizes(splits) == (n_query, n_train, n_train)
+    both = np.concatenate([splits.query.labels, splits.train.labels]).sum(axis=0, dtype=int)
+    assert both.max() == most
+    if n_labels == 21:
+        assert splits.train.labels.sum(axis=0).min() >= 500, "500 training images were drawn for each label"
+    with pytest.raises(BadDataset, match=f"{n_train} images of .* are in the train and in the database split"):
+        build_splits("nuswide", **options)
+    with pytest.raises(BadDataset, match="other numbers of labels"):
+        build_splits("nuswide", **{**options, "n_labels": 20})

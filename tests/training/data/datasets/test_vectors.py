@@ -1,0 +1,135 @@
+"""Data sets of feature vectors: the splits of a file, and one sentence for every way a file can be wrong."""
+
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hashseek.retrieval.errors import BadConfig, BadDataset
+from hashseek.training.data.datasets import vectors as sets
+from hashseek.training.data.datasets.vectors import vectors
+
+
+@pytest.fixture
+def arrays():
+    rng = np.random.default_rng(0)
+    return {
+        "X": rng.normal(size=(30, 4)).astype(np.float32),
+        "Y": rng.integers(0, 2, (30, 3)).astype(np.uint8),
+        "label_names": np.array(["a", "b", "c"]),
+        "split": np.array(["test"] * 10 + ["train"] * 20),
+    }
+
+
+@pytest.fixture
+def write(tmp_path, arrays):
+    def write(**changes):
+        kept = {name: array for name, array in (arrays | changes).items() if array is not None}
+        np.savez(tmp_path / "set.npz", **kept)
+        return str(tmp_path / "set.npz")
+
+    return write
+
+
+def test_the_official_test_part_is_the_query_and_the_training_part_is_train_and_database(write, arrays):
+    splits = vectors(path=write())
+    assert np.array_equal(splits.query.vectors, arrays["X"][:10])
+    assert np.array_equal(splits.train.vectors, arrays["X"][10:])
+    assert np.array_equal(splits.database.labels, arrays["Y"][10:])
+    assert splits.label_names == ("a", "b", "c")
+    assert splits.query.where[3] == "row 3 of set.npz"
+    assert splits.train.paths[0].name == "set.npz#10"
+    assert not set(splits.query.paths) & set(splits.train.paths)
+
+
+@pytest.mark.parametrize("split", [None, np.array(["none"] * 30)])
+def test_without_a_split_one_is_drawn_by_its_seed(write, split):
+    path = write(split=split)
+    first, again = vectors(path=path), vectors(path=path)
+    other = vectors(path=path, split_seed=1)
+    assert (len(first.query), len(first.train)) == (9, 21)
+    assert first.query.paths == again.query.paths != other.query.paths
+    assert len({*first.query.paths, *first.train.paths}) == 30
+    assert first.fingerprint == again.fingerprint != other.fingerprint
+    assert len(vectors(path=path, query_fraction=0.5).query) == 15
+
+
+def test_the_fingerprint_follows_values_and_labels(write, arrays):
+    before = vectors(path=write()).fingerprint
+    changed = arrays["X"].copy()
+    changed[3, 2] += 1
+    assert vectors(path=write(X=changed)).fingerprint != before
+    assert vectors(path=write(Y=1 - arrays["Y"])).fingerprint != before
+    assert vectors(path=write()).fingerprint == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"Y": None}, "no array Y"),
+        ({"label_names": None}, "no array label_names"),
+        ({"X": np.zeros((29, 4), np.float32)}, r"X is \(29, 4\), Y \(30, 3\)"),
+        ({"X": np.zeros(30, np.float32)}, r"X is \(30,\)"),
+        ({"label_names": np.array(["a", "b"])}, "2 label names"),
+        ({"X": np.full((30, 4), np.nan, np.float32)}, "NaN"),
+        ({"X": np.full((30, 4), "1")}, "no numbers"),
+        ({"Y": np.full((30, 3), 2, np.uint8)}, "Y of .* holds 2: labels must be 0 or 1"),
+        ({"split": np.array(["valid"] * 30)}, "train or test .* says valid"),
+        ({"split": np.array(["train"] * 30)}, "both must occur"),
+        ({"split": np.array(["train"] * 12)}, r"shape \(12,\) and says train"),
+        ({"Y": np.zeros((30, 1), np.uint8), "label_names": np.array(["a"])}, "1 label"),
+        ({"Y": np.array([[{}] * 3] * 30)}, "no npz file of plain arrays"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_one_sentence(write, changes, message):
+    with pytest.raises(BadDataset, match=message):
+        vectors(path=write(**changes))
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04 torn"])
+def test_what_is_no_npz_is_refused(tmp_path, content):
+    (tmp_path / "set.npz").write_bytes(content)
+    with pytest.raises(BadDataset, match=re.escape(str(tmp_path / "set.npz")) + " is no npz file"):
+        vectors(path=str(tmp_path / "set.npz"))
+
+
+def test_a_torn_npz_is_refused(write):
+    path = Path(write())
+    path.write_bytes(path.read_bytes()[:600])
+    with pytest.raises(BadDataset, match="is no npz file"):
+        vectors(path=str(path))
+
+
+def test_a_missing_file_and_a_missing_variable_are_named(tmp_path, monkeypatch):
+    with pytest.raises(BadDataset, match=r"scene\.npz is missing"):
+        sets.scene(root=str(tmp_path))
+    monkeypatch.delenv("HASHSEEK_DATA", raising=False)
+    with pytest.raises(BadConfig, match="set HASHSEEK_DATA to the folder that holds vectors/yeast.npz"):
+        sets.yeast()
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, 0.01])
+def test_a_fraction_that_leaves_a_split_empty_is_refused(write, fraction):
+    with pytest.raises(BadConfig, match=f"query_fraction {fraction} of the 30 rows"):
+        vectors(path=write(split=None), query_fraction=fraction)
+
+
+@pytest.mark.skipif("HASHSEEK_DATA" not in os.environ, reason="HASHSEEK_DATA is not set")
+@pytest.mark.parametrize(
+    ("name", "n_train", "n_query", "width", "n_labels", "cardinality"),
+    [
+        ("scene", 1211, 1196, 294, 6, 1.074),
+        ("yeast", 1500, 917, 103, 14, 4.237),
+        ("emotions", 415, 178, 72, 6, 1.868),
+        ("cal500", 351, 151, 68, 174, 26.044),
+    ],
+)
+def test_the_real_sets_have_their_published_sizes(name, n_train, n_query, width, n_labels, cardinality):
+    splits = getattr(sets, name)()
+    assert splits.train.vectors.shape == (n_train, width)
+    assert splits.query.vectors.shape == (n_query, width)
+    labels = np.concatenate([splits.train.labels, splits.query.labels])
+    assert labels.shape == (n_train + n_query, n_labels)
+    assert labels.sum() / len(labels) == pytest.approx(cardinality, abs=5e-4)

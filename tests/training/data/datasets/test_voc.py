@@ -1,0 +1,206 @@
+"""VOC 2007 and 2012 on a miniature of the official folders: every object counts, the database is the training set."""
+
+import shutil
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hashseek.retrieval.errors import BadConfig, BadDataset
+from hashseek.training.data.datasets import build_splits
+from support.dataset_files import labels_of, names, needs_data, picture, published_list, sizes, touch_all, write_lists
+
+OBJECT = """    <object>
+        <name>{name}</name>
+        <pose>Left</pose>
+        <truncated>1</truncated>
+        <difficult>{difficult}</difficult>
+        <bndbox><xmin>48</xmin><ymin>240</ymin><xmax>195</xmax><ymax>371</ymax></bndbox>{part}
+    </object>
+"""
+HEAD = """
+        <part><name>head</name><bndbox><xmin>1</xmin><ymin>2</ymin><xmax>3</xmax><ymax>4</ymax></bndbox></part>"""
+IMAGES = {  # * marks a difficult object
+    "000001": ("dog", "person"),
+    "000002": ("train",),
+    "000003": ("sofa", "chair*"),
+    "000004": ("car", "car", "car*"),
+    "000005": ("person*",),
+    "000006": ("pottedplant", "bottle"),
+}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
+
+
+def write_voc(root: Path, year: str, sets: dict[str, list[str]]) -> Path:
+    folder = root / "VOCdevkit" / f"VOC{year}"
+    for place in ("Annotations", "ImageSets/Main", "JPEGImages"):
+        (folder / place).mkdir(parents=True)
+    for number, (name, objects) in enumerate(IMAGES.items()):
+        picture(folder / "JPEGImages" / f"{name}.jpg", number)
+        parts = "".join(
+            OBJECT.format(name=word.rstrip("*"), difficult=int("*" in word), part=HEAD if word == "person" else "")
+            for word in objects
+        )
+        text = (
+            f"<annotation>\n    <folder>VOC{year}</folder>\n    <filename>{name}.jpg</filename>\n{parts}</annotation>\n"
+        )
+        (folder / "Annotations" / f"{name}.xml").write_text(text)
+    for name, ids in sets.items():
+        (folder / "ImageSets" / "Main" / f"{name}.txt").write_text("".join(f"{i}\n" for i in ids))
+        # The lists of single labels lie beside them and must not be taken for the sets.
+        (folder / "ImageSets" / "Main" / f"dog_{name}.txt").write_text("".join(f"{i} -1\n" for i in ids))
+    return folder
+
+
+@pytest.fixture
+def voc(tmp_path) -> Path:
+    return write_voc(tmp_path, "2007", {"trainval": list(IMAGES)[:4], "test": list(IMAGES)[4:]})
+
+
+def test_2007_has_trainval_as_training_set_and_database_and_test_as_queries(voc, tmp_path):
+    splits = build_splits("voc2007", root=str(tmp_path))
+    assert names(splits.train) == names(splits.database) == ["000001.jpg", "000002.jpg", "000003.jpg", "000004.jpg"]
+    assert names(splits.query) == ["000005.jpg", "000006.jpg"]
+    assert len(splits.label_names) == 20
+    assert splits.label_names[:3] == ("aeroplane", "bicycle", "bird")
+    assert all(path.is_file() for path in splits.train.paths + splits.query.paths)
+    reasons = [str(problem) for problem in splits.problems]
+    assert (
+        "VOC2007: 2 images in its query split, while the published one has 4,952: figures are not comparable" in reasons
+    )
+
+
+def test_2012_has_train_as_training_set_and_val_as_queries(tmp_path):
+    write_voc(tmp_path, "2012", {"train": ["000001", "000003"], "val": ["000002"], "trainval": list(IMAGES)})
+    splits = build_splits("voc2012", root=str(tmp_path))
+    assert sizes(splits) == (1, 2, 2)
+    assert names(splits.query) == ["000002.jpg"]
+
+
+def test_difficult_objects_count_and_parts_of_objects_are_no_labels(voc, tmp_path):
+    splits = build_splits("voc2007", root=str(tmp_path))
+    for name, objects in IMAGES.items():
+        assert labels_of(splits, f"{name}.jpg") == {word.rstrip("*") for word in objects}, name
+
+
+def test_annotations_are_parsed_once_until_one_changes_or_the_cache_breaks(voc, tmp_path, monkeypatch, caplog):
+    first = build_splits("voc2007", root=str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(ET, "parse", lambda file: pytest.fail(f"{file} was parsed again"))
+        again = build_splits("voc2007", root=str(tmp_path))
+    assert again.fingerprint == first.fingerprint
+    np.testing.assert_array_equal(again.train.labels, first.train.labels)
+
+    file = next((tmp_path / "cache" / "datasets").iterdir())
+    for damage in (file.read_bytes()[:-40], b"", b"no array"):
+        file.write_bytes(damage)
+        assert build_splits("voc2007", root=str(tmp_path)).fingerprint == first.fingerprint
+        assert "is damaged: the data set is read anew" in caplog.text
+        caplog.clear()
+    assert build_splits("voc2007", root=str(tmp_path)).fingerprint == first.fingerprint
+    assert not caplog.text, "the damaged one was replaced"
+
+    annotation = voc / "Annotations" / "000002.xml"
+    annotation.write_text(annotation.read_text().replace("<name>train<", "<name>bus<"))
+    changed = build_splits("voc2007", root=str(tmp_path))
+    assert labels_of(changed, "000002.jpg") == {"bus"}
+    assert changed.fingerprint != first.fingerprint
+
+
+def test_a_cache_that_cannot_be_written_costs_time_and_nothing_else(voc, tmp_path, monkeypatch, caplog):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "file" / "cache"))
+    assert sizes(build_splits("voc2007", root=str(tmp_path))) == (2, 4, 4)
+    assert "cannot be written" in caplog.text
+
+
+def test_the_fingerprint_is_that_of_the_set_and_not_of_its_place(voc, tmp_path):
+    first = build_splits("voc2007", root=str(tmp_path))
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    shutil.move(tmp_path / "VOCdevkit", moved)
+    assert build_splits("voc2007", root=str(moved)).fingerprint == first.fingerprint
+    assert build_splits("voc2007", root=str(moved / "VOCdevkit")).fingerprint == first.fingerprint
+
+
+def test_an_image_that_is_missing_is_refused_or_left_out(voc, tmp_path):
+    (voc / "JPEGImages" / "000003.jpg").unlink()
+    with pytest.raises(
+        BadDataset, match=r"1 of the 6 images that VOC2007 lists are not in .*000003.jpg: unpack VOC.*tar"
+    ):
+        build_splits("voc2007", root=str(tmp_path))
+    splits = build_splits("voc2007", root=str(tmp_path), on_error="skip")
+    assert names(splits.train) == names(splits.database) == ["000001.jpg", "000002.jpg", "000004.jpg"]
+    assert "the file JPEGImages/000003.jpg does not exist" in [problem.reason for problem in splits.problems]
+
+
+def remove(path: str):
+    return lambda voc: shutil.rmtree(voc / path) if (voc / path).is_dir() else (voc / path).unlink()
+
+
+def rewrite(path: str, change):
+    return lambda voc: (voc / path).write_text(change((voc / path).read_text()))
+
+
+FAULTS = {
+    "does not hold the official PASCAL VOC 2007 .looked for VOCdevkit/VOC2007": remove(""),
+    "1 of 6 annotations are missing, such as .*000002.xml: unpack": remove("Annotations/000002.xml"),
+    "6 of 6 annotations are missing": remove("Annotations"),
+    "none of the 6 images that VOC2007 lists is in .*JPEGImages/000001.jpg: unpack": remove("JPEGImages"),
+    "the list of the test images of VOC2007 is missing": remove("ImageSets/Main/test.txt"),
+    "trainval.txt lists no image": rewrite("ImageSets/Main/trainval.txt", lambda text: "\n"),
+    "000004.xml is damaged .*: unpack": rewrite("Annotations/000004.xml", lambda text: text[:200]),
+    "has an object 'unicorn', which is none of the 20": rewrite(
+        "Annotations/000001.xml", lambda text: text.replace("<name>dog", "<name>unicorn")
+    ),
+    "1 images of VOC2007 are in the query and in the train split": rewrite(
+        "ImageSets/Main/test.txt", lambda text: f"{text}000001\n"
+    ),
+    "the query split of VOC2007 lists the image JPEGImages/000006.jpg more than once": rewrite(
+        "ImageSets/Main/test.txt", lambda text: f"{text}000006\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("sentence", FAULTS)
+def test_a_half_unpacked_or_changed_set_is_one_sentence(voc, tmp_path, sentence):
+    FAULTS[sentence](voc)
+    with pytest.raises(BadDataset, match=sentence) as caught:
+        build_splits("voc2007", root=str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_options_that_cannot_be(voc, tmp_path):
+    with pytest.raises(BadDataset, match=r"there is no folder .*nowhere with the official .*set download = true"):
+        build_splits("voc2007", root=str(tmp_path / "nowhere"))
+    with pytest.raises(BadConfig, match="protocol must be hyp2 or deephash, not 'hyp3'"):
+        build_splits("voc2012", root=str(tmp_path), protocol="hyp3")
+    with pytest.raises(BadConfig, match="needs lists, the folder data/voc2012"):
+        build_splits("voc2012", root=str(tmp_path), protocol="deephash")
+    with pytest.raises(BadConfig, match="on_error must be skip or stop"):
+        build_splits("voc2007", root=str(tmp_path), on_error="ignore")
+
+
+@needs_data
+def test_the_published_lists_of_deephash_for_2012(tmp_path):
+    rows = published_list("voc2012_deephash")
+    write_lists(tmp_path / "lists", rows, 20)
+    touch_all(tmp_path, [row["file"] for row in rows])
+    splits = build_splits("voc2012", root=str(tmp_path), protocol="deephash", lists=str(tmp_path / "lists"))
+    assert sizes(splits) == (1000, 4000, 6540)
+    assert splits.problems == ()
+    labels = np.concatenate([splits.query.labels, splits.train.labels, splits.database.labels])
+    counts = dict(zip(splits.label_names, labels.sum(axis=0, dtype=int).tolist(), strict=True))
+    # The numbers of images that VOC 2012's own page gives for its trainval.
+    assert [counts[name] for name in ("aeroplane", "bicycle", "dog", "person", "tvmonitor")] == [
+        670,
+        552,
+        1286,
+        4087,
+        575,
+    ]

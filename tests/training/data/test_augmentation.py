@@ -1,0 +1,154 @@
+"""Augmentation: the same for the same seed, the pixels that torchvision would give, and nothing else changed."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as transforms
+
+from hashseek.retrieval.errors import BadConfig
+from hashseek.training.data.augmentation import OPERATIONS, Augmentation, augment, crop_batch, draw_crop, rand_augment
+from support.pictures import draw
+
+
+def picture(seed=0, size=64):
+    return torch.from_numpy(np.array(draw(seed, (size, size)))).permute(2, 0, 1)
+
+
+def test_flip_and_crop_give_what_they_gave_in_recorded_runs():
+    """An independent form: the draws in their order, and torchvision's resized crop on plain (3, size, size) pixels."""
+    pixels = torch.from_numpy(np.random.default_rng(9).integers(0, 256, (3, 97, 97), dtype=np.uint8))
+    by_colour_last = pixels.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+    flipped = 0
+    for row in range(40):
+        rng = np.random.default_rng((3, 1, row))
+        expected = pixels
+        if rng.random() < 0.5:
+            expected, flipped = pixels.flip(-1), flipped + 1
+        area, ratio = rng.uniform(0.3, 1), np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
+        width, height = (min(97, max(1, round(97 * np.sqrt(a)))) for a in (area * ratio, area / ratio))
+        top, left = int(rng.integers(97 - height + 1)), int(rng.integers(97 - width + 1))
+        expected = transforms.resized_crop(expected, top, left, height, width, [97, 97], antialias=True)
+        for stored in (pixels, by_colour_last):
+            found = augment(stored, np.random.default_rng((3, 1, row)), Augmentation(flip=True, min_crop=0.3))
+            assert torch.equal(found, expected)
+    assert 10 < flipped < 30
+
+
+@pytest.mark.parametrize("size", [32, 97])
+@pytest.mark.parametrize("min_crop", [0.08, 0.3, 1.0])
+def test_a_batch_at_once_gives_what_single_images_give_but_for_rounding(size, min_crop):
+    augmentation = Augmentation(min_crop=min_crop)
+    pixels = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (60, 3, size, size), dtype=np.uint8))
+    crops = [draw_crop(np.random.default_rng((5, row)), size, augmentation) for row in range(60)]
+    found = crop_batch(pixels, crops)
+    expected = torch.stack([augment(p, np.random.default_rng((5, row)), augmentation) for row, p in enumerate(pixels)])
+    assert found.dtype == torch.uint8
+    assert (found.int() - expected.int()).abs().max() <= 1
+    assert any(crop.flip for crop in crops)
+    assert not all(crop.flip for crop in crops)
+
+
+def test_crops_have_their_share_of_the_area_and_lie_inside():
+    rng = np.random.default_rng(0)
+    crops = [draw_crop(rng, 200, Augmentation(flip=False, min_crop=0.5)) for _ in range(500)]
+    assert not any(crop.flip for crop in crops)
+    areas = np.array([crop.height * crop.width for crop in crops]) / 200**2
+    assert 0.49 < areas.min() < 0.52  # rounding takes a little
+    assert 0.7 < areas.mean() < 0.8
+    assert all(0 <= crop.top <= 200 - crop.height and 0 <= crop.left <= 200 - crop.width for crop in crops)
+    ratios = [crop.width / crop.height for crop in crops]
+    assert 0.72 < min(ratios) < 0.8
+    assert 1.25 < max(ratios) < 1.36
+
+
+def test_none_changes_nothing():
+    pixels = picture()
+    assert torch.equal(augment(pixels, np.random.default_rng(0), Augmentation.none()), pixels)
+
+
+class OneOperation(v2.RandAugment):
+    """torchvision's RandAugment of a single operation."""
+
+    def __init__(self, name, magnitude):
+        super().__init__(num_ops=1, magnitude=magnitude)
+        self._AUGMENTATION_SPACE = {name: v2.RandAugment._AUGMENTATION_SPACE[name]}
+
+
+def test_there_are_the_operations_of_torchvision():
+    assert set(OPERATIONS) == set(v2.RandAugment._AUGMENTATION_SPACE)
+
+
+@pytest.mark.parametrize("magnitude", [0, 9, 30])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_each_operation_does_what_torchvisions_does(name, magnitude):
+    image = draw(7, (60, 60))
+    torch.manual_seed(0)
+    theirs = {np.array(OneOperation(name, magnitude)(image)).tobytes() for _ in range(12)}  # both signs
+    ours = {np.array(OPERATIONS[name](image, sign * magnitude / 30)).tobytes() for sign in (1, -1)}
+    assert ours == theirs
+    assert len(ours) <= 2
+
+
+def test_rand_augment_draws_every_operation_with_either_sign_and_only_from_its_generator():
+    image = draw(3, (48, 48))
+    possible = {
+        np.array(function(image, sign * 0.3)).tobytes(): name
+        for name, function in OPERATIONS.items()
+        for sign in (1, -1)
+    }
+    state = torch.random.get_rng_state()
+    rng = np.random.default_rng(0)
+    found = {np.array(rand_augment(image, rng, n=1, magnitude=9)).tobytes() for _ in range(400)}
+    assert found == possible.keys()
+    assert torch.equal(torch.random.get_rng_state(), state)
+    first, second = (rand_augment(image, np.random.default_rng(4), n=2, magnitude=9) for _ in range(2))
+    assert np.array_equal(first, second)
+
+
+def test_rand_augment_comes_after_the_crop_and_jitter_last():
+    pixels = picture(2)
+    for row in range(8):
+        rng = np.random.default_rng(row)
+        draw_crop(rng, 64, Augmentation())
+        cropped = augment(pixels, np.random.default_rng(row), Augmentation())
+        expected = rand_augment(Image.fromarray(cropped.permute(1, 2, 0).numpy()), rng, n=2, magnitude=9)
+        found = augment(pixels, np.random.default_rng(row), Augmentation(rand_augment_n=2))
+        assert np.array_equal(found.permute(1, 2, 0), expected)
+        jittered = augment(pixels, np.random.default_rng(row), Augmentation(rand_augment_n=2, jitter=0.4))
+        assert jittered.shape == found.shape
+        assert not torch.equal(jittered, found)
+
+
+def test_jitter_stays_within_its_factors():
+    grey = torch.full((3, 16, 16), 100, dtype=torch.uint8)  # contrast and saturation leave grey as it is
+    levels = [
+        int(augment(grey, np.random.default_rng(i), Augmentation(flip=False, min_crop=1, jitter=0.4))[0, 0, 0])
+        for i in range(200)
+    ]
+    assert 60 <= min(levels) < 65
+    assert 135 < max(levels) <= 140
+    assert 95 < np.mean(levels) < 105
+    assert len(set(levels)) > 50
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"min_crop": 0.0}, "min_crop must be above 0 and at most 1, not 0.0"),
+        ({"min_crop": 1.5}, "not 1.5"),
+        ({"rand_augment_n": -1}, "not n = -1"),
+        ({"rand_augment_m": 31}, "magnitude from 0 to 30, not n = 0 and 31"),
+        ({"jitter": 2.0}, "jitter must be 0 to 1, not 2.0"),
+    ],
+)
+def test_values_out_of_limits_are_refused(change, reason):
+    with pytest.raises(BadConfig, match=reason):
+        Augmentation(**change)
+
+
+def test_a_grey_picture_survives_everything():
+    flat = Image.new("RGB", (20, 20), (7, 7, 7))
+    for function in OPERATIONS.values():
+        assert function(flat, 0.3).size == (20, 20)

@@ -1,0 +1,231 @@
+"""Labels held out of training: no image and no column of them reaches it, and figures are about them alone."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hashseek.api.cli import main
+from hashseek.retrieval.checkpoint import load_checkpoint
+from hashseek.retrieval.encoder import Encoder
+from hashseek.retrieval.errors import BadConfig, BadDataset
+from hashseek.retrieval.images import decode_for, read_bytes
+from hashseek.training.config import load_config, parse_config
+from hashseek.training.data.datasets import build_splits
+from hashseek.training.data.datasets.shapes import render_shapes
+from hashseek.training.data.held_out_labels import choose_held_out, label_part, training_splits
+from hashseek.training.data.splits import Split, Splits
+from hashseek.training.evaluation.evaluate import evaluate
+from hashseek.training.evaluation.report import as_markdown
+from hashseek.training.evaluation.report.compare import load_entries
+from hashseek.training.loop.fit import fit
+from hashseek.training.runs.run_folder import Run
+from support import hamming_oracle as hamming
+
+HELD_OUT = ("night", "red")
+OPTIONS = {"data_name": "shapes", "ns": (5, 20), "n_points": 0, "device": "cpu", "precision": "fp32"}
+
+
+def config(root: Path, held_out, **train):
+    return parse_config(
+        {
+            "data": {"name": "folder", "root": str(root), "held_out": held_out},
+            "model": {"backbone": "squeezenet1_1", "n_bits": 12, "size": 48, "crop_fraction": 1.0},
+            "optimizer": {"name": "adamw", "lr": 1e-3, "proxy_lr": 1e-2},
+            "train": {"epochs": 1, "batch_size": 16, "device": "cpu", "precision": "fp32", **train},
+        },
+        source="test",
+    )
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("held-out") / "shapes"
+    render_shapes(root, n_query=16, n_train=90, n_database=60, size=48, seed=1)
+    return root
+
+
+@pytest.fixture(scope="module")
+def run(pictures, tmp_path_factory) -> Run:
+    """A run without `HELD_OUT` on a copy in which every image that it must not see is no image."""
+    root = tmp_path_factory.mktemp("held-out-run")
+    copy = shutil.copytree(pictures, root / "shapes")
+    splits = build_splits("folder", root=str(copy))
+    columns = [splits.label_names.index(name) for name in HELD_OUT]
+    for split in (splits.train, splits.query, splits.database):
+        for path, row in zip(split.paths, split.labels, strict=True):
+            if split is not splits.train or row[columns].any():
+                path.write_bytes(b"not an image")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HASHSEEK_CACHE", str(root / "cache"))
+        return fit(config(copy, HELD_OUT), out=root / "run").run
+
+
+@pytest.fixture(scope="module")
+def whole(pictures) -> Splits:
+    return build_splits("folder", root=str(pictures))
+
+
+@pytest.fixture(scope="module")
+def by_hand(whole) -> dict[str, tuple[list[int], list[int]]]:
+    """Rows of queries and database of each part, from the names of the labels of each image."""
+
+    def rows(split: Split, part: str) -> list[int]:
+        names = [{whole.label_names[i] for i in np.flatnonzero(row)} for row in split.labels]
+        wanted = {"all": (True, False), "seen": (False,), "held-out": (True,)}[part]
+        return [i for i, found in enumerate(names) if bool(found & set(HELD_OUT)) in wanted]
+
+    return {part: (rows(whole.query, part), rows(whole.database, part)) for part in ("all", "seen", "held-out")}
+
+
+def test_no_held_out_label_reaches_training(run, whole):
+    header = load_checkpoint(run.best).header
+    assert header.label_names == tuple(name for name in whole.label_names if name not in HELD_OUT)
+    assert header.training["held_out"] == list(HELD_OUT)
+    assert header.training["splits_sha256"] == whole.fingerprint
+    described = json.loads(run.splits.read_text())
+    assert not set(HELD_OUT) & set(described["label_names"])
+    of_train = described["of_train"]
+    columns = [whole.label_names.index(name) for name in HELD_OUT]
+    n_without = int((whole.train.labels[:, columns].sum(axis=1) == 0).sum())
+    assert of_train["learnt_from"] + of_train["validated_on"] == n_without < len(whole.train)
+    seen = whole.train.labels[whole.train.labels[:, columns].sum(axis=1) == 0].sum(axis=0)
+    assert described["train_images_per_label"] == np.delete(seen, columns).tolist()
+
+
+@pytest.mark.parametrize("part", [None, "held-out", "seen", "all"])
+def test_figures_are_those_of_the_part_by_hand(run, whole, by_hand, part):
+    report = evaluate(run.best, whole, labels=part, **OPTIONS).report
+    q, db = by_hand[part or "held-out"]
+    columns = [whole.label_names.index(name) for name in HELD_OUT]
+    of_part = {"held-out": columns, "seen": [i for i in range(18) if i not in columns], "all": list(range(18))}
+    chosen = of_part[part or "held-out"]
+    encoder = Encoder(load_checkpoint(run.best), device="cpu", precision="fp32")
+
+    def encode(split: Split, rows: list[int]):
+        loaded = [decode_for(read_bytes(split.paths[i]), encoder.preprocessing)[1] for i in rows]
+        return encoder.encode_pixels(np.stack(loaded))
+
+    ids = hamming.search(encode(whole.query, q), encode(whole.database, db), len(db))[1]
+    gains = whole.query.labels[q][:, chosen].astype(int) @ whole.database.labels[db][:, chosen].T
+    for score in report.scores:
+        found = np.take_along_axis(gains > 0, ids, axis=1)[:, : score.n]
+        hits = np.cumsum(found, axis=1)
+        ap = (found * hits / np.arange(1, score.n + 1)).sum(axis=1) / np.maximum(hits[:, -1], 1)
+        assert score.as_served == pytest.approx(ap.mean())
+    assert (report.data["queries"], report.data["database"]) == (len(q), len(db))
+    assert [label.name for label in report.labels] == [whole.label_names[i] for i in chosen]
+    assert (report.labels_used, report.held_out) == (part or "held-out", list(HELD_OUT))
+    assert report.data["same_splits_as_in_training"]
+    assert "night, red" in as_markdown(report).split("## Protocol")[1]
+
+
+def test_reports_of_different_parts_do_not_compare(run, whole, tmp_path):
+    places = []
+    for part in ("held-out", "seen", "all"):
+        evaluate(run.best, whole, labels=part, **OPTIONS).write(tmp_path / part)
+        places.append(tmp_path / part)
+    for other in places[1:]:
+        with pytest.raises(
+            BadConfig, match="one is about labels held out of training: .*, the other about .*night, red"
+        ):
+            load_entries([places[0], other])
+    page = (places[0] / "report.html").read_text()
+    assert "Not the usual protocol" in page
+    assert "relevance by those labels alone (night, red)" in page
+
+
+def test_the_command_evaluates_the_held_out_part_unless_told_otherwise(run, pictures, tmp_path, capsys):
+    options = [
+        "--data",
+        str(pictures),
+        "-n",
+        "5",
+        "--points",
+        "0",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path / "report"),
+    ]
+    for more, title in (((), "labels held out of training"), (("--labels", "seen"), "labels seen in training")):
+        with pytest.raises(SystemExit) as ended:
+            main(["evaluate", str(run.best), *options, *more])
+        assert ended.value.code == 0
+        assert f"| labels used | {title}: queries and database of images" in capsys.readouterr().out
+
+
+def test_a_share_is_drawn_by_its_seed_and_recorded(whole, pictures, tmp_path, monkeypatch):
+    names = whole.label_names
+    drawn = choose_held_out(names, 0.25, seed=0)
+    assert len(drawn) == round(0.25 * 18)
+    assert drawn == choose_held_out(names, 0.25, seed=0) == tuple(name for name in names if name in drawn)
+    assert len({choose_held_out(names, 0.25, seed=seed) for seed in range(20)}) > 15
+    times = np.zeros(18)
+    for seed in range(300):
+        times[[names.index(name) for name in choose_held_out(names, 0.25, seed=seed)]] += 1
+    assert times.sum() == 4 * 300
+    assert times.min() > 35, "every label has its turn"
+    assert choose_held_out(names, None) == ()
+    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
+    result = fit(config(pictures, 0.1), out=tmp_path / "run")
+    training = load_checkpoint(result.run.best).header.training
+    assert training["held_out"] == list(choose_held_out(names, 0.1)) == list(HELD_OUT)
+    assert training["data"]["held_out"] == 0.1
+
+
+def test_training_without_the_labels_resumes(pictures, tmp_path, monkeypatch):
+    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
+    fit(config(pictures, HELD_OUT), out=tmp_path / "run")
+    again = fit(config(pictures, list(HELD_OUT)), out=tmp_path / "run", resume=True)
+    assert again.best_epoch == 0
+    with pytest.raises(BadConfig, match=r"data.held_out was \['night', 'red'\] and is \['night', 'sky'\]"):
+        fit(config(pictures, ("night", "sky")), out=tmp_path / "run", resume=True)
+
+
+def test_what_cannot_be_held_out_is_one_sentence(whole):
+    names = whole.label_names
+    for held_out, reason in (
+        (("nigth", "red"), "names 'nigth', which is no label of the data set: did you mean 'night'"),
+        (("elephant", "red"), "names 'elephant', which is no label of the data set: it has blue, "),
+        (("red",), "names 1 of 18 labels and leaves 1 held out and 17 to learn: both must be at least 2"),
+        (names[1:], "leaves 17 held out and 1 to learn"),
+        (0.02, r"data.held_out = 0.02 of 18 labels leaves 0 held out"),
+        (1.0, "between 0 and 1, or their names, not 1.0"),
+    ):
+        with pytest.raises(BadConfig, match=reason):
+            choose_held_out(names, held_out)
+    with pytest.raises(
+        BadDataset, match="held out of training, but the data set has no elephant: evaluate on one that"
+    ):
+        label_part(whole, ("elephant", "red"), "held-out")
+    assert label_part(whole, ("elephant", "rhino"), "all").label_names == names
+    everywhere = replace(whole, train=replace(whole.train, labels=np.ones_like(whole.train.labels)))
+    with pytest.raises(BadDataset, match="none of the 90 training images is without any of the held-out labels night"):
+        training_splits(everywhere, HELD_OUT)
+    nowhere = replace(whole, query=replace(whole.query, labels=np.zeros_like(whole.query.labels)))
+    with pytest.raises(BadDataset, match="none of the 16 query images carries one of the held-out labels night, red"):
+        training_splits(nowhere, HELD_OUT)
+
+
+def test_the_setting_is_checked_and_leaves_other_configurations_as_they_were(pictures):
+    for bad in ("red", 0, 1.5, [], [1, 2]):
+        with pytest.raises(
+            BadConfig, match="data.held_out' is .*: it is a list of label names, or a share of the labels"
+        ):
+            config(pictures, bad)
+    with pytest.raises(BadConfig, match="data.held_out_seed draws labels to hold out, but data.held_out is not set"):
+        load_config(Path("shapes_resnet18_hyp2_48"), ["data.held_out_seed=3"])
+    made = load_config(Path("shapes_resnet18_hyp2_48"), ["data.held_out=0.25", "data.held_out_seed=3"]).data
+    assert (made.held_out, made.held_out_seed) == (0.25, 3)
+    assert "held_out" not in made.options()
+    plain = load_config(Path("shapes_resnet18_hyp2_48")).data
+    assert plain.model_dump(mode="json") == {"name": plain.name, **plain.options()}
+
+
+def test_a_part_is_refused_where_nothing_was_held_out(pictures, whole, checkpoint):
+    with pytest.raises(BadConfig, match=r"--labels seen needs a checkpoint that was trained without some labels"):
+        evaluate(checkpoint, whole, labels="seen", **OPTIONS)

@@ -1,0 +1,283 @@
+"""Training images: the same batches whatever keeps the decoded ones, and a file that changes is named, not met."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hashseek.retrieval.errors import BadConfig, BadDataset
+from hashseek.retrieval.images import Preprocessing, decode_for
+from hashseek.training.data import image_cache
+from hashseek.training.data.augmentation import Augmentation
+from hashseek.training.data.cache_folder import cache_folder, digest_files
+from hashseek.training.data.splits import Split
+from hashseek.training.data.training_images import Images
+from support.commands import wait_until
+from support.paths import ROOT
+from support.pictures import N_PICTURES, draw
+
+PREPROCESSING = Preprocessing(size=48, mean=(0.5,) * 3, std=(0.25,) * 3)
+EVERY = np.arange(N_PICTURES)
+
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+@pytest.fixture
+def split(tmp_path) -> Split:
+    """Pictures that a test may damage."""
+    for seed in range(N_PICTURES):
+        draw(seed).save(tmp_path / f"{seed:02}.jpg", quality=90)
+    return split_of(tmp_path)
+
+
+def split_of(folder: Path) -> Split:
+    paths = tuple(sorted(folder.glob("*.jpg")))
+    return Split(paths, np.ones((len(paths), 2), np.uint8), tuple(f"line {i + 2}" for i in range(len(paths))))
+
+
+def collect(images, epoch=0, **options):
+    options = {"batch_size": 5, "augmentation": Augmentation(), **options}
+    return [(pixels.clone(), rows) for pixels, rows in images.batches(EVERY, seed=(1, epoch), **options)]
+
+
+def same(first, second):
+    return all(torch.equal(a, b) and np.array_equal(r, s) for (a, r), (b, s) in zip(first, second, strict=True))
+
+
+def test_batches_are_the_same_whatever_keeps_the_decoded_images(split):
+    kept = {cache: Images(split, PREPROCESSING, cache=cache) for cache in ("memory", "memmap", "none")}
+    assert [images.cache for images in kept.values()] == list(kept)
+    for augmentation in (Augmentation.none(), Augmentation(), Augmentation(rand_augment_n=2, jitter=0.4)):
+        for epoch in (0, 1):
+            found = [collect(images, epoch, augmentation=augmentation) for images in kept.values()]
+            assert [len(rows) for _, rows in found[0]] == [5, 5, 2]
+            assert found[0][0][0].shape == (5, 3, 48, 48)
+            assert found[0][0][0].dtype == torch.uint8
+            assert same(found[0], found[1])
+            assert same(found[0], found[2])
+    plain = torch.cat([pixels for pixels, _ in collect(kept["memory"], augmentation=Augmentation.none())])
+    for row, path in enumerate(split.paths):
+        assert np.array_equal(plain[row], decode_for(path.read_bytes(), PREPROCESSING)[1])
+        assert np.array_equal(kept["memmap"].pixels(row), plain[row])
+
+
+def test_a_seed_decides_each_image_wherever_it_stands_in_the_order(split):
+    images = Images(split, PREPROCESSING)
+    (forward,), (backward,) = (
+        images.batches(rows, batch_size=20, augmentation=Augmentation(), seed=(1, 0)) for rows in (EVERY, EVERY[::-1])
+    )
+    assert torch.equal(forward[0], backward[0].flip(0))
+    ((other, _),) = images.batches(EVERY, batch_size=20, augmentation=Augmentation(), seed=(1, 1))
+    assert not torch.equal(forward[0], other)
+
+
+@pytest.mark.parametrize("cache", ["memory", "none"])
+def test_views_follow_each_other_and_the_first_is_what_one_view_gives(split, cache):
+    images = Images(split, PREPROCESSING, cache=cache)
+    one, two = collect(images), collect(images, views=2)
+    for (single, rows), (double, chosen) in zip(one, two, strict=True):
+        assert np.array_equal(rows, chosen)
+        first, second = double.split(len(rows))
+        assert torch.equal(first, single)
+        assert not any(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert same(two, collect(images, views=2))
+
+
+def test_batches_are_channels_last_as_networks_want_them(split):
+    for pixels, _ in collect(Images(split, PREPROCESSING), views=2):
+        assert pixels.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("cache", ["memory", "memmap"])
+def test_epochs_after_the_first_never_decode(split, cache):
+    images = Images(split, PREPROCESSING, cache=cache)
+    first = collect(images, epoch=0)
+    for path in split.paths:
+        path.unlink()
+    assert same(first, collect(images, epoch=0))
+    assert not same(first, collect(images, epoch=3))
+
+
+def test_nothing_is_decoded_before_it_is_asked_for(split):
+    split.paths[3].write_bytes(b"not a picture any more")
+    images = Images(split, PREPROCESSING, cache="memory")
+    assert images.pixels(2).shape == (3, 48, 48)
+    with pytest.raises(BadDataset, match=r"line 5: .*03\.jpg"):
+        images.pixels(3)
+
+
+def test_an_image_that_is_cut_off_during_the_run_is_named(split):
+    images = Images(split, PREPROCESSING, cache="none")
+    for epoch in (0, 1):
+        collect(images, epoch)
+    split.paths[7].write_bytes(split.paths[7].read_bytes()[:800])
+    with pytest.raises(
+        BadDataset, match=r"line 9: .*07\.jpg is damaged .*restore the file and resume the run"
+    ) as caught:
+        collect(images, epoch=2)
+    assert "\n" not in str(caught.value)
+    split.paths[4].unlink()
+    with pytest.raises(BadDataset, match=r"line 6: .*04\.jpg does not exist"):
+        collect(images, epoch=2)
+
+
+def test_automatic_takes_memory_then_the_disk_then_neither(split, monkeypatch, caplog):
+    needed = N_PICTURES * 48 * 48 * 3 / 2**30
+    assert Images(split, PREPROCESSING, cache_gib=needed).cache == "memory"
+    assert Images(split, PREPROCESSING, cache_gib=needed * 0.99).cache == "memmap"
+    monkeypatch.setattr(image_cache, "RESERVE", 2**60)
+    assert Images(split, PREPROCESSING, cache_gib=0).cache == "none"
+    assert "every epoch decodes the images anew: the decoded images need" in caplog.text
+    with pytest.raises(
+        BadConfig, match=r"need 0\.0 GiB and 1073741824 GiB to spare, .* GiB free; point HASHSEEK_CACHE"
+    ):
+        Images(split, PREPROCESSING, cache="memmap")
+    with pytest.raises(BadConfig, match="no cache 'ram': use one of auto, memory, memmap, none"):
+        Images(split, PREPROCESSING, cache="ram")
+
+
+def test_more_than_the_memory_of_the_machine_is_refused():
+    many = Split((Path("a.jpg"),) * 1_000_000, np.ones((1_000_000, 1), np.uint8), ("line 2",) * 1_000_000)
+    with pytest.raises(BadConfig, match=r"need \d+\.\d GiB, and this machine has .*set train.cache = memmap or none"):
+        Images(many, Preprocessing(size=2048, mean=(0.5,) * 3, std=(0.5,) * 3), cache="memory")
+
+
+def files() -> list[Path]:
+    return sorted(path for path in (cache_folder() / "images").iterdir() if path.suffix != ".lock")
+
+
+def test_the_array_on_disk_is_found_again_and_belongs_to_these_files_and_this_size(split):
+    first = collect(Images(split, PREPROCESSING, cache="memmap"))
+    (file,) = files()
+    written = file.stat().st_mtime_ns
+    assert same(first, collect(Images(split, PREPROCESSING, cache="memmap")))
+    assert [f.stat().st_mtime_ns for f in files()] == [written]
+    others = [
+        Images(split.take(EVERY[::-1]), PREPROCESSING, cache="memmap"),
+        Images(split, Preprocessing(size=32, mean=(0.5,) * 3, std=(0.25,) * 3), cache="memmap"),
+        Images(split, Preprocessing(size=48, mean=(0.5,) * 3, std=(0.25,) * 3, crop_fraction=1.0), cache="memmap"),
+    ]
+    for count, images in enumerate(others, start=2):
+        images.pixels(0)
+        assert len(files()) == count
+    # Mean and deviation are applied later.
+    Images(split, Preprocessing(size=48, mean=(0.1,) * 3, std=(0.2,) * 3), cache="memmap").pixels(0)
+    assert len(files()) == 4
+    draw(99).save(split.paths[0], quality=90)
+    changed = Images(split, PREPROCESSING, cache="memmap")
+    assert np.array_equal(changed.pixels(0), decode_for(split.paths[0].read_bytes(), PREPROCESSING)[1])
+
+
+def test_members_of_a_tar_are_told_apart(tmp_path):
+    (tmp_path / "a.tar").write_bytes(b"0" * 2000)
+    one, two = (Path(f"{tmp_path}/a.tar::{offset}+100/x.jpg") for offset in (512, 1024))
+    assert digest_files([one]) != digest_files([two])
+    before = digest_files([one])
+    os.utime(tmp_path / "a.tar", ns=(1, 1))
+    assert digest_files([one]) != before
+    with pytest.raises(BadDataset, match="b.tar cannot be read: No such file"):
+        digest_files([Path(f"{tmp_path}/b.tar::0+10/x.jpg")])
+
+
+def test_what_broke_off_is_never_used(split):
+    split.paths[9].write_bytes(b"broken since it was checked")
+    images = Images(split, PREPROCESSING, cache="memmap")
+    with pytest.raises(BadDataset, match="line 11"):
+        images.pixels(0)
+    assert files() == []
+    draw(9).save(split.paths[9], quality=90)
+    assert Images(split, PREPROCESSING, cache="memmap").pixels(9).any()
+
+
+WRITER = """
+import json, sys, time
+import numpy as np
+from pathlib import Path
+from hashseek.retrieval.images import Preprocessing
+from hashseek.training.data.splits import Split
+from hashseek.training.data.training_images import Images
+paths = tuple(Path(p) for p in json.loads(sys.argv[1]))
+images = Images(Split(paths, np.ones((len(paths), 2), np.uint8), ("",) * len(paths)),
+                Preprocessing(size=48, mean=(0.5,) * 3, std=(0.25,) * 3), cache="memmap")
+decode = images._decode
+images._decode = lambda row: (time.sleep(100) if row == 8 else None, decode(row))[1]
+images.pixels(0)
+"""
+
+
+def test_a_process_killed_while_writing_leaves_nothing_that_is_read(split):
+    paths = json.dumps([str(path) for path in split.paths])
+    with subprocess.Popen([sys.executable, "-c", WRITER, paths], cwd=ROOT) as process:
+        wait_until(lambda: list(cache_folder().glob("images/*.part")))
+        process.send_signal(signal.SIGKILL)
+    assert [path.suffix for path in files()] == [".part"]
+    images = Images(split, PREPROCESSING, cache="memmap")
+    assert same(collect(images), collect(Images(split, PREPROCESSING, cache="none")))
+    assert [path.suffix for path in files()] == [".npy"]
+
+
+def test_of_two_that_would_write_the_same_one_waits_for_the_other(split, monkeypatch):
+    first, second = (Images(split, PREPROCESSING, cache="memmap") for _ in range(2))
+    decode, go_on = first._decode, threading.Event()
+    asked: list[int] = []
+    monkeypatch.setattr(first, "_decode", lambda row: (row == 8 and go_on.wait(60), decode(row))[1])
+    monkeypatch.setattr(second, "_decode", lambda row: (asked.append(row), decode(row))[1])
+    with ThreadPoolExecutor(2) as pool:
+        writing = pool.submit(first.pixels, 3)
+        wait_until(lambda: list(cache_folder().glob("images/*.part")))
+        waiting = pool.submit(second.pixels, 3)
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=0.3)
+        go_on.set()
+        assert np.array_equal(writing.result(), waiting.result())
+    assert asked == []
+    assert len(files()) == 1
+
+
+def test_another_device_gets_whole_batches(split):
+    images = Images(split, PREPROCESSING)
+    for pixels, rows in collect(images, views=2, device=torch.device("meta")):
+        assert pixels.shape == (2 * len(rows), 3, 48, 48)
+        assert pixels.device.type == "meta"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gives_what_the_processor_gives_but_for_rounding(split):
+    images = Images(split, PREPROCESSING)
+    for augmentation in (Augmentation(), Augmentation.none(), Augmentation(rand_augment_n=2)):
+        there = collect(images, views=2, augmentation=augmentation, device=torch.device("cuda"))
+        here = collect(images, views=2, augmentation=augmentation)
+        for (found, rows), (expected, chosen) in zip(there, here, strict=True):
+            assert np.array_equal(rows, chosen)
+            assert (found.cpu().int() - expected.int()).abs().max() <= 1
+
+
+def test_a_full_disk_is_one_sentence(split, small_disk, monkeypatch):
+    monkeypatch.setenv("HASHSEEK_CACHE", str(small_disk / "cache"))
+    large = Preprocessing(size=224, mean=(0.5,) * 3, std=(0.25,) * 3)  # 1.8 MB on a disk of one
+    assert Images(split, large, cache="auto", cache_gib=0).cache == "none"
+    monkeypatch.setattr(image_cache, "RESERVE", -(2**30))  # as if another program filled it in the meantime
+    with pytest.raises(
+        BadConfig, match=r"cannot be written to .*No space left on device; point HASHSEEK_CACHE"
+    ) as caught:
+        Images(split, large, cache="memmap").pixels(0)
+    assert "\n" not in str(caught.value)
+    assert files() == []
+
+
+@pytest.mark.parametrize("where", ["file", "nowhere"])
+def test_a_cache_folder_that_cannot_be_is_one_sentence(split, tmp_path, monkeypatch, where):
+    (tmp_path / "file").write_text("no folder")
+    place = tmp_path / "file" if where == "file" else Path("/proc/nowhere")
+    monkeypatch.setenv("HASHSEEK_CACHE", str(place))
+    with pytest.raises(BadConfig, match="cannot be made: .*set train.cache = none"):
+        Images(split, PREPROCESSING, cache="memmap")

@@ -1,0 +1,109 @@
+"""Contrastive training, then a linear probe on the frozen encoder: the second stage reads what the first one learnt."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hashseek.retrieval.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from hashseek.retrieval.errors import BadCheckpoint, BadDataset
+from hashseek.retrieval.images import Preprocessing
+from hashseek.retrieval.models.hash_model import HashModel
+from hashseek.training.config import parse_config
+from hashseek.training.data.datasets import build_splits
+from hashseek.training.data.datasets.shapes import render_shapes
+from hashseek.training.evaluation.linear_probe import probe_checkpoint
+from hashseek.training.loop.fit import fit
+
+
+@pytest.fixture(scope="session")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A miniature in the layout of the real vector sets, whose labels are not linear in the vectors."""
+    folder = tmp_path_factory.mktemp("vectors")
+    rng = np.random.default_rng(0)
+    latent = rng.normal(size=(500, 4))
+    labels = np.stack([latent[:, i] * latent[:, (i + 1) % 4] > 0 for i in range(4)], axis=1).astype(np.uint8)
+    vectors = (latent @ rng.normal(size=(4, 8))).astype(np.float32)
+    split = np.where(np.arange(500) < 400, "train", "test")
+    np.savez(folder / "scene.npz", X=vectors, Y=labels, split=split, label_names=np.array(list("abcd")))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def contrastive(scene, tmp_path_factory) -> tuple[Checkpoint, Checkpoint]:
+    """Checkpoints of the same encoder after contrastive training on a projection, and before it."""
+    out = tmp_path_factory.mktemp("run")
+
+    def run(name: str, epochs: int, lr: float) -> Checkpoint:
+        content = {
+            "data": {"name": "scene", "root": str(scene)},
+            "model": {"backbone": "mlp:8-64-64", "n_bits": 16},
+            "loss": {"name": "mulsupcon", "on": "projection"},
+            "projection": {"width": 32},
+            "memory": {"size": 512, "momentum": 0.99},
+            "optimizer": {"name": "adamw", "lr": lr},
+            "train": {"epochs": epochs, "batch_size": 50, "device": "cpu", "precision": "fp32"},
+        }
+        return load_checkpoint(fit(parse_config(content, source="test"), out=out / name).run.last)
+
+    return run("after", 40, 3e-3), run("before", 1, 1e-12)
+
+
+def test_contrastive_training_makes_labels_linear(scene, contrastive):
+    splits = build_splits("scene", root=str(scene))
+    after, before = (probe_checkpoint(checkpoint, splits) for checkpoint in contrastive)
+    assert 1 - after["mAP"] < 0.6 * (1 - before["mAP"])
+    assert after["Hamming loss"] == pytest.approx(1 - after["HA"])
+    assert after["OF1"] == pytest.approx(after["miF1"])
+
+
+def test_a_probe_is_the_same_each_time_and_may_read_the_outputs(scene, contrastive):
+    splits = build_splits("scene", root=str(scene))
+    found = probe_checkpoint(contrastive[0], splits, layer="outputs")
+    assert found == probe_checkpoint(contrastive[0], splits, layer="outputs")
+    assert found != probe_checkpoint(contrastive[0], splits, layer="features")
+
+
+def test_the_command_prints_and_writes_the_figures_of_an_image_checkpoint(tmp_path, monkeypatch, hashseek):
+    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
+    pictures = tmp_path / "pictures"
+    render_shapes(pictures, n_query=20, n_train=60, n_database=6, size=32, seed=1)
+    content = {
+        "data": {"name": "folder", "root": str(pictures)},
+        "model": {"backbone": "squeezenet1_1", "n_bits": 12, "size": 32, "crop_fraction": 1.0},
+        "train": {"epochs": 1, "batch_size": 30, "device": "cpu", "precision": "fp32"},
+    }
+    run = fit(parse_config(content, source="test"), out=tmp_path / "run").run
+    code, printed, _ = hashseek("probe", run.best, "--precision", "fp32", "--out", tmp_path / "probe.json")
+    assert code == 0
+    written = json.loads((tmp_path / "probe.json").read_text())
+    expected = probe_checkpoint(load_checkpoint(run.best), build_splits("folder", root=str(pictures)), precision="fp32")
+    assert written == pytest.approx(expected, abs=0.05)  # threads add in another order
+    assert f"mAP           {written['mAP']:.4f}" in printed
+
+
+def test_what_cannot_be_probed_is_refused(scene, contrastive, tmp_path):
+    splits = build_splits("scene", root=str(scene))
+    with pytest.raises(BadDataset, match="leaves nothing to validate on"):
+        probe_checkpoint(contrastive[0], splits, val_fraction=1.0)
+    render_shapes(tmp_path, n_query=4, n_train=10, n_database=4, size=32, seed=1)
+    with pytest.raises(BadCheckpoint, match="encodes vectors of 8 numbers, not images"):
+        probe_checkpoint(contrastive[0], build_splits("folder", root=str(tmp_path)))
+    preprocessing = Preprocessing(size=32, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+    of_images = HashModel(backbone="squeezenet1_1", n_bits=8)
+    save_checkpoint(tmp_path / "images.safetensors", of_images, preprocessing, label_names=("a",))
+    with pytest.raises(BadCheckpoint, match="'squeezenet1_1' takes images, but the data set has vectors"):
+        probe_checkpoint(load_checkpoint(tmp_path / "images.safetensors"), splits)
+    assert torch.is_grad_enabled()
+
+
+def test_labels_hidden_from_training_are_hidden_from_the_probe(scene, contrastive):
+    splits = build_splits("scene", root=str(scene))
+    whole = contrastive[0]
+    few = {**whole.header.training, "train": {"single_label": True, "seed": 0}}
+    hidden = Checkpoint(whole.model, replace(whole.header, training=few))
+    seen, unseen = probe_checkpoint(whole, splits), probe_checkpoint(hidden, splits)
+    assert unseen["OR"] < seen["OR"] - 0.1  # it learnt that most labels are absent

@@ -1,0 +1,232 @@
+import math
+
+import _literal as literal
+import pytest
+import torch
+
+from hashseek.retrieval.errors import BadCodes, BadConfig
+from hashseek.training.losses.contrastive.clml import CLML, nuclear_norm
+from support.edge_batches import edge_batches
+from support.literal_losses import batch, gradients_of
+
+
+def build(n_classes=4, n_bits=5, **hyper):
+    return CLML(n_classes=n_classes, n_bits=n_bits, **hyper)
+
+
+def slow(features, labels, *, lam=1.0, floor=1.0, scale="mean", count_empty=False, eps=1e-6):
+    """Value and subgradient written out label by label, with singular vectors from eigenvectors of A'A."""
+    n = len(features)
+
+    def norm(a):
+        values, vectors = torch.linalg.eigh(a.T @ a)
+        s = values.clamp_min(0).sqrt()
+        keep = s >= max(eps, 1e-6 * float(s.max()))
+        v = vectors[:, keep]
+        return s[keep].sum(), a @ v @ torch.diag(1 / s[keep]) @ v.T
+
+    value, gradient = norm(features)
+    value, gradient = -value, -gradient
+    for k in range(labels.shape[1]):
+        rows = [i for i in range(n) if labels[i, k]]
+        if not rows:
+            value = value + (floor if count_empty else 0)
+            continue
+        part, slope = norm(features[rows])
+        value = value + max(floor, part.item())
+        if part > floor:
+            for at, i in enumerate(rows):
+                gradient[i] += slope[at]
+    factor = lam / (n if scale == "mean" else 1)
+    return value * factor, gradient * factor
+
+
+OPTIONS = [
+    {},
+    {"lam": 0.3},
+    {"floor": 0.0},
+    {"floor": 3.0},
+    {"scale": "none"},
+    {"count_empty": True, "floor": 2.0},
+    {"floor": 0.0, "scale": "none", "count_empty": True, "eps": 1e-4},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(("seed", "width"), [(0, 5), (1, 5), (2, 5), (3, 20), (4, 20), (5, 7), (2, 20)])
+def test_equals_the_loops_in_value_and_gradient(options, seed, width):
+    features, labels = batch(seed, width=width)
+    value, (gradient,) = gradients_of(build(4, width, **options), features, labels)
+    expected, slope = slow(features, labels, **options)
+    torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(gradient, slope, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("width", [5, 20])
+def test_matches_autograd_through_the_singular_values_at_full_rank(width):
+    features, labels = batch(0, width=width)
+
+    def direct(z):
+        norms = [torch.linalg.svdvals(z[labels[:, k] > 0]).sum() for k in range(4)]
+        return (sum(n.clamp_min(1) for n in norms) - torch.linalg.svdvals(z).sum()) / len(z)
+
+    literal.assert_same(build(4, width), direct, features, labels)
+
+
+def test_worked_by_hand():
+    rows = torch.tensor([[3.0, 0.0], [4.0, 0.0]], dtype=torch.float64)
+    apart = torch.eye(2)
+    together = torch.tensor([[1, 0], [1, 0]])
+    assert build(2, 2)(rows, apart)["clml"].item() == pytest.approx((3 + 4 - 5) / 2)
+    assert build(2, 2)(rows, together)["clml"].item() == pytest.approx(0, abs=1e-12)
+    assert build(2, 2, count_empty=True)(rows, together)["clml"].item() == pytest.approx((5 + 1 - 5) / 2)
+    upright = torch.tensor([[3.0, 0.0], [0.0, 4.0]], dtype=torch.float64)
+    assert build(2, 2)(upright, apart)["clml"].item() == pytest.approx(0, abs=1e-12)
+    assert build(2, 2)(rows, torch.zeros(2, 2))["clml"].item() == pytest.approx(-5 / 2)  # legal without labels
+    _, (gradient,) = gradients_of(build(2, 2, scale="none"), rows, apart)
+    torch.testing.assert_close(gradient, torch.tensor([[1 - 0.6, 0], [1 - 0.8, 0]], dtype=torch.float64))
+
+
+def test_a_label_at_or_below_the_floor_has_no_gradient():
+    rows = torch.tensor([[0.5, 0.0], [0.0, 4.0]], dtype=torch.float64)
+    value, (gradient,) = gradients_of(build(2, 2, scale="none"), rows, torch.eye(2))
+    assert value.item() == pytest.approx(1 + 4 - 4.5)
+    torch.testing.assert_close(gradient, torch.tensor([[-1.0, 0.0], [0.0, 0.0]], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("seed", range(0, 9, 3))
+def test_not_negative_where_every_row_has_a_label(seed):
+    features, labels = batch(seed, n=12)
+    labels[labels.sum(dim=1) == 0, 0] = 1
+    assert build()(features, labels)["clml"] >= 0
+
+
+@pytest.mark.parametrize("width", [5, 20])
+def test_gradcheck(width):
+    features, labels = batch(0, width=width)
+    loss = build(4, width)
+    assert torch.autograd.gradcheck(lambda z: loss(z, labels)["clml"], features.requires_grad_())
+
+
+def test_respects_the_upstream_gradient():
+    features, labels = batch(0)
+    leaf = features.clone().requires_grad_()
+    (once,) = torch.autograd.grad(build()(leaf, labels)["clml"], leaf)
+    (scaled,) = torch.autograd.grad(65536 * build()(leaf, labels)["clml"], leaf)
+    torch.testing.assert_close(scaled, 65536 * once)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_directions_of_noise_have_no_gradient(dtype):
+    features, labels = batch(0, n=6)
+    doubled = features.repeat(2, 1)[:, :5].to(dtype)
+    loss = build(4, 5, floor=0.0)
+    value, (gradient,) = gradients_of(loss, doubled, labels.repeat(2, 1))
+    single, (slope,) = gradients_of(build(4, 5, floor=0.0), features, labels)
+    # Every singular value grows by sqrt(2), both copies share the direction, N doubles.
+    torch.testing.assert_close(value.double(), single * math.sqrt(2) / 2, rtol=2e-4, atol=2e-4)
+    torch.testing.assert_close(gradient.double(), slope.repeat(2, 1) / math.sqrt(2) / 2, rtol=2e-4, atol=2e-4)
+
+
+def test_nuclear_norm_of_rank_1_is_its_only_singular_value():
+    row = torch.tensor([[3.0, 4.0]])
+    norm, direction = nuclear_norm(row.repeat(4, 1), 1e-6, 1e-6)
+    assert norm.item() == pytest.approx(10)
+    torch.testing.assert_close(direction, (row / 10).repeat(4, 1))
+
+
+def test_correction_adds_confident_labels_from_the_second_epoch():
+    features, labels = batch(0)
+    logits = torch.full_like(labels, -3.0)
+    logits[0] = math.log(3)  # probability exactly delta = .75 counts
+    corrected = labels.clone()
+    corrected[0] = 1
+    loss = build()
+    plain, fixed = loss(features, labels)["clml"], loss(features, corrected)["clml"]
+    assert plain != fixed
+    assert loss(features, labels, logits=logits, epoch=0)["clml"] == plain
+    assert loss(features, labels, logits=logits, epoch=1)["clml"] == fixed
+    assert build(delta=0.76)(features, labels, logits=logits, epoch=5)["clml"] == plain
+    assert build(start_epoch=0)(features, labels, logits=logits)["clml"] == fixed
+    assert build(start_epoch=3)(features, labels, logits=logits, epoch=2)["clml"] == plain
+    assert loss(features, labels, epoch=5)["clml"] == plain
+
+
+def test_correction_has_no_gradient_and_removes_nothing():
+    features, labels = batch(0)
+    logits = torch.full_like(labels, -800.0, requires_grad=True)
+    leaf = features.clone().requires_grad_()
+    value = build()(leaf, labels, logits=logits, epoch=1)["clml"]
+    assert value == build()(features, labels)["clml"]
+    value.backward()
+    assert logits.grad is None
+    kept = labels.clone()
+    build()(features, labels, logits=torch.full_like(labels, 800.0), epoch=1)
+    assert torch.equal(labels, kept)
+
+
+def test_order_does_not_matter():
+    features, labels = batch(0, n=9)
+    order = torch.randperm(9)
+    value, (gradient,) = gradients_of(build(), features, labels)
+    again, (moved,) = gradients_of(build(), features[order], labels[order])
+    torch.testing.assert_close(again, value)
+    torch.testing.assert_close(moved, gradient[order])
+    torch.testing.assert_close(build()(features, labels[:, [2, 0, 3, 1]])["clml"], value)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_survives_every_edge(options, dtype):
+    for width in (3, 40):
+        for n_classes in (1, 3, 8):
+            loss = build(n_classes, width, **options)
+            for name, (features, labels) in edge_batches(width, n_classes, dtype).items():
+                kept = features.clone()
+                for logits in (None, torch.full(labels.shape, 800.0), torch.full(labels.shape, -800.0)):
+                    value, (gradient,) = gradients_of(loss, features, labels, logits=logits, epoch=1)
+                    assert bool(value.isfinite()), name
+                    assert bool(gradient.isfinite().all()), name
+                assert torch.equal(features, kept), name
+    value, (gradient,) = gradients_of(build(**options), torch.zeros(0, 5), torch.zeros(0, 4))
+    assert value.isfinite()
+    assert gradient.shape == (0, 5)
+
+
+def test_float32_and_half():
+    for seed in range(4):
+        features, labels = batch(seed, n=12, width=30)
+        exact = gradients_of(build(4, 30), features, labels)
+        rough = gradients_of(build(4, 30), features.float(), labels)
+        torch.testing.assert_close(rough[0].double(), exact[0], rtol=2e-4, atol=2e-4)
+        torch.testing.assert_close(rough[1][0].double(), exact[1][0], rtol=2e-4, atol=2e-4)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            inside = build(4, 30)(features.bfloat16(), labels)["clml"]
+        assert inside.dtype == torch.float32
+        assert torch.equal(inside, build(4, 30)(features.bfloat16().float(), labels)["clml"])
+
+
+@pytest.mark.parametrize(
+    ("hyper", "words"),
+    [
+        ({"lam": -1}, "lam"),
+        ({"floor": -1}, "floor"),
+        ({"delta": 0}, r"delta .* \(0, 1\], not 0"),
+        ({"delta": 1.5}, "not 1.5"),
+        ({"start_epoch": -1}, "start_epoch"),
+        ({"scale": "sum"}, "scale is 'sum': choose one of mean, none"),
+        ({"eps": -1e-6}, "eps"),
+        ({"count_empty": 1}, "count_empty"),
+    ],
+)
+def test_bad_hyperparameters(hyper, words):
+    with pytest.raises(BadConfig, match=words):
+        build(**hyper)
+
+
+def test_bad_logits():
+    features, labels = batch(0)
+    with pytest.raises(BadCodes, match="logits"):
+        build()(features, labels, logits=torch.zeros(7, 3))
+    with pytest.raises(BadCodes, match="NaN"):
+        build()(features, labels, logits=torch.full((7, 4), torch.nan))

@@ -1,0 +1,313 @@
+import math
+import statistics
+import warnings
+from fractions import Fraction
+from functools import partial
+
+import _literal as literal
+import pytest
+import torch
+
+from hashseek.retrieval.errors import BadConfig
+from hashseek.training.losses.contrastive.hbl import HBL, median_overlaps
+from hashseek.training.losses.contrastive.mulsupcon import MulSupCon
+from hashseek.training.losses.contrastive.supcon import SupCon
+from support.literal_losses import batch, gradients_of
+
+OPTIONS = [
+    {},
+    {"base": "mulsupcon"},
+    {"base": "mulsupcon", "reduction": "labels", "lam": 1.0},
+    {"base": "mulsupcon", "reduction": "sample"},
+    {"reduction": "valid", "gamma": 2.0, "m_rel": 0.5, "m_abs": 1.0},
+    {"reduction": "sum", "m_rel": 0, "m_abs": 0},
+    {"gate": "soft", "k_min": 3, "lam": 1.0},
+    {"median": "lower", "lam": 1.0, "k_min": 2},
+    {"median": "lower", "gate": "soft", "k_min": 4},
+    {"k_min": 6, "tau": 0.01, "lam": 1.0},
+]
+
+
+def build(n_classes=4, n_bits=5, **hyper):
+    return HBL(n_classes=n_classes, n_bits=n_bits, **{"k_min": 1, **hyper})
+
+
+def slow(outputs, labels, memory=None, **options):
+    """The literal form: base loss plus lam times the mean of HBL_i."""
+    options = {"k_min": 1, "tau": 0.1, "lam": 0.01, "base": "any", "reduction": "batch", **options}
+    form = literal.supcon if options.pop("base") == "any" else literal.mulsupcon
+    base = form(outputs, labels, memory, tau=options.pop("tau"), reduction=options.pop("reduction"))
+    lam = options.pop("lam")
+    median = {"median_kind": options.pop("median")} if "median" in options else {}
+    return base + lam * literal.hbl_margins(outputs, labels, memory, **median, **options)
+
+
+@pytest.fixture(autouse=True)
+def _no_warning_of_small_batches():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="HBL's margins need")
+        yield
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("seed", range(6))
+def test_equals_the_loops_in_value_and_gradient(options, seed):
+    outputs, labels = batch(seed, n=9)
+    for memory in (None, batch(seed + 10, n=14), batch(seed + 20, n=5, density=0.9)):
+        literal.assert_same(
+            build(**options), partial(slow, labels=labels, memory=memory, **options), outputs, labels, memory
+        )
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_the_margins_are_at_work_in_these_batches(options):
+    values = [build(**options)(*batch(seed, n=9), memory=batch(seed + 10, n=14))["margins"] for seed in range(6)]
+    assert any(v > 0 for v in values)
+
+
+def rows_at(cosines):
+    """Unit rows in the plane with the given cosines to (1, 0)."""
+    return torch.tensor([[c, math.sqrt(1 - c * c)] for c in cosines], dtype=torch.float64)
+
+
+def test_worked_by_hand():
+    outputs, labels = rows_at([1.0]), torch.tensor([[1, 1, 0]])
+    ref = rows_at([0.5, 0.8, 0.3])
+    ref_y = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 0, 1]])  # J = 1 (soft), 1/2 (hard), negative; theta = 3/4
+    loss = build(3, 2, lam=0.5, gamma=2.0)
+    margins = loss(outputs, labels, memory=(ref, ref_y))["margins"].item()
+    rel, absolute = 0.8 - 0.5 + 0.1, max(0.0, 0.3 - 0.8 + 0.2)
+    assert margins == pytest.approx(0.5 * (rel + 2 * absolute), abs=1e-12)
+    wide = build(3, 2, lam=0.5, gamma=2.0, m_abs=0.9)(outputs, labels, memory=(ref, ref_y))["margins"].item()
+    assert wide == pytest.approx(0.5 * (rel + 2 * (0.3 - 0.8 + 0.9)), abs=1e-12)
+
+
+def test_gradient_goes_to_the_extremes_alone():
+    outputs, labels = rows_at([1.0]), torch.tensor([[1, 1, 0]])
+    ref = rows_at([0.5, 0.6, 0.95, 0.94])
+    ref_y = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 0, 0], [1, 0, 0]])
+    leaf = outputs.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(build(3, 2, lam=1.0)(leaf, labels, memory=(ref, ref_y))["margins"], leaf)
+    other = outputs.clone().requires_grad_()
+    unit = other / other.norm()
+    (expected,) = torch.autograd.grad(((ref[2] - ref[0]) * unit).sum(), other)
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_median_of_an_even_number_changes_the_partition():
+    # J = .2, .2, 1, 1: the mean median .6 calls the first two hard, the lower median .2 calls none hard.
+    labels = torch.tensor([[1, 0, 0, 0, 0]])
+    ref_y = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0], [1, 0, 0, 0, 0]])
+    ref = rows_at([0.9, 0.7, 0.5, 0.2])
+    outputs = rows_at([1.0])
+    by_mean = build(5, 2, lam=1.0)(outputs, labels, memory=(ref, ref_y))["margins"].item()
+    assert by_mean == pytest.approx(0.9 - 0.2 + 0.1, abs=1e-12)
+    assert build(5, 2, lam=1.0, median="lower")(outputs, labels, memory=(ref, ref_y))["margins"] == 0
+
+
+def random_labels(seed, n_anchors, n_rows, n_classes, density):
+    """Labels from rare to frequent, one anchor and one row without any."""
+    generator = torch.Generator().manual_seed(seed)
+    shares = 2 * density * torch.rand(n_classes, generator=generator)
+    labels = (torch.rand(n_anchors + n_rows, n_classes, generator=generator) < shares).double()
+    labels[[1, n_anchors + 1]] = 0
+    return labels[:n_anchors], labels[n_anchors:]
+
+
+# Few labels, whose overlaps are counted, and so many that sorting the pairs is less work.
+COUNTED, SORTED = {"n_classes": 12, "density": 0.2}, {"n_classes": 81, "density": 0.5}
+
+
+@pytest.mark.parametrize("labels", [COUNTED, SORTED], ids=["counted", "sorted"])
+@pytest.mark.parametrize("kind", ["mean", "lower"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_medians_are_those_of_the_statistics_module(labels, kind, dtype):
+    for seed in range(3):
+        y, ref_y = random_labels(seed, 15, 300, **labels)
+        shared, sizes = (y @ ref_y.T).to(dtype), ref_y.sum(dim=1).to(dtype)
+        n_labels = y.sum(dim=1, keepdim=True).to(dtype)
+        cells = (shared.max() + 1) * (sizes.max() + 1)
+        assert (cells <= 300) == (labels is COUNTED)
+        found = median_overlaps(shared, shared.clamp(max=1), n_labels, sizes, kind)
+        for own, value in zip(literal.label_sets(y), found.squeeze(1).tolist(), strict=True):
+            others = literal.label_sets(ref_y)
+            overlaps = [Fraction(len(own & other), len(own | other)) for other in others if own & other]
+            if overlaps:
+                exact = (statistics.median if kind == "mean" else statistics.median_low)(overlaps)
+                assert value == pytest.approx(float(exact), rel=1e-6 if dtype == torch.float32 else 1e-15)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"base": "mulsupcon", "reduction": "labels", "lam": 1.0},
+        {"median": "lower", "gate": "soft", "k_min": 40, "lam": 1.0, "m_abs": 1.0},
+        {"k_min": 64, "gamma": 2.0, "lam": 1.0, "m_rel": 1.0},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("labels", [COUNTED, SORTED], ids=["counted", "sorted"])
+def test_equals_the_loops_beside_a_queue_of_hundreds(options, labels):
+    y, ref_y = random_labels(0, 12, 300, **labels)
+    rows = torch.randn(312, 8, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    loss, memory = build(y.shape[1], 8, **options), (rows[12:], ref_y)
+    assert loss(rows[:12], y, memory=memory)["margins"] > 0
+    literal.assert_same(loss, partial(slow, labels=y, memory=memory, **options), rows[:12], y, memory)
+    y, _ = random_labels(7, 40, 2, **labels)
+    options = {**options, "k_min": 10}
+    literal.assert_same(build(y.shape[1], 8, **options), partial(slow, labels=y, **options), rows[:40], y)
+
+
+def test_every_overlap_falls_on_the_side_of_the_exact_one_in_float32():
+    # The picked rows tell the partition: with cosines that fall along the overlaps, the soft row that is least similar
+    # is the one with the smallest overlap that is still soft.
+    for own_size in (1, 2, 7, 40, 81):
+        own = frozenset(range(own_size))
+        sets = [
+            frozenset(range(start, start + size))
+            for size in range(1, 82, 1 if own_size < 8 else 3)
+            for start in range(0, 82 - size, 9)
+        ]
+        overlaps = [Fraction(len(own & other), len(own | other)) for other in sets]
+        inside = [overlap for overlap in overlaps if overlap > 0]
+        theta = statistics.median(inside)
+        soft = [overlap for overlap in inside if overlap >= theta]
+        if len(soft) == len(inside):
+            continue
+        lowest_soft, highest_hard = min(soft), max(overlap for overlap in inside if overlap < theta)
+        y, ref_y = torch.zeros(1, 81), torch.zeros(len(sets), 81)
+        y[0, :own_size] = 1
+        for row, other in zip(ref_y, sets, strict=True):
+            row[list(other)] = 1
+        ref = rows_at([float(overlap) for overlap in overlaps]).float()
+        terms = build(81, 2, lam=1.0, gamma=0.0, m_rel=2.0)(rows_at([1.0]).float(), y, memory=(ref, ref_y))
+        expected = float(highest_hard - lowest_soft) + 2
+        assert terms["margins"].item() == pytest.approx(expected, abs=2e-6), own_size
+
+
+def test_overlaps_that_equal_the_median_are_soft_in_float32():
+    # One third as 1/3 and as 2/6 must fall on the same side.
+    labels = torch.tensor([[1, 1, 1, 0, 0, 0, 0]])
+    ref_y = torch.tensor([[1, 0, 0, 0, 0, 0, 0], [1, 1, 0, 1, 1, 1, 0], [1, 1, 0, 1, 1, 1, 0], [1, 1, 1, 0, 0, 0, 0]])
+    ref = rows_at([0.9, 0.8, 0.7, 0.6]).float()
+    margins = build(7, 2, lam=1.0, median="lower")(rows_at([1.0]).float(), labels, memory=(ref, ref_y))["margins"]
+    assert margins == 0
+
+
+def test_gate_needs_k_min_positives():
+    outputs, labels = rows_at([1.0]), torch.tensor([[1, 1, 0]])
+    ref, ref_y = rows_at([0.5, 0.8, 0.3]), torch.tensor([[1, 1, 0], [1, 0, 0], [0, 0, 1]])
+    assert build(3, 2, k_min=2)(outputs, labels, memory=(ref, ref_y))["margins"] > 0
+    assert build(3, 2, k_min=3)(outputs, labels, memory=(ref, ref_y))["margins"] == 0
+    assert build(3, 2, k_min=2, gate="soft")(outputs, labels, memory=(ref, ref_y))["margins"] == 0
+
+
+def test_without_negatives_the_relative_margin_stays():
+    outputs, labels = rows_at([1.0]), torch.tensor([[1, 1, 0]])
+    ref, ref_y = rows_at([0.5, 0.8]), torch.tensor([[1, 1, 0], [1, 0, 0]])
+    margins = build(3, 2, lam=1.0)(outputs, labels, memory=(ref, ref_y))["margins"].item()
+    assert margins == pytest.approx(0.8 - 0.5 + 0.1, abs=1e-12)
+
+
+def test_margins_are_averaged_over_all_anchors():
+    labels = torch.tensor([[1, 1, 0]])
+    ref, ref_y = rows_at([0.5, 0.8]), torch.tensor([[1, 1, 0], [1, 0, 0]])
+    one = build(3, 2)(rows_at([1.0]), labels, memory=(ref, ref_y))["margins"]
+    two = build(3, 2)(rows_at([1.0, 0.0]), torch.tensor([[1, 1, 0], [0, 0, 1]]), memory=(ref, ref_y))["margins"]
+    torch.testing.assert_close(two, one / 2)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_base_is_the_loss_of_that_name(seed):
+    outputs, labels = batch(seed)
+    memory = batch(seed + 10, n=12)
+    plain = SupCon(n_classes=4, n_bits=5, reduction="batch")(outputs, labels, memory=memory)["supcon"]
+    assert torch.equal(build(k_min=64)(outputs, labels, memory=memory)["base"], plain)
+    for reduction in ("batch", "labels"):
+        plain = MulSupCon(n_classes=4, n_bits=5, reduction=reduction)(outputs, labels, memory=memory)["mulsupcon"]
+        loss = build(k_min=64, base="mulsupcon", reduction=reduction)
+        assert torch.equal(loss(outputs, labels, memory=memory)["base"], plain)
+
+
+@pytest.mark.parametrize("options", OPTIONS[:4] + OPTIONS[6:8], ids=str)
+def test_gradcheck(options):
+    outputs, labels = batch(1, n=8)
+    memory = batch(9, n=12)
+    for context in (None, memory):
+        loss = build(**{**options, "tau": 0.5, "lam": 1.0})
+        assert torch.autograd.gradcheck(
+            lambda z, loss=loss, context=context: literal.total(loss(z, labels, memory=context)),
+            outputs.clone().requires_grad_(),
+        )
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_order_and_length_do_not_matter(options):
+    literal.assert_invariant(partial(build, **options))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"base": "mulsupcon"}, {"gate": "soft", "k_min": 2}, {"median": "lower", "lam": 100.0}], ids=str
+)
+def test_survives_every_edge(options):
+    literal.assert_survives_edges(partial(build, **options), zero=literal.NO_PAIR)
+
+
+@pytest.mark.parametrize("options", OPTIONS[:3], ids=str)
+def test_float32_and_half(options):
+    literal.assert_low_precision_agrees(partial(build, **options))
+
+
+@pytest.mark.parametrize("options", OPTIONS[:3], ids=str)
+def test_makes_no_tensor_over_labels(options):
+    literal.assert_no_tensor_over_labels(partial(build, **options))
+
+
+def test_nothing_flows_into_the_memory():
+    outputs, labels = batch(0)
+    ref, ref_y = batch(10, n=14)
+    ref.requires_grad_()
+    literal.total(build()(outputs.requires_grad_(), labels, memory=(ref, ref_y))).backward()
+    assert ref.grad is None
+
+
+def test_warns_once_that_a_small_batch_keeps_the_gate_shut():
+    outputs, labels = batch(0)
+    loss = build(k_min=64)
+    with pytest.warns(UserWarning, match=r"64 positives .* batch of 7 rows .* use a queue"):
+        loss(outputs, labels)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss(outputs, labels)
+        build(k_min=64)(outputs, labels, memory=batch(10, n=12))
+        build(k_min=6)(outputs, labels)
+
+
+def test_defaults_of_the_study():
+    loss = HBL(n_classes=4, n_bits=5)
+    assert (loss.lam, loss.gamma, loss.m_rel, loss.m_abs, loss.k_min) == (0.01, 0.8, 0.1, 0.2, 64)
+    value, _ = gradients_of(loss, *batch(0), memory=batch(1, n=12))
+    assert value.isfinite()
+
+
+@pytest.mark.parametrize(
+    ("hyper", "words"),
+    [
+        ({"tau": 0}, "tau"),
+        ({"base": "all"}, "base is 'all': choose one of any, mulsupcon"),
+        ({"lam": -1}, "lam"),
+        ({"gamma": -1}, "gamma"),
+        ({"m_rel": -1}, "m_rel"),
+        ({"m_abs": -1}, "m_abs"),
+        ({"k_min": 0}, "k_min .* at least 1, not 0"),
+        ({"k_min": 2.5}, "k_min"),
+        ({"gate": "hard"}, "gate is 'hard'"),
+        ({"median": "upper"}, "median is 'upper'"),
+        ({"reduction": "labels"}, "set base='mulsupcon'"),
+        ({"reduction": "x"}, "reduction is 'x'"),
+    ],
+)
+def test_bad_hyperparameters(hyper, words):
+    with pytest.raises(BadConfig, match=words):
+        build(**hyper)

@@ -1,0 +1,121 @@
+import math
+from functools import partial
+
+import _literal as literal
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hashseek.retrieval.errors import BadConfig
+from hashseek.training.losses.contrastive.mulsupcon import MulSupCon
+from hashseek.training.losses.contrastive.supcon import SupCon
+from support.literal_losses import batch, gradients_of
+
+OPTIONS = [
+    {},
+    {"reduction": "sample"},
+    {"reduction": "batch", "tau": 0.5},
+    {"reduction": "valid"},
+    {"reduction": "sum", "tau": 0.01},
+]
+
+
+def build(n_classes=4, n_bits=5, **hyper):
+    return MulSupCon(n_classes=n_classes, n_bits=n_bits, **hyper)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("seed", range(6))
+def test_equals_the_loops_in_value_and_gradient(options, seed):
+    outputs, labels = batch(seed)
+    for memory in (None, batch(seed + 10, n=12), batch(seed + 20, n=2)):
+        literal.assert_same(
+            build(**options),
+            partial(literal.mulsupcon, labels=labels, memory=memory, **options),
+            outputs,
+            labels,
+            memory,
+        )
+
+
+def test_three_rows_worked_by_hand():
+    outputs = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    labels = torch.tensor([[1, 0], [1, 1], [0, 1]])
+    a = math.log(1 + math.exp(-1))
+    parts = {"labels": 4, "batch": 3, "valid": 3, "sum": 1}
+    for reduction, by in parts.items():
+        value = build(2, 2, tau=1.0, reduction=reduction)(outputs, labels)["mulsupcon"]
+        assert value.item() == pytest.approx((a + a + (1 + a) + math.log(2)) / by, abs=1e-12)
+    value = build(2, 2, tau=1.0, reduction="sample")(outputs, labels)["mulsupcon"]
+    assert value.item() == pytest.approx((a + (a + 1 + a) / 2 + math.log(2)) / 3, abs=1e-12)
+
+
+def test_labels_counts_the_label_that_no_other_row_carries():
+    outputs = torch.tensor([[1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
+    value = build(3, 2, tau=1.0, reduction="sum")(outputs, torch.tensor([[1, 1, 1], [1, 0, 0]]))["mulsupcon"]
+    mean = build(3, 2, tau=1.0)(outputs, torch.tensor([[1, 1, 1], [1, 0, 0]]))["mulsupcon"]
+    torch.testing.assert_close(mean, value / 4)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_gradcheck(options):
+    outputs, labels = batch(1)
+    loss = build(**{**options, "tau": 0.5})
+    assert torch.autograd.gradcheck(lambda z: loss(z, labels)["mulsupcon"], outputs.requires_grad_())
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_order_and_length_do_not_matter(options):
+    literal.assert_invariant(partial(build, **options))
+
+
+@pytest.mark.parametrize("reduction", ["labels", "sample", "batch", "valid", "sum"])
+def test_survives_every_edge(reduction):
+    literal.assert_survives_edges(partial(build, reduction=reduction), zero=literal.NO_PAIR)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_float32_and_half(options):
+    literal.assert_low_precision_agrees(partial(build, **options))
+
+
+def test_makes_no_tensor_over_labels():
+    literal.assert_no_tensor_over_labels(build)
+
+
+def test_float32_stays_finite_at_tau_of_a_hundredth():
+    # log(softmax) underflows here: a cosine far below the row's largest gives log(0) * 0.
+    generator = torch.Generator().manual_seed(0)
+    keys = F.normalize(torch.randn(4096, 128, generator=generator), dim=1)
+    noise = F.normalize(torch.randn(64, 128, generator=generator), dim=1)
+    outputs = 0.7 * keys[:64] + math.sqrt(1 - 0.49) * noise
+    keys[100] = -outputs[0]  # a cosine of -1 beside an own key of 0.7
+    labels = (torch.rand(4096, 20, generator=generator) < 0.15).float()
+    value, (gradient,) = gradients_of(build(20, 128, tau=0.01), outputs, labels[:64], memory=(keys, labels))
+    exact, (slope,) = gradients_of(build(20, 128, tau=0.01), outputs.double(), labels[:64], memory=(keys, labels))
+    assert bool(gradient.isfinite().all())
+    torch.testing.assert_close(value.double(), exact, rtol=2e-4, atol=2e-4)
+    torch.testing.assert_close(gradient.double(), slope, rtol=2e-4, atol=2e-4)
+
+
+def test_single_labels_give_supcon():
+    outputs, _ = batch(0, n=8)
+    labels = F.one_hot(torch.tensor([0, 1, 2, 0, 1, 2, 0, 1]), 4)
+    supcon = SupCon(n_classes=4, n_bits=5)(outputs, labels)["supcon"]
+    torch.testing.assert_close(build()(outputs, labels)["mulsupcon"], supcon)
+
+
+def test_memory_twice_over_only_adds_log_2():
+    outputs, labels = batch(0)
+    ref, ref_y = batch(7, n=30)
+    assert ref_y.any(dim=0).all()
+    once = gradients_of(build(), outputs, labels, memory=(ref, ref_y))
+    twice = gradients_of(build(), outputs, labels, memory=(ref.repeat(2, 1), ref_y.repeat(2, 1)))
+    torch.testing.assert_close(twice[0], once[0] + math.log(2))
+    torch.testing.assert_close(twice[1][0], once[1][0])
+
+
+@pytest.mark.parametrize(("hyper", "words"), [({"tau": 0}, "tau"), ({"reduction": "mean"}, "choose one of labels")])
+def test_bad_hyperparameters(hyper, words):
+    with pytest.raises(BadConfig, match=words):
+        build(**hyper)

@@ -1,0 +1,258 @@
+import math
+from functools import partial
+
+import _literal as literal
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hashseek.retrieval.errors import BadConfig
+from hashseek.training.losses.contrastive.contrast_sets import log_softmax
+from hashseek.training.losses.contrastive.reg import Reg, SupConReg, label_shares, regularised
+from hashseek.training.losses.contrastive.supcon import SupCon
+from support.literal_losses import batch, gradients_of
+
+OPTIONS = [
+    {},
+    {"alpha": 1.0},
+    {"alpha": 0.5, "tau": 0.3},
+    {"alpha": -1.0},
+    {"penalty": False},
+    {"penalty": False, "alpha": 2.0, "reduction": "batch"},
+    {"penalty": False, "alpha": -1.0, "proto_anchors": False},
+    {"proto_anchors": False, "reduction": "sum"},
+    {"reduction": "batch"},
+]
+PLAIN = [{}, {"positives": "all"}, {"tau": 0.3, "reduction": "batch"}, {"positives": "all", "reduction": "sum"}]
+HAND = (
+    torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]], dtype=torch.float64),
+    torch.tensor([[1, 0], [1, 1], [0, 1]]),
+)
+
+
+def build(kind=Reg, n_classes=4, n_bits=5, **hyper):
+    return kind(n_classes=n_classes, n_bits=n_bits, **hyper)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("seed", range(6))
+def test_reg_equals_the_loops_in_value_and_gradient(options, seed):
+    outputs, labels = batch(seed)
+    for memory in (None, batch(seed + 10, n=12)):
+        literal.assert_same(
+            build(**options),
+            lambda z, p, memory=memory: literal.reg(z, labels, p, memory, **options),
+            outputs,
+            labels,
+            memory,
+        )
+
+
+@pytest.mark.parametrize("options", PLAIN, ids=str)
+@pytest.mark.parametrize("seed", range(6))
+def test_supcon_reg_equals_the_loops_in_value_and_gradient(options, seed):
+    outputs, labels = batch(seed)
+    for memory in (None, batch(seed + 10, n=12)):
+        literal.assert_same(
+            build(SupConReg, **options),
+            partial(literal.supcon_reg, labels=labels, memory=memory, **options),
+            outputs,
+            labels,
+            memory,
+        )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_algorithm2_equals_its_loops(seed):
+    outputs, labels = batch(seed)
+    literal.assert_same(
+        build(reg_algorithm2=True, tau=0.3),
+        partial(literal.algorithm2, labels=labels, tau=0.3),
+        outputs,
+        labels,
+    )
+
+
+def test_three_rows_and_two_prototypes_worked_by_hand():
+    loss = build(Reg, 2, 2, tau=1.0).double()
+    loss.prototypes.data = torch.eye(2, dtype=torch.float64)
+    terms = loss(*HAND)
+    upper, lower = math.log(2 * math.e + 2), math.log(math.e + 3)
+    likelihood = (upper - 1) + (upper - 1 / 2) + (lower - 1 / 2) + (upper - 1) + (lower - 1 / 2)
+    assert terms["contrast"].item() == pytest.approx(likelihood / 5, abs=1e-12)
+    # Only row 2 is closer to two of its positives (both at cosine 1) than its weights of 1/4 ask for.
+    excess = math.e / (2 * math.e + 2) - 1 / 4
+    assert terms["penalty"].item() == pytest.approx(-2 * excess / 5, abs=1e-12)
+    assert set(build(Reg, 2, 2, penalty=False)(*HAND)) == {"contrast"}
+    assert loss.repulsed(*HAND).item() == pytest.approx(2 / 12)  # 2, 4, 2, 2 and 2 positive pairs
+
+
+@pytest.mark.parametrize("alpha", [-1.0, 0.0, 0.5, 1.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_gradient_at_the_scores_is_min_0_sigma_less_weight_on_positives_and_sigma_elsewhere(alpha, seed):
+    outputs, labels = batch(seed)
+    loss = build(alpha=alpha).double()
+    scores, weights, _, valid = loss._scores_and_weights(outputs, labels, None)
+    scores = scores.detach().requires_grad_()
+    terms = regularised(scores, weights, weights, valid, "sum", penalty=True)
+    (gradient,) = torch.autograd.grad(literal.total(terms), scores)
+    sigma = log_softmax(scores.detach()).exp()
+    expected = torch.where(weights > 0, (sigma - weights).clamp_max(0), sigma)
+    expected[weights.sum(dim=1) == 0] = 0
+    torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("alpha", [-1.0, 0.0, 0.5, 3.0])
+def test_weights_of_an_anchor_with_prototypes_sum_to_1(alpha):
+    outputs, labels = batch(0, n=9)
+    _, weights, *_ = build(alpha=alpha).double()._scores_and_weights(outputs, labels, None)
+    sums = weights.sum(dim=1)
+    torch.testing.assert_close(sums[:9], (labels.sum(dim=1) > 0).double())
+    assert bool(((sums[9:] - 1).abs() < 1e-12).logical_or(sums[9:] == 0).all())
+    assert not weights.diagonal().any()
+
+
+def test_a_large_alpha_cannot_divide_by_0():
+    _, labels = batch(0, n=9, n_classes=8, density=0.7)
+    y = labels.float()
+    shared = y @ y.T
+    shared.fill_diagonal_(0)
+    weights = label_shares(shared, y, y, 400.0)
+    assert bool(weights.isfinite().all())
+
+
+def test_proto_anchors_count_only_where_their_class_occurs():
+    outputs, labels = batch(0, n=6, n_classes=3)
+    labels[:, 2] = 0
+    labels[:, :2] = 1
+    both = literal.total(build(Reg, 3, reduction="sum").double()(outputs, labels))
+    assert both.isfinite()
+    loss = build(Reg, 3).double()
+    by_sum = build(Reg, 3, reduction="sum").double()
+    by_sum.load_state_dict(loss.state_dict())
+    torch.testing.assert_close(literal.total(loss(outputs, labels)) * (6 + 2), literal.total(by_sum(outputs, labels)))
+
+
+def test_a_prototype_counts_if_its_label_is_in_the_batch_though_it_may_have_no_positive():
+    row, both = torch.tensor([[1.0, 0.5]], dtype=torch.float64), torch.ones(1, 2)
+    loss = Reg(n_classes=2, n_bits=2, alpha=-1, penalty=False).double()
+    with torch.no_grad():
+        loss.prototypes.copy_(torch.eye(2))
+    # The row carries more than either prototype: it alone of three anchors has positives.
+    scores = 10 * torch.tensor([1.0, 0.5], dtype=torch.float64) / 1.25**0.5
+    of_row = scores.logsumexp(0) - scores.mean()
+    torch.testing.assert_close(literal.total(loss(row, both)), of_row / 3)
+    loss = Reg(n_classes=2, n_bits=2, penalty=False).double()
+    memory = (torch.tensor([[0.5, 1.0]], dtype=torch.float64), torch.tensor([[0.0, 1.0]]))
+    alone = loss(row, torch.tensor([[1.0, 0.0]]), memory=memory)  # label 1 is in the memory only
+    (gradient,) = torch.autograd.grad(literal.total(alone), loss.prototypes)
+    assert gradient.isfinite().all()
+    with torch.no_grad():
+        assert alone["contrast"] == pytest.approx(
+            literal.reg(row, torch.tensor([[1.0, 0.0]]), loss.prototypes, memory, penalty=False).item()
+        )
+
+
+def test_supcon_reg_without_its_penalty_is_supcon():
+    outputs, labels = batch(0)
+    for positives in ("any", "all"):
+        terms = build(SupConReg, positives=positives)(outputs, labels)
+        plain = SupCon(n_classes=4, n_bits=5, positives=positives)(outputs, labels)["supcon"]
+        torch.testing.assert_close(terms["contrast"], plain)
+
+
+def test_single_labels_make_every_alpha_alike():
+    outputs, _ = batch(0, n=8)
+    labels = F.one_hot(torch.tensor([0, 1, 2, 0, 1, 2, 0, 3]), 4)
+    first = build().double()
+    for alpha in (-1.0, 1.0, 2.5):
+        other = build(alpha=alpha).double()
+        other.load_state_dict(first.state_dict())
+        torch.testing.assert_close(other(outputs, labels), first(outputs, labels))
+
+
+@pytest.mark.parametrize("options", [o for o in OPTIONS if not o.get("penalty", True)], ids=str)
+def test_gradcheck_without_penalty(options):
+    outputs, labels = batch(1)
+    loss = build(**{**options, "tau": 0.5}).double()
+    assert torch.autograd.gradcheck(
+        lambda z, _: loss(z, labels)["contrast"], (outputs.requires_grad_(), loss.prototypes)
+    )
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_reg_order_and_length_do_not_matter(options):
+    literal.assert_invariant(partial(build, **options))
+
+
+@pytest.mark.parametrize("options", PLAIN, ids=str)
+def test_supcon_reg_order_and_length_do_not_matter(options):
+    literal.assert_invariant(partial(build, SupConReg, **options))
+
+
+@pytest.mark.parametrize("options", [{"alpha": a} for a in (-1, 0, 0.5)] + [{"proto_anchors": False}], ids=str)
+def test_reg_survives_every_edge(options):
+    literal.assert_survives_edges(partial(build, **options), zero=literal.UNLABELLED, zero_with_memory=())
+
+
+@pytest.mark.parametrize("positives", ["any", "all"])
+def test_supcon_reg_survives_every_edge(positives):
+    literal.assert_survives_edges(partial(build, SupConReg, positives=positives), zero=literal.NO_PAIR)
+
+
+def test_algorithm2_survives_every_edge():
+    literal.assert_survives_edges(partial(build, reg_algorithm2=True), zero=literal.NO_PAIR)
+
+
+@pytest.mark.parametrize("options", [{}, {"alpha": 0.5}, {"alpha": -1}], ids=str)
+def test_float32_and_half(options):
+    literal.assert_low_precision_agrees(partial(build, **options))
+    literal.assert_low_precision_agrees(partial(build, SupConReg))
+
+
+@pytest.mark.parametrize("kind", [Reg, SupConReg])
+def test_makes_no_tensor_over_labels(kind):
+    literal.assert_no_tensor_over_labels(partial(build, kind))
+
+
+def test_sigma_has_no_gradient():
+    outputs, labels = batch(0)
+    with_penalty, without = build(penalty=True).double(), build(penalty=False).double()
+    without.load_state_dict(with_penalty.state_dict())
+    leaf = outputs.clone().requires_grad_()
+    penalty = with_penalty(leaf, labels)["penalty"]
+    (slope,) = torch.autograd.grad(penalty, leaf)
+    # With sigma fixed the penalty is linear in the scores, hence in tau * scores at fixed weights.
+    scores, weights, *_ = with_penalty._scores_and_weights(leaf, labels, None)
+    excess = torch.where(weights > 0, torch.relu(log_softmax(scores).exp() - weights), 0.0).detach()
+    (expected,) = torch.autograd.grad(-(excess * scores).sum() / (weights.sum(dim=1) > 0).sum(), leaf)
+    torch.testing.assert_close(slope, expected)
+
+
+def test_memory_replaces_the_batch_but_not_the_prototypes():
+    outputs, labels = batch(0)
+    loss = build().double()
+    _, gradients = gradients_of(loss, outputs, labels, memory=batch(3, n=5))
+    assert bool(gradients[1].any())
+
+
+@pytest.mark.parametrize(
+    ("hyper", "words"),
+    [
+        ({"tau": 0}, "tau"),
+        ({"alpha": float("inf")}, "alpha .* finite"),
+        ({"reduction": "x"}, "'x'"),
+        ({"reg_algorithm2": True, "alpha": 1.0}, "set alpha to 0, not 1.0"),
+        ({"reg_algorithm2": True, "proto_anchors": False}, "leave proto_anchors=False out"),
+        ({"reg_algorithm2": True, "reduction": "sum"}, "leave reduction='sum' out"),
+    ],
+)
+def test_bad_hyperparameters(hyper, words):
+    with pytest.raises(BadConfig, match=words):
+        build(**hyper)
+
+
+@pytest.mark.parametrize(("hyper", "words"), [({"tau": 0}, "tau"), ({"positives": "x"}, "positives is 'x'")])
+def test_bad_hyperparameters_of_supcon_reg(hyper, words):
+    with pytest.raises(BadConfig, match=words):
+        build(SupConReg, **hyper)

@@ -1,0 +1,110 @@
+import pytest
+import torch
+
+from hashseek.retrieval.errors import BadCodes, BadConfig
+from hashseek.training.losses import CLASSIFICATION, LOSSES, build_loss
+from hashseek.training.losses.hashing.zeta import zeta
+from support.literal_losses import batch, gradients_of, total
+
+# Says that batches as small as these leave half of it untrained.
+pytestmark = pytest.mark.filterwarnings("ignore:HBL's margins need")
+
+
+def build(name="hyp2", n_bits=8, n_classes=4, nested=None, **hyper):
+    nested = {"lengths": [4, 6, 8]} if nested is None else nested
+    return build_loss(name, n_classes=n_classes, n_bits=n_bits, nested=nested, **hyper)
+
+
+@pytest.mark.parametrize("name", [name for name in LOSSES if name not in CLASSIFICATION])
+def test_it_is_the_loss_of_every_prefix(name):
+    outputs, labels = batch(0, n=9, width=8)
+    loss = build(name, nested={"lengths": [4, 6, 8], "weights": [0.5, 2, 1]})
+    found = loss(outputs, labels)
+    assert len(found) % 3 == 0
+    for length, weight, part in zip((4, 6, 8), (0.5, 2, 1), loss.losses, strict=True):
+        for term, value in part(outputs[:, :length], labels).items():
+            torch.testing.assert_close(found[f"{term}@{length}"], weight * value)
+
+
+def test_every_length_has_its_own_proxies_and_margin():
+    loss = build()
+    assert [tuple(part.proxies.shape) for part in loss.losses] == [(4, 4), (4, 6), (4, 8)]
+    assert [part.zeta for part in loss.losses] == [zeta(k, 4) for k in (4, 6, 8)]
+    assert set(loss(*batch(0, width=8))) == {f"{t}@{k}" for t in ("proxy", "irrelevant") for k in (4, 6, 8)}
+
+
+def test_bits_behind_a_prefix_do_not_reach_its_terms():
+    outputs, labels = batch(0, width=8)
+    loss = build().double()
+    leaf = outputs.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(leaf, labels)["proxy@4"], leaf)
+    assert gradient[:, :4].any()
+    assert not gradient[:, 4:].any()
+
+
+@pytest.mark.parametrize("name", ["dpsh", "hashnet", "dsh"])
+def test_a_memory_is_cut_likewise(name):
+    outputs, labels = batch(0, width=8)
+    ref, ref_y = batch(5, n=11, width=8)
+    found = build(name)(outputs, labels, memory=(ref, ref_y))
+    alone = build_loss(name, n_classes=4, n_bits=6)(outputs[:, :6], labels, memory=(ref[:, :6], ref_y))
+    torch.testing.assert_close(found["pairs@6"], alone["pairs"])
+
+
+def test_it_goes_together_with_quantization():
+    outputs, labels = batch(0, width=8)
+    terms = build("dpsh", quantization={"kind": "l1", "weight": 0.1})(outputs, labels)
+    assert set(terms) == {"quantization", *(f"{t}@{k}" for t in ("pairs", "quantization") for k in (4, 6, 8))}
+
+
+def test_gradcheck():
+    outputs, labels = batch(0, width=8)
+    loss = build(zeta=0.1).double()
+    inputs = (outputs.requires_grad_(), *loss.parameters())
+    assert torch.autograd.gradcheck(lambda z, *_: total(loss(z, labels)), inputs)
+
+
+def test_half_rows_and_no_rows():
+    loss = build()
+    value, _ = gradients_of(loss, torch.randn(5, 8).half(), torch.ones(5, 4))
+    assert value.isfinite()
+    value, _ = gradients_of(loss, torch.zeros(0, 8), torch.zeros(0, 4))
+    assert value == 0
+
+
+@pytest.mark.parametrize(
+    ("nested", "words"),
+    [
+        ({"lengths": [4, 6]}, r"ascend to all 8 bits, not be \[4, 6\]: end it with 8"),
+        ({"lengths": [6, 4, 8]}, "ascend"),
+        ({"lengths": [4, 4, 8]}, "ascend"),
+        ({"lengths": []}, "ascend"),
+        ({"lengths": [0, 8]}, "at least 1, not 0"),
+        ({"lengths": [4.5, 8]}, "whole number .* not 4.5"),
+        ({"lengths": 8}, "must be a list of numbers of bits, not 8"),
+        ({"lengths": [4, 8], "weights": [1]}, "one weight for each of the 2 lengths, not 1"),
+        ({"lengths": [4, 8], "weights": [1, -1]}, "at least 0, not -1"),
+        ({"lengths": [4, 8], "weights": [0, 0]}, "all 0"),
+        ({"lengths": [4, 8], "weights": 1}, "must be a list of numbers, not 1"),
+        ({"length": [4, 8]}, "did you mean 'lengths'"),
+        ({"weights": [1]}, "nested has no 'lengths'"),
+        ([4, 8], "nested must be a table"),
+        ({"lengths": [1, 8]}, "1 bits cannot tell 4 labels apart"),
+    ],
+)
+def test_bad_tables(nested, words):
+    with pytest.raises(BadConfig, match=words):
+        build(nested=nested)
+
+
+@pytest.mark.parametrize("name", CLASSIFICATION)
+def test_logits_have_no_prefixes(name):
+    with pytest.raises(BadConfig, match="reads logits, which have no prefixes"):
+        build(name)
+
+
+def test_bad_batches():
+    with pytest.raises(BadCodes, match=r"outputs of shape \(B, 8\), not \(3, 7\)"):
+        build()(torch.zeros(3, 7), torch.zeros(3, 4))
+    with pytest.raises(BadCodes, match="the memory does not fit"):
+        build("dpsh")(torch.zeros(3, 8), torch.zeros(3, 4), memory=(torch.zeros(2, 7), torch.zeros(2, 4)))

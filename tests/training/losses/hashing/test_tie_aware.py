@@ -1,0 +1,110 @@
+import math
+from itertools import permutations
+
+import pytest
+import torch
+
+from hashseek.retrieval.errors import BadConfig
+from hashseek.training.losses.hashing.tie_aware import TieAware, tie_aware_ap
+from support.literal_losses import assert_same, batch, rows_of
+
+
+def build(n_classes=4, n_bits=5, **hyper):
+    return TieAware(n_classes=n_classes, n_bits=n_bits, **hyper)
+
+
+def literal(outputs, labels, *, a=4.8 / 5, weight=1.0):
+    """Both terms by loops over rows, other rows and distances."""
+    rows = [(torch.tanh(u), own) for u, own in rows_of(outputs, labels)]
+    width = outputs.shape[1]
+    pairs, precisions = [], []
+    for i, (h, own) in enumerate(rows):
+        found = [outputs.new_zeros(()) for _ in range(width + 2)]
+        relevant = [outputs.new_zeros(()) for _ in range(width + 2)]
+        n_similar = 0
+        for j, (g, other) in enumerate(rows):
+            if i == j:
+                continue
+            theta = h @ g
+            similar = bool(own & other)
+            n_similar += similar
+            pairs.append(torch.log1p(torch.exp(a * theta)) - a * theta * similar)
+            distance = (width - theta) / 2
+            low = math.floor(distance.item())
+            for d, share in ((low, low + 1 - distance), (low + 1, distance - low)):
+                found[d] = found[d] + share
+                relevant[d] = relevant[d] + share * similar
+        if n_similar:
+            total = outputs.new_zeros(())
+            for d in range(width + 2):
+                nearer, nearer_relevant = sum(found[:d]), sum(relevant[:d])
+                total = total + relevant[d] * (nearer_relevant + (relevant[d] + 1) / 2) / (nearer + (found[d] + 1) / 2)
+            precisions.append(total / n_similar)
+    zero = outputs.sum() * 0
+    ap = weight * (1 - sum(precisions) / len(precisions)) if precisions else zero
+    return (sum(pairs) / len(pairs) if pairs else zero) + ap
+
+
+@pytest.mark.parametrize("options", [{}, {"a": 0.3}, {"weight": 0.5}, {"weight": 0}], ids=str)
+@pytest.mark.parametrize("seed", range(4))
+def test_equals_the_loops_in_value_and_gradient(options, seed):
+    outputs, labels = batch(seed)
+    assert_same(build(**options), lambda u: literal(u, labels, **options), outputs, labels)
+
+
+def test_a_ranking_worked_by_hand():
+    """Codes of 2 bits: row 0 finds row 1 (similar) at 0, rows 2 (similar) and 3 (not) at 1."""
+    h = torch.tensor([[1.0, 1], [1, 1], [1, -1], [-1, 1]])
+    theta = (h[:1] @ h.T)[:, 1:]
+    similar, others = torch.tensor([[1.0, 1, 0]]), torch.ones(1, 3)
+    # At 0: (1 + 1) / 2 over (1 + 1) / 2 = 1. At 1: 1 + (1 + 1) / 2 = 2 over 1 + (2 + 1) / 2 = 2.5.
+    assert tie_aware_ap(theta, similar, others, n_bits=2).item() == pytest.approx((1 + 2 / 2.5) / 2)
+
+
+def test_without_ties_it_is_average_precision_and_with_them_near_its_mean_over_all_orders():
+    theta = torch.tensor([[6.0, 4, 2, 0, -2]])  # distances 0 to 4 of 6 bits
+    similar = torch.tensor([[1.0, 0, 1, 1, 0]])
+    exact = (1 / 1 + 2 / 3 + 3 / 4) / 3
+    assert tie_aware_ap(theta, similar, torch.ones(1, 5), n_bits=6).item() == pytest.approx(exact)
+    tied = torch.tensor([[6.0, 2, 2, 2, -2]])
+    values = []
+    for order in permutations((1, 2, 3)):
+        ranked = [similar[0, i].item() for i in (0, *order, 4)]
+        hits = [sum(ranked[: i + 1]) / (i + 1) for i in range(5) if ranked[i]]
+        values.append(sum(hits) / len(hits))
+    mean = sum(values) / len(values)
+    # Half of a tie in front of each item: an approximation of the mean, within two hundredths here.
+    assert tie_aware_ap(tied, similar, torch.ones(1, 5), n_bits=6).item() == pytest.approx(mean, abs=0.02)
+
+
+def test_a_perfect_ranking_has_no_missing_precision_and_the_worst_has():
+    codes = torch.tensor([[9.0, 9, 9], [9, 9, 9], [-9, -9, -9], [-9, -9, -9]], dtype=torch.float64)
+    together, apart = torch.tensor([[1, 0], [1, 0], [0, 1], [0, 1]]), torch.tensor([[1, 0], [0, 1], [1, 0], [0, 1]])
+    assert build(2, 3)(codes, together)["ap"].item() == pytest.approx(0, abs=1e-6)
+    # One nearest that is not similar, then one of two tied: (1 + 1) / 2 over 1 + (2 + 1) / 2.
+    assert build(2, 3, weight=1)(codes, apart)["ap"].item() == pytest.approx(1 - 1 / 2.5, abs=1e-6)
+
+
+def test_a_step_against_the_gradient_ranks_better():
+    outputs, labels = batch(0, n=40, width=8)
+    loss = build(n_bits=8)
+    before = loss(outputs, labels)["ap"].item()
+    for _ in range(60):
+        leaf = outputs.clone().requires_grad_()
+        sum(loss(leaf, labels).values()).backward()
+        outputs = outputs - 2 * leaf.grad
+    assert loss(outputs, labels)["ap"].item() < 0.7 * before
+
+
+def test_the_order_of_rows_does_not_matter():
+    outputs, labels = batch(0)
+    order = torch.tensor([3, 0, 6, 2, 5, 1, 4])
+    terms, shuffled = build()(outputs, labels), build()(outputs[order], labels[order])
+    for name in ("pairs", "ap"):
+        assert shuffled[name].item() == pytest.approx(terms[name].item())
+
+
+@pytest.mark.parametrize(("options", "message"), [({"a": 0}, "a multiplies"), ({"weight": -1}, "weight weighs")])
+def test_settings_out_of_limits_are_refused(options, message):
+    with pytest.raises(BadConfig, match=message):
+        build(**options)

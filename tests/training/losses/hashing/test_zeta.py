@@ -1,0 +1,98 @@
+import csv
+from importlib import resources
+from itertools import combinations_with_replacement
+
+import pytest
+
+from hashseek.retrieval.errors import BadConfig
+from hashseek.training.losses.hashing.zeta import zeta
+
+
+@pytest.fixture(scope="module")
+def table():
+    with resources.files("hashseek.training.losses.hashing").joinpath("min_distance.csv").open(newline="") as lines:
+        return {(int(row["n"]), int(row["k"])): int(row["d"]) for row in csv.DictReader(lines)}
+
+
+@pytest.mark.parametrize(
+    ("n_classes", "values"),
+    [
+        ((38,), {12: 1 / 3, 24: 1 / 6, 36: 1 / 9, 48: 0}),
+        ((20, 21), {12: 1 / 3, 16: 0, 24: 0, 32: 0, 36: 1 / 18, 48: 0, 64: 0}),
+        ((80, 81), {16: 1 / 4, 32: 1 / 8, 48: 1 / 12, 64: 0}),
+    ],
+)
+def test_values_that_the_papers_use(n_classes, values):
+    for c in n_classes:
+        for n_bits, value in values.items():
+            assert zeta(n_bits, c) == pytest.approx(value, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "d"),
+    [(7, 4, 3), (15, 5, 7), (15, 7, 5), (16, 5, 8), (32, 6, 16), (48, 6, 24), (64, 7, 32), (36, 5, 17), (8, 4, 4)],
+)
+def test_well_known_codes(n, k, d):
+    assert zeta(n, 2**k) == 1 - 2 * d / n
+    assert zeta(n, 2 ** (k - 1) + 1) == 1 - 2 * d / n
+
+
+def test_the_table_is_whole(table):
+    assert set(table) == {(n, k) for n in range(1, 257) for k in range(1, min(n, 8) + 1)}
+
+
+def test_families_of_codes(table):
+    for n in range(1, 257):
+        assert table[n, 1] == n  # repetition
+        if n > 1:
+            assert table[n, 2] == 2 * n // 3
+        if n <= 8:
+            assert table[n, n] == 1
+        if 2 <= n <= 9:
+            assert table[n, n - 1] == 2  # even weight
+    for k in range(1, 9):
+        if 2**k - 1 <= 256:
+            assert table[2**k - 1, k] == 2 ** (k - 1)  # simplex
+        assert table[2 ** (k - 1), k] == max(1, 2 ** (k - 2)) if k > 1 else True  # first-order Reed-Muller
+
+
+def test_no_bound_is_broken(table):
+    for (n, k), d in table.items():
+        assert d <= n - k + 1  # Singleton
+        assert n >= sum(-(-d // 2**i) for i in range(k))  # Griesmer
+        if (n + 1, k) in table:
+            assert d <= table[n + 1, k] <= d + 1
+        if (n, k + 1) in table:
+            assert table[n, k + 1] <= d
+        if d % 2 and (n + 1, k) in table:
+            assert table[n + 1, k] == d + 1  # a parity bit makes an odd distance even
+
+
+@pytest.mark.parametrize(("k", "longest"), [(2, 12), (3, 9), (4, 6)])
+def test_short_codes_by_trying_every_generator_matrix(table, k, longest):
+    points = range(1, 2**k)
+    for n in range(k, longest + 1):
+        best = max(
+            min(sum((column & message).bit_count() & 1 for column in columns) for message in points)
+            for columns in combinations_with_replacement(points, n)
+        )
+        assert table[n, k] == best
+
+
+def test_one_label_takes_one_dimension():
+    assert zeta(12, 1) == zeta(12, 2) == -1
+
+
+@pytest.mark.parametrize(
+    ("n_bits", "n_classes", "words"),
+    [
+        (64, 257, "at most 256 labels, not 257.*set the hyperparameter zeta"),
+        (257, 10, "1 to 256 bits, not 257"),
+        (0, 10, "not 0"),
+        (4, 17, "4 bits cannot tell 17 labels apart: use at least 5 bits"),
+        (8, 0, "at least 1 label, not 0"),
+    ],
+)
+def test_outside_the_table(n_bits, n_classes, words):
+    with pytest.raises(BadConfig, match=words):
+        zeta(n_bits, n_classes)

@@ -1,0 +1,249 @@
+import copy
+import math
+from collections import deque
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from torch import nn
+
+from hashseek.retrieval.errors import BadCodes, BadConfig
+from hashseek.training.losses import build_loss
+from hashseek.training.losses.contrastive.hbl import HBL
+from hashseek.training.losses.contrastive.msc import MSC
+from hashseek.training.losses.contrastive.mulsupcon import MulSupCon
+from hashseek.training.losses.contrastive.supcon import SupCon
+from hashseek.training.losses.memory import KeyQueue, Memory, gather_rows, update_key_encoder
+from support.literal_losses import batch
+
+
+def queue_of(size, **hyper):
+    return KeyQueue(n_classes=4, n_bits=5, size=size, **hyper)
+
+
+def as_set(memory):
+    return sorted(zip(memory.ref.tolist(), memory.ref_y.tolist(), strict=True))
+
+
+def numbered(n, start=0):
+    """Keys that normalise to themselves and can be told apart, with labels."""
+    angle = torch.arange(start, start + n) * 0.1
+    keys = torch.zeros(n, 5)
+    keys[:, 0], keys[:, 1] = angle.cos(), angle.sin()
+    labels = F.one_hot(torch.arange(start, start + n) % 4, 4)
+    return keys, labels
+
+
+@pytest.mark.parametrize("sizes", [[3, 3, 3, 3], [4, 1, 4, 3, 2, 4, 4], [1] * 15, [10, 10, 7, 9], [0, 10, 0, 3]])
+def test_holds_the_latest_rows_whatever_the_batch_sizes(sizes):
+    queue, expected = queue_of(10), deque(maxlen=10)
+    start = 0
+    for n in sizes:
+        keys, labels = numbered(n, start)
+        start += n
+        queue.enqueue(keys, labels)
+        expected.extend(zip(F.normalize(keys).tolist(), labels.tolist(), strict=True))
+        assert len(queue) == len(expected)
+        held = as_set(queue.memory())
+        torch.testing.assert_close(
+            torch.tensor([a for a, _ in held]).reshape(-1, 5),
+            torch.tensor([a for a, _ in sorted(expected)]).reshape(-1, 5),
+        )
+        assert [b for _, b in held] == [b for _, b in sorted(expected)]
+
+
+def test_keys_are_stored_normalised():
+    queue = queue_of(8)
+    keys, labels = batch(0)
+    queue.enqueue(3 * keys, labels)
+    torch.testing.assert_close(queue.memory().ref, F.normalize(keys).float())
+
+
+@pytest.mark.parametrize("name", ["dpsh", "dsh", "dhn", "hashnet", "idhn"])
+def test_losses_on_inner_products_and_distances_get_the_rows_as_they_are(name):
+    queue = queue_of(12, normalized=False).double()
+    (earlier, earlier_y), (keys, labels) = batch(0), batch(3, n=4)
+    queue.enqueue(3 * earlier, earlier_y)
+    memory = queue.memory(keys, labels)
+    assert torch.equal(memory.ref, torch.cat([keys, 3 * earlier]))
+    loss = build_loss(name, n_classes=4, n_bits=5)
+    outputs, own = batch(6)
+    by_queue = loss(outputs, own, memory=memory)
+    by_hand = loss(outputs, own, memory=(torch.cat([keys, 3 * earlier]), torch.cat([labels, earlier_y])))
+    for term, value in by_hand.items():
+        assert torch.equal(by_queue[term], value)
+
+
+def test_memory_is_the_keys_of_the_batch_then_the_queue_as_it_was():
+    queue = queue_of(8)
+    first, second = numbered(3), numbered(2, 3)
+    queue.enqueue(*first)
+    memory = queue.memory(*second)
+    torch.testing.assert_close(memory.ref, torch.cat([second[0], first[0]]))
+    assert torch.equal(memory.ref_y, torch.cat([second[1], first[1]]))
+    queue.enqueue(*second)
+    torch.testing.assert_close(memory.ref, torch.cat([second[0], first[0]]))  # a copy, not a view
+    assert len(queue) == 5
+
+
+def test_view_of_the_queue_survives_the_next_enqueue():
+    queue = queue_of(3)
+    queue.enqueue(*numbered(3))
+    memory = queue.memory()
+    before = memory.ref.clone()
+    queue.enqueue(*numbered(3, 3))
+    assert torch.equal(memory.ref, before)
+
+
+def test_backward_after_enqueue_uses_the_rows_of_the_forward_pass():
+    queue = queue_of(3)
+    queue.enqueue(*numbered(3))
+    outputs, labels = batch(0, n=3)
+    outputs.requires_grad_()
+    keys, key_labels = numbered(3, 3)
+    value = SupCon(n_classes=4, n_bits=5)(outputs, labels, memory=queue.memory(keys, key_labels))["supcon"]
+    queue.enqueue(keys, key_labels)
+    value.backward()
+    assert bool(outputs.grad.isfinite().all())
+
+
+def test_until_full_gives_only_the_batch():
+    queue = queue_of(5, until_full=True)
+    queue.enqueue(*numbered(3))
+    assert len(queue.memory().ref) == 0
+    assert len(queue.memory(*numbered(2)).ref) == 2
+    queue.enqueue(*numbered(2, 3))
+    assert len(queue.memory().ref) == 5
+    assert len(queue.memory(*numbered(2)).ref) == 7
+
+
+@pytest.mark.parametrize("kind", [SupCon, MulSupCon, MSC, HBL])
+def test_an_empty_queue_is_an_empty_contrast_set(kind):
+    outputs, labels = batch(0)
+    outputs.requires_grad_()
+    loss = kind(n_classes=4, n_bits=5).double()
+    sum(loss(outputs, labels, memory=queue_of(5).memory()).values()).backward()
+    assert bool(outputs.grad.isfinite().all())
+
+
+def test_queue_smaller_than_batch_is_one_clear_error():
+    queue = queue_of(4)
+    queue.enqueue(*numbered(4))
+    before = queue.memory()
+    with pytest.raises(BadCodes, match="queue smaller than batch: it keeps 4 rows but 5 keys"):
+        queue.enqueue(*numbered(5))
+    assert torch.equal(queue.memory().ref, before.ref)
+
+
+def test_travels_with_a_checkpoint():
+    queue, other = queue_of(6), queue_of(6)
+    for start in range(0, 9, 3):
+        queue.enqueue(*numbered(3, start))
+    other.load_state_dict(queue.state_dict())
+    queue.enqueue(*numbered(2, 9))
+    other.enqueue(*numbered(2, 9))
+    assert as_set(other.memory()) == as_set(queue.memory())
+    assert len(other) == 6
+    assert not list(queue.parameters())
+
+
+def test_nothing_flows_into_keys():
+    queue = queue_of(6)
+    keys, labels = numbered(3)
+    keys.requires_grad_()
+    queue.enqueue(keys, labels)
+    memory = queue.memory(keys, labels)
+    assert isinstance(memory, Memory)
+    assert not memory.ref.requires_grad
+
+
+def test_float64_keys_stay_exact_beside_a_float32_queue():
+    queue = queue_of(6).double()
+    keys, labels = batch(0, n=3)
+    queue.enqueue(keys, labels)
+    assert torch.equal(queue.memory().ref, F.normalize(keys))
+    assert queue.memory(keys, labels).ref.dtype == torch.float64
+
+
+def test_bad_keys():
+    queue = queue_of(6)
+    keys, labels = numbered(3)
+    with pytest.raises(BadCodes, match="both or neither"):
+        queue.memory(keys)
+    with pytest.raises(BadCodes, match=r"\(B, 5\)"):
+        queue.enqueue(keys[:, :4], labels)
+    with pytest.raises(BadCodes, match="0 or 1"):
+        queue.enqueue(keys, 2 * labels)
+    with pytest.raises(BadCodes, match="NaN"):
+        queue.enqueue(keys * torch.nan, labels)
+    with pytest.raises(BadConfig, match=r"size .* at least 1, not 0"):
+        queue_of(0)
+    for switch in ("until_full", "normalized"):
+        with pytest.raises(BadConfig, match=f"{switch} .* true or false, not 1"):
+            queue_of(6, **{switch: 1})
+
+
+def encoder():
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def test_key_encoder_moves_by_momentum_and_copies_buffers():
+    torch.manual_seed(0)
+    query, key = encoder(), encoder()
+    query(torch.randn(5, 3))  # moves the running statistics
+    before = [p.clone() for p in key.parameters()]
+    update_key_encoder(key, query, momentum=0.9)
+    for now, old, target in zip(key.parameters(), before, query.parameters(), strict=True):
+        torch.testing.assert_close(now, 0.9 * old + 0.1 * target)
+        assert now.grad_fn is None
+    for now, target in zip(key.buffers(), query.buffers(), strict=True):
+        assert torch.equal(now, target)
+
+
+def test_key_encoder_at_the_ends_of_momentum():
+    query, key = encoder(), encoder()
+    before = copy.deepcopy(key)
+    update_key_encoder(key, query, momentum=1.0)
+    assert all(torch.equal(a, b) for a, b in zip(key.parameters(), before.parameters(), strict=True))
+    update_key_encoder(key, query, momentum=0.0)
+    assert all(torch.equal(a, b) for a, b in zip(key.parameters(), query.parameters(), strict=True))
+
+
+def test_key_encoder_refuses_what_does_not_fit():
+    with pytest.raises(BadConfig, match=r"momentum .* not 1\.5"):
+        update_key_encoder(encoder(), encoder(), momentum=1.5)
+    with pytest.raises(BadConfig, match=r"copy\.deepcopy"):
+        update_key_encoder(encoder(), nn.Linear(3, 2))
+
+
+def test_own_key_is_a_positive_in_the_order_of_the_specification():
+    queue = queue_of(4)
+    keys, labels = numbered(2)
+    value = SupCon(n_classes=4, n_bits=5, tau=1.0)(keys, labels, memory=queue.memory(keys, labels))["supcon"]
+    assert value.item() == pytest.approx(math.log(1 + math.exp(math.cos(0.1) - 1)))
+
+
+def _worker(rank, path):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+    try:
+        queue = KeyQueue(n_classes=4, n_bits=5, size=7)
+        parts = [(numbered(2), numbered(3, 2)), (numbered(1, 5), numbered(0, 6))]  # ranks differ in length
+        everything = [torch.cat([a[0], b[0]]) for a, b in parts]
+        for ranks in parts:
+            queue.enqueue(*ranks[rank])
+        torch.testing.assert_close(queue.memory().ref, torch.cat(everything))
+        assert torch.equal(queue.memory().ref_y.argmax(dim=1), torch.arange(6) % 4)
+        torch.testing.assert_close(queue.memory(*numbered(2, 9)).ref[:2], numbered(2, 9)[0])  # own keys alone
+        assert gather_rows(torch.full((rank + 1, 1), float(rank))).flatten().tolist() == [0.0, 1.0, 1.0]
+        with pytest.raises(BadCodes, match="keeps 7 rows but 8 keys"):
+            queue.enqueue(*numbered(4))
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.skipif(not dist.is_gloo_available(), reason="torch was built without gloo")
+def test_two_processes_enqueue_the_keys_of_both_in_the_order_of_ranks(tmp_path):
+    mp.spawn(_worker, args=(str(tmp_path / "store"),), nprocs=2)

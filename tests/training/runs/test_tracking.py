@@ -1,0 +1,305 @@
+"""What a run leaves behind to be followed by: every epoch once, whatever happened on the way."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from support.commands import wait_until
+from support.models import run_config
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from hashseek.retrieval.errors import BadConfig
+from hashseek.training.runs import tracking
+from hashseek.training.config import load_config
+from hashseek.training.runs.curves import Panel, Series, draw, ticks
+from hashseek.training.data.datasets.shapes import render_shapes
+from hashseek.training.runs.environment import git_state
+from hashseek.training.loop.fit import Stop, fit
+from hashseek.training.runs.run_folder import Run, read_log
+from hashseek.training.runs.tracking import scalars
+
+config = partial(run_config, model__size=32, model__freeze_backbone=True, train__epochs=4)
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("tracked")
+    render_shapes(root, n_query=6, n_train=60, n_database=8, size=32, seed=4)
+    return root
+
+
+def points(run: Run) -> dict[str, list[tuple[int, float]]]:
+    """Everything that TensorBoard would show, by curve."""
+    events = EventAccumulator(str(run.tensorboard), purge_orphaned_data=False)
+    events.Reload()
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def of_log(run: Run) -> dict[str, list[tuple[int, float]]]:
+    found: dict[str, list[tuple[int, float]]] = {}
+    for record in read_log(run):
+        for name, value in scalars(record).items():
+            found.setdefault(name, []).append((record["epoch"] + 1, pytest.approx(value, rel=1e-6)))
+    return found
+
+
+def stop_after(n: int):
+    def on_epoch(record):
+        if record["epoch"] + 1 == n:
+            raise KeyboardInterrupt
+
+    return on_epoch
+
+
+def test_tensorboard_has_every_epoch_of_the_log_once_also_after_a_resume(pictures, tmp_path):
+    run = Run(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        fit(config(pictures), out=run.folder, on_epoch=stop_after(2))
+    assert len(points(run)["lr"]) == 2
+    # What a killed process may leave: an epoch that was never finished.
+    [events] = run.tensorboard.iterdir()
+    fit(config(pictures), out=run.folder, resume=True)
+    assert not events.exists() or len(list(run.tensorboard.iterdir())) == 1
+    found = points(run)
+    assert found == of_log(run)
+    assert [step for step, _ in found["validation/mAP@1000"]] == [1, 2, 3, 4]
+    assert set(found) == {
+        "loss/sum",
+        "loss/proxy",
+        "loss/irrelevant",
+        "lr",
+        "validation/mAP@1000",
+        "images_per_s",
+        "seconds",
+    }
+    fit(config(pictures), out=run.folder, resume=True)  # nothing left to do
+    assert points(run) == found
+
+
+def test_a_kill_between_log_and_points_costs_none_and_doubles_none(pictures, tmp_path, start):
+    file = tmp_path / "a.toml"
+    file.write_text(
+        f'[data]\nname = "folder"\nroot = "{pictures}"\n[model]\nbackbone = "squeezenet1_1"\nn_bits = 12\nsize = 32\n'
+        'freeze_backbone = true\n[train]\nepochs = 40\nbatch_size = 16\ndevice = "cpu"\nprecision = "fp32"\n'
+    )
+    run = Run(tmp_path / "run")
+    command = start("train", file, "--out", run.folder)
+    wait_until(lambda: len(read_log(run)) >= 3)
+    command.send(signal.SIGKILL)
+    assert command.wait() == -signal.SIGKILL
+    assert 3 <= len(read_log(run)) < 40
+    fit(load_config(file), out=run.folder, resume=True)
+    assert points(run) == of_log(run)
+    assert len(points(run)["lr"]) == 40
+    starts = json.loads(run.environment.read_text())
+    assert len(starts) == 2
+    assert starts[0]["first_epoch"] == 0 < starts[1]["first_epoch"] < 40
+
+
+def test_the_folder_says_what_was_trained_on_and_with(pictures, tmp_path):
+    run = fit(config(pictures), out=tmp_path / "run").run
+    splits = json.loads(run.splits.read_text())
+    assert splits["sizes"] == {"train": 60, "query": 6, "database": 8}
+    assert splits["of_train"] == {"learnt_from": 54, "validated_on": 6}
+    assert len(splits["label_names"]) == len(splits["train_images_per_label"])
+    assert re.fullmatch("[0-9a-f]{64}", splits["splits_sha256"])
+    [start] = json.loads(run.environment.read_text())
+    assert start["torch"]
+    assert start["numpy"] == np.__version__
+    assert start["cores"] >= 1
+    assert os.uname().nodename not in run.environment.read_text()
+    assert not {"host", "hostname", "user"} & set(start)
+
+
+def test_git_state_names_the_commit_and_whether_files_changed(tmp_path):
+    def git(*arguments: str) -> str:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        return subprocess.run(
+            ("git", "-C", str(tmp_path), *who, *arguments), check=True, capture_output=True, text=True
+        ).stdout
+
+    assert git_state(tmp_path / "nowhere") is None
+    git("init", "--quiet")
+    (tmp_path / "file").write_text("1")
+    git("add", "file")
+    git("commit", "--quiet", "--message", "first", "--no-verify")
+    assert git_state(tmp_path) == {"commit": git("rev-parse", "HEAD").strip(), "dirty": False}
+    git_state.cache_clear()
+    (tmp_path / "file").write_text("2")
+    assert git_state(tmp_path)["dirty"]
+    git_state.cache_clear()
+
+
+def test_other_pictures_are_not_resumed_on(pictures, tmp_path):
+    run = Run(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        fit(config(pictures), out=run.folder, on_epoch=stop_after(1))
+    described = json.loads(run.splits.read_text())
+    run.splits.write_text(json.dumps(described | {"splits_sha256": "0" * 64}))
+    with pytest.raises(BadConfig, match=r"was made with other splits \(SHA-256 000000000000\.\.\., now"):
+        fit(config(pictures), out=run.folder, resume=True)
+
+
+def test_how_a_run_is_followed_may_change_when_it_goes_on(pictures, tmp_path):
+    run = Run(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        fit(config(pictures, tracking={"tensorboard": False}), out=run.folder, on_epoch=stop_after(2))
+    assert not run.tensorboard.exists()
+    fit(config(pictures), out=run.folder, resume=True)
+    assert points(run) == of_log(run)
+
+
+def test_a_watcher_sees_saved_epochs_and_stop_ends_the_run_in_order(pictures, tmp_path):
+    run = Run(tmp_path / "run")
+    seen = []
+
+    def watch(record):
+        assert read_log(run)[-1] == record
+        seen.append(record["epoch"])
+        if len(seen) == 3:
+            raise Stop
+
+    result = fit(config(pictures), out=run.folder, on_epoch=watch)
+    assert seen == [0, 1, 2]
+    assert result.run.last.is_file()
+    assert run.report.is_file()
+    with pytest.raises(BadConfig, match=r"train\.devices is 2, but only a run in one process can be watched"):
+        fit(config(pictures, train={"devices": 2}), out=tmp_path / "other", on_epoch=watch)
+
+
+def test_the_report_says_what_the_log_and_the_folder_say(pictures, tmp_path):
+    result = fit(config(pictures, loss={"beta": 0.7}), out=tmp_path / "run")
+    run, log = result.run, read_log(result.run)
+    text = run.report.read_text()
+    assert (
+        f"| best validation mAP@1000 | {result.best_score:.4f}, epoch {result.best_epoch + 1} (best.safetensors) |"
+        in text
+    )
+    assert f"| last validation mAP@1000 | {log[-1]['val_mAP@1000']:.4f}, epoch 4 |" in text
+    assert "| epochs | 4 of 4 |" in text
+    assert "| loss.beta | 0.7 |" in text
+    assert "train.val_n" not in text  # at its default
+    assert json.loads(run.splits.read_text())["splits_sha256"] in text
+    assert "![Loss, validation score, learning rate and throughput](curves.svg)" in text
+    svg = ElementTree.parse(run.curves).getroot()
+    lines = [element for element in svg.iter() if element.tag.endswith("polyline")]
+    assert [len(line.attrib["points"].split()) for line in lines] == [4] * 6  # three of the loss, three panels more
+    html = (tmp_path / "run" / "report.html").read_text()
+    assert "<svg" in html
+    assert "href" not in html
+    assert "src=" not in html
+
+
+def test_a_report_is_drawn_while_a_long_run_goes_on(pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(tracking, "SECONDS_BETWEEN_REPORTS", 0.0)
+    run, epochs = Run(tmp_path / "run"), []
+
+    def watch(record):
+        epochs.append(re.search(r"epochs \| (\d+) of 4", run.report.read_text()).group(1))
+
+    fit(config(pictures), out=run.folder, on_epoch=watch)
+    assert epochs == ["1", "2", "3", "4"]
+
+
+def test_following_a_run_costs_less_than_a_hundredth_of_a_second_an_epoch(tmp_path):
+    run = Run(tmp_path)
+    record = {
+        "loss": 1.0,
+        "loss_proxy": 0.6,
+        "loss_pair": 0.4,
+        "lr": 0.1,
+        "val_mAP@1000": 0.5,
+        "images_per_s": 9.0,
+        "seconds": 0.1,
+    }
+    sinks = [tracking.TensorBoard(run, []), tracking.Report(run, [])]
+    spent = []
+    for epoch in range(50):
+        started = time.perf_counter()
+        for sink in sinks:
+            sink.epoch({"epoch": epoch, **record})
+        spent.append(time.perf_counter() - started)
+    sinks[0].close("finished")
+    assert sorted(spent)[25] < 0.01
+
+
+def test_curves_are_drawn_to_scale():
+    panel = Panel(
+        "t", [Series("a", [1, 2, 3], [0.0, 1.0, float("nan")]), Series("b", [1, 3], [1.0, 0.0])], mark=(3, 0.0, "<x>")
+    )
+    svg = ElementTree.fromstring(draw([panel, Panel("empty", [Series("c", [1], [float("inf")])])]))
+    a, b = (
+        [tuple(map(float, p.split(","))) for p in e.attrib["points"].split()]
+        for e in svg.iter()
+        if e.tag.endswith("polyline")
+    )
+    assert len(a) == len(b) == 2  # NaN is no point
+    assert a[0][0] == b[0][0] < a[1][0] < b[1][0]
+    assert a[1][0] == pytest.approx((b[0][0] + b[1][0]) / 2, abs=0.1)
+    assert a[0][1] == b[1][1] > a[1][1] == b[0][1]  # up is less
+    texts = [e.text for e in svg.iter() if e.tag.endswith("text")]
+    assert {"<x>", "nothing to show", "0.5"} <= set(texts)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (0.003, 0.0031), (-5, 1234), (1e-9, 3e-9), (0.85, 0.8716)])
+def test_ticks_are_round_and_inside(low, high):
+    found = ticks(low, high)
+    assert 3 <= len(found) <= 11
+    assert all(low - 1e-12 <= tick <= high + 1e-12 for tick in found)
+    steps = np.diff(found)
+    np.testing.assert_allclose(steps, steps[0], rtol=1e-6)
+    assert float(f"{steps[0]:.0e}") == pytest.approx(steps[0])
+    assert ticks(2, 2) == [2]
+
+
+def test_mlflow_that_is_not_installed_is_named(pictures, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(BadConfig, match="MLflow is not installed: pip install mlflow-skinny, or set it to false"):
+        fit(config(pictures, tracking={"mlflow": True}), out=tmp_path / "run")
+
+
+def test_a_password_does_not_get_into_the_run_folder(pictures):
+    with pytest.raises(BadConfig, match="must hold no password: give that to MLflow as MLFLOW_TRACKING_USERNAME"):
+        config(pictures, tracking={"mlflow": "https://me:secret@example.org"})
+    assert config(pictures, tracking={"mlflow": "http://127.0.0.1:5000"}).tracking.mlflow == "http://127.0.0.1:5000"
+
+
+@pytest.mark.filterwarnings("ignore")  # of what MLflow itself does to SQLAlchemy
+def test_mlflow_has_every_epoch_once_in_one_run_also_after_a_resume(pictures, tmp_path):
+    mlflow = pytest.importorskip("mlflow", reason="MLflow is an extra: pip install mlflow-skinny")
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    settings = config(pictures, tracking={"mlflow": uri})
+    run = Run(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        fit(settings, out=run.folder, on_epoch=stop_after(2))
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name("hashseek").experiment_id
+    [found] = client.search_runs([experiment])
+    assert found.info.status == "KILLED"
+    fit(settings, out=run.folder, resume=True)
+    [found] = client.search_runs([experiment])
+    assert (found.info.status, found.info.run_name) == ("FINISHED", "run")
+    assert found.data.params["model.n_bits"] == "12"
+    for name, expected in of_log(run).items():
+        history = client.get_metric_history(found.info.run_id, name.replace("@", "_at_"))
+        assert sorted((point.step, point.value) for point in history) == expected, name
+    (run.folder / "mlflow.json").write_text('{"run_id": "0"}')
+    with pytest.raises(BadConfig, match=r"tracking\.mlflow: sqlite:.* cannot be used"):
+        fit(settings, out=run.folder, resume=True)
+
+
+def test_settings_of_tracking_are_checked(tmp_path):
+    file = tmp_path / "a.toml"
+    file.write_text('[data]\nname = "shapes"\n[model]\nbackbone = "resnet18"\nn_bits = 48\n[tracking]\nmlfow = true\n')
+    with pytest.raises(BadConfig, match=r"no setting 'tracking\.mlfow': did you mean 'mlflow'\?"):
+        load_config(file)

@@ -1,0 +1,40 @@
+"""Subcommand `sweep`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hashseek.training.config import parse_config, read_config
+from hashseek.training.runs.progress import Progress
+
+
+def sweep(
+    config: Annotated[Path, typer.Argument(help="TOML file with a section sweep.space, or the name of a shipped one.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Settings, such as model.n_bits=24.")] = None,
+    trials: Annotated[int | None, typer.Option(help="Trials in all; default: sweep.trials of the file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the sweep; default runs/NAME-sweep.")] = None,
+) -> None:
+    """Search settings for the best validation mAP; prints the path of the best configuration.
+
+    Run it again to go on with a sweep that was stopped, or with more --trials to continue one.
+    """
+    from hashseek.training.runs.sweep import sweep as run
+
+    progress = Progress()
+    content = read_config(config, overrides or [])
+    settings = parse_config(content, source=str(config)).sweep
+    folder = out or Path("runs") / f"{config.stem}-sweep"
+    best = run(
+        content,
+        settings.space,
+        n_trials=trials or settings.trials,
+        folder=folder,
+        seed=settings.seed,
+        prune=settings.prune,
+        progress=progress,
+        source=str(config),
+    )
+    found = f"best: trial {best.trial} with validation mAP {best.score:.4f}: {' '.join(best.settings)}"
+    progress.console.print(found, markup=False)
+    typer.echo(folder / "best.toml")

@@ -1,0 +1,1 @@
+"""Training data: data sets, images, augmentation, caches, and the batches that training reads."""

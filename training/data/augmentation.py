@@ -1,0 +1,180 @@
+"""Augmentation: random changes of a training image, all drawn from one generator of (seed, epoch, row).
+
+Nothing is drawn from PyTorch's global generator, which threads share in no fixed order: a resumed run must see the
+pixels that an unbroken one would have seen.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.random import Generator
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2 import functional as transforms
+
+from hashseek.retrieval.errors import BadConfig
+
+MAX_MAGNITUDE = 30
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """What may happen to a training image, in this order.
+
+    Args:
+        flip: mirror half of the images.
+        min_crop: resize a random part of at least this share of the area to the whole; 1 keeps the whole.
+        rand_augment_n: operations of RandAugment (Cubuk et al., 2020); 0 for none.
+        rand_augment_m: their magnitude, 0 to 30.
+        jitter: brightness, contrast and saturation, each times a factor from 1 - jitter to 1 + jitter.
+
+    Raises:
+        BadConfig: a value is outside its limits.
+    """
+
+    flip: bool = True
+    min_crop: float = 0.3
+    rand_augment_n: int = 0
+    rand_augment_m: int = 9
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.min_crop <= 1:
+            raise BadConfig(f"min_crop must be above 0 and at most 1, not {self.min_crop}")
+        if self.rand_augment_n < 0 or not 0 <= self.rand_augment_m <= MAX_MAGNITUDE:
+            raise BadConfig(
+                f"RandAugment needs n >= 0 and a magnitude from 0 to {MAX_MAGNITUDE}, not n = {self.rand_augment_n} "
+                f"and {self.rand_augment_m}"
+            )
+        if not 0 <= self.jitter <= 1:
+            raise BadConfig(f"jitter must be 0 to 1, not {self.jitter}")
+
+    @classmethod
+    def none(cls) -> "Augmentation":
+        """No change at all: what validation and evaluation see."""
+        return cls(flip=False, min_crop=1)
+
+    @property
+    def geometric(self) -> bool:
+        """Whether flip and crop are all that may happen."""
+        return self.rand_augment_n == 0 and self.jitter == 0
+
+
+@dataclass(frozen=True)
+class Crop:
+    """A part of an image in pixels, of the image as it is after `flip`."""
+
+    flip: bool
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+def draw_crop(rng: Generator, size: int, augmentation: Augmentation) -> Crop:
+    """A random part, of aspect ratio 3/4 to 4/3 (random resized crop of Szegedy et al., 2015)."""
+    flip = augmentation.flip and rng.random() < 0.5
+    if augmentation.min_crop == 1:
+        return Crop(flip, 0, 0, size, size)
+    area, ratio = rng.uniform(augmentation.min_crop, 1), np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
+    width = min(size, max(1, round(size * np.sqrt(area * ratio))))
+    height = min(size, max(1, round(size * np.sqrt(area / ratio))))
+    return Crop(flip, int(rng.integers(size - height + 1)), int(rng.integers(size - width + 1)), height, width)
+
+
+def augment(pixels: Tensor, rng: Generator, augmentation: Augmentation) -> Tensor:
+    """One image (3, size, size) uint8, changed at random."""
+    size = pixels.shape[-1]
+    crop = draw_crop(rng, size, augmentation)
+    if crop.flip:
+        pixels = pixels.flip(-1)
+    if (crop.height, crop.width) != (size, size):
+        part = pixels[None, :, crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
+        pixels = F.interpolate(part, size=(size, size), mode="bilinear", antialias=True)[0]
+    if augmentation.geometric:
+        return pixels
+    # Pillow is two to six times as quick as tensors of one image in nearly all of what follows.
+    image = Image.fromarray(np.ascontiguousarray(pixels.permute(1, 2, 0).numpy()))
+    image = rand_augment(image, rng, n=augmentation.rand_augment_n, magnitude=augmentation.rand_augment_m)
+    if augmentation.jitter:
+        image = _jitter(image, rng, augmentation.jitter)
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+def crop_batch(pixels: Tensor, crops: Sequence[Crop]) -> Tensor:
+    """`crops` of images (B, 3, size, size) uint8 resized to the whole in one pass: for a GPU.
+
+    Gives what `augment` gives where its augmentation is geometric, but for rounding (one level of 255).
+    """
+    size, device = pixels.shape[-1], pixels.device
+    flip, top, left, height, width = (
+        torch.tensor([(c.flip, c.top, c.left, c.height, c.width) for c in crops], dtype=torch.float32)
+        .to(device)[:, :, None]
+        .unbind(1)
+    )
+    centres = torch.arange(size, device=device) + 0.5
+    # A part is never larger than the whole, so this only ever enlarges: plain bilinear is what antialiased would give.
+    x = left + ((centres * width / size) - 0.5).clamp(min=0).minimum(width - 1)
+    y = top + ((centres * height / size) - 0.5).clamp(min=0).minimum(height - 1)
+    x = torch.where(flip > 0, size - 1 - x, x)
+    grid = torch.stack((x[:, None, :].expand(-1, size, -1), y[:, :, None].expand(-1, -1, size)), dim=-1)
+    grid = grid * (2 / (size - 1)) - 1
+    cropped = F.grid_sample(pixels.float(), grid, mode="bilinear", padding_mode="border", align_corners=True)
+    return cropped.round().to(torch.uint8)
+
+
+def rand_augment(image: Image.Image, rng: Generator, *, n: int, magnitude: int) -> Image.Image:
+    """`n` operations drawn from `OPERATIONS`, each with `magnitude` (0 to 30) and a random sign.
+
+    Source: RandAugment (Cubuk et al., 2020), with the operations and magnitudes of torchvision's.
+    """
+    operations = tuple(OPERATIONS.values())
+    for _ in range(n):
+        operation = operations[int(rng.integers(len(operations)))]
+        sign = -1 if rng.random() < 0.5 else 1
+        image = operation(image, sign * magnitude / MAX_MAGNITUDE)
+    return image
+
+
+def _affine(image: Image.Image, *, move: tuple[int, int] = (0, 0), shear: tuple[float, float] = (0, 0)) -> Image.Image:
+    moved: Image.Image = transforms.affine(
+        image,
+        angle=0.0,
+        translate=list(move),
+        scale=1.0,
+        shear=[math.degrees(math.atan(slope)) for slope in shear],
+        interpolation=InterpolationMode.NEAREST,
+        center=[0, 0] if any(shear) else None,
+    )
+    return moved
+
+
+# name -> function of an image and a strength from -1 to 1. Where a direction makes no sense its sign is ignored.
+OPERATIONS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
+    "Identity": lambda image, _: image,
+    "ShearX": lambda image, s: _affine(image, shear=(0.3 * s, 0)),
+    "ShearY": lambda image, s: _affine(image, shear=(0, 0.3 * s)),
+    "TranslateX": lambda image, s: _affine(image, move=(int(150 / 331 * image.width * s), 0)),
+    "TranslateY": lambda image, s: _affine(image, move=(0, int(150 / 331 * image.height * s))),
+    "Rotate": lambda image, s: transforms.rotate(image, 30 * s, interpolation=InterpolationMode.NEAREST),
+    "Brightness": lambda image, s: transforms.adjust_brightness(image, 1 + 0.9 * s),
+    "Color": lambda image, s: transforms.adjust_saturation(image, 1 + 0.9 * s),
+    "Contrast": lambda image, s: transforms.adjust_contrast(image, 1 + 0.9 * s),
+    "Sharpness": lambda image, s: transforms.adjust_sharpness(image, 1 + 0.9 * s),
+    "Posterize": lambda image, s: transforms.posterize(image, round(8 - 4 * abs(s))),
+    "Solarize": lambda image, s: transforms.solarize(image, 255 * (1 - abs(s))),
+    "AutoContrast": lambda image, _: transforms.autocontrast(image),
+    "Equalize": lambda image, _: transforms.equalize(image),
+}
+
+
+def _jitter(image: Image.Image, rng: Generator, jitter: float) -> Image.Image:
+    changes = (transforms.adjust_brightness, transforms.adjust_contrast, transforms.adjust_saturation)
+    for i in rng.permutation(len(changes)):
+        image = changes[i](image, float(rng.uniform(1 - jitter, 1 + jitter)))
+    return image

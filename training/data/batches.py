@@ -1,0 +1,175 @@
+"""Where batches come from: cached features of a frozen backbone, feature vectors, or augmented images.
+
+Everything random is drawn from (seed, epoch, row), so that a resumed run sees what an unbroken one would have seen.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hashseek.retrieval.errors import BadConfig, BadDataset
+from hashseek.retrieval.images import normalizer
+from hashseek.retrieval.models.hash_model import HashModel
+from hashseek.training.config import Config
+from hashseek.training.data.augmentation import Augmentation
+from hashseek.training.data.cached_features import features_of
+from hashseek.training.data.splits import Split
+from hashseek.training.data.training_images import Images
+from hashseek.training.runs.progress import Progress
+
+Rows: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Batches for the network and outputs for validation.
+
+    `batches(rows, batch_size, epoch)` yields (inputs, rows), where inputs hold `views` rows for each of rows, view
+    after view; `encode(model, rows)` gives outputs (n, K) without augmentation.
+    """
+
+    batches: Callable[[Rows, int, int], Iterator[tuple[Tensor, Rows]]]
+    encode: Callable[[HashModel, Rows], NDArray[np.float32]]
+
+
+def build_source(
+    config: Config, model: HashModel, train: Split, images: Images | None, *, fabric: Fabric, progress: Progress
+) -> Source:
+    """The source for the training split: vectors if it has some, cached features if the backbone is frozen.
+
+    Raises:
+        BadConfig: vectors for a backbone of images, images for one of vectors, or noise for images.
+    """
+    if train.vectors is not None:
+        if config.model.freeze_backbone:
+            raise BadConfig("model.freeze_backbone is set, but a backbone for vectors starts untrained: leave it out")
+        return _vectors(config, model, train.vectors, fabric.device)
+    if images is None:
+        raise BadConfig(
+            f"the backbone {config.model.backbone!r} takes feature vectors, but the data set {config.data.name!r} has "
+            "images: choose a backbone for images"
+        )
+    if config.train.noise:
+        raise BadConfig(
+            f"train.noise is {config.train.noise}, but it is added to feature vectors and the data set "
+            f"{config.data.name!r} has images: leave it out, or set train.jitter"
+        )
+    if config.model.freeze_backbone:
+        return _frozen(config, model, images, fabric, progress)
+    return _augmented(config, images, fabric)
+
+
+def _frozen(config: Config, model: HashModel, images: Images, fabric: Fabric, progress: Progress) -> Source:
+    def compute() -> NDArray[np.float32]:
+        with progress.task("features of the frozen backbone", len(images)) as advance:
+            return features_of(model, images, device=fabric.device, precision=config.train.precision, advance=advance)
+
+    # The first process computes them into the cache, the others read them there.
+    with fabric.rank_zero_first():
+        found = compute()
+    return _in_memory(torch.from_numpy(found).to(fabric.device), views=1, noise=None, encode=_encode_features)
+
+
+def _vectors(config: Config, model: HashModel, vectors: NDArray[np.float32], device: torch.device) -> Source:
+    width = getattr(model.backbone, "n_inputs", None)
+    if width != vectors.shape[1]:
+        takes = f"takes vectors of {width}" if width else "takes images"
+        raise BadConfig(
+            f"the data set {config.data.name!r} has vectors of {vectors.shape[1]} numbers, but the backbone "
+            f"{config.model.backbone!r} {takes}: choose mlp:{vectors.shape[1]}-512-512"
+        )
+    if not np.isfinite(vectors).all():
+        row = int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
+        raise BadDataset(f"the data set {config.data.name!r} has a vector with NaN or infinity, the {row + 1}th")
+    rows = torch.from_numpy(vectors).to(device)
+    scale = rows.std(dim=0) * config.train.noise
+
+    def noise(chosen: Tensor, generator: torch.Generator) -> Tensor:
+        return chosen + scale * torch.randn(chosen.shape, generator=generator).to(device)
+
+    return _in_memory(
+        rows,
+        views=config.train.views,
+        noise=noise if config.train.noise else None,
+        encode=_encode_vectors,
+        seed=config.train.seed,
+    )
+
+
+def _in_memory(
+    stored: Tensor,
+    *,
+    views: int,
+    noise: Callable[[Tensor, torch.Generator], Tensor] | None,
+    encode: Callable[[HashModel, Tensor], Tensor],
+    seed: int = 0,
+) -> Source:
+    def batches(rows: Rows, batch_size: int, epoch: int) -> Iterator[tuple[Tensor, Rows]]:
+        for start in range(0, len(rows), batch_size):
+            chosen = rows[start : start + batch_size]
+            inputs = stored[torch.from_numpy(chosen).to(stored.device)].repeat(views, 1)
+            if noise is not None:
+                first = int(chosen[0]) if len(chosen) else 0
+                generator = torch.Generator().manual_seed(hash((seed, epoch, start, first)) % 2**63)
+                inputs = noise(inputs, generator)
+            yield inputs, chosen
+
+    def outputs(model: HashModel, rows: Rows) -> NDArray[np.float32]:
+        model.eval()
+        with torch.inference_mode():
+            found: NDArray[np.float32] = encode(model, stored[torch.from_numpy(rows).to(stored.device)]).cpu().numpy()
+        return found
+
+    return Source(batches, outputs)
+
+
+def _encode_features(model: HashModel, features: Tensor) -> Tensor:
+    outputs: Tensor = model.head(features)
+    return outputs
+
+
+def _encode_vectors(model: HashModel, vectors: Tensor) -> Tensor:
+    outputs: Tensor = model(vectors)
+    return outputs
+
+
+def _augmented(config: Config, images: Images, fabric: Fabric) -> Source:
+    normalize = normalizer(images.preprocessing, fabric.device)
+    settings = config.train
+    augmentation = Augmentation(
+        flip=settings.flip,
+        min_crop=settings.min_crop,
+        rand_augment_n=settings.rand_augment,
+        rand_augment_m=settings.rand_augment_magnitude,
+        jitter=settings.jitter,
+    )
+
+    def batches(rows: Rows, batch_size: int, epoch: int) -> Iterator[tuple[Tensor, Rows]]:
+        seed = (settings.seed, epoch)
+        for pixels, chosen in images.batches(
+            rows,
+            batch_size=batch_size,
+            augmentation=augmentation,
+            seed=seed,
+            views=settings.views,
+            device=fabric.device,
+        ):
+            yield normalize(pixels), chosen
+
+    def encode(model: HashModel, rows: Rows) -> NDArray[np.float32]:
+        model.eval()
+        parts = [np.zeros((0, model.n_bits), np.float32)]
+        with torch.inference_mode(), fabric.autocast():
+            for pixels, _ in images.batches(
+                rows, batch_size=config.train.batch_size, augmentation=Augmentation.none(), seed=(0,)
+            ):
+                parts.append(model(normalize(pixels)).float().cpu().numpy())
+        return np.concatenate(parts)
+
+    return Source(batches, encode)

@@ -1,0 +1,38 @@
+"""Where things that can be computed again are kept between runs, and what tells files apart."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from hashseek.retrieval.errors import BadDataset
+from hashseek.retrieval.tar_members import stored_in
+
+
+def cache_folder() -> Path:
+    """`$HASHSEEK_CACHE`, else `$XDG_CACHE_HOME/hashseek`, else `~/.cache/hashseek`."""
+    if "HASHSEEK_CACHE" in os.environ:
+        return Path(os.environ["HASHSEEK_CACHE"])
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "hashseek"
+
+
+def digest_files(paths: Sequence[Path]) -> str:
+    """Hexadecimal SHA-256 over path, size and time of change of files or tar members, in their order.
+
+    Raises:
+        BadDataset: a file is gone or cannot be read.
+    """
+
+    @cache
+    def stored(file: Path) -> str:
+        try:
+            status = file.stat()
+        except OSError as error:
+            raise BadDataset(f"{file} cannot be read: {error.strerror or error}") from None
+        return f"{status.st_size} {status.st_mtime_ns}"
+
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(f"{path.absolute()} {stored(stored_in(path))}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()

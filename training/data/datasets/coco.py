@@ -1,0 +1,173 @@
+"""Data set `coco`: MS-COCO 2014 or 2017, 80 labels: the categories of the objects in an image."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from hashseek.retrieval.errors import BadConfig, BadDataset
+from hashseek.retrieval.label_files import OnError, Problem
+from hashseek.training.data.datasets.folder import expand
+from hashseek.training.data.datasets.lists import NAMES_OF_LISTS, read_list
+from hashseek.training.data.download import Archive, read_or_download
+from hashseek.training.data.image_table import (
+    Incomplete,
+    Table,
+    check_on_error,
+    draw,
+    first_folder,
+    prepared,
+    rows_of,
+    split_table,
+)
+from hashseek.training.data.splits import NAMES, Splits
+
+_HOST = "http://images.cocodataset.org"
+# Checksums as widely published; of train2014.zip two different ones are, so it is treated as unknown.
+ARCHIVES = {
+    2014: (
+        Archive(f"{_HOST}/annotations/annotations_trainval2014.zip", "0a379cfc70b0e71301e0f377548639bd"),
+        Archive(f"{_HOST}/zips/train2014.zip", None),
+        Archive(f"{_HOST}/zips/val2014.zip", "a3d79f5ed8d289b7a7554ce06a5782b3"),
+    ),
+    2017: (
+        Archive(f"{_HOST}/annotations/annotations_trainval2017.zip", "f4bbac642086de4f52a3fdda2de5fa2c"),
+        Archive(f"{_HOST}/zips/train2017.zip", "cced6f7f71b7629ddf16f17bbcfab6b2"),
+        Archive(f"{_HOST}/zips/val2017.zip", "442b8da7639aecaf257c1dceb8ba8c80"),
+    ),
+}
+_PUBLISHED = {  # images with at least one object: 122,218 of either year
+    ("hashing", 2014): (5000, 10000, 107218),
+    ("hashing", 2017): (5000, 10000, 107218),
+    ("official", 2014): (40137, 82081, 82081),
+    ("official", 2017): (4952, 117266, 117266),
+}
+# Outlines of objects are nearly all of a file of annotations, and nothing here needs them.
+_OUTLINE = re.compile(rb'("segmentation"\s*:\s*)(?:\[[\[\]\d\s.,eE+-]*\]|\{[^{}]*\})')
+
+
+def coco(
+    *,
+    root: str,
+    year: Literal[2014, 2017] = 2014,
+    protocol: Literal["hashing", "official"] = "hashing",
+    lists: str | None = None,
+    n_query: int = 5000,
+    n_train: int = 10000,
+    split_seed: int = 0,
+    train_in_database: bool = False,
+    drop_queries: bool = False,
+    download: bool = False,
+    on_error: str = "stop",
+) -> Splits:
+    """MS-COCO 2014 or 2017: 122,218 images with objects, 80 labels; 5,000 queries, 10,000 training images, the rest.
+
+    Args:
+        root: folder with `annotations`, `train2014` and `val2014` (or 2017), as the official archives unpack.
+        year: of the set; both hold the same images, split otherwise.
+        protocol: "hashing" splits all images anew, "official" has train as training set and database, val as queries.
+        lists: folder with train.txt, test.txt, database.txt of a hashing repository, which say who is in which split;
+            the labels are the official ones. None draws a seeded split.
+        n_query: queries of a seeded split.
+        n_train: its training images; the rest is its database.
+        split_seed: its seed.
+        train_in_database: training images are in the database too.
+        drop_queries: leave queries out of the database: HashNet's list repeats all 5,000.
+        download: fetch the official archives (19 GB) if images or annotations are missing.
+        on_error: "stop" refuses missing images, "skip" leaves them out.
+
+    Raises:
+        BadDataset: images, annotations or lists are missing or damaged.
+        BadConfig: no such year or protocol, or a split that cannot be.
+
+    Source: Lin et al., ECCV 2014; HashNet (Cao et al., ICCV 2017).
+    """
+    folder, mode = Path(expand(root)), check_on_error(on_error)
+    if (protocol, year) not in _PUBLISHED:
+        raise BadConfig(f"protocol must be hashing or official and year 2014 or 2017, not {protocol!r} and {year!r}")
+    if lists is not None and protocol != "hashing":
+        raise BadConfig("lists are for protocol = hashing: official uses train and val")
+    remedy = (
+        f"unpack {', '.join(archive.name for archive in ARCHIVES[year])} (cocodataset.org) in root, or set "
+        "download = true"
+    )
+
+    def read(mode: OnError) -> Splits:
+        pictures = first_folder(folder, ("images", "."), what=f"MS-COCO {year}", remedy=remedy)
+        table = _annotated(folder, year, remedy=remedy)
+        problems: list[Problem] = []
+        shared = train_in_database
+        if protocol == "official":
+            is_train = np.array([file.startswith("train") for file in table.files])
+            rows = {"train": np.flatnonzero(is_train), "query": np.flatnonzero(~is_train)}
+            rows["database"] = rows["train"]
+            shared = True
+        elif lists is not None:
+            listed = {split: read_list(Path(expand(lists)) / NAMES_OF_LISTS[split])[0] for split in NAMES}
+            names = {split: listed[split].files for split in NAMES}
+            rows, problems = rows_of(table, names, source=str(folder), remedy=remedy, on_error=mode)
+            repeated = np.isin(rows["database"], rows["query"])
+            if drop_queries and repeated.any():
+                rows["database"] = rows["database"][~repeated]
+                reason = f"{int(repeated.sum()):,} queries that the database repeats were left out of it"
+                problems.append(Problem(lists, reason, skipped=False))
+        else:
+            rows = draw(len(table.files), n_query=n_query, n_train=n_train, seed=split_seed)
+            if train_in_database:
+                rows["database"] = np.concatenate([rows["train"], rows["database"]])
+        n_query_published, n_train_published, rest = _PUBLISHED[protocol, year]
+        if protocol == "hashing" and train_in_database:
+            rest += n_train_published
+        return split_table(
+            table,
+            rows,
+            root=pictures,
+            source=f"COCO {year}",
+            remedy=remedy,
+            train_in_database=shared,
+            published=(n_query_published, n_train_published, rest),
+            problems=problems,
+            on_error=mode,
+        )
+
+    return read_or_download(read, ARCHIVES[year], folder, download=download, on_error=mode)
+
+
+def _annotated(root: Path, year: int, *, remedy: str) -> Table:
+    """All images that have an object, of train and then of val."""
+    parts = {f"{part}{year}": root / "annotations" / f"instances_{part}{year}.json" for part in ("train", "val")}
+    for file in parts.values():
+        if not file.is_file():
+            raise Incomplete(f"there are no annotations {file}: {remedy}")
+
+    def build() -> Table:
+        tables = [_read_instances(file, folder, remedy=remedy) for folder, file in parts.items()]
+        if tables[0].label_names != tables[1].label_names:
+            raise BadDataset(f"the annotations in {root / 'annotations'} have other categories for train than for val")
+        files = tuple(file for table in tables for file in table.files)
+        return Table(files, np.concatenate([table.labels for table in tables]), tables[0].label_names)
+
+    return prepared("coco 1", list(parts.values()), build)
+
+
+def _read_instances(file: Path, folder: str, *, remedy: str) -> Table:
+    """Images of one file of annotations that have an object; the labels in the order of the categories' ids."""
+    try:
+        content: dict[str, Any] = json.loads(_OUTLINE.sub(rb"\g<1>0", file.read_bytes()))
+        names = {category["id"]: category["name"] for category in content["categories"]}
+        files = {image["id"]: image["file_name"] for image in content["images"]}
+        pairs = [(found["image_id"], found["category_id"]) for found in content["annotations"]]
+        column = {category: index for index, category in enumerate(sorted(names))}
+        row = {image: index for index, image in enumerate(files)}
+        labels = np.zeros((len(files), len(names)), np.uint8)
+        labels[[row[image] for image, _ in pairs], [column[category] for _, category in pairs]] = 1
+    except json.JSONDecodeError as error:
+        raise Incomplete(f"{file} is cut off or no JSON ({error.msg} at byte {error.pos:,}): {remedy}") from None
+    except (KeyError, TypeError) as error:
+        raise BadDataset(f"{file} is no file of instances of COCO (it lacks {error}): {remedy}") from None
+    table = Table(
+        tuple(f"{folder}/{name}" for name in files.values()), labels, tuple(names[key] for key in sorted(names))
+    )
+    return table.take(np.flatnonzero(labels.any(axis=1)))

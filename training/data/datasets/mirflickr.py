@@ -1,0 +1,249 @@
+"""Data set `mirflickr`: MIRFLICKR-25000, 38 labels (24 topics, and `_r1` where 14 of them are what a picture shows)."""
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from hashseek.retrieval.errors import BadConfig, BadDataset
+from hashseek.retrieval.label_files import OnError
+from hashseek.training.data.datasets.folder import expand
+from hashseek.training.data.datasets.lists import NAMES_OF_LISTS, read_list
+from hashseek.training.data.download import Archive, read_or_download
+from hashseek.training.data.image_table import (
+    Incomplete,
+    Rows,
+    Table,
+    check_on_error,
+    draw,
+    first_folder,
+    prepared,
+    read_lines,
+    rows_of,
+    split_table,
+)
+from hashseek.training.data.splits import NAMES, Splits
+
+LABELS = (
+    *("animals", "baby", "baby_r1", "bird", "bird_r1", "car", "car_r1", "clouds", "clouds_r1", "dog", "dog_r1"),
+    *("female", "female_r1", "flower", "flower_r1", "food", "indoor", "lake", "male", "male_r1", "night", "night_r1"),
+    *("people", "people_r1", "plant_life", "portrait", "portrait_r1", "river", "river_r1", "sea", "sea_r1", "sky"),
+    *("structures", "sunset", "transport", "tree", "tree_r1", "water"),
+)
+N_IMAGES = 25000
+_ANNOTATIONS = "mirflickr25k_annotations_v080"
+_HOST = "https://press.liacs.nl/mirflickr/mirflickr25k.v3b"
+ARCHIVES = (
+    Archive(f"{_HOST}/mirflickr25k.zip", "a23d0a8564ee84cda5622a6c2f947785"),  # as its makers' page says
+    Archive(f"{_HOST}/{_ANNOTATIONS}.zip", None, into=_ANNOTATIONS),
+)
+_REMEDY = f"unpack mirflickr25k.zip and {_ANNOTATIONS}.zip (press.liacs.nl/mirflickr) in root, or set download = true"
+_SPLITS = {"query": "query", "test": "query", "train": "train", "database": "database", "retrieval": "database"}
+_PUBLISHED = {"hyp2": (1000, 4000, 19581), "deephash": (1000, 4000, 20000)}
+
+
+def mirflickr(
+    *,
+    root: str,
+    protocol: Literal["hyp2", "deephash"] = "hyp2",
+    lists: str | None = None,
+    n_query: int = 1000,
+    n_train: int = 4000,
+    split_seed: int = 0,
+    drop_labels: Sequence[str] = (),
+    download: bool = False,
+    on_error: str = "stop",
+) -> Splits:
+    """MIRFLICKR-25000: 24,581 labelled images, 38 labels; 1,000 queries, 4,000 training images, 19,581 database.
+
+    Args:
+        root: folder with `mirflickr` (im1.jpg to im25000.jpg) and `mirflickr25k_annotations_v080`, as the official
+            archives unpack; or with `images` and a `labels.csv` that says file, labels, split and deephash_split.
+        protocol: "hyp2" leaves the 419 images without labels out; "deephash" keeps them, in the database 20,000.
+        lists: who is in which split: a CSV file with the columns file and split (for deephash: deephash_split), a
+            folder with train.txt, test.txt, database.txt (DeepHash-pytorch), or HyP2's repository (its flickr.txt).
+            None: the columns of labels.csv; without these a seeded split of the sizes n_query and n_train.
+        n_query: queries of a seeded split.
+        n_train: training images of a seeded split; the rest is its database.
+        split_seed: its seed.
+        drop_labels: patterns of labels to leave out, such as `*_r1`.
+        download: fetch the official archives (3.1 GB) if images or annotations are missing.
+        on_error: "stop" refuses missing images, "skip" leaves them out.
+
+    Raises:
+        BadDataset: images, annotations or lists are missing, damaged, or contradict each other.
+        BadConfig: no such protocol, or a seeded split with an empty part.
+
+    Source: Huiskes and Lew, ACM MIR 2008; HyP2 (Xu et al., ACM MM 2022), Table 2; DeepHash-pytorch, data/mirflickr.
+    """
+    folder, mode = Path(expand(root)), check_on_error(on_error)
+    if protocol not in _PUBLISHED:
+        raise BadConfig(f"protocol must be hyp2 or deephash, not {protocol!r}")
+
+    def read(mode: OnError) -> Splits:
+        own_list = folder / "labels.csv"
+        if own_list.is_file():
+            listed = _read_csv(own_list, protocol)
+            table, pictures = _joined(listed), folder
+        else:
+            listed, table = {}, _annotated(folder)
+            pictures = first_folder(folder, ("mirflickr", "images"), what="the pictures im1.jpg, ...", remedy=_REMEDY)
+        if lists is not None:
+            listed = _read_assignment(Path(expand(lists)), protocol)
+            _compare(table, listed, str(folder), lists)
+        if drop_labels:
+            table = _without_labels(table, drop_labels, str(folder))
+        if listed:
+            names = {split: listed[split].files for split in NAMES}
+            rows, problems = rows_of(table, names, source=str(folder), remedy=_REMEDY, on_error=mode)
+        else:
+            candidates = _labelled(table) if protocol == "hyp2" else np.arange(len(table.files))
+            drawn = draw(len(candidates), n_query=n_query, n_train=n_train, seed=split_seed)
+            rows, problems = {split: candidates[drawn[split]] for split in NAMES}, []
+        if protocol == "hyp2":
+            rows = {split: rows[split][np.isin(rows[split], _labelled(table))] for split in NAMES}
+        return split_table(
+            table,
+            rows,
+            root=pictures,
+            source="MIRFLICKR",
+            remedy=_REMEDY,
+            published=_PUBLISHED[protocol],
+            problems=problems,
+            on_error=mode,
+        )
+
+    return read_or_download(read, ARCHIVES, folder, download=download, on_error=mode)
+
+
+def _annotated(root: Path) -> Table:
+    """All images with the labels of the official annotations: one file a label, one image number a line."""
+    folder = first_folder(root, (_ANNOTATIONS, "annotations"), what="the annotations of MIRFLICKR", remedy=_REMEDY)
+    files = [folder / f"{label}.txt" for label in LABELS]
+    gone = [file.name for file in files if not file.is_file()]
+    if gone:
+        raise Incomplete(f"{folder} has not the annotations {', '.join(gone[:5])} ({len(gone)} of 38): {_REMEDY}")
+
+    def build() -> Table:
+        labels = np.zeros((N_IMAGES, len(LABELS)), np.uint8)
+        for column, file in enumerate(files):
+            lines = read_lines(file, what="a file of annotations", remedy=_REMEDY)
+            numbers = [int(line) if line.isascii() and line.isdigit() else 0 for line in lines]
+            bad = next((line for line, number in zip(lines, numbers, strict=True) if not 1 <= number <= N_IMAGES), None)
+            if bad is not None:
+                raise BadDataset(f"{file} has the line {bad!r}, no image number from 1 to {N_IMAGES}: {_REMEDY}")
+            labels[np.array(numbers, np.int64) - 1, column] = 1
+        return Table(tuple(f"im{number}.jpg" for number in range(1, N_IMAGES + 1)), labels, LABELS)
+
+    return prepared("mirflickr 1", files, build)
+
+
+def _read_assignment(path: Path, protocol: str) -> dict[str, Table]:
+    """Files and labels of each split; no label columns where the lists have none."""
+    if path.is_file():
+        return _read_csv(path, protocol)
+    if (path / "flickr.txt").is_file():
+        return _read_hyp2(path)
+    listed = {}
+    for split in NAMES:
+        file = path / NAMES_OF_LISTS[split]
+        listed[split], problems = read_list(file)
+        if problems:
+            raise BadDataset(f"{problems[0]} (in {path}): mend the list")
+        if len(listed[split].label_names) != len(LABELS):
+            raise BadDataset(f"{file} has {len(listed[split].label_names)} labels, MIRFLICKR has 38: take its lists")
+    return listed
+
+
+def _read_csv(file: Path, protocol: str) -> dict[str, Table]:
+    parts: dict[str, list[tuple[str, str]]] = {split: [] for split in NAMES}
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            reader = csv.DictReader(lines)
+            columns = reader.fieldnames or ()
+            column = "deephash_split" if protocol == "deephash" and "deephash_split" in columns else "split"
+            for needed in ("file", "labels", column):
+                if needed not in columns:
+                    raise BadDataset(f"{file} has no column {needed!r}: it needs file, labels and {column}")
+            for row in reader:
+                split = _SPLITS.get(row[column] or "")
+                if split is None:
+                    raise BadDataset(
+                        f"{file} line {reader.line_num} has the {column} {row[column]!r}, not query, train or database"
+                    )
+                if not row["file"]:
+                    raise BadDataset(f"{file} line {reader.line_num} names no file: fill it, or delete the line")
+                parts[split].append((row["file"], row["labels"] or ""))
+    except (UnicodeDecodeError, csv.Error, OSError) as error:
+        raise BadDataset(f"{file} cannot be read as CSV: {error}") from None
+    column_of = {label: column for column, label in enumerate(LABELS)}
+    tables = {}
+    for split, listed in parts.items():
+        labels = np.zeros((len(listed), len(LABELS)), np.uint8)
+        for row_number, (name, text) in enumerate(listed):
+            for label in filter(None, text.split(";")):
+                if label not in column_of:
+                    raise BadDataset(
+                        f"{file} gives {name} the label {label!r}, none of the 38 of MIRFLICKR: correct it"
+                    )
+                labels[row_number, column_of[label]] = 1
+        tables[split] = Table(tuple(name for name, _ in listed), labels, LABELS)
+    return tables
+
+
+def _read_hyp2(folder: Path) -> dict[str, Table]:
+    """HyP2's permutation: its first 1,000 numbers are the queries, the next 4,000 the training images."""
+    images = folder / "data" / "flickr25k" / "img.txt"
+    names = read_lines(images, what="HyP2's list of images", remedy="take the whole repository of HyP2")
+    try:
+        order = np.array(json.loads((folder / "flickr.txt").read_text()), np.int64)
+    except (ValueError, TypeError) as error:
+        raise BadDataset(f"{folder / 'flickr.txt'} is no permutation of {len(names)} images: {error}") from None
+    if not np.array_equal(np.sort(order), np.arange(len(names))):
+        raise BadDataset(f"{folder / 'flickr.txt'} is no permutation of the {len(names)} images of {images}")
+    parts = {"query": order[:1000], "train": order[1000:5000], "database": order[5000:]}
+    none = np.zeros((len(names), 0), np.uint8)
+    return {split: Table(tuple(names), none, ()).take(rows) for split, rows in parts.items()}
+
+
+def _joined(parts: Mapping[str, Table]) -> Table:
+    files = tuple(file for split in NAMES for file in parts[split].files)
+    return Table(files, np.concatenate([parts[split].labels for split in NAMES]), LABELS)
+
+
+def _compare(table: Table, listed: Mapping[str, Table], annotations: str, lists: str) -> None:
+    """Refuse lists that give an image other labels than the annotations do."""
+    row_of = {file.rpartition("/")[2]: row for row, file in enumerate(table.files)}
+    other = []
+    for part in listed.values():
+        if part.label_names:
+            for file, labels in zip(part.files, part.labels, strict=True):
+                row = row_of.get(file.rpartition("/")[2])
+                if row is not None and not np.array_equal(table.labels[row], labels):
+                    other.append(file)
+    if other:
+        raise BadDataset(
+            f"{len(other):,} images have other labels in {lists} than in {annotations}, for example {other[0]}: take "
+            "lists of this version of the set"
+        )
+
+
+def _without_labels(table: Table, patterns: Sequence[str], source: str) -> Table:
+    for pattern in patterns:
+        if not any(fnmatchcase(label, pattern) for label in LABELS):
+            raise BadDataset(f"no label of {source} matches drop_labels = {pattern!r}: correct or remove the pattern")
+    kept = [
+        column
+        for column, label in enumerate(table.label_names)
+        if not any(fnmatchcase(label, pattern) for pattern in patterns)
+    ]
+    return replace(table, labels=table.labels[:, kept], label_names=tuple(table.label_names[column] for column in kept))
+
+
+def _labelled(table: Table) -> Rows:
+    return np.flatnonzero(table.labels.any(axis=1))

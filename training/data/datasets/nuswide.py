@@ -1,0 +1,159 @@
+"""Data set `nuswide`: NUS-WIDE, 81 labels or the 21 most frequent of them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from hashseek.retrieval.errors import BadConfig, BadDataset
+from hashseek.training.data.datasets.folder import expand
+from hashseek.training.data.datasets.lists import read_label_names, read_lists
+from hashseek.training.data.image_table import (
+    Incomplete,
+    Labels,
+    Table,
+    check_on_error,
+    draw,
+    draw_per_label,
+    first_folder,
+    prepared,
+    read_lines,
+    split_table,
+)
+from hashseek.training.data.splits import Splits
+
+_REMEDY = (
+    "get Groundtruth, ImageList and ConceptsList from lms.comp.nus.edu.sg/research/NUS-WIDE.htm, ask there for the "
+    "images, and put all of it in root"
+)
+
+
+def nuswide(
+    *,
+    root: str,
+    n_labels: int = 21,
+    lists: str | None = None,
+    label_names: str | Sequence[str] | None = None,
+    strip_prefix: str = "",
+    n_query: int | None = None,
+    n_train: int | None = None,
+    split_seed: int = 0,
+    train_in_database: bool = False,
+    on_error: str = "stop",
+) -> Splits:
+    """NUS-WIDE: 195,834 images with the 21 most frequent labels (2,100 / 10,500 / rest), or all 81 labels.
+
+    Args:
+        root: folder with `Flickr` (or `images`), `Groundtruth`, `ImageList` and `ConceptsList`, as published; with
+            `lists`, the folder that their paths are relative to.
+        n_labels: the most frequent 21 (or another number), or all 81; images with none of them are left out.
+        lists: folder with train.txt, test.txt, database.txt of a hashing repository; None draws a seeded split.
+        label_names: names of the columns of such lists, or a file with one a line; None numbers them.
+        strip_prefix: see the data set `lists`.
+        n_query: queries of a seeded split; None: 2,100, 100 a label, or 5,000 at random for more than 21 labels.
+        n_train: its training images; None: 10,500, 500 a label, or 10,000 at random for more than 21 labels.
+        split_seed: its seed.
+        train_in_database: training images are in the database too, as in DeepHash-pytorch's lists.
+        on_error: "stop" refuses missing images (many have left Flickr), "skip" leaves them out.
+
+    Raises:
+        BadDataset: images, labels or lists are missing, damaged, or contradict each other.
+        BadConfig: n_labels, n_query or n_train that cannot be.
+
+    Source: Chua et al., CIVR 2009; HyP2 (Xu et al., ACM MM 2022), Table 2.
+    """
+    folder, mode = Path(expand(root)), check_on_error(on_error)
+    if lists is not None:
+        return read_lists(
+            folder,
+            Path(expand(lists)),
+            n_labels=n_labels,
+            label_names=read_label_names(label_names),
+            strip_prefix=strip_prefix,
+            train_in_database=train_in_database,
+            on_error=mode,
+        )
+    table = _most_frequent(_annotated(folder), n_labels)
+    per_label = n_labels <= 21
+    n_query = (100 * n_labels if per_label else 5000) if n_query is None else n_query
+    n_train = (500 * n_labels if per_label else 10000) if n_train is None else n_train
+    if per_label:
+        rows = draw_per_label(table.labels, n_query=n_query, n_train=n_train, seed=split_seed)
+    else:
+        rows = draw(len(table.files), n_query=n_query, n_train=n_train, seed=split_seed)
+    if train_in_database:
+        rows["database"] = np.concatenate([rows["train"], rows["database"]])
+    pictures = first_folder(folder, ("Flickr", "images", "Images"), what="the pictures of NUS-WIDE", remedy=_REMEDY)
+    return split_table(
+        _placed(table, pictures),
+        rows,
+        root=pictures,
+        source="NUS-WIDE",
+        remedy=_REMEDY,
+        train_in_database=train_in_database,
+        published=(2100, 10500, 193734 if train_in_database else 183234) if n_labels == 21 else None,
+        on_error=mode,
+    )
+
+
+def _annotated(root: Path) -> Table:
+    """All images with all labels, from AllLabels or, where that is not there, TrainTestLabels."""
+    truth = first_folder(root, ("Groundtruth", "GroundTruth"), what="the labels of NUS-WIDE", remedy=_REMEDY)
+    lists = first_folder(root, ("ImageList", "."), what="the lists of images", remedy=_REMEDY)
+    concepts = next(
+        (root / place for place in ("ConceptsList/Concepts81.txt", "Concepts81.txt") if (root / place).is_file()),
+        root / "ConceptsList" / "Concepts81.txt",
+    )
+    names = read_lines(concepts, what="the list of the 81 labels", remedy=_REMEDY)
+    if (truth / "AllLabels").is_dir():
+        parts = [(lists / "Imagelist.txt", truth / "AllLabels", "")]
+    else:
+        folder = first_folder(truth, ("TrainTestLabels",), what="AllLabels or TrainTestLabels", remedy=_REMEDY)
+        parts = [(lists / f"{part}Imagelist.txt", folder, f"_{part}") for part in ("Train", "Test")]
+    sources = [concepts]
+    for images, folder, part in parts:
+        sources += [images, *(folder / f"Labels_{name}{part}.txt" for name in names)]
+    gone = [str(source) for source in sources if not source.is_file()]
+    if gone:
+        raise Incomplete(f"{len(gone)} files of labels are missing in {root}, such as {gone[0]}: {_REMEDY}")
+
+    def build() -> Table:
+        files: list[str] = []
+        labels = []
+        for images, folder, part in parts:
+            listed = read_lines(images, what="a list of images", remedy=_REMEDY)
+            files += [file.replace("\\", "/") for file in listed]
+            columns = [_read_column(folder / f"Labels_{name}{part}.txt", len(listed)) for name in names]
+            labels.append(np.stack(columns, axis=1))
+        return Table(tuple(files), np.concatenate(labels), tuple(names))
+
+    return prepared("nuswide 1", sources, build)
+
+
+def _read_column(file: Path, n_images: int) -> Labels:
+    """One label of all images: a 0 or 1 a line."""
+    digits = np.frombuffer(file.read_bytes().translate(None, b" \t\r\n"), np.uint8) - ord("0")
+    if (digits > 1).any():
+        raise BadDataset(f"{file} holds something else than lines of 0 or 1: {_REMEDY}")
+    if len(digits) != n_images:
+        raise BadDataset(f"{file} has {len(digits):,} lines for {n_images:,} images: {_REMEDY}")
+    return digits
+
+
+def _most_frequent(table: Table, n_labels: int) -> Table:
+    """The images that have one of the `n_labels` most frequent labels, and these labels in their old order."""
+    if not 2 <= n_labels <= len(table.label_names):
+        raise BadConfig(f"n_labels must be 2 to {len(table.label_names)}, not {n_labels}")
+    counts = table.labels.sum(axis=0, dtype=np.int64)
+    columns = np.sort(np.argsort(-counts, kind="stable")[:n_labels])
+    labels = table.labels[:, columns]
+    names = tuple(table.label_names[column] for column in columns)
+    return Table(table.files, labels, names).take(np.flatnonzero(labels.any(axis=1)))
+
+
+def _placed(table: Table, pictures: Path) -> Table:
+    """The table with the files as they lie in `pictures`: in a folder a category as published, or all in one."""
+    if (pictures / table.files[0].partition("/")[0]).is_dir():
+        return table
+    return replace(table, files=tuple(file.rpartition("/")[2] for file in table.files))

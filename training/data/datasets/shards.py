@@ -1,0 +1,209 @@
+"""Data set `shards`: tar files as webdataset writes them, for sets that are too large for a disk of small files.
+
+A shard holds `NAME.jpg` (or another image) and beside it the labels: `NAME.json` (a list of labels, or an object whose
+`labels` is one), `NAME.txt` (labels separated by `;` or lines) or `NAME.cls` (numbers of labels). Images are never
+unpacked: where they lie in the tar is found out once, kept, and read there.
+"""
+
+import glob
+import json
+import tarfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from hashseek.retrieval.errors import BadConfig, BadDataset
+from hashseek.retrieval.label_files import Problem, refuse
+from hashseek.retrieval.tar_members import member_path
+from hashseek.training.data.datasets.folder import expand
+from hashseek.training.data.datasets.lists import read_label_names
+from hashseek.training.data.image_table import Labels, Table, check_on_error, prepared, remarks_on_numbers
+from hashseek.training.data.splits import NAMES, Split, Splits, join_splits
+
+_LABEL_SUFFIXES = (".json", ".cls", ".txt")  # in the order in which they are asked
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
+
+
+def shards(
+    *,
+    train: str | Sequence[str],
+    query: str | Sequence[str],
+    database: str | Sequence[str],
+    label_names: str | Sequence[str] | None = None,
+    train_in_database: bool = False,
+    on_error: str = "stop",
+) -> Splits:
+    """Tar files of images and labels, as webdataset writes them, read without unpacking.
+
+    Args:
+        train: the training shards, such as `/data/train-*.tar`; or several such patterns.
+        query: the shards with the queries.
+        database: the shards of the database.
+        label_names: the labels, in the order of the columns, or a file with one a line; numbers in the shards count
+            from 0 in them. None takes all that occur, sorted.
+        train_in_database: the protocol has training images in the database too.
+        on_error: "stop" refuses images without labels and labels without image, "skip" leaves them out.
+
+    Raises:
+        BadDataset: no shard, a damaged or compressed one, labels that are none, or images in two splits.
+    """
+    mode = check_on_error(on_error)
+    found = {
+        split: _find(patterns, split)
+        for split, patterns in (("train", train), ("query", query), ("database", database))
+    }
+    tables = {file: _indexed(file) for file in sorted({file for files in found.values() for file in files})}
+    problems = [Problem(f"{file}: {name}", reason) for file, table in tables.items() for name, reason in table.remarks]
+    if problems and mode == "stop":
+        refuse(next(file for file, table in tables.items() if table.remarks), problems)
+    names = read_label_names(label_names) or _all_names(tables.values())
+    labels = {file: _as_columns(table, names, file) for file, table in tables.items()}
+    parts, files = {}, {}
+    for split in NAMES:
+        paths = tuple(member_path(file, place) for file in found[split] for place in tables[file].files)
+        parts[split] = Split(paths, np.concatenate([labels[file] for file in found[split]]), tuple(map(str, paths)))
+        # What goes into the fingerprint leaves out the folder of the shards and the places in them.
+        files[split] = [f"{file.name}/{_name(place)}" for file in found[split] for place in tables[file].files]
+    problems += remarks_on_numbers(parts, source="the shards")
+    return join_splits(
+        parts,
+        files,
+        names,
+        source="the shards",
+        train_in_database=train_in_database,
+        problems=problems,
+        on_error=mode,
+    )
+
+
+def _find(patterns: str | Sequence[str], split: str) -> list[Path]:
+    found: list[Path] = []
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        matching = sorted(glob.glob(expand(pattern), recursive=True))  # noqa: PTH207 - patterns may be absolute
+        if not matching:
+            raise BadDataset(f"no file matches {split} = {pattern!r}: correct the pattern, or put the shards there")
+        found += map(Path, matching)
+    wrong = [file for file in found if file.suffix != ".tar" or not file.is_file()]
+    if wrong:
+        raise BadDataset(
+            f"{wrong[0]} ({split}) is no file named .tar: shards are tar files without compression, whose images are "
+            "read where they lie"
+        )
+    if len(set(found)) < len(found):
+        raise BadConfig(f"{split} names the shard {found[-1]} more than once: name each once")
+    return found
+
+
+def _indexed(shard: Path) -> Table:
+    """The images of a shard as `OFFSET+SIZE/NAME`, with their labels by name."""
+
+    def build() -> Table:
+        from hashseek.retrieval.images import SUFFIXES  # late: it loads torch
+
+        places = _members(shard)
+        suffix = {name: PurePosixPath(name).suffix.lower() for name in places}
+        labels_at: dict[str, dict[str, str]] = {}
+        for name in places:
+            if suffix[name] in _LABEL_SUFFIXES:
+                labels_at.setdefault(name[: -len(suffix[name])], {})[suffix[name]] = name
+        pictures = [name for name in places if suffix[name] in SUFFIXES]
+        owners = {name[: -len(suffix[name])] for name in pictures}
+        files, rows, remarks = [], [], []
+        with shard.open("rb") as content:
+            for name in pictures:
+                texts = {}
+                for kind, file in labels_at.get(name[: -len(suffix[name])], {}).items():
+                    content.seek(places[file][0])
+                    texts[kind] = content.read(places[file][1])
+                try:
+                    rows.append(_parse(texts))
+                    files.append(f"{places[name][0]}+{places[name][1]}/{name}")
+                except ValueError as error:
+                    remarks.append((name, str(error)))
+        for key in labels_at.keys() - owners:
+            remarks.append((key, "it has labels but no image"))
+        names = tuple(sorted({label for row in rows for label in row}))
+        column = {label: index for index, label in enumerate(names)}
+        matrix = np.zeros((len(rows), len(names)), np.uint8)
+        for row, found in enumerate(rows):
+            matrix[row, [column[label] for label in found]] = 1
+        return Table(tuple(files), matrix, names, tuple(sorted(remarks)))
+
+    return prepared("shard 1", [shard], build)
+
+
+def _members(shard: Path) -> dict[str, tuple[int, int]]:
+    """Offset and size of each file in a tar."""
+    with shard.open("rb") as content:
+        if content.read(6).startswith(_COMPRESSED):
+            raise BadDataset(f"{shard} is compressed: decompress it, images are read where they lie in the tar")
+    try:
+        with tarfile.open(shard, "r:") as packed:
+            places = {member.name: (member.offset_data, member.size) for member in packed if _is_plain(member)}
+            end = packed.offset
+    except tarfile.TarError as error:
+        raise BadDataset(f"{shard} is damaged or cut off ({error}): write or download it again") from None
+    with shard.open("rb") as content:  # tarfile stops at what is no header and says nothing
+        content.seek(end)
+        if content.read(512).strip(b"\0"):
+            raise BadDataset(f"{shard} is damaged at byte {end:,}: write or download it again")
+    return places
+
+
+def _is_plain(member: tarfile.TarInfo) -> bool:
+    return member.isreg() and not member.issparse() and bool(PurePosixPath(member.name).stem)
+
+
+def _parse(texts: dict[str, bytes]) -> list[str]:
+    """The labels that the files beside an image say, the first kind that says some; numbers as text.
+
+    Raises:
+        ValueError: there are none, or they cannot be read.
+    """
+    for kind in _LABEL_SUFFIXES:
+        if kind not in texts:
+            continue
+        try:
+            text = texts[kind].decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise ValueError(f"its {kind} file is not UTF-8 text") from None
+        if kind == ".json":
+            try:
+                content = json.loads(text)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"its .json file is not JSON: {error.msg}") from None
+            found = content.get("labels") if isinstance(content, dict) else content
+            if found is None:
+                continue  # only remarks of another kind
+            if not isinstance(found, list) or not all(isinstance(label, str | int) for label in found):
+                raise ValueError("the labels in its .json file are no list of names or numbers")
+            return [str(label) for label in found]
+        if kind == ".cls":
+            numbers = text.split()
+            if not all(number.isascii() and number.isdigit() for number in numbers):
+                raise ValueError("its .cls file holds something else than numbers of labels")
+            return [str(int(number)) for number in numbers]
+        return [stripped for part in text.replace("\n", ";").split(";") if (stripped := part.strip())]
+    raise ValueError("it has no labels: no .json, .cls or .txt file of the same name")
+
+
+def _all_names(tables: Iterable[Table]) -> tuple[str, ...]:
+    names = {label for table in tables for label in table.label_names}
+    return tuple(sorted(names, key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0, name)))
+
+
+def _as_columns(table: Table, names: Sequence[str], shard: Path) -> Labels:
+    """The labels of a shard in the columns of `names`; a number that is no name counts in them."""
+    column_of = {name: column for column, name in enumerate(names)}
+    labels = np.zeros((len(table.files), len(names)), np.uint8)
+    for index, label in enumerate(table.label_names):
+        column = column_of.get(label, int(label) if label.isascii() and label.isdigit() else -1)
+        if not 0 <= column < len(names):
+            raise BadDataset(f"{shard} has the label {label!r}, none of the {len(names)} label_names: correct them")
+        labels[:, column] |= table.labels[:, index]
+    return labels
+
+
+def _name(place: str) -> str:
+    return place.partition("/")[2]

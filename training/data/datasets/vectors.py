@@ -1,0 +1,176 @@
+"""Data sets of feature vectors: an npz file with arrays X (n, D), Y (n, C) 0/1, label_names (C,) and, if there is an
+official split, split (n,) of "train" and "test" (or "none" throughout).
+
+The query split is the official test part; train and database are both the training part, as a protocol on so few rows
+has it: the database may equal the training split. Vectors are given as they are in the file, not standardised.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hashseek.retrieval.errors import BadConfig, BadDataset
+from hashseek.training.data.datasets.folder import expand
+from hashseek.training.data.splits import Split, Splits, check_label_names
+
+HOME = "$HASHSEEK_DATA/vectors"
+
+
+def scene(*, root: str = HOME) -> Splits:
+    """Scene (Boutell et al., 2004): 2,407 pictures as 294 colour moments, 6 labels; 1,211 train, 1,196 query.
+
+    Args:
+        root: the folder that holds scene.npz.
+
+    Raises:
+        BadDataset: as `vectors`.
+    """
+    return _named("scene", root)
+
+
+def yeast(*, root: str = HOME) -> Splits:
+    """Yeast (Elisseeff and Weston, 2001): 2,417 genes as 103 numbers, 14 labels; 1,500 train, 917 query.
+
+    Args:
+        root: the folder that holds yeast.npz.
+
+    Raises:
+        BadDataset: as `vectors`.
+    """
+    return _named("yeast", root)
+
+
+def emotions(*, root: str = HOME, query_fraction: float = 0.3, split_seed: int = 0) -> Splits:
+    """Emotions (Trohidis et al., 2008): 593 pieces of music as 72 numbers, 6 labels; a drawn split.
+
+    Args:
+        root: the folder that holds emotions.npz.
+        query_fraction: share of the rows that become queries; the others are training split and database.
+        split_seed: seed of that draw.
+
+    Raises:
+        BadDataset: as `vectors`.
+        BadConfig: a fraction that leaves a split empty.
+    """
+    return _named("emotions", root, query_fraction=query_fraction, split_seed=split_seed)
+
+
+def cal500(*, root: str = HOME, query_fraction: float = 0.3, split_seed: int = 0) -> Splits:
+    """CAL500 (Turnbull et al., 2008): 502 songs as 68 numbers, 174 labels; a drawn split.
+
+    Args:
+        root: the folder that holds CAL500.npz.
+        query_fraction: share of the rows that become queries; the others are training split and database.
+        split_seed: seed of that draw.
+
+    Raises:
+        BadDataset: as `vectors`.
+        BadConfig: a fraction that leaves a split empty.
+    """
+    return _named("CAL500", root, query_fraction=query_fraction, split_seed=split_seed)
+
+
+def vectors(*, path: str, query_fraction: float = 0.3, split_seed: int = 0) -> Splits:
+    """Any npz file of that layout.
+
+    Args:
+        path: the file; `$NAME` is taken from the environment.
+        query_fraction: share of the rows that become queries if the file has no split; an official split is kept.
+        split_seed: seed of that draw.
+
+    Raises:
+        BadDataset: no such file, not an npz, an array missing, of a wrong shape or with wrong values, or an empty part.
+        BadConfig: a fraction that leaves a split empty, or an unset variable in `path`.
+    """
+    file = Path(expand(path))
+    x, y, names, split = _read(file)
+    is_query = _drawn(len(x), query_fraction, split_seed, file) if split is None else split == "test"
+    parts = {"train": np.flatnonzero(~is_query), "query": np.flatnonzero(is_query)}
+    digest = hashlib.sha256()
+    for array in (x, y, is_query):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    digest.update("\n".join(names).encode())
+    made = {
+        part: Split(
+            tuple(file.with_name(f"{file.name}#{row}") for row in rows),
+            y[rows],
+            tuple(f"row {row} of {file.name}" for row in rows),
+            x[rows],
+        )
+        for part, rows in parts.items()
+    }
+    return Splits(made["train"], made["query"], made["train"], names, digest.hexdigest())
+
+
+def _named(name: str, root: str, **options: Any) -> Splits:
+    try:
+        folder = Path(expand(root))
+    except BadConfig:
+        raise BadConfig(
+            f"the data set {name} lies in {root}, but that variable is not set: set HASHSEEK_DATA to the folder that "
+            f"holds vectors/{name}.npz, or give the folder of {name}.npz as root"
+        ) from None
+    return vectors(path=str(folder / f"{name}.npz"), **options)
+
+
+def _read(
+    file: Path,
+) -> tuple[NDArray[np.float32], NDArray[np.uint8], tuple[str, ...], NDArray[np.str_] | None]:
+    """X, Y, label names, and the split or None, all checked."""
+    if not file.is_file():
+        raise BadDataset(f"{file} is missing: name an npz file with X, Y and label_names")
+    try:
+        # Opened here: of a broken archive numpy leaves the file open.
+        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
+            found = {name: arrays[name] for name in ("X", "Y", "label_names", "split") if name in arrays}
+    except (BadZipFile, EOFError, ValueError, OSError, AttributeError, TypeError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise BadDataset(f"{file} is no npz file of plain arrays ({reason}): make it with numpy.savez") from None
+    for name in ("X", "Y", "label_names"):
+        if name not in found:
+            raise BadDataset(f"{file} has no array {name}: it needs X (n, D), Y (n, C) and label_names (C,)")
+    x, y, names = found["X"], found["Y"], tuple(str(name) for name in found["label_names"].ravel())
+    if x.ndim != 2 or y.ndim != 2 or len(x) != len(y) or y.shape[1] != len(names) or x.size == 0:
+        raise BadDataset(
+            f"the arrays of {file} do not fit together: X is {x.shape}, Y {y.shape}, and there are {len(names)} label "
+            "names; X must be (n, D), Y (n, C)"
+        )
+    check_label_names(names, source=str(file))
+    if x.dtype.kind not in "fiu" or not np.isfinite(x).all():
+        raise BadDataset(f"X of {file} holds NaN, infinity or no numbers: every entry must be a finite number")
+    if not np.isin(y, (0, 1)).all():
+        raise BadDataset(f"Y of {file} holds {y[~np.isin(y, (0, 1))][0]}: labels must be 0 or 1")
+    return x.astype(np.float32), y.astype(np.uint8), names, _official(found.get("split"), len(x), file)
+
+
+def _official(split: NDArray[Any] | None, n: int, file: Path) -> NDArray[np.str_] | None:
+    """The checked split of n rows; None if there is none, which a file may also say by "none" for every row."""
+    if split is None:
+        return None
+    split = split.astype(str)
+    said = sorted(set(split.ravel().tolist()))
+    if said == ["none"]:
+        return None
+    if split.shape != (n,) or said != ["test", "train"]:
+        raise BadDataset(
+            f"split of {file} must say train or test for each of the {n} rows, and both must occur; it has shape "
+            f"{split.shape} and says {', '.join(said[:5])}"
+        )
+    return split
+
+
+def _drawn(n: int, query_fraction: float, seed: int, file: Path) -> NDArray[np.bool_]:
+    """Which of n rows become queries."""
+    n_query = round(n * query_fraction)
+    if not 1 <= n_query < n:
+        raise BadConfig(
+            f"query_fraction {query_fraction} of the {n} rows of {file} leaves a split empty: it must lie between "
+            "0 and 1"
+        )
+    is_query = np.zeros(n, dtype=bool)
+    is_query[np.random.default_rng(seed).permutation(n)[:n_query]] = True
+    return is_query

@@ -1,0 +1,194 @@
+"""Data sets `voc2007` and `voc2012`: PASCAL Visual Object Classes, 20 labels, read from the official annotations."""
+
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from hashseek.retrieval.errors import BadConfig, BadDataset
+from hashseek.retrieval.label_files import OnError
+from hashseek.training.data.datasets.folder import expand
+from hashseek.training.data.datasets.lists import read_lists
+from hashseek.training.data.download import Archive, read_or_download
+from hashseek.training.data.image_table import (
+    Incomplete,
+    Table,
+    absent,
+    check_on_error,
+    first_folder,
+    prepared,
+    read_lines,
+    split_table,
+)
+from hashseek.training.data.splits import Splits
+
+LABELS = (
+    *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog"),
+    *("horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
+)
+_HOST = "http://host.robots.ox.ac.uk/pascal/VOC"
+ARCHIVES = {  # the checksums are those of torchvision
+    "2007": (
+        Archive(f"{_HOST}/voc2007/VOCtrainval_06-Nov-2007.tar", "c52e279531787c972589f7e41ab4ae64"),
+        Archive(f"{_HOST}/voc2007/VOCtest_06-Nov-2007.tar", "b6e924de25625d8de591ea690078ad9f"),
+    ),
+    "2012": (Archive(f"{_HOST}/voc2012/VOCtrainval_11-May-2012.tar", "6cd6e144f989b92b3379bac3b3de84fd"),),
+}
+
+
+def voc2007(*, root: str, download: bool = False, on_error: str = "stop") -> Splits:
+    """PASCAL VOC 2007: trainval (5,011) is training set and database, test (4,952) has the queries; 20 labels.
+
+    Args:
+        root: the folder that holds `VOCdevkit`.
+        download: fetch the official archives (0.9 GB) if images or annotations are missing.
+        on_error: "stop" refuses missing images, "skip" leaves them out.
+
+    Raises:
+        BadDataset: images or annotations are missing or damaged.
+
+    Source: HyP2 (Xu et al., ACM MM 2022), whose code has the same sets; objects marked difficult count.
+    """
+    return _official(
+        Path(expand(root)),
+        "2007",
+        train="trainval",
+        query="test",
+        published=(4952, 5011, 5011),
+        download=download,
+        on_error=check_on_error(on_error),
+    )
+
+
+def voc2012(
+    *,
+    root: str,
+    protocol: Literal["hyp2", "deephash"] = "hyp2",
+    lists: str | None = None,
+    download: bool = False,
+    on_error: str = "stop",
+) -> Splits:
+    """PASCAL VOC 2012: train (5,717) is training set and database, val (5,823) has the queries; 20 labels.
+
+    Args:
+        root: the folder that holds `VOCdevkit`.
+        protocol: "hyp2", or "deephash" for the lists of DeepHash-pytorch: 1,000 queries, 4,000 training images and a
+            database of 6,540 others, labels without difficult objects.
+        lists: folder of those lists (train.txt, test.txt, database.txt).
+        download: fetch the official archive (2 GB) if images or annotations are missing.
+        on_error: "stop" refuses missing images, "skip" leaves them out.
+
+    Raises:
+        BadDataset: images, annotations or lists are missing or damaged.
+        BadConfig: no such protocol, or no lists for "deephash".
+
+    Source: HyP2 (Xu et al., ACM MM 2022), whose code has the same sets; DeepHash-pytorch, data/voc2012.
+    """
+    root_folder, mode = Path(expand(root)), check_on_error(on_error)
+    if protocol == "hyp2":
+        if lists is not None:
+            raise BadConfig("lists are for protocol = deephash: hyp2 uses the official sets")
+        return _official(
+            root_folder,
+            "2012",
+            train="train",
+            query="val",
+            published=(5823, 5717, 5717),
+            download=download,
+            on_error=mode,
+        )
+    if protocol != "deephash":
+        raise BadConfig(f"protocol must be hyp2 or deephash, not {protocol!r}")
+    if lists is None:
+        raise BadConfig("protocol = deephash needs lists, the folder data/voc2012 of DeepHash-pytorch")
+
+    def read(mode: OnError) -> Splits:
+        return read_lists(
+            root_folder,
+            Path(expand(lists)),
+            label_names=LABELS,
+            published=(1000, 4000, 6540),
+            remedy=_remedy("2012"),
+            on_error=mode,
+        )
+
+    return read_or_download(read, ARCHIVES["2012"], root_folder, download=download, on_error=mode)
+
+
+def _official(
+    root: Path,
+    year: str,
+    *,
+    train: str,
+    query: str,
+    published: tuple[int, int, int],
+    download: bool,
+    on_error: OnError,
+) -> Splits:
+    def read(mode: OnError) -> Splits:
+        remedy = _remedy(year)
+        folder = first_folder(
+            root, (f"VOCdevkit/VOC{year}", f"VOC{year}"), what=f"the official PASCAL VOC {year}", remedy=remedy
+        )
+        ids = {}
+        for split, name in (("train", train), ("query", query)):
+            what = f"the list of the {name} images of VOC{year}"
+            ids[split] = read_lines(folder / "ImageSets" / "Main" / f"{name}.txt", what=what, remedy=remedy)
+            if not ids[split]:
+                raise Incomplete(f"{folder / 'ImageSets' / 'Main' / name}.txt lists no image: {remedy}")
+        table = _annotated(folder, [*ids["train"], *ids["query"]], remedy=remedy)
+        rows = {
+            "train": np.arange(len(ids["train"])),
+            "query": np.arange(len(ids["train"]), len(table.files)),
+            "database": np.arange(len(ids["train"])),
+        }
+        return split_table(
+            table,
+            rows,
+            root=folder,
+            source=f"VOC{year}",
+            remedy=remedy,
+            train_in_database=True,
+            published=published,
+            on_error=mode,
+        )
+
+    return read_or_download(read, ARCHIVES[year], root, download=download, on_error=on_error)
+
+
+def _annotated(folder: Path, ids: Sequence[str], *, remedy: str) -> Table:
+    """The images `ids` with the labels of all their objects, difficult ones too."""
+    files = [folder / "Annotations" / f"{name}.xml" for name in ids]
+    gone = np.flatnonzero(absent(folder / "Annotations", [file.name for file in files]))
+    if len(gone):
+        raise Incomplete(f"{len(gone):,} of {len(ids):,} annotations are missing, such as {files[gone[0]]}: {remedy}")
+
+    def build() -> Table:
+        labels = np.zeros((len(ids), len(LABELS)), np.uint8)
+        for row, file in enumerate(files):
+            labels[row] = _labels_of(file, remedy=remedy)
+        return Table(tuple(f"JPEGImages/{name}.jpg" for name in ids), labels, LABELS)
+
+    return prepared("voc 1", files, build)
+
+
+def _labels_of(file: Path, *, remedy: str) -> list[int]:
+    try:
+        objects = ET.parse(file).getroot().findall("object")
+    except ET.ParseError as error:
+        raise Incomplete(f"{file} is damaged ({error}): {remedy}") from None
+    # Names of an object's parts (head, hand, foot) lie deeper and are no labels.
+    names = {name.text for name in (found.find("name") for found in objects) if name is not None}
+    unknown = names.difference(LABELS)
+    if unknown:
+        raise BadDataset(
+            f"{file} has an object {sorted(map(str, unknown))[0]!r}, which is none of the 20 labels of VOC"
+        )
+    return [int(label in names) for label in LABELS]
+
+
+def _remedy(year: str) -> str:
+    names = " and ".join(archive.name for archive in ARCHIVES[year])
+    return f"unpack {names} (host.robots.ox.ac.uk/pascal/VOC) in root, or set download = true"

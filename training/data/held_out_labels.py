@@ -1,0 +1,115 @@
+"""Labels held out of training, to learn what codes are worth for things that training never named.
+
+Source: Sablayrolles, Douze, Usunier and Jégou, "How should we evaluate supervised hashing?", ICASSP 2017, who hold out
+a quarter of the classes. There an image has one class; here it may have several labels, so that an image with any
+held-out label is kept from training, and relevance is counted by the held-out labels alone.
+"""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from hashseek.retrieval.errors import BadConfig, BadDataset
+from hashseek.training.data.splits import Split, Splits
+
+LabelPart = Literal["all", "seen", "held-out"]
+
+
+def choose_held_out(
+    label_names: Sequence[str], held_out: Sequence[str] | float | None, *, seed: int = 0
+) -> tuple[str, ...]:
+    """The labels to hold out, in the order of `label_names`; none for None.
+
+    Args:
+        label_names: of the data set.
+        held_out: names, or a share of the labels to draw. seed: of the draw.
+
+    Raises:
+        BadConfig: an unknown name, a share outside 0 to 1, or fewer than two labels on either side.
+    """
+    if held_out is None:
+        return ()
+    if isinstance(held_out, int | float):
+        if not 0 < held_out < 1:
+            raise BadConfig(f"data.held_out is a share of the labels between 0 and 1, or their names, not {held_out}")
+        n = round(held_out * len(label_names))
+        drawn = np.random.default_rng((seed, 0x4E1D)).permutation(len(label_names))[:n]
+        chosen = {label_names[column] for column in drawn.tolist()}
+        asked = f"data.held_out = {held_out} of {len(label_names)} labels"
+    else:
+        for name in held_out:
+            if name not in label_names:
+                raise BadConfig(f"data.held_out names {name!r}, {_hint(name, label_names)}")
+        chosen = set(held_out)
+        asked = f"data.held_out names {len(chosen)} of {len(label_names)} labels and"
+    n_seen = len(label_names) - len(chosen)
+    if min(len(chosen), n_seen) < 2:
+        raise BadConfig(
+            f"{asked} leaves {len(chosen)} held out and {n_seen} to learn: both must be at least 2, or every image is "
+            "relevant to every other"
+        )
+    return tuple(name for name in label_names if name in chosen)
+
+
+def label_part(splits: Splits, held_out: Sequence[str], part: LabelPart) -> Splits:
+    """The splits as far as a model concerns them that was trained without the labels `held_out`.
+
+    Its training split is always that without any image that carries one of them. "all": queries and database are left
+    as they are. "seen": without any image that carries a held-out label, and without the columns of those labels; what
+    training sees. "held-out": only images that carry a held-out label, and only the columns of those labels.
+
+    The fingerprint stays that of the whole data set, to which the names belong.
+
+    Raises:
+        BadDataset: the set has not all of the labels, or a split is left without an image.
+    """
+    names = splits.label_names
+    if part != "all" and (missing := [name for name in held_out if name not in names]):
+        raise BadDataset(
+            f"the labels {', '.join(held_out)} were held out of training, but the data set has no "
+            f"{', '.join(missing)}: evaluate on one that has, or with --labels all"
+        )
+    is_held_out = np.array([name in held_out for name in names], dtype=bool)
+    columns = {"all": np.ones_like(is_held_out), "seen": ~is_held_out, "held-out": is_held_out}[part]
+
+    def keep(split: Split, title: str, *, carries: bool | None) -> Split:
+        carried = split.labels[:, is_held_out].any(axis=1)
+        rows = np.arange(len(split)) if carries is None else np.flatnonzero(carried == carries)
+        if not len(rows):
+            which = "carries one" if carries else "is without any"
+            raise BadDataset(
+                f"none of the {len(split)} {title} images {which} of the held-out labels {', '.join(held_out)}: hold "
+                "out others (data.held_out)"
+            )
+        chosen = split.take(rows)
+        return replace(chosen, labels=np.ascontiguousarray(chosen.labels[:, columns]))
+
+    carries = {"all": None, "seen": False, "held-out": True}[part]
+    return replace(
+        splits,
+        train=keep(splits.train, "training", carries=False),
+        query=keep(splits.query, "query", carries=carries),
+        database=keep(splits.database, "database", carries=carries),
+        label_names=tuple(name for name, kept in zip(names, columns, strict=True) if kept),
+    )
+
+
+def training_splits(splits: Splits, held_out: Sequence[str]) -> Splits:
+    """What training sees: `label_part` "seen", once it is certain that the held-out part can be evaluated.
+
+    Raises:
+        BadDataset: see `label_part`.
+    """
+    if not held_out:
+        return splits
+    label_part(splits, held_out, "held-out")
+    return label_part(splits, held_out, "seen")
+
+
+def _hint(name: str, label_names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, label_names, n=1)
+    few = ", ".join(label_names[:10]) + (", ..." if len(label_names) > 10 else "")
+    return "which is no label of the data set: " + (f"did you mean {close[0]!r}?" if close else f"it has {few}")

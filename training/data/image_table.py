@@ -1,0 +1,333 @@
+"""What the data sets share: a cached table of files and labels, the drawing of splits, and their making."""
+
+import hashlib
+import io
+import logging
+import os
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hashseek.retrieval.errors import BadConfig, BadDataset
+from hashseek.retrieval.files import write_atomically
+from hashseek.retrieval.label_files import OnError, Problem
+from hashseek.training.data.cache_folder import cache_folder, digest_files
+from hashseek.training.data.splits import NAMES, Split, Splits, join_splits
+
+Labels = NDArray[np.uint8]
+Rows = NDArray[np.int64]
+
+_log = logging.getLogger(__name__)
+_FORMAT = 1  # counts up whenever a table is stored otherwise
+
+
+class Incomplete(BadDataset):
+    """Files of the set are not where they must be, or only half of them: what a download mends."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The images of a set before they are split: files below a folder, and multi-hot labels (n, C).
+
+    `remarks` are (file, what is wrong with it) of images that are not in the table.
+    """
+
+    files: tuple[str, ...]
+    labels: Labels
+    label_names: tuple[str, ...]
+    remarks: tuple[tuple[str, str], ...] = ()
+
+    def take(self, rows: Rows) -> "Table":
+        """The images at `rows`, in that order."""
+        return Table(tuple(self.files[row] for row in rows), self.labels[rows], self.label_names, self.remarks)
+
+
+def check_on_error(on_error: str) -> OnError:
+    """`on_error`, if it is one of the two words.
+
+    Raises:
+        BadConfig: it is not.
+    """
+    if on_error not in ("skip", "stop"):
+        raise BadConfig(f"on_error must be skip or stop, not {on_error!r}")
+    return cast(OnError, on_error)
+
+
+def first_folder(root: Path, candidates: Sequence[str], *, what: str, remedy: str) -> Path:
+    """The first of the folders `candidates` (below `root`) that is there.
+
+    Raises:
+        Incomplete: none is; the sentence says `what` was looked for, and the `remedy`.
+    """
+    for candidate in candidates:
+        if (root / candidate).is_dir():
+            return root / candidate
+    if not root.is_dir():
+        raise Incomplete(f"there is no folder {root} with {what}: {remedy}")
+    raise Incomplete(f"the folder {root} does not hold {what} (looked for {', '.join(candidates)}): {remedy}")
+
+
+def read_lines(path: Path, *, what: str, remedy: str) -> list[str]:
+    """The lines of a text file that are not empty, without spaces at their ends.
+
+    Raises:
+        Incomplete: the file is missing.
+        BadDataset: it cannot be read or is not text.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise Incomplete(f"{what} is missing, there is no file {path}: {remedy}") from None
+    except UnicodeDecodeError:
+        raise BadDataset(f"{path} is not UTF-8 text: {remedy}") from None
+    except OSError as error:
+        raise BadDataset(f"{path} cannot be read: {error.strerror or error}") from None
+    return [stripped for line in text.splitlines() if (stripped := line.strip())]
+
+
+# --- the cache -----------------------------------------------------------------------------------------------
+
+
+def prepared(kind: str, sources: Sequence[Path], build: Callable[[], Table]) -> Table:
+    """What `build` makes of the files `sources`, from the cache unless one of them has another size or time of change.
+
+    Args:
+        kind: name and version of the way that `build` reads them: another one, another table.
+        sources: every file whose content decides the table.
+        build: reads them.
+    """
+    key = hashlib.sha256(f"{kind} {_FORMAT} {digest_files(sources)}".encode()).hexdigest()
+    file = cache_folder() / "datasets" / f"{key}.npz"
+    stored = _load(file)
+    if stored is not None:
+        return stored
+    table = build()
+    try:
+        write_atomically(file, _dump(table))
+    except OSError as error:  # without a cache everything works, only not as fast
+        _log.warning("%s cannot be written (%s): the data set will be read anew each time", file, error)
+    return table
+
+
+def _dump(table: Table) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(
+        buffer,
+        files=_as_bytes(table.files),
+        labels=np.packbits(table.labels, axis=1),
+        label_names=_as_bytes(table.label_names),
+        remarks=_as_bytes([part for remark in table.remarks for part in remark]),
+    )
+    return buffer.getvalue()
+
+
+def _load(file: Path) -> Table | None:
+    try:
+        content = io.BytesIO(file.read_bytes())  # given the path, NumPy leaves a damaged file open
+        with np.load(content, allow_pickle=False) as stored:
+            files, names, remarks = (_as_texts(stored[key]) for key in ("files", "label_names", "remarks"))
+            labels = np.unpackbits(stored["labels"], axis=1, count=len(names))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        _log.warning("%s is damaged: the data set is read anew", file)
+        return None
+    return Table(files, labels, names, tuple(zip(remarks[::2], remarks[1::2], strict=True)))
+
+
+def _as_bytes(texts: Sequence[str]) -> NDArray[np.uint8]:
+    # NUL is the one character that no file name holds.
+    return np.frombuffer("".join(f"{text}\0" for text in texts).encode(errors="surrogateescape"), np.uint8)
+
+
+def _as_texts(stored: NDArray[np.uint8]) -> tuple[str, ...]:
+    return tuple(stored.tobytes().decode(errors="surrogateescape").split("\0")[:-1])
+
+
+# --- splits --------------------------------------------------------------------------------------------------
+
+
+def draw(n: int, *, n_query: int, n_train: int, seed: int) -> dict[str, Rows]:
+    """Rows of n images, drawn without replacement: queries, training images, and the rest as database.
+
+    Raises:
+        BadConfig: a split would be empty.
+    """
+    if n_query < 1 or n_train < 1 or n_query + n_train >= n:
+        raise BadConfig(
+            f"n_query {n_query} and n_train {n_train} of {n} images leave a split empty: both must be at least 1, and "
+            f"together less than {n}"
+        )
+    order = np.random.default_rng(seed).permutation(n)
+    return {
+        "query": order[:n_query],
+        "train": order[n_query : n_query + n_train],
+        "database": order[n_query + n_train :],
+    }
+
+
+def draw_per_label(labels: Labels, *, n_query: int, n_train: int, seed: int) -> dict[str, Rows]:
+    """Like `draw`, with as many queries and training images for each label: rare labels choose first.
+
+    An image is drawn for one label and may have others too.
+
+    Raises:
+        BadConfig: the numbers are no multiples of the number of labels, or a label has too few images.
+    """
+    n, n_labels = labels.shape
+    if n_query < 1 or n_train < 1 or n_query % n_labels or n_train % n_labels:
+        raise BadConfig(
+            f"n_query {n_query} and n_train {n_train} must be multiples of the number of labels, {n_labels}: as many "
+            "are drawn for each"
+        )
+    order = np.random.default_rng(seed).permutation(n)
+    free = np.ones(n, bool)
+    parts: dict[str, list[Rows]] = {"query": [], "train": []}
+    for column in np.argsort(labels.sum(axis=0, dtype=np.int64), kind="stable"):
+        for split, wanted in (("query", n_query // n_labels), ("train", n_train // n_labels)):
+            chosen = order[free[order] & (labels[order, column] == 1)][:wanted]
+            if len(chosen) < wanted:
+                raise BadConfig(
+                    f"n_query {n_query} and n_train {n_train} ask for more images of a label than there are: only "
+                    f"{int(labels[:, column].sum())} of {n} images have the label number {column}"
+                )
+            free[chosen] = False
+            parts[split].append(chosen)
+    rows = {split: np.concatenate(chosen) for split, chosen in parts.items()}
+    rows["database"] = order[free[order]]
+    if not len(rows["database"]):
+        raise BadConfig(f"n_query {n_query} and n_train {n_train} leave no image of {n} for the database: lower them")
+    return rows
+
+
+def rows_of(
+    table: Table, listed: Mapping[str, Sequence[str]], *, source: str, remedy: str, on_error: OnError
+) -> tuple[dict[str, Rows], list[Problem]]:
+    """The rows of `table` that lists of file names stand for; only the last part of a path counts.
+
+    Raises:
+        Incomplete: a name is not in the table and `on_error` is "stop"; with "skip" it becomes a problem.
+    """
+    row_of = {file.rpartition("/")[2]: row for row, file in enumerate(table.files)}
+    rows, unknown = {}, []
+    for split in NAMES:
+        found = [row_of.get(file.rpartition("/")[2], -1) for file in listed[split]]
+        unknown += [file for file, row in zip(listed[split], found, strict=True) if row < 0]
+        rows[split] = np.array([row for row in found if row >= 0], np.int64)
+    if unknown and on_error == "stop":
+        raise Incomplete(
+            f"{len(unknown):,} images of the lists have no labels in {source}, for example {unknown[0]}: {remedy}, or "
+            "leave them out with on_error = skip"
+        )
+    return rows, [Problem(source, f"the file {file} of the lists has no labels here") for file in unknown]
+
+
+def split_table(
+    table: Table,
+    rows: Mapping[str, Rows],
+    *,
+    root: Path,
+    source: str,
+    remedy: str,
+    train_in_database: bool = False,
+    published: tuple[int, int, int] | None = None,
+    problems: Sequence[Problem] = (),
+    on_error: OnError = "stop",
+) -> Splits:
+    """The splits of `table`, whose files lie below `root`.
+
+    Args:
+        table: files and labels.
+        rows: of the table, for each of query, train and database.
+        root: the folder that the files are relative to.
+        source: what messages call the set.
+        remedy: how to get missing images.
+        train_in_database: see `join_splits`.
+        published: images in query, train and database as published; other numbers are remarked on.
+        problems: what was found before.
+        on_error: "stop" refuses a set of which images are missing, "skip" leaves them out.
+
+    Raises:
+        Incomplete: images are missing.
+        BadDataset: see `join_splits`.
+    """
+    problems = list(problems)
+    for split in NAMES:
+        _refuse_repeats([table.files[row] for row in rows[split].tolist()], f"the {split} split of {source}")
+    used = np.unique(np.concatenate([rows[split] for split in NAMES]))
+    missing = used[absent(root, [table.files[row] for row in used])]
+    if len(missing):
+        example = f"for example {table.files[missing[0]]}"
+        if len(missing) == len(used):
+            raise Incomplete(f"none of the {len(used):,} images that {source} lists is in {root}, {example}: {remedy}")
+        if on_error == "stop":
+            raise Incomplete(
+                f"{len(missing):,} of the {len(used):,} images that {source} lists are not in {root}, {example}: "
+                f"{remedy}, or leave them out with on_error = skip"
+            )
+        problems += [Problem(source, f"the file {table.files[row]} does not exist") for row in missing.tolist()]
+        gone = np.zeros(len(table.files), bool)
+        gone[missing] = True
+        rows = {split: rows[split][~gone[rows[split]]] for split in NAMES}
+    parts, files = {}, {}
+    for split in NAMES:
+        files[split] = [table.files[row] for row in rows[split].tolist()]
+        paths = tuple(root / file for file in files[split])
+        parts[split] = Split(paths, table.labels[rows[split]], tuple(files[split]))
+    problems += remarks_on_numbers(parts, source=source, published=published)
+    return join_splits(
+        parts,
+        files,
+        table.label_names,
+        source=source,
+        train_in_database=train_in_database,
+        problems=problems,
+        on_error=on_error,
+    )
+
+
+def remarks_on_numbers(
+    parts: Mapping[str, Split], *, source: str, published: tuple[int, int, int] | None = None
+) -> list[Problem]:
+    """Remarks on images without labels, and on splits that are not as large as the published ones."""
+    remarks = []
+    bare = {split: int((~parts[split].labels.any(axis=1)).sum()) for split in NAMES}
+    if any(bare.values()):
+        text = ", ".join(f"{count:,} of {split}" for split, count in bare.items() if count)
+        remarks.append(Problem(source, f"images without a label are kept, relevant to none: {text}", skipped=False))
+    if published is not None:
+        for split, count in zip(("query", "train", "database"), published, strict=True):
+            if len(parts[split]) != count:
+                reason = f"{len(parts[split]):,} images in its {split} split, while the published one has {count:,}"
+                remarks.append(Problem(source, f"{reason}: figures are not comparable", skipped=False))
+    return remarks
+
+
+def absent(root: Path, files: Sequence[str]) -> NDArray[np.bool_]:
+    """Which of `files` (below `root`) do not exist; one listing a folder, since a question a file takes minutes."""
+    listed: dict[str, set[str]] = {}
+    missing = np.zeros(len(files), bool)
+    for row, file in enumerate(files):
+        folder, _, name = file.rpartition("/")
+        if folder not in listed:
+            try:
+                listed[folder] = set(os.listdir(root / folder))  # noqa: PTH208 - names, a hundred thousand of them
+            except OSError:
+                listed[folder] = set()
+        missing[row] = name not in listed[folder]
+    return missing
+
+
+def _refuse_repeats(files: Sequence[str], source: str) -> None:
+    if len(set(files)) == len(files):
+        return
+    seen: set[str] = set()
+    for file in files:
+        if file in seen:
+            raise BadDataset(f"{source} lists the image {file} more than once: list it once")
+        seen.add(file)

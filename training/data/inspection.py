@@ -1,0 +1,217 @@
+"""What is in a data set: the facts behind `hashseek data inspect`."""
+
+import hashlib
+import os
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hashseek.retrieval.tar_members import find_member, stored_in
+from hashseek.training.data.splits import NAMES, Split, Splits, never_in_training
+
+_SAMPLE = 4096  # bytes from the middle of a file that tell most files of one size apart
+_THREADS, _CHUNK = 8, 256
+_SHOWN = 10
+
+
+def inspect_splits(
+    splits: Splits, *, duplicates: bool = True, advance: Callable[[int], None] = lambda _: None
+) -> dict[str, Any]:
+    """Counts, labels, company of labels, missing files and duplicates of a data set, ready for JSON.
+
+    Args:
+        splits: the data set, best read with on_error = skip so that missing files are reported and not refused.
+        duplicates: compare the content of all images.
+        advance: told how many images each step of that comparison finished.
+    """
+    everything = _distinct(splits)
+    counts = {split: getattr(splits, split).labels.sum(axis=0, dtype=np.int64) for split in NAMES}
+    overall = everything.labels.sum(axis=0, dtype=np.int64)
+    per_image = Counter(everything.labels.sum(axis=1, dtype=np.int64).tolist())
+    missing = [problem for problem in splits.problems if problem.reason.endswith("does not exist")]
+    return {
+        "splits": splits.fingerprint,
+        "images": {**{split: len(getattr(splits, split)) for split in NAMES}, "distinct": len(everything)},
+        "vectors": None if everything.vectors is None else int(everything.vectors.shape[1]),
+        "labels": [
+            {
+                "name": name,
+                **{split: int(counts[split][column]) for split in NAMES},
+                "distinct": int(overall[column]),
+                "share": round(float(overall[column]) / len(everything), 4),
+            }
+            for column, name in enumerate(splits.label_names)
+        ],
+        "never_in_training": never_in_training(splits),
+        "labels_per_image": {
+            "mean": round(float(everything.labels.sum()) / len(everything), 3),
+            "images": {str(count): per_image[count] for count in sorted(per_image)},
+        },
+        "pairs": _pairs(everything.labels, splits.label_names),
+        "missing": {"count": len(missing), "examples": [str(problem) for problem in missing[:_SHOWN]]},
+        "unlisted": _unlisted(everything),
+        "problems": [str(problem) for problem in splits.problems if problem not in missing],
+        "duplicates": _duplicates(splits, everything, advance) if duplicates and everything.vectors is None else None,
+    }
+
+
+def as_text(facts: dict[str, Any], *, n_pairs: int = 10) -> str:
+    """The facts of `inspect_splits` for a person."""
+    images = facts["images"]
+    lines = [
+        ("rows: " if facts["vectors"] else "images: ")
+        + ", ".join(f"{split} {images[split]:,}" for split in NAMES)
+        + (f" (different ones {images['distinct']:,})" if sum(images[s] for s in NAMES) != images["distinct"] else ""),
+        f"splits: {facts['splits']}",
+    ]
+    if facts["vectors"]:
+        lines.append(f"vectors of {facts['vectors']} numbers in place of pictures")
+    of_images = facts["labels_per_image"]
+    histogram = ", ".join(f"{count} on {n:,}" for count, n in of_images["images"].items())
+    lines += [f"labels an image: {of_images['mean']} on average; {histogram}", ""]
+    width = max(5, *(len(label["name"]) for label in facts["labels"]))
+    lines.append(f"{'label':{width}} {'train':>8} {'query':>8} {'database':>8} {'share':>7}")
+    for label in sorted(facts["labels"], key=lambda label: -label["distinct"]):
+        numbers = " ".join(f"{label[split]:8,}" for split in NAMES)
+        lines.append(f"{label['name']:{width}} {numbers} {label['share']:7.1%}")
+    if facts["never_in_training"]:
+        lines.append(f"in no training image: {', '.join(facts['never_in_training'])}")
+    lines += ["", "labels that come together most (images; times as often as by chance):"]
+    for pair in facts["pairs"][:n_pairs]:
+        lines.append(f"  {pair['labels'][0]} + {pair['labels'][1]}: {pair['images']:,}; {pair['lift']}")
+    lines += ["", f"missing files: {facts['missing']['count']:,}"]
+    lines += [f"  {example}" for example in facts["missing"]["examples"]]
+    if facts["unlisted"]:
+        lines.append(f"image files beside them that the set does not use: {facts['unlisted']:,}")
+    found = facts["duplicates"]
+    if found is not None:
+        lines.append(
+            f"duplicate files: {found['groups']:,} pictures in {found['files']:,} files; "
+            f"{found['across']:,} of the pictures in the query split and in another"
+        )
+        lines += [f"  {' = '.join(group)}" for group in found["examples"]]
+        if found["empty"]:
+            lines.append(f"empty files (0 bytes): {len(found['empty']):,}, such as {found['empty'][0]}")
+    lines += [f"note: {problem}" for problem in facts["problems"]]
+    return "\n".join(lines)
+
+
+def _distinct(splits: Splits) -> Split:
+    """All images once: training images may be in the database too."""
+    taken: set[Path] = set()
+    parts = []
+    for split in NAMES:
+        part: Split = getattr(splits, split)
+        rows = [row for row, path in enumerate(part.paths) if path not in taken]
+        taken.update(part.paths)
+        parts.append(part.take(rows) if len(rows) < len(part) else part)
+    vectors = [part.vectors for part in parts if part.vectors is not None]
+    return Split(
+        tuple(path for part in parts for path in part.paths),
+        np.concatenate([part.labels for part in parts]),
+        tuple(where for part in parts for where in part.where),
+        np.concatenate(vectors) if vectors else None,
+    )
+
+
+def _unlisted(everything: Split) -> int:
+    """How many image files lie in the folders of the set and are not in it."""
+    from hashseek.retrieval.images import SUFFIXES  # late: it loads torch
+
+    if everything.vectors is not None:
+        return 0
+    listed: dict[Path, set[str]] = defaultdict(set)
+    for path in everything.paths:
+        if find_member(path) is None:
+            listed[path.parent].add(path.name)
+    count = 0
+    for folder, names in listed.items():
+        there = {name for name in os.listdir(folder) if os.path.splitext(name)[1].lower() in SUFFIXES}  # noqa: PTH122, PTH208
+        count += len(there - names)
+    return count
+
+
+def _pairs(labels: NDArray[np.uint8], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Pairs of labels by the number of images that have both; lift 1 is what independent labels would have."""
+    as_float = labels.astype(np.float32)
+    together = as_float.T @ as_float
+    alone = np.diag(together)
+    first, second = np.triu_indices(len(names), k=1)
+    order = np.argsort(-together[first, second], kind="stable")
+    return [
+        {
+            "labels": [names[a], names[b]],
+            "images": int(together[a, b]),
+            "lift": round(float(together[a, b]) * len(labels) / float(alone[a] * alone[b]), 2),
+        }
+        for a, b in zip(first[order].tolist(), second[order].tolist(), strict=True)
+        if together[a, b] > 0
+    ]
+
+
+def _duplicates(splits: Splits, everything: Split, advance: Callable[[int], None]) -> dict[str, Any]:
+    """Groups of files with equal content: first by size, then by some bytes, and only what is left by all of them."""
+    queries = set(splits.query.paths)
+    empty = sorted(path for path in everything.paths if _size(path) == 0)
+    alike: dict[Any, list[Path]] = {None: [path for path in everything.paths if _size(path)]}
+    for step in (_size, _middle, _digest):
+        alike = _regrouped(alike, step, advance if step is _middle else lambda _: None)
+    groups = sorted((sorted(group) for group in alike.values()), key=lambda group: group[0])
+    across = [group for group in groups if 0 < sum(path in queries for path in group) < len(group)]
+    shown = [*across, *(group for group in groups if group not in across)][:_SHOWN]
+    return {
+        "groups": len(groups),
+        "files": sum(map(len, groups)),
+        "across": len(across),
+        "examples": [[str(path) for path in group] for group in shown],
+        "empty": [str(path) for path in empty],
+    }
+
+
+def _regrouped(
+    groups: dict[Any, list[Path]], step: Callable[[Path], Any], advance: Callable[[int], None]
+) -> dict[Any, list[Path]]:
+    """Files of a group that `step` tells apart go into other groups; a group of one is no duplicate."""
+    entries = [(key, path) for key, group in groups.items() for path in group]
+    finer: dict[Any, list[Path]] = defaultdict(list)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        chunks = [entries[start : start + _CHUNK] for start in range(0, len(entries), _CHUNK)]
+        for chunk, found in zip(chunks, pool.map(lambda chunk: [step(path) for _, path in chunk], chunks), strict=True):
+            for (key, path), value in zip(chunk, found, strict=True):
+                if value is not None:
+                    finer[key, value].append(path)
+            advance(len(chunk))
+    return {key: group for key, group in finer.items() if len(group) > 1}
+
+
+def _size(path: Path) -> int | None:
+    member = find_member(path)
+    if member is not None:
+        return member.size
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def _middle(path: Path) -> bytes | None:
+    return _digest(path, max(0, (_size(path) or 0) // 2 - _SAMPLE // 2), _SAMPLE)
+
+
+def _digest(path: Path, start: int = 0, count: int | None = None) -> bytes | None:
+    """SHA-256 of bytes of an image file or tar member; None if it cannot be read, which other commands report."""
+    member = find_member(path)
+    end = _size(path) or 0
+    stop = end if count is None else min(end, start + count)
+    try:
+        with stored_in(path).open("rb") as file:
+            file.seek(start + (0 if member is None else member.offset))
+            content = file.read(stop - start)
+    except OSError:
+        return None
+    return hashlib.sha256(content).digest()

@@ -1,0 +1,167 @@
+"""The three splits of a retrieval data set."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hashseek.retrieval.errors import BadDataset
+from hashseek.retrieval.label_files import Item, OnError, Problem
+
+NAMES = ("train", "query", "database")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images of one split with their multi-hot labels (n, C), 0/1, and the line of the list each came from.
+
+    A set of feature vectors has `vectors` (n, D) in place of the images; its `paths` name the file and the row.
+    """
+
+    paths: tuple[Path, ...]
+    labels: NDArray[np.uint8]
+    where: tuple[str, ...]
+    vectors: NDArray[np.float32] | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, rows: Sequence[int] | NDArray[np.int64]) -> "Split":
+        """The images at `rows`, in that order."""
+        index = np.asarray(rows, dtype=np.int64)
+        return Split(
+            tuple(self.paths[i] for i in index),
+            self.labels[index],
+            tuple(self.where[i] for i in index),
+            None if self.vectors is None else self.vectors[index],
+        )
+
+
+@dataclass(frozen=True)
+class Splits:
+    """train, query and database of one protocol. `fingerprint` (SHA-256) changes if any file or label of them does."""
+
+    train: Split
+    query: Split
+    database: Split
+    label_names: tuple[str, ...]
+    fingerprint: str
+    problems: tuple[Problem, ...] = ()
+    on_error: OnError = "stop"
+
+
+def make_splits(
+    items: Sequence[Item],
+    label_names: Sequence[str],
+    *,
+    source: str,
+    problems: Sequence[Problem] = (),
+    on_error: OnError = "stop",
+) -> Splits:
+    """Group items that all have a split.
+
+    Raises:
+        BadDataset: a split is empty, fewer than two labels occur, or an image is in more than one split.
+    """
+    column = {name: index for index, name in enumerate(label_names)}
+    parts, files = {}, {}
+    for split in NAMES:
+        chosen = [item for item in items if item.split == split]
+        labels = np.zeros((len(chosen), len(label_names)), np.uint8)
+        for row, item in enumerate(chosen):
+            labels[row, [column[label] for label in item.labels]] = 1
+        where = tuple(f"line {item.line} ({item.file})" for item in chosen)
+        parts[split] = Split(tuple(item.path for item in chosen), labels, where)
+        files[split] = [item.file for item in chosen]
+    return join_splits(parts, files, label_names, source=source, problems=problems, on_error=on_error)
+
+
+def join_splits(
+    parts: Mapping[str, Split],
+    files: Mapping[str, Sequence[str]],
+    label_names: Sequence[str],
+    *,
+    source: str,
+    train_in_database: bool = False,
+    problems: Sequence[Problem] = (),
+    on_error: OnError = "stop",
+) -> Splits:
+    """Check the three parts against each other and hash them.
+
+    Args:
+        parts: query, train and database.
+        files: of each part, what names its images wherever the set is placed; it goes into the fingerprint.
+        label_names: of the columns of the labels.
+        source: what messages call the set.
+        train_in_database: the protocol says that training images may be in the database. A query never may.
+        problems: what was found on the way here.
+        on_error: what to do with images that turn out to be broken later.
+
+    Raises:
+        BadDataset: a split is empty, there are fewer than two labels, or an image is in two splits.
+    """
+    check_label_names(label_names, source=source)
+    for split in NAMES:
+        if not len(parts[split]):
+            raise BadDataset(
+                f"{source} has no image in its {split} split: all three of train, query, database need some"
+            )
+    _check_overlap(parts, source=source, train_in_database=train_in_database)
+    return Splits(
+        train=parts["train"],
+        query=parts["query"],
+        database=parts["database"],
+        label_names=tuple(label_names),
+        fingerprint=_fingerprint(parts, files, label_names),
+        problems=tuple(problems),
+        on_error=on_error,
+    )
+
+
+def _check_overlap(parts: Mapping[str, Split], *, source: str, train_in_database: bool) -> None:
+    queries, training = set(parts["query"].paths), set(parts["train"].paths)
+    shared = {("query", "train"): queries & training}
+    shared["query", "database"] = queries.intersection(parts["database"].paths)
+    if not train_in_database:
+        shared["train", "database"] = training.intersection(parts["database"].paths)
+    for (one, other), paths in shared.items():
+        if not paths:
+            continue
+        found = f"{len(paths)} images of {source} are in the {one} and in the {other} split, for example {min(paths)}"
+        if one == "query":
+            raise BadDataset(f"{found}: figures would be too good, keep the splits apart")
+        raise BadDataset(
+            f"{found}, which this protocol does not say: keep the splits apart, or set train_in_database = true where "
+            "the data set has that option"
+        )
+
+
+def _fingerprint(parts: Mapping[str, Split], files: Mapping[str, Sequence[str]], label_names: Sequence[str]) -> str:
+    digest = hashlib.sha256()
+    texts: dict[bytes, str] = {}  # many images have the same labels
+    for split in NAMES:
+        for file, row in zip(files[split], parts[split].labels, strict=True):
+            key = row.tobytes()
+            if key not in texts:
+                texts[key] = ";".join(sorted(label_names[column] for column in np.flatnonzero(row).tolist()))
+            digest.update(f"{split}\t{file}\t{texts[key]}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def check_label_names(label_names: Sequence[str], *, source: str) -> None:
+    """Raise `BadDataset` unless there are at least two labels."""
+    if len(label_names) < 2:
+        only = f" ({label_names[0]!r})" if label_names else ""
+        raise BadDataset(
+            f"{source} has {len(label_names)} label{only}: with fewer than two labels every image is relevant to "
+            "every other and there is nothing to learn"
+        )
+
+
+def never_in_training(splits: Splits) -> list[str]:
+    """Labels that occur in query or database but in no training image: the model cannot learn them."""
+    missing = splits.train.labels.sum(axis=0) == 0
+    return [name for name, absent in zip(splits.label_names, missing, strict=True) if absent]

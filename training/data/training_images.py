@@ -1,0 +1,201 @@
+"""Training images: decoded once where they fit in memory or on disk, augmented the same in every run of a seed."""
+
+import logging
+import math
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hashseek.retrieval.encoder import load_ahead
+from hashseek.retrieval.errors import BadConfig, BadDataset, BadImage
+from hashseek.retrieval.images import Pixels, Preprocessing, decode_for, read_bytes
+from hashseek.retrieval.label_files import OnError, Problem, refuse
+from hashseek.training.data.augmentation import Augmentation, augment, crop_batch, draw_crop
+from hashseek.training.data.image_cache import cache_file, check_disk, open_images, write_images
+from hashseek.training.data.splits import Split
+
+Cache = Literal["auto", "memory", "memmap", "none"]
+_CPU = torch.device("cpu")
+
+_log = logging.getLogger(__name__)
+
+
+class Images:
+    """The images of a split as uint8 pixels (3, size, size) by row. Nothing is decoded before it is asked for.
+
+    Args:
+        split: the images.
+        preprocessing: decides their size.
+        cache_gib: GiB of memory that decoded images may take.
+        cache: where decoded images are kept: "memory", whatever it takes; "memmap", an array on disk that later runs
+            find again; "none"; or "auto": memory if they fit into `cache_gib`, else memmap if they fit onto the disk,
+            else none.
+
+    Raises:
+        BadConfig: `cache` is none of these, or there is no room where it says.
+    """
+
+    def __init__(
+        self, split: Split, preprocessing: Preprocessing, *, cache_gib: float = 4, cache: Cache = "auto"
+    ) -> None:
+        if cache not in get_args(Cache):
+            raise BadConfig(f"there is no cache {cache!r}: use one of {', '.join(get_args(Cache))}")
+        self.split = split
+        self.preprocessing = preprocessing
+        self._shape = (len(split), preprocessing.size, preprocessing.size, 3)
+        # Height, width, colour, as pictures are decoded: so they are cropped quickest, and batches are channels-last.
+        self._stored: Pixels | None = None
+        self._known = np.zeros(len(split), np.bool_)
+        self._opening = threading.Lock()
+        self.cache: Cache = self._choose(cache, cache_gib)
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def pixels(self, row: int) -> Pixels:
+        """Preprocessed uint8 pixels (3, size, size) of one image.
+
+        Raises:
+            BadDataset: the image can no longer be decoded, since its file was changed after the start.
+        """
+        stored = self._open()
+        if stored is None:
+            return self._decode(row)
+        if not self._known[row]:
+            stored[row] = self._decode(row).transpose(1, 2, 0)
+            self._known[row] = True
+        pixels: Pixels = stored[row].transpose(2, 0, 1)
+        return pixels
+
+    def batches(
+        self,
+        rows: NDArray[np.int64],
+        *,
+        batch_size: int,
+        augmentation: Augmentation,
+        seed: tuple[int, ...],
+        views: int = 1,
+        device: torch.device = _CPU,
+    ) -> Iterator[tuple[Tensor, NDArray[np.int64]]]:
+        """Augmented uint8 batches (views * b, 3, size, size) with their rows (b,); the same for the same `seed`.
+
+        Args:
+            rows: which images, in this order.
+            batch_size: b; the last batch may be smaller.
+            augmentation: how they are changed.
+            seed: with the row and the view it decides every change.
+            views: changed copies of each image, view after view: all rows of the batch once, then all of them again.
+            device: where the batch is wanted. A GPU flips and crops by itself, the whole batch at once.
+
+        Raises:
+            BadDataset: as `pixels`.
+        """
+        at_once = device.type != "cpu" and augmentation.geometric
+
+        def rng(row: int, view: int) -> np.random.Generator:
+            return np.random.default_rng((*seed, row) if view == 0 else (*seed, row, view))
+
+        def load(row: np.int64) -> list[Tensor]:
+            pixels = torch.from_numpy(self.pixels(int(row)))
+            if at_once:
+                return [pixels.permute(1, 2, 0)]
+            return [augment(pixels, rng(int(row), view), augmentation).permute(1, 2, 0) for view in range(views)]
+
+        self._open()
+        loaded = load_ahead(rows, load, depth=2 * batch_size)
+        for start in range(0, len(rows), batch_size):
+            chosen = rows[start : start + batch_size]
+            copies = zip(*[next(loaded) for _ in chosen], strict=True)
+            batch = torch.stack([pixels for copy in copies for pixels in copy]).permute(0, 3, 1, 2).to(device)
+            if at_once:
+                rngs = [rng(int(row), view) for view in range(views) for row in chosen]
+                crops = [draw_crop(each, self.preprocessing.size, augmentation) for each in rngs]
+                batch = crop_batch(batch.repeat(views, 1, 1, 1), crops)
+            yield batch, chosen
+
+    def _choose(self, cache: Cache, cache_gib: float) -> Cache:
+        """The cache to use: what was asked for, and for "auto" the first that has room."""
+        n_bytes = math.prod(self._shape)
+        if cache == "auto" and n_bytes <= cache_gib * 2**30:
+            return "memory"
+        if cache == "memory" and n_bytes > _memory():
+            raise BadConfig(
+                f"the decoded images need {n_bytes / 2**30:.1f} GiB, and this machine has {_memory() / 2**30:.1f} GiB "
+                "of memory: set train.cache = memmap or none"
+            )
+        if cache in ("auto", "memmap"):
+            self._file = cache_file(self.split.paths, self.preprocessing)
+            try:
+                if not self._file.is_file():
+                    check_disk(self._file, n_bytes)
+            except BadConfig as error:
+                if cache == "memmap":
+                    raise
+                _log.warning("every epoch decodes the images anew: %s", error)
+                return "none"
+            return "memmap"
+        return cache
+
+    def _open(self) -> Pixels | None:
+        """Where decoded images are kept: room in memory, or the array on disk, which is written if it is not there."""
+        if self._stored is not None or self.cache == "none":
+            return self._stored
+        with self._opening:
+            if self._stored is None and self.cache == "memory":
+                self._stored = np.empty(self._shape, np.uint8)
+            if self._stored is None and self.cache == "memmap":
+                if not self._file.is_file():
+                    decoded = load_ahead(range(len(self)), self._decode, depth=64)
+                    write_images(self._file, (row.transpose(1, 2, 0) for row in decoded), shape=self._shape)
+                self._stored = open_images(self._file)
+                self._known[:] = True
+        return self._stored
+
+    def _decode(self, row: int) -> Pixels:
+        path = self.split.paths[row]
+        try:
+            return decode_for(read_bytes(path), self.preprocessing, name=str(path))[1]
+        except BadImage as error:
+            raise BadDataset(
+                f"{self.split.where[row]}: {error}; it could be read at the start: restore the file and resume the run"
+            ) from None
+
+
+def _memory() -> int:
+    """Bytes of memory that this machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def without_broken(split: Split, *, on_error: OnError, source: str) -> tuple[Split, list[Problem]]:
+    """The images of `split` that decode, and the problems of those that do not.
+
+    Raises:
+        BadDataset: an image is broken and `on_error` is "stop", or no image is left.
+    """
+
+    def check(row: int) -> str | None:
+        try:
+            decode_for(read_bytes(split.paths[row]), _TINY, name=str(split.paths[row]))
+        except BadImage as error:
+            return str(error)
+        return None
+
+    reasons = list(load_ahead(range(len(split)), check, depth=64))
+    problems = [Problem(split.where[row], reason) for row, reason in enumerate(reasons) if reason]
+    if problems and on_error == "stop":
+        refuse(Path(source), problems)
+    kept = [row for row, reason in enumerate(reasons) if not reason]
+    if not kept:
+        raise BadDataset(f"none of the {len(split)} images of {source} can be decoded; the first: {problems[0]}")
+    return split.take(kept), problems
+
+
+# Draft decoding to a small size still reads the file to its end, which is what finds a truncated one.
+_TINY = Preprocessing(size=16, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), crop_fraction=1.0)

@@ -1,0 +1,1 @@
+"""Evaluation of checkpoints: retrieval figures, reports, the linear probe."""

@@ -1,0 +1,121 @@
+"""The second stage of contrastive training: a linear probe on the frozen encoder, and its classification figures."""
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hashseek.retrieval.checkpoint import Checkpoint
+from hashseek.retrieval.devices import pick_device
+from hashseek.retrieval.errors import BadCheckpoint, BadDataset
+from hashseek.retrieval.models.mlp import Mlp
+from hashseek.training.data.cached_features import features_of
+from hashseek.training.data.hidden_labels import drop_labels
+from hashseek.training.data.splits import Split, Splits
+from hashseek.training.data.training_images import Images, without_broken
+from hashseek.training.evaluation.classification_metrics import class_and_overall, figures, mean_average_precision
+from hashseek.training.evaluation.logistic_regression import Probe, fit_probe
+from hashseek.training.runs.progress import Progress
+
+Layer = Literal["features", "outputs"]
+# Strongest first: each probe starts from the one before.
+DECAYS = (1.0, 0.1, 0.01, 1e-3, 1e-4)
+
+
+def probe_checkpoint(
+    checkpoint: Checkpoint,
+    splits: Splits,
+    *,
+    layer: Layer = "features",
+    seed: int = 0,
+    val_fraction: float = 0.2,
+    device: str = "auto",
+    precision: str = "auto",
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Fit a linear probe to the training split and score it on the query split.
+
+    The weight decay that is best by mAP on a validation part of the training split is fitted again to all of it. A
+    label counts as predicted from a probability of 0.5. Labels that were hidden from the checkpoint's training are also
+    hidden from the probe; its weight decay is chosen, and its figures are taken, against all labels.
+
+    Args:
+        checkpoint: the frozen encoder.
+        splits: the data set; the query split is only scored.
+        layer: what the probe reads: the backbone's features (D), or the outputs (K) whose signs are the code.
+        seed: of the validation part.
+        val_fraction: its share of the training split.
+        device, precision: see `Encoder`.
+        progress: where to show the way.
+
+    Returns:
+        weight_decay, val_mAP, and the figures of `classification_metrics`: p@1, mAP, HA, ebF1, maF1, miF1,
+        Hamming loss, CP, CR, CF1, OP, OR, OF1.
+
+    Raises:
+        HashseekError: broken images, vectors for an image model, or a training split too small to validate on.
+    """
+    progress = progress or Progress(quiet=True)
+
+    def read(split: Split, title: str) -> tuple[Tensor, NDArray[np.uint8]]:
+        if split.vectors is None:
+            split = without_broken(split, on_error=splits.on_error, source=title)[0]
+        features = encode(checkpoint, split, title=title, device=device, precision=precision, progress=progress)
+        if layer == "outputs":
+            with torch.inference_mode():
+                features = checkpoint.model.cpu().eval().outputs(features)
+        return features.clone(), split.labels
+
+    train, labels = read(splits.train, "training split")
+    query, query_labels = read(splits.query, "query split")
+    n_val = round(val_fraction * len(train))
+    if not 0 < n_val < len(train):
+        raise BadDataset(
+            f"val_fraction {val_fraction} of {len(train)} training rows leaves nothing to validate on or nothing to "
+            "fit to: change it or add images"
+        )
+    order = np.random.default_rng((seed, 0xA11)).permutation(len(train))
+    fit_rows, val_rows = np.sort(order[n_val:]), np.sort(order[:n_val])
+    hidden = checkpoint.header.training.get("train", {})
+    observed = drop_labels(
+        labels, share=hidden.get("keep_labels", 1), single=hidden.get("single_label", False), seed=hidden.get("seed", 0)
+    )
+    targets = torch.from_numpy(observed.astype(np.float32))
+    best_decay, best_score, probe = DECAYS[0], -1.0, None
+    for decay in DECAYS:
+        probe = fit_probe(train[fit_rows], targets[fit_rows], weight_decay=decay, start=probe)
+        score = mean_average_precision(probe.probabilities(train[val_rows]).numpy(), labels[val_rows])
+        if score > best_score:
+            best_decay, best_score = decay, score
+    final: Probe = fit_probe(train, targets, weight_decay=best_decay)
+    probabilities = final.probabilities(query).numpy()
+    found = figures(probabilities, query_labels)
+    return {
+        "weight_decay": best_decay,
+        "val_mAP": best_score,
+        **found,
+        "Hamming loss": 1 - found["HA"],
+        **class_and_overall(probabilities >= 0.5, query_labels),
+    }
+
+
+def encode(
+    checkpoint: Checkpoint, split: Split, *, title: str, device: str, precision: str, progress: Progress
+) -> Tensor:
+    """Features (n, D) of a split of images or vectors, in its order."""
+    model = checkpoint.model
+    if split.vectors is not None:
+        if not isinstance(model.backbone, Mlp):
+            raise BadCheckpoint(
+                f"the checkpoint's backbone {model.backbone_name!r} takes images, but the data set has vectors: choose "
+                "a data set of images"
+            )
+        with torch.inference_mode():
+            return model.cpu().eval().features(torch.from_numpy(split.vectors)).float()
+    images = Images(split, checkpoint.header.image_preprocessing(), cache="none")
+    with progress.task(title, len(split)) as advance:
+        found = features_of(model, images, device=pick_device(device), precision=precision, advance=advance)
+    model.cpu()
+    return torch.from_numpy(found)

@@ -1,0 +1,99 @@
+"""Linear probe: one logistic regression per label on frozen features, all labels at once."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hashseek.retrieval.errors import BadCodes, BadConfig
+from hashseek.training.losses.common import check_batch
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Logits of C labels: ((features - shift) / scale) @ weight + bias.
+
+    weight (D, C), bias (C,), shift (D,), scale 0-dim.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    shift: Tensor
+    scale: Tensor
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Logits (n, C) of features (n, D).
+
+        Raises:
+            BadCodes: features of another width.
+        """
+        if features.ndim != 2 or features.shape[1] != len(self.weight):
+            raise BadCodes(
+                f"the probe was fitted to features of width {len(self.weight)}, but these have the shape "
+                f"{tuple(features.shape)}: take them from the same layer"
+            )
+        return (features - self.shift) / self.scale @ self.weight + self.bias
+
+    def probabilities(self, features: Tensor) -> Tensor:
+        """Probabilities (n, C) of features (n, D)."""
+        return torch.sigmoid(self.logits(features))
+
+
+def fit_probe(
+    features: Tensor,
+    labels: Tensor,
+    *,
+    weight_decay: float,
+    start: Probe | None = None,
+    max_iterations: int = 100,
+    tolerance: float = 1e-7,
+) -> Probe:
+    """Fit C logistic regressions to features (n, D), labels (n, C), by full-batch L-BFGS.
+
+    Minimises, for every label, mean BCE + weight_decay / 2 * |weight|^2 (bias free) on features that are centred and
+    divided by one number, their mean standard deviation: a `weight_decay` then means the same whatever the scale of
+    the features. It equals scikit-learn's LogisticRegression with C = 1 / (n weight_decay). The problem is convex and
+    nothing is random: the same input gives the same probe.
+
+    Args:
+        features: (n, D), float32 or float64.
+        labels: (n, C), 0/1.
+        weight_decay: strength of the penalty, for all labels.
+        start: a probe of the same features and labels to begin from, such as the one of the next larger weight_decay.
+        max_iterations: of L-BFGS.
+        tolerance: it ends earlier where a step changes what is minimised by less than this; probabilities are then
+            right to about 1e-3.
+
+    Raises:
+        BadConfig: weight_decay below 0 or not finite.
+        BadCodes: wrong shapes, labels that are not 0/1, or features that are NaN or infinite.
+    """
+    if not 0 <= weight_decay < float("inf"):
+        raise BadConfig(f"weight_decay penalises the probe's weights and must be at least 0, not {weight_decay}")
+    if features.ndim != 2 or labels.ndim != 2 or len(features) == 0:
+        raise BadCodes(
+            f"a probe needs features (n, D) and labels (n, C) of at least one row, not {tuple(features.shape)} and "
+            f"{tuple(labels.shape)}"
+        )
+    features, y = check_batch(features.detach(), labels, n_classes=labels.shape[1], n_bits=features.shape[1])
+    shift = features.mean(dim=0)
+    scale = features.std(dim=0, correction=0).mean().clamp_min(1e-12)
+    x = (features - shift) / scale
+    weight = torch.zeros(x.shape[1], y.shape[1], dtype=x.dtype) if start is None else start.weight.clone()
+    bias = torch.zeros(y.shape[1], dtype=x.dtype) if start is None else start.bias.clone()
+    weight.requires_grad_()
+    bias.requires_grad_()
+    optimizer = torch.optim.LBFGS(
+        [weight, bias], max_iter=max_iterations, tolerance_change=tolerance, line_search_fn="strong_wolfe"
+    )
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.binary_cross_entropy_with_logits(x @ weight + bias, y, reduction="sum") / len(x)
+        total = loss + weight_decay / 2 * weight.square().sum()
+        total.backward()  # type: ignore[no-untyped-call]
+        return total
+
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
+    return Probe(weight.detach(), bias.detach(), shift, scale)

@@ -1,0 +1,1 @@
+"""The training loop: what is trained, one step, one epoch, a run."""

@@ -1,0 +1,226 @@
+"""What is trained: the hash model, the layers that only training needs, and the losses that read them."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.models.hash_model import HashModel
+from hashseek.training.config import Config
+from hashseek.training.loop.parallel import gather
+from hashseek.training.losses import CLASSIFICATION, RAW_MEMORY, build_loss
+from hashseek.training.losses.catalogue import facts
+from hashseek.training.losses.memory import KeyQueue, Memory, update_key_encoder
+
+Heads = dict[str, Tensor]
+"""What the losses read, by name: outputs (B, K), features (B, D), projection (B, P), logits (B, C)."""
+
+
+class Network(nn.Module):
+    """Prepared images, vectors, or cached features -> `Heads`.
+
+    Args:
+        model: the hash model.
+        reads: which of outputs, features and projection are wanted.
+        logits_on: what the linear classifier stands on, None for no classifier.
+        n_classes: C, its width.
+        projection: (hidden, width) of the projection head, a perceptron of one hidden layer on the features.
+        from_features: the input is the backbone's features, so that only the layers behind it are trained.
+        dropout: share of the features that training hides from every head.
+    """
+
+    def __init__(
+        self,
+        model: HashModel,
+        *,
+        reads: set[str],
+        logits_on: str | None = None,
+        n_classes: int = 0,
+        projection: tuple[int, int] | None = None,
+        from_features: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.reads = reads | ({logits_on} if logits_on else set())
+        self.logits_on = logits_on
+        self.from_features = from_features
+        self.dropout = nn.Dropout(dropout)
+        self.widths = {"outputs": model.n_bits, "features": model.n_features}
+        self.projection: nn.Module | None = None
+        if projection is not None:
+            hidden, width = projection
+            self.projection = nn.Sequential(
+                nn.Linear(model.n_features, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, width)
+            )
+            self.widths["projection"] = width
+        self.classifier = nn.Linear(self.widths[logits_on], n_classes) if logits_on else None
+
+    def forward(self, inputs: Tensor) -> Heads:
+        """The heads that are read; the backbone computes as autocast says, everything behind it in float32."""
+        features = inputs if self.from_features else self.model.features(inputs)
+        with torch.autocast(features.device.type, enabled=False):
+            features = self.dropout(features.float())
+            heads = {"features": features}
+            if "outputs" in self.reads:
+                heads["outputs"] = self.model.outputs(features)
+            if self.projection is not None:
+                heads["projection"] = self.projection(features)
+            if self.classifier is not None and self.logits_on is not None:
+                heads["logits"] = self.classifier(heads[self.logits_on])
+        return {name: rows for name, rows in heads.items() if name in self.reads or name == "logits"}
+
+    def trained(self) -> nn.ModuleList:
+        """The parts that learn, apart from the backbone if its features are given."""
+        parts = [self.model.head, self.projection, self.classifier]
+        if not self.from_features:
+            parts.append(self.model.backbone)
+        return nn.ModuleList(part for part in parts if part is not None)
+
+    def without_classifier(self) -> "Network":
+        """A copy that shares the backbone if that does not learn, and has no classifier."""
+        shared = {id(self.classifier): None}
+        if self.from_features:
+            shared[id(self.model.backbone)] = self.model.backbone  # type: ignore[assignment]
+        twin = copy.deepcopy(self, shared)
+        twin.logits_on = None
+        return twin.requires_grad_(False)
+
+
+class Objective(nn.Module):
+    """The loss and, if there is one, the classification loss beside it: `Heads` of the whole batch -> terms by name."""
+
+    def __init__(self, loss: nn.Module, *, on: str, partner: nn.Module | None = None, weight: float = 1.0) -> None:
+        super().__init__()
+        self.loss = loss
+        self.on = on
+        self.partner = partner
+        self.weight = weight
+
+    def forward(self, heads: Heads, labels: Tensor, *, memory: Memory | None, epoch: int) -> dict[str, Tensor]:
+        """Weighted terms, 0-dim; their sum is what is minimised."""
+        logits = heads.get("logits")
+        terms: dict[str, Tensor] = self.loss(heads[self.on], labels, memory=memory, logits=logits, epoch=epoch)
+        if self.partner is not None:
+            found = self.partner(heads[self.on], labels, logits=logits, epoch=epoch)
+            terms = terms | {name: self.weight * value for name, value in found.items()}
+        return terms
+
+
+class Keys(nn.Module):
+    """The rows a loss contrasts with: keys of a slowly following copy of the network, kept in a queue.
+
+    With momentum 0 there is no copy: the keys are the network's own rows.
+    """
+
+    def __init__(self, network: Network, queue: KeyQueue, *, on: str, momentum: float) -> None:
+        super().__init__()
+        self.on = on
+        self.momentum = momentum
+        self.encoder = network.without_classifier() if momentum else None
+        self.queue = queue
+
+    @torch.no_grad()
+    def follow(self, network: Network) -> None:
+        """Move the copy towards the network; before each batch."""
+        if self.encoder is not None:
+            theirs = [part for part in (network.model.head, network.projection) if part is not None]
+            own = [part for part in (self.encoder.model.head, self.encoder.projection) if part is not None]
+            if not network.from_features:
+                theirs.append(network.model.backbone)
+                own.append(self.encoder.model.backbone)
+            update_key_encoder(nn.ModuleList(own), nn.ModuleList(theirs), self.momentum)
+
+    @torch.no_grad()
+    def of(self, inputs: Tensor, heads: Heads) -> Tensor:
+        """Keys (b, D) of this process's inputs, or of their heads where there is no copy."""
+        return heads[self.on].detach() if self.encoder is None else self.encoder(inputs)[self.on]
+
+    def memory(self, keys: Tensor, labels: Tensor) -> Memory:
+        """The keys of the batch over all processes, then the queue; the keys enter the queue."""
+        memory = self.queue.memory(gather(keys), gather(labels))
+        self.queue.enqueue(keys, labels)
+        return memory
+
+
+def build_network(config: Config, model: HashModel, *, n_classes: int) -> tuple[Network, Objective, Keys | None]:
+    """Network, losses and memory as `config` says.
+
+    Raises:
+        BadConfig: sections that do not fit each other.
+    """
+    on = config.loss.on
+    partner = config.partner
+    classifies = config.loss.name in CLASSIFICATION
+    if partner is not None and partner.name not in CLASSIFICATION:
+        raise BadConfig(
+            f"partner.name is {partner.name!r}, but beside a loss stands a classification loss: one of "
+            f"{', '.join(CLASSIFICATION)}"
+        )
+    if partner is not None and classifies:
+        raise BadConfig(
+            f"loss.name {config.loss.name!r} and partner.name {partner.name!r} both classify: leave the partner out"
+        )
+    logits_on = partner.on if partner is not None else on if classifies else None
+    if partner is not None and "quantization" in partner.options() and "quantization" in config.loss.options():
+        raise BadConfig(
+            "loss.quantization and partner.quantization would be the same term twice: keep loss.quantization"
+        )
+    needs_projection = "projection" in (on, logits_on)
+    if needs_projection and config.projection is None:
+        raise BadConfig("a loss on the projection needs the section [projection]: add it, for example width = 128")
+    if config.projection is not None and not needs_projection:
+        raise BadConfig("the section [projection] is read by no loss: set loss.on = 'projection' or leave it out")
+    projection = None
+    if config.projection is not None:
+        projection = (config.projection.hidden or model.n_features, config.projection.width)
+    network = Network(
+        model,
+        reads={on},
+        logits_on=logits_on,
+        n_classes=n_classes,
+        projection=projection,
+        from_features=config.model.freeze_backbone,
+        dropout=config.model.dropout,
+    )
+    if config.model.freeze_backbone and "outputs" not in network.reads:
+        raise BadConfig(
+            f"model.freeze_backbone leaves only the head to learn, but no loss reads its outputs (loss.on is {on!r}): "
+            "set loss.on or partner.on to 'outputs', or unfreeze the backbone"
+        )
+    width = network.widths[on]
+    build: dict[str, Any] = {"n_classes": n_classes, "n_bits": width}
+    objective = Objective(
+        build_loss(config.loss.name, **build, **config.loss.options()),
+        on=on,
+        partner=None if partner is None else build_loss(partner.name, **build, **partner.options()),
+        weight=1.0 if partner is None else partner.weight,
+    )
+    if "outputs" not in network.reads:
+        model.head.requires_grad_(False)  # random directions: their signs still are a code of the features
+    return network, objective, _build_keys(config, network, width=width, n_classes=n_classes)
+
+
+def _build_keys(config: Config, network: Network, *, width: int, n_classes: int) -> Keys | None:
+    settings = config.memory
+    if settings is None:
+        return None
+    if not facts(config.loss.name).memory:
+        raise BadConfig(f"the loss {config.loss.name!r} contrasts with no memory: leave the section [memory] out")
+    # Without a key encoder every view is a key; with one, two views are an anchor and its key.
+    n_keys = config.train.batch_size * (1 if settings.momentum else config.train.views)
+    if settings.size < n_keys:
+        raise BadConfig(
+            f"memory.size is {settings.size}, but a batch has {n_keys} rows: use a queue of at least "
+            "so many, or a smaller train.batch_size"
+        )
+    queue = KeyQueue(
+        n_classes=n_classes,
+        n_bits=width,
+        size=settings.size,
+        until_full=settings.until_full,
+        normalized=config.loss.name not in RAW_MEMORY,
+    )
+    return Keys(network, queue, on=config.loss.on, momentum=settings.momentum)

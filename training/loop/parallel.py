@@ -1,0 +1,166 @@
+"""One process or several: devices and precision through Lightning Fabric, rows and gradients through torch.distributed.
+
+Every process computes the loss of the whole batch from gathered rows, so that contrastive and pair losses see what one
+process would see; each then takes the gradient of its own rows only, and the parameters' gradients are added up.
+"""
+
+import logging
+import pickle
+import tempfile
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from lightning_fabric import Fabric
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.multiprocessing.spawn import ProcessExitedException
+
+from hashseek.retrieval.devices import n_cores, pick_device, pick_dtype
+from hashseek.retrieval.errors import BadConfig, HashseekError
+from hashseek.training.losses.memory import gather_rows
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+# It announces its precision and every process on standard error, which is for this run's progress.
+logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
+
+
+def launch(function: Callable[..., T], *arguments: Any, device: str, devices: int, precision: str) -> T:
+    """Call function(fabric, *arguments) in `devices` processes, or in this one if it is 1; gives what rank 0 returned.
+
+    Raises:
+        BadConfig: fewer devices than asked for.
+        HashseekError, OSError: whatever the function raised in any process.
+    """
+    chosen = pick_device(device)
+    check_devices(chosen, devices)
+    mixed = pick_dtype(precision, chosen) == torch.bfloat16
+    options: dict[str, Any] = {"accelerator": chosen.type, "precision": "bf16-mixed" if mixed else "32-true"}
+    if devices == 1:
+        fabric = Fabric(devices=1 if chosen.type == "cpu" else [chosen.index or 0], **options)
+        return function(fabric, *arguments)
+    fabric = Fabric(devices=devices, strategy="ddp_spawn", **options)
+    with tempfile.TemporaryDirectory(prefix="hashseek-") as folder:
+        try:
+            fabric.launch(partial(_guarded, function=function, folder=Path(folder), arguments=arguments))
+        except Exception as error:
+            # A process that fails takes the others with it: what the first one said is in its file.
+            for file in sorted(Path(folder).glob("error-*")):
+                raise pickle.loads(file.read_bytes()) from None
+            if not isinstance(error, ProcessExitedException):
+                raise
+            if len(list(Path(folder).glob("ended-*"))) < devices:
+                raise HashseekError(_end_of(error, devices)) from None
+            _log.warning("a training process died while it closed down, after its work was done: nothing is lost")
+        result: T = pickle.loads((Path(folder) / "result").read_bytes())
+    return result
+
+
+def _end_of(error: ProcessExitedException, devices: int) -> str:
+    how = f"was ended by {error.signal_name}" if error.signal_name else f"ended with exit status {error.exit_code}"
+    return (
+        f"training process {error.error_index} of {devices} {how}: if the system had no memory left (its log says so), "
+        "use a smaller train.chunk_size or fewer devices; --resume goes on from the last epoch saved"
+    )
+
+
+def check_devices(device: torch.device, devices: int) -> None:
+    """Raise BadConfig unless this machine has so many devices."""
+    there = torch.cuda.device_count() if device.type == "cuda" else n_cores()
+    if devices > there:
+        kind = "GPUs" if device.type == "cuda" else "processor cores"
+        raise BadConfig(f"{devices} devices were asked for, but this machine has {there} {kind}: use --devices {there}")
+
+
+def _guarded(fabric: Fabric, *, function: Callable[..., object], folder: Path, arguments: tuple[Any, ...]) -> None:
+    if fabric.device.type == "cpu":
+        torch.set_num_threads(max(1, n_cores() // fabric.world_size))
+    try:
+        result = function(fabric, *arguments)
+    except (HashseekError, OSError) as error:
+        (folder / f"error-{fabric.global_rank}").write_bytes(pickle.dumps(error))
+        raise
+    if fabric.is_global_zero:
+        (folder / "result").write_bytes(pickle.dumps(result))
+    (folder / f"ended-{fabric.global_rank}").touch()
+    # Fabric leaves a gloo group open, and its threads can abort an interpreter that closes down (seen once in CI:
+    # "terminate called without an active exception"); without the barrier, a death would also end those still at work.
+    fabric.barrier()
+    dist.destroy_process_group()
+
+
+def own_part(order: NDArray[Any], *, batch_size: int, rank: int, n_ranks: int) -> NDArray[Any]:
+    """The rows of `order` that a process works on: of every batch its share, the shares in the order of ranks.
+
+    A last batch with fewer rows than processes, or with one row, is left out: batch norm has no statistics of one
+    row, and pair losses have no pair.
+    """
+    n_full = len(order) - len(order) % batch_size
+    share = batch_size // n_ranks
+    full = order[:n_full].reshape(-1, n_ranks, share)[:, rank].ravel()
+    rest = order[n_full:]
+    if len(rest) < max(2, n_ranks) and n_full:
+        return full
+    start, stop = len(rest) * rank // n_ranks, len(rest) * (rank + 1) // n_ranks
+    return np.concatenate([full, rest[start:stop]])
+
+
+def gather(rows: Tensor) -> Tensor:
+    """Rows (B, ...) of all processes, in the order of ranks, with a gradient for those of this process."""
+    if not _several():
+        return rows
+    gathered: Tensor = _Gather.apply(rows)
+    return gathered
+
+
+def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Add up the gradients over all processes, as one flat tensor."""
+    if not _several():
+        return
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if gradients:
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        dist.all_reduce(flat)
+        for gradient, part in zip(gradients, torch.split(flat, [g.numel() for g in gradients]), strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+
+def average_buffers(*modules: nn.Module | None) -> None:
+    """Set every buffer of floats to its mean over all processes.
+
+    Batch norm's running statistics come from each process's own rows: without this, every process would validate
+    another model than the one that is saved.
+    """
+    if not _several():
+        return
+    buffers = [b for module in modules if module is not None for b in module.buffers() if b.is_floating_point()]
+    if buffers:
+        flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        for buffer, part in zip(buffers, torch.split(flat, [b.numel() for b in buffers]), strict=True):
+            buffer.copy_(part.view_as(buffer))
+
+
+def _several() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        lengths = gather_rows(torch.tensor([len(rows)], device=rows.device)).tolist()
+        ctx.start = sum(lengths[: dist.get_rank()])
+        ctx.length = len(rows)
+        return gather_rows(rows)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        # Every process has the same loss of the same rows: its part of this gradient is already complete.
+        return grads[0][ctx.start : ctx.start + ctx.length]

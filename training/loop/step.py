@@ -1,0 +1,137 @@
+"""One step: heads of a batch, losses over all processes, gradients."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from hashseek.training.loop.network import Heads, Keys, Network, Objective
+from hashseek.training.loop.parallel import gather, sum_gradients
+from hashseek.training.losses.memory import Memory
+
+Autocast = Callable[[], AbstractContextManager[None]]
+
+
+def backward(
+    network: Network,
+    objective: Objective,
+    keys: Keys | None,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    epoch: int,
+    autocast: Autocast,
+    chunk_size: int | None = None,
+    views: int = 1,
+) -> dict[str, Tensor]:
+    """Leave the gradients of the summed terms in the parameters; gives the terms, without gradient.
+
+    With `chunk_size` only so many rows are in memory at once, and the loss is still that of the whole batch: heads are
+    computed without a graph first, the loss gives their gradients, then chunk by chunk is computed again and its
+    gradient passed on (GradCache; Gao et al., RepL4NLP 2021).
+
+    Args:
+        inputs: (views * b, ...), view after view; with a key encoder the second view makes the keys and nothing else.
+        labels: (b, C).
+        autocast: entered for the networks' forward passes only; losses and gradients stay outside.
+
+    Raises:
+        BadCodes: NaN in the heads.
+    """
+    if keys is not None:
+        keys.follow(network)
+    seen, key_inputs = inputs, inputs
+    if views > 1:
+        if keys is None or keys.encoder is None:
+            labels = labels.repeat(views, 1)
+        else:
+            seen, key_inputs = inputs[: len(labels)], inputs[len(labels) :]
+
+    if chunk_size is None or len(seen) <= chunk_size:
+        with autocast():
+            heads = network(seen)
+        own = _keys(keys, key_inputs, heads, autocast=autocast)
+        terms = _terms(objective, heads, keys, own, labels, epoch=epoch)
+        _total(terms).backward()  # type: ignore[no-untyped-call]
+    else:
+        terms = _in_chunks(
+            network, objective, keys, seen, key_inputs, labels, epoch=epoch, autocast=autocast, chunk_size=chunk_size
+        )
+    sum_gradients(network.parameters())
+    return {name: value.detach() for name, value in terms.items()}
+
+
+def _in_chunks(
+    network: Network,
+    objective: Objective,
+    keys: Keys | None,
+    inputs: Tensor,
+    key_inputs: Tensor,
+    labels: Tensor,
+    *,
+    epoch: int,
+    autocast: Autocast,
+    chunk_size: int,
+) -> dict[str, Tensor]:
+    chunks = torch.split(inputs, chunk_size)
+    states, parts = [], []
+    with torch.no_grad(), autocast():
+        for chunk in chunks:
+            states.append(_random_state(inputs.device))  # dropout has to fall the same way the second time
+            parts.append(network(chunk))
+    heads = {name: torch.cat([part[name] for part in parts]).requires_grad_() for name in parts[0]}
+    own = _keys(keys, key_inputs, heads, autocast=autocast, chunk_size=chunk_size)
+    terms = _terms(objective, heads, keys, own, labels, epoch=epoch)
+    _total(terms).backward()  # type: ignore[no-untyped-call]
+    after = _random_state(inputs.device)
+    start = 0
+    for chunk, state in zip(chunks, states, strict=True):
+        _set_random_state(inputs.device, state)
+        with autocast():
+            again = network(chunk)
+        # Features of a frozen backbone lead to nothing that learns.
+        wanted = [name for name in again if heads[name].grad is not None and again[name].requires_grad]
+        stop = start + len(chunk)
+        gradients = [heads[name].grad[start:stop] for name in wanted]  # type: ignore[index]
+        torch.autograd.backward([again[name] for name in wanted], gradients)
+        start = stop
+    _set_random_state(inputs.device, after)
+    return terms
+
+
+def _random_state(device: torch.device) -> Tensor:
+    """Of the generator that dropout draws from on `device`."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _set_random_state(device: torch.device, state: Tensor) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
+
+
+def _keys(
+    keys: Keys | None, inputs: Tensor, heads: Heads, *, autocast: Autocast, chunk_size: int | None = None
+) -> Tensor | None:
+    if keys is None:
+        return None
+    if keys.encoder is None or chunk_size is None:
+        with autocast():
+            return keys.of(inputs, heads)
+    with autocast():
+        return torch.cat([keys.of(chunk, heads) for chunk in torch.split(inputs, chunk_size)])
+
+
+def _terms(
+    objective: Objective, heads: Heads, keys: Keys | None, own: Tensor | None, labels: Tensor, *, epoch: int
+) -> dict[str, Tensor]:
+    memory: Memory | None = None if keys is None or own is None else keys.memory(own, labels)
+    everyone = {name: gather(rows) for name, rows in heads.items()}
+    terms: dict[str, Tensor] = objective(everyone, gather(labels), memory=memory, epoch=epoch)
+    return terms
+
+
+def _total(terms: dict[str, Tensor]) -> Tensor:
+    return torch.stack(list(terms.values())).sum()

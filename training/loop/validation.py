@@ -1,0 +1,73 @@
+"""The part of the training split that is kept to choose by, and the figure it gives."""
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from numpy.typing import NDArray
+
+from hashseek.retrieval.codes import pack
+from hashseek.retrieval.errors import BadDataset
+from hashseek.retrieval.metrics import average_precision, histograms, without_self
+from hashseek.retrieval.models.hash_model import HashModel
+from hashseek.training.config import Config
+from hashseek.training.data.batches import Rows, Source
+from hashseek.training.losses.memory import gather_rows
+
+# Validation ranks at most so many training images: enough to tell epochs apart, and it stays cheap on large sets.
+MAX_DATABASE = 10_000
+
+
+def validation_part(n: int, config: Config) -> tuple[Rows, Rows]:
+    """Rows to train on and rows to validate on, of `n`, each ascending."""
+    n_val = round(n * config.train.val_fraction)
+    if n_val < 1 or n_val >= n:
+        raise BadDataset(
+            f"train.val_fraction {config.train.val_fraction} of {n} training images leaves nothing to validate on or "
+            "nothing to train on: change it or add images"
+        )
+    if n - n_val < config.train.devices:
+        raise BadDataset(
+            f"{n - n_val} training images are too few for train.devices = {config.train.devices}: lower it to "
+            f"{n - n_val} or add images"
+        )
+    if config.train.val_database == "held-out" and n_val < 2:
+        raise BadDataset(
+            "train.val_database = 'held-out' ranks validation images among each other, but train.val_fraction "
+            f"{config.train.val_fraction} of {n} training images leaves {n_val}: raise it"
+        )
+    order = np.random.default_rng((config.train.seed, 0xA11)).permutation(n)
+    return np.sort(order[n_val:]), np.sort(order[:n_val])
+
+
+def validate(
+    fabric: Fabric,
+    source: Source,
+    model: HashModel,
+    labels: NDArray[np.uint8],
+    fit_rows: Rows,
+    val_rows: Rows,
+    config: Config,
+) -> float:
+    """mAP@val_n of the validation part as queries against the images trained on, or against each other.
+
+    Images trained on look better in a ranking than new ones, the more so the more a model has memorised them: to choose
+    hyperparameters, rank what is new among what is new. Every process encodes its share and then ranks everything,
+    which is quick.
+    """
+    among_themselves = config.train.val_database == "held-out"
+    database = val_rows if among_themselves else fit_rows
+    if len(database) > MAX_DATABASE and not among_themselves:
+        chosen = np.random.default_rng((config.train.seed, 0xDB)).permutation(len(database))
+        database = np.sort(database[chosen[:MAX_DATABASE]])
+
+    def encode(rows: Rows) -> NDArray[np.uint8]:
+        share = np.array_split(rows, fabric.world_size)[fabric.global_rank]
+        outputs = torch.from_numpy(source.encode(model, share)).to(fabric.device)
+        return pack(gather_rows(outputs).cpu().numpy())
+
+    queries = encode(val_rows)
+    codes = queries if database is val_rows else encode(database)
+    found = histograms(queries, codes, labels[val_rows], labels[database], n_bits=config.model.n_bits)
+    if database is val_rows:
+        found = without_self(found, labels[val_rows])
+    return float(average_precision(found, n=config.train.val_n).expected.mean())

@@ -1,0 +1,1 @@
+"""Classification losses on logits, one file per method."""

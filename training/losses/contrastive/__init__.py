@@ -1,0 +1,1 @@
+"""Contrastive losses, one file per method."""

@@ -1,0 +1,157 @@
+"""What the contrastive losses share: the contrast set, its log-softmax, label overlaps, reductions.
+
+Every score matrix is anchors x contrast rows, B x A. Without a memory the contrast set of row i is the batch without
+row i; the pair (i, i) then has a score of -(largest float) and an overlap of 0, so it drops out of every sum.
+
+Sets of pairs are matrices of 0.0 and 1.0: on a CPU, arithmetic on them takes a fraction of the time of comparing,
+`where` and summing booleans. Nothing they are multiplied with is ever infinite.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hashseek.training.losses.common import check_batch, check_positive, inner_products, memory_rows, normalize
+
+REDUCTIONS = ("valid", "batch", "sum")
+
+
+class Contrast(NamedTuple):
+    """A checked batch with its contrast set; rows are normalised."""
+
+    z: Tensor
+    """Anchors (B, D)."""
+    y: Tensor
+    """Their labels (B, C), in the type of z."""
+    ref: Tensor
+    """Contrast rows (A, D): z itself, or the memory without gradient."""
+    ref_y: Tensor
+    """Their labels (A, C)."""
+    in_batch: bool
+    """Whether ref is z, so that row i must not meet itself."""
+
+
+def contrast(outputs: Tensor, labels: Tensor, memory: object, *, n_classes: int, n_bits: int) -> Contrast:
+    """Check outputs (B, D) with labels (B, C) and pair them with `memory`, or with themselves if it is None.
+
+    Raises:
+        BadCodes: wrong shapes, labels that are not 0/1, or rows that are NaN or infinite.
+    """
+    outputs, y = check_batch(outputs, labels, n_classes=n_classes, n_bits=n_bits)
+    z = normalize(outputs)
+    rows = memory_rows(memory, outputs, n_classes=n_classes, n_bits=n_bits)
+    if rows is None:
+        return Contrast(z, y, z, y, in_batch=True)
+    ref, ref_y = rows
+    return Contrast(z, y, normalize(ref), ref_y, in_batch=False)
+
+
+def scores_of(c: Contrast, tau: float) -> Tensor:
+    """Cosines of anchors with contrast rows divided by tau (B, A); lowest for a row with itself."""
+    scores = inner_products(c.z / tau, c.ref)
+    return lowest_on_diagonal(scores) if c.in_batch else scores
+
+
+def lowest_on_diagonal(scores: Tensor) -> Tensor:
+    """`scores` with a diagonal so low that a softmax gives it exactly 0, changed in place.
+
+    The lowest float rather than -inf: a row that has nothing but itself (B = 1) would otherwise turn into NaN.
+    """
+    return scores.fill_diagonal_(torch.finfo(scores.dtype).min)
+
+
+def log_softmax(scores: Tensor) -> Tensor:
+    """log p (B, A): scores minus the logsumexp of their row, in one stable pass."""
+    return torch.log_softmax(scores, dim=1)
+
+
+def overlaps(c: Contrast) -> Tensor:
+    """Number of shared labels (B, A) of anchors and contrast rows; 0 for a row with itself."""
+    shared = c.y @ c.ref_y.T
+    return shared.fill_diagonal_(0) if c.in_batch else shared
+
+
+def jaccard(shared: Tensor, c: Contrast) -> Tensor:
+    """Shared labels divided by labels in either (B, A); 0 where neither row has a label."""
+    either = c.y.sum(dim=1)[:, None] + c.ref_y.sum(dim=1) - shared
+    return shared / either.clamp_min_(1)
+
+
+def any_positives(shared: Tensor) -> Tensor:
+    """1 for the pairs (B, A) that share a label, else 0."""
+    return shared.clamp(max=1)
+
+
+def all_positives(shared: Tensor, c: Contrast, *, empty_match: bool = False) -> Tensor:
+    """1 for the pairs (B, A) with the same labels, else 0; rows without labels match each other only on request."""
+    n_labels = c.y.sum(dim=1)[:, None]
+    # Labels in one row only; for a labelled row with itself this is not 0, as its overlap with itself is.
+    different = torch.sub(n_labels + c.ref_y.sum(dim=1), shared, alpha=2)
+    same = 1 - different.clamp_max_(1)
+    if not empty_match:
+        return same * n_labels.sign()
+    return same.fill_diagonal_(0) if c.in_batch else same
+
+
+def row_means(chosen: Tensor, values: Tensor) -> Tensor:
+    """Mean (B,) of `values` over the `chosen` of each row; 0 for a row without any."""
+    return weighted_sum(chosen, values) / chosen.sum(dim=1).clamp_min_(1)
+
+
+def some(chosen: Tensor) -> Tensor:
+    """Whether each row has a weight above 0 (B,); weights are never negative."""
+    return chosen.sum(dim=1) > 0
+
+
+def label_means(c: Contrast) -> Tensor:
+    """Weights (B, A) of MulSupCon: for every label of an anchor, the mean over the rows that carry it.
+
+    Row i sums to the number of its labels that some contrast row carries.
+    """
+    carriers = c.ref_y.sum(dim=0)
+    if c.in_batch:
+        carriers = carriers - c.y
+    weights = (c.y / carriers.clamp_min(1)) @ c.ref_y.T
+    return weights.fill_diagonal_(0) if c.in_batch else weights
+
+
+def new_prototypes(n_classes: int, n_bits: int) -> nn.Parameter:
+    """Prototypes (C, D), one a label, drawn as in the comprehensive study's code (Xavier, uniform)."""
+    return nn.Parameter(nn.init.xavier_uniform_(torch.empty(n_classes, n_bits)))
+
+
+def weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
+    """Sum of weights * values over each row (B,)."""
+    return (weights * values).sum(dim=1)
+
+
+def reduce_anchors(per_anchor: Tensor, valid: Tensor, reduction: str) -> Tensor:
+    """One number of the anchors' values (B,): those that are not `valid` must already be 0.
+
+    `valid` divides by the number of valid anchors, `batch` by the number of anchors, `sum` by 1.
+    """
+    if reduction == "sum":
+        return per_anchor.sum()
+    if reduction == "batch":
+        return per_anchor.sum() / max(len(per_anchor), 1)
+    return per_anchor.sum() / valid.sum().clamp_min(1)
+
+
+def reduce_labels(per_anchor: Tensor, weights: Tensor, y: Tensor, reduction: str) -> Tensor:
+    """One number of MulSupCon's sums over the labels of each anchor (B,).
+
+    `labels` divides by the number of labels of all anchors, `sample` every anchor by its own and then by B; for the
+    others see `reduce_anchors`.
+    """
+    n_labels = y.sum(dim=1)
+    if reduction == "labels":
+        return per_anchor.sum() / n_labels.sum().clamp_min(1)
+    if reduction == "sample":
+        return reduce_anchors(per_anchor / n_labels.clamp_min(1), n_labels > 0, "batch")
+    return reduce_anchors(per_anchor, some(weights), reduction)
+
+
+def check_tau(tau: float) -> None:
+    """Raise BadConfig unless `tau` can divide cosines."""
+    check_positive("tau", tau, "divides the cosines", "0.1")

@@ -1,0 +1,1 @@
+"""Hashing losses and quantizers, one file per method."""

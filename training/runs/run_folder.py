@@ -1,0 +1,158 @@
+"""A run folder: what a training run leaves behind, and what it needs to go on.
+
+config.json         the configuration, as checked
+environment.json    versions, device, git state and command line of each start
+splits.json         sizes, labels and SHA-256 of the data set
+log.jsonl           one line per epoch
+tensorboard/        the same as curves for TensorBoard
+report.md, .html    one page about the run, with curves.svg
+state.pt            weights, optimizer and best score after the last finished epoch (tensors only)
+best.safetensors    checkpoint of the best epoch on the validation part
+last.safetensors    checkpoint of the last epoch
+"""
+
+import io
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.files import write_atomically
+from hashseek.training.config import Config
+
+
+@dataclass(frozen=True)
+class Run:
+    """Paths of one run folder."""
+
+    folder: Path
+
+    @property
+    def config(self) -> Path:
+        """The configuration."""
+        return self.folder / "config.json"
+
+    @property
+    def environment(self) -> Path:
+        """What each start of the run was computed with."""
+        return self.folder / "environment.json"
+
+    @property
+    def splits(self) -> Path:
+        """What it was trained on."""
+        return self.folder / "splits.json"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Folder of TensorBoard's event file."""
+        return self.folder / "tensorboard"
+
+    @property
+    def mlflow(self) -> Path:
+        """The run's id in MLflow."""
+        return self.folder / "mlflow.json"
+
+    @property
+    def report(self) -> Path:
+        """One page about the run."""
+        return self.folder / "report.md"
+
+    @property
+    def curves(self) -> Path:
+        """The curves of that page."""
+        return self.folder / "curves.svg"
+
+    @property
+    def log(self) -> Path:
+        """One JSON line per epoch."""
+        return self.folder / "log.jsonl"
+
+    @property
+    def state(self) -> Path:
+        """State after the last finished epoch."""
+        return self.folder / "state.pt"
+
+    @property
+    def best(self) -> Path:
+        """Checkpoint of the best epoch."""
+        return self.folder / "best.safetensors"
+
+    @property
+    def last(self) -> Path:
+        """Checkpoint of the last epoch."""
+        return self.folder / "last.safetensors"
+
+
+def open_run(folder: Path, config: dict[str, Any], *, resume: bool) -> tuple[Run, dict[str, Any] | None]:
+    """The run in `folder` and its saved state, None for a new one.
+
+    Raises:
+        BadConfig: the folder holds a run and `resume` is not set, or it was made with another configuration, or
+            its state is damaged; nothing is overwritten.
+    """
+    run = Run(folder)
+    if not run.config.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(run.config, json.dumps(config, indent=2).encode())
+        return run, None
+    if not resume:
+        raise BadConfig(f"{folder} already holds a run: go on with --resume, or choose another folder with --out")
+    try:
+        earlier = dict(json.loads(run.config.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise BadConfig(f"{run.config} is damaged ({error}): delete the folder and train again") from None
+    with suppress(ValidationError):  # what an older Hashseek did not know yet had the value that is the default now
+        earlier = Config.model_validate(earlier).model_dump(mode="json")
+    # How a run is followed does not change what comes out.
+    changes = differences(earlier | {"tracking": None}, config | {"tracking": None})
+    if changes:
+        raise BadConfig(
+            f"the run in {folder} was made with another configuration ({'; '.join(changes)}): resume with the same "
+            "one, or choose another folder with --out"
+        )
+    return run, _load_state(run.state) if run.state.is_file() else None
+
+
+def save_state(run: Run, state: dict[str, Any]) -> None:
+    """Write the state atomically; a run killed at any moment finds the one before or this one."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    write_atomically(run.state, buffer.getvalue())
+
+
+def write_log(run: Run, records: list[dict[str, Any]]) -> None:
+    """Write the log with all epochs so far."""
+    write_atomically(run.log, "".join(json.dumps(record) + "\n" for record in records).encode())
+
+
+def read_log(run: Run) -> list[dict[str, Any]]:
+    """The epochs in the log."""
+    if not run.log.is_file():
+        return []
+    return [json.loads(line) for line in run.log.read_text(encoding="utf-8").splitlines()]
+
+
+def _load_state(path: Path) -> dict[str, Any]:
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # unpickling a torn file raises nearly anything
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise BadConfig(f"{path} is damaged ({reason}): delete the folder and train again") from None
+    return state
+
+
+def differences(earlier: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
+    """What changed from `earlier` to `now`, a sentence each; sections are walked through."""
+    found = []
+    for key in dict.fromkeys((*earlier, *now)):
+        old, new = earlier.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found += differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            found.append(f"{prefix}{key} was {old!r} and is {new!r}")
+    return found

@@ -1,0 +1,151 @@
+"""What a sweep may try: setting -> range, as it stands under [sweep.space] of a configuration.
+
+[sweep.space]
+"optimizer.lr" = {low = 1e-4, high = 1e-1, log = true}      # a number
+"train.rand_augment" = {low = 0, high = 4, step = 2}        # a whole number
+"loss.beta" = [0.5, 0.75, 1.0]                              # one of these
+"""
+
+import copy
+import difflib
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+
+from hashseek.retrieval.errors import BadConfig
+from hashseek.training.config import Config, parse_config, set_value
+from hashseek.training.losses import LOSSES, hyperparameters
+
+Space = Mapping[str, Any]
+"""Ranges and choices by setting, as they stand in the file."""
+Distributions = dict[str, BaseDistribution]
+
+KEYS = ("low", "high", "log", "step")
+# With these a trial would be measured by another yardstick than the one before it.
+MEASURES = ("train.val_fraction", "train.val_n", "train.val_database")
+SECTIONS = ("model", "loss", "partner", "projection", "memory", "optimizer", "train")
+
+
+def parse_space(space: Space) -> Distributions:
+    """Optuna's distributions of the ranges, by setting.
+
+    Raises:
+        BadConfig: no range, or one that is misspelt or empty.
+    """
+    found = {key: _distribution(key, value) for key, value in _flat(space)}
+    if not found:
+        raise BadConfig(
+            "the sweep has no range to search: give settings under [sweep.space], such as "
+            '"optimizer.lr" = {low = 1e-4, high = 1e-1, log = true}'
+        )
+    return found
+
+
+def check_space(content: Mapping[str, Any], space: Distributions, *, source: str) -> None:
+    """Check that both ends of every range, or every choice, make a configuration.
+
+    Raises:
+        BadConfig: a setting that does not exist, a value outside its limits, or one that decides how trials are scored.
+    """
+    for key, distribution in space.items():
+        section = key.partition(".")[0]
+        if section not in SECTIONS or "." not in key:
+            raise BadConfig(
+                f"the sweep's setting {key!r} is not written section.key with a section of {', '.join(SECTIONS)}"
+            )
+        if key in MEASURES:
+            raise BadConfig(f"the sweep's setting {key!r} decides how trials are scored: leave it out")
+        for value in _ends(distribution):
+            config = parse_config(with_values(content, {key: value}), source=f"{source}, sweep of {key}")
+            if section in ("loss", "partner"):
+                _check_hyperparameter(key, config, space)
+
+
+def with_values(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a configuration with `values` set, names first."""
+    changed = copy.deepcopy(dict(content))
+    for key in sorted(values, key=lambda key: not key.endswith(".name")):
+        set_value(changed, key, values[key])
+    return changed
+
+
+def _flat(space: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings whose dots TOML took for tables are put together again."""
+    for key, value in space.items():
+        if isinstance(value, Mapping) and value and not set(value) & set(KEYS) and _looks_nested(value):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _looks_nested(value: Mapping[str, Any]) -> bool:
+    return all(isinstance(inner, (Mapping, list)) for inner in value.values())
+
+
+def _distribution(key: str, value: Any) -> BaseDistribution:
+    if isinstance(value, list):
+        if len(value) < 2 or not all(isinstance(choice, (bool, int, float, str)) for choice in value):
+            raise BadConfig(
+                f"the choices of {key!r} are {value!r}: give at least two numbers, words, or true and false"
+            )
+        return CategoricalDistribution(value)
+    if not isinstance(value, Mapping):
+        raise BadConfig(f"the range of {key!r} is {value!r}: write {{low = ..., high = ...}}, or a list of choices")
+    for name in value:
+        if name not in KEYS:
+            close = difflib.get_close_matches(name, KEYS, n=1, cutoff=0.5)
+            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(KEYS)}"
+            raise BadConfig(f"the range of {key!r} has no {name!r}: {hint}")
+    missing = [name for name in ("low", "high") if name not in value]
+    if missing:
+        raise BadConfig(f"the range of {key!r} has no {missing[0]!r}: write {{low = ..., high = ...}}")
+    low, high, step = value["low"], value["high"], value.get("step")
+    log = value.get("log", False)
+    for name, number in (("low", low), ("high", high), ("step", step)):
+        is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
+        if number is not None and not (is_number and math.isfinite(number)):
+            raise BadConfig(f"the range of {key!r} has {name} = {number!r}, which is no number")
+    if not isinstance(log, bool):
+        raise BadConfig(f"the range of {key!r} has log = {log!r}: it is true or false")
+    if low >= high:
+        raise BadConfig(f"the range of {key!r} goes from {low} to {high}: high must be greater than low")
+    if log and low <= 0:
+        raise BadConfig(f"the range of {key!r} starts at {low}: on a logarithmic scale it must start above 0")
+    if step is not None and (log or step <= 0 or not math.isclose(round((high - low) / step), (high - low) / step)):
+        why = "has a logarithmic scale" if log else f"from {low} to {high} is no multiple of it"
+        raise BadConfig(f"the range of {key!r} has the step {step}, but it {why}")
+    if all(isinstance(number, int) for number in (low, high, 1 if step is None else step)):
+        return IntDistribution(low, high, log=log, step=step or 1)
+    return FloatDistribution(low, high, log=log, step=step)
+
+
+def _ends(distribution: BaseDistribution) -> tuple[Any, ...]:
+    if isinstance(distribution, CategoricalDistribution):
+        return distribution.choices
+    if isinstance(distribution, (FloatDistribution, IntDistribution)):
+        return distribution.low, distribution.high
+    raise TypeError(f"no range: {distribution}")
+
+
+def _check_hyperparameter(key: str, config: Config, space: Distributions) -> None:
+    """A loss's own settings are not in the configuration's schema: the loss knows them."""
+    section, name = key.split(".")[:2]
+    named = getattr(config, section)
+    if name in type(named).model_fields:
+        return
+    names = space.get(f"{section}.name")
+    for loss in names.choices if isinstance(names, CategoricalDistribution) else (named.name,):
+        if loss not in LOSSES:
+            raise BadConfig(f"there is no loss {loss!r}: `hashseek losses` lists them")
+        known = [*hyperparameters(str(loss)), "quantization", "nested"]
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}"
+            raise BadConfig(f"the sweep's setting {key!r}: the loss {loss!r} has no hyperparameter {name!r}: {hint}")
