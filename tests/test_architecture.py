@@ -59,15 +59,26 @@ def test_the_top_level_is_the_one_that_was_agreed():
     assert packages == {"retrieval", "training", "indexing", "api", "experiments"}
 
 
-@pytest.mark.parametrize(
-    "file", ["README.md", "CHANGELOG.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
-)
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+DOCUMENTS += sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of the headings of a Markdown file, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", text, re.M)
+    return {re.sub(r"[^\w -]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("file", DOCUMENTS)
 def test_documents_point_at_files_that_exist_and_commands_that_are_there(file):
     text = (ROOT / file).read_text()
-    for target in re.findall(r"\]\(([^)#:]+)\)", text):
-        assert (ROOT / file).parent.joinpath(target).exists(), target
+    for target in re.findall(r"\]\(([^):]+)\)", text):
+        path, _, anchor = target.partition("#")
+        found = (ROOT / file).parent / path if path else ROOT / file
+        assert found.exists(), target
+        assert not anchor or anchor in anchors(found.read_text()), target
     for command in re.findall(r"\bhashseek (\w+)", text):
-        if f"`hashseek {command}" in text or f"\nhashseek {command}" in text:
+        if f"`hashseek {command}" in text or f"\nhashseek {command}" in text or f"    hashseek {command}" in text:
             assert command in COMMANDS, command
     for target in re.findall(r"\bmake ([\w-]+)`", text):
         assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M), target

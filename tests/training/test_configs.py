@@ -136,7 +136,7 @@ def test_an_epoch_on_the_real_vectors_leaves_features_that_a_probe_can_read(name
 
 
 def test_the_page_of_configurations_lists_every_one():
-    page = (ROOT / "docs" / "configurations.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^\| \[`(\w+)`\]\(\.\./training/configs/(\w+)\.toml\)", page, re.M)
+    page = (ROOT / "docs" / "reference" / "shipped-configurations.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| \[`(\w+)`\]\(\.\./\.\./training/configs/(\w+)\.toml\)", page, re.M)
     assert sorted(name for name, _ in listed) == [file.stem for file in SHIPPED]
     assert all(name == file for name, file in listed)

@@ -1,4 +1,4 @@
-"""docs/training.md names every setting, with its default, and no setting that does not exist."""
+"""docs/reference/training-settings.md names every setting, with its default, and no setting that does not exist."""
 
 import re
 import typing
@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from hashseek.training.config import Config
 from support.paths import ROOT
 
-PAGE = (ROOT / "docs" / "training.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "training-settings.md").read_text()
 
 
 def sections() -> dict[str, type[BaseModel]]:

@@ -216,7 +216,7 @@ def test_list_names_every_data_set_with_its_options(run):
 
 
 def test_every_data_set_is_documented():
-    text = (ROOT / "docs" / "datasets.md").read_text()
+    text = (ROOT / "docs" / "reference" / "datasets.md").read_text()
     titles = {name for line in text.splitlines() if line.startswith("## ") for name in line[3:].split(", ")}
     assert set(DATASETS) <= titles
 
