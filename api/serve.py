@@ -37,7 +37,7 @@ def serve(
     """Serve a collection over HTTP, with a search page at / and the API at /docs.
 
     Settings that are not given are taken from the environment (HASHSEEK_HOST, HASHSEEK_PORT, HASHSEEK_READ_ONLY,
-    HASHSEEK_MAX_UPLOAD_BYTES, ...); docs/operations.md lists them all.
+    HASHSEEK_MAX_UPLOAD_BYTES, ...); docs/reference/http-api.md lists them all.
     """
     given: dict[str, Any] = {
         "collection": collection,

@@ -40,7 +40,7 @@ def pick_dtype(precision: str, device: torch.device) -> torch.dtype:
 def pick_inference_dtype(precision: str, device: torch.device) -> torch.dtype:
     """The type that a network encodes in: "fp32", "bf16", or "auto", the quicker of both on this device.
 
-    On a CPU that is bf16 with AMX and else float32, for every backbone that was measured (docs/engines.md). A table of
+    On a CPU that is bf16 with AMX and else float32, for every backbone measured (docs/benchmarks.md). A table of
     measurements and not a measurement at start-up, which would choose now this and now that on a busy machine: codes
     of one collection should come from one engine.
     """

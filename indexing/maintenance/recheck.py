@@ -13,7 +13,7 @@ from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadConfig, BadImage, ForeignCodes
 from hashseek.retrieval.images import Pixels, decode_for
 
-# Shares of bits that engines and precisions do not reach (docs/engines.md: 1.4 % and 7 of 48 between float32 and bf16):
+# Bit shares that engines and precisions do not reach (docs/benchmarks.md: 1.4 % and 7 of 48 between float32 and bf16):
 # of a sample of at least MIN_IMAGES, since a few may be the unlucky ones, and of the code of one image.
 MAX_SHARE, MAX_SHARE_OF_IMAGE, MIN_IMAGES = 0.05, 0.3, 10
 _BATCH = 256

@@ -3,7 +3,7 @@
     torch      PyTorch, on a CPU or a GPU
     openvino   OpenVINO, on a CPU; an optional package
 
-What they are good for, how fast they are and how far their codes agree is in docs/engines.md.
+What they are good for, how fast they are and how far their codes agree is in docs/benchmarks.md.
 """
 
 from collections.abc import Callable

@@ -125,6 +125,6 @@ def _known(name: str) -> Callable[[], tuple[nn.Module, int]]:
         hint = f"did you mean {' or '.join(close)}?" if close else "resnet50 and mobilenet_v2 are good first choices;"
         raise BadConfig(
             f"there is no backbone {name!r}: {hint} torchvision's classification networks, timm:NAME and mlp:WIDTHS "
-            "are listed in docs/backbones.md"
+            "are listed in docs/reference/backbones.md"
         )
     return BACKBONES[name]

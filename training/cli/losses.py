@@ -14,7 +14,7 @@ from hashseek.training.losses.hashing.quantization import QUANTIZERS
 
 def losses(
     name: Annotated[str | None, typer.Argument(help="Show this one in full.")] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="The tables of docs/losses.md.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The tables of docs/reference/losses.md.")] = False,
 ) -> None:
     """List the losses, or show one: source, formula, what it needs, hyperparameters with defaults and ranges."""
     if markdown:
@@ -73,7 +73,7 @@ def in_full(name: str, width: int) -> str:
 
 
 def as_markdown() -> str:
-    """The tables of docs/losses.md."""
+    """The tables of docs/reference/losses.md."""
     lines = []
     for kind in KINDS:
         lines += [

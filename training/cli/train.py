@@ -11,10 +11,10 @@ from hashseek.training.runs.progress import Progress
 
 def train(
     config: Annotated[
-        Path, typer.Argument(help="TOML file, or the name of one that Hashseek ships (docs/configurations.md).")
+        Path, typer.Argument(help="TOML file, or a shipped one: see docs/reference/shipped-configurations.md.")
     ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="Settings, such as model.n_bits=24 (docs/training.md lists them).")
+        list[str] | None, typer.Argument(help="Settings, such as model.n_bits=24: docs/reference/training-settings.md.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/NAME of the TOML file.")] = None,
     resume: Annotated[
