@@ -49,7 +49,7 @@ photographs: .venv/installed-test
 build/links: Makefile
 	rm -rf $@
 	mkdir -p $@/hashseek
-	ln -s $(addprefix $(CURDIR)/,api indexing retrieval training $(addprefix api/python/,__init__.py __main__.py py.typed)) $@/hashseek/
+	ln -s $(addprefix $(CURDIR)/,api indexing retrieval training $(wildcard api/python/*.py) api/python/py.typed) $@/hashseek/
 
 define install
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

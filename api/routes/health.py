@@ -14,13 +14,13 @@ router = APIRouter(tags=["service"])
 
 @router.get("/healthz/live")
 def live() -> Health:
-    """The process answers."""
+    """Whether the process answers."""
     return Health(status="live")
 
 
 @router.get("/healthz/ready")
 def ready(service: ServiceDep) -> Health:
-    """Collection and model are loaded; 503 until then, and 503 if they cannot be, with the reason."""
+    """Whether collection and model are loaded. 503 with the reason until then, or if loading failed."""
     try:
         service.searcher.collection.catalog.generation()
     except (NotLoaded, BadCollection) as error:
