@@ -11,7 +11,7 @@ import typer
 
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.label_files import Problem, read_listing
-from hashseek.training.data.datasets import DATASETS, Splits, build_splits
+from hashseek.training.data.datasets import DATASETS, Splits, build_splits, data_set
 from hashseek.training.data.datasets.folder import expand
 from hashseek.training.runs.progress import Progress
 
@@ -21,7 +21,8 @@ data = typer.Typer(no_args_is_help=True)
 @data.command("list")
 def list_data_sets() -> None:
     """Name every data set, with its options; those without a default must be given."""
-    for name, function in DATASETS.items():
+    for name in DATASETS:
+        function = data_set(name)
         typer.echo(f"{name}: {_purpose(function)}")
         for option, parameter in introspection.signature(function).parameters.items():
             empty = parameter.default is introspection.Parameter.empty
@@ -32,19 +33,14 @@ def list_data_sets() -> None:
 def inspect(
     name: Annotated[str, typer.Argument(help="A data set (`hashseek data list`), or a folder with labels.csv.")],
     options: Annotated[list[str] | None, typer.Argument(help="Its options, such as root=/data year=2017.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where a contact sheet (PNG) goes.")] = None,
-    columns: Annotated[int, typer.Option(help="Pictures in a row of the sheet.")] = 6,
-    rows: Annotated[int, typer.Option(help="Rows of the sheet for each split.")] = 2,
-    seed: Annotated[int, typer.Option(help="Of the pictures on the sheet.")] = 0,
     duplicates: Annotated[bool, typer.Option(help="Look for pictures that are there twice; reads every file.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what is in a data set: counts, labels, missing and duplicate files; and show pictures of it."""
-    from hashseek.training.data.contact_sheet import contact_sheet
+    """Show what is in a data set: counts, labels, missing and duplicate files."""
     from hashseek.training.data.inspection import as_text, inspect_splits
 
     name, chosen = _named(name, options or ())
-    if "on_error" in introspection.signature(DATASETS[name]).parameters:
+    if "on_error" in introspection.signature(data_set(name)).parameters:
         chosen = {"on_error": "skip", **chosen}  # to report what is wrong, not to refuse it
     splits = build_splits(name, **chosen)
     progress = Progress()
@@ -52,10 +48,6 @@ def inspect(
     with progress.task("comparing files", n_images if duplicates else 0) as advance:
         facts = {"name": name, "options": chosen, **inspect_splits(splits, duplicates=duplicates, advance=advance)}
     typer.echo(json.dumps(facts, indent=2) if as_json else as_text(facts))
-    if out is not None:
-        n_broken = contact_sheet(splits, out, columns=columns, rows=rows, seed=seed)
-        broken = f"; {n_broken} of its pictures cannot be decoded" if n_broken else ""
-        typer.echo(f"contact sheet written to {out}{broken}", err=True)
 
 
 @data.command("render")
@@ -64,7 +56,7 @@ def render(
     n_query: Annotated[int, typer.Option(help="Pictures in the query split.")] = 400,
     n_train: Annotated[int, typer.Option(help="Pictures in the train split.")] = 3000,
     n_database: Annotated[int, typer.Option(help="Pictures in the database split.")] = 3600,
-    size: Annotated[int, typer.Option(help="Pixels a side.")] = 160,
+    size: Annotated[int, typer.Option(help="Pixels a side.")] = 128,
     seed: Annotated[int, typer.Option(help="Another seed, other pictures.")] = 0,
 ) -> None:
     """Render the built-in data set `shapes` into a folder."""
