@@ -24,12 +24,6 @@ from hashseek.retrieval.models import mlp, timm_backbones
 # network (transform_input); our preprocessing says so directly.
 _HALF = ("googlenet", "inception_v3")
 
-# Figures and checkpoints were recorded with these at 7/8 of the shorter side, before each weight set's own was read.
-_SEVEN_EIGHTHS = frozenset(
-    ("alexnet", "googlenet", "inception_v3", "resnet18", "resnet50", "resnet101", "mobilenet_v2", "squeezenet1_1")
-)
-
-
 class Removed(nn.Identity):
     """Stands where the classifier was; parameters under its name are left out when weights are loaded."""
 
@@ -107,14 +101,13 @@ def default_preprocessing(name: str, *, weights: str = "default") -> Preprocessi
 
 def _torchvision_preprocessing(name: str, weights: str) -> Preprocessing:
     sets = models.get_model_weights(name)
-    named = weights in sets.__members__
-    transforms = (sets[weights] if named else sets.DEFAULT).transforms()
+    transforms = (sets[weights] if weights in sets.__members__ else sets.DEFAULT).transforms()
     size = int(transforms.crop_size[0])
     return Preprocessing(
         size=size,
         mean=(0.5, 0.5, 0.5) if name in _HALF else tuple(transforms.mean),
         std=(0.5, 0.5, 0.5) if name in _HALF else tuple(transforms.std),
-        crop_fraction=0.875 if name in _SEVEN_EIGHTHS and not named else min(1.0, size / transforms.resize_size[0]),
+        crop_fraction=min(1.0, size / transforms.resize_size[0]),
         interpolation="bicubic" if transforms.interpolation.value == "bicubic" else "bilinear",
     )
 

@@ -9,7 +9,8 @@ mlp:1024    the same with 1024 hidden units
 from torch import nn
 
 from hashseek.retrieval.errors import BadConfig
-from hashseek.retrieval.models.mlp import MAX_WIDTH, BatchNorm
+from hashseek.retrieval.models import MAX_WIDTH
+from hashseek.retrieval.models.mlp import BatchNorm
 
 
 def build_head(name: str, *, n_features: int, n_bits: int) -> nn.Module:

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.models import MAX_WIDTH
 
 PREFIXES = ("mlp:", "mlp_bn:")
-MAX_WIDTH = 100_000
 
 
 class BatchNorm(nn.BatchNorm1d):

@@ -270,7 +270,8 @@ def split_table(
                 f"{len(missing):,} of the {len(used):,} images that {source} lists are not in {root}, {example}: "
                 f"{remedy}, or leave them out with on_error = skip"
             )
-        problems += [Problem(source, f"the file {table.files[row]} does not exist") for row in missing.tolist()]
+        for row in missing.tolist():
+            problems.append(Problem(source, f"the file {table.files[row]} does not exist", missing=True))
         gone = np.zeros(len(table.files), bool)
         gone[missing] = True
         rows = {split: rows[split][~gone[rows[split]]] for split in NAMES}

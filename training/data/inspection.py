@@ -33,7 +33,7 @@ def inspect_splits(
     counts = {split: getattr(splits, split).labels.sum(axis=0, dtype=np.int64) for split in NAMES}
     overall = everything.labels.sum(axis=0, dtype=np.int64)
     per_image = Counter(everything.labels.sum(axis=1, dtype=np.int64).tolist())
-    missing = [problem for problem in splits.problems if problem.reason.endswith("does not exist")]
+    missing = [problem for problem in splits.problems if problem.missing]
     return {
         "splits": splits.fingerprint,
         "images": {**{split: len(getattr(splits, split)) for split in NAMES}, "distinct": len(everything)},
