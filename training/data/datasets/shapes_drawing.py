@@ -73,7 +73,8 @@ def draw_scene(scene: Scene, rng: np.random.Generator, size: int) -> Image.Image
 def _star_points(radii: tuple[float, ...], count: int) -> Array:
     """A polygon with `count` corners whose distances from the centre take turns; (count, 2)."""
     angles = np.arange(count) * (2 * np.pi / count) - np.pi / 2
-    return (np.resize(radii, count) * np.stack((np.cos(angles), np.sin(angles)))).T.astype(np.float32)
+    points: Array = (np.resize(radii, count) * np.stack((np.cos(angles), np.sin(angles)))).T.astype(np.float32)
+    return points
 
 
 def _heart_points() -> Array:
