@@ -149,7 +149,7 @@ def test_missing_files_are_reported_and_not_refused(run, worked):
     code, out, _ = run("inspect", worked)
     assert code == 0
     assert "missing files: 1\n  labels.csv line 10: the file 8.jpg does not exist" in out
-    assert "2 pictures in 4 files; 1 of the pictures in the query split and in another" in out
+    assert "2 images in 4 files; 1 of them" in out
     code, _, err = run("inspect", worked, "on_error=stop")
     assert code == 2
     assert "labels.csv has 1 problem" in err
