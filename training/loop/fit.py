@@ -155,9 +155,9 @@ def _prepare(fabric: Fabric, config: Config, out: Path, resume: bool, shown: Pro
     network, objective, keys = build_network(config, model, n_classes=len(splits.label_names))
     if config.train.chunk_size is not None:
         _check_chunks(config, network)
+    train, images = _training_images(config, model, splits, preprocessing, fabric.device, shown)
     with fabric.rank_zero_first():
         run, saved = open_run(out, config.model_dump(mode="json"), resume=resume or not fabric.is_global_zero)
-    train, images = _training_images(config, model, splits, preprocessing, fabric.device, shown)
     fit_rows, val_rows = validation_part(len(train), config)
     if train.vectors is not None:
         _standardize(model, torch.from_numpy(train.vectors[fit_rows]))

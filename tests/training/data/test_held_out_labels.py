@@ -213,11 +213,9 @@ def test_what_cannot_be_held_out_is_one_sentence(whole):
 
 def test_the_setting_is_checked_and_leaves_other_configurations_as_they_were(pictures):
     for bad in ("red", 0, 1.5, [], [1, 2]):
-        with pytest.raises(
-            BadConfig, match="data.held_out' is .*: it is a list of label names, or a share of the labels"
-        ):
+        with pytest.raises(BadConfig, match="data.held_out"):
             config(pictures, bad)
-    with pytest.raises(BadConfig, match="data.held_out_seed draws labels to hold out, but data.held_out is not set"):
+    with pytest.raises(BadConfig, match="data.held_out_seed"):
         load_config(Path("shapes_resnet18_hyp2_48"), ["data.held_out_seed=3"])
     made = load_config(Path("shapes_resnet18_hyp2_48"), ["data.held_out=0.25", "data.held_out_seed=3"]).data
     assert (made.held_out, made.held_out_seed) == (0.25, 3)
