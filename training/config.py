@@ -67,9 +67,9 @@ def without_held_out(section: dict[str, Any]) -> dict[str, Any]:
 
 
 class LossSection(NamedSection):
-    """The loss, HyP2 unless named otherwise, and what it reads."""
+    """The loss, and what it reads."""
 
-    name: str = "hyp2"
+    name: str = "tie_aware"
     on: Literal["outputs", "features", "projection"] = "outputs"
 
 
