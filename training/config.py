@@ -77,7 +77,7 @@ class LossSection(NamedSection):
     """The loss; its other keys are the loss's hyperparameters."""
 
     name: str = Field(
-        default="hyp2", description='a loss, or `"my_module:Class"`; its hyperparameters are further keys'
+        default="tie_aware", description='a loss, or `"my_module:Class"`; its hyperparameters are further keys'
     )
     on: Literal["outputs", "features", "projection"] = Field(
         default="outputs", description="what the loss reads: `outputs` (K), `features` (D) or `projection`"

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hashseek.retrieval.errors import BadCodes, BadConfig
-from hashseek.training.losses.common import check_batch
+from hashseek.training.losses.batches import check_batch
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.config import Config
 from hashseek.training.loop.parallel import gather
-from hashseek.training.losses import CLASSIFICATION, RAW_MEMORY, build_loss
-from hashseek.training.losses.catalogue import facts
-from hashseek.training.losses.memory import KeyQueue, Memory, update_key_encoder
+from hashseek.training.losses import LOSSES, build_loss, loss_class
+from hashseek.training.losses.batches import Memory
+from hashseek.training.losses.memory import KeyQueue, update_key_encoder
 
 Heads = dict[str, Tensor]
 """What the losses read, by name: outputs (B, K), features (B, D), projection (B, P), logits (B, C)."""
@@ -153,11 +153,11 @@ def build_network(config: Config, model: HashModel, *, n_classes: int) -> tuple[
     """
     on = config.loss.on
     partner = config.partner
-    classifies = config.loss.name in CLASSIFICATION
-    if partner is not None and partner.name not in CLASSIFICATION:
+    classifies = loss_class(config.loss.name).reads_logits == "instead"
+    if partner is not None and loss_class(partner.name).reads_logits != "instead":
+        known = [name for name in LOSSES if loss_class(name).reads_logits == "instead"]
         raise BadConfig(
-            f"partner.name is {partner.name!r}, but beside a loss stands a classification loss: one of "
-            f"{', '.join(CLASSIFICATION)}"
+            f"partner.name is {partner.name!r}, but a partner must be a classification loss: one of {', '.join(known)}"
         )
     if partner is not None and classifies:
         raise BadConfig(
@@ -207,7 +207,7 @@ def _build_keys(config: Config, network: Network, *, width: int, n_classes: int)
     settings = config.memory
     if settings is None:
         return None
-    if not facts(config.loss.name).memory:
+    if loss_class(config.loss.name).memory_kind == "none":
         raise BadConfig(f"the loss {config.loss.name!r} contrasts with no memory: leave the section [memory] out")
     # Without a key encoder every view is a key; with one, two views are an anchor and its key.
     n_keys = config.train.batch_size * (1 if settings.momentum else config.train.views)
@@ -221,6 +221,6 @@ def _build_keys(config: Config, network: Network, *, width: int, n_classes: int)
         n_bits=width,
         size=settings.size,
         until_full=settings.until_full,
-        normalized=config.loss.name not in RAW_MEMORY,
+        normalized=loss_class(config.loss.name).memory_kind == "normalized",
     )
     return Keys(network, queue, on=config.loss.on, momentum=settings.momentum)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hashseek.training.loop.network import Heads, Keys, Network, Objective
 from hashseek.training.loop.parallel import gather, sum_gradients
-from hashseek.training.losses.memory import Memory
+from hashseek.training.losses.batches import Memory
 
 Autocast = Callable[[], AbstractContextManager[None]]
 

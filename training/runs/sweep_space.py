@@ -21,7 +21,7 @@ from optuna.distributions import (
 
 from hashseek.retrieval.errors import BadConfig
 from hashseek.training.config import Config, parse_config, set_value
-from hashseek.training.losses import LOSSES, hyperparameters
+from hashseek.training.losses import loss_class
 
 Space = Mapping[str, Any]
 """Ranges and choices by setting, as they stand in the file."""
@@ -142,9 +142,7 @@ def _check_hyperparameter(key: str, config: Config, space: Distributions) -> Non
         return
     names = space.get(f"{section}.name")
     for loss in names.choices if isinstance(names, CategoricalDistribution) else (named.name,):
-        if loss not in LOSSES:
-            raise BadConfig(f"there is no loss {loss!r}: `hashseek losses` lists them")
-        known = [*hyperparameters(str(loss)), "quantization", "nested"]
+        known = [*loss_class(str(loss)).hyperparameters(), "quantization", "nested"]
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}"
