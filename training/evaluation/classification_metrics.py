@@ -70,7 +70,7 @@ def class_and_overall(predicted: NDArray[Any], labels: NDArray[Any]) -> dict[str
         predicted: 0/1 (n, C).
         labels: 0/1 (n, C).
     """
-    found = {}
+    found: dict[str, float] = {}
     for letter, average in (("C", "macro"), ("O", "micro")):
         precision, recall = (
             float(metric(labels, predicted, average=average, zero_division=0))

@@ -160,25 +160,6 @@ def test_a_model_of_vectors_is_evaluated_on_vectors_and_on_nothing_else(world, t
             evaluate(path, splits, options)
 
 
-def test_a_random_baseline_is_seeded(tmp_path):
-    checkpoint = save_vector_model(tmp_path / "vectors", 8)
-    first, second, other = (
-        evaluate(
-            checkpoint,
-            VECTOR_SPLITS,
-            EvaluationOptions("v", ns=(10,), seed=seed),
-            baseline="random-directions",
-            n_points=0,
-        ).report
-        for seed in (1, 1, 2)
-    )
-    assert first.baseline == second.baseline
-    assert first.baseline != first.scores
-    assert other.baseline != first.baseline
-    with pytest.raises(BadConfig):  # the checkpoint has no training configuration
-        evaluate(checkpoint, VECTOR_SPLITS, EvaluationOptions("v"), baseline="untrained")
-
-
 def test_the_calibration_of_a_report_is_stored_in_a_collection_of_its_checkpoint(world, indexed, tmp_path, capsys):
     open_or_create(tmp_path / "collection", checkpoint=world[1]).close()
     arguments = ("evaluate", world[1], "-n", "5", "--points", "0", "--device", "cpu")

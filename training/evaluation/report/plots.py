@@ -31,7 +31,9 @@ class Plot:
 
 PLOTS = {
     "precision_curve": Plot(
-        "curves", "Top-N precision", "Mean precision among the first N images; band: worst to best order of ties."
+        "curves",
+        "Top-N precision",
+        "Mean precision among the first N images; a band shows the range over all orders of ties.",
     ),
     "precision_recall": Plot(
         "curves",
