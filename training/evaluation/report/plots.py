@@ -1,75 +1,72 @@
-"""The figures of a report, drawn by matplotlib without its global state.
+"""The plots of a report."""
 
-Colours are those of the light page; `as_svg` turns each into a CSS variable with that colour as fallback, so that one
-SVG follows the page's dark mode and still stands alone.
-"""
-
-import io
-import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hashseek.retrieval.metrics import Calibration
-from hashseek.training.evaluation.report.schema import Distances, Model, Report, Value
+from hashseek.training.evaluation.report.projection import Points
+from hashseek.training.evaluation.report.schema import ComparedModel, Distances, EvaluationReport
+from hashseek.training.plotting import FAINT, OTHER, SERIES, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INK, FAINT, LINE = "#16191b", "#5a6268", "#d9dcde"
-# Told apart by people who confuse red and green (after Okabe and Ito), each at least 3:1 on white.
-SERIES = ("#0b6a82", "#c2410c", "#7c3aed", "#15803d", "#b7791f", "#be185d", "#1d4ed8", "#334155")
-OTHER = "#9aa1a6"
-VARIABLES = {
-    INK: "text",
-    FAINT: "muted",
-    LINE: "line",
-    OTHER: "other",
-    **{colour: f"s{i}" for i, colour in enumerate(SERIES, 1)},
+_SIZE = (5.0, 3.4)  # inches, 72 units of the SVG each: text stays readable on a phone
+_SHORT = 30  # characters of a legend entry of which two fit side by side
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Where the page shows a plot, and what it says about it."""
+
+    section: str
+    title: str
+    caption: str
+
+
+PLOTS = {
+    "precision_curve": Plot(
+        "curves",
+        "Top-N precision",
+        "Mean precision among the first N images; a band shows the range over all orders of ties.",
+    ),
+    "precision_recall": Plot(
+        "curves",
+        "Precision and recall",
+        "Over rank, and over the radius of a hash lookup (queries that find nothing are left out).",
+    ),
+    "distances": Plot(
+        "curves", "Hamming distances", "Of pairs that share a label and of pairs that share none; dashed: the means."
+    ),
+    "calibration": Plot(
+        "curves",
+        "Precision by distance",
+        "How likely an image at a distance is relevant, and the expected precision within a radius.",
+    ),
+    "lengths": Plot(
+        "models",
+        "mAP by code length",
+        "One point per checkpoint, on the same queries and database; band: worst to best order of ties.",
+    ),
+    "tsne_codes": Plot(
+        "map",
+        "t-SNE of the codes",
+        "Database images by Hamming distance. An image with several of these labels has the colour of the rarest.",
+    ),
+    "tsne_outputs": Plot(
+        "map", "t-SNE of the outputs", "The same images by the angle between the model's real outputs."
+    ),
 }
-_SIZE = (5.0, 3.4)  # inches, of which one is 72 units of the SVG: text stays readable on a phone
-_SHORT = 30  # characters of a legend's entry of which two fit beside each other
-_STYLE: Any = {
-    "font.size": 10,
-    "font.family": "sans-serif",
-    "text.parse_math": False,
-    "text.color": INK,
-    "axes.edgecolor": LINE,
-    "axes.labelcolor": INK,
-    "axes.facecolor": "none",
-    "axes.grid": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "grid.color": LINE,
-    "grid.linewidth": 0.6,
-    "xtick.color": FAINT,
-    "ytick.color": FAINT,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-    "lines.linewidth": 1.8,
-    "figure.facecolor": "none",
-    "savefig.facecolor": "none",
-    "svg.fonttype": "none",
-}
 
 
-def draw_all(
-    report: Report, points: Mapping[str, tuple[NDArray[np.float64], NDArray[np.int64], Sequence[str]]]
-) -> dict[str, "Figure"]:
-    """The figures by name.
-
-    Args:
-        report: what to draw.
-        points: title -> (places (n, 2), group (n,) or -1, names of the groups), from `project`.
-    """
-    from matplotlib import rc_context
-
-    with rc_context(_STYLE):
+def draw_all(report: EvaluationReport, points: Points) -> dict[str, "Figure"]:
+    """The plots by name; `points` are from `project`."""
+    with style():
         figures = {"precision_curve": _precision_curve(report), "precision_recall": _precision_recall(report)}
         if report.distances is not None:
             figures["distances"] = _distances(report, report.distances)
@@ -82,33 +79,6 @@ def draw_all(
     return figures
 
 
-def as_svg(figure: "Figure", name: str) -> str:
-    """SVG text without a document head; ids carry `name`, so that several can stand in one page."""
-    from matplotlib import rc_context
-
-    buffer = io.StringIO()
-    with rc_context(_STYLE | {"svg.hashsalt": name}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    for colour, variable in VARIABLES.items():
-        text = text.replace(colour, f"var(--{variable}, {colour})")
-    text = re.sub(r"font(-family)?: ([\d.]+px )?[^;\"]*sans-serif[^;\"]*", r"font: \2 system-ui, sans-serif", text)
-    # As large as what it stands in; the view box keeps the proportions.
-    head, end, rest = text.partition(">")
-    return re.sub(r' (width|height)="[\d.]+pt"', "", head) + end + rest
-
-
-def as_png(figure: "Figure") -> bytes:
-    """PNG on white, 200 dots an inch."""
-    from matplotlib import rc_context
-
-    buffer = io.BytesIO()
-    with rc_context(_STYLE):
-        figure.savefig(buffer, format="png", dpi=200, facecolor="white", metadata={"Software": None})
-    return buffer.getvalue()
-
-
 def _new() -> tuple["Figure", "Axes"]:
     from matplotlib.figure import Figure
 
@@ -117,13 +87,13 @@ def _new() -> tuple["Figure", "Axes"]:
 
 
 def _legend(figure: "Figure") -> None:
-    """Above the axes, where it hides nothing."""
+    """A legend above the axes, where it hides nothing."""
     labels = figure.axes[0].get_legend_handles_labels()[1]
     columns = 2 if max(len(label) for label in labels) <= _SHORT else 1
     figure.legend(loc="outside upper left", ncols=columns, handlelength=1.6, columnspacing=1.2)
 
 
-def _precision_curve(report: Report) -> "Figure":
+def _precision_curve(report: EvaluationReport) -> "Figure":
     figure, axes = _new()
     curves = report.curves
     largest = max(score.n for score in report.scores)
@@ -147,13 +117,13 @@ def _precision_curve(report: Report) -> "Figure":
     return figure
 
 
-def _random_order(report: Report, axes: "Axes") -> None:
+def _random_order(report: EvaluationReport, axes: "Axes") -> None:
     chance = report.data.get("chance_(share_of_relevant_pairs)")
     if isinstance(chance, float):
-        axes.axhline(chance, color=FAINT, linewidth=1, linestyle=(0, (1, 2)), label="a random order")
+        axes.axhline(chance, color=FAINT, linewidth=1, linestyle=(0, (1, 2)), label="random order")
 
 
-def _precision_recall(report: Report) -> "Figure":
+def _precision_recall(report: EvaluationReport) -> "Figure":
     figure, axes = _new()
     curves = report.curves
     axes.plot(curves.recall, curves.precision, color=SERIES[0], label="over rank")
@@ -173,7 +143,7 @@ def _precision_recall(report: Report) -> "Figure":
     return figure
 
 
-def _distances(report: Report, found: Distances) -> "Figure":
+def _distances(report: EvaluationReport, found: Distances) -> "Figure":
     figure, axes = _new()
     radius = np.arange(report.n_bits + 1)
     for counts, mean, colour, name in (
@@ -192,7 +162,7 @@ def _distances(report: Report, found: Distances) -> "Figure":
     return figure
 
 
-def _calibration(report: Report, found: Distances, made: Calibration) -> "Figure":
+def _calibration(report: EvaluationReport, found: Distances, made: Calibration) -> "Figure":
     figure, axes = _new()
     radius = np.arange(report.n_bits + 1)
     counts = np.asarray(found.relevant), np.asarray(made.pairs)
@@ -209,16 +179,21 @@ def _calibration(report: Report, found: Distances, made: Calibration) -> "Figure
     return figure
 
 
-def _lengths(report: Report) -> "Figure":
-    """A line for each method through the means of its models at each length, and a point for each model."""
+def _lengths(report: EvaluationReport) -> "Figure":
+    """A point for each model, and a line for each method through its means at each length."""
     figure, axes = _new()
-    methods: dict[str, list[Model]] = {}
+    methods: dict[str, list[ComparedModel]] = {}
     for model in report.models:
         methods.setdefault(model.method, []).append(model)
     for place, (method, models) in enumerate(methods.items()):
         colour, dashes = SERIES[place % len(SERIES)], "-" if place < len(SERIES) else (0, (4, 2))
         bits = sorted({model.n_bits for model in models})
-        at = {n_bits: [main_figure(report, model) for model in models if model.n_bits == n_bits] for n_bits in bits}
+        at = {
+            n_bits: [
+                report.at_main_n(model.scores).mean_average_precision for model in models if model.n_bits == n_bits
+            ]
+            for n_bits in bits
+        }
         worst = [min(value.worst for value in at[n_bits]) for n_bits in bits]
         best = [max(value.best for value in at[n_bits]) for n_bits in bits]
         if len(bits) > 1:
@@ -238,11 +213,6 @@ def _lengths(report: Report) -> "Figure":
     return figure
 
 
-def main_figure(report: Report, model: Model) -> Value:
-    """mAP of one of the report's models at the N of the headline."""
-    return next(score for score in model.scores if score.n == report.main_n).mean_average_precision
-
-
 def _scatter(places: NDArray[np.float64], group: NDArray[np.int64], names: Sequence[str]) -> "Figure":
     from matplotlib.figure import Figure
 
@@ -251,7 +221,7 @@ def _scatter(places: NDArray[np.float64], group: NDArray[np.int64], names: Seque
     for number in (-1, *range(len(names))):
         chosen = group == number
         if chosen.any():
-            colour, name = (OTHER, "none of these") if number < 0 else (SERIES[number], names[number])
+            colour, name = (OTHER, "other labels") if number < 0 else (SERIES[number], names[number])
             axes.scatter(places[chosen, 0], places[chosen, 1], s=7, color=colour, linewidth=0, alpha=0.75, label=name)
     axes.set(xticks=[], yticks=[])
     axes.set_aspect("equal", adjustable="datalim")

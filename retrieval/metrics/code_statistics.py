@@ -1,4 +1,4 @@
-"""Figures of the codes themselves: how far apart classes lie, and how well the bits are used."""
+"""Statistics of the codes themselves: how far apart classes lie, and how well the bits are used."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from hashseek.retrieval.codes import Codes, check_codes, unpack
 from hashseek.retrieval.errors import BadCodes
-from hashseek.retrieval.metrics.counting import Floats, Histograms
+from hashseek.retrieval.metrics.counting import Histograms
 
 # Codes that are unpacked at a time.
 _ROWS = 2**16
@@ -15,26 +15,20 @@ _ROWS = 2**16
 
 @dataclass(frozen=True)
 class ClassDistances:
-    """Mean Hamming distance in bits of pairs that share a label (`intra`) and of pairs that share none (`inter`).
+    """Mean Hamming distance in bits of pairs that share a label (`intra`) and of all other pairs (`inter`).
 
-    NaN where there is no such pair. Divided by `n_bits` they compare across code lengths.
+    NaN where there is no such pair.
     """
 
     intra: float
     inter: float
-    n_bits: int
-
-    @property
-    def ratio(self) -> float:
-        """intra / inter: the smaller the better."""
-        return self.intra / self.inter if self.inter else float("nan")
 
 
 def class_distances(found: Histograms) -> ClassDistances:
-    """d_intra and d_inter over all (query, item) pairs, each pair counting once.
+    """d_intra and d_inter over all (query, item) pairs; each pair counts once.
 
-    HyP2 (Xu et al., MM 2022) reports d_intra and d_inter in its Table 6. Its code computes neither and no formula is at
-    hand, so this is our reading: relevant pairs are within a class, all others between classes.
+    HyP2 (Xu et al., MM 2022) reports d_intra and d_inter in its Table 6, but gives no formula and its code computes
+    neither. This is our reading: relevant pairs are within a class, all others are between classes.
     """
     distances = np.arange(found.n_bits + 1)
     relevant = found.relevant.sum(axis=0)
@@ -42,7 +36,7 @@ def class_distances(found: Histograms) -> ClassDistances:
     intra, inter = (
         float(counts @ distances / counts.sum()) if counts.sum() else float("nan") for counts in (relevant, irrelevant)
     )
-    return ClassDistances(intra, inter, found.n_bits)
+    return ClassDistances(intra, inter)
 
 
 @dataclass(frozen=True)
@@ -50,14 +44,13 @@ class BitStatistics:
     """How the bits of n codes are used.
 
     `balance` (K,): the share of ones of each bit; 0.5 is best. `n_constant`: bits that never change.
-    `mean_correlation`, `max_correlation`: of the absolute Pearson correlation of pairs of bits that do change (0 if
-    there is no such pair). `n_distinct`: different codes; `most_common`: how often the most frequent one occurs.
-    `quantisation_error`: mean of (|u| - 1)**2 over all outputs u, what DHN and HashNet penalise; `quantisation_angle`:
+    `mean_correlation`, `max_correlation`: absolute Pearson correlation of pairs of bits that do change (0 if there is
+    no such pair). `n_distinct`: number of different codes; `most_common`: how often the most frequent code occurs.
+    `quantisation_error`: mean of (|u| - 1)**2 over all outputs u, which DHN and HashNet penalise; `quantisation_angle`:
     1 - mean cosine between outputs and their signs, which does not depend on the outputs' scale. None without outputs.
     """
 
-    n_codes: int
-    balance: Floats
+    balance: tuple[float, ...]
     n_constant: int
     mean_correlation: float
     max_correlation: float
@@ -68,21 +61,21 @@ class BitStatistics:
 
 
 def bit_statistics(codes: Codes, *, n_bits: int, outputs: NDArray[np.floating] | None = None) -> BitStatistics:
-    """Statistics of packed codes (n, code_size) and, if given, of the real outputs (n, K) that they are the signs of.
+    """Statistics of packed codes (n, code_size) and, if given, of the real outputs (n, K) whose signs they are.
 
     Raises:
-        BadCodes: no codes, or outputs of another shape.
+        BadCodes: no codes, or outputs of the wrong shape.
     """
     check_codes(codes, n_bits)
     if not len(codes):
-        raise BadCodes("there are no codes to take statistics of")
+        raise BadCodes("bit statistics need at least one code")
     if outputs is not None and outputs.shape != (len(codes), n_bits):
         raise BadCodes(
-            f"outputs of {len(codes)} codes of {n_bits} bits must be {(len(codes), n_bits)}, not {outputs.shape}"
+            f"{len(codes)} codes of {n_bits} bits need outputs of shape {(len(codes), n_bits)}, not {outputs.shape}"
         )
     ones, both = np.zeros(n_bits), np.zeros((n_bits, n_bits))
     for start in range(0, len(codes), _ROWS):
-        bits = unpack(codes[start : start + _ROWS], n_bits).astype(np.float32)  # float32 counts exactly to 2**24
+        bits = unpack(codes[start : start + _ROWS], n_bits).astype(np.float32)  # float32 counts exactly up to 2**24
         ones += bits.sum(axis=0, dtype=np.float64)
         both += bits.T @ bits
     balance = ones / len(codes)
@@ -99,8 +92,7 @@ def bit_statistics(codes: Codes, *, n_bits: int, outputs: NDArray[np.floating] |
         length = np.linalg.norm(outputs, axis=1) * np.sqrt(n_bits)
         angle = 1 - float(np.mean(size.sum(axis=1) / np.where(length > 0, length, 1), dtype=np.float64))
     return BitStatistics(
-        n_codes=len(codes),
-        balance=balance,
+        balance=tuple(balance.tolist()),
         n_constant=int((~varies).sum()),
         mean_correlation=float(pairs.mean()) if len(pairs) else 0.0,
         max_correlation=min(1.0, float(pairs.max())) if len(pairs) else 0.0,
