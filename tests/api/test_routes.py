@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 from test_images import BAD, GOOD
 
-import hashseek.indexing.collection
+import hashseek.indexing.index.collection_index
 from hashseek.api import service
 from hashseek.api.app import create_app
 from hashseek.api.service import Service, parse_labels
@@ -479,7 +479,7 @@ def test_stopping_writes_the_index_and_what_was_added_is_there_again(own_collect
 
 def test_nobody_waits_while_the_index_takes_in_what_changed(own_collection, monkeypatch):
     began, go_on = threading.Event(), threading.Event()
-    merge = hashseek.indexing.collection.merge
+    merge = hashseek.indexing.index.collection_index.merge
 
     def slow(*arguments):
         began.set()
@@ -489,7 +489,7 @@ def test_nobody_waits_while_the_index_takes_in_what_changed(own_collection, monk
     monkeypatch.setattr(service, "MERGE_SECONDS", 0.01)
     monkeypatch.setattr(segments, "FRESH_LIMIT", 0)
     with serving(own_collection) as client:
-        monkeypatch.setattr(hashseek.indexing.collection, "merge", slow)
+        monkeypatch.setattr(hashseek.indexing.index.collection_index, "merge", slow)
         ids = [add(client, png(600 + number)).json()["id"] for number in range(2)]
         assert began.wait(5)
         assert search(client, png(601)).json()["hits"][0]["id"] == ids[1]
@@ -538,9 +538,9 @@ def test_a_service_that_ends_while_its_index_is_built_anew_does_not_wait_for_it(
     monkeypatch.setattr(segments, "FRESH_LIMIT", 0)
     threads = set(threading.enumerate())
     with serving(own_collection) as client:
-        merge = hashseek.indexing.collection.merge
+        merge = hashseek.indexing.index.collection_index.merge
         monkeypatch.setattr(
-            hashseek.indexing.collection, "merge", lambda *of: (began.set(), go_on.wait(20), merge(*of))[-1]
+            hashseek.indexing.index.collection_index, "merge", lambda *of: (began.set(), go_on.wait(20), merge(*of))[-1]
         )
         assert add(client, png(600)).status_code == 201
         assert began.wait(5)
@@ -557,7 +557,7 @@ def test_segments_that_cannot_be_merged_are_said_and_tried_again(own_collection,
     monkeypatch.setattr(segments, "FRESH_LIMIT", 0)
     with serving(own_collection) as client:
         with monkeypatch.context() as patch:
-            patch.setattr(hashseek.indexing.collection, "merge", raise_memory_error)
+            patch.setattr(hashseek.indexing.index.collection_index, "merge", raise_memory_error)
             image_id = add(client, png(600)).json()["id"]
             wait_until(lambda: "could not be merged: no room" in caplog.text)
             assert search(client, png(600)).json()["hits"][0]["id"] == image_id
@@ -680,11 +680,11 @@ def switch_to(folder, checkpoint):
     collection = Collection(folder)
     encoder = Encoder(load_checkpoint(checkpoint), device="cpu")
     shutil.copy(checkpoint, folder / "new.safetensors")
-    space = collection.catalog.begin_space(encoder.fingerprint, encoder.header.n_bits, "new.safetensors")
-    for image in collection.catalog.missing_in(space.id, 0, 1000):
+    space = collection.catalog.spaces.begin(encoder.fingerprint, encoder.header.n_bits, "new.safetensors")
+    for image in collection.catalog.spaces.missing(space.id, after=0, limit=1000):
         picture = decode_for(collection.file_of(image).read_bytes(), encoder.preprocessing)[0]
-        collection.catalog.add_codes(space.id, [(image.id, encoder.encode([picture.image])[0], encoder.engine)])
-    collection.catalog.switch_space(space.id)
+        collection.catalog.spaces.add_codes(space.id, [(image.id, encoder.encode([picture.image])[0], encoder.engine)])
+    collection.catalog.spaces.switch(space.id)
     collection.close()
     return encoder.fingerprint
 
