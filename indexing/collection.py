@@ -93,17 +93,7 @@ class Collection:
         """
         keyed = self.catalog.lookup.ids_by_key([image.key for image in images if image.key is not None])
         before = [image for image in self.catalog.get(list(keyed.values())) if image is not None]
-        placed = self._with_kept_paths(images, before)
-        outcome = self.catalog.add(placed)
-        # Another process may just have replaced and deleted a kept file. Of several images with a key the last counts.
-        moved = {put.key: (given, put) for given, put in zip(images, placed, strict=True) if put.key is not None}
-        lost = [
-            given
-            for given, put in moved.values()
-            if given.path != put.path and not is_there(str(self.folder / put.path)) and is_there(given.path)
-        ]
-        if lost:
-            self.catalog.add(lost)
+        outcome = self.catalog.add(self._with_kept_paths(images, before))
         paths = {image.path for image in before if self.owns(image)}
         if replaced is None:
             self.drop_files(paths)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hashseek.indexing.catalog import Catalog, Changes, Finding, FindingKind
+from hashseek.indexing.catalog import Catalog, Finding, FindingKind
 from hashseek.indexing.index.hamming_index import APPROXIMATE, HammingIndex, check_kind
 from hashseek.indexing.index.index_files import IndexFiles, IndexVersion
 from hashseek.indexing.index.segments import Segment, View, empty, joined, merge
@@ -22,6 +22,8 @@ from hashseek.retrieval.errors import BadCollection, BadConfig
 from hashseek.retrieval.files import locked
 
 log = logging.getLogger("hashseek")
+
+_TRIES = 20  # to compare index and catalog in the same state, while other processes change the catalog
 
 
 class CollectionIndex:
@@ -119,11 +121,15 @@ class CollectionIndex:
 
     def verify(self) -> list[Finding]:
         """Compare the index in memory and on disk with the catalog."""
-        view, stored = self.current(), self._catalog.all_codes()
-        index, findings = merge(view, self._n_bits, "exact").index, []
-        if not self._agree(index, view, stored):
-            message = f"the index in memory holds {len(index)} images that differ from the catalog's {len(stored.ids)}"
-            findings.append(Finding(FindingKind.SEARCH_INDEX, message))
+        findings = []
+        for _ in range(_TRIES):
+            view, stored = self.current(), self._catalog.all_codes()
+            if stored.generation == view.generation:
+                index = merge(view, self._n_bits, "exact").index
+                if not (np.array_equal(index.ids, stored.ids) and np.array_equal(index.codes, stored.codes)):
+                    message = f"the index with {len(index)} images differs from the catalog with {len(stored.ids)}"
+                    findings.append(Finding(FindingKind.SEARCH_INDEX, message))
+                break
         if self._files_count():
             try:
                 with locked(self._folder, shared=True):
@@ -136,18 +142,6 @@ class CollectionIndex:
     def _files_count(self) -> bool:
         """Whether there are index files, and for these codes: another process may have switched the code space."""
         return self._files.exist() and self._catalog.is_current()
-
-    def _agree(self, index: HammingIndex, view: View, stored: Changes) -> bool:
-        """Whether an index over a view holds what the catalog does, apart from what others changed since."""
-        changed = np.zeros(0, np.int64)
-        if stored.generation != view.generation:
-            since = self._catalog.changes(after_id=view.last_id, after_generation=view.generation)
-            if since.is_complete:
-                return True
-            changed = np.concatenate([since.ids, since.removed])
-        in_index, in_catalog = ~np.isin(index.ids, changed), ~np.isin(stored.ids, changed)
-        same = np.array_equal(index.ids[in_index], stored.ids[in_catalog])
-        return same and np.array_equal(index.codes[in_index], stored.codes[in_catalog])
 
     def _advance(self, view: View) -> View:
         """A view with everything that the catalog has committed since."""

@@ -7,11 +7,10 @@ from typing import get_args, get_type_hints
 import numpy as np
 import pytest
 
-from hashseek.indexing.catalog import Catalog, FindingKind
+from hashseek.indexing.catalog import FindingKind
 from hashseek.indexing.cli.collection import build
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.index import collection_index, index_files, segments
-from hashseek.indexing.index.collection_index import CollectionIndex
 from hashseek.indexing.index.hamming_index import APPROXIMATE, KINDS, build_index
 from hashseek.indexing.maintenance.optimize import optimize
 from hashseek.retrieval.errors import BadConfig
@@ -192,32 +191,6 @@ def test_a_kind_stays_through_a_switch_of_codes(filled, tmp_path):
         assert switched.kind == switched.describe_index()["kind"] == manifest_of(tmp_path)["kind"] == "multihash"
 
 
-def test_opening_beside_a_switch_leaves_the_index_of_the_new_codes(filled, tmp_path, monkeypatch):
-    collection, codes = filled
-    collection.save_index()
-    space = collection.catalog.spaces.begin("e" * 64, 48, "other.safetensors").id
-    collection.catalog.spaces.add_codes(space, [(number, code, "") for number, code in enumerate(codes, start=1)])
-    load = index_files.IndexFiles.load
-
-    def switch(files):
-        monkeypatch.setattr(index_files.IndexFiles, "load", load)
-        (tmp_path / "index" / "codes.faiss").write_bytes(b"torn")
-        collection.catalog.spaces.switch(space)
-        return load(files)
-
-    def save(_):  # the lock has been let go of
-        monkeypatch.setattr(Catalog, "__len__", length)
-        with closing(Collection(tmp_path)) as switched:
-            switched.build_index("exact")
-        return 500
-
-    length = Catalog.__len__
-    monkeypatch.setattr(index_files.IndexFiles, "load", switch)
-    monkeypatch.setattr(Catalog, "__len__", save)
-    Collection(tmp_path).close()
-    assert manifest_of(tmp_path)["space"] == space
-
-
 def test_files_of_a_former_kind_go_away(filled, tmp_path):
     collection, _ = filled
     for kind in ("ivf", "multihash", "exact"):
@@ -271,28 +244,6 @@ def test_no_search_waits_for_an_approximate_index_though_everything_is_read_anew
     assert collection.merge_segments()
     assert "hnsw" in built
     assert collection.describe_index()["built"] == 500
-
-
-def test_a_kind_stays_though_a_search_looks_at_the_same_moment(filled, tmp_path, monkeypatch):
-    ours, codes = filled
-    ours.save_index()
-    other = Collection(tmp_path)
-    other.build_index("hnsw")
-    advance, looked = CollectionIndex._advance, []
-
-    def meanwhile(self, view):
-        advanced = advance(self, view)
-        if self is ours.index and view.kind == "hnsw" and not looked:
-            looked.append(view)
-            other.add(new_images(codes[:1], start=5000))
-            ours.search(codes[:1], k=1)
-        return advanced
-
-    monkeypatch.setattr(CollectionIndex, "_advance", meanwhile)
-    ours.save_index()
-    assert manifest_of(tmp_path)["kind"] == ours.describe_index()["kind"] == "hnsw"
-    assert len(ours) == 501
-    other.close()
 
 
 @pytest.mark.parametrize("kind", ["exact", "hnsw"])

@@ -214,20 +214,6 @@ def test_an_export_says_how_many_images_have_no_code_and_what_to_do(exported, ha
     assert (code, "row 3: its code is missing" in err) == (2, True)
 
 
-def test_no_permission_to_write_names_the_folder(exported, hashseek, tmp_path):
-    folder, _ = exported
-    closed = tmp_path / "closed"
-    closed.mkdir(mode=0o555)
-    assert hashseek("index", "snapshot", folder, tmp_path / "s.tar")[0] == 0
-    for command in (
-        ("export", folder, closed / "e.parquet"),
-        ("snapshot", folder, closed / "s.tar"),
-        ("restore", tmp_path / "s.tar", closed / "new"),
-    ):
-        code, out, err = hashseek("index", *command, before="drop_rights()")
-        assert (code, out, err.count("\n"), str(closed) in err) == (2, "", 1, True)
-
-
 def test_an_export_shows_one_moment_while_others_write(tmp_path, monkeypatch):
     monkeypatch.setattr(exchange, "GROUP", 1)
     with closing(code_collection(tmp_path / "a", n_bits=12)) as collection:

@@ -3,7 +3,6 @@
 import json
 import shutil
 import signal
-import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -81,13 +80,6 @@ def test_who_has_it_open_goes_on_searching_the_old_codes_and_cannot_add_any(coll
     with pytest.raises(SpaceRetired):
         beside.add(new_images(random_codes(np.random.default_rng(1), 1, 48)))
     beside.close()
-
-
-def test_the_index_stays_of_its_kind(collection, other_checkpoint):
-    collection.build_index("multihash")
-    run(collection, other_checkpoint)
-    with closing(Collection(collection.folder)) as again:
-        assert (again.describe_index()["kind"], again.describe_index()["built"]) == ("multihash", 12)
 
 
 def test_back_to_the_old_codes_and_away_with_the_new(collection, other_checkpoint):
@@ -248,26 +240,6 @@ def test_kill_9_and_go_on(start, hashseek, own_collection, other_checkpoint, mon
     with closing(Collection(own_collection, read_only=True)) as again:
         assert (again.n_bits, again.verify()) == (36, [])
         assert len(again.catalog.spaces.all()) == 2
-
-
-def test_searches_go_on_while_it_encodes(collection, other_checkpoint, monkeypatch):
-    monkeypatch.setattr(module, "BATCH", 1)
-    beside, stop, answers = Collection(collection.folder, read_only=True), threading.Event(), []
-    query = random_codes(np.random.default_rng(0), 1, 48)
-
-    def search():
-        while not stop.is_set():
-            [(distances, ids)] = beside.search(query, k=5)
-            answers.append((distances.tolist(), ids.tolist()))
-
-    reader = threading.Thread(target=search)
-    reader.start()
-    run(collection, other_checkpoint)
-    stop.set()
-    reader.join()
-    assert len(answers) > 3
-    assert len(set(map(str, answers))) == 1
-    beside.close()
 
 
 # ---------------------------------------------------------------- nested checkpoints
