@@ -39,7 +39,7 @@ def stats(service: ServiceDep, searcher: SearcherDep) -> Stats:
         backbone=searcher.encoder.header.backbone,
         engine=searcher.encoder.engine,
         labels=collection.catalog.label_counts(),
-        engines=collection.catalog.engines(),
+        engines=collection.catalog.spaces.engines(),
         read_only=service.settings.read_only,
         version=version("hashseek"),
         index=collection.describe_index(),

@@ -11,7 +11,7 @@ from contextlib import closing
 import pytest
 from PIL import Image
 
-import hashseek.indexing.collection
+import hashseek.indexing.index.collection_index
 from hashseek.api import service
 from hashseek.api.service import Service
 from hashseek.api.settings import Settings
@@ -47,7 +47,11 @@ class HeldMerge:
     """A merge that waits in the middle until it is let go on."""
 
     def __init__(self):
-        self.began, self.go_on, self.merge = threading.Event(), threading.Event(), hashseek.indexing.collection.merge
+        self.began, self.go_on, self.merge = (
+            threading.Event(),
+            threading.Event(),
+            hashseek.indexing.index.collection_index.merge,
+        )
 
     def __call__(self, *arguments):
         self.began.set()
@@ -64,7 +68,7 @@ def test_stopping_writes_the_index_and_what_was_added_is_there_again(own_collect
 def test_requests_do_not_wait_for_a_merge(own_collection, monkeypatch, merges_at_once):
     with serving(own_collection) as client:
         held = HeldMerge()
-        monkeypatch.setattr(hashseek.indexing.collection, "merge", held)
+        monkeypatch.setattr(hashseek.indexing.index.collection_index, "merge", held)
         ids = [add(client, png(600 + number)).json()["id"] for number in range(2)]
         assert held.began.wait(5)
         assert hits(search(client, png(601)))[0]["id"] == ids[1]
@@ -82,7 +86,7 @@ def test_a_service_that_stops_during_a_merge_does_not_wait_for_it(own_collection
     threads = set(threading.enumerate())
     held = HeldMerge()
     with serving(own_collection) as client:
-        monkeypatch.setattr(hashseek.indexing.collection, "merge", held)
+        monkeypatch.setattr(hashseek.indexing.index.collection_index, "merge", held)
         assert add(client, png(600)).status_code == 201
         assert held.began.wait(5)
     held.go_on.set()
@@ -97,7 +101,7 @@ def test_a_failed_merge_is_logged_and_tried_again(own_collection, monkeypatch, m
 
     with serving(own_collection) as client:
         with monkeypatch.context() as patch:
-            patch.setattr(hashseek.indexing.collection, "merge", fail)
+            patch.setattr(hashseek.indexing.index.collection_index, "merge", fail)
             image_id = add(client, png(600)).json()["id"]
             wait_until(lambda: "no room" in caplog.text)
             assert hits(search(client, png(600)))[0]["id"] == image_id
@@ -133,11 +137,11 @@ def switch_to(folder, checkpoint):
     collection = Collection(folder)
     encoder = Encoder(load_checkpoint(checkpoint), device="cpu")
     shutil.copy(checkpoint, folder / "new.safetensors")
-    space = collection.catalog.begin_space(encoder.fingerprint, encoder.header.n_bits, "new.safetensors")
-    for image in collection.catalog.missing_in(space.id, 0, 1000):
+    space = collection.catalog.spaces.begin(encoder.fingerprint, encoder.header.n_bits, "new.safetensors")
+    for image in collection.catalog.spaces.missing(space.id, after=0, limit=1000):
         picture = decode_for(collection.file_of(image).read_bytes(), encoder.preprocessing)[0]
-        collection.catalog.add_codes(space.id, [(image.id, encoder.encode([picture.image])[0], encoder.engine)])
-    collection.catalog.switch_space(space.id)
+        collection.catalog.spaces.add_codes(space.id, [(image.id, encoder.encode([picture.image])[0], encoder.engine)])
+    collection.catalog.spaces.switch(space.id)
     collection.close()
     return encoder.fingerprint
 

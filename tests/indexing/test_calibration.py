@@ -160,7 +160,7 @@ def test_what_cannot_be_calibrated_is_one_sentence(world, tmp_path):
 )
 def test_a_damaged_calibration_is_one_sentence(world, kept, reason):
     collection, _, _ = world
-    collection.catalog.set_calibration(kept)
+    collection.catalog.spaces.set_calibration(kept)
     with pytest.raises(BadCodes, match=reason):
         stored_calibration(collection.catalog)
 

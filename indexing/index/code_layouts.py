@@ -1,4 +1,4 @@
-"""Codes by row, kept one by one or, where many are equal, each distinct code once with the list of its rows."""
+"""Two layouts of stored codes: one code per row, or, where many are equal, each distinct code with a list of rows."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,15 +11,15 @@ from hashseek.retrieval.codes import Codes
 
 Mask = NDArray[np.bool_]
 
-# Distinct codes per row below which they are kept once: at 0.3 a search takes 0.4 of the time, at 0.5 0.6, at 0.7 it
+# Share of distinct codes below which each is stored once: at 0.3 a search takes 0.4 of the time, at 0.5 0.6, at 0.7 it
 # gains nothing and the lists take more memory than the repeated codes (measured at 48 bits; docs/search.md).
 COLLAPSE_BELOW = 0.5
-# Reading codes here and there takes this many times as long as reading them in order: 25 at 64 bits, 10 at 256.
+# Reading scattered codes takes this many times as long as reading them in order: 25 at 64 bits, 10 at 256.
 _SCATTERED = 20
 
 
 class Subset:
-    """Some of the rows of an index, with what searching among them needs, worked out once.
+    """Some of the rows of an index, with what searches among them need, computed once.
 
     Args:
         mask: (N,) the rows that may be found.
@@ -42,12 +42,12 @@ class Subset:
 
     @cached_property
     def is_small(self) -> bool:
-        """Whether gathering its codes is quicker than reading all of them."""
+        """Whether gathering its codes is faster than reading all codes."""
         return self.n * _SCATTERED < len(self.mask)
 
 
 @dataclass(frozen=True)
-class Plain:
+class PlainCodes:
     """All codes, row by row. `codes` is packed (N, size), padded."""
 
     codes: Codes
@@ -57,7 +57,7 @@ class Plain:
 
     @property
     def n_compared(self) -> int:
-        """How many codes a query is compared with."""
+        """Number of codes that a query is compared with."""
         return len(self.codes)
 
     @property
@@ -79,8 +79,8 @@ class Plain:
 
 
 @dataclass(frozen=True)
-class Collapsed:
-    """Each distinct code once. Code i is carried by rows[starts[i]:starts[i + 1]], ascending.
+class DistinctCodes:
+    """Each distinct code once. Rows rows[starts[i]:starts[i + 1]], ascending, have code i.
 
     `distinct` is packed (D, size), padded; `starts` is (D + 1,), `rows` (N,).
     """
@@ -94,7 +94,7 @@ class Collapsed:
 
     @property
     def n_compared(self) -> int:
-        """How many codes a query is compared with."""
+        """Number of codes that a query is compared with."""
         return len(self.distinct)
 
     @property
@@ -116,7 +116,7 @@ class Collapsed:
 
     @cached_property
     def _code_of(self) -> NDArray[np.uint32]:
-        """(N,) which code each row carries."""
+        """(N,) the number of each row's code."""
         code_of = np.empty_like(self.rows)
         code_of[self.rows] = np.repeat(np.arange(self.n_compared, dtype=np.uint32), self._counts)
         return code_of
@@ -149,7 +149,7 @@ class Collapsed:
         """The rows of the codes `at`, ranked."""
         first, lengths = self.starts[at], self._counts[at]
         if among is None:
-            lengths = np.minimum(lengths, k)  # further ones have k before them
+            lengths = np.minimum(lengths, k)  # further rows rank behind these
         ends = np.cumsum(lengths)
         places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(first - ends + lengths, lengths)
         rows, distances = self.rows[places].astype(np.int64), np.repeat(distances, lengths)
@@ -159,33 +159,35 @@ class Collapsed:
         return ranked(distances, rows, k)
 
 
-def _search_gathered(where: Plain | Collapsed, xq: Codes, *, k: int, limit: int, among: Subset) -> list[Candidates]:
+def _search_gathered(
+    where: PlainCodes | DistinctCodes, xq: Codes, *, k: int, limit: int, among: Subset
+) -> list[Candidates]:
     """Search among few rows by copying their codes together."""
     found = candidates(xq, where.gather(among.rows), k=k, limit=limit)
     return [ranked(distances, among.rows[at], k) for distances, at in found]
 
 
-def arrange(codes: Codes) -> Plain | Collapsed:
-    """Keep padded codes (N, size) in whichever way is quicker to search."""
+def arrange(codes: Codes) -> PlainCodes | DistinctCodes:
+    """Store padded codes (N, size) in the layout that is searched faster."""
     keys = _keys(codes)
     n_distinct = 1 + int(np.count_nonzero(np.diff(np.sort(keys)))) if len(keys) else 0
     if n_distinct >= COLLAPSE_BELOW * len(codes) or len(codes) >= 2**32:
-        return Plain(codes)
+        return PlainCodes(codes)
     return collapse(codes, keys)
 
 
-def collapse(codes: Codes, keys: NDArray[np.uint64] | None = None) -> Collapsed:
-    """Keep each distinct one of padded codes (N, size) once, in no particular order."""
+def collapse(codes: Codes, keys: NDArray[np.uint64] | None = None) -> DistinctCodes:
+    """Store each distinct one of padded codes (N, size) once, in no particular order."""
     keys = _keys(codes) if keys is None else keys
     order = np.argsort(keys, kind="stable")
     keys = keys[order]
     starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1], [True]]))
     distinct = codes[order[starts[:-1]]]
     if codes.shape[1] > 8 and not np.array_equal(np.repeat(distinct, np.diff(starts), axis=0), codes[order]):
-        # Two codes have one key, about as likely as a bit flip in memory: number them the slow way.
+        # Different codes with the same key, about as likely as a bit flip in memory: number them the slow way.
         _, numbers = np.unique(codes, axis=0, return_inverse=True)
         return collapse(codes, numbers.astype(np.uint64))
-    return Collapsed(distinct, starts, order.astype(np.uint32))
+    return DistinctCodes(distinct, starts, order.astype(np.uint32))
 
 
 def _keys(codes: Codes) -> NDArray[np.uint64]:
