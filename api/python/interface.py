@@ -129,7 +129,8 @@ class ImageCollection:
             BadConfig: an option is outside its limits.
         """
         picture = _read(image, self.searcher.encoder.preprocessing)
-        [answer] = self.searcher.search([picture], **{"k": 10, **options})
+        wanted: dict[str, Any] = {"k": 10, **options}
+        [answer] = self.searcher.search([picture], **wanted)
         return answer.hits
 
     def similar(self, image_id: int, **options: Unpack[SearchKeywords]) -> tuple["Hit", ...]:
@@ -138,7 +139,8 @@ class ImageCollection:
         Raises:
             UnknownImage: there is no such image.
         """
-        return self.searcher.similar(image_id, **{"k": 10, **options}).hits
+        wanted: dict[str, Any] = {"k": 10, **options}
+        return self.searcher.similar(image_id, **wanted).hits
 
 
 def open_collection(

@@ -90,7 +90,7 @@ def test_a_signal_ends_it_in_order(serve, own_collection, number):
     process, client = serve(own_collection, before="finish = in_order")  # including the shutdown of the interpreter
     assert upload(client, 900).status_code == 201
     process.send(number)
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
     assert "Traceback" not in process.err
     assert len(process.err.splitlines()) == 1
     with closing(Collection(own_collection, read_only=True)) as collection:
