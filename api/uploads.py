@@ -34,11 +34,11 @@ def store_upload(
         check_key(key)
     collection = searcher.collection
     sha256 = hashlib.sha256(data).hexdigest()
-    known = collection.catalog.known_hashes([sha256])
+    known = collection.catalog.lookup.ids_by_hash([sha256])
     stored = collection.catalog.get([known[sha256]])[0] if known else None
     if stored is not None and key is None:
         return stored, "known"
-    code = collection.catalog.code_of_hash(sha256)
+    code = collection.catalog.lookup.code_by_hash(sha256)
     if stored is not None and code is not None:
         size, media_type, engine = (stored.width, stored.height), stored.media_type, ""
     else:

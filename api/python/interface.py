@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hashseek.retrieval.checkpoint import Checkpoint
     from hashseek.retrieval.codes import Codes
     from hashseek.retrieval.images import Pixels, Preprocessing
-    from hashseek.training.evaluation.report import Report as EvaluationReport
+    from hashseek.training.evaluation.report.schema import EvaluationReport
     from hashseek.training.loop.fit import Result
 
 
@@ -267,17 +267,15 @@ def evaluate(
     from hashseek.training.cli.evaluate import data_options
     from hashseek.training.data.datasets import build_splits
     from hashseek.training.evaluation import evaluate
+    from hashseek.training.evaluation.assembly import EvaluationOptions
 
     path = Path(checkpoint)
     name, options = data_options(path, None if data is None else str(data))
     evaluation = evaluate.evaluate(
         path,
         build_splits(name, **options),
-        data_name=str(options.get("root", name)),
-        ns=ns,
+        EvaluationOptions(str(options.get("root", name)), ns=ns, device=device, precision=precision),
         n_points=1000 if out is not None else 0,
-        device=device,
-        precision=precision,
     )
     if out is not None:
         Path(out).mkdir(parents=True, exist_ok=True)

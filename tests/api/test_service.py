@@ -253,8 +253,8 @@ def test_a_catalog_that_is_lost_while_serving_is_500(client, own_collection, cap
     with closing(sqlite3.connect(own_collection / "catalog.sqlite")) as db, db:
         db.execute("DROP TABLE images")
         db.execute("UPDATE meta SET value = value + 1 WHERE key = 'generation'")
-    assert_problem(search(client, png(1)), 500, "BadCollection")
-    assert_problem(add(client, png(1)), 500, "BadCollection")
+    assert_problem(search(client, png(1)), 500, "CatalogDamaged")
+    assert_problem(add(client, png(1)), 500, "CatalogDamaged")
 
 
 def test_a_locked_catalog_is_503_for_changes_while_searches_go_on(own_collection, monkeypatch):
