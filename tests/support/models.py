@@ -44,6 +44,7 @@ def run_config(root: Path, **changes: Any) -> Config:
     content: dict[str, dict[str, Any]] = {
         "data": {"name": "folder", "root": str(root)},
         "model": {"backbone": "squeezenet1_1", "n_bits": 12, "size": 48, "crop_fraction": 1.0},
+        "loss": {"name": "hyp2"},
         "optimizer": {"name": "adamw", "lr": 1e-3, "proxy_lr": 1e-2},
         "train": {"epochs": 2, "batch_size": 16, "device": "cpu", "precision": "fp32"},
     }

@@ -1,7 +1,7 @@
 """The base class of all losses: it checks settings and batches, so that a subclass is only its formula."""
 
 import inspect
-from typing import Annotated, Any, ClassVar, Literal, get_origin
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +70,7 @@ class Loss(nn.Module):
             fixed = vars(part).keys() - annotations.keys()
             found = {name: hyper for name, hyper in found.items() if hyper.attribute not in fixed}
             for attribute, annotation in annotations.items():
-                if get_origin(annotation) is Annotated:
+                if hasattr(annotation, "__metadata__"):  # Annotated[type, limits]
                     limits, *keyword = annotation.__metadata__
                     name = keyword[0] if keyword else attribute
                     found[name] = Hyperparameter(name, attribute, vars(part).get(attribute), limits)
@@ -105,12 +105,14 @@ class Loss(nn.Module):
 
     def _checked(self, outputs: Tensor, labels: Tensor, memory: object, logits: Tensor | None, epoch: int) -> Batch:
         """What `forward` was given, checked."""
-        sizes = {"n_classes": self.n_classes, "n_bits": self.n_bits}
-        rows, binary = check_batch(outputs, labels, **sizes)
-        held = None if self.memory_kind == "none" else check_memory(memory, rows, **sizes)
+        n_classes, n_bits = self.n_classes, self.n_bits
+        rows, binary = check_batch(outputs, labels, n_classes=n_classes, n_bits=n_bits)
+        held = None
+        if self.memory_kind != "none":
+            held = check_memory(memory, rows, n_classes=n_classes, n_bits=n_bits)
         if self.reads_logits == "no" or logits is None:
             return Batch(rows, binary, held, None, epoch)
-        checked, _ = check_batch(logits, labels, n_classes=self.n_classes, n_bits=self.n_classes, what="logits")
+        checked, _ = check_batch(logits, labels, n_classes=n_classes, n_bits=n_classes, what="logits")
         return Batch(rows, binary, held, checked, epoch)
 
     def terms(self, batch: Batch) -> dict[str, Tensor]:

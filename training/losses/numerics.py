@@ -57,7 +57,7 @@ class _Normalize(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
         norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp_min_(SHORTEST)
-        unit = rows / norms
+        unit: Tensor = rows / norms
         ctx.save_for_backward(unit, norms)
         return unit
 

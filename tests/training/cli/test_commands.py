@@ -32,6 +32,7 @@ def toml(tmp_path: Path, pictures: Path) -> Path:
     file.write_text(
         f'[data]\nname = "folder"\nroot = "{pictures}"\n'
         '[model]\nbackbone = "squeezenet1_1"\nn_bits = 12\nsize = 48\n'
+        '[loss]\nname = "hyp2"\n'
         '[train]\nepochs = 2\nbatch_size = 16\ndevice = "cpu"\n'
     )
     return file

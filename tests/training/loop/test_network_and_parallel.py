@@ -341,7 +341,7 @@ def test_frozen_features_share_the_backbone_with_the_key_encoder():
         ({"loss": {"name": "supcon"}, "memory": {"size": 8}}, "memory.size is 8, but a batch has 16 rows"),
         ({"loss": {"name": "supcon", "on": "projection"}}, r"needs the section \[projection\]"),
         ({"projection": {}}, r"the section \[projection\] is read by no loss"),
-        ({"partner": {"name": "supcon"}}, "beside a loss stands a classification loss"),
+        ({"partner": {"name": "supcon"}}, "'supcon', but a partner must be"),
         ({"loss": {"name": "bce"}, "partner": {"name": "asl"}}, "both classify"),
         ({"loss": {"name": "clml"}, "partner": {"name": "asl", "gama": 1}}, "no hyperparameter 'gama'"),
         (

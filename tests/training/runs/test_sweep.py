@@ -47,6 +47,7 @@ def content(pictures: Path, **sections) -> dict:
     made = {
         "data": {"name": "folder", "root": str(pictures)},
         "model": {"backbone": "squeezenet1_1", "n_bits": 12, "size": 32, "crop_fraction": 1.0, "freeze_backbone": True},
+        "loss": {"name": "hyp2"},
         "optimizer": {"name": "adamw", "proxy_lr": 1e-2},
         "train": {"epochs": 4, "batch_size": 16, "device": "cpu", "precision": "fp32"},
         "tracking": {"tensorboard": False},

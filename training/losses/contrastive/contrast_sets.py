@@ -5,7 +5,7 @@ row i; the pair (i, i) then has a score of -(largest float) and an overlap of 0,
 pairs are matrices of 0.0 and 1.0, as in `numerics.py`; nothing they are multiplied with is ever infinite.
 """
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ class ContrastiveLoss(Loss):
     """A loss on a softmax over cosines / tau; by default with a memory in place of the batch as the contrast set."""
 
     kind = "contrastive"
-    memory_kind = "normalized"
+    memory_kind: ClassVar[Literal["none", "raw", "normalized"]] = "normalized"
 
     tau: Annotated[float, TAU] = 0.1
     reduction: Annotated[str, reductions("valid", "batch", "sum")] = "valid"

@@ -1,6 +1,6 @@
 """HyP2: proxies for labels, plus a push between multi-label samples that share none; and its ablations."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,7 @@ class HyP2(Loss):
     source = "Xu et al., HyP2 Loss: Beyond Hypersphere Metric Space for Multi-label Image Retrieval, ACM MM 2022"
     formula = "Eqs. 2-4; code JerryXu0129/HyP2-Loss e9c1c24"
     use = "cheap: it compares with C proxies and the batch alone; few hyperparameters"
-    needs = ("proxies (learned)",)
+    needs: ClassVar[tuple[str, ...]] = ("proxies (learned)",)
 
     beta: Annotated[
         float,
