@@ -11,7 +11,7 @@ import typer
 
 from hashseek.retrieval.errors import HashseekError
 
-CONFIG = "shapes_resnet18_hyp2_48"
+CONFIG = "shapes_shufflenet_v2_hyp2_48"
 
 
 class DemoFailed(HashseekError):
@@ -30,7 +30,7 @@ def demo(
     started = time.perf_counter()
     data, run, collection = folder / "shapes", folder / "run", folder / "collection"
     checkpoint, report = run / "best.safetensors", run / "evaluation" / "report.md"
-    _step("data", "render", data)
+    _step("data", "render", data, "--n-query", 300, "--n-database", 2000)
     if not (run / "last.safetensors").is_file():
         _step("train", CONFIG, f"data.root={data}", "--out", run, *(["--resume"] if run.exists() else []))
     _step("index", "add", collection, data / "labels.csv", "--split", "database", "--checkpoint", checkpoint)

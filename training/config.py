@@ -7,7 +7,6 @@ from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
-from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -244,25 +243,11 @@ class TrainSection(_Section):
 
 
 class TrackingSection(_Section):
-    """Where a run is followed beside its folder's log.
-
-    mlflow: a tracking URI, true for the one that MLflow itself finds (MLFLOW_TRACKING_URI), false for none.
-    """
+    """Where a run is followed beside its folder's log."""
 
     tensorboard: bool = Field(
         default=True, description="write an event file to RUN/tensorboard: `tensorboard --logdir runs`"
     )
-    mlflow: bool | str = Field(default=False, description="tracking URI of MLflow, or true for MLFLOW_TRACKING_URI")
-
-    @field_validator("mlflow")
-    @classmethod
-    def _holds_no_password(cls, value: bool | str) -> bool | str:
-        if isinstance(value, str) and urlsplit(value).password is not None:
-            raise ValueError(
-                "it is written into the run folder and into checkpoints and must hold no password: give that to MLflow "
-                "as MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
-            )
-        return value
 
 
 class SweepSection(_Section):

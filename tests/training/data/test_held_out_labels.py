@@ -215,11 +215,11 @@ def test_the_setting_is_checked_and_leaves_other_configurations_as_they_were(pic
         with pytest.raises(BadConfig, match="data.held_out"):
             config(pictures, bad)
     with pytest.raises(BadConfig, match="data.held_out_seed"):
-        load_config(Path("shapes_resnet18_hyp2_48"), ["data.held_out_seed=3"])
-    made = load_config(Path("shapes_resnet18_hyp2_48"), ["data.held_out=0.25", "data.held_out_seed=3"]).data
+        load_config(Path("shapes_shufflenet_v2_hyp2_48"), ["data.held_out_seed=3"])
+    made = load_config(Path("shapes_shufflenet_v2_hyp2_48"), ["data.held_out=0.25", "data.held_out_seed=3"]).data
     assert (made.held_out, made.held_out_seed) == (0.25, 3)
     assert "held_out" not in made.options()
-    plain = load_config(Path("shapes_resnet18_hyp2_48")).data
+    plain = load_config(Path("shapes_shufflenet_v2_hyp2_48")).data
     assert plain.model_dump(mode="json") == {"name": plain.name, **plain.options()}
 
 

@@ -1,4 +1,4 @@
-"""HBL's Table II: the paper's figures, ours beside them, and whether the margins help."""
+"""The report of HBL's Table II: our scores beside the paper's, and whether the margins help."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
