@@ -1,5 +1,5 @@
 # syntax=docker/dockerfile:1
-# The service. Model and collection are volumes: nothing that changes lives in the image.
+# The HTTP service. Collection and models are volumes, so that nothing in the image changes.
 #
 #   docker build -t hashseek .
 #   docker run -p 8000:8000 -v ./collection:/collection hashseek
@@ -8,7 +8,7 @@ FROM python:3.12-slim-bookworm AS build
 WORKDIR /src
 RUN python -m venv /venv
 ENV PATH=/venv/bin:$PATH
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE ./
 COPY retrieval retrieval
 COPY training training
 COPY indexing indexing

@@ -1,14 +1,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint unit bench-engines bench-eval bench-filters bench-ingest bench-losses bench-search bench-train faults photographs clean
+.PHONY: demo test lint links unit bench-engines bench-eval bench-filters bench-ingest bench-losses bench-search bench-train faults photographs clean
 
 demo: .venv/installed
 	$(BIN)/hashseek demo $(ARGS)
 
 test: lint unit
 
-lint: .venv/installed-test build/links
+lint: .venv/installed-test links
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -46,10 +46,11 @@ photographs: .venv/installed-test
 	$(BIN)/python bench/photographs.py $(ARGS)
 
 # The folders under the names they are imported by, for tools that read files: mypy and import-linter.
-build/links: Makefile
-	rm -rf $@
-	mkdir -p $@/hashseek
-	ln -s $(addprefix $(CURDIR)/,api indexing retrieval training $(addprefix api/python/,__init__.py __main__.py py.typed)) $@/hashseek/
+links:
+	rm -rf build/links
+	mkdir -p build/links/hashseek/api
+	ln -s $(addprefix $(CURDIR)/,indexing retrieval training $(wildcard api/python/*)) build/links/hashseek/
+	ln -s $(addprefix $(CURDIR)/,$(filter-out api/python,$(wildcard api/*))) build/links/hashseek/api/
 
 define install
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -1,4 +1,4 @@
-"""The command `hashseek`: a table of subcommands, of which only the one that is called gets loaded."""
+"""The command `hashseek`: a table of subcommands. Only the one that is called is imported."""
 
 import importlib
 import io
@@ -13,33 +13,33 @@ import typer
 from hashseek.indexing.printing import printable
 from hashseek.retrieval.errors import HashseekError
 
-_UsageError: Any = typer.BadParameter.__bases__[0]  # typer exports no name for it
+_UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it
 
-# name -> (where it lives, one line of help). Strings, so that `serve` loads no training code and `--help` nothing.
+# name -> (module:function, help). Strings, so that `serve` imports no training code and `--help` no torch.
 COMMANDS = {
-    "train": ("hashseek.training.cli.train:train", "Train a hash model as a TOML file says."),
+    "train": ("hashseek.training.cli.train:train", "Train a hash model from a TOML configuration."),
     "evaluate": (
         "hashseek.training.cli.evaluate:evaluate",
-        "Report how well a checkpoint retrieves: a page, figures, tables.",
+        "Measure how well a checkpoint retrieves; write a report.",
     ),
-    "compare": ("hashseek.training.cli.compare:compare", "Put reports of one protocol side by side."),
-    "probe": ("hashseek.training.cli.probe:probe", "Classify with a linear probe on a frozen checkpoint."),
-    "truncate": ("hashseek.training.cli.truncate:truncate", "Shorter codes from a nested checkpoint."),
-    "sweep": ("hashseek.training.cli.sweep:sweep", "Search hyperparameters on the validation part."),
+    "compare": ("hashseek.training.cli.compare:compare", "Compare evaluation reports side by side."),
+    "probe": ("hashseek.training.cli.probe:probe", "Score a frozen checkpoint with a linear probe."),
+    "truncate": ("hashseek.training.cli.truncate:truncate", "Cut a nested checkpoint to shorter codes."),
+    "sweep": ("hashseek.training.cli.sweep:sweep", "Search hyperparameters on the validation split."),
     "data": ("hashseek.training.cli.data:data", "List, inspect, check or render data sets."),
-    "losses": ("hashseek.training.cli.losses:losses", "List the losses, or show one."),
+    "losses": ("hashseek.training.cli.losses:losses", "List the losses, or describe one."),
     "index": (
         "hashseek.indexing.cli.collection:app",
-        "Add, remove, verify images; build the index; snapshots, export, a new model.",
+        "Manage a collection: add images, build the index, back up, change the model.",
     ),
-    "search": ("hashseek.indexing.cli.collection:search", "Find the stored images most similar to a picture."),
+    "search": ("hashseek.indexing.cli.collection:search", "Find the stored images most similar to an image."),
     "serve": ("hashseek.api.serve:serve", "Serve a collection over HTTP, with a search page."),
-    "demo": ("hashseek.api.demo:demo", "The whole way on the built-in data set: train, index, evaluate, serve."),
+    "demo": ("hashseek.api.demo:demo", "Train, index, evaluate and serve on a built-in data set."),
 }
 
 
 def build(arguments: Sequence[str]) -> typer.Typer:
-    """The application, with the subcommand that `arguments` name loaded and the others as lines of help."""
+    """The application. Imports the subcommand named in `arguments`; the others are only lines of help."""
     app = typer.Typer(
         name="hashseek",
         help="Image retrieval with deep hashing.",
@@ -67,36 +67,38 @@ def build(arguments: Sequence[str]) -> typer.Typer:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line: a mistake of the user's is one sentence on standard error, and exit code 2."""
+    """Run the command line. Entry point of the installed command."""
     arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     logging.basicConfig(level=logging.WARNING, format="hashseek: %(message)s")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a file name may hold what the terminal cannot show
-    warnings.filterwarnings("ignore", module=r"PIL\.")  # remarks about metadata; what cannot be decoded is an error
-    if "" in arguments:  # as a folder it would be the current one, as a value nobody knows what
+            stream.reconfigure(
+                errors="backslashreplace"
+            )  # file names may have characters that the terminal cannot show
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # it warns about metadata
+    if "" in arguments:  # as a path it would mean the current folder
         before = " ".join(arguments[: arguments.index("")])
-        fail(f"after `hashseek {before}` comes an empty argument: is a variable of the shell empty? Give it a value")
+        fail(f"the argument after `hashseek {before}` is empty: is a shell variable unset?")
     run(lambda: build(arguments)(args=arguments, prog_name="hashseek", standalone_mode=False))
 
 
 def run(command: Callable[[], Any]) -> NoReturn:
-    """Run `command` and exit with its code: a mistake of the user's is one line on standard error, and exit code 2."""
+    """Run `command` and exit with its exit code. A HashseekError is one line on stderr and exit code 2."""
     try:
         code = command()
     except HashseekError as error:
         fail(str(error))
     except _UsageError as error:
-        # Typer spreads choices over lines, and says which library found a value wrong.
+        # Typer breaks choices into lines, and pydantic adds its own prefix.
         message = " ".join(str(error.format_message()).split()).replace("Value error, ", "").rstrip(".")
         message += _given(error, message)
-        colon = "" if message.endswith("?") else ":"  # typer asks whether a similar name was meant
+        colon = "" if message.endswith("?") else ":"  # typer suggests similar names
         place = error.ctx.command_path if error.ctx else "hashseek"
         fail(f"{message[:1].lower()}{message[1:]}{colon} see `{place} --help`")
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has gone; there is nobody to tell
+        sys.stderr.close()  # nobody reads our output any more
         sys.exit(1)
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
@@ -105,13 +107,13 @@ def run(command: Callable[[], Any]) -> NoReturn:
 
 
 def _given(error: Exception, message: str) -> str:
-    """The value that was found wrong, where Typer's sentence says only what it should have been."""
+    """The rejected value, where the message does not show it."""
     found: list[Any] = getattr(error.__cause__, "errors", list)()  # of pydantic
     return f" (given: {found[0]['input']!r})" if found and repr(found[0]["input"]) not in message else ""
 
 
 def fail(message: str) -> NoReturn:
-    """Print one sentence to standard error and exit with 2."""
+    """Print one line to stderr and exit with 2."""
     sys.stderr.write(f"hashseek: {printable(message)}\n")
     sys.exit(2)
 
@@ -122,4 +124,4 @@ def _load(target: str) -> Any:
 
 
 def _placeholder() -> None:
-    """Stands for a subcommand that was not called."""
+    """Stands in for a subcommand that was not called."""

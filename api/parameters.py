@@ -1,77 +1,150 @@
-"""Refuses parameters that an operation does not have: a filter with a misspelled name would let everything through.
+"""What requests may ask: one pydantic model for each kind of query string and form. The routes use them.
 
-An empty value counts as not given, as forms send one for every field that was left alone. Of a field of a form that
-takes one value FastAPI knows that; the rest is here.
+An unknown parameter is refused, since a filter with a misspelled name would let everything through. An empty value
+counts as not given: a browser sends one for every field of a form that was left alone.
 """
 
-from collections import Counter
-from collections.abc import Sequence
-from difflib import get_close_matches
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
-from pydantic import BeforeValidator
+from fastapi import UploadFile
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Json, StringConstraints, model_validator
 
-from hashseek.retrieval.errors import BadConfig
+from hashseek.indexing.catalog.filters import Filter, make_filter
+from hashseek.retrieval.errors import BadConfig, BadImage
 
-
-def _without_empty(values: Any) -> Any:
-    return [value for value in values if value != ""] if isinstance(values, list) else values
+DEFAULT_K = 10
 
 
-GIVEN = BeforeValidator(_without_empty)  # for lists of a form: leaves empty values out
+class NoParameters(BaseModel):
+    """A request that takes none, and the base of those that do."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_empty(cls, values: dict[str, Any]) -> dict[str, Any]:
+        kept = {
+            name: [item for item in value if item != ""] if isinstance(value, list) else value
+            for name, value in values.items()
+        }
+        return {name: value for name, value in kept.items() if value not in ("", [])}
 
 
-def without_empty(query: bytes) -> bytes:
-    """The query of an address without parameters that have no value."""
-    return b"&".join(part for part in query.split(b"&") if part.partition(b"=")[2])
+class SearchParameters(NoParameters):
+    """How many images to find, how near, and among which."""
+
+    k: int | None = Field(
+        default=None,
+        ge=1,
+        description=f"Number of results; default {DEFAULT_K}, or the service's own limit if that is lower.",
+    )
+    max_distance: int | None = Field(default=None, ge=0, description="Largest Hamming distance, in bits.")
+    min_precision: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Instead of max_distance: the largest radius within which this share of the images is expected to "
+        "be relevant. The collection needs a calibration (`hashseek index calibrate`).",
+    )
+    effort: int | None = Field(
+        default=None,
+        description="For approximate indexes: how thoroughly to search. /v1/stats lists some values. An exact index "
+        "takes none.",
+    )
+    label: list[str] = Field(default=[], description="Only images with this label; repeat it to require several.")
+    any_label: list[str] = Field(default=[], description="Only images with at least one of these labels.")
+    without: list[str] = Field(default=[], description="Only images with none of these labels.")
+    where: list[str] = Field(
+        default=[],
+        description="Only images whose attributes meet this condition: `camera=X`, `year>=2015` (or `<=`, `>`, `<`), "
+        '`title^=abc` (starts with), `camera.model=X` (inside an object). Quotes compare as text: `zip="01234"`. '
+        "Repeat it to require several.",
+    )
+    ids: list[int] = Field(default=[], alias="id", description="Only images with one of these ids.")
+    keys: list[str] = Field(default=[], alias="key", description="Only images with one of these keys.")
+    added_after: str | None = Field(
+        default=None, description="Only images added at this ISO 8601 date or time (UTC by default) or later."
+    )
+    added_before: str | None = Field(default=None, description="Only images added before this date or time.")
+
+    def options(self, *, max_k: int) -> dict[str, Any]:
+        """The arguments of `Searcher.search`.
+
+        Raises:
+            BadConfig: more than `max_k` results, or a filter that cannot be read.
+        """
+        if self.k is not None and self.k > max_k:
+            raise BadConfig(f"k is {self.k}, but this service returns at most {max_k:,} results")
+        return {
+            "k": self.k or min(DEFAULT_K, max_k),
+            "max_distance": self.max_distance,
+            "min_precision": self.min_precision,
+            "effort": self.effort,
+            "among": self._filter(),
+        }
+
+    def _filter(self) -> Filter | None:
+        return make_filter(
+            all_labels=self.label,
+            any_labels=self.any_label,
+            no_labels=self.without,
+            where=self.where,
+            ids=self.ids,
+            keys=self.keys,
+            added_after=self.added_after,
+            added_before=self.added_before,
+        )
 
 
-async def check_parameters(request: Request) -> None:
-    """Refuse a parameter that the operation does not have, or one value too many; what is known is in the schema.
+class WithImage(NoParameters):
+    """A form with an uploaded image."""
 
-    Raises:
-        BadConfig: it names the parameter, and what was meant or where it belongs.
-    """
-    in_query, in_form = _known(request.app, request.scope["route"].path_format, request.method.lower())
-    _check(request.query_params.multi_items(), in_query, in_form, "parameter", "field of the form")
-    if in_form:  # parsed already, and kept by the request
-        _check((await request.form()).multi_items(), in_form, in_query, "field", "parameter in the address")
+    image: UploadFile = Field(description="The image file.")
 
+    def content(self) -> bytes:
+        """The bytes of the image.
 
-def _check(
-    given: Sequence[tuple[str, object]], known: dict[str, bool], elsewhere: dict[str, bool], kind: str, other: str
-) -> None:
-    filled = {name for name, value in given if value != ""}
-    for name, times in Counter(name for name, _ in given).items():
-        if times == 1 and name not in filled:
-            continue  # as if it were not there
-        if name in known:
-            if times > 1 and not known[name]:
-                raise BadConfig(f"the {kind} {name!r} is given {times} times and takes one value: send it once")
-            continue
-        near = get_close_matches(name, known, 1)
-        if name in elsewhere:
-            remedy = f"it is a {other} here"
-        elif near:
-            remedy = f"did you mean {near[0]!r}?"
-        else:
-            remedy = f"it takes {', '.join(sorted(known))}" if known else "it takes none"
-        raise BadConfig(f"this request has no {kind} {name[:40]!r}, and it was not carried out: {remedy}")
+        Raises:
+            BadImage: there are none.
+        """
+        data = self.image.file.read()
+        if not data:
+            raise BadImage("the upload is empty (0 bytes)")
+        return data
 
 
-def _known(app: FastAPI, path: str, method: str) -> tuple[dict[str, bool], dict[str, bool]]:
-    """(parameters of the query, fields of the form): name -> whether it takes several values."""
-    schema: dict[str, Any] = app.openapi()
-    operation = schema["paths"][path][method]
-    query = {one["name"]: _is_list(one["schema"]) for one in operation.get("parameters", ()) if one["in"] == "query"}
-    form: dict[str, bool] = {}
-    for content in operation.get("requestBody", {}).get("content", {}).values():
-        name = content["schema"].get("$ref", "").rpartition("/")[2]
-        fields = schema["components"]["schemas"][name]["properties"] if name else {}
-        form |= {field: _is_list(one) for field, one in fields.items()}
-    return query, form
+class SearchForm(SearchParameters, WithImage):
+    """A search with an uploaded image."""
 
 
-def _is_list(schema: dict[str, Any]) -> bool:
-    return any(one.get("type") == "array" for one in (schema, *schema.get("anyOf", ())))
+def _split(values: list[str]) -> list[str]:
+    parts = (part.strip() for value in values for part in value.split(";"))
+    return list(dict.fromkeys(part for part in parts if part))
+
+
+class AddForm(WithImage):
+    """An image to store."""
+
+    labels: Annotated[list[Annotated[str, StringConstraints(max_length=200)]], BeforeValidator(_split)] = Field(
+        default=[], description="Labels, separated by `;` or repeated."
+    )
+    key: str | None = Field(default=None, description="Your own name for the image, 1 to 512 characters.")
+    attributes: Json[dict[str, Any]] = Field(
+        default={}, description="A JSON object of at most 16 KiB, for filters to use."
+    )
+
+
+class PageParameters(NoParameters):
+    """Which stored images to list."""
+
+    after: int = Field(default=0, ge=0, le=2**63 - 1, description="Only ids above this one.")
+    limit: int = Field(default=24, ge=1, le=1000)
+    label: str | None = Field(default=None, description="Only images with this label.")
+
+
+class FileParameters(NoParameters):
+    """How to return an image file."""
+
+    size: int | None = Field(
+        default=None, ge=16, le=1024, description="Return a thumbnail whose longer side has this many pixels."
+    )

@@ -1,4 +1,4 @@
-"""Errors as problem JSON (RFC 9457): one sentence for a person, a type for a program, never a traceback."""
+"""Turns every error into problem JSON (RFC 9457): a type for programs, one sentence for people, never a traceback."""
 
 import errno
 import logging
@@ -20,7 +20,7 @@ MEDIA_TYPE = "application/problem+json"
 
 
 class NotReady(HashseekError):
-    """The model is still being loaded."""
+    """The collection and its model are still loading."""
 
 
 class NotLoaded(HashseekError):
@@ -32,20 +32,20 @@ class ReadOnly(HashseekError):
 
 
 class FileGone(HashseekError):
-    """An image is stored, but its file is no longer where it was."""
+    """An image is stored, but its file is gone."""
 
 
-# The first class that fits decides.
+# The first matching class decides.
 STATUS: dict[type[Exception], HTTPStatus] = {
     NotReady: HTTPStatus.SERVICE_UNAVAILABLE,
-    NotLoaded: HTTPStatus.INTERNAL_SERVER_ERROR,  # 503 would ask clients to try again for ever
+    NotLoaded: HTTPStatus.INTERNAL_SERVER_ERROR,  # 503 would tell clients to retry for ever
     ReadOnly: HTTPStatus.FORBIDDEN,
     FileGone: HTTPStatus.GONE,
     UnknownImage: HTTPStatus.NOT_FOUND,
     BadImage: HTTPStatus.UNPROCESSABLE_ENTITY,
     ForeignCodes: HTTPStatus.CONFLICT,
     CatalogLocked: HTTPStatus.SERVICE_UNAVAILABLE,
-    CatalogReplaced: HTTPStatus.SERVICE_UNAVAILABLE,  # the service opens what is there now
+    CatalogReplaced: HTTPStatus.SERVICE_UNAVAILABLE,  # the service opens the new one
     SpaceRetired: HTTPStatus.SERVICE_UNAVAILABLE,
     DiskFull: HTTPStatus.INSUFFICIENT_STORAGE,
     BadCollection: HTTPStatus.INTERNAL_SERVER_ERROR,
@@ -69,17 +69,21 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HashseekError)
     def ours(request: Request, error: HashseekError) -> JSONResponse:
         status = next(code for kind, code in STATUS.items() if isinstance(error, kind))
-        if isinstance(error, BadCollection):  # nothing that the client can mend
+        if isinstance(error, BadCollection):  # the client cannot fix it
             log.error("%s %s: %s", request.method, request.url.path, error)
         return problem(status, str(error), kind=f"urn:hashseek:{type(error).__name__}")
 
     @app.exception_handler(RequestValidationError)
     def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"][1:]) or "the request"
-        detail = f"{place}: {first['msg'][0].lower()}{first['msg'][1:]}"
+        name = ".".join(str(part) for part in first["loc"][1:]) or "the request"
         if first["type"] == "missing":
-            detail = f"the request lacks {place}"
+            detail = f"the request has no {name}"
+        elif first["type"] == "extra_forbidden":
+            where = "query string" if first["loc"][0] == "query" else "form"
+            detail = f"unknown parameter {name[:40]!r} in the {where}: nothing was done, see /docs"
+        else:
+            detail = f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}"
         return problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, kind="urn:hashseek:BadRequest")
 
     @app.exception_handler(HTTPException)
@@ -95,14 +99,14 @@ def install(app: FastAPI) -> None:
         return problem(status, detail, kind="urn:hashseek:Storage")
 
     @app.exception_handler(Exception)
-    def unforeseen(request: Request, error: Exception) -> JSONResponse:
+    def unexpected(request: Request, error: Exception) -> JSONResponse:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        detail = "the service met an error of its own; its log says more"
+        detail = "internal error: see the log of the service"
         return problem(HTTPStatus.INTERNAL_SERVER_ERROR, detail)
 
 
 class BodyLimit:
-    """Refuses bodies that are too large, or of unknown size, before a byte of them is stored."""
+    """Refuses request bodies that are too large or of unknown size, before reading them."""
 
     def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
         self.app = app
@@ -119,6 +123,6 @@ class BodyLimit:
             elif length is not None and not length.isdigit():
                 refusal = problem(HTTPStatus.BAD_REQUEST, "the Content-Length is not a number")
             elif length is not None and int(length) > self.max_bytes:
-                detail = f"the upload has {int(length):,} bytes; at most {self.max_bytes:,} are taken"
+                detail = f"the upload has {int(length):,} bytes; the limit is {self.max_bytes:,}"
                 refusal = problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail, kind="urn:hashseek:TooLarge")
         await (refusal or self.app)(scope, receive, send)

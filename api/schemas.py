@@ -1,15 +1,15 @@
-"""What the service answers, one model per direction."""
+"""What the service answers."""
 
 from typing import Any, Self
 
-from pydantic import BaseModel
+from pydantic import BaseModel, computed_field
 
 from hashseek.indexing.catalog import Change, StoredImage
 from hashseek.indexing.searcher import Answer
 
 
-class Image(BaseModel):
-    """A stored image; `key` and `attributes` are the caller's own."""
+class ImageSummary(BaseModel):
+    """What a hit says of an image; `key` and `attributes` are the caller's own."""
 
     id: int
     key: str | None
@@ -18,102 +18,77 @@ class Image(BaseModel):
     attributes: dict[str, Any]
     width: int
     height: int
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def url(self) -> str:
+        """Where this service has the file."""
+        return f"/v1/images/{self.id}/file"
+
+
+class ImageRecord(ImageSummary):
+    """A stored image."""
+
     bytes: int
     sha256: str
     media_type: str
     added_at: str
     changed_at: str
-    url: str
 
     @classmethod
-    def of(cls, stored: StoredImage) -> Self:
-        """The record as it goes over the wire."""
-        return cls(
-            id=stored.id,
-            key=stored.key,
-            path=stored.path,
-            labels=list(stored.labels),
-            attributes=stored.attributes,
-            width=stored.width,
-            height=stored.height,
-            bytes=stored.bytes,
-            sha256=stored.sha256,
-            media_type=stored.media_type,
-            added_at=stored.added_at,
-            changed_at=stored.changed_at,
-            url=f"/v1/images/{stored.id}/file",
-        )
+    def of(cls, stored: StoredImage, **more: Any) -> Self:
+        """The record of the catalog; `more` for fields that it does not have."""
+        return cls(**vars(stored), **more)
 
 
-class AddedImage(Image):
-    """A stored image, and what this request did: it added it, updated the one with its key, or knew it already."""
+class AddedImage(ImageRecord):
+    """A stored image, and whether the request added it, updated it, or found it stored already ("known")."""
 
     created: bool
     change: Change
 
 
-class Page(BaseModel):
+class ImagePage(BaseModel):
     """Some stored images; `next` is the `after` of the next page, if there is one."""
 
-    images: list[Image]
+    images: list[ImageRecord]
     next: int | None
 
 
-class Hit(BaseModel):
-    """One result: rank from 1, Hamming distance in bits, and how likely an image so near is relevant.
+class HitRecord(ImageSummary):
+    """A result: rank from 1, Hamming distance in bits, and the probability that an image at this distance is relevant.
 
-    `relevance` is null in a collection without a calibration.
+    `relevance` is null where the collection has no calibration.
     """
 
     rank: int
     distance: int
     relevance: float | None
-    id: int
-    key: str | None
-    path: str
-    labels: list[str]
-    attributes: dict[str, Any]
-    width: int
-    height: int
-    url: str
 
 
-class Hits(BaseModel):
-    """The answer to a search, nearest first, equal distances by ascending id."""
+class SearchAnswer(BaseModel):
+    """The answer to a search: nearest first, equal distances by ascending id."""
 
     n_bits: int
     n_images: int
     fingerprint: str
     encode_ms: float
     search_ms: float
-    hits: list[Hit]
+    hits: list[HitRecord]
 
     @classmethod
     def of(cls, answer: Answer, *, n_bits: int, n_images: int, fingerprint: str) -> Self:
-        """An answer as it goes over the wire."""
-        hits = [
-            Hit(
-                rank=hit.rank,
-                distance=hit.distance,
-                relevance=hit.relevance,
-                id=hit.image.id,
-                key=hit.image.key,
-                path=hit.image.path,
-                labels=list(hit.image.labels),
-                attributes=hit.image.attributes,
-                width=hit.image.width,
-                height=hit.image.height,
-                url=f"/v1/images/{hit.image.id}/file",
-            )
-            for hit in answer.hits
-        ]
+        """The answer of the searcher, with what it says of the collection."""
         return cls(
             n_bits=n_bits,
             n_images=n_images,
             fingerprint=fingerprint,
             encode_ms=round(answer.encode_ms, 3),
             search_ms=round(answer.search_ms, 3),
-            hits=hits,
+            hits=[
+                HitRecord(rank=hit.rank, distance=hit.distance, relevance=hit.relevance, **vars(hit.image))
+                for hit in answer.hits
+            ],
         )
 
 
@@ -138,8 +113,8 @@ class Health(BaseModel):
     status: str
 
 
-class Problem(BaseModel):
-    """An error (RFC 9457): `detail` is a sentence that says what to do."""
+class ProblemDetails(BaseModel):
+    """An error (RFC 9457): `type` is for programs, `detail` for people."""
 
     type: str
     title: str

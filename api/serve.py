@@ -1,4 +1,4 @@
-"""Subcommand `serve`."""
+"""Subcommand `serve`. Imports torch and the web framework only after everything that can be refused was checked."""
 
 import signal
 import socket
@@ -8,36 +8,34 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-import uvicorn
 from pydantic import ValidationError
 
-from hashseek.api.app import create_app
 from hashseek.api.settings import Settings
 from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.cli.options import EngineName
-from hashseek.indexing.collection import CATALOG, check_checkpoint
-from hashseek.retrieval.engines import check_engine
 from hashseek.retrieval.errors import BadConfig
 
 
 def serve(
     collection: Annotated[Path, typer.Argument(help="Folder of the collection.", envvar="HASHSEEK_COLLECTION")],
-    host: Annotated[str | None, typer.Option(help="Address to listen on; default 127.0.0.1.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on, 0 for any; default 8000.")] = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="Another file of the collection's checkpoint.")] = None,
+    host: Annotated[str | None, typer.Option(help="Host name or IP address to listen on; default 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on, 0 for any free one; default 8000.")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Another copy of the collection's checkpoint; default: its own.")
+    ] = None,
     read_only: Annotated[
-        bool | None, typer.Option("--read-only", help="Refuse to add and remove; default: allow.")
+        bool | None, typer.Option("--read-only", help="Refuse to add and remove images; default: allow.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N; default auto.")] = None,
     precision: Annotated[
-        Literal["auto", "fp32", "bf16"] | None, typer.Option(help="Of the network; default auto.")
+        Literal["auto", "fp32", "bf16"] | None, typer.Option(help="Precision of the network; default auto.")
     ] = None,
-    engine: Annotated[EngineName | None, typer.Option(help="What computes the network; default torch.")] = None,
+    engine: Annotated[EngineName | None, typer.Option(help="Library that runs the network; default torch.")] = None,
 ) -> None:
-    """Serve a collection over HTTP, with a search page at / and the API at /docs.
+    """Serve a collection over HTTP, with a search page at / and the API documentation at /docs.
 
-    Settings that are not given are taken from the environment (HASHSEEK_HOST, HASHSEEK_PORT, HASHSEEK_READ_ONLY,
-    HASHSEEK_MAX_UPLOAD_BYTES, ...); docs/reference/http-api.md lists them all.
+    Settings without an option come from the environment (HASHSEEK_HOST, HASHSEEK_PORT, HASHSEEK_READ_ONLY,
+    HASHSEEK_MAX_UPLOAD_BYTES, ...). docs/reference/http-api.md lists them all.
     """
     given: dict[str, Any] = {
         "collection": collection,
@@ -59,15 +57,21 @@ def serve(
 
 
 def run(settings: Settings) -> None:
-    """Serve until told to stop; what can be checked is checked before the port is opened."""
-    check_engine(settings.engine, device=settings.device, precision=settings.precision)
-    with closing(Catalog(settings.collection / CATALOG, read_only=settings.read_only)) as catalog:
+    """Serve until stopped. What can be refused is refused before the server starts."""
+    with closing(Catalog(settings.collection / "catalog.sqlite", read_only=settings.read_only)) as catalog:
+        listener = _listen(settings.host, settings.port)
+        import uvicorn
+
+        from hashseek.api.app import create_app
+        from hashseek.indexing.collection import check_checkpoint
+        from hashseek.retrieval.engines import check_engine
+
+        check_engine(settings.engine, device=settings.device, precision=settings.precision)
         check_checkpoint(catalog, settings.checkpoint or settings.collection / catalog.space.checkpoint)
-    listener = _listen(settings.host, settings.port)
     port = listener.getsockname()[1]
     shown = f"[{settings.host}]" if ":" in settings.host else settings.host
-    typer.echo(f"search page on http://{shown}:{port}, API on http://{shown}:{port}/docs (Ctrl-C ends)", err=True)
-    # Being told to stop is no failure. Uvicorn repeats the signal after it has shut down in order.
+    typer.echo(f"search page on http://{shown}:{port}, API on http://{shown}:{port}/docs (Ctrl-C stops)", err=True)
+    # Being stopped is not a failure. Uvicorn raises the signal again after an orderly shutdown.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(0))
     server = uvicorn.Server(uvicorn.Config(create_app(settings), log_level="warning", timeout_graceful_shutdown=10))
@@ -76,10 +80,11 @@ def run(settings: Settings) -> None:
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.socket(family)
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        # With the protocol named, asyncio sets TCP_NODELAY on the connections.
+        listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
+        listener.bind(address)
         listener.listen(2048)
     except OSError as error:
         raise BadConfig(

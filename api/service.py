@@ -1,82 +1,64 @@
-"""The searcher behind the service: loaded in the background, so that the service answers from its first moment."""
+"""Holds the searcher that the HTTP service answers with, and keeps it up to date in background threads."""
 
-import hashlib
-import json
 import logging
 import threading
 import time
 import weakref
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from hashseek.api.problems import NotLoaded, NotReady
 from hashseek.api.settings import Settings
-from hashseek.indexing.catalog import Change, NewImage, StoredImage
-from hashseek.indexing.catalog.records import check_attributes, check_key
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.index.hamming_index import APPROXIMATE
 from hashseek.indexing.searcher import Searcher
-from hashseek.retrieval.errors import BadConfig, HashseekError
+from hashseek.retrieval.errors import HashseekError
 
 log = logging.getLogger("hashseek")
 
-RETRY_SECONDS = 30  # before what could not be loaded or merged is tried again
-MERGE_SECONDS = 1.0  # between two looks at whether the index should take in what changed
-STOP_SECONDS = 5.0  # that the end of the service waits for such a merge
-SUFFIX = {
-    "image/jpeg": ".jpg",
-    "image/mpo": ".jpg",
-    "image/png": ".png",
-    "image/webp": ".webp",
-    "image/gif": ".gif",
-    "image/bmp": ".bmp",
-    "image/tiff": ".tif",
-    "image/avif": ".avif",
-}
+RETRY_SECONDS = 30.0  # until a failed load or merge is tried again
+MERGE_SECONDS = 1.0  # between two checks whether the index needs a merge
+STOP_SECONDS = 5.0  # to wait for a running merge when the service stops
 
 
 class Service:
-    """Holds the searcher once it is loaded, and loads another when the collection has switched to other codes."""
+    """The searcher of the service. Loads in the background, and loads again when the collection changes its model."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._searcher: Searcher | None = None
         self._failure: str | None = None
         self._lock = threading.Lock()
-        self._follower: threading.Thread | None = None
-        self._next_try = 0.0
+        self._reloader: threading.Thread | None = None
+        self._next_reload = 0.0
         self._stopped = threading.Event()
-        self._merger: threading.Thread | None = None
+        self._merger = threading.Thread(target=self._keep_merged, name="hashseek-merge", daemon=True)
 
     def start(self) -> None:
-        """Begin to load collection and model in a thread, and to look after the index in another."""
+        """Start to load collection and model in one thread, and to merge index segments in another."""
         threading.Thread(target=self._load, name="hashseek-load", daemon=True).start()
-        self._merger = threading.Thread(target=self._keep_merged, name="hashseek-merge", daemon=True)
         self._merger.start()
 
     def stop(self) -> None:
-        """Write the index, so that the next start is quick, and close the collection.
+        """Write the index, so that the next start is fast, and close the collection.
 
-        An approximate index that is to be built anew is left to the next start: it may take minutes.
+        An approximate index that needs a rebuild is left to the next start: it may take minutes.
         """
         self._stopped.set()
-        if self._follower is not None:
-            self._follower.join()
+        if self._reloader is not None:
+            self._reloader.join()
         if self._searcher is None:
             return
-        if self._merger is not None:
-            self._merger.join(STOP_SECONDS)
-            if self._merger.is_alive():
-                log.warning("the index was being built anew and was not written: the next start builds it")
-                return
+        self._merger.join(STOP_SECONDS)
+        if self._merger.is_alive():
+            log.warning("the index was being rebuilt and was not written: the next start builds it")
+            return
         collection = self._searcher.collection
         if not self.settings.read_only:
             try:
-                if collection.kind not in APPROXIMATE:  # which were written when they were built
+                if collection.kind not in APPROXIMATE:  # those were written when they were built
                     collection.save_index()
             except (OSError, HashseekError) as error:
-                log.warning("the index was not written and will be rebuilt at the next start: %s", error)
+                log.warning("the index was not written, the next start rebuilds it: %s", error)
         collection.close()
 
     @property
@@ -84,18 +66,16 @@ class Service:
         """The searcher.
 
         Raises:
-            NotReady: it is still being loaded.
-            NotLoaded: it could not be loaded, and will not be.
+            NotReady: it is still loading.
+            NotLoaded: loading failed, and will not be tried again.
         """
         if self._failure is not None:
-            raise NotLoaded(
-                f"the collection could not be loaded: {self._failure}; mend that and start the service again"
-            )
+            raise NotLoaded(f"the collection could not be loaded: {self._failure}; fix that and restart the service")
         searcher = self._searcher
         if searcher is None:
-            raise NotReady("the service is starting: its model is being loaded, try again in a second")
+            raise NotReady("the service is starting and loads its model: try again in a second")
         if not searcher.collection.catalog.is_current():
-            self._follow(searcher)
+            self._reload(searcher)
         return searcher
 
     def _load(self) -> None:
@@ -106,34 +86,32 @@ class Service:
             log.exception("the collection could not be loaded")
 
     def _keep_merged(self) -> None:
-        """Take what changed into the index once it is much, while requests are answered."""
+        """Merge the segments of the index when enough has changed. Requests are answered meanwhile."""
         wait = MERGE_SECONDS
         while not self._stopped.wait(wait):
             try:
                 self._merge()
                 wait = MERGE_SECONDS
-            except (HashseekError, OSError) as error:  # no collection, or no room: requests say so, too
-                wait = RETRY_SECONDS
-                log.warning("the segments of the index could not be merged: %s", error)
             except Exception as error:
                 wait = RETRY_SECONDS
-                log.exception("the segments of the index could not be merged: %s", error)
+                unexpected = not isinstance(error, HashseekError | OSError)
+                log.warning("the segments of the index could not be merged: %s", error, exc_info=unexpected)
 
     def _merge(self) -> None:
-        searcher = self._searcher  # held, or its collection could be closed meanwhile
+        searcher = self._searcher  # a local reference keeps its collection from being closed meanwhile
         if searcher is None:
             return
         collection = searcher.collection
-        # An approximate index takes so long to build that it is written at once; the others wait for the end.
+        # An approximate index takes so long to build that it is written at once. The others wait for `stop`.
         if collection.kind in APPROXIMATE and not self.settings.read_only:
             collection.save_index()
         else:
             collection.merge_segments()
 
     def _open(self, checkpoint: Path | None) -> Searcher:
-        collection = Collection(self.settings.collection, read_only=self.settings.read_only)
+        settings = self.settings
+        collection = Collection(settings.collection, read_only=settings.read_only)
         try:
-            settings = self.settings
             return Searcher.open(
                 collection,
                 checkpoint=checkpoint,
@@ -145,80 +123,23 @@ class Service:
             collection.close()
             raise
 
-    def _follow(self, old: Searcher) -> None:
-        """Open what the collection is now, in a thread; until then, searches are answered from what it was."""
+    def _reload(self, old: Searcher) -> None:
+        """Open the collection again in a thread. Until that is done, the old searcher answers."""
         with self._lock:
-            busy = self._follower is not None and self._follower.is_alive()
-            if busy or old is not self._searcher or time.monotonic() < self._next_try:
+            busy = self._reloader is not None and self._reloader.is_alive()
+            if busy or old is not self._searcher or time.monotonic() < self._next_reload:
                 return
-            self._follower = threading.Thread(target=self._replace, args=(old,), name="hashseek-follow", daemon=True)
-            self._follower.start()
+            self._reloader = threading.Thread(target=self._replace, args=(old,), name="hashseek-reload", daemon=True)
+            self._reloader.start()
 
     def _replace(self, old: Searcher) -> None:
         try:
-            # The checkpoint of the settings is that of the codes which were there at the start.
-            new = self._open(None)
+            new = self._open(None)  # the checkpoint in the settings belongs to the codes at the start
         except Exception as error:
-            self._next_try = time.monotonic() + RETRY_SECONDS
+            self._next_reload = time.monotonic() + RETRY_SECONDS
             log.exception("the collection has switched to codes that could not be loaded: %s", error)
             return
-        # Requests that began with the old searcher end with it; it is closed when the last one has let go of it.
+        # Requests that began with the old searcher end with it. The last one to drop it closes its collection.
         weakref.finalize(old, old.collection.close).atexit = False
         self._searcher = new
         log.warning("the collection now answers with the codes of checkpoint %s", new.encoder.fingerprint[:12])
-
-
-def add_upload(
-    searcher: Searcher,
-    data: bytes,
-    *,
-    labels: tuple[str, ...] = (),
-    key: str | None = None,
-    attributes: Mapping[str, Any] | None = None,
-) -> tuple[StoredImage, Change]:
-    """Store an uploaded image; its record, and what became of it.
-
-    Raises:
-        BadImage: it cannot be decoded; nothing is stored.
-        BadConfig: key or attributes are beyond their limits; nothing is stored.
-    """
-    attributes = attributes or {}
-    check_attributes(attributes)
-    if key is not None:
-        check_key(key)
-    collection = searcher.collection
-    sha256 = hashlib.sha256(data).hexdigest()
-    known = collection.catalog.known_hashes([sha256])
-    stored = collection.catalog.get([known[sha256]])[0] if known else None
-    if stored is not None and key is None:
-        return stored, "known"
-    code = collection.catalog.code_of_hash(sha256)
-    if stored is not None and code is not None:
-        size, media_type, engine = (stored.width, stored.height), stored.media_type, ""
-    else:
-        picture = searcher.decode(data, name="the upload")
-        [code] = searcher.encoder.encode([picture.image])
-        size, media_type, engine = (picture.width, picture.height), picture.media_type, searcher.encoder.engine
-    new = NewImage("", sha256, *size, len(data), media_type, labels, code, key, attributes, None, engine)
-    image_id, change = collection.add_with_file(new, data, suffix=SUFFIX.get(media_type, ""))
-    return collection.catalog.one(image_id), change
-
-
-def parse_labels(text: str) -> tuple[str, ...]:
-    """Labels of a form field, separated by `;`."""
-    labels = tuple(dict.fromkeys(part.strip() for part in text.split(";") if part.strip()))
-    for label in labels:
-        if len(label) > 200:
-            raise BadConfig(f"a label has at most 200 characters, not {len(label)}: {label[:40]}...")
-    return labels
-
-
-def parse_attributes(text: str) -> dict[str, Any]:
-    """Attributes of a form field, a JSON object."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadConfig(f"attributes are a JSON object, and this is no JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise BadConfig(f"attributes are a JSON object, not {text[:40]}")
-    return value

@@ -1,4 +1,4 @@
-"""Settings of the service: arguments of `hashseek serve`, or the environment (`HASHSEEK_...`)."""
+"""Settings of the service, from options of `hashseek serve` or environment variables (`HASHSEEK_...`)."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class Settings(BaseSettings):
-    """Every limit that the service keeps."""
+    """Settings and limits of the service; docs/how-to/back-up-and-repair.md lists them."""
 
     model_config = SettingsConfigDict(env_prefix="HASHSEEK_", frozen=True)
 

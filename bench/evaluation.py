@@ -1,12 +1,12 @@
-"""Time and memory of the exact, tie-aware evaluation beside a per-query NumPy evaluation as the toolboxes write it.
+"""Time and memory of the exact, tie-aware evaluation, compared with a per-query NumPy evaluation as in other toolboxes.
 
     make bench-eval                                       # both sizes below
     make bench-eval ARGS="2100 183234 48 21"              # Q N K C
 
 mAP@5000, the Top-N precision curve up to 5,000 and nDCG@5000 of random codes and labels of NUS-WIDE's size (2,100
 queries x 183,234 codes of 48 bits, 21 labels), then ours alone on 5,000 x 1,000,000 codes of 64 bits. Ours gives the
-expectation over ties with the worst and the best order; the per-query evaluation gives what argsort makes of them.
-Where there is a GPU, the same is counted there too.
+expectation over ties with the worst and the best order; the per-query evaluation breaks ties as argsort does. If there
+is a GPU, the histograms are also counted there.
 """
 
 import gc

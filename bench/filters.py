@@ -10,10 +10,9 @@ import hashlib
 import os
 import sqlite3
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from statistics import median
 
@@ -23,7 +22,6 @@ from hashseek.indexing.catalog import NewImage, attributes, create_catalog
 from hashseek.indexing.catalog.database import Database
 from hashseek.indexing.catalog.filters import Filter, make_filter
 from hashseek.indexing.collection import CATALOG, Collection
-from hashseek.indexing.maintenance.attribute_indexes import choose_attributes
 from hashseek.retrieval.devices import n_cores
 
 LABELS = {"0.1 %": 0.001, "1 %": 0.01, "10 %": 0.1, "90 %": 0.9}
@@ -106,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             of_catalog = milliseconds(options.rounds, lambda c=chosen: collection.catalog.choose(c))
 
             def first(chosen: Filter = chosen) -> None:
-                collection._chosen.clear()
+                collection._filtered.clear()
                 collection.search(query, k=10, among=chosen)
 
             once = milliseconds(options.rounds, first)
@@ -120,44 +118,21 @@ def without_indexes(collection: Collection) -> None:
     """Print what the indexes on attributes take and what their filters cost without them."""
     names = [title for title, chosen in FILTERS.items() if chosen is not None and chosen.attributes]
     path, n = collection.catalog.path, len(collection)
-    with closing(Database(path, read_only=False)) as database:
-        with database.transaction() as db:
-            before = used_bytes(db)
-            n_indexes = len(attributes.known_paths(db) or ())
-            attributes.forget(db)
-            freed = before - used_bytes(db)
-        print(f"\n{n_indexes} indexes on attributes take {freed / n:.0f} bytes per image; without them:\n")
-        print("| filter | ids from the catalog, ms |\n|---|---:|")
-        for title in names:
-            taken = milliseconds(3, lambda c=FILTERS[title]: collection.catalog.ids_where(c))
-            print(f"| {title} | {taken:.0f} |", flush=True)
-    started = time.perf_counter()
-    with waiting_writer(path) as waits:
-        choose_attributes(path)
-    taken = time.perf_counter() - started
-    print(f"\n`index optimize` makes them again in {taken:.1f} s, in which a writer waits up to {max(waits):.1f} s")
-
-
-@contextmanager
-def waiting_writer(path: Path) -> Iterator[list[float]]:
-    """Somebody who wants to write all the time; how long each time took, in seconds."""
-    waits: list[float] = []
-    over = threading.Event()
-
-    def write() -> None:
-        with closing(Database(path, read_only=False)) as database:
-            while not over.wait(0.01):
-                started = time.perf_counter()
-                with database.transaction():
-                    waits.append(time.perf_counter() - started)
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        yield waits
-    finally:
-        over.set()
-        writer.join()
+    with closing(Database(path, read_only=False)) as database, database.transaction() as db:
+        before = used_bytes(db)
+        n_indexes = len(attributes.indexed_paths(db))
+        started = time.perf_counter()
+        attributes.rebuild_indexes(db)
+        seconds = time.perf_counter() - started
+        attributes.drop_indexes(db)
+        freed = before - used_bytes(db)
+    print(f"\n{n_indexes} indexes on attributes take {freed / n:.0f} bytes per image and {seconds:.1f} s to build")
+    print("\nWithout them:\n\n| filter | ids from the catalog, ms |\n|---|---:|")
+    limit, attributes.MAX_INDEXED = attributes.MAX_INDEXED, 0
+    for title in names:
+        taken = milliseconds(3, lambda c=FILTERS[title]: collection.catalog.ids_where(c))
+        print(f"| {title} | {taken:.0f} |", flush=True)
+    attributes.MAX_INDEXED = limit
 
 
 def used_bytes(db: sqlite3.Connection) -> int:

@@ -3,8 +3,8 @@
     make bench-losses          # or: python bench/losses.py [ROUNDS]
 
 256 outputs of 64 numbers, 81 labels, a queue of 4,096 rows. Contrastive losses are compared with SupCon ANY on the same
-queue, HyP2 with its matrix products, CLML with its decompositions, SupCon and Proxy Anchor with pytorch-metric-learning
-where that is installed (`pip install pytorch-metric-learning`; Hashseek does not need it).
+queue, CLML with its decompositions, SupCon and Proxy Anchor with pytorch-metric-learning where that is installed
+(`pip install pytorch-metric-learning`; Hashseek does not need it).
 
 Times are CPU seconds of one thread: seconds on an idle machine, and on a shared one without most of what the others do.
 Every round runs each case, so that a machine that is busy for a while is busy for all; ratios are medians of the ratios
@@ -33,8 +33,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hashseek.training.losses import build_loss
-from hashseek.training.losses.catalogue import ENTRIES, facts
+from hashseek.training.losses import LOSSES, build_loss, loss_class
 from hashseek.training.losses.memory import KeyQueue
 
 B, K, C, Q = 256, 64, 81, 4096
@@ -107,34 +106,6 @@ def case(loss: nn.Module, outputs: Tensor, labels: Tensor, *, logits: Tensor | N
         *([] if scores is None else [scores]),
         *loss.parameters(),
     )
-
-
-def products_of_hyp2(outputs: Tensor, labels: Tensor) -> tuple[Case, Case, Case]:
-    """HyP2's products with dense slopes.
-
-    Its cosines and shared labels as PyTorch's own functions give them, with autograd's backward; the same of rows that
-    need not be normalised; and the six products that our gradients in closed form take, called bare.
-    """
-    rows, points = outputs.clone().requires_grad_(), torch.randn(C, K).requires_grad_()
-    to_points, to_rows = torch.randn(B, C), torch.randn(B, B)
-
-    def cosines() -> None:
-        rows.grad = points.grad = None
-        labels @ labels.T
-        z, p = nn.functional.normalize(rows), nn.functional.normalize(points)
-        torch.autograd.backward([z @ p.T, z @ z.T], [to_points, to_rows])
-
-    def three() -> None:
-        rows.grad = points.grad = None
-        labels @ labels.T
-        torch.autograd.backward([rows @ points.T, rows @ rows.T], [to_points, to_rows])
-
-    def six() -> None:
-        with torch.no_grad():
-            rows @ points.T, rows @ rows.T, labels @ labels.T
-            to_points @ points, to_points.T @ rows, to_rows @ rows
-
-    return cosines, three, six
 
 
 def those_of_pml(generator: torch.Generator) -> dict[str, tuple[Case, Case]]:
@@ -284,17 +255,17 @@ def main() -> None:
     rare = even(B, generator), filled_queue(even(Q, generator), generator)
 
     cases, queued = {}, {}
-    for name, entry in ENTRIES.items():
-        if entry.kind == "contrastive" and facts(name).memory:
+    for name in LOSSES:
+        if loss_class(name).memory_kind == "normalized":
             queued[name] = case(build(name), outputs, labels, memory=memory)
         else:
-            given: dict[str, Any] = {"logits": logits, "epoch": 1} if facts(name).logits != "not read" else {}
+            given: dict[str, Any] = {"logits": logits, "epoch": 1} if loss_class(name).reads_logits != "no" else {}
             cases[name] = case(build(name), outputs, labels, **given)
     queued["hbl, base mulsupcon"] = case(build("hbl", base="mulsupcon"), outputs, labels, memory=memory)
     queued["hbl, labels equally frequent"] = case(build("hbl"), outputs, rare[0], memory=rare[1])
     queued["simdis, mode outside"] = case(build("simdis", mode="outside"), outputs, labels, memory=memory)
     queued["reg, alpha 1"] = case(build("reg", alpha=1.0), outputs, labels, memory=memory)
-    beside = dict(zip(("cosines", "three", "six"), products_of_hyp2(outputs, labels), strict=True))
+    beside = {}
     pml = those_of_pml(generator)
     for name, (mine, yours) in pml.items():
         beside |= {f"ours {name}": mine, f"theirs {name}": yours}
@@ -308,7 +279,7 @@ def main() -> None:
     ratios = {name: ratio(taken[name], taken["supcon"]) for name in queued}
     print("| loss | compared with | ms | x SupCon ANY, queue | peak MiB | largest tensor, x B Q |")
     print("|---|---|---:|---:|---:|---:|")
-    for name, call in sorted((cases | queued).items(), key=lambda item: list(ENTRIES).index(item[0].partition(",")[0])):
+    for name, call in sorted((cases | queued).items(), key=lambda item: list(LOSSES).index(item[0].partition(",")[0])):
         peak, largest = peak_bytes(call), largest_tensor(call)
         if largest >= B * Q * C or peak >= B * Q * C:  # a byte an element: no such tensor of any type
             raise AssertionError(f"{name} makes {largest} elements at once or holds {peak} bytes; B Q C is {B * Q * C}")
@@ -322,17 +293,6 @@ def main() -> None:
     found = f"MISSED by {'; '.join(slow)}" if slow else "met"
     print(f"- Contrastive losses with a queue, at most 3 x SupCon ANY: {found}.")
     print(f"- No tensor of B Q C = {B * Q * C:,} elements, nor as many bytes held at once, in any loss: checked.")
-    for which, text in (("three", "three plain products and autograd's"), ("six", "its own six products, bare")):
-        value = ratio(taken["hyp2"], taken[which])
-        print(
-            f"- HyP2 beside {text} ({1e3 * median(taken[which]):.2f} ms), at most 1.5 x: "
-            f"{value:.2f} x, {verdict(value, 1.5)}."
-        )
-    value = ratio(taken["hyp2"], taken["cosines"])
-    print(
-        f"- HyP2 beside the three with rows normalised first, as cosines need it "
-        f"({1e3 * median(taken['cosines']):.2f} ms): {value:.2f} x."
-    )
     for width in (K, CLML_WIDTH):
         call = case(build("clml", width), torch.randn(B, width, generator=generator), labels, logits=logits, epoch=1)
         total, part = decompositions(call, rounds)

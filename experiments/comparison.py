@@ -1,16 +1,17 @@
-"""Every method on the same data: same network, batches and budget, hyperparameters from a sweep of equal size.
+"""Every method on the same data, with the same network, batches and budget, and a sweep of the same size.
 
-On photographs the backbone is frozen, so that its features are computed once and a run takes seconds. For each method
-a few values of its hyperparameters are tried on the validation part of the training split; the best are trained at
-every length with several seeds; the query split is looked at once, by those runs. Rows of finished runs are kept, so
-that an interrupted reproduction goes on.
+On photographs the backbone is frozen, so its features are computed once and a run takes seconds. For each method a few
+settings are tried on the validation part of the training split. The best are trained at every code length with several
+seeds, and only those runs are scored on the query split. Rows of finished runs are kept, so an interrupted comparison
+continues.
 """
 
 import json
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -37,14 +38,13 @@ Space = dict[str, Any]
 
 N = 1000
 SWEEP_BITS = 24
-# Settings are chosen where neither queries nor database were trained on. Ranked among the images trained on, settings
-# that memorise look best.
+# Validation images are searched among each other: among the images trained on, settings that memorise look best.
 _HELD_OUT = ("train.val_fraction=0.3", "train.val_database=held-out")
 
 
 @dataclass(frozen=True)
 class Data:
-    """What the methods are compared on: a configuration, and how many of the nearest validation images count."""
+    """What the methods are compared on: a configuration, and the N of the validation mAP@N."""
 
     config: Path
     val_n: int
@@ -142,39 +142,55 @@ def load_inputs(config: Config, *, advance: Callable[[int], None] = lambda _: No
     return Inputs(splits, query, database)
 
 
-def common_settings(epochs: int) -> tuple[str, ...]:
-    """What all methods share: AdamW, a cosine schedule, batches of 64, the same number of epochs."""
-    return ("optimizer.name=adamw", "optimizer.lr=0.003", "optimizer.weight_decay=0.0005", f"train.epochs={epochs}")
+@dataclass(frozen=True)
+class Experiment:
+    """One comparison: the same data, code lengths and budget for every method.
+
+    bits: code lengths. n_seeds: runs of each length. n_trials: settings that each method's sweep tries. epochs: of each
+    run. base: overrides of the configuration, for all methods alike.
+    """
+
+    data: str = "mirflickr"
+    bits: tuple[int, ...] = (12, 24, 36, 48)
+    n_seeds: int = 3
+    n_trials: int = 8
+    epochs: int = 40
+    base: tuple[str, ...] = ()
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """What all methods share: AdamW, weight decay, the number of epochs, and `base`."""
+        adamw = ("optimizer.name=adamw", "optimizer.lr=0.003", "optimizer.weight_decay=0.0005")
+        return (*adamw, f"train.epochs={self.epochs}", *self.base)
 
 
-def tune(method: str, data: Data, *, folder: Path, n_trials: int, common: Sequence[str]) -> tuple[str, ...]:
+def tune(method: str, experiment: Experiment, folder: Path) -> tuple[str, ...]:
     """The settings that the method's sweep chose on the validation part; remembered in `folder`."""
     chosen = folder / method / "chosen.json"
-    if chosen.is_file():
-        return tuple(json.loads(chosen.read_text(encoding="utf-8")))
-    entry = METHODS[method]
-    tuning = (*_HELD_OUT, f"train.val_n={data.val_n}", f"model.n_bits={SWEEP_BITS}")
-    content = read_config(data.config, (*common, *tuning, *entry.settings))
-    best = sweep(content, entry.space, n_trials=n_trials, folder=folder / method / "sweep", seed=0)
-    overrides = [f"{key}={json.dumps(value)}" for key, value in best.overrides.items()]
-    write_atomically(chosen, json.dumps(overrides).encode())
-    shutil.rmtree(folder / method / "sweep")  # its checkpoints are large, its choice is kept
-    return tuple(overrides)
+    if not chosen.is_file():
+        data, entry = DATA[experiment.data], METHODS[method]
+        tuning = (*_HELD_OUT, f"train.val_n={data.val_n}", f"model.n_bits={SWEEP_BITS}")
+        content = read_config(data.config, (*experiment.settings, *tuning, *entry.settings))
+        trials = folder / method / "sweep"
+        best = sweep(content, entry.space, n_trials=experiment.n_trials, folder=trials, seed=0)
+        write_atomically(chosen, json.dumps(best.settings).encode())
+        shutil.rmtree(trials)  # the checkpoints are large, and the choice is kept
+    return tuple(json.loads(chosen.read_text(encoding="utf-8")))
 
 
 def measure(data: Data, settings: Sequence[str], out: Path, inputs: Inputs) -> dict[str, Any]:
-    """One run and its figures on the query split; the run folder is gone afterwards."""
+    """Train once and score on the query split; the run folder is deleted afterwards."""
     config = load_config(data.config, settings)
     result = fit(config, out=out, resume=out.is_dir())
     log = read_log(result.run)
-    figures = score(result.run.best, inputs)
+    scores = score(result.run.best, inputs)
     curve = [row[f"val_mAP@{config.train.val_n}"] for row in log]
     nearly = next(epoch for epoch, value in enumerate(curve) if value >= 0.95 * curve[-1])
-    shutil.rmtree(out)  # some megabytes a run, and there are hundreds
+    shutil.rmtree(out)  # some megabytes each, and there are hundreds
     return {
         "n_bits": config.model.n_bits,
         "seed": config.train.seed,
-        **figures,
+        **scores,
         "validation": result.best_score,
         "epochs_to_95": nearly + 1,
         "seconds_to_95": sum(row["seconds"] for row in log[: nearly + 1]),
@@ -184,7 +200,7 @@ def measure(data: Data, settings: Sequence[str], out: Path, inputs: Inputs) -> d
 
 
 def score(checkpoint: Path, inputs: Inputs) -> dict[str, float]:
-    """Figures of a checkpoint on the query split."""
+    """Scores of a checkpoint on the query split."""
     model = load_checkpoint(checkpoint).model.eval()
     function = model.outputs if inputs.splits.query.vectors is None else model
 
@@ -192,130 +208,102 @@ def score(checkpoint: Path, inputs: Inputs) -> dict[str, float]:
         with torch.inference_mode():
             return pack(function(torch.from_numpy(rows)).numpy())
 
-    return figures_of(encode(inputs.query), encode(inputs.database), inputs.splits, n_bits=model.n_bits)
+    return scores_of(encode(inputs.query), encode(inputs.database), inputs.splits, n_bits=model.n_bits)
 
 
-def figures_of(query: Codes, database: Codes, splits: Splits, *, n_bits: int) -> dict[str, float]:
-    """mAP@1000 (expected, worst, best over ties), d_intra and d_inter of the codes of both splits."""
+def scores_of(query: Codes, database: Codes, splits: Splits, *, n_bits: int) -> dict[str, float]:
+    """mAP@1000 (expected, worst and best over ties), d_intra and d_inter of the codes of both splits."""
     found = histograms(query, database, splits.query.labels, splits.database.labels, n_bits=n_bits)
-    figure = average_precision(found, n=N)
+    precision = average_precision(found, n=N)
     distances = class_distances(found)
     return {
-        "mAP": float(figure.expected.mean()),
-        "worst": float(figure.worst.mean()),
-        "best": float(figure.best.mean()),
+        "mAP": float(precision.expected.mean()),
+        "worst": float(precision.worst.mean()),
+        "best": float(precision.best.mean()),
         "d_intra": distances.intra,
         "d_inter": distances.inter,
     }
 
 
-def read_rows(folder: Path, method: str) -> list[dict[str, Any]]:
-    """The rows of a method's finished runs."""
-    file = folder / method / "rows.jsonl"
-    if not file.is_file():
-        return []
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """The rows of a table that runs add to; none if it is missing."""
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
 
 
-def run_method(
-    method: str,
-    folder: Path,
-    *,
-    bits: Sequence[int],
-    n_seeds: int,
-    n_trials: int,
-    epochs: int,
-    data: str = "mirflickr",
-    base: Sequence[str] = (),
-) -> None:
-    """Tune a method and make all of its runs that are not done yet; each leaves a row in `folder`.
+def write_rows(file: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write all rows, atomically."""
+    write_atomically(file, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
-    Args:
-        method: a key of `METHODS`.
-        data: a key of `DATA`.
-        folder: what it holds is not done again.
-        bits: code lengths. n_seeds: runs of each.
-        n_trials: settings tried on the validation part.
-        epochs: of every run.
-        base: overrides of the base configuration, for all methods alike.
+
+def rows_of(folder: Path, method: str) -> list[dict[str, Any]]:
+    """The finished runs of a method."""
+    return read_rows(folder / method / "rows.jsonl")
+
+
+def run_method(method: str, experiment: Experiment, folder: Path) -> None:
+    """Tune a method and train all of its runs that are not finished; each adds a row in `folder`.
 
     Raises:
         HashseekError: what a training run refuses.
     """
     torch.set_num_threads(1)  # on features a run is too small to share between cores; methods run side by side
-    common = (*common_settings(epochs), *base)
-    on = DATA[data]
-    chosen = tune(method, on, folder=folder, n_trials=n_trials, common=common)
-    rows = read_rows(folder, method)
+    data = DATA[experiment.data]
+    chosen = tune(method, experiment, folder)
+    rows = rows_of(folder, method)
     done = {(row["n_bits"], row["seed"]) for row in rows}
-    wanted = [(n_bits, seed) for n_bits in bits for seed in range(n_seeds) if (n_bits, seed) not in done]
+    wanted = [run for run in product(experiment.bits, range(experiment.n_seeds)) if run not in done]
     if not wanted:
         return
-    inputs = load_inputs(load_config(on.config, common))
+    inputs = load_inputs(load_config(data.config, experiment.settings))
     for n_bits, seed in wanted:
-        settings = (*common, *METHODS[method].settings, *chosen, f"model.n_bits={n_bits}", f"train.seed={seed}")
-        rows.append({"method": method, **measure(on, settings, folder / method / f"{n_bits}-{seed}", inputs)})
-        write_atomically(folder / method / "rows.jsonl", "".join(json.dumps(each) + "\n" for each in rows).encode())
+        of_run = (f"model.n_bits={n_bits}", f"train.seed={seed}")
+        settings = (*experiment.settings, *METHODS[method].settings, *chosen, *of_run)
+        rows.append({"method": method, **measure(data, settings, folder / method / f"{n_bits}-{seed}", inputs)})
+        write_rows(folder / method / "rows.jsonl", rows)
 
 
 def run(
     folder: Path,
+    experiment: Experiment,
     *,
     methods: Sequence[str],
-    bits: Sequence[int],
-    n_seeds: int,
-    n_trials: int,
-    epochs: int,
     jobs: int,
-    data: str = "mirflickr",
-    base: Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> None:
     """`run_method` for each of `methods`, `jobs` at a time.
 
     Raises:
-        HashseekError: the first that a method raised.
+        HashseekError: the first error of any method.
     """
-    of_data = {} if data == "mirflickr" else {"data": data}
-    _remember(folder, {"n_trials": n_trials, "epochs": epochs, "base": list(base), **of_data})
-    # The features are computed before methods run side by side, or each would compute them.
-    config = load_config(DATA[data].config, (*common_settings(epochs), *base))
-    for n_bits in bits:
-        load_config(
-            DATA[data].config, (*common_settings(epochs), *base, f"model.n_bits={n_bits}")
-        )  # a bad one is refused at once
+    config = DATA[experiment.data].config
+    for n_bits in experiment.bits:  # a bad one is refused before anything is computed
+        load_config(config, (*experiment.settings, f"model.n_bits={n_bits}"))
+    _check_same_budget(folder, experiment)
     say("queries and database")
-    load_inputs(config)
-    options: dict[str, Any] = {
-        "bits": tuple(bits),
-        "n_seeds": n_seeds,
-        "n_trials": n_trials,
-        "epochs": epochs,
-        "data": data,
-        "base": tuple(base),
-    }
+    # The features are computed before methods run side by side, or each would compute them.
+    load_inputs(load_config(config, experiment.settings))
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        running = {pool.submit(run_method, method, folder, **options): method for method in methods}
+        running = {pool.submit(run_method, method, experiment, folder): method for method in methods}
         for future in as_completed(running):
             future.result()
             say(f"{METHODS[running[future]].title}: done")
 
 
-def _remember(folder: Path, experiment: dict[str, Any]) -> None:
-    """Raise BadConfig if what the folder holds was made with another budget: rows would not compare."""
+def _check_same_budget(folder: Path, experiment: Experiment) -> None:
+    """Raise BadConfig if the folder's runs had another data set or budget: their rows would not compare."""
     file = folder / "experiment.json"
+    budget = {name: value for name, value in asdict(experiment).items() if name not in ("bits", "n_seeds")}
+    budget["base"] = list(experiment.base)
     if not file.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, json.dumps(experiment).encode())
-    elif (earlier := json.loads(file.read_text(encoding="utf-8"))) != experiment:
-        raise BadConfig(
-            f"{folder} holds runs with {earlier}, which do not compare with {experiment}: use the same or another --out"
-        )
+        write_atomically(file, json.dumps(budget).encode())
+    elif (earlier := json.loads(file.read_text(encoding="utf-8"))) != budget:
+        raise BadConfig(f"{folder} holds runs with {earlier}, not {budget}: use the same, or choose another --out")
 
 
 def as_markdown(folder: Path, *, methods: Sequence[str]) -> str:
     """The table of all finished runs: mean and standard deviation over seeds, best first at the longest code."""
-    rows = [row for method in methods for row in read_rows(folder, method)]
+    rows = [row for method in methods for row in rows_of(folder, method)]
     if not rows:
         return "no run is finished yet\n"
     bits = sorted({row["n_bits"] for row in rows})

@@ -1,24 +1,23 @@
-"""Fine-tuned rows beside the frozen ones: HyP2 and the strongest others, the whole network trained.
+"""Fine-tuning beside the frozen comparison: HyP2 and the strongest other methods, with the whole network trained.
 
-Every loss gets the same network, batches, optimiser and epochs, and the hyperparameters of its own that its sweep
-on the frozen backbone chose.
+Every loss gets the same network, batches, optimizer and epochs, and the hyperparameters that its sweep on the frozen
+backbone chose.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
-from experiments.comparison import METHODS, N, figures_of, read_rows
+from experiments.comparison import METHODS, N, read_rows, rows_of, scores_of, write_rows
 from hashseek.retrieval.checkpoint import load_checkpoint
-from hashseek.retrieval.files import write_atomically
 from hashseek.training.config import load_config
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.evaluation.split_encoder import SplitEncoder
 from hashseek.training.loop.fit import fit
 from hashseek.training.runs.progress import Progress
 
+ROWS = Path("finetuned/rows.jsonl")
 BASE = Path("mirflickr25k_mobilenet_v2_tie_aware_48_finetuned")
 
 
@@ -26,7 +25,7 @@ def strongest(folder: Path, methods: Sequence[str], n: int) -> list[str]:
     """HyP2, and the n other methods whose frozen runs of the longest code are best on the validation part."""
     scores: dict[str, float] = {}
     for method in methods:
-        rows = read_rows(folder, method)
+        rows = rows_of(folder, method)
         if rows:
             longest = max(row["n_bits"] for row in rows)
             scores[method] = mean(row["validation"] for row in rows if row["n_bits"] == longest)
@@ -40,9 +39,8 @@ def run_finetuned(
     *,
     base: Sequence[str] = (),
     progress: Progress | None = None,
-    say: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Fine-tune every method that has no row yet and score it once on the query split; what was stopped goes on.
+    """Fine-tune every method that has no row yet and score it once on the query split; an interrupted run resumes.
 
     Args:
         folder: of the comparison; the frozen runs in it have chosen the hyperparameters.
@@ -53,7 +51,7 @@ def run_finetuned(
         HashseekError: what a training run refuses.
     """
     progress = progress or Progress(quiet=True)
-    rows = finetuned_rows(folder)
+    rows = read_rows(folder / ROWS)
     for method in methods:
         if method in {row["method"] for row in rows}:
             continue
@@ -68,22 +66,15 @@ def run_finetuned(
         head = [checkpoint.model.head]
         (query,) = encoder.encode(splits.query, head, progress, "queries")
         (database,) = encoder.encode(splits.database, head, progress, "database")
-        figures = figures_of(query.codes, database.codes, splits, n_bits=config.model.n_bits)
-        row = {"method": method, "n_bits": config.model.n_bits, **figures, "validation": result.best_score}
+        scores = scores_of(query.codes, database.codes, splits, n_bits=config.model.n_bits)
+        row = {"method": method, "n_bits": config.model.n_bits, **scores, "validation": result.best_score}
         rows.append(row)
-        write_atomically(_file(folder), "".join(json.dumps(each) + "\n" for each in rows).encode())
-        say(f"{METHODS[method].title}, fine-tuned: done")
-
-
-def finetuned_rows(folder: Path) -> list[dict[str, Any]]:
-    """The rows of finished fine-tuned runs."""
-    file = _file(folder)
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
+        write_rows(folder / ROWS, rows)
 
 
 def finetuned_markdown(folder: Path) -> str:
     """The table of fine-tuned runs, best first; empty if there are none."""
-    rows = sorted(finetuned_rows(folder), key=lambda row: -row["mAP"])
+    rows = sorted(read_rows(folder / ROWS), key=lambda row: -row["mAP"])
     if not rows:
         return ""
     lines = [
@@ -100,7 +91,3 @@ def finetuned_markdown(folder: Path) -> str:
             f"| {METHODS[row['method']].title} | {row['n_bits']} | {row['mAP']:.4f} | {bounds} | {distances} |"
         )
     return "\n".join(lines) + "\n"
-
-
-def _file(folder: Path) -> Path:
-    return folder / "finetuned" / "rows.jsonl"

@@ -1,20 +1,21 @@
-"""The experiment of HBL's Table II: contrastive training of an MLP on vectors, then a linear probe on it frozen.
+"""One training of HBL's Table II: contrastive training of an MLP on vectors, then a linear probe on it frozen.
 
-What the paper states is fixed here: embeddings of 128, AdamW, cosine warm restarts, a queue of 4,096 keys of a momentum
-encoder, of which the filled part counts. What it searches, or leaves unsaid, is a setting, and `suggest` is the search
-space. As in MulSupCon's code, both views of a row are the standardised row with entries set to 0 at random, and the
-probe may read the encoder's last hidden layer; the embedding is the alternative.
+What the paper states is fixed here: embeddings of 128, AdamW, cosine warm restarts, and a queue of 4,096 keys from a
+momentum encoder, of which the filled part counts. What the paper searches or does not state is a setting, and `suggest`
+is the search space. As in MulSupCon's code, both views of a row are the standardised row with random entries set to 0,
+and the probe reads either the encoder's last hidden layer or the embedding. `hbl_table_2` runs the experiment.
 """
 
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from optuna import Trial
 from torch import Tensor, nn
 
 from hashseek.retrieval.errors import BadDataset
@@ -63,18 +64,8 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-class Suggests(Protocol):
-    """What the search space needs of an Optuna trial."""
-
-    def suggest_categorical(self, name: str, choices: Any) -> Any:
-        """One of `choices`."""
-
-    def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
-        """A number between `low` and `high`."""
-
-
-def suggest(trial: Suggests, method: str) -> dict[str, Any]:
-    """Settings of `method` from the search space: tau, momentum and margins as in the paper, the others ours."""
+def suggest(trial: Trial, method: str) -> dict[str, Any]:
+    """Settings of `method` from the search space; tau, momentum and margins are the paper's, the rest is ours."""
     settings = {
         "hidden": trial.suggest_categorical("hidden", ["512", "1024", "512-512"]),
         "first_cycle": trial.suggest_categorical("first_cycle", [4, 8, 16]),
@@ -101,7 +92,7 @@ def defaults(method: str) -> dict[str, Any]:
     return {name: value for name, value in DEFAULTS.items() if METHODS[method][2] or name not in MARGINS}
 
 
-class Encoder(nn.Module):
+class VectorEncoder(nn.Module):
     """Standardised vectors (n, D) -> features (n, last hidden width) -> embedding (n, 128)."""
 
     def __init__(self, n_inputs: int, hidden: str) -> None:
@@ -135,20 +126,20 @@ def train_encoder(
     weight_decay: float,
     momentum: float,
     seed: int,
-) -> Iterator[Encoder]:
-    """Train on standardised vectors (n, D) with labels (n, C); gives the encoder at the end of each cycle.
+) -> Iterator[VectorEncoder]:
+    """Train on standardised vectors (n, D) with labels (n, C); yields the encoder at the end of each cycle.
 
-    It is the same encoder every time, trained further; stop asking to stop training. Equal arguments give equal
+    It is the same encoder every time, trained further, until the caller stops iterating. Equal arguments give equal
     weights, whatever else draws random numbers.
 
     Args:
         vectors: (n, D) float32.
         labels: (n, C) float32, 0/1.
-        loss: of `build_loss`, for outputs of 128 and C labels.
+        loss: from `build_loss`, for 128 outputs and C labels.
         hidden: widths of the hidden layers, such as "512-512".
         first_cycle: epochs until the learning rate restarts; each later cycle is twice as long as the one before.
-        mask: share of a row's entries set to 0, drawn anew for the query view and the key view.
-        batch_size: rows a step, about: an epoch is cut into equal parts, so that none is small and noisy.
+        mask: share of a row's entries set to 0, drawn separately for the query view and the key view.
+        batch_size: approximate rows per step: an epoch is divided equally, so that no batch is small and noisy.
         lr: learning rate at the start of a cycle; it falls to 0 at its end.
         weight_decay: of AdamW.
         momentum: of the key encoder.
@@ -160,7 +151,7 @@ def train_encoder(
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        encoder = Encoder(vectors.shape[1], hidden)
+        encoder = VectorEncoder(vectors.shape[1], hidden)
     key_encoder = copy.deepcopy(encoder).requires_grad_(False)
     queue = KeyQueue(n_classes=labels.shape[1], n_bits=WIDTH, size=QUEUE)
     optimizer = torch.optim.AdamW(encoder.parameters(), lr=lr, weight_decay=weight_decay, fused=True)
@@ -188,9 +179,9 @@ def train_encoder(
 
 @dataclass(frozen=True)
 class Choice:
-    """What the folds decided for one point of the search space, and the figures there.
+    """What cross-validation chose for one point of the search space, and its scores.
 
-    `score` is the mean of mAP and p@1; both are means over the folds. `thresholds` are the best on all folds together.
+    `score` is the mean of mAP and p@1, each averaged over the folds. `thresholds` are the best on all folds together.
     """
 
     cycles: int
@@ -203,24 +194,22 @@ class Choice:
 
 
 def cross_validate(
-    vectors: NDArray[np.float32],
-    labels: NDArray[np.uint8],
+    train: Split,
     *,
     method: str,
     settings: Mapping[str, Any],
     n_folds: int,
     report: Callable[[int, float], None] = lambda *_: None,
 ) -> Choice:
-    """Train `method` with `settings` on all folds but one, probe on that one, for every fold of the training split.
+    """Train `method` with `settings` on all folds but one and probe on that one, for every fold of the training split.
 
     Every number of cycles, layer and decay of the probe is tried; the one with the best mean over folds is chosen.
-    After each fold, `report` is told the best mean so far, and may raise to give up.
+    After each fold `report` gets the best mean so far; it may raise an exception to stop.
 
     Args:
-        vectors: (n, D) of the training split.
-        labels: (n, C).
+        train: the training split, of vectors.
         method: a key of `METHODS`.
-        settings: as `suggest` gives them.
+        settings: as `suggest` returns them.
         n_folds: parts of the training split; the same rows for every method and point.
         report: called with (fold, score).
 
@@ -228,6 +217,7 @@ def cross_validate(
         BadCodes: training diverged.
         BadDataset: fewer rows than folds.
     """
+    vectors, labels = vectors_of(train), train.labels
     if len(vectors) < 2 * n_folds:
         raise BadDataset(f"the training split has {len(vectors)} rows, too few for {n_folds} folds: use fewer folds")
     tried = list(itertools.product(CYCLES, PROBED, DECAYS))
@@ -268,13 +258,13 @@ def cross_validate(
     )
 
 
-def query_figures(
+def query_scores(
     splits: Splits, *, method: str, settings: Mapping[str, Any], choice: Choice, seed: int
 ) -> dict[str, dict[str, float]]:
-    """Train on the whole training split as chosen, probe, and give the figures of the query split.
+    """Train on the whole training split as chosen, fit a probe, and score the query split three ways.
 
-    By how decisions are made: "folds": thresholds chosen on the training split; "half": at 0.5; "oracle": for each
-    figure the best of nine thresholds on the query split itself, which is what MulSupCon's code reports.
+    "folds": with thresholds chosen on the training split; "half": with 0.5; "oracle": for each score with the best of
+    nine thresholds on the query split itself, which is what MulSupCon's code reports.
     """
     train, query = splits.train, splits.query
     x, held = standardized(vectors_of(train), vectors_of(query))
@@ -292,7 +282,7 @@ def query_figures(
 
 def start_training(
     vectors: Tensor, labels: Tensor, *, method: str, settings: Mapping[str, Any], seed: int
-) -> Iterator[Encoder]:
+) -> Iterator[VectorEncoder]:
     """`train_encoder` with the loss of `method` and `settings`."""
     name, fixed, _ = METHODS[method]
     of_loss = {key: value for key, value in settings.items() if key in ("tau", *MARGINS)}
@@ -302,7 +292,7 @@ def start_training(
 
 
 def standardized(train: NDArray[np.float32], other: NDArray[np.float32]) -> tuple[Tensor, Tensor]:
-    """Both with the columns' mean of `train` subtracted and divided by their deviation there (1 where it is 0)."""
+    """Both arrays, standardised by the column means and deviations of `train` (a deviation of 0 counts as 1)."""
     mean, std = train.mean(axis=0), train.std(axis=0)
     std[std == 0] = 1
     return torch.from_numpy((train - mean) / std), torch.from_numpy((other - mean) / std)

@@ -1,30 +1,29 @@
 """The run behind `python -m experiments hbl-table-2`: for each data set and method a search on the training split, then
-the chosen settings on the query split, once a seed.
+training with the chosen settings and scoring on the query split, once per seed.
 
-A run folder holds one folder per data set, so that two processes can work on two of them:
+A run folder has one folder per data set, so that two processes can work on two data sets:
 
 trials.sqlite3   every trial of the search
-rows.jsonl       one line per finished seed, with its figures on the query split
+rows.jsonl       one line per finished seed, with its scores on the query split
 """
 
-import fcntl
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from optuna import TrialPruned
-from optuna.trial import FrozenTrial, Trial
+import optuna
+from optuna.trial import FrozenTrial, TrialState
 
 from experiments import hbl
-from experiments.search import search
-from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.errors import BadConfig, HashseekError
 from hashseek.retrieval.files import write_atomically
 from hashseek.training.data.splits import Splits
+from hashseek.training.runs.sweep import locked, next_trial, open_study
 
 MARGINS_OFF = "margins off"
+RANDOM_TRIALS = 4  # before the sampler and the pruner learn from earlier ones
 
 
 def run(
@@ -38,109 +37,81 @@ def run(
     n_folds: int,
     say: Callable[[str], None],
 ) -> None:
-    """Finish the search and the seeds of `methods` on the data set `data`, going on from what `folder` holds.
+    """Finish the search and the seeds of `methods` on the data set `data`, continuing what is in `folder`.
 
-    The search sees nothing but the training split. A method with margins is also trained with its chosen settings and
-    lam = 0, so that what the margins do can be told from what the settings do.
+    The search sees the training split only. A method with margins is also trained with its chosen settings and
+    lam = 0, to tell the effect of the margins from that of the settings.
 
     Raises:
-        BadConfig: another process works on this data set in this folder, or earlier trials had another protocol.
+        BadConfig: another process works on this data set in this folder, or earlier trials had other data or folds.
     """
     place = folder / data
     place.mkdir(parents=True, exist_ok=True)
-    with _alone(place):
+    with locked(place):
         for method in methods:
-            best = _best(place, splits, method, n_trials=n_trials, n_folds=n_folds, say=say)
-            chosen = best.user_attrs["settings"]
+            best = _search(place, splits, method, n_trials=n_trials, n_folds=n_folds, say=say)
+            variants = {"": best.user_attrs["settings"]}
+            if "lam" in variants[""]:
+                variants[MARGINS_OFF] = {**variants[""], "lam": 0.0}
             for seed in range(n_seeds):
-                _finish(place, splits, data, method, best, chosen, seed, variant="", say=say)
-                if "lam" in chosen:
-                    off = {**chosen, "lam": 0.0}
-                    _finish(place, splits, data, method, best, off, seed, variant=MARGINS_OFF, say=say)
+                for variant, settings in variants.items():
+                    key = {"data": data, "method": method, "variant": variant, "seed": seed, "trial": best.number}
+                    rows = read_rows(folder, data)
+                    if any(all(row[name] == value for name, value in key.items()) for row in rows):
+                        continue
+                    choice = hbl.Choice(**best.user_attrs["choice"])
+                    found = hbl.query_scores(splits, method=method, settings=settings, choice=choice, seed=seed)
+                    rows.append({**key, "settings": settings, "choice": asdict(choice), "figures": found})
+                    write_atomically(place / "rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+                    name = f"{data} {method} {variant}".strip()
+                    say(f"{name} seed {seed}: p@1 {found['folds']['p@1']:.4f}, mAP {found['folds']['mAP']:.4f}")
 
 
 def read_rows(folder: Path, data: str) -> list[dict[str, Any]]:
-    """The finished seeds of a data set; a line cut off by a crash is left out."""
+    """The finished seeds of a data set."""
     file = folder / data / "rows.jsonl"
-    rows = []
-    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else []:
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            continue
-    return rows
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
 
 
-def _best(
+def _search(
     place: Path, splits: Splits, method: str, *, n_trials: int, n_folds: int, say: Callable[[str], None]
 ) -> FrozenTrial:
-    train = splits.train
-    vectors = hbl.vectors_of(train)
+    """The best of `n_trials` settings, cross-validated on the training split; finished trials are not repeated."""
+    study = open_study(place / "trials.sqlite3", method, optuna.pruners.MedianPruner(n_startup_trials=RANDOM_TRIALS))
+    protocol = {"data": splits.fingerprint, "folds": n_folds}
+    earlier = study.user_attrs.get("protocol", protocol)
+    if earlier != protocol:
+        raise BadConfig(f"the trials in {place} used {earlier}, not {protocol}: use the same, or choose another --out")
+    study.set_user_attr("protocol", protocol)
+    if not study.get_trials(deepcopy=False):
+        study.enqueue_trial(hbl.defaults(method))
+    while (trial := next_trial(study, n_trials, seed=0, n_random=RANDOM_TRIALS)) is not None:
+        outcome = _run_trial(study, trial, splits, method, n_folds=n_folds)
+        say(f"{place.name} {method}: trial {trial.number + 1} of {n_trials} {outcome}")
+    if not study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+        raise BadConfig(f"all {n_trials} trials of {method} failed: allow more --trials")
+    return study.best_trial
 
-    def objective(trial: Trial) -> float:
-        settings = hbl.suggest(trial, method)
 
-        def report(fold: int, score: float) -> None:
+def _run_trial(study: optuna.Study, trial: optuna.Trial, splits: Splits, method: str, *, n_folds: int) -> str:
+    settings = hbl.suggest(trial, method)
+    reported = set(study.get_trials(deepcopy=False)[trial.number].intermediate_values)
+
+    def report(fold: int, score: float) -> None:
+        if fold not in reported:  # by the process that was interrupted
             trial.report(score, fold)
-            if fold + 1 < n_folds and trial.should_prune():
-                raise TrialPruned
+        if fold + 1 < n_folds and trial.should_prune():
+            raise optuna.TrialPruned
 
-        choice = hbl.cross_validate(
-            vectors, train.labels, method=method, settings=settings, n_folds=n_folds, report=report
-        )
-        trial.set_user_attr("settings", settings)
-        trial.set_user_attr("choice", asdict(choice))
-        return choice.score
-
-    return search(
-        place / "trials.sqlite3",
-        method,
-        objective,
-        n_trials=n_trials,
-        seed=0,
-        first=hbl.defaults(method),
-        protocol={"data": splits.fingerprint, "folds": n_folds},
-        say=lambda line: say(f"{place.name} {line}"),
-    )
-
-
-def _finish(
-    place: Path,
-    splits: Splits,
-    data: str,
-    method: str,
-    best: FrozenTrial,
-    settings: dict[str, Any],
-    seed: int,
-    *,
-    variant: str,
-    say: Callable[[str], None],
-) -> None:
-    """Add the row of one seed, unless it is there already."""
-    key = {"data": data, "method": method, "variant": variant, "seed": seed, "trial": best.number}
-    rows = read_rows(place.parent, data)
-    if any(all(row.get(name) == value for name, value in key.items()) for row in rows):
-        return
-    choice = hbl.Choice(**best.user_attrs["choice"])
-    found = hbl.query_figures(splits, method=method, settings=settings, choice=choice, seed=seed)
-    row = {**key, "settings": settings, "choice": asdict(choice), "figures": found}
-    text = "".join(json.dumps(line) + "\n" for line in [*rows, row])
-    write_atomically(place / "rows.jsonl", text.encode())
-    say(
-        f"{data} {method} {variant}{' ' if variant else ''}seed {seed}: p@1 {found['folds']['p@1']:.4f}, "
-        f"mAP {found['folds']['mAP']:.4f}"
-    )
-
-
-@contextmanager
-def _alone(place: Path) -> Iterator[None]:
-    """Hold the folder of a data set for this process; the lock goes with the process, however it ends."""
-    with (place / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise BadConfig(
-                f"another process is working on {place.name} in {place.parent}: wait for it, or name another folder "
-                "with --out"
-            ) from None
-        yield
+    try:
+        choice = hbl.cross_validate(splits.train, method=method, settings=settings, n_folds=n_folds, report=report)
+    except optuna.TrialPruned:
+        study.tell(trial, state=TrialState.PRUNED)
+        return "was pruned"
+    except HashseekError as error:
+        study.tell(trial, state=TrialState.FAIL)
+        return f"failed: {error}"
+    trial.set_user_attr("settings", settings)
+    trial.set_user_attr("choice", asdict(choice))
+    study.tell(trial, choice.score)
+    return f"scored {choice.score:.4f}, best {study.best_value:.4f}"

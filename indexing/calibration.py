@@ -90,7 +90,7 @@ def store_calibration(
     if calibration.n_bits != catalog.n_bits:
         raise BadCodes(f"a calibration of {calibration.n_bits}-bit codes does not fit codes of {catalog.n_bits} bits")
     stored = Stored(calibration, source, tuple(labels), n_images, now())
-    catalog.set_calibration(stored.as_dict())
+    catalog.spaces.set_calibration(stored.as_dict())
     return stored
 
 
@@ -100,7 +100,7 @@ def stored_calibration(catalog: Catalog) -> Stored | None:
     Raises:
         BadCodes: it is of a newer version, or no calibration.
     """
-    kept = catalog.calibration()
+    kept = catalog.spaces.calibration()
     if kept is None:
         return None
     try:

@@ -1,15 +1,15 @@
-"""Checkpoints: one safetensors file that holds everything needed to encode.
+"""Checkpoints: one safetensors file with everything that encoding needs.
 
 The tensors are the model's weights. The file's metadata has one key, "hashseek", with a JSON header:
 
-    format_version   1; 2 where the head is not linear or the input is no image; a newer one is refused
-    model            {"backbone", "n_bits"}, and "head" where it is not linear
-    preprocessing    what `Preprocessing` holds; null for a model of vectors, which has its statistics as weights
+    format_version   1; 2 if the head is not linear or the input is not an image; newer ones are refused
+    model            {"backbone", "n_bits"}, and "head" if it is not linear
+    preprocessing    the fields of `Preprocessing`; null for a model of vectors, whose statistics are weights
     label_names      labels the model was trained on
-    training         the training configuration, as it was run
+    training         the training configuration of the run
     scores           figures measured on the validation part of the training split
-    fingerprint      SHA-256 over weights, model and preprocessing: codes are comparable iff it is equal
-    checksum         SHA-256 over the header itself, so that a changed header is noticed too
+    fingerprint      SHA-256 over weights, model and preprocessing: only codes with equal fingerprints are comparable
+    checksum         SHA-256 over the header, to detect a changed header
 """
 
 import hashlib
@@ -36,7 +36,7 @@ FORMAT_VERSION = 2
 
 @dataclass(frozen=True)
 class Header:
-    """What a checkpoint says about itself. `preprocessing` is None where the model encodes vectors, not images."""
+    """Everything in a checkpoint except the weights. `preprocessing` is None if the model encodes vectors."""
 
     backbone: str
     n_bits: int
@@ -120,7 +120,7 @@ def save_checkpoint(
         head=model.head_name,
     )
     content: dict[str, Any] = {
-        # The oldest that can hold it: an older Hashseek then reads what it can, and says what it cannot.
+        # The oldest version that can represent it, so that an older Hashseek can read it where possible.
         "format_version": 1 if model.head_name == "linear" and preprocessing is not None else 2,
         "model": _describe(model),
         "preprocessing": _as_json(preprocessing),
@@ -134,35 +134,37 @@ def save_checkpoint(
     return header
 
 
-def load_header(path: Path) -> Header:
-    """Read a checkpoint's header without its weights: fast, for messages and listings.
+def load_header(path: Path | str) -> Header:
+    """Read a checkpoint's header without its weights, which is fast.
 
     Raises:
         BadCheckpoint: missing, foreign, truncated, of a newer format, or with a changed header.
     """
+    path = Path(path)
     return _parse(path, _read(path, weights=False)[0])
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint and check that its weights are the ones its fingerprint names.
+def load_checkpoint(path: Path | str) -> Checkpoint:
+    """Read a checkpoint and check its weights against its fingerprint.
 
     Raises:
-        BadCheckpoint: missing, foreign, truncated, of a newer format, or tampered with.
+        BadCheckpoint: missing, foreign, truncated, of a newer format, or changed.
     """
+    path = Path(path)
     content, tensors = _read(path, weights=True)
     header = _parse(path, content)
     model = HashModel(backbone=header.backbone, n_bits=header.n_bits, head=header.head)
     wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
     if wanted != {name: tensor.shape for name, tensor in tensors.items()}:
         raise BadCheckpoint(
-            f"{path} was tampered with: its weights are not those of a {header.backbone} with {header.n_bits} bits"
+            f"{path} was changed: its weights are not those of a {header.backbone} with {header.n_bits} bits"
         )
     copy_state(model, tensors)
     found = fingerprint(model, header.preprocessing)
     if found != header.fingerprint:
         raise BadCheckpoint(
-            f"{path} was tampered with: its content has fingerprint {found[:12]}, its header says "
-            f"{header.fingerprint[:12]}; fetch the original again"
+            f"{path} was changed: its content has the fingerprint {found[:12]}, but its header says "
+            f"{header.fingerprint[:12]}; get the original again"
         )
     return Checkpoint(model.eval(), header)
 
@@ -195,18 +197,17 @@ def _read(path: Path, *, weights: bool) -> tuple[dict[str, Any], dict[str, Tenso
             metadata = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name) for name in opened.keys()} if weights else {}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise BadCheckpoint(f"{path} is truncated or no safetensors file at all: {error}") from None
+        raise BadCheckpoint(f"{path} is truncated or not a safetensors file: {error}") from None
     if "hashseek" not in metadata:
         raise BadCheckpoint(
-            f"{path} holds tensors but no Hashseek header: it may be plain weights, which belong into the "
-            "training configuration as weights = PATH"
+            f"{path} has no Hashseek header: if it contains plain weights, train from them with model.weights=PATH"
         )
     try:
         content = json.loads(metadata["hashseek"])
     except json.JSONDecodeError:
         content = None
     if not isinstance(content, dict):
-        raise BadCheckpoint(f"{path} was tampered with: its header is not a JSON object")
+        raise BadCheckpoint(f"{path} was changed: its header is not a JSON object")
     return content, tensors
 
 
@@ -217,7 +218,7 @@ def _parse(path: Path, content: dict[str, Any]) -> Header:
             f"{path} has checkpoint format {version}, this Hashseek reads up to {FORMAT_VERSION}: update Hashseek"
         )
     if content.get("checksum") != _checksum(content):
-        raise BadCheckpoint(f"{path} was tampered with: its header does not match its checksum")
+        raise BadCheckpoint(f"{path} was changed: its header does not match its checksum")
     preprocessing = content["preprocessing"]
     return Header(
         backbone=str(content["model"]["backbone"]),

@@ -1,4 +1,4 @@
-"""Writing files so that a crash leaves the old one or the whole new one, never half; and a lock between processes."""
+"""Atomic writes, which leave the old or the complete new file after a crash, and a lock between processes."""
 
 import fcntl
 import os
@@ -12,7 +12,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Write `content` to `path` through a temporary file beside it, fsynced and renamed.
 
     Raises:
-        OSError: the folder cannot be written or the disk is full; nothing half-written stays behind.
+        OSError: the folder cannot be written or the disk is full; no partial file remains.
     """
     _make_folder(path.parent)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -30,7 +30,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """Create `folder` and what is missing above it, so that a power loss cannot take them with what is in them."""
+    """Create `folder` and its missing parents, so that they survive a power loss."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)
@@ -49,13 +49,13 @@ def fsync_folder(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: Path, *, shared: bool = False) -> Iterator[None]:
-    """Keep other processes (and threads) that ask for the lock of `folder` waiting; the system releases it at death.
+    """Hold the lock of `folder`; other processes and threads wait. The system releases it if the process dies.
 
-    Any number may hold it `shared` at a time, while nobody holds it otherwise; who may not open the folder goes on
-    without, since who cannot read it cannot hold others up.
+    Several may hold it `shared` at a time. It locks the folder itself, so that no lock file is left behind and readers
+    need no permission to write; a reader who may not even open the folder goes on without the lock.
 
     Raises:
-        OSError: it cannot be opened, and is not to be `shared`.
+        OSError: the folder cannot be opened, and the lock is not `shared`.
     """
     try:
         handle = os.open(folder, os.O_RDONLY)

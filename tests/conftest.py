@@ -76,7 +76,7 @@ def own_collection(indexed, tmp_path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[subprocess.Popen[str]]:
+def fork_server() -> Iterator[subprocess.Popen[str]]:
     """The process that starts commands."""
     with subprocess.Popen([sys.executable, "-c", FORK_SERVER], stdin=subprocess.PIPE, text=True) as process:
         yield process
@@ -84,15 +84,15 @@ def nursery() -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.fixture
-def start(nursery, tmp_path_factory) -> Iterator[Callable[..., Command]]:
+def start(fork_server, tmp_path_factory) -> Iterator[Callable[..., Command]]:
     """Start `hashseek` with arguments; `before` is Python code that runs in the process first, to inject faults."""
     started: list[Command] = []
 
     def start_command(*arguments: object, before: str = "") -> Command:
         command = Command(tmp_path_factory.mktemp("command"))
         task = {"folder": str(command.folder), "arguments": [str(a) for a in arguments], "before": before}
-        nursery.stdin.write(json.dumps(task) + "\n")
-        nursery.stdin.flush()
+        fork_server.stdin.write(json.dumps(task) + "\n")
+        fork_server.stdin.flush()
         started.append(command)
         return command
 

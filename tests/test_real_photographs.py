@@ -1,15 +1,13 @@
-"""The way of a real photograph: a list, a collection, a service, hits. Needs the folder `$HASHSEEK_DATA`."""
+"""Real photographs, trained on, indexed, served and found. Needs the folder `$HASHSEEK_DATA`."""
 
 import csv
 import json
 import os
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 
@@ -20,6 +18,7 @@ from hashseek.retrieval.models.pretrained_weights import load_backbone_weights
 from hashseek.training.config import load_config
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.loop.fit import fit
+from support.commands import wait_until
 
 DATA = Path(os.environ.get("HASHSEEK_DATA", "."))
 pytestmark = pytest.mark.skipif(
@@ -85,57 +84,26 @@ def test_photographs_are_indexed_served_and_found_over_http(tmp_path):
     )
     preprocessing = Preprocessing(size=96, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), crop_fraction=1.0)
     save_checkpoint(tmp_path / "model.safetensors", model, preprocessing, label_names=())
-    program = [sys.executable, "-c", "from hashseek.api.cli import main; main()"]
+    program = [sys.executable, "-m", "hashseek"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [
-            *program,
-            *("index", "add", str(tmp_path / "c"), str(DATA / "coco256" / "images")),
-            *("--checkpoint", str(tmp_path / "model.safetensors"), "--device", "cpu"),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-    )
+    images = DATA / "coco256" / "images"
+    add = ("index", "add", tmp_path / "c", images, "--checkpoint", tmp_path / "model.safetensors", "--device", "cpu")
+    done = subprocess.run([*program, *add], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
-    assert "added 256, already stored 0, skipped 0" in done.stdout
-    server = subprocess.Popen(
-        [*program, "serve", str(tmp_path / "c"), "--port", "0", "--device", "cpu"],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
+    assert "added 256" in done.stdout
+    serve = ("serve", tmp_path / "c", "--port", "0", "--device", "cpu")
+    server = subprocess.Popen([*program, *serve], stderr=subprocess.PIPE, text=True, env=environment)
     try:
-        address = server.stderr.readline().split()[3].rstrip(",")
-        pictures = sorted((DATA / "coco256" / "images").rglob("*.jpg"))
-        for picture in np.random.default_rng(0).choice(np.array(pictures), 10, replace=False):
-            hits = _search(address, Path(picture), k=5)
-            assert hits[0]["distance"] == 0
-            assert any(hit["path"] == str(Path(picture).resolve()) for hit in hits if hit["distance"] == 0)
-            assert [hit["distance"] for hit in hits] == sorted(hit["distance"] for hit in hits)
+        url = server.stderr.readline().split()[3].rstrip(",")
+        with httpx.Client(base_url=url, timeout=60) as client:
+            wait_until(lambda: client.get("/healthz/ready").status_code == 200)
+            pictures = sorted(images.rglob("*.jpg"))
+            for picture in map(Path, np.random.default_rng(0).choice(np.array(pictures), 10, replace=False)):
+                answer = client.post("/v1/search", files={"image": picture.read_bytes()}, data={"k": 5})
+                hits = answer.json()["hits"]
+                assert str(picture.resolve()) in [hit["path"] for hit in hits if hit["distance"] == 0]
+                assert [hit["distance"] for hit in hits] == sorted(hit["distance"] for hit in hits)
     finally:
         server.terminate()
-        server.communicate(timeout=20)
+        server.communicate(timeout=60)
     assert server.returncode == 0
-
-
-def _search(address: str, picture: Path, *, k: int) -> list[dict]:
-    boundary = "hashseek"
-    body = (
-        f'--{boundary}\r\nContent-Disposition: form-data; name="k"\r\n\r\n{k}\r\n--{boundary}\r\n'
-        f'Content-Disposition: form-data; name="image"; filename="{picture.name}"\r\n\r\n'
-    ).encode()
-    body += picture.read_bytes() + f"\r\n--{boundary}--\r\n".encode()
-    request = urllib.request.Request(
-        f"{address}/v1/search", body, {"Content-Type": f"multipart/form-data; boundary={boundary}"}
-    )
-    for _ in range(600):
-        try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
-                return json.load(answer)["hits"]
-        except urllib.error.HTTPError as error:  # 503 while the model loads
-            if error.code != 503:
-                raise
-            time.sleep(0.1)
-    raise AssertionError("the service was not ready within a minute")

@@ -1,12 +1,12 @@
-"""The training configuration: one TOML file, `key=value` overrides, and a check that names every mistake."""
+"""The training configuration: a TOML file with `key=value` overrides, checked. Every setting is described here once."""
 
 import difflib
 import tomllib
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_args
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -18,10 +18,13 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 
 from hashseek.retrieval.errors import BadConfig
-from hashseek.retrieval.images import Preprocessing
-from hashseek.retrieval.models.mlp import MAX_WIDTH
+from hashseek.retrieval.models import MAX_WIDTH
+
+if TYPE_CHECKING:  # it loads torch, and a mistake in a configuration is to be told at once
+    from hashseek.retrieval.images import Preprocessing
 
 
 class _Section(BaseModel):
@@ -41,10 +44,13 @@ class NamedSection(BaseModel):
 
 
 class DataSection(NamedSection):
-    """The data set, and labels that training is not to see: names, or a share of all that is drawn with the seed."""
+    """The data set; its other keys are the data set's options."""
 
-    held_out: tuple[str, ...] | float | None = None
-    held_out_seed: int = Field(default=0, ge=0)
+    name: str = Field(description='a data set, or `"my_module:function"`; its options are further keys')
+    held_out: tuple[str, ...] | float | None = Field(
+        default=None, description="labels to hold out of training: names, or a share to draw"
+    )
+    held_out_seed: int = Field(default=0, ge=0, description="seed of that draw")
 
     @field_validator("held_out", mode="before")
     @classmethod
@@ -52,160 +58,205 @@ class DataSection(NamedSection):
         names = isinstance(value, list | tuple) and all(isinstance(name, str) for name in value) and len(value) > 0
         if value is None or names or (isinstance(value, int | float) and 0 < value < 1):
             return value
-        raise ValueError("it is a list of label names, or a share of the labels between 0 and 1")
+        raise ValueError("use a list of label names, or a share of the labels between 0 and 1")
 
     @model_serializer(mode="wrap")
     def _only_if_held_out(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without held-out labels the section is written as it was before there were any."""
+        """Leave the two settings out where no labels are held out, so that such runs compare as equal to older ones."""
         content: dict[str, Any] = write(self)
         return content if self.held_out is not None else without_held_out(content)
 
 
 def without_held_out(section: dict[str, Any]) -> dict[str, Any]:
-    """The `data` section of a configuration without the labels that training is not to see."""
+    """The `data` section of a configuration without the settings of held-out labels."""
     return {key: value for key, value in section.items() if key not in ("held_out", "held_out_seed")}
 
 
 class LossSection(NamedSection):
-    """The loss, HyP2 unless named otherwise, and what it reads."""
+    """The loss; its other keys are the loss's hyperparameters."""
 
-    name: str = "hyp2"
-    on: Literal["outputs", "features", "projection"] = "outputs"
+    name: str = Field(
+        default="tie_aware", description='a loss, or `"my_module:Class"`; its hyperparameters are further keys'
+    )
+    on: Literal["outputs", "features", "projection"] = Field(
+        default="outputs", description="what the loss reads: `outputs` (K), `features` (D) or `projection`"
+    )
 
 
 class PartnerSection(NamedSection):
-    """A classification loss beside the loss, on a linear layer over what `on` names."""
+    """A classification loss beside the loss, on a linear classifier."""
 
-    on: Literal["outputs", "features", "projection"] = "outputs"
-    weight: float = Field(default=1, gt=0)
+    name: str = Field(
+        description="a classification loss (`asl`, `bce`, `focal`, `hill`, `splc`, `zlpr`) on a linear classifier, "
+        "beside the loss; its hyperparameters are further keys"
+    )
+    on: Literal["outputs", "features", "projection"] = Field(default="outputs", description="what the classifier reads")
+    weight: float = Field(default=1, gt=0, description="weight of its terms")
 
 
 class ProjectionSection(_Section):
-    """The projection head of contrastive training: features -> hidden (None: as many) -> width."""
+    """The projection head of contrastive training; it is not part of the checkpoint."""
 
-    width: int = Field(default=128, ge=1, le=MAX_WIDTH)
-    hidden: int | None = Field(default=None, ge=1, le=MAX_WIDTH)
+    width: int = Field(default=128, ge=1, le=MAX_WIDTH, description="outputs of the projection head")
+    hidden: int | None = Field(
+        default=None, ge=1, le=MAX_WIDTH, description="hidden units of the projection head; none: as many as features"
+    )
 
 
 class MemorySection(_Section):
-    """A queue of keys to contrast with; momentum of the encoder that makes them, 0 for the network itself."""
+    """A queue of keys that contrastive losses compare the batch with."""
 
-    size: int = Field(default=4096, ge=1, le=1_000_000)
-    momentum: float = Field(default=0.999, ge=0, lt=1)
-    until_full: bool = False
+    size: int = Field(
+        default=4096,
+        ge=1,
+        le=1_000_000,
+        description="number of keys; at least a batch (two batches with two views and momentum 0)",
+    )
+    momentum: float = Field(
+        default=0.999, ge=0, lt=1, description="momentum of the key encoder (MoCo); 0 uses the network itself"
+    )
+    until_full: bool = Field(default=False, description="ignore the queue until it is full")
 
 
 class ModelSection(_Section):
-    """Backbone, weights, code length, and the network's input; unset input values are the backbone's own."""
+    """Backbone, weights, code length and the network's input."""
 
-    backbone: str
-    n_bits: int = Field(ge=1, le=1024)
-    weights: str = "none"
-    size: int | None = None
-    mean: tuple[float, float, float] | None = None
-    std: tuple[float, float, float] | None = None
-    crop_fraction: float | None = None
-    interpolation: Literal["bilinear", "bicubic"] | None = None
-    head: str = "linear"
-    dropout: float = Field(default=0, ge=0, lt=1)
-    freeze_backbone: bool = False
-    freeze_batch_norm: bool = False
+    backbone: str = Field(
+        description='a torchvision network, `timm:NAME`, `mlp:294-512-512` for vectors, or `"my_module:function"`'
+    )
+    n_bits: int = Field(ge=1, le=1024, description="number of bits K, 1 to 1024")
+    weights: str = Field(
+        default="none",
+        description='`"default"` (downloaded once), the name of a weight set, or a file; `$NAME` is taken from the '
+        "environment",
+    )
+    size: int | None = Field(
+        default=None, description="width and height of the input in pixels; none: as for the backbone's weights"
+    )
+    mean: tuple[float, float, float] | None = Field(
+        default=None, description="mean of the normalised input, three numbers; none: as for the backbone's weights"
+    )
+    std: tuple[float, float, float] | None = Field(
+        default=None, description="standard deviation of the normalised input; none: as for the backbone's weights"
+    )
+    crop_fraction: float | None = Field(
+        default=None,
+        description="share of the shorter side that is kept at evaluation, 1 resizes the whole image; none: as for the "
+        "backbone's weights",
+    )
+    interpolation: Literal["bilinear", "bicubic"] | None = Field(
+        default=None, description="`bilinear` or `bicubic`; none: as for the backbone's weights"
+    )
+    head: str = Field(default="linear", description="`linear`, `linear_bn`, `mlp` or `mlp:1024`")
+    dropout: float = Field(default=0, ge=0, lt=1, description="dropout of the features before the heads")
+    freeze_backbone: bool = Field(
+        default=False, description="compute the features once and train only what follows them"
+    )
+    freeze_batch_norm: bool = Field(
+        default=False,
+        description="keep batch norm in evaluation mode: for small batches, chunks, and weights with folded batch norm",
+    )
 
-    def preprocessing(self, default: Preprocessing) -> Preprocessing:
+    def preprocessing(self, default: "Preprocessing") -> "Preprocessing":
         """`default` with the values that are set here."""
-        return Preprocessing(
-            size=default.size if self.size is None else self.size,
-            mean=default.mean if self.mean is None else self.mean,
-            std=default.std if self.std is None else self.std,
-            crop_fraction=default.crop_fraction if self.crop_fraction is None else self.crop_fraction,
-            interpolation=default.interpolation if self.interpolation is None else self.interpolation,
-        )
+        names = ("size", "mean", "std", "crop_fraction", "interpolation")
+        return replace(default, **{name: value for name in names if (value := getattr(self, name)) is not None})
 
 
 class OptimizerSection(_Section):
-    """SGD with momentum or AdamW. Rates are per step, decays per the optimizer's own definition."""
+    """SGD with momentum or AdamW. Rates are per step."""
 
-    name: Literal["sgd", "adamw"] = "sgd"
-    lr: float = Field(default=0.01, gt=0)
-    backbone_lr: float | None = Field(default=None, gt=0)
-    proxy_lr: float | None = Field(default=None, gt=0)
-    momentum: float = Field(default=0.9, ge=0, lt=1)
-    weight_decay: float = Field(default=5e-4, ge=0)
-    clip_norm: float | None = Field(default=None, gt=0)
-    schedule: Literal["constant", "step", "cosine", "restarts"] = "cosine"
-    warmup_epochs: float = Field(default=0, ge=0)
-    restart_epochs: int = Field(default=10, ge=1)
-    restart_factor: int = Field(default=2, ge=1)
-    step_epochs: int = Field(default=10, ge=1)
-    step_factor: float = Field(default=0.5, gt=0, lt=1)
+    name: Literal["sgd", "adamw"] = Field(default="sgd", description="`sgd` or `adamw`")
+    lr: float = Field(default=0.01, gt=0, description="learning rate")
+    backbone_lr: float | None = Field(
+        default=None, gt=0, description="learning rate of the backbone; none: `optimizer.lr`"
+    )
+    proxy_lr: float | None = Field(
+        default=None, gt=0, description="learning rate of the loss's proxies and prototypes; none: `optimizer.lr`"
+    )
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum of SGD")
+    weight_decay: float = Field(default=5e-4, ge=0, description="weight decay, as the optimizer defines it")
+    clip_norm: float | None = Field(default=None, gt=0, description="largest norm of the whole gradient")
+    schedule: Literal["constant", "step", "cosine", "restarts"] = Field(
+        default="cosine", description="`constant`, `step`, `cosine` or `restarts` (cosine with warm restarts)"
+    )
+    warmup_epochs: float = Field(default=0, ge=0, description="epochs of linear warm-up; may be a fraction")
+    restart_epochs: int = Field(default=10, ge=1, description="`restarts`: epochs of the first period")
+    restart_factor: int = Field(default=2, ge=1, description="`restarts`: factor of the length of each later period")
+    step_epochs: int = Field(default=10, ge=1, description="`step`: epochs between two steps")
+    step_factor: float = Field(default=0.5, gt=0, lt=1, description="`step`: factor of the rate at each step")
 
 
 class TrainSection(_Section):
-    """Length, batches, augmentation, validation, hardware.
+    """Length, batches, augmentation, validation and hardware."""
 
-    batch_size: of all devices together. chunk_size: rows a device has in memory at once; the batch's loss stays exact.
-    val_database: what the validation part's images are searched in: the images trained on, or each other.
-    patience: epochs without a better validation score before a run stops. ema: of the weights that are validated and
-    saved. views: augmented copies of each image in a batch. noise: of feature vectors, in standard deviations.
-    keep_labels: share of the positive labels of the training part that are kept. single_label: keep one an image.
-    """
-
-    epochs: int = Field(default=20, ge=1)
-    batch_size: int = Field(default=64, ge=1)
-    chunk_size: int | None = Field(default=None, ge=1)
-    seed: int = Field(default=0, ge=0, le=2**32 - 1)
-    val_fraction: float = Field(default=0.1, gt=0, lt=1)
-    val_n: int = Field(default=1000, ge=1)
-    val_database: Literal["training", "held-out"] = "training"
-    patience: int | None = Field(default=None, ge=1)
-    ema: float | None = Field(default=None, gt=0, lt=1)
-    device: str = "auto"
-    devices: int = Field(default=1, ge=1)
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    compile: bool = False
-    views: Literal[1, 2] = 1
-    flip: bool = True
-    min_crop: float = Field(default=0.3, gt=0, le=1)
-    rand_augment: int = Field(default=0, ge=0, le=14)
-    rand_augment_magnitude: int = Field(default=9, ge=0, le=30)
-    jitter: float = Field(default=0, ge=0, le=1)
-    noise: float = Field(default=0, ge=0)
-    keep_labels: float = Field(default=1, gt=0, le=1)
-    single_label: bool = False
-    cache: Literal["auto", "memory", "memmap", "none"] = "auto"
-    cache_gib: float = Field(default=4, ge=0)
+    epochs: int = Field(default=20, ge=1, description="number of epochs")
+    batch_size: int = Field(default=64, ge=1, description="images per batch, over all processes")
+    chunk_size: int | None = Field(
+        default=None,
+        ge=1,
+        description="rows in memory at once per process; the gradient stays that of the whole batch",
+    )
+    seed: int = Field(default=0, ge=0, le=2**32 - 1, description="seed of everything random")
+    val_fraction: float = Field(default=0.1, gt=0, lt=1, description="share of the training split used for validation")
+    val_n: int = Field(default=1000, ge=1, description="N of the validation mAP@N, which chooses the epoch")
+    val_database: Literal["training", "held-out"] = Field(
+        default="training",
+        description="what validation images are searched in: the `training` images, or each other (`held-out`), which "
+        "judges hyperparameters more fairly",
+    )
+    patience: int | None = Field(default=None, ge=1, description="stop after this many epochs without improvement")
+    ema: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="decay of a moving average of the weights, such as 0.999, which is then validated and saved",
+    )
+    device: str = Field(default="auto", description="`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:1`")
+    devices: int = Field(default=1, ge=1, description="number of processes (`--devices`)")
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        default="auto",
+        description="`bf16` where the hardware supports it, else `fp32`; heads and losses always use float32",
+    )
+    compile: bool = Field(default=False, description="torch.compile the backbone: gains nothing on a CPU")
+    views: Literal[1, 2] = Field(
+        default=1, description="augmented copies of every image per batch; with a key encoder the second makes the keys"
+    )
+    flip: bool = Field(default=True, description="mirror half of the images")
+    min_crop: float = Field(
+        default=0.3, gt=0, le=1, description="smallest share of the area that a random crop keeps; 1 crops nothing"
+    )
+    rand_augment: int = Field(default=0, ge=0, le=14, description="number of RandAugment operations")
+    rand_augment_magnitude: int = Field(default=9, ge=0, le=30, description="magnitude of RandAugment, up to 30")
+    jitter: float = Field(
+        default=0, ge=0, le=1, description="brightness, contrast and saturation, each times 1 - jitter to 1 + jitter"
+    )
+    noise: float = Field(default=0, ge=0, description="Gaussian noise on vectors, in standard deviations")
+    keep_labels: float = Field(default=1, gt=0, le=1, description="share of the positive labels that training sees")
+    single_label: bool = Field(default=False, description="training sees one label per image")
+    cache: Literal["auto", "memory", "memmap", "none"] = Field(
+        default="auto",
+        description="where decoded images are kept: `memory`, `memmap` (on disk, also for later runs), `none`, or "
+        "`auto`: the first that has room",
+    )
+    cache_gib: float = Field(default=4, ge=0, description="memory limit of `auto` in GiB")
 
 
 class TrackingSection(_Section):
-    """Where a run is followed beside its folder's log.
+    """Where a run is followed beside its folder's log."""
 
-    mlflow: a tracking URI, true for the one that MLflow itself finds (MLFLOW_TRACKING_URI), false for none.
-    """
-
-    tensorboard: bool = True
-    mlflow: bool | str = False
-
-    @field_validator("mlflow")
-    @classmethod
-    def _holds_no_password(cls, value: bool | str) -> bool | str:
-        if isinstance(value, str) and urlsplit(value).password is not None:
-            raise ValueError(
-                "it is written into the run folder and into checkpoints and must hold no password: give that to MLflow "
-                "as MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
-            )
-        return value
+    tensorboard: bool = Field(
+        default=True, description="write an event file to RUN/tensorboard: `tensorboard --logdir runs`"
+    )
 
 
 class SweepSection(_Section):
-    """A search over settings, for `hashseek sweep`; training alone does not look at it.
+    """A search over settings, for `hashseek sweep`; `hashseek train` ignores it."""
 
-    space: setting -> range, see `hashseek.training.runs.sweep_space`. prune: end trials early that fall behind.
-    """
-
-    trials: int = Field(default=20, ge=1)
-    seed: int = Field(default=0, ge=0)
-    prune: bool = True
-    space: dict[str, Any] = {}
+    trials: int = Field(default=20, ge=1, description="number of trials (`--trials`)")
+    seed: int = Field(default=0, ge=0, description="seed of the values that are tried")
+    prune: bool = Field(default=True, description="stop trials early that fall behind")
+    space: dict[str, Any] = Field(default={}, description="setting -> range, see `hashseek.training.runs.sweep_space`")
 
 
 class Config(_Section):
@@ -225,7 +276,7 @@ class Config(_Section):
     @model_validator(mode="after")
     def _settings_fit(self) -> "Config":
         if self.data.held_out is None and self.data.held_out_seed:
-            raise ValueError("data.held_out_seed draws labels to hold out, but data.held_out is not set: set it too")
+            raise ValueError("data.held_out_seed is set without data.held_out: set both")
         if self.optimizer.warmup_epochs >= self.train.epochs:
             raise ValueError(
                 f"optimizer.warmup_epochs is {self.optimizer.warmup_epochs} and must be less than "
@@ -234,25 +285,25 @@ class Config(_Section):
         if self.train.batch_size % self.train.devices:
             raise ValueError(
                 f"train.batch_size is {self.train.batch_size} and must be a multiple of train.devices, "
-                f"{self.train.devices}: it is the batch of all devices together"
+                f"{self.train.devices}: the batch is divided among them"
             )
         if self.train.single_label and self.train.keep_labels < 1:
             raise ValueError(
-                f"train.single_label keeps one label an image, and train.keep_labels is {self.train.keep_labels}: set "
-                "one of them back"
+                f"train.single_label keeps one label per image, and train.keep_labels is {self.train.keep_labels}: use "
+                "only one of them"
             )
         if self.train.views > 1 and self.model.freeze_backbone:
             raise ValueError(
-                "train.views is 2, but with model.freeze_backbone features are computed once, from one view: set one "
-                "of them back"
+                "train.views is 2, but with model.freeze_backbone features are computed once, from one view: use only "
+                "one of them"
             )
         return self
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a TOML file, or a configuration that Hashseek ships, and apply overrides such as `model.n_bits=24`.
+    """Read a TOML file, or a shipped configuration, and apply overrides such as `model.n_bits=24`.
 
-    An override that gives the loss or the data set another name drops what the file says for the old one.
+    An override that names another loss or data set drops the file's settings for the old one.
 
     Raises:
         BadConfig: no such file, not TOML, a misspelt key, or a value outside its limits.
@@ -261,7 +312,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def read_config(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """What `load_config` checks: the sections of the file with the overrides applied.
+    """The sections of the file with the overrides applied, not yet checked; see `load_config`.
 
     Raises:
         BadConfig: no such file, not TOML, or an override that is not written as one.
@@ -272,7 +323,7 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
         raise BadConfig(f"{path} is not valid TOML: {error}") from None
     except OSError as error:
         raise BadConfig(f"{path} cannot be read: {error.strerror or error}") from None
-    # Names first: what a section says beside its name is meant for that name, so another one starts it afresh.
+    # Names first, since another name clears the section.
     for override in sorted(overrides, key=lambda text: not text.startswith(("data.name=", "loss.name="))):
         _apply(content, override)
     return content
@@ -287,7 +338,7 @@ def find_config(path: Path) -> Path:
         if candidate.is_file() and path.parent in (Path(), Path("training/configs")):
             return candidate
     names = ", ".join(sorted(file.stem for file in shipped.glob("*.toml")))
-    raise BadConfig(f"there is no configuration {path}: give a TOML file or one of {names}")
+    raise BadConfig(f"there is no configuration {path}: name a TOML file or one of {names}")
 
 
 def parse_config(content: dict[str, Any], *, source: str) -> Config:
@@ -301,16 +352,16 @@ def parse_config(content: dict[str, Any], *, source: str) -> Config:
 def _apply(content: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key.strip().rpartition(".")[0] or not key.strip().rpartition(".")[2]:
-        raise BadConfig(f"an override is written section.key=value, such as model.n_bits=24, not {override!r}")
+        raise BadConfig(f"write an override as section.key=value, such as model.n_bits=24, not {override!r}")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        value = text  # a bare word, such as a path: quotes are for the shell to eat
+        value = text  # a bare word, such as a path
     set_value(content, key.strip(), value)
 
 
 def set_value(content: dict[str, Any], key: str, value: Any) -> None:
-    """Set `section.key` of a configuration's content, in place; another name of loss or data starts its section afresh.
+    """Set `section.key` of a configuration's content, in place; another name of loss or data clears its section.
 
     Raises:
         BadConfig: a section on the way is a value.
@@ -320,7 +371,7 @@ def set_value(content: dict[str, Any], key: str, value: Any) -> None:
     for section in sections:
         target = target.setdefault(section, {})
         if not isinstance(target, dict):
-            raise BadConfig(f"the setting {key!r} goes through {section!r}, which is a value and not a section")
+            raise BadConfig(f"the setting {key!r} does not exist: {section!r} is a value, not a section")
     if key in ("data.name", "loss.name") and target.get("name") != value:
         target.clear()
     target[last] = value
@@ -344,8 +395,13 @@ def _explain(error: ValidationError) -> str:
 def _keys(place: tuple[Any, ...]) -> list[str]:
     model: type[BaseModel] = Config
     for part in place:
-        annotation = model.model_fields[str(part)].annotation
-        for inner in (annotation, *get_args(annotation)):  # an optional section is a union with None
-            if isinstance(inner, type) and issubclass(inner, BaseModel):
-                model = inner
+        model = section_model(model.model_fields[str(part)]) or model
     return list(model.model_fields)
+
+
+def section_model(field: FieldInfo) -> type[BaseModel] | None:
+    """The class of a section; None for a plain value. An optional section is a union with None."""
+    for kind in (field.annotation, *get_args(field.annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None

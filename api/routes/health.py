@@ -14,13 +14,13 @@ router = APIRouter(tags=["service"])
 
 @router.get("/healthz/live")
 def live() -> Health:
-    """The process answers."""
+    """Whether the process answers."""
     return Health(status="live")
 
 
 @router.get("/healthz/ready")
 def ready(service: ServiceDep) -> Health:
-    """Collection and model are loaded; 503 until then, and 503 if they cannot be, with the reason."""
+    """Whether collection and model are loaded. 503 with the reason until then, or if loading failed."""
     try:
         service.searcher.collection.catalog.generation()
     except (NotLoaded, BadCollection) as error:
@@ -39,7 +39,7 @@ def stats(service: ServiceDep, searcher: SearcherDep) -> Stats:
         backbone=searcher.encoder.header.backbone,
         engine=searcher.encoder.engine,
         labels=collection.catalog.label_counts(),
-        engines=collection.catalog.engines(),
+        engines=collection.catalog.spaces.engines(),
         read_only=service.settings.read_only,
         version=version("hashseek"),
         index=collection.describe_index(),

@@ -1,68 +1,36 @@
-"""Searching, with a new picture or a stored one."""
+"""Searching with an uploaded image or a stored one."""
 
-from fastapi import APIRouter
+from typing import Annotated
 
-from hashseek.api.dependencies import (
-    EffortForm,
-    EffortQuery,
-    FilterForm,
-    FilterQuery,
-    KForm,
-    KQuery,
-    MaxDistanceForm,
-    MaxDistanceQuery,
-    MinPrecisionForm,
-    MinPrecisionQuery,
-    SearcherDep,
-    ServiceDep,
-    UploadDep,
-    check_k,
-)
-from hashseek.api.schemas import Hits
+from fastapi import APIRouter, Query
+
+from hashseek.api.dependencies import MULTIPART, NoQueryDep, SearcherDep, ServiceDep
+from hashseek.api.parameters import SearchForm, SearchParameters
+from hashseek.api.schemas import SearchAnswer
 from hashseek.indexing.searcher import Answer, Searcher
 
 router = APIRouter(prefix="/v1", tags=["search"])
 
 
-@router.post("/search")
-def search(
-    image: UploadDep,
-    service: ServiceDep,
-    searcher: SearcherDep,
-    among: FilterForm,
-    k: KForm = None,
-    max_distance: MaxDistanceForm = None,
-    min_precision: MinPrecisionForm = None,
-    effort: EffortForm = None,
-) -> Hits:
-    """The stored images most similar to an uploaded picture; only those that the filter lets through are ranked."""
-    k = check_k(service, k)
-    picture = searcher.decode(image, name="the upload")
-    [answer] = searcher.search(
-        [picture.image], k=k, max_distance=max_distance, min_precision=min_precision, among=among, effort=effort
-    )
-    return _hits(searcher, answer)
+@router.post("/search", dependencies=[NoQueryDep])
+def search(service: ServiceDep, searcher: SearcherDep, form: Annotated[SearchForm, MULTIPART]) -> SearchAnswer:
+    """The stored images most similar to an uploaded one. Only images that pass the filters are ranked."""
+    options = form.options(max_k=service.settings.max_k)
+    picture = searcher.decode(form.content(), name="the upload")
+    [answer] = searcher.search([picture.image], **options)
+    return _answer(searcher, answer)
 
 
 @router.get("/images/{image_id}/similar")
 def similar(
-    image_id: int,
-    service: ServiceDep,
-    searcher: SearcherDep,
-    among: FilterQuery,
-    k: KQuery = None,
-    max_distance: MaxDistanceQuery = None,
-    min_precision: MinPrecisionQuery = None,
-    effort: EffortQuery = None,
-) -> Hits:
-    """The stored images most similar to a stored one, itself among them if the filter lets it through."""
-    k = check_k(service, k)
-    answer = searcher.similar(
-        image_id, k=k, max_distance=max_distance, min_precision=min_precision, among=among, effort=effort
-    )
-    return _hits(searcher, answer)
+    image_id: int, service: ServiceDep, searcher: SearcherDep, parameters: Annotated[SearchParameters, Query()]
+) -> SearchAnswer:
+    """The stored images most similar to a stored one, which is among them if it passes the filters."""
+    return _answer(searcher, searcher.similar(image_id, **parameters.options(max_k=service.settings.max_k)))
 
 
-def _hits(searcher: Searcher, answer: Answer) -> Hits:
+def _answer(searcher: Searcher, answer: Answer) -> SearchAnswer:
     collection = searcher.collection
-    return Hits.of(answer, n_bits=collection.n_bits, n_images=len(collection), fingerprint=collection.fingerprint)
+    return SearchAnswer.of(
+        answer, n_bits=collection.n_bits, n_images=len(collection), fingerprint=collection.fingerprint
+    )

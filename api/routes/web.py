@@ -1,4 +1,4 @@
-"""The search page: plain files, nothing from elsewhere."""
+"""The search page. Its files are served from here, nothing from another host."""
 
 from pathlib import Path
 

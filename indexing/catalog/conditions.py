@@ -1,4 +1,4 @@
-"""Conditions on the attributes of images, such as `year>=2015`: how they are written, and what they ask as SQL."""
+"""Conditions on the attributes of images, such as `year>=2015`: parsing them and turning them into SQL."""
 
 import json
 import math
@@ -18,17 +18,17 @@ _NUMERIC = "IN ('integer', 'real')"
 
 @dataclass(frozen=True)
 class Condition:
-    """What an attribute must be.
+    """A condition on one attribute.
 
-    `=` compares with the attribute as text, or as the number, truth value that `value` spells; `^=` asks whether the
-    attribute is a text that begins so. The other operators compare numbers if `value` is one, with numbers and with
-    texts that spell one, and else texts, letter by letter; so an ISO date compares with ISO dates.
+    `=` matches a string equal to `value`, and the number or boolean that `value` spells. `^=` matches strings that
+    start with `value`. The other operators compare numbers, and strings that spell one, if `value` is a number;
+    otherwise they compare strings by code point, so ISO dates compare as dates.
 
     Args:
-        path: name of the attribute; for `camera.model`, an attribute of that name will do, or `model` inside `camera`.
+        path: name of the attribute; `camera.model` also matches `model` inside the object `camera`.
         operator: one of `OPERATORS`.
-        value: as it is written.
-        is_text: compare as text even if `value` spells a number.
+        value: as it was written.
+        is_text: compare as strings even if `value` spells a number.
     """
 
     path: str
@@ -38,25 +38,25 @@ class Condition:
 
 
 def parse_condition(text: str) -> Condition:
-    """A condition as it is written on the command line: `camera=X`, `year>=2015`, `title^=abc`, `zip="01234"`.
+    """Parse a condition such as `camera=X`, `year>=2015`, `title^=abc` or `zip="01234"`.
 
     Raises:
-        BadConfig: it is no condition.
+        BadConfig: the syntax is wrong.
     """
     match = _CONDITION.fullmatch(text)
     if match is None:
-        raise BadConfig(f"{text[:80]!r} is no condition on an attribute: {_SYNTAX}")
+        raise BadConfig(f"{text[:80]!r} is not a condition on an attribute: {_SYNTAX}")
     value = match["value"].strip()
     is_text = len(value) >= 2 and value[0] == value[-1] == '"'
     if not is_text and value[:1] in ("=", "<", ">", "^", "~"):
-        raise BadConfig(f"{text[:80]!r} is no condition on an attribute: {_SYNTAX}")
+        raise BadConfig(f"{text[:80]!r} is not a condition on an attribute: {_SYNTAX}")
     return Condition(match["path"], match["operator"], value[1:-1] if is_text else value, is_text)
 
 
 def alternatives(condition: Condition, path: str) -> list[tuple[str, list[Any]]]:
-    """SQL clauses of which one must hold if the attribute at a JSON path is to be as the condition wants it.
+    """SQL clauses and their values; the condition holds for the attribute at a JSON path if one of the clauses does.
 
-    Each asks for one type first and then for the value, in the order in which `indexing.catalog.attributes` has them.
+    Each tests the type first and then the value, in the order of the columns of the indexes on attributes.
 
     Raises:
         BadConfig: there is no such operator.
@@ -78,28 +78,30 @@ def json_value(path: str) -> str:
 
 
 def json_paths(name: str) -> list[str]:
-    """JSON paths of an attribute's name: as it stands, and with its dots as steps.
+    """JSON paths of an attribute's name: the name as it is, and with its dots as steps.
 
     Raises:
-        BadConfig: no attribute of this name can be asked for.
+        BadConfig: the name is empty or contains quotes.
     """
     if not name or '"' in name or "\0" in name:
-        raise BadConfig(f"{name[:80]!r} is no name of an attribute that can be asked for: it may have no quotes")
+        raise BadConfig(
+            f"{name[:80]!r} is not a valid attribute name in a condition: it must not be empty or contain quotes"
+        )
     return [json_path(name)] if "." not in name else [json_path(name), json_path(*name.split("."))]
 
 
 def json_path(*steps: str) -> str:
-    """The JSON path of these steps. SQLite compares with the stored text, where a backslash or line feed is escaped."""
+    """The JSON path of these names. SQLite compares with the stored JSON, where a backslash or line feed is escaped."""
     return "$" + "".join(f'."{json.dumps(step, ensure_ascii=False)[1:-1]}"' for step in steps)
 
 
 def _literal(text: str) -> str:
-    # No parameter: an index on an expression is used only where the expression is written as in the index.
+    # Not a parameter: SQLite uses an index on an expression only where exactly that expression is written.
     return "'" + text.replace("'", "''") + "'"
 
 
 def _tests(condition: Condition, attribute: str) -> list[tuple[str, str, list[Any]]]:
-    """(type, test of the value, its parameters) of each way to fulfil a condition."""
+    """(type, test of the value, its parameters) of each way to meet a condition."""
     value, operator = condition.value, condition.operator
     if operator not in OPERATORS:
         raise BadConfig(f"there is no operator {operator!r}: {_SYNTAX}")
@@ -118,7 +120,7 @@ def _tests(condition: Condition, attribute: str) -> list[tuple[str, str, list[An
         return tests
     if number is None:
         return [("= 'text'", f"{attribute} {operator} ?", [value])]
-    # A text spells a number if it is equal to the number that SQLite would read from its beginning.
+    # A string spells a number if it equals the number that SQLite reads from its beginning.
     spelt = f"CAST({attribute} AS NUMERIC)"
     return [
         (_NUMERIC, f"{attribute} {operator} ?", [number]),
@@ -127,18 +129,18 @@ def _tests(condition: Condition, attribute: str) -> list[tuple[str, str, list[An
 
 
 def _after_all(beginning: str) -> str:
-    """The first text, in the order of code points, after all that begin so; empty if there is none."""
+    """The first string, by code point, after all that start with `beginning`; empty if there is none."""
     kept = beginning.rstrip(chr(sys.maxunicode))
     if not kept:
         return ""
     following = ord(kept[-1]) + 1
-    return kept[:-1] + chr(0xE000 if 0xD800 <= following <= 0xDFFF else following)  # surrogates are no characters
+    return kept[:-1] + chr(0xE000 if 0xD800 <= following <= 0xDFFF else following)  # surrogates are not characters
 
 
 def _number(text: str) -> int | float | None:
     if _NUMBER.fullmatch(text) is None:
         return None
     if re.fullmatch(r"[+-]?\d{1,19}", text) and -(2**63) <= int(text) < 2**63:
-        return int(text)  # as SQLite keeps it; a float would take its neighbours for it
+        return int(text)  # as SQLite stores it; a float could not tell it from its neighbours
     number = float(text)
     return number if math.isfinite(number) else None

@@ -1,8 +1,8 @@
-"""Which images a search may find: by labels, attributes, ids, keys and the time they were added.
+"""Filters: which images a search may return, by labels, attributes, ids, keys and the time they were added.
 
     Filter(all_labels=("cat",), attributes=(parse_condition("year>=2015"),))
 
-A filter is answered from the catalog, exactly, before anything is ranked.
+The catalog evaluates a filter exactly, before anything is ranked.
 """
 
 import json
@@ -20,26 +20,26 @@ from hashseek.indexing.catalog.conditions import Condition, parse_condition
 from hashseek.indexing.sorted_ids import union
 from hashseek.retrieval.errors import BadConfig
 
-# Up to this share of all images, further conditions are looked up for each of the images that are left.
+# If at most this share of all images is left, further conditions are tested on those images one by one.
 _FEW = 0.05
-# Looking a label up for one image takes as long as reading it for so many.
+# Testing one image for a label takes as long as reading the ids of this many images with that label.
 _LOOKED_UP = 20
 MAX_CONDITIONS = 64  # in one filter; SQLite's own limit lies higher
 
 
 @dataclass(frozen=True)
 class Filter:
-    """What an image must be to be found; what is empty or None asks nothing.
+    """What an image must match to be found; fields that are empty or None match every image.
 
     Args:
-        any_labels: at least one of them.
-        all_labels: each of them.
-        no_labels: none of them.
-        attributes: each of these conditions.
-        ids: one of them.
-        keys: one of them.
-        added_after: at this time or later: a date or time as ISO 8601 writes it, UTC unless it says otherwise.
-        added_before: earlier than this.
+        any_labels: the image has at least one of them.
+        all_labels: it has all of them.
+        no_labels: it has none of them.
+        attributes: it meets all of these conditions.
+        ids: its id is one of them.
+        keys: its key is one of them.
+        added_after: it was added at this time or later; an ISO 8601 date or time, UTC unless it names a time zone.
+        added_before: it was added before this time.
     """
 
     any_labels: tuple[str, ...] = ()
@@ -66,11 +66,10 @@ def make_filter(
     added_after: str | None = None,
     added_before: str | None = None,
 ) -> Filter | None:
-    """The filter that options of a command or parameters of a request spell; None if they ask nothing.
+    """The filter for the options of a command or the parameters of a request; None if none is given.
 
     Raises:
-        BadConfig: a condition or time cannot be read (the sentence shows how it is written), or there are more than
-            `MAX_CONDITIONS`.
+        BadConfig: an invalid condition or time, or more than `MAX_CONDITIONS` conditions.
     """
     if len(where) > MAX_CONDITIONS:
         raise BadConfig(f"a filter takes at most {MAX_CONDITIONS} conditions on attributes, not {len(where)}")
@@ -78,7 +77,7 @@ def make_filter(
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise BadConfig(f"{text[:40]!r} is not valid UTF-8, so nothing that is stored can be meant") from None
+            raise BadConfig(f"{text[:40]!r} is not valid Unicode, so nothing stored can match it") from None
     chosen = Filter(
         tuple(any_labels),
         tuple(all_labels),
@@ -93,31 +92,33 @@ def make_filter(
 
 
 def parse_time(text: str) -> str:
-    """A date or time of ISO 8601 as the catalog writes times; UTC unless it says otherwise.
+    """An ISO 8601 date or time in the catalog's format; UTC unless it names a time zone.
 
     Raises:
-        BadConfig: it is neither.
+        BadConfig: it is not one.
     """
     try:
         time = datetime.fromisoformat(text.strip())
         time = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
-        if time.microsecond:  # stored times are whole seconds: "from 0.5 s on" is "from 1 s on"
+        if time.microsecond:  # stored times are whole seconds: "from 0.5 s on" means "from 1 s on"
             time = time.replace(microsecond=0) + timedelta(seconds=1)
     except (ValueError, OverflowError):
-        raise BadConfig(f"{text[:40]!r} is no time: write it as in 2026-01-31 or 2026-01-31T15:00:00+01:00") from None
+        raise BadConfig(
+            f"{text[:40]!r} is not a date or time: write it like 2026-01-31 or 2026-01-31T15:00:00+01:00"
+        ) from None
     return time.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The ids (ascending) that a filter lets through, or, with `all_but`, all the ids that it does not."""
+    """The ids (ascending) that a filter lets through, or, with `all_but`, those that it leaves out."""
 
     ids: Ids
     all_but: bool = False
 
 
 def choose(db: sqlite3.Connection, chosen: Filter) -> Chosen:
-    """What a filter lets through, without reading all ids where it only says what to leave out."""
+    """What a filter lets through; where it only excludes labels, the ids that it leaves out."""
     if chosen.no_labels and replace(chosen, no_labels=()) == Filter():
         return Chosen(_labelled(db, chosen.no_labels), all_but=True)
     return Chosen(ids_where(db, chosen))
@@ -128,7 +129,7 @@ def ids_where(db: sqlite3.Connection, chosen: Filter) -> Ids:
     found: Ids | None = None
     if chosen.keys is not None:
         query = "SELECT id AS i FROM images WHERE key IN (SELECT value FROM json_each(?))"
-        keys = [key for key in chosen.keys if "\0" not in key]  # SQLite would look for what is before it
+        keys = [key for key in chosen.keys if "\0" not in key]  # SQLite would look for the part before it
         found = np.sort(fetch_ids(db, query, [json.dumps(keys)]))
     if chosen.ids is not None:
         ids = np.unique(np.array([i for i in chosen.ids if 0 <= i < 2**63], np.int64))
@@ -141,32 +142,32 @@ def ids_where(db: sqlite3.Connection, chosen: Filter) -> Ids:
         found = _with_label(db, found, labels)
     clauses: list[str] = []
     values: list[Any] = []
-    for look_up, clause, of_clause in _asked(db, chosen):
+    for look_up, clause, clause_values in _column_conditions(db, chosen):
         indexed = look_up() if found is None or len(found) > few else None
         if indexed is not None:
             found = indexed if found is None else _both(found, indexed)
         else:
             clauses.append(clause)
-            values += of_clause
+            values += clause_values
     if chosen.ids is not None or clauses or found is None:
         by = ""
         if found is not None and len(found) <= few:
             clauses.append("id IN (SELECT value FROM json_each(?))")
             values.append(json.dumps(found.tolist()))
-            found, by = None, " NOT INDEXED"  # by id alone: SQLite would begin with an index on attributes
+            found, by = None, " NOT INDEXED"  # by id alone: SQLite might start with an index on attributes
         where = f" WHERE {' AND '.join(clauses)}" if clauses else ""
-        of_table = np.sort(fetch_ids(db, f"SELECT id AS i FROM images{by}{where}", values))
-        found = of_table if found is None else _both(found, of_table)
+        matching = np.sort(fetch_ids(db, f"SELECT id AS i FROM images{by}{where}", values))
+        found = matching if found is None else _both(found, matching)
     if chosen.no_labels and len(found):
         found = np.setdiff1d(found, _with_label(db, found, chosen.no_labels), assume_unique=True)
     return found
 
 
 def _with_label(db: sqlite3.Connection, found: Ids | None, labels: Sequence[str]) -> Ids:
-    """Those of `found` (ascending; None: all images) that carry one of the labels."""
-    if found is None or any("\0" in label for label in labels):  # json_each ends a text there
-        of_all = _labelled(db, labels)
-        return of_all if found is None else _both(found, of_all)
+    """Those of `found` (ascending; None: all images) that have one of the labels."""
+    if found is None or any("\0" in label for label in labels):  # json_each cuts off strings there
+        labelled = _labelled(db, labels)
+        return labelled if found is None else _both(found, labelled)
     most = _LOOKED_UP * len(found)
     if most >= _count(db) or _count_labelled(db, labels, most=most) <= most:
         return _both(found, _labelled(db, labels))
@@ -178,14 +179,14 @@ def _with_label(db: sqlite3.Connection, found: Ids | None, labels: Sequence[str]
 
 
 def _count_labelled(db: sqlite3.Connection, labels: Sequence[str], *, most: int) -> int:
-    """How many times images carry one of the labels; beyond `most`, only that it is more."""
+    """How often images have one of the labels, counted up to `most` + 1."""
     listed = "SELECT 1 FROM image_labels WHERE label IN (SELECT value FROM json_each(?)) LIMIT ?"
     row = db.execute(f"SELECT count(*) FROM ({listed})", [json.dumps(labels), most + 1]).fetchone()
     return int(row[0])
 
 
 def _labelled(db: sqlite3.Connection, labels: Sequence[str]) -> Ids:
-    """Ids (ascending) of the images that carry one of the labels."""
+    """Ids (ascending) of the images that have one of the labels."""
     each = [
         fetch_ids(db, "SELECT image_id AS i FROM image_labels WHERE label = ?", [label])
         for label in dict.fromkeys(labels)
@@ -199,18 +200,18 @@ def _both(first: Ids, second: Ids) -> Ids:
 
 
 def _count(db: sqlite3.Connection) -> int:
-    row = db.execute("SELECT max(id) FROM images").fetchone()  # counting would read a whole index
+    row = db.execute("SELECT max(id) FROM images").fetchone()  # an upper bound; counting would read a whole index
     return int(row[0] or 0)
 
 
-# A way to look up the ids with an index, which finds None if there is none; the same as SQL; its values.
-_Asked = tuple[Callable[[], Ids | None], str, list[Any]]
+# A function that looks the ids up in an index, or returns None if there is none; the same as an SQL clause; its values.
+_ColumnCondition = tuple[Callable[[], Ids | None], str, list[Any]]
 
 
-def _asked(db: sqlite3.Connection, chosen: Filter) -> list[_Asked]:
-    """What is asked of the table of images; first what lets few through, as far as that can be told without asking."""
-    exact: list[_Asked] = []
-    ranges: list[_Asked] = []
+def _column_conditions(db: sqlite3.Connection, chosen: Filter) -> list[_ColumnCondition]:
+    """Conditions on columns of the table of images; those that probably let few images through come first."""
+    exact: list[_ColumnCondition] = []
+    ranges: list[_ColumnCondition] = []
     for condition in chosen.attributes:
         kind = exact if condition.operator in ("=", "^=") else ranges
         kind.append((partial(ids_with, db, condition), *condition_clause(condition)))
@@ -222,9 +223,9 @@ def _asked(db: sqlite3.Connection, chosen: Filter) -> list[_Asked]:
     if not limits:
         return exact + ranges
     clause, times = " AND ".join(limit for limit, _ in limits), [time for _, time in limits]
-    return [*exact, (partial(_ids_at, db, clause, times), clause, times), *ranges]
+    return [*exact, (partial(_ids_added, db, clause, times), clause, times), *ranges]
 
 
-def _ids_at(db: sqlite3.Connection, clause: str, times: list[Any]) -> Ids:
+def _ids_added(db: sqlite3.Connection, clause: str, times: list[Any]) -> Ids:
     """The ids (ascending) of the images that were added at such times."""
     return np.sort(fetch_ids(db, f"SELECT id AS i FROM images WHERE {clause}", times))

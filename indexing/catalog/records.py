@@ -1,35 +1,47 @@
-"""What a catalog takes and gives: images, code spaces, changes; and the limits of what a caller may say of an image."""
+"""Records of a catalog: images, code spaces, changes; and the limits of keys and attributes."""
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hashseek.retrieval.codes import Codes
-from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.errors import BadCollection, BadConfig
 
 MAX_KEY = 512  # characters
 MAX_ATTRIBUTES = 16 * 1024  # bytes of JSON
 MAX_DEPTH = 32
-_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # as JSON writes it; a backslash that is meant is doubled
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # NUL as JSON writes it; a literal backslash is doubled
 
 Change = Literal["added", "updated", "known"]
+T = TypeVar("T")
+
+IMAGE_COLUMNS = (
+    "id, path, sha256, width, height, bytes, media_type, added_at, key, attributes, changed_at, "
+    "(SELECT json_group_array(label) FROM (SELECT label FROM image_labels WHERE image_id = images.id ORDER BY label))"
+)
 
 
 @dataclass(frozen=True)
 class NewImage:
-    """An image to be added. `code` is packed (code_size,).
+    """An image to be added.
 
     Args:
-        labels: none given: those of a stored image with this key stay.
+        path: of its file, or its URL.
+        sha256: hash of its content.
+        width, height: in pixels.
+        bytes: size of its file.
+        media_type: such as `image/jpeg`.
+        labels: if empty, a stored image with this key keeps its labels.
+        code: packed (code_size,).
         key: the caller's own name for the image, see `check_key`.
-        attributes: a JSON object, see `check_attributes`; empty: those of a stored image with this key stay.
-        mtime_ns: modification time of the file when it was read, None if it is no file.
-        engine: what computed the code, see `hashseek.retrieval.encoder`; empty: unknown.
+        attributes: a JSON object, see `check_attributes`; if empty, a stored image with this key keeps its attributes.
+        mtime_ns: modification time of the file when it was read; None if it is not a file.
+        engine: what computed the code, see `hashseek.retrieval.encoder`; empty if unknown.
     """
 
     path: str
@@ -48,7 +60,7 @@ class NewImage:
 
 @dataclass(frozen=True)
 class StoredImage:
-    """An image of the catalog, without its code. Times are UTC, as in 2026-11-21T17:50:32Z."""
+    """An image of the catalog, without its code. Times are UTC, for example 2026-11-21T17:50:32Z."""
 
     id: int
     path: str
@@ -65,8 +77,8 @@ class StoredImage:
 
 
 @dataclass(frozen=True)
-class OfFile:
-    """What a record says of its file: bytes, and nanoseconds if known; and whether it has a code."""
+class FileRecord:
+    """What a record says about its file: size in bytes, modification time if known, and whether it has a code."""
 
     id: int
     key: str | None
@@ -79,15 +91,19 @@ class OfFile:
 class Changes:
     """What happened since a generation.
 
-    `ids` (ascending) were added, or have another code than before: `codes` (N, code_size). What was known of the ids
-    in `removed` no longer counts: they are gone, or among `ids`. With `whole`, `ids` are all that there are.
+    Args:
+        generation: up to which the changes go.
+        ids: ascending; images that were added or whose code changed.
+        codes: their codes, packed (N, code_size).
+        removed: ids of which earlier knowledge no longer holds: they were removed, or are among `ids`.
+        is_complete: `ids` are all images, and whatever was known before no longer holds.
     """
 
     generation: int
     ids: NDArray[np.int64]
     codes: Codes
     removed: NDArray[np.int64]
-    whole: bool
+    is_complete: bool
 
 
 @dataclass(frozen=True)
@@ -102,61 +118,88 @@ class Space:
     created_at: str
 
 
-def check_key(key: str) -> str:
-    """Return `key` if it can be the key of an image.
+def stored_image(row: tuple[Any, ...]) -> StoredImage:
+    """The record in a row of `IMAGE_COLUMNS`.
 
     Raises:
-        BadConfig: it is empty, longer than `MAX_KEY` characters, no text that can be written as UTF-8, or holds a NUL
-            character, at which SQLite ends a text: "a\\0b" would pass for "a".
+        BadCollection: its labels or attributes are not JSON.
+    """
+    image_id, path, sha256, width, height, n_bytes, media_type, added_at, key, attributes, changed_at, labels = row
+    try:
+        if not (isinstance(path, str) and isinstance(sha256, str)):
+            raise TypeError
+        described = tuple(json.loads(labels)), added_at, key, json.loads(attributes), changed_at
+    except (ValueError, TypeError):
+        raise BadCollection(
+            f"the record of image {image_id} is damaged: fix it with `hashseek index verify --repair`"
+        ) from None
+    return StoredImage(image_id, path, sha256, width, height, n_bytes, media_type, *described)
+
+
+def in_chunks(values: Sequence[T]) -> Iterator[list[T]]:
+    """The values, 500 at a time: SQLite limits the number of placeholders."""
+    for start in range(0, len(values), 500):
+        yield list(values[start : start + 500])
+
+
+def placeholders(values: Sequence[Any]) -> str:
+    """As many question marks as values, separated by commas."""
+    return ",".join("?" * len(values))
+
+
+def check_key(key: str) -> str:
+    r"""Return `key` if it can be the key of an image.
+
+    Raises:
+        BadConfig: it is empty, longer than `MAX_KEY` characters, not valid Unicode, or contains a NUL character, at
+            which SQLite cuts off a string: "a\0b" would match "a".
     """
     if not 1 <= len(key) <= MAX_KEY:
         raise BadConfig(f"a key has 1 to {MAX_KEY} characters, not {len(key)}: {key[:40]!r}")
     if "\0" in key:
-        raise BadConfig(f"the key {key[:40]!r} holds a NUL character (U+0000): leave it out")
+        raise BadConfig(f"the key {key[:40]!r} contains a NUL character (U+0000): remove it")
     try:
         key.encode()
     except UnicodeEncodeError:
-        raise BadConfig(f"the key {key[:40]!r} is not valid UTF-8: choose another") from None
+        raise BadConfig(f"the key {key[:40]!r} is not valid Unicode: choose another") from None
     return key
 
 
 def check_attributes(attributes: Mapping[str, Any]) -> str:
-    """The JSON text of `attributes` as it is stored.
+    r"""The JSON text of `attributes` as it is stored.
 
     Raises:
-        BadConfig: it is no JSON object, has names that are no texts, more than `MAX_ATTRIBUTES` bytes, nests more than
-            `MAX_DEPTH` deep, or holds a NUL character, at which SQLite ends a text: "a\\0b" would pass for "a".
+        BadConfig: not a JSON object, larger than `MAX_ATTRIBUTES` bytes, nested deeper than `MAX_DEPTH`, with names
+            that are not strings, or with a NUL character, at which SQLite cuts off a string: "a\0b" would match "a".
     """
     if not isinstance(attributes, Mapping):
-        raise BadConfig(f"attributes are a JSON object, not {attributes!r:.40}")
-    # Checked first: what nests without end cannot be written, and SQLite reads no more than 1,000 levels.
-    if _is_deeper(attributes, MAX_DEPTH):
-        raise BadConfig(f"attributes nest at most {MAX_DEPTH} deep: put them flatter")
-    if not _has_text_names(attributes):
-        raise BadConfig("names of attributes are texts, and one here is none: write it as text")
+        raise BadConfig(f"attributes must be a JSON object, not {attributes!r:.40}")
+    _check_nested(attributes, MAX_DEPTH)
     try:
         text = json.dumps(dict(attributes), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         n_bytes = len(text.encode())
     except (TypeError, ValueError) as error:
-        raise BadConfig(f"attributes are a JSON object, and these cannot be written as one: {error}") from None
+        raise BadConfig(f"attributes must be a JSON object: {error}") from None
     if n_bytes > MAX_ATTRIBUTES:
-        raise BadConfig(f"the attributes of an image have at most {MAX_ATTRIBUTES:,} bytes as JSON, not {n_bytes:,}")
+        raise BadConfig(f"the attributes of an image may have {MAX_ATTRIBUTES:,} bytes of JSON, not {n_bytes:,}")
     if _NUL.search(text):
-        raise BadConfig("attributes hold a NUL character (U+0000), which no filter could tell apart: leave it out")
+        raise BadConfig("attributes contain a NUL character (U+0000), which filters cannot handle: remove it")
     return text
 
 
-def _has_text_names(value: Any) -> bool:
+def _check_nested(value: Any, depth: int) -> None:
+    """Check names and depth before writing JSON: SQLite reads 1,000 levels, and Python turns numbers into names."""
+    if depth < 0:
+        raise BadConfig(f"attributes may be nested {MAX_DEPTH} levels deep, and these go deeper: flatten them")
     if isinstance(value, Mapping):
-        return all(isinstance(name, str) and _has_text_names(inner) for name, inner in value.items())
-    return not isinstance(value, list | tuple) or all(map(_has_text_names, value))
+        if not all(isinstance(name, str) for name in value):
+            raise BadConfig("names of attributes must be strings")
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for inner in value:
+            _check_nested(inner, depth - 1)
 
 
 def same_attributes(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Whether both say the same; 1, 1.0 and true are three values, as filters tell them apart."""
+    """Whether both are equal as JSON: 1, 1.0 and true are three different values, for filters too."""
     return json.dumps(dict(first), sort_keys=True) == json.dumps(dict(second), sort_keys=True)
-
-
-def _is_deeper(value: Any, depth: int) -> bool:
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    return depth < 0 or any(_is_deeper(part, depth - 1) for part in inner)

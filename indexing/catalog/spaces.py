@@ -1,8 +1,10 @@
-"""Code spaces of a catalog: one is active and answers searches, others are being built or kept to go back to.
+"""Code spaces of a catalog: the codes that one checkpoint gives to the images, and which space searches use.
 
-Functions over an open transaction; `hashseek.indexing.catalog.Catalog` has a method for each.
+One space is active and answers searches; others are being built by a re-encoding, or kept to switch back to.
+`Catalog.spaces` is a `CodeSpaces`.
 """
 
+import json
 import sqlite3
 from collections.abc import Sequence
 from typing import Any
@@ -10,124 +12,199 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hashseek.indexing.catalog.database import now
-from hashseek.indexing.catalog.records import Space
-from hashseek.retrieval.codes import check_codes
+from hashseek.indexing.catalog.database import CatalogDamaged, Database, now
+from hashseek.indexing.catalog.records import IMAGE_COLUMNS, Space, StoredImage, in_chunks, placeholders, stored_image
+from hashseek.retrieval.codes import check_codes, check_n_bits
 from hashseek.retrieval.errors import BadCollection, BadConfig
 
 _SELECT = "SELECT id, fingerprint, n_bits, checkpoint, state, created_at FROM spaces"
+_HAS_NO_CODE = "NOT EXISTS (SELECT 1 FROM codes WHERE space_id = ? AND image_id = images.id)"
+
+Encoded = tuple[int, NDArray[np.uint8], str]  # id, packed code (code_size,), engine or ""
+
+
+class CodeSpaces:
+    """All code spaces of an open catalog. `own` is the space that was active when the catalog was opened."""
+
+    def __init__(self, database: Database) -> None:
+        """Look up the active space.
+
+        Raises:
+            CatalogDamaged: there is none.
+        """
+        self._db = database
+        self.own = self.active()
+
+    def active(self) -> Space:
+        """The space that is active now.
+
+        Raises:
+            CatalogDamaged: there is none.
+        """
+        with self._db.reading() as db:
+            found = active_space(db)
+        if found is None:
+            raise CatalogDamaged(self._db.path, "it has no active code space")
+        return found
+
+    def all(self) -> list[Space]:
+        """Every space, by ascending id."""
+        with self._db.reading() as db:
+            return _all(db)
+
+    def begin(self, fingerprint: str, n_bits: int, checkpoint: str) -> Space:
+        """Create an empty space for the codes of another checkpoint, whose file is called `checkpoint`."""
+        check_n_bits(n_bits)
+        with self._db.transaction() as db:
+            row = db.execute(
+                "INSERT INTO spaces (fingerprint, n_bits, checkpoint, state, created_at) "
+                "VALUES (?, ?, ?, 'building', ?) RETURNING id",
+                (fingerprint, n_bits, checkpoint, now()),
+            ).fetchone()
+            return _one(db, int(row[0]))
+
+    def add_codes(self, space_id: int, codes: Sequence[Encoded], *, hashes: Sequence[str] | None = None) -> int:
+        """Store the codes of images in a space, in one transaction; returns how many. Durable when it returns.
+
+        Args:
+            space_id: of the codes.
+            codes: one per image; an id that is no longer stored is skipped.
+            hashes: content hash of each encoded image; an image whose content has changed since is skipped.
+
+        Raises:
+            BadConfig: there is no such space.
+            BadCodes: a code does not have the space's width.
+        """
+        with self._db.writing() as (db, generation):
+            space = _one(db, space_id)
+            if codes:
+                check_codes(np.stack([code for _, code, _ in codes]), space.n_bits)
+            engines: dict[str, int | None] = {}
+            stored = 0
+            for row, (image_id, code, engine) in enumerate(codes):
+                if engine not in engines:
+                    engines[engine] = engine_id(db, engine)
+                n = db.execute(
+                    "INSERT OR REPLACE INTO codes SELECT ?, id, ?, ? FROM images "
+                    "WHERE id = ? AND (?5 IS NULL OR sha256 = ?5)",
+                    (space.id, code.tobytes(), engines[engine], image_id, None if hashes is None else hashes[row]),
+                ).rowcount
+                if n and space.state == "ready":  # another process may be searching it
+                    note_update(db, image_id, generation)
+                stored += n
+            return stored
+
+    def missing(self, space_id: int, *, after: int, limit: int) -> list[StoredImage]:
+        """At most `limit` images with ids above `after` that have no code in a space, by ascending id."""
+        query = f"SELECT {IMAGE_COLUMNS} FROM images WHERE id > ? AND {_HAS_NO_CODE} ORDER BY id LIMIT ?"
+        with self._db.reading() as db:
+            return [stored_image(row) for row in db.execute(query, (after, space_id, limit)).fetchall()]
+
+    def n_missing(self, space_id: int) -> int:
+        """How many images have no code in a space."""
+        with self._db.reading() as db:
+            return n_missing(db, space_id)
+
+    def switch(self, space_id: int, *, allow_missing: bool = False) -> None:
+        """Make a space the active one. Open collections keep the space with which they were opened.
+
+        Raises:
+            BadConfig: there is no such space.
+            BadCollection: an image has no code in it, and `allow_missing` is False.
+        """
+        with self._db.writing() as (db, _):
+            space = _one(db, space_id)
+            missing = n_missing(db, space_id)
+            if missing and not allow_missing:
+                raise BadCollection(
+                    f"code space {space.id} lacks the codes of {missing} images, which searches would no longer find: "
+                    "finish `hashseek index reencode` first"
+                )
+            db.execute("UPDATE spaces SET state = 'ready' WHERE id = ?", (space.id,))
+            db.execute("UPDATE meta SET value = ? WHERE key = 'space'", (str(space.id),))
+
+    def drop(self, space_id: int) -> None:
+        """Delete a space and its codes. Its checkpoint file stays.
+
+        Raises:
+            BadConfig: there is no such space, or it is the active one.
+        """
+        with self._db.transaction() as db:
+            if _one(db, space_id) == active_space(db):
+                raise BadConfig(f"code space {space_id} is in use: switch to another space before dropping it")
+            db.execute("DELETE FROM spaces WHERE id = ?", (space_id,))
+
+    def codes_of(self, ids: Sequence[int], *, space_id: int | None = None) -> dict[int, tuple[NDArray[np.uint8], str]]:
+        """(packed code (code_size,), engine or "") by id, of those images that have a code in a space."""
+        found: dict[int, tuple[NDArray[np.uint8], str]] = {}
+        with self._db.reading() as db:
+            for chunk in in_chunks([int(i) for i in ids]):
+                rows = db.execute(
+                    "SELECT image_id, code, coalesce(name, '') FROM codes "
+                    "LEFT JOIN engines ON engines.id = codes.engine "
+                    f"WHERE space_id = ? AND image_id IN ({placeholders(chunk)})",
+                    (self.own.id if space_id is None else space_id, *chunk),
+                )
+                found |= {int(i): (np.frombuffer(code, np.uint8), str(engine)) for i, code, engine in rows}
+        return found
+
+    def codes_of_equal_content(self, ids: Sequence[int], *, space_id: int) -> list[Encoded]:
+        """Codes for those images of which another image with the same content has a code in a space."""
+        query = (
+            "SELECT c.code, coalesce(e.name, '') FROM images AS own JOIN images AS other ON other.sha256 = own.sha256 "
+            "CROSS JOIN codes AS c ON c.space_id = ? AND c.image_id = other.id "
+            "LEFT JOIN engines AS e ON e.id = c.engine WHERE own.id = ? LIMIT 1"
+        )
+        with self._db.reading() as db:
+            rows = [(image_id, db.execute(query, (space_id, image_id)).fetchone()) for image_id in ids]
+        return [(image_id, np.frombuffer(row[0], np.uint8), str(row[1])) for image_id, row in rows if row is not None]
+
+    def engines(self) -> dict[str, int]:
+        """Number of codes of this space per engine that computed them; "" where the engine is unknown."""
+        with self._db.reading() as db:
+            rows = db.execute(
+                "SELECT coalesce(name, ''), count(*) FROM codes LEFT JOIN engines ON engines.id = codes.engine "
+                "WHERE space_id = ? GROUP BY codes.engine ORDER BY 1",
+                (self.own.id,),
+            ).fetchall()
+        return {str(name): int(count) for name, count in rows}
+
+    def calibration(self) -> Any | None:
+        """The calibration stored with this space, a JSON value; None if there is none."""
+        with self._db.reading() as db:
+            row = db.execute("SELECT calibration FROM spaces WHERE id = ?", (self.own.id,)).fetchone()
+        return None if row is None or row[0] is None else json.loads(row[0])
+
+    def set_calibration(self, value: Any | None) -> None:
+        """Store a calibration, a JSON value, with this space.
+
+        Raises:
+            BadConfig: it cannot be written as JSON.
+        """
+        try:
+            text = None if value is None else json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise BadConfig(f"a calibration must be a JSON value: {error}") from None
+        with self._db.transaction() as db:
+            db.execute("UPDATE spaces SET calibration = ? WHERE id = ?", (text, self.own.id))
+
+
+# The functions below work within an open transaction of their caller.
 
 
 def active_space(db: sqlite3.Connection) -> Space | None:
-    """The space that searches use; None if the catalog names none that is there."""
+    """The active space; None in a damaged catalog."""
     row = db.execute(f"{_SELECT} WHERE id = (SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'space')").fetchone()
     return None if row is None else _space(row)
 
 
-def all_spaces(db: sqlite3.Connection) -> list[Space]:
-    """Every space, in the order of their making."""
-    return [_space(row) for row in db.execute(f"{_SELECT} ORDER BY id").fetchall()]
-
-
-def one_space(db: sqlite3.Connection, space_id: int) -> Space:
-    """The space with this id.
-
-    Raises:
-        BadConfig: there is none.
-    """
-    known = all_spaces(db)
-    for space in known:
-        if space.id == space_id:
-            return space
-    names = ", ".join(str(space.id) for space in known)
-    raise BadConfig(f"there is no code space {space_id} in the collection: it has {names}")
-
-
-def begin_space(db: sqlite3.Connection, fingerprint: str, n_bits: int, checkpoint: str) -> Space:
-    """A new, empty space, not active."""
-    row = db.execute(
-        "INSERT INTO spaces (fingerprint, n_bits, checkpoint, state, created_at) VALUES (?, ?, ?, 'building', ?) "
-        "RETURNING id",
-        (fingerprint, n_bits, checkpoint, now()),
-    ).fetchone()
-    return one_space(db, int(row[0]))
-
-
-def add_codes(
-    db: sqlite3.Connection,
-    space: Space,
-    codes: Sequence[tuple[int, NDArray[np.uint8], str]],
-    *,
-    hashes: Sequence[str] | None,
-    generation: int,
-) -> int:
-    """Give images of the catalog their codes in `space`; the number stored."""
-    if codes:
-        check_codes(np.stack([code for _, code, _ in codes]), space.n_bits)
-    engines: dict[str, int | None] = {}
-    stored = 0
-    for row, (image_id, code, engine) in enumerate(codes):
-        if engine not in engines:
-            engines[engine] = engine_id(db, engine)
-        n = db.execute(
-            "INSERT OR REPLACE INTO codes SELECT ?, id, ?, ? FROM images WHERE id = ? AND (?5 IS NULL OR sha256 = ?5)",
-            (space.id, code.tobytes(), engines[engine], image_id, None if hashes is None else hashes[row]),
-        ).rowcount
-        if n and space.state == "ready":  # somebody may be searching it
-            note_update(db, image_id, generation)
-        stored += n
-    return stored
-
-
-def n_missing(db: sqlite3.Connection, space: Space) -> int:
-    """How many images have no code in `space`."""
-    row = db.execute(
-        "SELECT count(*) FROM images WHERE NOT EXISTS "
-        "(SELECT 1 FROM codes WHERE space_id = ? AND image_id = images.id)",
-        (space.id,),
-    ).fetchone()
-    return int(row[0])
-
-
-def switch_space(db: sqlite3.Connection, space: Space, *, allow_missing: bool) -> None:
-    """Make `space` the active one.
-
-    Raises:
-        BadCollection: an image has no code in it.
-    """
-    missing = n_missing(db, space)
-    if missing and not allow_missing:
-        raise BadCollection(
-            f"code space {space.id} lacks the codes of {missing} images, which no search would find any more: "
-            "finish `hashseek index reencode` first"
-        )
-    db.execute("UPDATE spaces SET state = 'ready' WHERE id = ?", (space.id,))
-    db.execute("UPDATE meta SET value = ? WHERE key = 'space'", (str(space.id),))
-
-
-def drop_space(db: sqlite3.Connection, space: Space) -> None:
-    """Forget a space and its codes.
-
-    Raises:
-        BadConfig: it is the active one.
-    """
-    if space == active_space(db):
-        raise BadConfig(f"code space {space.id} is the one that searches use: switch to another before dropping it")
-    db.execute("DELETE FROM spaces WHERE id = ?", (space.id,))
-
-
-def codes_of(db: sqlite3.Connection, space_id: int, ids: Sequence[int]) -> dict[int, tuple[NDArray[np.uint8], str]]:
-    """(packed code (code_size,), engine or "") of those images that have one in a space; at most 500 at a time."""
-    rows = db.execute(
-        "SELECT image_id, code, coalesce(name, '') FROM codes LEFT JOIN engines ON engines.id = codes.engine "
-        f"WHERE space_id = ? AND image_id IN ({','.join('?' * len(ids))})",
-        (space_id, *ids),
-    )
-    return {int(image_id): (np.frombuffer(code, np.uint8), str(engine)) for image_id, code, engine in rows}
+def n_missing(db: sqlite3.Connection, space_id: int) -> int:
+    """How many images have no code in a space."""
+    return int(db.execute(f"SELECT count(*) FROM images WHERE {_HAS_NO_CODE}", (space_id,)).fetchone()[0])
 
 
 def engine_id(db: sqlite3.Connection, name: str) -> int | None:
-    """The number under which an engine is kept; None for one that is not known by name."""
+    """The id of an engine, which is added if it is new; None for an engine without a name."""
     if not name:
         return None
     db.execute("INSERT OR IGNORE INTO engines (name) VALUES (?)", (name,))
@@ -135,8 +212,19 @@ def engine_id(db: sqlite3.Connection, name: str) -> int | None:
 
 
 def note_update(db: sqlite3.Connection, image_id: int, generation: int) -> None:
-    """Note that an image's code is another one from this generation on."""
+    """Record that an image has a different code since this generation."""
     db.execute("INSERT OR REPLACE INTO updated VALUES (?, ?)", (image_id, generation))
+
+
+def _all(db: sqlite3.Connection) -> list[Space]:
+    return [_space(row) for row in db.execute(f"{_SELECT} ORDER BY id").fetchall()]
+
+
+def _one(db: sqlite3.Connection, space_id: int) -> Space:
+    spaces = {space.id: space for space in _all(db)}
+    if space_id not in spaces:
+        raise BadConfig(f"there is no code space {space_id}: the collection has {', '.join(map(str, spaces))}")
+    return spaces[space_id]
 
 
 def _space(row: tuple[Any, ...]) -> Space:

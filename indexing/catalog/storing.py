@@ -1,12 +1,19 @@
-"""How an image gets into the tables: added, updated in place, or known already."""
+"""Storing images in the tables: each is added, updates the record of its key, or is known already."""
 
 import json
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hashseek.indexing.catalog.attributes import index_new, known_paths, paths_of
-from hashseek.indexing.catalog.records import Change, NewImage, check_attributes, check_key, same_attributes
+from hashseek.indexing.catalog.attributes import MAX_INDEXED, add_indexes, indexed_paths, paths_of
+from hashseek.indexing.catalog.records import (
+    Change,
+    NewImage,
+    check_attributes,
+    check_key,
+    placeholders,
+    same_attributes,
+)
 from hashseek.indexing.catalog.spaces import engine_id, note_update
 
 
@@ -15,9 +22,10 @@ class Storing:
     """One transaction that stores images whose codes belong to one space.
 
     Args:
-        space_id: of their codes.
+        db: within the transaction.
+        space_id: of the codes.
         generation: that the transaction makes.
-        time: that the records will name.
+        time: of the records.
     """
 
     db: sqlite3.Connection
@@ -25,13 +33,13 @@ class Storing:
     generation: int
     time: str
     _engines: dict[str, int | None] = field(default_factory=dict)
-    _indexed: set[str] | None = field(default_factory=set)
+    _indexed: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._indexed = known_paths(self.db)
+        self._indexed = set(indexed_paths(self.db))
 
     def store(self, image: NewImage, attributes: str) -> tuple[int, Change]:
-        """Store one image; `attributes` is its attributes' text."""
+        """Store one image; `attributes` is the JSON text of its attributes. Returns its id and what changed."""
         if image.key is None:
             known = self.db.execute(
                 "SELECT id, path, mtime_ns FROM images WHERE sha256 = ? ORDER BY id LIMIT 1", (image.sha256,)
@@ -65,74 +73,50 @@ class Storing:
         return image_id, "updated"
 
     def _index_attributes(self, image: NewImage) -> None:
-        """Index names that no image had before this one, whose attributes are stored."""
-        if self._indexed is None or not image.attributes:
-            return
-        new = paths_of(image.attributes) - self._indexed
-        if new:
-            index_new(self.db, sorted(new))
-            self._indexed = known_paths(self.db)
+        """Create indexes for attributes that no stored image had before, as long as there is room."""
+        if image.attributes and len(self._indexed) < MAX_INDEXED:
+            new = [path for path in paths_of(image.attributes) if path not in self._indexed]
+            if new:
+                add_indexes(self.db, new)
+                self._indexed = set(indexed_paths(self.db))
 
     def _insert(self, image: NewImage, attributes: str) -> int:
-        engine = self._engine_of(image)
+        columns = (*_content(image), image.key, self.time, self.time, attributes)
         row = self.db.execute(
-            "INSERT INTO images (key, sha256, path, width, height, bytes, media_type, mtime_ns, added_at, changed_at, "
-            "attributes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING id",
-            (
-                image.key,
-                image.sha256,
-                image.path,
-                image.width,
-                image.height,
-                image.bytes,
-                image.media_type,
-                image.mtime_ns,
-                self.time,
-                self.time,
-                attributes,
-            ),
+            "INSERT INTO images (sha256, path, width, height, bytes, media_type, mtime_ns, key, added_at, changed_at, "
+            f"attributes) VALUES ({placeholders(columns)}) RETURNING id",
+            columns,
         ).fetchone()
         image_id = int(row[0])
         self._index_attributes(image)
-        self.db.execute(
-            "INSERT INTO codes VALUES (?, ?, ?, ?)", (self.space_id, image_id, image.code.tobytes(), engine)
-        )
+        self._insert_code(image_id, image)
         self._label(image_id, image.labels)
         return image_id
 
     def _replace(self, image_id: int, image: NewImage) -> None:
-        """Other content under the same key: codes of the old content, in whichever space, are worth nothing."""
-        engine = self._engine_of(image)
+        """Store new content under the same key: the codes of the old content, in every space, are deleted."""
         self.db.execute(
             "UPDATE images SET sha256 = ?, path = ?, width = ?, height = ?, bytes = ?, media_type = ?, mtime_ns = ? "
             "WHERE id = ?",
-            (
-                image.sha256,
-                image.path,
-                image.width,
-                image.height,
-                image.bytes,
-                image.media_type,
-                image.mtime_ns,
-                image_id,
-            ),
+            (*_content(image), image_id),
         )
         self.db.execute("DELETE FROM codes WHERE space_id IN (SELECT id FROM spaces) AND image_id = ?", (image_id,))
-        self.db.execute(
-            "INSERT INTO codes VALUES (?, ?, ?, ?)", (self.space_id, image_id, image.code.tobytes(), engine)
-        )
+        self._insert_code(image_id, image)
         note_update(self.db, image_id, self.generation)
 
+    def _insert_code(self, image_id: int, image: NewImage) -> None:
+        row = (self.space_id, image_id, image.code.tobytes(), self._engine_of(image))
+        self.db.execute("INSERT INTO codes VALUES (?, ?, ?, ?)", row)
+
     def _give_code(self, image_id: int, image: NewImage) -> None:
-        """Its code for an image that has none, as after a change of models that could not read its file."""
+        """Store the code of an image that has none, for example because a re-encoding could not read its file."""
         lacks = "SELECT 1 FROM codes WHERE space_id = ? AND image_id = ?"
         if self.db.execute(lacks, (self.space_id, image_id)).fetchone() is None:
-            row = (self.space_id, image_id, image.code.tobytes(), self._engine_of(image))
-            self.db.execute("INSERT INTO codes VALUES (?, ?, ?, ?)", row)
+            self._insert_code(image_id, image)
             note_update(self.db, image_id, self.generation)
 
     def _describe(self, image_id: int, image: NewImage, attributes: str, old_attributes: str) -> bool:
-        """Set labels and attributes where some are given and they are others; whether any were."""
+        """Update labels and attributes that are given and differ; returns whether any did."""
         differs, labels = False, image.labels
         if labels:
             old = self.db.execute("SELECT label FROM image_labels WHERE image_id = ?", (image_id,)).fetchall()
@@ -153,14 +137,14 @@ class Storing:
         )
 
     def _note_mtime(self, image_id: int, mtime_ns: int | None, image: NewImage) -> None:
-        """A file that was only touched: the next look at its time need not read it again."""
+        """Store a file's new modification time, so that a file that was only touched is not read again."""
         if image.mtime_ns is not None and image.mtime_ns != mtime_ns:
             self.db.execute("UPDATE images SET mtime_ns = ? WHERE id = ?", (image.mtime_ns, image_id))
 
     def _engine_of(self, image: NewImage) -> int | None:
-        """The engine's number; a code that was taken over from equal content keeps the engine that made it."""
+        """The engine's id; a code that was copied from equal content keeps the engine that computed it."""
         if not image.engine:
-            # CROSS JOIN: from the few images to their codes, whatever SQLite guesses about sizes.
+            # CROSS JOIN: from the few images to their codes, whatever SQLite estimates.
             row = self.db.execute(
                 "SELECT c.engine FROM images AS i CROSS JOIN codes AS c ON c.space_id = ? AND c.image_id = i.id "
                 "WHERE i.sha256 = ? AND c.code = ? LIMIT 1",
@@ -172,8 +156,14 @@ class Storing:
         return self._engines[image.engine]
 
 
+def _content(image: NewImage) -> tuple[object, ...]:
+    """The columns that follow from an image's content and file."""
+    size = image.width, image.height, image.bytes
+    return image.sha256, image.path, *size, image.media_type, image.mtime_ns
+
+
 def _is_same(text: str, old_text: str) -> bool:
-    """Whether two texts of attributes say the same; an old one that is damaged says nothing."""
+    """Whether two JSON texts are equal; a damaged old one is equal to none."""
     try:
         return same_attributes(json.loads(text), json.loads(old_text))
     except (ValueError, RecursionError):
@@ -181,10 +171,10 @@ def _is_same(text: str, old_text: str) -> bool:
 
 
 def check_new(images: Sequence[NewImage]) -> list[str]:
-    """The text of each image's attributes, if all images can be stored.
+    """The JSON text of each image's attributes, if all images can be stored.
 
     Raises:
-        BadConfig: a key or attributes are beyond their limits.
+        BadConfig: a key or attributes exceed their limits.
     """
     for image in images:
         if image.key is not None:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hashseek.indexing.cli.options import Device, Engine, Precision
-from hashseek.indexing.collection import CATALOG, Collection, check_checkpoint, check_place, open_or_create
+from hashseek.indexing.collection import CATALOG, Collection, check_checkpoint, check_place, open_for_adding
 from hashseek.indexing.index.hamming_index import APPROXIMATE
 from hashseek.indexing.ingest.batch import Report, find_sources, ingest, preview
 from hashseek.indexing.ingest.remote import MAX_BYTES, SECONDS, fetch
@@ -104,7 +104,7 @@ def add(
             typer.echo(f"dry run: {_outcome(report, of='would be ')}; {place}")
             _conclude(report, strict=strict)
             return
-        opened = stack.enter_context(closing(open_or_create(collection, checkpoint=checkpoint)))
+        opened = stack.enter_context(open_for_adding(collection, checkpoint=checkpoint))
         encoder = Searcher.open(opened, device=device, precision=precision, engine=engine).encoder
         stop = stack.enter_context(_stopping())
         store = partial(ingest, opened, encoder, on_error=on_error, fetch=get)

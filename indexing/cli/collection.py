@@ -78,9 +78,9 @@ def stats(
             "index": opened.describe_index(),
             "spaces": {
                 str(space.id): f"{space.fingerprint[:12]} ({space.n_bits} bits, {state_of(space)})"
-                for space in opened.catalog.spaces()
+                for space in opened.catalog.spaces.all()
             },
-            "engines": {name or "unknown": n for name, n in opened.catalog.engines().items()},
+            "engines": {name or "unknown": n for name, n in opened.catalog.spaces.engines().items()},
             "labels": opened.catalog.label_counts(),
         }
     if as_json:
@@ -139,14 +139,14 @@ def verify(
         problems = opened.verify()
         n_images = len(opened)
         for problem in problems:
-            typer.echo(printable(problem))
+            typer.echo(printable(str(problem)))
         if codes and n_images:
             encoder = Searcher.open(opened, device=device, precision=precision, engine=engine).encoder
             found = recheck(opened, encoder, codes, seed)
-            problems += found.problems
+            problems += found.findings
             typer.echo("\n".join([f"encoded again by {found.engine}:", *(f"  {part}" for part in found.compared)]))
-            for problem in found.problems:
-                typer.echo(printable(problem))
+            for problem in found.findings:
+                typer.echo(printable(str(problem)))
     typer.echo(f"{n_images} images, {len(problems)} problems")
     if problems:
         raise typer.Exit(1)

@@ -16,7 +16,6 @@ from hashseek.indexing.maintenance.exchange import export, import_
 from hashseek.indexing.maintenance.optimize import optimize
 from hashseek.indexing.maintenance.reencode import Reencoded, drop_space, reencode, switch_space
 from hashseek.indexing.maintenance.repair import repair
-from hashseek.indexing.maintenance.restore_in_place import rewind
 from hashseek.indexing.printing import printable
 
 app = typer.Typer()
@@ -41,12 +40,9 @@ def snapshot_command(
 def restore_command(
     file: Annotated[Path, typer.Argument(help="A snapshot.")],
     collection: Annotated[Path, typer.Argument(help="A new or an empty folder.")],
-    over: Annotated[
-        bool, typer.Option("--over", help="Take an existing collection back to its snapshot; it may be in use.")
-    ] = False,
 ) -> None:
-    """Make a collection from a snapshot, every byte checked: all of it or nothing."""
-    contents = rewind(file, collection) if over else restore(file, collection)
+    """Restore a collection from a snapshot into a new folder, every byte checked: all of it or nothing."""
+    contents = restore(file, collection)
     typer.echo(f"{collection} holds {contents.n_images} images, as of {contents.created_at}")
     _warn_of_losses(contents, "was missing or damaged when the snapshot was taken")
 
@@ -65,7 +61,7 @@ def optimize_command(collection: CollectionArgument) -> None:
         done = optimize(opened)
         n_images = len(opened)
     typer.echo(
-        f"{n_images} images; merged {done.n_merged} new and dropped {done.n_dead} removed rows of the index, "
+        f"{n_images} images; merged {done.n_merged} new and dropped {done.n_removed} removed rows of the index, "
         f"deleted {done.n_deleted} files, {_size(done.n_bytes)} given back"
     )
 
@@ -128,8 +124,8 @@ def reencode_command(
         report = _with_bar(steps)
         if report.switched and drop_old:
             drop_space(opened.folder, old.id)
-    _some([f"{problem}" for problem in report.lost.values()])
-    done = f"encoded {report.encoded}, cut {report.cut} from longer codes, {len(report.lost)} lost"
+    _some(list(report.failed.values()))
+    done = f"encoded {report.encoded}, cut {report.truncated} from longer codes, {len(report.failed)} lost"
     if not report.switched:
         typer.echo(
             f"{done}; not switched: bring the files back and run it again, or give them up with --without-missing"
@@ -156,7 +152,7 @@ def _with_bar(steps: Iterator[Reencoded]) -> Reencoded:
     ) as bar:
         task = bar.add_task("encoding", total=report.total)
         for report in steps:
-            bar.update(task, completed=report.encoded + report.cut + len(report.lost))
+            bar.update(task, completed=report.encoded + report.truncated + len(report.failed))
     return report
 
 
@@ -181,7 +177,7 @@ def repair_and_print(
     report = repair(collection, checkpoint=checkpoint, device=device, precision=precision, engine=engine)
     for line in report.done:
         typer.echo(printable(line))
-    _some(report.left)
+    _some([str(finding) for finding in report.left])
     typer.echo(f"{len(report.done)} repairs, {len(report.left)} problems left")
     if report.left:
         raise typer.Exit(1)

@@ -1,1 +1,1 @@
-"""Hamming search by kind: what `hashseek.indexing.index.hamming_index` is made of."""
+"""Hamming indexes: exact and approximate kinds, and the index of a collection in memory and on disk."""

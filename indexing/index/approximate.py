@@ -1,4 +1,4 @@
-"""What approximate kinds have in common: effort is an argument of a search, recall is measured at build time."""
+"""What the approximate kinds share: the effort is an argument of each search, recall is measured at build time."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from hashseek.indexing.index.code_rows import Collapsed, Plain
+from hashseek.indexing.index.code_layouts import DistinctCodes, PlainCodes
 from hashseek.indexing.index.exact_scan import Distances, Rows
 from hashseek.retrieval.codes import Codes
 from hashseek.retrieval.errors import BadConfig
@@ -21,7 +21,7 @@ _N_QUERIES, _FLIPPED = 100, 0.05
 
 
 class Approximate(Protocol):
-    """A structure over the rows 0 to N - 1 that finds most of the nearest without looking at all of them."""
+    """A structure over the rows 0 to N - 1 that finds most of the nearest without comparing all of them."""
 
     @classmethod
     def build(cls, codes: Codes, n_bits: int, /) -> Self:
@@ -29,10 +29,10 @@ class Approximate(Protocol):
 
     @classmethod
     def from_arrays(cls, arrays: Arrays, codes: Codes, n_bits: int, /) -> Self:
-        """What `to_arrays` gave, over the same codes."""
+        """Restore what `to_arrays` returned, over the same codes."""
 
     def to_arrays(self) -> Arrays:
-        """What is to be saved."""
+        """The arrays to be saved."""
 
     @property
     def efforts(self) -> tuple[int, ...]:
@@ -40,7 +40,7 @@ class Approximate(Protocol):
 
     @property
     def n_bytes(self) -> int:
-        """Bytes in memory, beside the codes."""
+        """Bytes in memory, without the codes."""
 
     def describe(self) -> dict[str, Any]:
         """Its settings."""
@@ -49,11 +49,11 @@ class Approximate(Protocol):
         """About the k nearest rows of each query: (distances, rows), each (Q, k); row -1 where there are fewer."""
 
 
-def measure_recall(structure: Approximate, exact: Plain | Collapsed, *, n_bits: int) -> dict[int, float]:
+def measure_recall(structure: Approximate, exact: PlainCodes | DistinctCodes, *, n_bits: int) -> dict[int, float]:
     """Recall@10 per effort, up to the first that reaches `GOOD_RECALL`.
 
     The queries are 100 of the codes themselves, each bit flipped with probability 0.05. A row counts as found if it is
-    as near as the tenth: which of several equally near ones are returned does not matter.
+    as near as the tenth, so it does not matter which of several equally near rows are returned.
     """
     rng = np.random.default_rng(0)
     xq = exact.gather(np.sort(rng.choice(len(exact), min(_N_QUERIES, len(exact)), replace=False)))
@@ -73,9 +73,9 @@ def measure_recall(structure: Approximate, exact: Plain | Collapsed, *, n_bits: 
 
 @contextmanager
 def threads_for(n_queries: int) -> Iterator[None]:
-    """Have FAISS use no more threads than there are queries: it shares out queries, and more threads only wait.
+    """Limit FAISS to as many threads as queries: it distributes queries, and further threads would only wait.
 
-    The number holds for the calling thread alone.
+    The limit holds for the calling thread alone.
     """
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(max(1, min(before, n_queries)))
@@ -86,17 +86,17 @@ def threads_for(n_queries: int) -> Iterator[None]:
 
 
 def default_effort(recall: Mapping[int, float]) -> int:
-    """The least effort with a good recall, or else the one with the best."""
+    """The lowest effort with a good recall, or else the effort with the best recall."""
     return next(
         (effort for effort, value in recall.items() if value >= GOOD_RECALL), max(recall, key=recall.__getitem__)
     )
 
 
 def check_effort(effort: int, *, largest: int, meaning: str) -> int:
-    """Return `effort` if it is one.
+    """Return `effort` if it is valid.
 
     Raises:
-        BadConfig: it is not within 1 to `largest`.
+        BadConfig: it is not between 1 and `largest`.
     """
     if not 1 <= effort <= largest:
         raise BadConfig(f"effort is the number of {meaning}, 1 to {largest}, not {effort}")

@@ -13,7 +13,7 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-from hashseek.indexing.index.code_rows import Collapsed, collapse
+from hashseek.indexing.index.code_layouts import DistinctCodes, collapse
 from hashseek.indexing.index.exact_scan import candidates, in_threads
 from hashseek.indexing.index.hamming_index import HammingIndex, Ids
 from hashseek.indexing.index.multi_index_hashing import Table, build_table, flips
@@ -23,12 +23,12 @@ from hashseek.retrieval.errors import BadConfig
 Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 _MAX_WIDTH = 20
-# Comparing one pair out of a table costs as much as comparing this many pairs of codes in order.
+# Comparing one pair from a table costs as much as comparing this many pairs of codes in order.
 _SCATTERED = 10
 _BATCH = 256
 _JOINED = 2**18  # pairs
-_CHUNK = 16384  # what is compared at a time stays in a core's cache
-_STEP_PAIRS = 20_000  # pairs that could be compared in the time that one more call to NumPy takes
+_CHUNK = 16384  # pairs compared at a time, so that they stay in a core's cache
+_STEP_PAIRS = 20_000  # pairs compared in the time of one call to NumPy
 
 
 def groups(index: HammingIndex, *, radius: int) -> Iterator[Ids]:
@@ -44,9 +44,9 @@ def groups(index: HammingIndex, *, radius: int) -> Iterator[Ids]:
         raise BadConfig(f"radius counts bits and must be 0 to {index.n_bits - 1}, not {radius}")
     if not len(index):
         return
-    rows = index.rows if isinstance(index.rows, Collapsed) else collapse(index.rows.codes)
+    rows = index.rows if isinstance(index.rows, DistinctCodes) else collapse(index.rows.codes)
     group_of_code = _Groups(rows.n_compared)
-    for first, second in _together(_pairs(rows.distinct, index.n_bits, radius)):
+    for first, second in _in_large_parts(_pairs(rows.distinct, index.n_bits, radius)):
         group_of_code.join(first, second)
     group_of_row = np.empty(len(rows), np.int64)
     group_of_row[rows.rows] = np.repeat(group_of_code.labels, np.diff(rows.starts))
@@ -63,13 +63,13 @@ def groups(index: HammingIndex, *, radius: int) -> Iterator[Ids]:
 
 
 class _Groups:
-    """Which codes belong together, as far as pairs are known: labels[i] is the smallest of i's group."""
+    """Groups of codes linked by the pairs so far: labels[i] is the smallest number in the group of code i."""
 
     def __init__(self, n: int) -> None:
         self.labels = np.arange(n)
 
     def join(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> None:
-        """Put the groups of each pair together."""
+        """Merge the groups of each pair."""
         while True:
             a, b = self.labels[first], self.labels[second]
             apart = a != b
@@ -81,8 +81,8 @@ class _Groups:
                 self.labels = shorter
 
 
-def _together(pairs: Iterator[Pairs]) -> Iterator[Pairs]:
-    """The same pairs, many at a time: each joining looks at all labels."""
+def _in_large_parts(pairs: Iterator[Pairs]) -> Iterator[Pairs]:
+    """The same pairs in large parts, because each `join` reads all labels."""
     waiting: list[Pairs] = []
     n_waiting = 0
     for part in pairs:
@@ -121,13 +121,13 @@ def _pairs(codes: Codes, n_bits: int, radius: int) -> Iterator[Pairs]:
 
 
 def _skew(table: Table) -> float:
-    """How many times as many pairs share a list as if all lists were equally long."""
+    """How many times as many pairs share a list as in lists of equal length."""
     lengths = np.diff(table.starts).astype(np.float64)
     return float((lengths**2).mean() / lengths.mean() ** 2)
 
 
 def _plan(n: int, n_bits: int, radius: int, n_flips: int) -> tuple[int, int, float]:
-    """(tables, bits that may differ in a substring, what it costs in comparisons in order) for random codes."""
+    """(tables, bits that may differ in a substring, cost in sequential comparisons) for random codes."""
     n_tables = radius // (n_flips + 1) + 1
     width = min(n_bits // n_tables, _MAX_WIDTH)
     if width <= n_flips:

@@ -1,7 +1,7 @@
-"""Every code against every query at about the speed of reading them: the exact search that all kinds fall back on.
+"""Exact search by comparing every code, at about the speed of reading memory; all kinds of index fall back on it.
 
 FAISS computes the distances of one block of rows; NumPy keeps those that can still be among the k nearest. A block and
-its distances stay in a core's cache, and one query is spread over all cores.
+its distances fit into a core's cache, and one query is spread over all cores.
 """
 
 import os
@@ -27,15 +27,15 @@ R = TypeVar("R")
 # Sizes (bytes) at which FAISS computes distances as fast as memory is read; 6 or 24 bytes take 2 to 6 times longer.
 _SIZES = (8, 16, 32, 64, 128)
 _BLOCK_BYTES, _MIN_BLOCK, _MAX_BLOCK = 2**20, 8192, 65536
-# Less work than this (bytes of codes read) is done before another thread has woken up.
+# Less work than this (bytes of codes) is done before another thread has started.
 _BYTES_PER_THREAD = 4 * 2**20
-# Where several threads share one query's rows, one in so many rows is looked at first, so that all know about how near
-# the k-th nearest is.
+# Where several threads share the rows of one query, one in so many rows is compared first, so that all threads start
+# with an estimate of the distance of the k-th nearest.
 _SEED = 100
 
 
 def padded_size(n_bits: int) -> int:
-    """Bytes in which codes of `n_bits` bits are kept: zero bytes are appended, which add no distance."""
+    """Bytes per stored code of `n_bits` bits, padded with zero bytes, which add no distance."""
     return next(size for size in _SIZES if code_size(n_bits) <= size)
 
 
@@ -48,16 +48,16 @@ def candidates(
     usable: NDArray[np.bool_] | None = None,
     weights: NDArray[np.int64] | None = None,
 ) -> list[Candidates]:
-    """For each query rows of `xb` that contain its k nearest, ties by ascending row: (distances, rows), in no order.
+    """For each query, rows of `xb` among which are its k nearest: (distances, rows), in no order.
 
     Args:
         xq: packed (Q, size), padded to `padded_size`.
         xb: packed (N, size).
-        k: at least 1; from N on, everything within `limit` is found.
-        limit: leave out what is further away (bits).
+        k: at least 1; from N on, all rows within `limit` are returned.
+        limit: in bits; leaves out rows that are further away.
         usable: (N,) rows that may be found; None: all.
-        weights: (N,) how many results each row stands for; then ties are kept completely, since the order of rows is
-            not the order of results.
+        weights: (N,) number of results that each row stands for. All ties are returned then, because the order of
+            rows is not the order of results.
     """
     searches = [_Nearest(k, limit, usable, weights) for _ in xq]
     n_threads = min(n_cores(), 1 + len(xq) * xb.nbytes // _BYTES_PER_THREAD)
@@ -101,10 +101,10 @@ def ranked(distances: Distances, rows: Rows, k: int) -> Candidates:
 
 
 def _scan(searches: "list[_Nearest]", xq: Codes, xb: Codes, start: int, stop: int) -> None:
-    """Show the rows from `start` to `stop` to the search of each query."""
+    """Compare each query with the rows from `start` to `stop`."""
     size = xb.shape[1]
     largest = min(max(_BLOCK_BYTES // size, _MIN_BLOCK), _MAX_BLOCK)
-    # While nothing is known everything is a candidate, so the first blocks are small.
+    # At first every row is a candidate, so the first blocks are small.
     block = largest if start else min(max([1024, *(4 * search.k for search in searches)]), largest)
     distances = np.empty(largest, np.int32)
     pointers, out = [faiss.swig_ptr(query) for query in xq], faiss.swig_ptr(distances)
@@ -120,7 +120,7 @@ def _scan(searches: "list[_Nearest]", xq: Codes, xb: Codes, start: int, stop: in
 
 
 class _Nearest:
-    """The k nearest of one query among the rows seen so far, and how near a further row must be to matter."""
+    """The k nearest of one query among the rows so far, and how near a further row must be to be a candidate."""
 
     def __init__(self, k: int, limit: int, usable: NDArray[np.bool_] | None, weights: NDArray[np.int64] | None) -> None:
         self.k, self.usable, self.weights = k, usable, weights
@@ -130,13 +130,13 @@ class _Nearest:
         self.parts: list[Candidates] = []
 
     def further(self) -> "_Nearest":
-        """A search that knows what this one knows, for rows that come after."""
+        """A search over later rows that starts with the bound of this one."""
         other = _Nearest(self.k, self.limit, self.usable, self.weights)
         other.bound, other.within = self.bound, self.within.copy()
         return other
 
     def take(self, start: int, distances: Distances) -> None:
-        """Look at the rows from `start` on, whose distances these are."""
+        """Take in the distances of the rows from `start` on."""
         if np.minimum.reduce(distances) > self.bound:
             return
         near = distances <= self.bound
@@ -156,15 +156,15 @@ class _Nearest:
             kept = (hits <= reach).nonzero()[0]  # with take, quicker than a mask
             hits, at = hits.take(kept), at.take(kept)
         self.parts.append((hits, at + start))
-        if reach <= self.limit:  # k are found: of rows yet to come, equally near ones rank behind them
+        if reach <= self.limit:  # k are found: later rows at the same distance rank behind them
             self.bound = reach - 1 if self.weights is None else reach
 
     def _reach(self) -> int:
-        """The distance of the k-th nearest so far; beyond the limit if there are fewer."""
+        """The distance of the k-th nearest so far; above the limit if there are fewer."""
         return int(self.within.searchsorted(self.k))
 
     def candidates(self) -> Candidates:
-        """All that was kept and is still near enough."""
+        """All candidates that are still near enough."""
         parts = [(np.zeros(0, np.int32), np.zeros(0, np.int64)), *self.parts]
         distances, rows = (np.concatenate(part) for part in zip(*parts, strict=True))
         kept = (distances <= self._reach()).nonzero()[0]
@@ -172,7 +172,7 @@ class _Nearest:
 
 
 def in_threads(function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-    """The function's results in order, worked out by as many threads as there are cores; the first by this one."""
+    """The function's results in order, computed by one thread per core; the first by the calling thread."""
     others = [_pool().submit(function, item) for item in items[1:]]
     if items:
         yield function(items[0])

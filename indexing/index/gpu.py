@@ -1,4 +1,4 @@
-"""All codes on a GPU, by FAISS: exact, and quick for large batches."""
+"""Exact search on a GPU by FAISS, fast for large batches of queries."""
 
 import threading
 from typing import Any
@@ -17,13 +17,13 @@ class Gpu:
     """Padded codes (N, size) on the first GPU.
 
     Raises:
-        BadConfig: there is none, or FAISS was built without.
+        BadConfig: there is none, or FAISS was built without GPU support.
     """
 
     def __init__(self, codes: Codes) -> None:
         if not hasattr(faiss, "GpuIndexBinaryFlat") or faiss.get_num_gpus() == 0:
             raise BadConfig("an index of kind gpu needs a GPU that FAISS can use, and there is none: choose exact")
-        self._lock = threading.Lock()  # FAISS's GPU indexes are not safe to use from several threads
+        self._lock = threading.Lock()  # FAISS's GPU indexes are not thread-safe
         self._resources = faiss.StandardGpuResources()
         self.index: Any = faiss.GpuIndexBinaryFlat(self._resources, 8 * codes.shape[1])
         self.index.add(codes)
@@ -31,8 +31,8 @@ class Gpu:
     def search(self, xq: Codes, *, k: int) -> tuple[Distances, Rows, np.ndarray[Any, np.dtype[np.bool_]]]:
         """The k nearest rows: (distances (Q, k), rows (Q, k), which queries (Q,) are certain).
 
-        FAISS returns any of the rows that are as far as the last one. A query is certain if more rows than k were
-        fetched and the last is further away than the k-th: then all equally near ones are here, and ranked by row.
+        Among rows at the distance of the last one FAISS returns any. A query is certain if more than k rows were
+        fetched and the last is further away than the k-th: then all rows at that distance are included.
         """
         fetched = min(MAX_K, max(2 * k, k + 64), self.index.ntotal)
         if k > fetched:

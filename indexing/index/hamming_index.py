@@ -6,8 +6,8 @@
     multihash   tables of codes by substrings; a search looks up what agrees in one
     gpu         every code is compared, on a GPU
 
-Exact means: what brute force finds, ties by ascending id, for every K and every k. Approximate kinds say which
-share of the nearest they found when they were built; `range`, and searches among chosen ids, are exact in every kind.
+Exact kinds find what brute force finds, ties by ascending id, for every K and every k. Approximate kinds report the
+recall that was measured when they were built; `range` and searches among chosen ids are exact in every kind.
 """
 
 import io
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hashseek.indexing.index.approximate import Approximate, default_effort, measure_recall
-from hashseek.indexing.index.code_rows import Collapsed, Plain, Subset, arrange
+from hashseek.indexing.index.code_layouts import DistinctCodes, PlainCodes, Subset, arrange
 from hashseek.indexing.index.exact_scan import Distances, padded_size
 from hashseek.indexing.index.gpu import Gpu
 from hashseek.indexing.index.hnsw import Hnsw
@@ -49,9 +49,9 @@ __all__ = [
 ]
 
 KINDS = ("exact", *APPROXIMATE, "gpu")
-# Of this share of rows and up, an approximate kind is asked for more than k and what is left out is left out.
+# From this share of rows on, an approximate kind is asked for more than k results, and the others are left out.
 _MOST = 0.9
-# From one id in so many images on, marking them in a table of all ids is quicker than looking each of them up.
+# From one id in so many images on, marking them in a table of all ids is faster than looking each of them up.
 _MANY = 20
 
 
@@ -64,7 +64,7 @@ class HammingIndex:
 
     n_bits: int
     ids: Ids
-    rows: Plain | Collapsed
+    rows: PlainCodes | DistinctCodes
     kind: str = "exact"
     approximate: Approximate | None = None
     recall: Mapping[int, float] = field(default_factory=dict)
@@ -80,22 +80,22 @@ class HammingIndex:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of main memory for codes, ids and whatever the kind adds."""
+        """Bytes of main memory for codes, ids and the structure of an approximate kind."""
         return self.ids.nbytes + self.rows.n_bytes + (0 if self.approximate is None else self.approximate.n_bytes)
 
     def subset(self, mask: NDArray[np.bool_]) -> Subset:
-        """The rows (N,) that later searches may find; keep it for as long as it is used, it remembers."""
+        """The rows (N,) that searches may find; reuse it, since it caches what searches compute."""
         if mask.shape != (len(self),) or mask.dtype != np.bool_:
             raise BadCodes(f"a mask over {len(self)} images must be bool of that length, not {mask.dtype} {mask.shape}")
         return Subset(mask)
 
     def subset_of(self, ids: Ids) -> Subset:
-        """The rows of these ids, in any order; ids that are not here are left out."""
+        """The rows of these ids, in any order; unknown ids are ignored."""
         ids = np.asarray(ids, np.int64)
         if not len(self):
             return Subset(np.zeros(0, np.bool_))
         first, span = self.ids[0], int(self.ids[-1] - self.ids[0]) + 1
-        if _MANY * len(ids) > len(self) and span < 8 * len(self):  # quicker than to look up each of so many
+        if _MANY * len(ids) > len(self) and span < 8 * len(self):  # faster than looking up each of them
             chosen = np.zeros(span, np.bool_)
             chosen[ids[(ids >= first) & (ids <= self.ids[-1])] - first] = True
             return Subset(chosen[self.ids - first])
@@ -114,13 +114,13 @@ class HammingIndex:
         Args:
             query_codes: packed (Q, code_size).
             k: results per query, at least 1.
-            among: what may be found; None: everything.
-            effort: of approximate kinds, how hard to look (`recall` names some); None: what had a good recall on a
-                sample when the index was built.
+            among: rows that may be found; None: all.
+            effort: of approximate kinds; more effort takes longer and misses less (`recall` lists some values). None:
+                the lowest that had a good recall on a sample when the index was built.
 
         Raises:
             BadCodes: queries of another width, or k < 1.
-            BadConfig: an effort that this kind does not know.
+            BadConfig: an effort that this kind does not support.
         """
         xq = self._padded(query_codes)
         if k < 1:
@@ -171,7 +171,7 @@ class HammingIndex:
 
     def describe(self) -> dict[str, Any]:
         """Kind, arrangement, sizes and measured recall."""
-        collapsed = isinstance(self.rows, Collapsed)
+        collapsed = isinstance(self.rows, DistinctCodes)
         content: dict[str, Any] = {
             "kind": self.kind,
             "arrangement": "distinct codes with lists of images" if collapsed else "one code per image",
@@ -200,7 +200,7 @@ class HammingIndex:
         usable = rows >= 0
         if among is not None:
             usable &= among.mask[rows]
-        # Graphs and lists return equally near rows in an order of their own.
+        # Graphs and lists return equally near rows in an arbitrary order.
         order = np.lexsort((rows, distances, ~usable))[:, :k]
         return np.take_along_axis(distances, order, 1), np.take_along_axis(rows, order, 1), usable.sum(axis=1) >= k
 
@@ -208,11 +208,11 @@ class HammingIndex:
 def build_index(codes: Codes, ids: Ids, *, n_bits: int, kind: str = "exact") -> HammingIndex:
     """Index packed codes (N, code_size) under strictly ascending ids (N,).
 
-    Codes are kept one per image, or each distinct one once with the list of its images, whichever is searched faster.
+    Codes are stored one per image, or each distinct code once with a list of images, whichever is searched faster.
 
     Raises:
         BadCodes: codes of another width, or ids that do not ascend.
-        BadConfig: an unknown kind, or gpu where there is none.
+        BadConfig: an unknown kind, or gpu without a GPU.
     """
     check_kind(kind)
     check_codes(codes, n_bits)
@@ -228,7 +228,7 @@ def build_index(codes: Codes, ids: Ids, *, n_bits: int, kind: str = "exact") -> 
 
 
 def save_index(index: HammingIndex, path: Path) -> list[Path]:
-    """Write the index atomically and return its files; the ids are the caller's to keep.
+    """Write the index atomically and return its files; the caller stores the ids.
 
     `path` holds the codes as a FAISS IndexBinaryFlat; an approximate kind adds a file beside it.
     """
@@ -248,8 +248,8 @@ def load_index(path: Path, ids: Ids, *, n_bits: int, kind: str = "exact") -> Ham
     """Read what `save_index` wrote.
 
     Raises:
-        BadCollection: a file is no such index, or not of this size and width.
-        BadConfig: an unknown kind, or gpu where there is none.
+        BadCollection: a file is not such an index, or has another size or width.
+        BadConfig: an unknown kind, or gpu without a GPU.
     """
     check_kind(kind)
     try:

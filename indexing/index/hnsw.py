@@ -1,4 +1,4 @@
-"""Navigable small worlds (Malkov and Yashunin, TPAMI 2020) in FAISS: a search walks along a graph of neighbours."""
+"""HNSW (Malkov and Yashunin, TPAMI 2020) in FAISS: a search walks along a graph of neighbours."""
 
 from dataclasses import dataclass
 from typing import Any, Self
@@ -29,11 +29,11 @@ class Hnsw:
 
     @classmethod
     def from_arrays(cls, arrays: Arrays, _codes: Codes, _n_bits: int, /) -> Self:
-        """What `to_arrays` gave."""
+        """Restore what `to_arrays` returned."""
         return cls(faiss.deserialize_index_binary(arrays["faiss"]))
 
     def to_arrays(self) -> Arrays:
-        """FAISS's own format."""
+        """The index in FAISS's format."""
         return {"faiss": faiss.serialize_index_binary(self.index)}
 
     @property

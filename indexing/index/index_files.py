@@ -1,6 +1,6 @@
-"""The index of a collection on disk: derived files, of which a manifest says what they are, byte by byte.
+"""The index files of a collection, and a manifest with their hashes and the state of the catalog that they belong to.
 
-Whoever reads or writes them holds the lock of the collection's folder, or files of two processes would mix.
+Hold the lock of the collection's folder to read or write them, or files of two processes would mix.
 """
 
 import hashlib
@@ -22,8 +22,8 @@ _MANIFEST, _CODES, _IDS = "manifest.json", "codes.faiss", "ids.bin"
 
 
 @dataclass(frozen=True)
-class Written:
-    """Which index was written: of which kind, and of which generation of the catalog."""
+class IndexVersion:
+    """The kind of a written index, and the generation of the catalog that it belongs to."""
 
     generation: int
     kind: str
@@ -31,45 +31,37 @@ class Written:
 
 @dataclass(frozen=True)
 class IndexFiles:
-    """The files in `folder` of an index over the codes that `catalog` was opened on."""
+    """The files in `folder` of an index over the codes with which `catalog` was opened."""
 
     folder: Path
     catalog: Catalog
 
     def exist(self) -> bool:
-        """Whether something is there that claims to be an index."""
+        """Whether there is a manifest."""
         return (self.folder / _MANIFEST).exists()
 
-    def written(self) -> Written | None:
-        """What the manifest claims; None if there is none that can be trusted."""
+    def version(self) -> IndexVersion | None:
+        """What the manifest says; None if there is none that fits the catalog."""
         with suppress(BadCollection):
-            return _written(self._manifest())
+            return _version(self._manifest())
         return None
 
-    def kind(self) -> str | None:
-        """The kind that the manifest names, of whichever codes of this catalog; None if there is none that says it."""
-        with suppress(BadCollection):
-            manifest = self._read()
-            if manifest["catalog"] == self.catalog.uuid:
-                return _written(manifest).kind
-        return None
-
-    def load(self) -> tuple[View, Written]:
-        """The index, if every byte of it is what its manifest says, and the manifest is this catalog's.
+    def load(self) -> tuple[View, IndexVersion]:
+        """Load the index, if its files match the manifest and the manifest matches the catalog.
 
         Raises:
-            BadCollection: it is missing, torn, of something else, or of a kind that this machine cannot run.
+            BadCollection: missing, damaged, of another catalog, or of a kind that this machine does not support.
         """
         manifest = self._manifest()
         try:
             for name in {_CODES, _IDS, *manifest["sha256"]}:
                 if _sha256(self.folder / name) != manifest["sha256"][name]:
-                    raise BadCollection(f"{name} is not the file that its manifest describes")
+                    raise BadCollection(f"{name} does not have the hash in its manifest")
             ids, n_bits = np.fromfile(self.folder / _IDS, np.int64), self.catalog.n_bits
-            written = _written(manifest)
-            segment = whole(load_index(self.folder / _CODES, ids, n_bits=n_bits, kind=written.kind))
-            return View(written.generation, manifest["last_id"], segment, empty(n_bits)), written
-        except BadConfig as error:  # of a kind that this machine cannot run
+            version = _version(manifest)
+            segment = whole(load_index(self.folder / _CODES, ids, n_bits=n_bits, kind=version.kind))
+            return View(version.generation, manifest["last_id"], segment, empty(n_bits)), version
+        except BadConfig as error:  # this machine does not support its kind
             raise BadCollection(str(error)) from None
         except FileNotFoundError as error:
             raise BadCollection(f"{error.filename} is missing") from None
@@ -77,13 +69,13 @@ class IndexFiles:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, SystemError) as error:
             raise BadCollection(f"it cannot be read: {error}") from None
 
-    def write(self, index: HammingIndex, *, generation: int, last_id: int) -> Written:
-        """Write an index over the images up to `last_id` as of a generation of the catalog, over the one that is there.
+    def write(self, index: HammingIndex, *, generation: int, last_id: int) -> IndexVersion:
+        """Write an index over the images up to `last_id` at a generation of the catalog; it replaces the present one.
 
         Raises:
-            OSError: no room, or not allowed; the one that was there stays, or is trusted no more, but for its kind.
+            OSError: no space or no permission; the present index stays, or does not match its manifest any more.
         """
-        for leftover in self.folder.glob(".*"):  # of a process that was killed while it wrote
+        for leftover in self.folder.glob(".*"):  # of a process that was killed while writing
             if not leftover.is_dir():
                 leftover.unlink()
         files = save_index(index, self.folder / _CODES)
@@ -96,19 +88,19 @@ class IndexFiles:
             "kind": index.kind,
             "sha256": {file.name: _sha256(file) for file in files},
         }
-        # Written last: a manifest that does not match the files beside it is not trusted.
+        # IndexVersion last: a manifest that does not match the files beside it is not trusted.
         content = json.dumps(manifest | {"checksum": _checksum(manifest)}, indent=2)
         write_atomically(self.folder / _MANIFEST, content.encode())
-        for other in set(self.folder.glob(f"{Path(_CODES).stem}.*.npz")) - set(files):  # of a kind that it was before
+        for other in set(self.folder.glob(f"{Path(_CODES).stem}.*.npz")) - set(files):  # of an earlier kind
             other.unlink()
-        return Written(generation, index.kind)
+        return IndexVersion(generation, index.kind)
 
-    def distrust(self) -> None:
+    def delete_manifest(self) -> None:
         """Delete the manifest."""
         (self.folder / _MANIFEST).unlink(missing_ok=True)
 
     def _origin(self) -> dict[str, Any]:
-        """What an index must be of."""
+        """What the manifest of a usable index must contain."""
         return {
             "catalog": self.catalog.uuid,
             "space": self.catalog.space.id,
@@ -117,27 +109,26 @@ class IndexFiles:
         }
 
     def _manifest(self) -> dict[str, Any]:
-        """The manifest, if it is whole and of this catalog as it is now."""
+        """The manifest, if it is complete and fits the catalog as it is now."""
         manifest = self._read()
         try:
             if manifest["space"] != self.catalog.space.id and manifest["catalog"] == self.catalog.uuid:
-                raise BadCollection("it is of the codes that were used before the last switch of models")
+                raise BadCollection("it belongs to the code space that was used before the last switch")
             for key, value in self._origin().items():
                 if manifest[key] != value:
                     raise BadCollection(f"its manifest has {key} {manifest[key]!r}, the catalog {value!r}")
             if manifest["generation"] > self.catalog.generation():
-                raise BadCollection("it is newer than the catalog, which must have been restored from a copy")
+                raise BadCollection("it is newer than the catalog, which was probably restored from a copy")
             return manifest
         except (KeyError, TypeError) as error:
             raise BadCollection(f"it cannot be read: {error}") from None
 
     def _read(self) -> dict[str, Any]:
-        """The manifest, if it is whole."""
+        """The manifest, if it is complete."""
         try:
             manifest: dict[str, Any] = json.loads((self.folder / _MANIFEST).read_text(encoding="utf-8"))
             if manifest.pop("checksum") != _checksum(manifest):
                 raise BadCollection("its manifest does not match its own checksum")
-            manifest.setdefault("space", 1)  # the first collections had one
             return manifest
         except FileNotFoundError as error:
             raise BadCollection(f"{error.filename} is missing") from None
@@ -145,8 +136,8 @@ class IndexFiles:
             raise BadCollection(f"it cannot be read: {error}") from None
 
 
-def _written(manifest: dict[str, Any]) -> Written:
-    return Written(manifest["generation"], manifest.get("kind", "exact"))  # the first manifests did not say
+def _version(manifest: dict[str, Any]) -> IndexVersion:
+    return IndexVersion(manifest["generation"], manifest["kind"])
 
 
 def _checksum(manifest: dict[str, Any]) -> str:

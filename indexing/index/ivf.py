@@ -1,4 +1,4 @@
-"""Inverted lists (Sivic and Zisserman, ICCV 2003) in FAISS: codes by their nearest centre; a search visits a few."""
+"""Inverted lists (Sivic and Zisserman, ICCV 2003) in FAISS: codes by nearest centre; a search visits a few lists."""
 
 from dataclasses import dataclass
 from typing import Any, Self
@@ -20,13 +20,12 @@ class Ivf:
     @classmethod
     def build(cls, codes: Codes, _n_bits: int, /) -> Self:
         """Index padded codes (N, size) in about 2 sqrt(N) lists."""
-        n_lists = max(
-            1, min(int(2 * len(codes) ** 0.5), len(codes) // 39)
-        )  # as many codes per centre as FAISS asks for
+        # FAISS wants at least 39 codes per centre.
+        n_lists = max(1, min(int(2 * len(codes) ** 0.5), len(codes) // 39))
         quantizer = faiss.IndexBinaryFlat(8 * codes.shape[1])
         index = faiss.IndexBinaryIVF(quantizer, 8 * codes.shape[1], n_lists)
         index.own_fields = True
-        index.cp.min_points_per_centroid = 1  # or it warns of fewer than 39 codes, where there is one list anyway
+        index.cp.min_points_per_centroid = 1  # no warning for fewer than 39 codes, which get one list
         quantizer.this.disown()
         rng = np.random.default_rng(0)
         sample = rng.choice(len(codes), min(len(codes), 64 * n_lists), replace=False)
@@ -36,11 +35,11 @@ class Ivf:
 
     @classmethod
     def from_arrays(cls, arrays: Arrays, _codes: Codes, _n_bits: int, /) -> Self:
-        """What `to_arrays` gave."""
+        """Restore what `to_arrays` returned."""
         return cls(faiss.deserialize_index_binary(arrays["faiss"]))
 
     def to_arrays(self) -> Arrays:
-        """FAISS's own format."""
+        """The index in FAISS's format."""
         return {"faiss": faiss.serialize_index_binary(self.index)}
 
     @property
@@ -50,7 +49,7 @@ class Ivf:
 
     @property
     def n_bytes(self) -> int:
-        """Codes and numbers in the lists, and the centres."""
+        """Codes and row numbers in the lists, and the centres."""
         return int(self.index.ntotal * (self.index.code_size + 8) + self.index.nlist * self.index.code_size)
 
     def describe(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Multi-index hashing (Norouzi, Punjani and Fleet, CVPR 2012): tables of rows by substrings of their codes.
 
 A row whose distance is small agrees with the query, up to a few bits, in at least one substring: with m substrings,
-every row within m * (effort + 1) - 1 bits has one within `effort` bits. FAISS's own IndexBinaryMultiHash keeps its
-effort in a field; this one takes it with the call.
+every row within m * (effort + 1) - 1 bits has one within `effort` bits. Unlike FAISS's IndexBinaryMultiHash, this one
+takes the effort with each search.
 """
 
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class MultiHash:
 
     @classmethod
     def from_arrays(cls, arrays: Arrays, codes: Codes, n_bits: int, /) -> Self:
-        """What `to_arrays` gave."""
+        """Restore what `to_arrays` returned."""
         parts = _substrings(len(codes), n_bits)
         return cls(codes, tuple(Table(*p, arrays[f"starts{i}"], arrays[f"rows{i}"]) for i, p in enumerate(parts)))
 
@@ -57,7 +57,7 @@ class MultiHash:
 
     @property
     def efforts(self) -> tuple[int, ...]:
-        """All there are."""
+        """All valid efforts."""
         return tuple(range(1, 1 + min(MAX_EFFORT, self.tables[0].width)))
 
     @property
@@ -70,7 +70,7 @@ class MultiHash:
         return {"tables": len(self.tables), "substring_bits": self.tables[0].width}
 
     def search(self, xq: Codes, *, k: int, effort: int) -> tuple[Distances, Rows]:
-        """About the k nearest rows of each query; -1 where fewer agree so far in a substring."""
+        """About the k nearest rows of each query; -1 where too few rows are close in a substring."""
         check_effort(effort, largest=MAX_EFFORT, meaning="bits that may differ in a substring, plus one")
         distances, rows = np.full((len(xq), k), -1, np.int32), np.full((len(xq), k), -1, np.int64)
         for i in range(len(xq)):
@@ -130,7 +130,7 @@ def _substrings(n: int, n_bits: int) -> list[tuple[int, int]]:
     """(first bit, width) of each table's substring."""
     width = min(max((n - 1).bit_length(), 4), MAX_WIDTH, n_bits)
     n_tables = min(-(-n_bits // width), MAX_TABLES)
-    if n_tables * width >= n_bits:  # no wider than needed, and all bits are in one
+    if n_tables * width >= n_bits:  # every bit belongs to exactly one substring
         ends = [n_bits * i // n_tables for i in range(n_tables + 1)]
         return [(first, last - first) for first, last in pairwise(ends)]
     return [(i * width, width) for i in range(n_tables)]

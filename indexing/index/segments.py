@@ -1,4 +1,4 @@
-"""What searches see: a built segment, a small fresh one for what came since, and which of their rows are alive."""
+"""What searches use: a built segment, a small fresh one for later changes, and which of their rows still exist."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from hashseek.indexing.catalog.filters import Chosen
 from hashseek.indexing.index.hamming_index import APPROXIMATE, Distances, HammingIndex, Ids, Subset, build_index
 from hashseek.retrieval.codes import Codes
 
-# A fresh segment is rebuilt with every change, so it is merged into the built one before that costs much.
+# The fresh segment is rebuilt with every change, so it is merged into the built one before that takes long.
 FRESH_LIMIT = 4096
-# An approximate index takes minutes to build, so it is built anew only when this share of its images has changed.
+# An approximate index takes minutes to build, so it is rebuilt only when this share of its images has changed.
 _CHANGED = 0.1
 
 
@@ -24,7 +24,7 @@ class Segment:
 
     @property
     def n_dead(self) -> int:
-        """How many rows are not."""
+        """Number of rows that were removed."""
         return len(self.index) - self.alive.n
 
     def without(self, removed: Ids) -> "Segment":
@@ -39,7 +39,7 @@ class Segment:
         return Segment(self.index, self.index.subset(alive))
 
     def among(self, chosen: Chosen | None) -> Subset:
-        """What is alive, of what was chosen (None: everything)."""
+        """The rows that still exist among the chosen ids (None: all)."""
         if chosen is None:
             return self.alive
         named = self.index.subset_of(chosen.ids)
@@ -67,7 +67,7 @@ class View:
 
     @property
     def is_due(self) -> bool:
-        """Whether the built index should take in what changed since."""
+        """Whether the fresh segment should be merged into the built one."""
         n_changed, limit = len(self.fresh.index), FRESH_LIMIT
         if self.kind in APPROXIMATE:
             n_changed, limit = n_changed + self.built.n_dead, max(limit, int(_CHANGED * len(self.built.index)))
@@ -81,12 +81,12 @@ def empty(n_bits: int, kind: str = "exact") -> Segment:
 
 
 def whole(index: HammingIndex) -> Segment:
-    """A segment of all rows of an index."""
+    """A segment with all rows of an index."""
     return Segment(index, index.subset(np.ones(len(index), np.bool_)))
 
 
 def merge(view: View, n_bits: int, kind: str) -> Segment:
-    """All living rows of a view as one segment with an index of this kind."""
+    """All existing rows of a view as one segment with an index of this kind."""
     if view.kind == kind and not view.built.n_dead and not len(view.fresh.index):
         return view.built
     return joined([view.built, view.fresh], n_bits, kind)
@@ -95,18 +95,18 @@ def merge(view: View, n_bits: int, kind: str) -> Segment:
 def joined(
     segments: Sequence[Segment], n_bits: int, kind: str, codes: Codes | None = None, ids: Ids | None = None
 ) -> Segment:
-    """The living rows of the segments, and some more, as one segment with an index of this kind."""
+    """The existing rows of the segments, and more codes with their ids, as one segment with an index of this kind."""
     all_codes = [part.index.codes[part.alive.mask] for part in segments] + ([] if codes is None else [codes])
     all_ids = [part.index.ids[part.alive.mask] for part in segments] + ([] if ids is None else [ids])
     merged_codes, merged_ids = np.concatenate(all_codes), np.concatenate(all_ids)
-    if len(merged_ids) > 1 and (np.diff(merged_ids) < 0).any():  # of images whose code is another one by now
+    if len(merged_ids) > 1 and (np.diff(merged_ids) < 0).any():  # images whose code changed
         order = np.argsort(merged_ids)
         merged_codes, merged_ids = merged_codes[order], merged_ids[order]
     return whole(build_index(merged_codes, merged_ids, n_bits=n_bits, kind=kind))
 
 
 def merged_hits(built: tuple[Distances, Ids], fresh: tuple[Distances, Ids], k: int) -> tuple[Distances, Ids]:
-    """The k nearest of both segments' results of one query."""
+    """The k nearest among the results of both segments for one query."""
     if not len(fresh[0]):
         return built
     distances, ids = np.concatenate([built[0], fresh[0]]), np.concatenate([built[1], fresh[1]])

@@ -4,12 +4,12 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
-from hashseek.indexing.catalog import Catalog, Change, NewImage, attributes
+from hashseek.indexing.catalog import Catalog, Change, NewImage
 from hashseek.indexing.catalog.database import Database, DiskFull, now
-from hashseek.indexing.catalog.schema import create
+from hashseek.indexing.catalog.schema import create_tables
 from hashseek.indexing.catalog.storing import Storing, check_new
-from hashseek.indexing.collection import under_kept_path
 from hashseek.indexing.ingest.loading import Trusted
+from hashseek.indexing.kept_files import with_kept_path
 
 _SPACE = 1  # of the codes in the temporary database, whatever it is in the catalog
 _COLUMNS = "id, key, sha256, path, width, height, bytes, media_type, mtime_ns, added_at, changed_at, attributes"
@@ -32,8 +32,8 @@ class Rehearsal:
         self._space_id = _SPACE if catalog is None else catalog.space.id
         # SQLite puts a database without a name into a file of its own when it grows: memory stays as it is.
         self._db = sqlite3.connect("", isolation_level=None)
-        create(self._db, {"generation": "0", "fingerprint": "", "n_bits": "0"})
-        attributes.forget(self._db)  # nobody asks for attributes here: indexes on them would only cost
+        create_tables(self._db)
+        self._db.execute("INSERT INTO spaces VALUES (1, '', 0, '', 'ready', '', NULL)")
         self._db.execute("PRAGMA journal_mode = OFF")  # what is thrown away in the end is never rolled back
         self._db.execute("BEGIN")
         self._last_id = 0  # in the catalog: above it are those that would be added
@@ -90,7 +90,7 @@ class Rehearsal:
         if self._catalog is None:
             return image
         row = self._db.execute("SELECT path, sha256 FROM images WHERE key = ?", (image.key,)).fetchone()
-        return under_kept_path(self._catalog.path.parent, image, row)
+        return with_kept_path(self._catalog.path.parent, image, row)
 
     def _bring(self, image: NewImage) -> None:
         """Copy the record that decides what becomes of an image, unless it is here."""

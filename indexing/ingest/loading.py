@@ -163,8 +163,8 @@ def _load(
 
 def _known(catalog: Catalog, sha256: str) -> tuple[StoredImage, NDArray[np.uint8]] | None:
     """An image of the same content, and its code."""
-    code = catalog.code_of_hash(sha256)
-    ids = list(catalog.known_hashes([sha256]).values()) if code is not None else []
+    code = catalog.lookup.code_by_hash(sha256)
+    ids = list(catalog.lookup.ids_by_hash([sha256]).values()) if code is not None else []
     record = catalog.get(ids)[0] if ids else None
     return None if record is None or code is None else (record, code)
 
@@ -228,13 +228,13 @@ def _unchanged(chunk: list[Found], catalog: Catalog) -> dict[int, StoredImage]:
             path = stored_path(found.uri)
             if stamp is not None and is_text(path):
                 files[number] = (found, path, stamp)
-    known = catalog.known_files([path for _, path, _ in files.values()])
-    same = {n: known[path][2] for n, (_, path, stamp) in files.items() if path in known and known[path][:2] == stamp}
-    coded = catalog.codes_of(list(same.values()))
+    known = catalog.lookup.records_by_path([path for _, path, _ in files.values()])
+    last = {n: known[path][-1] for n, (_, path, _) in files.items() if path in known}
+    same = {n: r.id for n, r in last.items() if r.has_code and (r.bytes, r.mtime_ns) == files[n][2]}
     return {
         number: record
         for number, record in zip(same, catalog.get(list(same.values())), strict=True)
-        if record is not None and record.id in coded and _says_all(record, files[number][0])
+        if record is not None and _says_all(record, files[number][0])
     }
 
 

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
-from hashseek.indexing.catalog.records import MAX_KEY, OfFile
-from hashseek.indexing.collection import FILES, Collection
+from hashseek.indexing.catalog.records import MAX_KEY, FileRecord
+from hashseek.indexing.collection import Collection
 from hashseek.indexing.ingest.batch import Report
 from hashseek.indexing.ingest.loading import Stamp, is_text, stamp_of
 from hashseek.indexing.ingest.manifests import Source
 from hashseek.indexing.ingest.sources import Found, walk
 from hashseek.indexing.ingest.uris import is_there, stored_path
+from hashseek.indexing.kept_files import FILES
 from hashseek.retrieval.label_files import Problem
 
 _CHUNK = 256  # files looked up together
@@ -118,7 +119,7 @@ class Watch:
             name: (path, stamp_of(path)) for path in paths if not (name := stored_path(path)).startswith(self._own)
         }
         catalog = self._collection.catalog
-        stored = catalog.records_of([name for name in stamps if is_text(name)])
+        stored = catalog.lookup.records_by_path([name for name in stamps if is_text(name)])
         due: dict[str, _Handed] = {}
         for name, (path, stamp) in stamps.items():
             if stamp is None or (name in stored and _is_known(stored[name], stamp)):
@@ -136,7 +137,7 @@ class Watch:
                 self._handed.append(handed)
                 yield Source(Path(handed.uri), labels.get(key, self._labels), key=key)
 
-    def _give_keys(self, files: dict[str, list[OfFile]]) -> dict[str, list[str]]:
+    def _give_keys(self, files: dict[str, list[FileRecord]]) -> dict[str, list[str]]:
         """Give records without a key one; the keys of the records of each file, by path.
 
         In place, so that a record keeps its id, labels and attributes, and nothing is lost if this process is killed.
@@ -160,7 +161,7 @@ class Watch:
         if not self._labels:
             return {}
         catalog = self._collection.catalog
-        known = catalog.known_keys([key for key in keys if is_text(key)])
+        known = catalog.lookup.ids_by_key([key for key in keys if is_text(key)])
         records = {key: record for key, record in zip(known, catalog.get(list(known.values())), strict=True) if record}
         return {key: tuple(dict.fromkeys((*record.labels, *self._labels))) for key, record in records.items()}
 
@@ -179,7 +180,7 @@ def _is_walked(folder: Path, other: Path) -> bool:
     return folder.is_relative_to(other) and not any(part.startswith(".") for part in folder.relative_to(other).parts)
 
 
-def _is_known(records: list[OfFile], stamp: Stamp) -> bool:
+def _is_known(records: list[FileRecord], stamp: Stamp) -> bool:
     """Whether the records of a file say what it is now: all that have a key, or else the last one."""
     keyed = [record for record in records if record.key is not None]
     return all((record.bytes, record.mtime_ns) == stamp and record.has_code for record in keyed or records[-1:])

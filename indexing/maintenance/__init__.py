@@ -1,1 +1,1 @@
-"""What keeps a collection in order: backups, exchange, another model, repair, calibration."""
+"""Maintenance of collections: snapshots, export and import, re-encoding, optimizing, checks and repair."""

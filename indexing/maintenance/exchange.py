@@ -1,7 +1,7 @@
-"""Export and import: the records and codes of a collection as one Parquet file, for other programs and collections.
+"""Export and import: the records and codes of a collection as a Parquet file, for other programs and collections.
 
-One row per image, ascending ids; the file's metadata names the checkpoint that made the codes. The pictures themselves
-are not in it, only where they are: a snapshot (`indexing.maintenance.backup`) carries those that the collection keeps.
+One row per image, by ascending id; the file's metadata names the checkpoint that computed the codes. The file contains
+paths, not images: a snapshot (`indexing.maintenance.backup`) contains the images that the collection keeps.
 """
 
 import json
@@ -18,12 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hashseek.indexing.catalog import Catalog
-from hashseek.indexing.catalog.records import NewImage, StoredImage, check_attributes, check_key
-from hashseek.indexing.collection import CATALOG, Collection, open_or_create
+from hashseek.indexing.catalog import Catalog, NewImage, StoredImage
+from hashseek.indexing.catalog.records import check_attributes, check_key
+from hashseek.indexing.collection import CATALOG, Collection, open_for_adding
 from hashseek.indexing.ingest.uris import is_remote
-from hashseek.indexing.maintenance.backup import copy_catalog
-from hashseek.indexing.maintenance.scratch import workplace
+from hashseek.indexing.maintenance.scratch import scratch_directory
 from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.codes import code_size
 from hashseek.retrieval.errors import BadConfig, BadDataset, ForeignCodes, HashseekError
@@ -37,29 +36,29 @@ _MEDIA_TYPE = re.compile(r"image/[\w.+-]{1,80}")
 
 @dataclass(frozen=True)
 class Exported:
-    """How many images were written, and how many of them without a code, which no import takes."""
+    """How many images were written, and how many of them without a code; an import refuses those."""
 
     n_images: int
     n_without_code: int
 
 
 def export(collection: Collection, file: Path) -> Exported:
-    """Write every image's record and code to a new Parquet `file`, as of one moment.
+    """Write the record and code of every image, as of one moment, to a new Parquet `file`.
 
     Raises:
-        BadConfig: pyarrow is not installed, there is such a file already, or no right to write beside it.
-        OSError: no room; there is no `file` then.
+        BadConfig: pyarrow is not installed, the file exists already, or no permission to write in its folder.
+        OSError: the disk is full; `file` does not exist then.
     """
     pa, parquet = _pyarrow()
     if file.exists() or file.is_symlink():
         raise BadConfig(f"{file} exists already: name a new file, or delete it first")
     if not file.absolute().parent.is_dir():
         raise BadConfig(f"there is no folder {file.parent} for the export: create it first")
-    with workplace(file.absolute().parent) as place:
-        copy_catalog(collection.catalog.path, place / CATALOG)
-        with closing(Catalog(place / CATALOG, read_only=True)) as frozen:
+    with scratch_directory(file.absolute().parent) as scratch:
+        collection.catalog.copy_to(scratch / CATALOG)
+        with closing(Catalog(scratch / CATALOG, read_only=True)) as frozen:
             schema = _schema(pa, frozen)
-            with (place / "rows").open("wb") as out:
+            with (scratch / "rows").open("wb") as out:
                 with parquet.ParquetWriter(out, schema, compression="zstd", write_page_checksum=True) as writer:
                     n_images = n_without_code = 0
                     for rows in _groups(collection, frozen):
@@ -68,7 +67,7 @@ def export(collection: Collection, file: Path) -> Exported:
                         n_without_code += sum(row["code"] is None for row in rows)
                 out.flush()
                 os.fsync(out.fileno())
-        (place / "rows").rename(file)
+        (scratch / "rows").rename(file)
     fsync_folder(file.absolute().parent)
     return Exported(n_images, n_without_code)
 
@@ -105,7 +104,7 @@ def _imported(pa: ModuleType, n_bits: int) -> dict[str, Any]:
 def _groups(collection: Collection, catalog: Catalog) -> Iterator[list[dict[str, Any]]]:
     after = 0
     while page := catalog.page(after=after, limit=GROUP):
-        codes = catalog.codes_of([image.id for image in page])
+        codes = catalog.spaces.codes_of([image.id for image in page])
         yield [_row(collection, image, *codes.get(image.id, (None, None))) for image in page]
         after = page[-1].id
 
@@ -116,7 +115,7 @@ def _row(
     return {
         "id": image.id,
         "key": image.key,
-        "uri": os.path.realpath(collection.file_of(image)) if collection.owns(image) else image.path,
+        "uri": os.path.realpath(collection.uri_of(image)) if collection.owns(image) else image.path,
         "sha256": image.sha256,
         "size": image.bytes,
         "width": image.width,
@@ -132,14 +131,14 @@ def _row(
 
 
 class Export:
-    """An open export whose every row has been looked at.
+    """An open export all of whose rows have been checked.
 
     Args:
-        file: what `export` wrote.
+        file: that `export` wrote.
 
     Raises:
         BadConfig: pyarrow is not installed.
-        BadDataset: missing, truncated, damaged, or no export of a Hashseek that this one understands.
+        BadDataset: missing, truncated, damaged, not an export, or of a newer Hashseek.
     """
 
     def __init__(self, file: Path) -> None:
@@ -163,7 +162,7 @@ class Export:
             self.n_images = int(about["hashseek.n_images"])
         except (KeyError, ValueError):
             raise BadDataset(
-                f"{file} does not say which checkpoint made its codes: import what `hashseek index export` wrote"
+                f"{file} does not name the checkpoint of its codes: import a file that `hashseek index export` wrote"
             ) from None
         if version > FORMAT:
             raise BadDataset(f"{file} has export format {version}, this Hashseek reads up to {FORMAT}: update Hashseek")
@@ -177,7 +176,7 @@ class Export:
                 )
         n_rows = sum(len(images) for images in self.batches())
         if n_rows != self.n_images:
-            raise self._damaged(f"it should have {self.n_images} rows and has {n_rows}")
+            raise self._damaged(f"it has {n_rows} rows instead of {self.n_images}")
 
     def close(self) -> None:
         """Close the file."""
@@ -187,7 +186,7 @@ class Export:
         """The images, `GROUP` at most at a time.
 
         Raises:
-            BadDataset: a row is damaged or senseless; the message names it.
+            BadDataset: a row is damaged or invalid; the message names it.
         """
         n_rows = 0
         try:
@@ -203,9 +202,11 @@ class Export:
             if not _HEX.fullmatch(row["sha256"] or ""):
                 raise BadDataset(f"sha256 is {row['sha256']!r}")
             if row["code"] is None:
-                raise BadDataset("its code is missing: mend its collection (`index verify --repair`), export it again")
+                raise BadDataset(
+                    "its code is missing: repair its collection (`index verify --repair`) and export it again"
+                )
             if not (is_remote(row["uri"] or "") or (row["uri"] or "").startswith("/")) or "\0" in row["uri"]:
-                raise BadDataset(f"uri is {row['uri']!r:.80}, neither a path from the root on nor an address")
+                raise BadDataset(f"uri is {row['uri']!r:.80}, neither an absolute path nor a URL")
             if not all(row[name] is not None and row[name] > 0 for name in ("size", "width", "height")):
                 raise BadDataset(f"size, width, height are {row['size']}, {row['width']}, {row['height']}, not above 0")
             if not _MEDIA_TYPE.fullmatch(row["media_type"] or ""):
@@ -261,8 +262,8 @@ def _pyarrow() -> tuple[ModuleType, ModuleType]:
 def import_(file: Path, folder: Path, *, checkpoint: Path | None) -> dict[str, int]:
     """Add the images of an export to the collection in `folder`, or to a new one for `checkpoint`.
 
-    Every row is checked before the first is added. Times are those of the import; keys, labels, attributes, codes and
-    engines are kept, ids are given anew.
+    Every row is checked before the first is added. Keys, labels, attributes, codes and engines are kept; ids and times
+    are new.
 
     Returns:
         How many were "added", "updated" and "known".
@@ -271,7 +272,7 @@ def import_(file: Path, folder: Path, *, checkpoint: Path | None) -> dict[str, i
         BadConfig: pyarrow is not installed.
         BadDataset: `file` is damaged, or not what `export` writes.
         ForeignCodes: the codes are of another checkpoint.
-        BadCollection: there is no collection, and no checkpoint to create one for.
+        BadCollection: no collection, and no checkpoint to create one for.
     """
     opened = Export(file)
     try:
@@ -279,9 +280,9 @@ def import_(file: Path, folder: Path, *, checkpoint: Path | None) -> dict[str, i
             header = load_header(checkpoint)
             check_export(opened, fingerprint=header.fingerprint, n_bits=header.n_bits)
         outcome = {"added": 0, "updated": 0, "known": 0}
-        with closing(open_or_create(folder, checkpoint=checkpoint)) as collection:
+        with open_for_adding(folder, checkpoint=checkpoint) as collection:
             check_export(opened, fingerprint=collection.fingerprint, n_bits=collection.n_bits)
-            replaced = set[str]()  # files that a later row may name
+            replaced = set[str]()  # kept files that a later row may name
             try:
                 for images in opened.batches():
                     for _, what in collection.add(images, replaced=replaced):

@@ -1,8 +1,8 @@
-"""Changing the model: another checkpoint's codes of all stored images, built beside the old ones, then the switch.
+"""Changing the model: encodes all stored images with another checkpoint, then switches searches to the new codes.
 
-Searches and additions go on with the old codes until every image has a new one. What was encoded is kept: a process
-killed at any moment goes on where it stopped when it is run again. If the new checkpoint is a truncation of one whose
-codes are there (`hashseek.retrieval.models.truncation`), no image is read: its codes are the first bits of those.
+Searches and additions go on with the old codes until every image has a new one. What was encoded is kept: if the
+process is killed, running it again continues where it stopped. If the new checkpoint is a truncation of one whose codes
+are stored (`hashseek.retrieval.models.truncation`), no image is read: its codes are the first bits of those.
 """
 
 import fcntl
@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hashseek.indexing.catalog import Catalog
-from hashseek.indexing.catalog.records import Space, StoredImage
+from hashseek.indexing.catalog import Catalog, Space, StoredImage
 from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.ingest.uris import open_uri
 from hashseek.retrieval.checkpoint import Header, load_checkpoint, load_header
@@ -24,9 +23,8 @@ from hashseek.retrieval.codes import Codes, code_size
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.engines import check_engine
 from hashseek.retrieval.errors import BadCheckpoint, BadCollection, BadConfig, BadImage
-from hashseek.retrieval.files import write_atomically
+from hashseek.retrieval.files import locked, write_atomically
 from hashseek.retrieval.images import Pixels, decode_for
-from hashseek.retrieval.label_files import Problem
 from hashseek.retrieval.models.truncation import truncate
 
 BATCH = 256
@@ -34,22 +32,22 @@ BATCH = 256
 
 @dataclass
 class Reencoded:
-    """How far it is.
+    """Progress of a re-encoding.
 
     Args:
         space: the new code space.
-        total: images that lacked a code in it at the start.
-        encoded: of these, how many were encoded, or took over the code of an image with the same content.
-        cut: how many got the first bits of a longer code.
-        lost: id -> why it cannot be encoded.
+        total: images without a code in it at the start.
+        encoded: how many of these were encoded, or got the code of an image with the same content.
+        truncated: how many got the first bits of a longer code.
+        failed: id -> a message that says why the image cannot be encoded.
         switched: whether searches use the new space.
     """
 
     space: Space
     total: int
     encoded: int = 0
-    cut: int = 0
-    lost: dict[int, Problem] = field(default_factory=dict)
+    truncated: int = 0
+    failed: dict[int, str] = field(default_factory=dict)
     switched: bool = False
 
 
@@ -63,119 +61,121 @@ def reencode(
     without_missing: bool = False,
     allow_private: bool = False,
 ) -> Iterator[Reencoded]:
-    """Encode all images of `collection` with `checkpoint`, then let searches use these codes; yields how far it is.
+    """Encode all images of `collection` with `checkpoint`, then switch searches to the new codes; yields progress.
 
-    If an image cannot be encoded, because its file is gone or changed, it ends without the switch; with
-    `without_missing` it switches, and searches no longer find such images. `allow_private` is for images behind http(s)
-    addresses.
+    Args:
+        collection: to be re-encoded.
+        checkpoint: the new one.
+        device, precision, engine: see `Encoder`.
+        without_missing: switch even if images cannot be encoded, because their files are missing or changed; searches
+            no longer find those. Without it, the re-encoding ends without the switch.
+        allow_private: fetch images from URLs in private networks, too.
 
     Raises:
         BadCheckpoint: the checkpoint cannot be used.
-        BadConfig: it is the one in use already.
-        BadCollection: another process is at it.
+        BadConfig: it is in use already.
+        BadCollection: another process is re-encoding the collection with this checkpoint.
     """
     header = load_header(checkpoint)
     header.image_preprocessing()
-    check_engine(engine, device=device, precision=precision)  # before anything is begun
+    check_engine(engine, device=device, precision=precision)  # before anything is done
     catalog = collection.catalog
-    if header.fingerprint == catalog.active_space().fingerprint:
+    if header.fingerprint == catalog.spaces.active().fingerprint:
         raise BadConfig(f"{checkpoint} is the checkpoint that {collection.folder} uses already: there is nothing to do")
-    with _alone(collection, checkpoint, header) as space:
-        report = Reencoded(space, catalog.n_missing(space.id))
+    with _locked_space(collection, checkpoint, header) as space:
+        report = Reencoded(space, catalog.spaces.n_missing(space.id))
         yield report
-        source = _longer(collection, space)
+        source = _space_to_truncate(collection, space)
         if source is not None:
-            yield from _cut(catalog, source, report)
+            yield from _truncate_codes(catalog, source, report)
         encoder: Encoder | None = None
         while not report.switched:
             if encoder is None and _missing(catalog, report):
                 encoder = Encoder(load_checkpoint(checkpoint), device=device, precision=precision, engine=engine)
             if encoder is not None:
                 yield from encode_missing(collection, encoder, report, allow_private=allow_private)
-            if report.lost and not without_missing:
+            if report.failed and not without_missing:
                 return
             try:
-                catalog.switch_space(space.id, allow_missing=bool(report.lost))
+                catalog.spaces.switch(space.id, allow_missing=bool(report.failed))
             except BadCollection:
                 if not _missing(catalog, report):
                     raise
-                continue  # added just now
+                continue  # an image was added just now
             report.switched = True
-        if encoder is not None and report.lost:  # what was added just before the switch
+        if encoder is not None and report.failed:  # images that were added just before the switch
             yield from encode_missing(collection, encoder, report, allow_private=allow_private)
         _build_index(collection)
         yield report
 
 
 @contextmanager
-def _alone(collection: Collection, checkpoint: Path, header: Header) -> Iterator[Space]:
-    """The space to be filled, begun by this process or an earlier one; no other process works on it meanwhile."""
+def _locked_space(collection: Collection, checkpoint: Path, header: Header) -> Iterator[Space]:
+    """The space to be filled, created by this process or an earlier one; no other process fills it meanwhile."""
     name = f"checkpoint-{header.fingerprint[:16]}.safetensors"
-    handle = os.open(collection.folder, os.O_RDONLY)
-    lock = -1
+    handle = -1
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        known = [space for space in collection.catalog.spaces() if space.fingerprint == header.fingerprint]
-        path = collection.folder / (known[0].checkpoint if known else name)
-        if not path.is_file():
-            load_checkpoint(checkpoint)  # whose weights are what its header says
-            write_atomically(path, checkpoint.read_bytes())
-        lock = os.open(path, os.O_RDONLY)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise BadCollection(
-                f"another process encodes {collection.folder} with this checkpoint: wait until it is done"
-            ) from None
-        space = known[0] if known else collection.catalog.begin_space(header.fingerprint, header.n_bits, name)
-        fcntl.flock(handle, fcntl.LOCK_UN)
+        with locked(collection.folder):
+            spaces = collection.catalog.spaces
+            known = [space for space in spaces.all() if space.fingerprint == header.fingerprint]
+            path = collection.folder / (known[0].checkpoint if known else name)
+            if not path.is_file():
+                load_checkpoint(checkpoint)  # checks that the weights match the header
+                write_atomically(path, checkpoint.read_bytes())
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise BadCollection(
+                    f"another process is re-encoding {collection.folder} with this checkpoint: wait until it is done"
+                ) from None
+            space = known[0] if known else spaces.begin(header.fingerprint, header.n_bits, name)
         yield space
     finally:
-        os.close(handle)
-        if lock >= 0:
-            os.close(lock)
+        if handle >= 0:
+            os.close(handle)
 
 
 def _build_index(collection: Collection) -> None:
-    """Write the index of the space that is active by now, of the same kind as that of the space before."""
+    """Write the index of the space that is active by now, of the same kind as before."""
     with closing(Collection(collection.folder)) as switched:
         switched.build_index(collection.kind)
 
 
 def _missing(catalog: Catalog, report: Reencoded) -> bool:
-    """Whether an image lacks a code that it could get."""
+    """Whether there is an image without a code that has not failed."""
     after = 0
-    while page := catalog.missing_in(report.space.id, after=after, limit=BATCH):
-        if any(image.id not in report.lost for image in page):
+    while page := catalog.spaces.missing(report.space.id, after=after, limit=BATCH):
+        if any(image.id not in report.failed for image in page):
             return True
         after = page[-1].id
     return False
 
 
-def _longer(collection: Collection, space: Space) -> Space | None:
-    """A space whose codes begin with those of `space`."""
-    for other in collection.catalog.spaces():
+def _space_to_truncate(collection: Collection, space: Space) -> Space | None:
+    """A space whose codes begin with those of `space`, if there is one."""
+    for other in collection.catalog.spaces.all():
         if other.state != "ready" or other.n_bits <= space.n_bits:
             continue
         try:
-            cut = truncate(load_checkpoint(collection.folder / other.checkpoint), space.n_bits)
-        except BadCheckpoint:  # lost, or not trained for this length
+            truncated = truncate(load_checkpoint(collection.folder / other.checkpoint), space.n_bits)
+        except BadCheckpoint:  # missing, or not trained for this length
             continue
-        if cut.header.fingerprint == space.fingerprint:
+        if truncated.header.fingerprint == space.fingerprint:
             return other
     return None
 
 
-def _cut(catalog: Catalog, source: Space, report: Reencoded) -> Iterator[Reencoded]:
+def _truncate_codes(catalog: Catalog, source: Space, report: Reencoded) -> Iterator[Reencoded]:
     """Give images the first bits of their codes in `source`."""
     space, after = report.space, 0
-    while page := catalog.missing_in(space.id, after=after, limit=BATCH):
-        longer = catalog.codes_of([image.id for image in page], space_id=source.id)
+    while page := catalog.spaces.missing(space.id, after=after, limit=BATCH):
+        longer = catalog.spaces.codes_of([image.id for image in page], space_id=source.id)
         found = [image for image in page if image.id in longer]
         if found:
             codes = first_bits(np.stack([longer[image.id][0] for image in found]), space.n_bits)
             rows = [(image.id, code, longer[image.id][1]) for image, code in zip(found, codes, strict=True)]
-            report.cut += catalog.add_codes(space.id, rows, hashes=[image.sha256 for image in found])
+            report.truncated += catalog.spaces.add_codes(space.id, rows, hashes=[image.sha256 for image in found])
             yield report
         after = page[-1].id
 
@@ -190,85 +190,86 @@ def first_bits(codes: Codes, n_bits: int) -> Codes:
 def encode_missing(
     collection: Collection, encoder: Encoder, report: Reencoded, *, allow_private: bool = False
 ) -> Iterator[Reencoded]:
-    """Encode what lacks a code, as far as it is not lost."""
+    """Encode images that have no code in the space and have not failed; yields progress."""
 
     def load(image: StoredImage) -> tuple[tuple[StoredImage, str], Pixels | None]:
-        uri = str(collection.file_of(image)) if collection.owns(image) else image.path
         try:
-            data = open_uri(uri, allow_private=allow_private)
+            data = open_uri(collection.uri_of(image), allow_private=allow_private)
             if hashlib.sha256(data).hexdigest() != image.sha256:
-                return (image, "its file has another content than when it was added"), None
+                return (image, "its file has changed since it was added"), None
             with encoder.decoding():
                 return (image, ""), decode_for(data, encoder.preprocessing, name=image.path)[1]
         except BadImage as error:
             return (image, str(error).removeprefix(f"{image.path} ")), None
 
     after = 0
-    while page := collection.catalog.missing_in(report.space.id, after=after, limit=BATCH):
+    while page := collection.catalog.spaces.missing(report.space.id, after=after, limit=BATCH):
         after = page[-1].id
         rows, hashes = [], []
-        todo = [image for image in page if image.id not in report.lost]
+        todo = [image for image in page if image.id not in report.failed]
         for (image, problem), code in encoder.encode_stream(todo, load):
             if code is None:
-                report.lost[image.id] = Problem(f"image {image.id} ({image.path})", problem)
+                report.failed[image.id] = f"image {image.id} ({image.path}): {problem}"
             else:
                 rows.append((image.id, code, encoder.engine))
                 hashes.append(image.sha256)
         if rows:
-            report.encoded += collection.catalog.add_codes(report.space.id, rows, hashes=hashes)
+            report.encoded += collection.catalog.spaces.add_codes(report.space.id, rows, hashes=hashes)
         if todo:
             yield report
-    if _take_over(collection.catalog, report):
+    if _copy_codes(collection.catalog, report):
         yield report
 
 
-def _take_over(catalog: Catalog, report: Reencoded) -> bool:
-    """Give lost images the code of another image with the same content, whose file was there; whether any got one."""
-    lost = [image for image in catalog.get(list(report.lost)) if image is not None]
-    found = catalog.codes_of_equals([image.id for image in lost], space_id=report.space.id)
+def _copy_codes(catalog: Catalog, report: Reencoded) -> bool:
+    """Give failed images the code of an image with the same content; returns whether any got one."""
+    failed = [image for image in catalog.get(list(report.failed)) if image is not None]
+    found = catalog.spaces.codes_of_equal_content([image.id for image in failed], space_id=report.space.id)
     if not found:
         return False
-    hashes = {image.id: image.sha256 for image in lost}
-    report.encoded += catalog.add_codes(report.space.id, found, hashes=[hashes[row[0]] for row in found])
+    hashes = {image.id: image.sha256 for image in failed}
+    report.encoded += catalog.spaces.add_codes(report.space.id, found, hashes=[hashes[row[0]] for row in found])
     for image_id, _, _ in found:
-        del report.lost[image_id]
+        del report.failed[image_id]
     return True
 
 
 def switch_space(folder: Path, space_id: int) -> Space:
-    """Let searches of the collection in `folder` use the codes of another space.
+    """Switch searches of the collection in `folder` to the codes of another space.
 
     Raises:
         BadConfig: there is no such space.
         BadCollection: an image has no code in it.
-        BadCheckpoint: its checkpoint is lost or damaged.
+        BadCheckpoint: its checkpoint is missing or damaged.
     """
-    _drop_stale_index(folder)
+    _delete_newer_index(folder)
     with closing(Catalog(folder / CATALOG)) as catalog:
-        known = {space.id: space for space in catalog.spaces()}
+        known = {space.id: space for space in catalog.spaces.all()}
         if space_id in known:
-            load_checkpoint(folder / known[space_id].checkpoint)  # or nothing could be searched any more
-        catalog.switch_space(space_id)
+            load_checkpoint(folder / known[space_id].checkpoint)  # without it nothing could be searched any more
+        catalog.spaces.switch(space_id)
     with closing(Collection(folder)) as switched:
         switched.save_index()
     return known[space_id]
 
 
-def _drop_stale_index(folder: Path) -> None:
-    """Open the collection, which drops an index that is newer than a catalog that was copied back: before the catalog
-    grows as new again."""
-    Collection(folder).close()
-
-
 def drop_space(folder: Path, space_id: int) -> None:
-    """Forget the codes of a space and delete its checkpoint.
+    """Delete a space, its codes and its checkpoint.
 
     Raises:
         BadConfig: there is no such space, or it is the active one.
     """
-    _drop_stale_index(folder)
+    _delete_newer_index(folder)
     with closing(Catalog(folder / CATALOG)) as catalog:
-        names = {space.id: space.checkpoint for space in catalog.spaces()}
-        catalog.drop_space(space_id)
-        if names[space_id] not in {space.checkpoint for space in catalog.spaces()}:
+        names = {space.id: space.checkpoint for space in catalog.spaces.all()}
+        catalog.spaces.drop(space_id)
+        if names[space_id] not in {space.checkpoint for space in catalog.spaces.all()}:
             (folder / names[space_id]).unlink(missing_ok=True)
+
+
+def _delete_newer_index(folder: Path) -> None:
+    """Open the collection, which deletes an index that is newer than a catalog copied back from a backup.
+
+    Later the generation of the catalog could reach that of the index, which would then seem to fit.
+    """
+    Collection(folder).close()

@@ -1,4 +1,4 @@
-"""A folder for what is not finished: of this process alone, and swept away by the next one if this one is killed."""
+"""Scratch directories for unfinished files; those of a killed process are deleted by the next one."""
 
 import errno
 import fcntl
@@ -15,22 +15,21 @@ _PREFIX = ".hashseek-unfinished-"
 
 
 @contextmanager
-def workplace(beside: Path) -> Iterator[Path]:
-    """A new folder in `beside`, gone when the context ends; what is finished in it can be renamed out of it.
+def scratch_directory(parent: Path) -> Iterator[Path]:
+    """A new directory in `parent`, deleted at the end; finished files can be renamed out of it.
 
     Raises:
-        BadConfig: there is no right to write in `beside`.
-        OSError: `beside` is missing, or there is no room.
+        BadConfig: no permission to write in `parent`.
+        OSError: `parent` does not exist, or the disk is full.
     """
-    _sweep(beside)
+    _delete_leftovers(parent)
     try:
-        folder, handle = _make(beside)
+        folder, handle = _create_locked(parent)
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
         raise BadConfig(
-            f"nothing can be written in the folder {beside} ({error.strerror}): name another place, or get the right "
-            "to write there"
+            f"cannot write in the folder {parent} ({error.strerror}): choose another folder, or change its permissions"
         ) from None
     try:
         yield folder
@@ -39,22 +38,22 @@ def workplace(beside: Path) -> Iterator[Path]:
         os.close(handle)
 
 
-def _make(beside: Path) -> tuple[Path, int]:
-    """A new folder, and the handle that keeps it locked; the system lets go of the lock if this process dies."""
+def _create_locked(parent: Path) -> tuple[Path, int]:
+    """A new directory and the handle that locks it; the system releases the lock if this process dies."""
     while True:
-        folder = Path(tempfile.mkdtemp(dir=beside, prefix=_PREFIX))
+        folder = Path(tempfile.mkdtemp(dir=parent, prefix=_PREFIX))
         try:
             handle = os.open(folder, os.O_RDONLY)
         except FileNotFoundError:
-            continue  # another process has swept it away before it was locked
+            continue  # another process took it for a leftover before it was locked
         fcntl.flock(handle, fcntl.LOCK_SH)
         if folder.is_dir():
             return folder, handle
         os.close(handle)
 
 
-def _sweep(beside: Path) -> None:
-    for leftover in beside.glob(f"{_PREFIX}*"):
+def _delete_leftovers(parent: Path) -> None:
+    for leftover in parent.glob(f"{_PREFIX}*"):
         try:
             handle = os.open(leftover, os.O_RDONLY | os.O_DIRECTORY)
         except OSError:
@@ -62,7 +61,7 @@ def _sweep(beside: Path) -> None:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            continue  # somebody works there
+            continue  # in use
         else:
             shutil.rmtree(leftover, ignore_errors=True)
         finally:

@@ -1,9 +1,9 @@
 """Rankings as histograms: how many items of each gain lie at each Hamming distance from each query.
 
-One matrix product counts both: a row of an item is its bits followed by its labels, a column of a query is +1 or -1 per
-bit and a weight per label, so that their product is `distance + stride * shared labels`, a small integer that is exact
-in float32 and int8 arithmetic alike. A block of such keys is counted while it is still in the cache; the Q x N
-matrix never exists, nothing is sorted.
+One matrix product gives both. The row of an item holds its bits and its labels; the column of a query holds +1 or -1
+for each bit and a weight for each label. Their product is `distance + stride * shared labels`, a small integer that is
+exact in float32 and in int8. A block of these keys is counted while it is still in the cache, so the Q x N matrix never
+exists and nothing is sorted.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -24,10 +24,10 @@ Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 Labels = NDArray[np.uint8]
 
-# Keys of so many queries and items at a time fit into the second-level cache beside their counts. A GPU wants more.
+# The keys of this many queries and items fit into the second-level cache together with their counts. A GPU wants more.
 _QUERIES, _ITEMS = 64, 4096
 _ITEMS_ON_GPU = 2**18
-# Below so many pairs threads cost more than they save.
+# With fewer pairs, threads cost more than they save.
 _PAIRS_WORTH_A_THREAD = 2**21
 
 
@@ -35,8 +35,8 @@ _PAIRS_WORTH_A_THREAD = 2**21
 class Histograms:
     """Rankings of Q queries as counts per Hamming distance.
 
-    `total[q, d]` items lie at distance d from query q, `relevant[q, d]` of them share a label with it; both (Q, K + 1).
-    `gains[q, g, d]` share exactly g labels with it, (Q, G + 1, K + 1); None unless counted with `graded=True`.
+    `total[q, d]` items lie at distance d from query q, and `relevant[q, d]` of them share a label with it, both
+    (Q, K + 1). `gains[q, g, d]` of them share exactly g labels, (Q, G + 1, K + 1); None unless `graded=True`.
     """
 
     total: Counts
@@ -53,23 +53,19 @@ class Histograms:
 
     @property
     def n_database(self) -> int:
-        """N, the number of items that were ranked."""
+        """N, the number of items in the database."""
         return int(self.total[0].sum())
 
     @property
     def n_relevant(self) -> Counts:
-        """Relevant items of each query in the whole database, (Q,)."""
+        """How many items of the database are relevant to each query, (Q,)."""
         result: Counts = self.relevant.sum(axis=1)
         return result
 
     @property
     def without_relevant(self) -> int:
-        """Queries for which the database holds no relevant item; they count as 0 in every figure."""
+        """How many queries have no relevant item in the database; they score 0 in every metric."""
         return int((self.n_relevant == 0).sum())
-
-    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> "Histograms":
-        """The rankings of some of the queries."""
-        return Histograms(self.total[rows], self.relevant[rows], None if self.gains is None else self.gains[rows])
 
 
 def histograms(
@@ -85,25 +81,23 @@ def histograms(
     """Count the items of each gain at each distance from each query.
 
     Args:
-        query_codes: packed (Q, code_size). database_codes: packed (N, code_size).
-        query_labels: 0/1 (Q, C). database_labels: 0/1 (N, C).
+        query_codes: packed (Q, code_size).
+        database_codes: packed (N, code_size).
+        query_labels: 0/1 (Q, C).
+        database_labels: 0/1 (N, C).
         n_bits: K.
         graded: keep the counts per number of shared labels, which nDCG, ACG and WAP need.
-        device: "cpu", "auto", "cuda" or "cuda:N"; counts are the same.
+        device: "cpu", "auto", "cuda" or "cuda:N"; all give the same counts.
 
     Raises:
-        BadCodes: nothing to rank, widths that differ, or labels that are not 0/1.
-        BadConfig: no such device.
+        BadCodes: there are no codes, shapes do not match, or labels are not 0/1.
+        BadConfig: the device does not exist.
     """
     check_codes(query_codes, n_bits)
     check_codes(database_codes, n_bits)
     check_labels(query_codes, query_labels, "query")
     check_labels(database_codes, database_labels, "database")
-    if query_labels.shape[1] != database_labels.shape[1]:
-        raise BadCodes(
-            f"query labels have {query_labels.shape[1]} columns, database labels {database_labels.shape[1]}: "
-            "use one list of label names for both"
-        )
+    check_same_labels(query_labels, database_labels)
     where = pick_device(device)
     keys = _Keys.plan(query_labels, database_labels, n_bits=n_bits)
     counts = np.zeros((len(query_codes), keys.n_gains, n_bits + 1), np.int32)
@@ -117,7 +111,7 @@ def histograms(
     if n_threads == 1 or len(query_codes) * len(database_codes) < _PAIRS_WORTH_A_THREAD:
         count(np.arange(len(query_codes)))
     else:
-        # Each of our threads works on its own queries: torch must not start further threads for each of them.
+        # Each of these threads works on its own queries, so torch must not start further threads inside them.
         before = torch.get_num_threads()
         try:
             with ThreadPoolExecutor(n_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
@@ -129,14 +123,14 @@ def histograms(
 
 
 def without_self(found: Histograms, query_labels: Labels) -> Histograms:
-    """The rankings without the query itself, where the queries are items of the database: one less at distance 0.
+    """The histograms without the query itself, for queries that are items of the database: one less at distance 0.
 
     Args:
-        found: of queries that are all in the database once.
-        query_labels: 0/1 (Q, C), as counted.
+        found: histograms of queries that are in the database exactly once.
+        query_labels: 0/1 (Q, C), as given to `histograms`.
 
     Raises:
-        BadCodes: a query has no item at distance 0 with all its labels, so it cannot be in the database.
+        BadCodes: a query has no item at distance 0 with all its labels, so it is not in the database.
     """
     n_labels = query_labels.sum(axis=1, dtype=np.int64)
     own = np.arange(len(found))
@@ -147,12 +141,12 @@ def without_self(found: Histograms, query_labels: Labels) -> Histograms:
     if gains is not None:
         gains[own, n_labels, 0] -= 1
     if (total[:, 0] < 0).any() or (relevant < 0).any() or (gains is not None and (gains < 0).any()):
-        raise BadCodes("a query is not in the database, so it cannot be left out of its own ranking")
+        raise BadCodes("a query is not in the database, so it cannot be removed from its own ranking")
     return Histograms(total, relevant, gains)
 
 
 def check_labels(codes: Codes, labels: Labels, split: str) -> None:
-    """Raise `BadCodes` unless there are codes, and a row of 0/1 labels for each."""
+    """Raise `BadCodes` unless there is at least one code, and a row of 0/1 labels for each."""
     if not len(codes):
         raise BadCodes(f"the {split} split is empty: there is nothing to evaluate")
     if labels.ndim != 2 or len(labels) != len(codes):
@@ -161,11 +155,20 @@ def check_labels(codes: Codes, labels: Labels, split: str) -> None:
         raise BadCodes(f"{split} labels must be 0 or 1, but range from {labels.min()} to {labels.max()}")
 
 
+def check_same_labels(query_labels: Labels, database_labels: Labels) -> None:
+    """Raise `BadCodes` unless queries and database have the same number of labels."""
+    if query_labels.shape[1] != database_labels.shape[1]:
+        raise BadCodes(
+            f"query labels have {query_labels.shape[1]} columns, database labels {database_labels.shape[1]}: "
+            "use the same label names for both"
+        )
+
+
 @dataclass(frozen=True)
 class _Keys:
-    """How distance and gain share one integer: `distance + stride * gain`, stride = query_weight * item_weight > K.
+    """How one integer holds distance and gain: `distance + stride * gain`, stride = query_weight * item_weight > K.
 
-    Two weights, because int8 holds none above 127.
+    The stride is split into two weights because int8 ends at 127.
     """
 
     n_bits: int
@@ -190,7 +193,7 @@ class _Keys:
         return torch.from_numpy(np.concatenate((bits, labels.astype(np.int8) * np.int8(self.item_weight)), axis=1))
 
     def queries(self, codes: Codes, labels: Labels) -> tuple[Tensor, Tensor]:
-        """(K + C, n) int8, and what to add to the product, (n,): the ones of the query, and where its keys begin."""
+        """(K + C, n) int8, and what to add to the product, (n,): the ones of the query, and the start of its keys."""
         bits = np.unpackbits(codes, axis=1, count=self.n_bits, bitorder="little").view(np.int8)
         columns = np.concatenate((1 - 2 * bits, labels.astype(np.int8) * np.int8(self.query_weight)), axis=1).T
         added = bits.sum(axis=1, dtype=np.int64) + np.arange(len(codes)) * self.n
@@ -206,10 +209,10 @@ def _count(
     keys: _Keys,
     device: torch.device,
 ) -> NDArray[np.int32]:
-    """Counts (q, gains, K + 1), item block by item block, each block against all queries."""
+    """Counts (q, gains, K + 1): one block of items after the other, each against all queries."""
     on_cpu = device.type == "cpu"
     in_int8 = on_cpu and _has_int8()
-    # Counting a block costs its number of bins too: make blocks as long as that. Float32 is exact below 2**24.
+    # Counting a block also costs its number of bins, so blocks must not be shorter. Float32 is exact below 2**24.
     n_items = max(_ITEMS if on_cpu else _ITEMS_ON_GPU, 4 * keys.n)
     n_queries = max(1, min(max(8, _QUERIES * _ITEMS // n_items if on_cpu else _QUERIES), 2**23 // keys.n))
     blocks = []
@@ -224,7 +227,7 @@ def _count(
         items = keys.items(database_codes[chosen], database_labels[chosen]).to(device)
         items = items if in_int8 else items.float()
         for (columns, added), sums in zip(blocks, counts, strict=True):
-            # Item by item, query by query: neighbouring keys count in different queries and do not wait for each other.
+            # Keys are ordered by item, then query: neighbours go to different bins and do not wait for each other.
             if in_int8:
                 found = torch._int_mm(items, columns).add_(added)
             else:
@@ -237,7 +240,7 @@ def _count(
 
 @cache
 def _has_int8() -> bool:
-    """Whether the CPU multiplies int8 matrices itself; elsewhere torch would do it in a plain loop."""
+    """Whether the CPU has int8 matrix instructions; without them torch uses a slow loop."""
     try:
         flags = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
     except OSError:

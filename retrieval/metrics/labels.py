@@ -1,4 +1,4 @@
-"""Figures by label, and what a reader must know about the labels of an evaluation."""
+"""Metrics by label, and warnings about the labels of an evaluation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,21 +12,21 @@ from hashseek.retrieval.metrics.counting import Counts, Floats, Labels
 
 @dataclass(frozen=True)
 class PerLabel:
-    """A figure by label: its mean over the queries that carry the label (NaN if none does), and their number, (C,)."""
+    """A metric by label, (C,): its mean over the queries with the label (NaN if there are none), and their number."""
 
     mean: Floats
     n_queries: Counts
 
     @property
     def macro(self) -> float:
-        """Mean over the labels that some query carries: rare labels count as much as common ones."""
+        """Mean over the labels that occur in queries: rare labels count as much as common ones."""
         return float(self.mean[self.n_queries > 0].mean()) if (self.n_queries > 0).any() else 0.0
 
 
 def per_label(values: Floats, query_labels: Labels) -> PerLabel:
-    """A figure (Q,) by label of the queries, labels 0/1 (Q, C). Relevance stays what it is: sharing any label."""
+    """A metric (Q,) by label of the queries, labels 0/1 (Q, C). Relevance is unchanged: sharing any label."""
     if len(values) != len(query_labels):
-        raise BadCodes(f"{len(values)} values of queries need as many rows of labels, not {len(query_labels)}")
+        raise BadCodes(f"{len(values)} values need as many rows of query labels, not {len(query_labels)}")
     n_queries = query_labels.sum(axis=0, dtype=np.int64)
     sums = values @ query_labels.astype(np.float64)
     return PerLabel(np.where(n_queries > 0, sums / np.maximum(n_queries, 1), np.nan), n_queries)
@@ -39,25 +39,29 @@ def remarks(
     ns: Sequence[int | None] = (),
     label_names: Sequence[str] = (),
 ) -> list[str]:
-    """What is unusual about an evaluation, one sentence each: an N beyond the database, labels without images.
+    """Warnings about an evaluation, one sentence each: an N larger than the database, labels without images.
 
     Args:
-        query_labels: 0/1 (Q, C). database_labels: 0/1 (N, C). ns: the N of the figures.
-        label_names: C names; numbers are used where there are none.
+        query_labels: 0/1 (Q, C).
+        database_labels: 0/1 (N, C).
+        ns: the N of the metrics.
+        label_names: C names; without them, labels are named by their column.
     """
     names = list(label_names) or [str(i) for i in range(query_labels.shape[1])]
     found = [
-        f"N = {n} exceeds the database of {len(database_labels)} images; figures are over all of it"
+        f"N = {n} is larger than the database of {len(database_labels)} images, so all of them count"
         for n in ns
         if n is not None and n > len(database_labels)
     ]
-    asked, held = (labels.sum(axis=0, dtype=np.int64) > 0 for labels in (query_labels, database_labels))
-    if (asked & ~held).any():
-        found.append(f"no image of the database has the label {_listed(names, asked & ~held)}, which queries carry")
-    if (held & ~asked).any():
-        found.append(f"no query has the label {_listed(names, held & ~asked)}, so the figures say nothing about it")
+    in_queries, in_database = (labels.any(axis=0) for labels in (query_labels, database_labels))
+    if (in_queries & ~in_database).any():
+        found.append(f"queries have labels that no database image has: {_listed(names, in_queries & ~in_database)}")
+    if (in_database & ~in_queries).any():
+        found.append(
+            f"no query has these labels, so they are not evaluated: {_listed(names, in_database & ~in_queries)}"
+        )
     for labels, split in ((query_labels, "queries"), (database_labels, "database images")):
-        without = int((labels.sum(axis=1) == 0).sum())
+        without = int((~labels.any(axis=1)).sum())
         if without:
             found.append(f"{without} {split} have no label and are relevant to nothing")
     return found

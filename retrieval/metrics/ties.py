@@ -1,8 +1,9 @@
-"""Sums over the ranks of a ranking with ties: expected, least and greatest over every order of equal distances.
+"""Sums over the ranks of a ranking with ties: expected, least and greatest over all orders of equal distances.
 
-A ranking comes as `levels` (Q, L, K + 1): how many items of each positive gain, `values` (L,) ascending, lie at each
-distance; the rest of `total` (Q, K + 1) has gain 0. Source of the closed forms: McSherry and Najork, "Computing
-Information Retrieval Performance Measures Efficiently in the Presence of Tied Scores", ECIR 2008.
+`ranking_metrics` builds its metrics from them. A ranking is given by `levels` (Q, L, K + 1), the number of items of
+each positive gain at each distance, and `values` (L,), these gains in ascending order; the rest of `total` (Q, K + 1)
+has gain 0. Source of the closed forms: McSherry and Najork, "Computing Information Retrieval Performance Measures
+Efficiently in the Presence of Tied Scores", ECIR 2008.
 """
 
 import math
@@ -15,14 +16,14 @@ from numpy.typing import NDArray
 
 from hashseek.retrieval.metrics.counting import Counts, Floats
 
-# Queries at a time where an array per query and outcome is needed.
+# Queries per block where an array has one entry per query and outcome.
 _QUERIES = 512
-# Outcomes of a hypergeometric draw that are together less likely than this are left out.
+# Outcomes of a hypergeometric distribution are left out if they are less likely than this together.
 _NEGLIGIBLE = 1e-18
 
 
-class Figure(NamedTuple):
-    """A figure of each query, (Q,) or (Q, n): its expectation over ties, and the least and greatest of any order."""
+class MetricValues(NamedTuple):
+    """A metric of each query, (Q,) or (Q, n): its expectation over ties, and its least and greatest value."""
 
     expected: Floats
     worst: Floats
@@ -30,7 +31,7 @@ class Figure(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """Groups of equal distance: items, relevant ones, sum of gains, and what lies ahead of each; all of one shape."""
+    """Groups of ties: items, relevant items and sum of gains, in each group and ahead of it; all of one shape."""
 
     size: NDArray[Any]
     relevant: NDArray[Any]
@@ -41,18 +42,19 @@ class Groups(NamedTuple):
 
 
 def groups(total: Counts, levels: NDArray[np.integer], values: Floats) -> Groups:
-    """The groups of rankings."""
+    """The groups of the rankings."""
     relevant = levels.sum(axis=1, dtype=np.int64)
     gain = np.einsum("qld,l->qd", levels, values)
     ahead: list[NDArray[Any]] = [np.cumsum(counts, axis=1) - counts for counts in (total, relevant, gain)]
     return Groups(total, relevant, gain, *ahead)
 
 
-def discounted_sum(total: Counts, levels: NDArray[np.integer], values: Floats, discounts: Floats) -> Figure:
+def discounted_sum(total: Counts, levels: NDArray[np.integer], values: Floats, discounts: Floats) -> MetricValues:
     """Sum over ranks i of gain(i) * discount(i), (Q,) each.
 
     Args:
-        total, levels, values: the rankings. discounts: descending, of ranks 1..n; further ranks count 0.
+        total, levels, values: the rankings.
+        discounts: of ranks 1..n, descending; later ranks count 0.
     """
     table = np.concatenate(([0.0], np.cumsum(discounts)))
     cut = len(discounts)
@@ -71,7 +73,7 @@ def discounted_sum(total: Counts, levels: NDArray[np.integer], values: Floats, d
         other = len(values) - 1 - level
         best += values[other] * ranks(high, levels[:, other]).sum(axis=1)
         high = high + levels[:, other]
-    return Figure(expected, worst, best)
+    return MetricValues(expected, worst, best)
 
 
 def weighted_precision(
@@ -81,14 +83,15 @@ def weighted_precision(
     *,
     n: int,
     divisor: Callable[[Counts, NDArray[np.integer]], Counts],
-) -> Figure:
-    """Sum over relevant ranks i <= n of the mean gain of the first i, divided by R, (Q,) each.
+) -> MetricValues:
+    """Sum over relevant ranks i <= n of the mean gain of the first i items, divided by R, (Q,) each.
 
-    With all gains 1 this is average precision, with shared labels as gains weighted average precision.
+    This is average precision if all gains are 1, and weighted average precision if gains are shared labels.
 
     Args:
-        total, levels, values: the rankings. n: ranks that count, at most the items there are.
-        divisor: R of (relevant items among the first n, all relevant items); where it gives 0 the figure is 0.
+        total, levels, values: the rankings.
+        n: how many ranks count, at most the database size.
+        divisor: R, a function of (relevant items among the first n, all relevant items); where R is 0 the result is 0.
     """
     found = groups(total, levels, values)
     harmonic = harmonic_numbers(int(total[0].sum()))
@@ -104,7 +107,7 @@ def weighted_precision(
     rows = np.arange(len(total))
     cut = Groups(*(part[rows, at] for part in found))
     cut_levels = levels[rows, :, at].astype(np.int64)
-    # Where nothing is cut, everything whole is retrieved.
+    # Where rank n cuts no group, all whole groups are retrieved.
     cut = cut._replace(relevant_ahead=np.where(whole, found.relevant, 0).sum(axis=1))
     least = np.maximum(0, room - (cut.size - cut.relevant))
     most = np.minimum(room, cut.relevant)
@@ -119,7 +122,7 @@ def weighted_precision(
         last = _least_sum(cut, cut_levels, values, room, h, harmonic)
         return over(h, before[1] + last)
 
-    # The sum is convex in h, so its ratio to R, which is constant or grows with h, has one valley: halve the interval.
+    # The sum is convex in h, and R is constant or grows with h, so their ratio has one valley: find it by bisection.
     low, high = least.copy(), most.copy()
     while (low < high).any():
         middle = (low + high) // 2
@@ -131,14 +134,14 @@ def weighted_precision(
         over(least, best_first), over(most, before[2] + _greatest_sum(cut, cut_levels, values, most, harmonic))
     )
     if len(values) > 1:
-        # With gains of one size each further item adds a greater term than the one before it, so the mean falls and
-        # then rises, and the best is at an end. Gains that fall can turn that around: try every number.
+        # With equal gains each further item adds a greater term than the one before it, so the mean falls and then
+        # rises, and the best value is at an end. Falling gains can turn this around: try every number.
         for row in np.flatnonzero(most - least > 1).tolist():
             h = np.arange(least[row], most[row] + 1)
             r = divisor(cut.relevant_ahead[row] + h, all_relevant[row])
             value = before[2][row] + _sums_best_first(cut, cut_levels, values, row)[h]
             best[row] = max(best[row], float((value / np.maximum(r, 1)).max()))
-    return Figure(expected, worst, best)
+    return MetricValues(expected, worst, best)
 
 
 @lru_cache(maxsize=4)
@@ -148,10 +151,10 @@ def harmonic_numbers(n: int) -> Floats:
 
 
 def hypergeometric(size: Counts, relevant: Counts, room: Counts) -> tuple[Counts, Floats]:
-    """How many of `relevant` among `size` items are among `room` drawn ones: (h, probability), (q, outcomes) each.
+    """How many of `room` items drawn from `size` items are `relevant`: (h, probability), (q, outcomes) each.
 
-    Outcomes that are less likely than 1e-18 together (Hoeffding, "Probability inequalities for sums of bounded random
-    variables", 1963, section 6) are left out; of rows with fewer outcomes the rest has probability 0.
+    Outcomes that together are less likely than 1e-18 (Hoeffding, "Probability inequalities for sums of bounded random
+    variables", 1963, section 6) are left out. Rows with fewer outcomes are filled with probability 0.
     """
     least, most = np.maximum(0, room - (size - relevant)), np.minimum(room, relevant)
     mean = room * (relevant / np.maximum(size, 1))
@@ -162,7 +165,7 @@ def hypergeometric(size: Counts, relevant: Counts, room: Counts) -> tuple[Counts
     h = first[:, None] + np.arange(int((last - first).max()) + 1)
     valid = h <= last[:, None]
     size, relevant, room = size[:, None], relevant[:, None], room[:, None]
-    # P(h) / P(h - 1), multiplied up in logarithms: neither overflows nor loses digits to huge factorials.
+    # Multiply P(h) / P(h - 1) in logarithms: this does not overflow, and loses no digits to huge factorials.
     numerator = (relevant - h + 1) * (room - h + 1.0)
     denominator = h * (size - relevant - room + h + 0.0)
     usable = valid & (h > first[:, None])
@@ -173,7 +176,7 @@ def hypergeometric(size: Counts, relevant: Counts, room: Counts) -> tuple[Counts
 
 
 def _cut(found: Groups, n: int) -> tuple[Counts, Counts]:
-    """The group of each query that rank n cuts, and how many of its items are above the cut: (Q,) each."""
+    """The group that rank n cuts in each query, and how many of its items are above the cut: (Q,) each."""
     ends = found.ahead + found.size
     at = np.minimum((ends <= n).sum(axis=1), ends.shape[1] - 1)
     rows = np.arange(len(at))
@@ -188,7 +191,7 @@ def _expectation(
     divisor: Callable[[Counts, NDArray[np.integer]], Counts],
     all_relevant: Counts,
 ) -> Floats:
-    """Over the number h of relevant items above the cut, and their order."""
+    """The expectation over the number h of relevant items above the cut, and over their order."""
     mean_gain = cut.gain / np.maximum(cut.relevant, 1)
     result = np.empty_like(before)
     for start in range(0, len(before), _QUERIES):
@@ -203,12 +206,12 @@ def _expectation(
     return result
 
 
-# In the three sums below `size` items, `relevant` of which are relevant, take the ranks after `ahead` others. Each
-# gives the sum, over the relevant ranks i among them, of the mean gain of the first i.
+# In the sums below, `size` items, `relevant` of which are relevant, take the ranks after `ahead` others. Each gives the
+# sum, over the relevant ranks i among them, of the mean gain of the first i items.
 
 
 def _mean_sum(part: Groups, harmonic: Floats) -> Floats:
-    """Over a random order: rank ahead + j is relevant with r / m, and then sees (j - 1)(r - 1)/(m - 1) before it."""
+    """In random order rank ahead + j is relevant with probability r/m, after (j - 1)(r - 1)/(m - 1) others."""
     inverse = harmonic[part.ahead + part.size] - harmonic[part.ahead]
     mean_gain = part.gain / np.maximum(part.relevant, 1)
     slope = mean_gain * (part.relevant - 1) / np.maximum(part.size - 1, 1)
@@ -221,14 +224,14 @@ def _mean_sum(part: Groups, harmonic: Floats) -> Floats:
 def _greatest_sum(
     part: Groups, levels: NDArray[np.integer], values: Floats, relevant: Counts, harmonic: Floats
 ) -> Floats:
-    """Relevant items first, the greatest gains first of all, `relevant` of them."""
+    """With `relevant` items first, and among them the greatest gains first."""
     return _run(part.ahead, part.gain_ahead, levels, values, relevant, harmonic, range(len(values))[::-1])
 
 
 def _least_sum(
     part: Groups, levels: NDArray[np.integer], values: Floats, size: Counts, relevant: Counts, harmonic: Floats
 ) -> Floats:
-    """Relevant items last, the least gains first, `relevant` of them on `size` ranks."""
+    """With `relevant` items on the last of `size` ranks, and among them the least gains first."""
     ahead = part.ahead + size - relevant
     return _run(ahead, part.gain_ahead, levels, values, relevant, harmonic, range(len(values)))
 
@@ -242,7 +245,7 @@ def _run(
     harmonic: Floats,
     order: range,
 ) -> Floats:
-    """The first `relevant` items of the levels taken in `order`, one after the other."""
+    """The sum for the first `relevant` items, taking the levels in `order`."""
     result: Floats = np.zeros(ahead.shape)
     for level in order:
         count = np.minimum(levels[:, level], relevant)
@@ -254,7 +257,7 @@ def _run(
 
 
 def _sums_best_first(cut: Groups, levels: Counts, values: Floats, row: int) -> Floats:
-    """`_greatest_sum` of one query for 0, 1, ... all of its relevant items."""
+    """`_greatest_sum` of one query for 0, 1, ..., all of its relevant items."""
     gains = np.repeat(values[::-1], levels[row, ::-1])
     ranks = cut.ahead[row] + np.arange(1, len(gains) + 1)
     terms = (cut.gain_ahead[row] + np.cumsum(gains)) / ranks

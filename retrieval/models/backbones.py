@@ -1,12 +1,12 @@
-"""Backbones: name -> function giving (module, feature width), with the input each was made for.
+"""Backbones by name, with the preprocessing that each was trained with; `HashModel` builds on them.
 
-A backbone maps normalised images (B, 3, H, W), or the rows (B, D) of a vector data set, to features. There are three
+A backbone maps normalised images (B, 3, H, W), or the rows (B, D) of a vector data set, to features. There are four
 kinds of names:
 
-    resnet18            a classification network of torchvision without its last layer, so that torchvision's own
-                        state dicts load by their own names
-    timm:convnext_atto  a network of the package timm (optional)
-    mlp:294-512-512     layers over vectors of 294 numbers
+    resnet18            a classification network of torchvision without its last layer; torchvision's state dicts fit
+    timm:convnext_atto  a network of the optional package timm
+    mlp:294-512-512     fully connected layers over vectors of 294 numbers
+    my_module:function  a function from outside the package that returns (nn.Module, feature width)
 """
 
 import difflib
@@ -19,23 +19,19 @@ from torchvision import models
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import Preprocessing
 from hashseek.retrieval.models import mlp, timm_backbones
+from hashseek.retrieval.plugins import load_named
 
-# Networks whose weights expect mean = std = 0.5. torchvision instead takes ImageNet's and converts them inside the
-# network (transform_input); our preprocessing says so directly.
+# The weights of these networks expect mean = std = 0.5. torchvision takes ImageNet's and converts them inside the
+# network (transform_input); here the preprocessing has them.
 _HALF = ("googlenet", "inception_v3")
-
-# Figures and checkpoints were recorded with these at 7/8 of the shorter side, before each weight set's own was read.
-_SEVEN_EIGHTHS = frozenset(
-    ("alexnet", "googlenet", "inception_v3", "resnet18", "resnet50", "resnet101", "mobilenet_v2", "squeezenet1_1")
-)
 
 
 class Removed(nn.Identity):
-    """Stands where the classifier was; parameters under its name are left out when weights are loaded."""
+    """Replaces the classifier; parameters under its name are ignored when weights are loaded."""
 
 
 def _torchvision(name: str) -> tuple[nn.Module, int]:
-    """torchvision's network `name` without classifier and auxiliary heads."""
+    """torchvision's network `name` without its classifier and auxiliary heads."""
     options: dict[str, object] = {}
     if name in _HALF:
         options = {"aux_logits": False, "transform_input": False, "init_weights": True}
@@ -45,7 +41,7 @@ def _torchvision(name: str) -> tuple[nn.Module, int]:
 
 
 def _without_classifier(network: nn.Module) -> tuple[nn.Module, int]:
-    """Take out the last linear layer (SqueezeNet, which has none: convolution) and the dropout in front of it."""
+    """Remove the last linear layer (of SqueezeNet: the last convolution) and the dropout before it."""
     modules = list(network.named_modules())
     layers: list[tuple[str, nn.Linear]] | list[tuple[str, nn.Conv2d]]
     layers = [(place, m) for place, m in modules if isinstance(m, nn.Linear)]
@@ -71,6 +67,9 @@ BACKBONES: dict[str, Callable[[], tuple[nn.Module, int]]] = {
 def build_backbone(name: str) -> tuple[nn.Module, int]:
     """The backbone `name` with random weights, and the width D of its features.
 
+    A name "module:function" calls that function, which makes a checkpoint with such a backbone as trustworthy as the
+    module it names.
+
     Raises:
         BadConfig: there is no backbone of that name, or its package is missing.
     """
@@ -78,7 +77,9 @@ def build_backbone(name: str) -> tuple[nn.Module, int]:
         return mlp.build(name)
     if name.startswith(timm_backbones.PREFIX):
         return timm_backbones.build(name)
-    return _known(name)()
+    if ":" in name:
+        return _from_outside(name)
+    return _torchvision_builder(name)()
 
 
 def is_vector_backbone(name: str) -> bool:
@@ -87,12 +88,12 @@ def is_vector_backbone(name: str) -> bool:
 
 
 def default_preprocessing(name: str, *, weights: str = "default") -> Preprocessing | None:
-    """The input that the weights of backbone `name` were trained with; None for a backbone of vectors.
+    """The preprocessing that the weights of backbone `name` were trained with; None for a backbone of vectors.
 
     Args:
-        name: the backbone.
-        weights: the name of one of torchvision's weight sets for it, such as "IMAGENET1K_V2"; anything else means
-            its default one.
+        name: the backbone. One from outside gets ImageNet's usual preprocessing, which the configuration may change.
+        weights: the name of one of torchvision's weight sets for it, such as "IMAGENET1K_V2"; any other value means
+            its default weights.
 
     Raises:
         BadConfig: there is no backbone of that name, or its package is missing.
@@ -101,30 +102,38 @@ def default_preprocessing(name: str, *, weights: str = "default") -> Preprocessi
         return None
     if name.startswith(timm_backbones.PREFIX):
         return timm_backbones.preprocessing(name)
-    _known(name)
+    if ":" in name:
+        return _torchvision_preprocessing("resnet50", "IMAGENET1K_V1")
+    _torchvision_builder(name)
     return _torchvision_preprocessing(name, weights)
 
 
 def _torchvision_preprocessing(name: str, weights: str) -> Preprocessing:
     sets = models.get_model_weights(name)
-    named = weights in sets.__members__
-    transforms = (sets[weights] if named else sets.DEFAULT).transforms()
+    transforms = (sets[weights] if weights in sets.__members__ else sets.DEFAULT).transforms()
     size = int(transforms.crop_size[0])
     return Preprocessing(
         size=size,
         mean=(0.5, 0.5, 0.5) if name in _HALF else tuple(transforms.mean),
         std=(0.5, 0.5, 0.5) if name in _HALF else tuple(transforms.std),
-        crop_fraction=0.875 if name in _SEVEN_EIGHTHS and not named else min(1.0, size / transforms.resize_size[0]),
+        crop_fraction=min(1.0, size / transforms.resize_size[0]),
         interpolation="bicubic" if transforms.interpolation.value == "bicubic" else "bilinear",
     )
 
 
-def _known(name: str) -> Callable[[], tuple[nn.Module, int]]:
+def _from_outside(name: str) -> tuple[nn.Module, int]:
+    made = load_named(name, kind="backbone")()
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module) and isinstance(made[1], int)):
+        raise BadConfig(f"the backbone {name!r} must return (nn.Module, feature width), not {type(made).__name__}")
+    return made
+
+
+def _torchvision_builder(name: str) -> Callable[[], tuple[nn.Module, int]]:
     if name not in BACKBONES:
         close = difflib.get_close_matches(name, BACKBONES, n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else "resnet50 and mobilenet_v2 are good first choices;"
+        hint = f"did you mean {' or '.join(close)}?" if close else "try resnet50 or mobilenet_v2;"
         raise BadConfig(
-            f"there is no backbone {name!r}: {hint} torchvision's classification networks, timm:NAME and mlp:WIDTHS "
-            "are listed in docs/reference/backbones.md"
+            f"there is no backbone {name!r}: {hint} other names are those of torchvision's classification networks, "
+            'timm:NAME, mlp:WIDTHS and "module:function"'
         )
     return BACKBONES[name]

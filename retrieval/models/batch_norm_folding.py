@@ -1,4 +1,4 @@
-"""Batch norm folded into the convolution in front of it: the same function with a pass over the activations less."""
+"""Folds batch norm into the convolution before it, which saves a pass over the activations; the encoder uses it."""
 
 import threading
 import warnings
@@ -10,19 +10,19 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 Pair = tuple[str, str]
 
-# Tracing replaces `nn.Module.__call__` for the whole process: no two at a time, and other threads pass through.
+# Tracing replaces `nn.Module.__call__` for the whole process: one at a time, and other threads are passed through.
 _TRACING = threading.Lock()
 
 
 class _Tracer(fx.Tracer):
-    """Does not look into batch norm, timm's with its activation included."""
+    """Treats batch norm, also timm's with its activation, as one module."""
 
     def __init__(self) -> None:
         super().__init__()
         self._thread = threading.get_ident()
 
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        """Another thread's network, which computes while this one is traced, is called as ever."""
+        """Call the network of another thread, which runs while this one is traced, as usual."""
         if threading.get_ident() != self._thread:
             return forward(*args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
@@ -32,15 +32,15 @@ class _Tracer(fx.Tracer):
 
 
 def conv_norm_pairs(network: nn.Module) -> list[Pair]:
-    """Names of the convolutions and of the batch norm that alone reads each; none if the network cannot be traced.
+    """Names of each convolution whose output only a batch norm reads, with that batch norm's name.
 
-    A module that is called more than once is no pair: what follows it differs from call to call.
+    Modules that are called more than once are left out. The list is empty if the network cannot be traced.
     """
     try:
         with _TRACING, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the tracer looks at everything in torch, deprecated names included
+            warnings.simplefilter("ignore")  # the tracer looks at all of torch, also at deprecated names
             graph = _Tracer().trace(network)
-    except Exception:  # control flow that depends on the input: anything may be raised
+    except Exception:  # control flow that depends on the input may raise anything
         return []
     modules = dict(network.named_modules())
     calls: dict[str, int] = {}
@@ -61,7 +61,7 @@ def conv_norm_pairs(network: nn.Module) -> list[Pair]:
 
 
 def fold(network: nn.Module) -> tuple[nn.Module, int]:
-    """A copy of `network`, which is in evaluation mode, with batch norm folded; and how many were.
+    """A copy of `network` (in evaluation mode) with batch norm folded, and the number of folded ones.
 
     In float32 the outputs agree to rounding (about 1e-6 relative).
     """
@@ -79,9 +79,9 @@ def fold(network: nn.Module) -> tuple[nn.Module, int]:
 
 
 def _after(norm: nn.Module) -> nn.Module | None:
-    """What is left of a batch norm that was folded; None for a kind that is not known."""
+    """What replaces a folded batch norm; None if its kind is not supported."""
     if type(norm) is nn.BatchNorm2d:
         return nn.Identity()
-    if type(norm).__name__ == "BatchNormAct2d":  # timm's: dropout and activation follow within
+    if type(norm).__name__ == "BatchNormAct2d":  # timm's: dropout and activation are in it
         return nn.Sequential(norm.drop, norm.act)  # type: ignore[arg-type]
     return None

@@ -1,4 +1,4 @@
-"""The hash model: a backbone and a head."""
+"""The hash model: a backbone and a head. Training, checkpoints and the encoder use it."""
 
 from typing import Self
 
@@ -57,10 +57,10 @@ class HashModel(nn.Module):
         return self
 
     def check_input_size(self, size: int) -> None:
-        """Let one image of `size` x `size` pixels through the backbone: to be called before anything costly starts.
+        """Pass one image of `size` x `size` pixels through the backbone, to find out early whether it can take it.
 
         Raises:
-            BadConfig: the backbone cannot take images of that size, or does not give one vector per image.
+            BadConfig: the backbone cannot take images of that size, or does not return one vector per image.
         """
         default = default_preprocessing(self.backbone_name)
         if default is None:
@@ -74,12 +74,12 @@ class HashModel(nn.Module):
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise BadConfig(
                 f"the backbone {self.backbone_name} cannot take images of {size} x {size} pixels ({reason}): set "
-                f"model.size = {default.size}, which its weights were made for"
+                f"model.size = {default.size}, the size that its weights were trained with"
             ) from None
         finally:
             self.train(was_training)
         if width != self.n_features:
             raise BadConfig(
-                f"the backbone {self.backbone_name} gives {width} numbers for an image of {size} x {size} pixels and "
-                f"not one vector of {self.n_features}: choose a network that pools its features"
+                f"the backbone {self.backbone_name} returns {width} numbers for an image of {size} x {size} pixels, "
+                f"not {self.n_features}: choose a network that pools its features"
             )

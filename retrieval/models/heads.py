@@ -1,7 +1,7 @@
 """Heads: features (B, D) -> outputs (B, K).
 
 linear      one linear layer, the usual hash layer
-linear_bn   a linear layer and batch norm, which centres every bit: each is set for about half of the images
+linear_bn   a linear layer and batch norm, which centres every bit: each is 1 for about half of the images
 mlp         D -> D -> ReLU -> K, the projection head of contrastive learning (Chen et al., SimCLR, 2020)
 mlp:1024    the same with 1024 hidden units
 """
@@ -9,7 +9,8 @@ mlp:1024    the same with 1024 hidden units
 from torch import nn
 
 from hashseek.retrieval.errors import BadConfig
-from hashseek.retrieval.models.mlp import MAX_WIDTH, BatchNorm
+from hashseek.retrieval.models import MAX_WIDTH
+from hashseek.retrieval.models.mlp import BatchNorm
 
 
 def build_head(name: str, *, n_features: int, n_bits: int) -> nn.Module:

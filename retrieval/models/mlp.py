@@ -1,7 +1,7 @@
-"""Backbones for vectors: fully connected layers over standardised numbers.
+"""Backbones for vectors: fully connected layers over standardised inputs.
 
-`mlp:294-512-512` takes 294 numbers and has two hidden layers of 512; `mlp_bn:294-512-512` has batch norm in front of
-each ReLU.
+`mlp:294-512-512` takes 294 numbers and has two hidden layers of 512; `mlp_bn:294-512-512` has batch norm before each
+ReLU.
 """
 
 import torch
@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.models import MAX_WIDTH
 
 PREFIXES = ("mlp:", "mlp_bn:")
-MAX_WIDTH = 100_000
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """Batch norm of (B, D) that takes a batch of one, which has no statistics, by its running ones."""
+    """Batch norm of (B, D) that uses its running statistics for a batch of one."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Normalised (B, D)."""
@@ -28,9 +28,9 @@ class Mlp(nn.Module):
     """Vectors (B, n_inputs) -> features (B, widths[-1]).
 
     Args:
-        n_inputs: numbers in a vector.
-        widths: of the hidden layers, each followed by a ReLU.
-        batch_norm: normalise in front of each ReLU.
+        n_inputs: length of a vector.
+        widths: widths of the hidden layers, each followed by a ReLU.
+        batch_norm: normalise before each ReLU.
     """
 
     mean: Tensor
@@ -49,7 +49,7 @@ class Mlp(nn.Module):
     def standardize(self, mean: Tensor, std: Tensor) -> None:
         """From now on subtract `mean` (n_inputs,) from the input and divide it by `std` (n_inputs,).
 
-        A number that never changes (std 0) is only shifted.
+        An input that never changes (std 0) is only shifted.
         """
         if mean.shape != self.mean.shape or std.shape != self.std.shape:
             raise ValueError(
@@ -70,7 +70,7 @@ class Mlp(nn.Module):
 
 
 def n_inputs_of(name: str) -> int:
-    """Numbers in a vector that the backbone `name` takes."""
+    """Length of the vectors that the backbone `name` takes."""
     return _widths(name)[0]
 
 
@@ -88,7 +88,7 @@ def _widths(name: str) -> list[int]:
     parts = name.partition(":")[2].split("-")
     if len(parts) < 2 or not all(part.isdecimal() and 1 <= int(part) <= MAX_WIDTH for part in parts):
         raise BadConfig(
-            f"the backbone {name!r} is not written mlp:INPUT-HIDDEN-... with at least one hidden layer and widths "
-            f"from 1 to {MAX_WIDTH:,}, such as mlp:294-512-512"
+            f"write the backbone {name!r} as mlp:INPUT-HIDDEN-..., such as mlp:294-512-512, with at least one hidden "
+            f"layer and widths from 1 to {MAX_WIDTH:,}"
         )
     return [int(part) for part in parts]

@@ -1,4 +1,4 @@
-"""Weights for a backbone: none, torchvision's, or a local file that is only ever read as tensors."""
+"""Loads weights into a backbone: published ones, or a local file, which is read as tensors and never executed."""
 
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,9 @@ from torchvision import models
 
 from hashseek.retrieval.errors import BadCheckpoint, HashseekError
 from hashseek.retrieval.models import timm_backbones
-from hashseek.retrieval.models.backbones import BACKBONES, Removed, is_vector_backbone
+from hashseek.retrieval.models.backbones import BACKBONES, Removed
 
-# Heads that some networks have beside the classifier, for training only.
+# Heads beside the classifier that some networks use in training only.
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
 
 
@@ -24,16 +24,16 @@ def load_backbone_weights(backbone: nn.Module, *, name: str, weights: str) -> No
         name: its name.
         weights: "none" (leave it random), "default" (torchvision's or timm's, downloaded once), the name of one of
             torchvision's weight sets for it (such as "IMAGENET1K_V2"), or a path to a `.safetensors`, `.pth` or `.pt`
-            state dict or a Hashseek checkpoint. The classifier, auxiliary heads and hash layer in it are left out,
-            whatever their width; everything else must match.
+            state dict or a Hashseek checkpoint. Its classifier, auxiliary heads and hash layer are ignored; everything
+            else must match.
 
     Raises:
-        BadCheckpoint: the file is missing or damaged, or keys or shapes do not match; the sentence lists them.
+        BadCheckpoint: no such weights, the file is missing or damaged, or keys or shapes do not match.
     """
     if weights == "none":
         return
-    if weights == "default" and is_vector_backbone(name):
-        raise BadCheckpoint(f"nobody has published weights for {name}: set weights = none, or give a file's path")
+    if weights == "default" and name not in BACKBONES and not name.startswith(timm_backbones.PREFIX):
+        raise BadCheckpoint(f"there are no published weights for {name}: set model.weights to none, or to a file")
     downloads = weights == "default" or weights in weight_sets(name)
     state = _downloaded(name, weights) if downloads else _read_state(Path(weights))
     _load_matching(backbone, state, name=name, source=weights)
@@ -53,11 +53,11 @@ def _downloaded(name: str, weights: str) -> dict[str, Tensor]:
         state: dict[str, Tensor] = chosen.get_state_dict(progress=False)
     except HashseekError:
         raise
-    except Exception as error:  # URLError, HTTPError, timeouts, a damaged cache: the remedy is the same
+    except Exception as error:  # URLError, HTTPError, a timeout, a damaged cache: the remedy is the same
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise BadCheckpoint(
-            f"the weights {weights} of {name} could not be downloaded ({reason}): connect once, or give a local "
-            "file with weights = PATH, or train from scratch with weights = none"
+            f"the weights {weights} of {name} could not be downloaded ({reason}): go online once, use a local file "
+            "with model.weights=PATH, or train from scratch with model.weights=none"
         ) from None
     return state
 
@@ -65,7 +65,9 @@ def _downloaded(name: str, weights: str) -> dict[str, Tensor]:
 def _read_state(path: Path) -> dict[str, Tensor]:
     state: Any
     if not path.is_file():
-        raise BadCheckpoint(f"there is no weights file {path}: give none, default, or the path of an existing file")
+        raise BadCheckpoint(
+            f"there is no weights file {path}: set model.weights to none, default, a weight set's name, or a file"
+        )
     if path.suffix not in (".safetensors", ".pth", ".pt"):
         raise BadCheckpoint(f"weights must be a .safetensors, .pth or .pt file, not {path.name}")
     try:
@@ -75,7 +77,7 @@ def _read_state(path: Path) -> dict[str, Tensor]:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # unpickling a torn file raises nearly anything
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise BadCheckpoint(f"{path} is damaged or holds more than tensors: {reason}") from None
+        raise BadCheckpoint(f"{path} is damaged or contains other things than tensors: {reason}") from None
     for wrapper in ("state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
             state = state[wrapper]
@@ -88,7 +90,7 @@ def _load_matching(backbone: nn.Module, state: dict[str, Tensor], *, name: str, 
     wanted = backbone.state_dict()
     prefixed = {f"features.{key}": value for key, value in state.items()}
     if not wanted.keys() & state.keys() and wanted.keys() & prefixed.keys():
-        state = prefixed  # a file of the convolutional part alone
+        state = prefixed  # a file of the convolutional part only
     if name.startswith(timm_backbones.PREFIX):
         state = timm_backbones.converted(backbone, state)
     if state and all(key.startswith(("backbone.", "head.")) for key in state):  # a Hashseek checkpoint
@@ -111,7 +113,7 @@ def _load_matching(backbone: nn.Module, state: dict[str, Tensor], *, name: str, 
 def copy_state(module: nn.Module, state: dict[str, Tensor]) -> None:
     """Copy tensors of the same names and shapes into `module`.
 
-    `load_state_dict` would also ask for version numbers, which files of nothing but tensors do not have (MNASNet).
+    `load_state_dict` would also ask MNASNet for version numbers, which are not in files of tensors.
     """
     with torch.no_grad():
         for key, value in module.state_dict().items():
@@ -119,7 +121,7 @@ def copy_state(module: nn.Module, state: dict[str, Tensor]) -> None:
 
 
 def left_out_prefixes(backbone: nn.Module, name: str) -> tuple[str, ...]:
-    """How keys of the classifier and of auxiliary heads start, which the backbone lacks."""
+    """Prefixes of the keys that the backbone does not have: those of the classifier and of auxiliary heads."""
     if name.startswith(timm_backbones.PREFIX):
         places = timm_backbones.classifiers(name)
     else:

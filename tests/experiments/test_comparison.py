@@ -1,12 +1,13 @@
 """The comparison of methods: same budget, chosen on validation, resumable, and scored as `evaluate` scores."""
 
 import json
+from dataclasses import replace
 from itertools import product
 
 import pytest
 
 from experiments import comparison, finetuned
-from experiments.comparison import METHODS, as_markdown, read_rows, run, run_method
+from experiments.comparison import METHODS, Experiment, as_markdown, read_rows, rows_of, run, run_method
 from hashseek.retrieval.errors import BadConfig
 from hashseek.training.config import read_config
 from hashseek.training.data.datasets.shapes import render_shapes
@@ -31,51 +32,42 @@ def test_every_method_is_a_valid_configuration_with_a_space_that_it_knows():
     from hashseek.training.runs.sweep_space import check_space, parse_space
 
     for method, data in product(METHODS.values(), comparison.DATA.values()):
-        settings = (*comparison.common_settings(3), *method.settings)
+        settings = (*Experiment().settings, *method.settings)
         content = read_config(data.config, settings)
         check_space(content, parse_space(method.space), source=method.title)
 
 
-def test_rows_come_once_and_an_interrupted_comparison_goes_on(base, tmp_path, monkeypatch):
+def test_an_interrupted_comparison_continues_into_one_table(base, tmp_path, monkeypatch):
     monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
-    out = tmp_path / "out"
-    options = {"n_seeds": 2, "n_trials": 2, "epochs": 2, "base": base}
+    out, methods = tmp_path / "out", ("hyp2", "mulsupcon")
+    assert as_markdown(out, methods=methods) == "no run is finished yet\n"
+    experiment = Experiment(bits=(12,), n_seeds=1, n_trials=2, epochs=2, base=base)
+    run(out, experiment, methods=methods, jobs=2)
+    before = rows_of(out, "hyp2")
+    assert [(row["n_bits"], row["seed"]) for row in before] == [(12, 0)]
+    table = as_markdown(out, methods=methods)
+    assert f"| HyP2 | {before[0]['mAP']:.4f} ± " in table
+    assert "| MulSupCon + quantisation | " in table
 
     def broken(*arguments):
         raise KeyboardInterrupt
 
-    run_method("hyp2", out, bits=(12,), **options)
-    before = read_rows(out, "hyp2")
-    assert [(row["n_bits"], row["seed"]) for row in before] == [(12, 0), (12, 1)]
+    longer = replace(experiment, bits=(12, 16))
     with monkeypatch.context() as patched:
         patched.setattr(comparison, "measure", broken)
         with pytest.raises(KeyboardInterrupt):
-            run_method("hyp2", out, bits=(12, 16), **options)
-    run_method("hyp2", out, bits=(12, 16), **options)
-    rows = read_rows(out, "hyp2")
-    assert rows[:2] == before
-    assert [(row["n_bits"], row["seed"]) for row in rows] == [(12, 0), (12, 1), (16, 0), (16, 1)]
+            run_method("hyp2", longer, out)
+    run_method("hyp2", longer, out)
+    rows = rows_of(out, "hyp2")
+    assert rows[:1] == before
+    assert [(row["n_bits"], row["seed"]) for row in rows] == [(12, 0), (16, 0)]
     for row in rows:
         assert 0 < row["worst"] <= row["mAP"] <= row["best"] <= 1
     assert {path.name for path in (out / "hyp2").iterdir()} == {"chosen.json", "rows.jsonl"}
-
-
-def test_methods_run_side_by_side_into_one_table(base, tmp_path, monkeypatch):
-    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
-    methods = ("hyp2", "mulsupcon")
-    options = {"methods": methods, "bits": (12,), "n_seeds": 2, "n_trials": 1, "jobs": 2, "base": base}
-    assert as_markdown(tmp_path, methods=methods) == "no run is finished yet\n"
-    run(tmp_path / "out", epochs=1, **options)
-    table = as_markdown(tmp_path / "out", methods=methods)
-    rows = read_rows(tmp_path / "out", "hyp2")
-    mean = sum(row["mAP"] for row in rows) / 2
-    assert f"| HyP2 | {mean:.4f} ± " in table
-    assert "| MulSupCon + quantisation | " in table
-    assert "of 2" in table
     with pytest.raises(BadConfig, match="model.n_bits"):
-        run(tmp_path / "never", epochs=1, **(options | {"bits": (12, 2000)}))
-    with pytest.raises(BadConfig, match="which do not compare with"):
-        run(tmp_path / "out", epochs=2, **options)
+        run(tmp_path / "never", replace(experiment, bits=(12, 2000)), methods=methods, jobs=2)
+    with pytest.raises(BadConfig, match="'epochs': 3"):
+        run(out, replace(experiment, epochs=3), methods=methods, jobs=2)
 
 
 def test_hyp2_and_the_strongest_others_are_fine_tuned_once_and_an_interrupted_run_goes_on(base, tmp_path, monkeypatch):
@@ -98,13 +90,13 @@ def test_hyp2_and_the_strongest_others_are_fine_tuned_once_and_an_interrupted_ru
 
     tiny = (*base, "model.freeze_batch_norm=false", "train.epochs=2", "model.n_bits=12")
     with monkeypatch.context() as patched:
-        patched.setattr(finetuned, "figures_of", stopped)
+        patched.setattr(finetuned, "scores_of", stopped)
         with pytest.raises(KeyboardInterrupt):
             finetuned.run_finetuned(out, ["hashnet"], base=tiny)
     trained = (out / "finetuned" / "hashnet" / "best.safetensors").stat().st_mtime_ns
     finetuned.run_finetuned(out, ["hashnet", "csq"], base=tiny)
     assert (out / "finetuned" / "hashnet" / "best.safetensors").stat().st_mtime_ns == trained
-    rows = finetuned.finetuned_rows(out)
+    rows = read_rows(out / finetuned.ROWS)
     assert [row["method"] for row in rows] == ["hashnet", "csq"]
     config = json.loads((out / "finetuned" / "hashnet" / "config.json").read_text())
     assert (config["loss"]["continuation"], config["optimizer"]["lr"]) == ("iteration", 0.001)

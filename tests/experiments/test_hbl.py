@@ -1,6 +1,5 @@
 """HBL's Table II in miniature: the whole command on small files of the true layout, its resumption and refusals."""
 
-import fcntl
 import itertools
 import json
 import os
@@ -16,12 +15,12 @@ import torch
 
 from experiments import hbl
 from experiments.__main__ import reproduce
-from experiments.search import search
-from experiments.table import FIGURES, PAPER, as_markdown
+from experiments.hbl_report import FIGURES, as_markdown
 from hashseek.retrieval.errors import BadCodes, BadConfig, BadDataset
 from hashseek.training.data.datasets import vectors
 from hashseek.training.evaluation.logistic_regression import fit_probe
 from hashseek.training.losses import build_loss
+from hashseek.training.runs.sweep import locked
 
 
 def write_set(folder, name, *, seed=0, test_seed=0):
@@ -99,7 +98,7 @@ def test_the_whole_command_in_miniature(root, tmp_path, capsys):
 
     again = call(capsys, root, tmp_path, *more)
     assert again.out == printed.out
-    assert again.err == ""  # nothing was done again
+    assert again.err == ""  # nothing is repeated
     assert call(capsys, root, tmp_path, "--report-only").out == printed.out
 
 
@@ -128,19 +127,6 @@ def test_a_run_killed_between_trials_goes_on_as_an_unbroken_one(root, tmp_path, 
     assert rows_of(tmp_path / "killed", "yeast") == rows_of(tmp_path / "unbroken", "yeast")
 
 
-def test_a_row_cut_off_by_a_crash_is_made_again(root, tmp_path, capsys):
-    more = ("--data", "scene", "--method", "any", "--trials", "1", "--seeds", "2")
-    whole = call(capsys, root, tmp_path, *more)
-    file = tmp_path / "scene" / "rows.jsonl"
-    rows = file.read_text()
-    file.write_text(rows[:-40])
-    again = call(capsys, root, tmp_path, *more)
-    assert again.out == whole.out
-    assert file.read_text() == rows
-    assert "seed 1" in again.err
-    assert "seed 0" not in again.err
-
-
 def test_the_test_part_has_no_say_in_what_is_chosen(tmp_path, capsys):
     found = []
     for test_seed in (0, 1):
@@ -155,26 +141,34 @@ def test_the_test_part_has_no_say_in_what_is_chosen(tmp_path, capsys):
     assert row["figures"] != other_row["figures"]
 
 
-def test_trials_of_another_protocol_or_data_are_refused(root, tmp_path, capsys):
+def test_other_data_folds_and_processes_are_refused_and_so_is_a_report_of_nothing(root, tmp_path, capsys):
+    with pytest.raises(BadConfig, match="no finished seed"):
+        call(capsys, root, tmp_path / "out", "--report-only")
+    with pytest.raises(BadDataset, match="yeast.npz"):
+        call(capsys, tmp_path, tmp_path / "out", "--data", "yeast")
     more = ("--data", "scene", "--method", "any", "--trials", "1", "--seeds", "1")
     call(capsys, root, tmp_path / "out", *more)
-    with pytest.raises(BadConfig, match=r"were made with folds 2, not 3: .* --out"):
-        reproduce(args=[*arguments(root, tmp_path / "out", *more), "--folds", "3"], standalone_mode=False)
+    with pytest.raises(BadConfig, match="'folds': 3"):
+        call(capsys, root, tmp_path / "out", *more, "--folds", "3")
     write_set(tmp_path / "other", "scene", seed=5)
-    with pytest.raises(BadConfig, match="were made with data"):
+    with pytest.raises(BadConfig, match="'data'"):
         call(capsys, tmp_path / "other", tmp_path / "out", *more)
+    with locked(tmp_path / "out" / "scene"), pytest.raises(BadConfig, match="another process"):
+        call(capsys, root, tmp_path / "out", *more)
 
 
-def test_two_processes_on_one_data_set_and_an_empty_report_are_refused(root, tmp_path, capsys):
-    (tmp_path / "scene").mkdir()
-    with (tmp_path / "scene" / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(BadConfig, match="another process is working on scene"):
-            call(capsys, root, tmp_path, "--data", "scene")
-    with pytest.raises(BadConfig, match="holds no finished seed yet"):
-        call(capsys, root, tmp_path, "--report-only")
-    with pytest.raises(BadDataset, match="yeast.npz is missing"):
-        call(capsys, tmp_path, tmp_path, "--data", "yeast")
+def diverges(*arguments, **settings):
+    raise BadCodes("NaN in row 3")
+
+
+def test_trials_that_diverge_count_and_a_search_without_a_score_is_refused(root, tmp_path, capsys, monkeypatch):
+    more = ("--data", "scene", "--method", "any", "--trials", "2", "--seeds", "1")
+    with monkeypatch.context() as patched:
+        patched.setattr(hbl, "cross_validate", diverges)
+        with pytest.raises(BadConfig, match="all 2 trials of any failed"):
+            call(capsys, root, tmp_path, *more)
+    with pytest.raises(BadConfig, match="all 2 trials of any failed"):  # they are not repeated
+        call(capsys, root, tmp_path, *more)
 
 
 def test_training_depends_on_its_seed_and_on_nothing_else_random(root):
@@ -193,18 +187,6 @@ def test_training_depends_on_its_seed_and_on_nothing_else_random(root):
     assert torch.equal(weights(0), weights(0))
     assert not torch.equal(weights(0), weights(1))
     assert not torch.equal(weights(0), weights(0, lam=0.0))  # the gate opens: the margins take part
-
-
-def test_hbl_without_margins_trains_as_its_base_does(root):
-    train = vectors.scene(root=str(root)).train
-    x, _ = hbl.standardized(train.vectors, train.vectors)
-    y = torch.from_numpy(train.labels.astype(np.float32))
-    first = [
-        next(hbl.start_training(x, y, method=method, settings={**hbl.defaults(method), **off}, seed=3))
-        for method, off in (("any", {}), ("any+hbl", {"lam": 0.0}))
-    ]
-    with torch.no_grad():
-        assert first[0](x).numpy() == pytest.approx(first[1](x).numpy(), abs=1e-4)
 
 
 def test_cycles_lengthen_and_the_encoder_parts_what_the_vectors_do_not(root):
@@ -253,58 +235,6 @@ def test_every_point_of_the_search_space_can_be_trained(root):
             assert encoder.probed(x)["embedding"].isfinite().all()
 
 
-def test_failed_and_given_up_trials_count_and_a_search_without_any_other_is_refused(tmp_path):
-    said = []
-
-    def run(objective, name, n_trials):
-        return search(
-            tmp_path / "trials.sqlite3",
-            name,
-            objective,
-            n_trials=n_trials,
-            seed=0,
-            first={"x": 0.5},
-            protocol={},
-            say=said.append,
-        )
-
-    def diverges(trial):
-        x = trial.suggest_float("x", 0, 1)
-        if trial.number == 1:
-            raise BadCodes("NaN in row 3")
-        if trial.number == 2:
-            raise optuna.TrialPruned
-        return x
-
-    best = run(diverges, "mixed", 5)
-    assert [line.split(" of ")[0] for line in said] == [f"mixed: trial {i}" for i in range(1, 6)]
-    assert "failed: NaN in row 3" in said[1]
-    assert "given up" in said[2]
-    assert best.value >= 0.5  # the first settings were tried
-    assert run(diverges, "mixed", 5).number == best.number
-    assert len(said) == 5  # nothing was tried again
-
-    def always(trial):
-        raise BadCodes("NaN")
-
-    with pytest.raises(BadConfig, match="all 2 trials of hopeless failed"):
-        run(always, "hopeless", 2)
-
-
-def test_the_search_closes_in_on_the_best(tmp_path):
-    best = search(
-        tmp_path / "trials.sqlite3",
-        "parabola",
-        lambda trial: -((trial.suggest_float("x", -1, 1) - 0.3) ** 2),
-        n_trials=20,
-        seed=0,
-        first={"x": -1.0},
-        protocol={},
-        say=lambda _: None,
-    )
-    assert best.params["x"] == pytest.approx(0.3, abs=0.1)
-
-
 def row(method, seed, mean_ap, p_at_1, *, data="scene", variant="", trial=0):
     figures = dict.fromkeys(FIGURES, 0.5) | {"mAP": mean_ap, "p@1": p_at_1}
     return {
@@ -319,8 +249,9 @@ def row(method, seed, mean_ap, p_at_1, *, data="scene", variant="", trial=0):
     }
 
 
-def test_the_table_counts_rows_and_pairs_seeds():
-    rows = [row("any", seed, 0.85 + 0.01 * seed, 0.79) for seed in range(3)]
+def test_the_table_counts_rows_of_the_latest_choice_and_pairs_seeds():
+    rows = [row("any", 0, 0.1, 0.1, trial=-1)]
+    rows += [row("any", seed, 0.85 + 0.01 * seed, 0.79) for seed in range(3)]
     rows += [row("any+hbl", seed, 0.87 + 0.01 * seed + 0.001 * (seed == 1), 0.79) for seed in (2, 1, 0)]
     text = as_markdown(rows)
     # Means 0.86 and 0.8803 are above 0.8440 and 0.8478; p@1 of 0.79 is below 0.7993 and 0.8094.
@@ -329,22 +260,9 @@ def test_the_table_counts_rows_and_pairs_seeds():
     # Differences 0.02, 0.021, 0.02: mean 0.0203, std 0.00058; equal p@1 gives no difference.
     assert "each as searched | mAP | +0.0203 | 0.0006 | 3 of 3 | < 0.001 | yes |" in text
     assert "each as searched | p@1 | +0.0000 | 0.0000 | 0 of 3 | 1.000 | not beyond the spread |" in text
+    assert "0.1000" not in text  # a row of an earlier choice
     assert "lam = 0" not in text  # was not run
     assert "lr 0.001, hidden 512" in text
-
-
-def test_rows_of_an_earlier_choice_do_not_count():
-    rows = [row("any", 0, 0.1, 0.1, trial=0), row("any", 0, 0.9, 0.9, trial=7)]
-    assert "| 0.9000 ± 0.0000 | 0.9000 ± 0.0000 |" in as_markdown(rows)
-    assert "0.1000" not in as_markdown(rows)
-
-
-def test_the_papers_figures_are_all_there():
-    assert len(PAPER) == 8
-    assert all(len(values) == len(FIGURES) and all(0.4 < value < 1 for value in values) for values in PAPER.values())
-    for data in ("scene", "yeast"):  # the paper's claim: HBL adds to mAP and p@1 of both bases
-        for base in ("any", "mulsupcon"):
-            assert np.all(np.array(PAPER[data, f"{base}+hbl"][:2]) > np.array(PAPER[data, base][:2]))
 
 
 @pytest.mark.skipif("HASHSEEK_DATA" not in os.environ, reason="HASHSEEK_DATA is not set")

@@ -6,6 +6,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+from sklearn.isotonic import IsotonicRegression
 
 from hashseek.api.app import create_app
 from hashseek.api.cli import main
@@ -21,7 +22,6 @@ from hashseek.indexing.collection import Collection
 from hashseek.indexing.searcher import Searcher
 from hashseek.retrieval.errors import BadCodes, BadConfig, ForeignCodes
 from hashseek.retrieval.metrics import Calibration
-from hashseek.retrieval.metrics.calibration import falling
 from support import hamming_oracle as hamming
 from support.collections import code_collection, new_images, random_codes
 from support.commands import wait_until
@@ -69,7 +69,8 @@ def test_it_is_what_brute_force_over_pairs_of_different_images_gives(world):
     pairs, relevant = by_hand(codes, labels)
     assert made.calibration.pairs == tuple(pairs)
     seen = np.flatnonzero(pairs)
-    expected = falling(relevant[seen] / pairs[seen], pairs[seen])
+    isotonic = IsotonicRegression(increasing=False)
+    expected = isotonic.fit_transform(seen, relevant[seen] / pairs[seen], sample_weight=pairs[seen])
     np.testing.assert_allclose(np.array(made.calibration.at_distance)[seen], expected)
     assert made.calibration.within_radius[-1] == pytest.approx(relevant.sum() / pairs.sum())
     assert made.n_images == labels.any(axis=1).sum() == made.calibration.n_queries
@@ -159,7 +160,7 @@ def test_what_cannot_be_calibrated_is_one_sentence(world, tmp_path):
 )
 def test_a_damaged_calibration_is_one_sentence(world, kept, reason):
     collection, _, _ = world
-    collection.catalog.set_calibration(kept)
+    collection.catalog.spaces.set_calibration(kept)
     with pytest.raises(BadCodes, match=reason):
         stored_calibration(collection.catalog)
 

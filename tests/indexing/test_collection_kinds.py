@@ -7,11 +7,10 @@ from typing import get_args, get_type_hints
 import numpy as np
 import pytest
 
-from hashseek.indexing import collection as module
-from hashseek.indexing.catalog import Catalog
+from hashseek.indexing.catalog import FindingKind
 from hashseek.indexing.cli.collection import build
 from hashseek.indexing.collection import Collection
-from hashseek.indexing.index import index_files, segments
+from hashseek.indexing.index import collection_index, index_files, segments
 from hashseek.indexing.index.hamming_index import APPROXIMATE, KINDS, build_index
 from hashseek.indexing.maintenance.optimize import optimize
 from hashseek.retrieval.errors import BadConfig
@@ -98,12 +97,12 @@ def test_a_kind_that_another_process_built_stays(kind, filled, tmp_path, monkeyp
     manifest = manifest_of(tmp_path)
     assert (manifest["kind"], manifest["n_images"]) == (kind, 571)
     assert adder.search(codes[3:4], k=1)[0][1].tolist() == [4]
-    assert [problem for problem in adder.verify() if problem.startswith("the index")] == []
+    assert [problem for problem in adder.verify() if problem.kind is FindingKind.SEARCH_INDEX] == []
 
 
 def test_a_kind_that_another_process_builds_while_this_one_merges_stays(filled, tmp_path, monkeypatch):
     adder, _ = filled
-    merge, merged = module.merge, []
+    merge, merged = collection_index.merge, []
 
     def beside(view, n_bits, kind):
         merged.append(kind)
@@ -112,7 +111,7 @@ def test_a_kind_that_another_process_builds_while_this_one_merges_stays(filled, 
                 other.build_index("multihash")
         return merge(view, n_bits, kind)
 
-    monkeypatch.setattr(module, "merge", beside)
+    monkeypatch.setattr(collection_index, "merge", beside)
     adder.save_index()
     assert merged == ["exact", "multihash"]
     assert manifest_of(tmp_path)["kind"] == "multihash"
@@ -138,7 +137,7 @@ def test_what_another_process_left_and_cannot_be_trusted_is_written_over(fault, 
         (tmp_path / "index" / "manifest.json").write_text(json.dumps(content))
     adder.save_index()
     assert manifest_of(tmp_path)["kind"] == "multihash"
-    assert [problem for problem in adder.verify() if problem.startswith("the index")] == []
+    assert [problem for problem in adder.verify() if problem.kind is FindingKind.SEARCH_INDEX] == []
     with closing(Collection(tmp_path)) as again:
         assert again.describe_index()["built"] == 509
         assert again.search(codes[3:4], k=1)[0][1].tolist() == [4]
@@ -181,45 +180,15 @@ def test_an_index_that_cannot_be_written_is_not_built_again_and_again(filled, tm
     assert manifest_of(tmp_path)["n_images"] == 590
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_a_kind_stays_through_a_switch_of_codes(filled, tmp_path, kept):
+def test_a_kind_stays_through_a_switch_of_codes(filled, tmp_path):
     collection, codes = filled
     collection.build_index("multihash")
-    if not kept:  # as before catalogs kept it
-        with collection.catalog._db.transaction() as db:
-            db.execute("DELETE FROM meta WHERE key = 'index_kind'")
-    space = collection.catalog.begin_space("e" * 64, 48, "other.safetensors").id
-    collection.catalog.add_codes(space, [(number, code, "") for number, code in enumerate(codes, start=1)])
-    collection.catalog.switch_space(space)
+    space = collection.catalog.spaces.begin("e" * 64, 48, "other.safetensors").id
+    collection.catalog.spaces.add_codes(space, [(number, code, "") for number, code in enumerate(codes, start=1)])
+    collection.catalog.spaces.switch(space)
     with closing(Collection(tmp_path)) as switched:
         switched.save_index()
         assert switched.kind == switched.describe_index()["kind"] == manifest_of(tmp_path)["kind"] == "multihash"
-
-
-def test_opening_beside_a_switch_leaves_the_index_of_the_new_codes(filled, tmp_path, monkeypatch):
-    collection, codes = filled
-    collection.save_index()
-    space = collection.catalog.begin_space("e" * 64, 48, "other.safetensors").id
-    collection.catalog.add_codes(space, [(number, code, "") for number, code in enumerate(codes, start=1)])
-    load = index_files.IndexFiles.load
-
-    def switch(files):
-        monkeypatch.setattr(index_files.IndexFiles, "load", load)
-        (tmp_path / "index" / "codes.faiss").write_bytes(b"torn")
-        collection.catalog.switch_space(space)
-        return load(files)
-
-    def save(_):  # the lock has been let go of
-        monkeypatch.setattr(Catalog, "__len__", length)
-        with closing(Collection(tmp_path)) as switched:
-            switched.build_index("exact")
-        return 500
-
-    length = Catalog.__len__
-    monkeypatch.setattr(index_files.IndexFiles, "load", switch)
-    monkeypatch.setattr(Catalog, "__len__", save)
-    Collection(tmp_path).close()
-    assert manifest_of(tmp_path)["space"] == space
 
 
 def test_files_of_a_former_kind_go_away(filled, tmp_path):
@@ -249,7 +218,7 @@ def test_without_its_structure_the_index_is_built_again_and_searches_are_exact_u
     assert (distances.tolist(), ids.tolist()) == (wanted[0].tolist(), wanted[1].tolist())
     again.save_index()
     assert (again.describe_index()["built"], manifest_of(tmp_path)["n_images"]) == (500, 500)
-    assert [problem for problem in again.verify() if problem.startswith("the index")] == []
+    assert [problem for problem in again.verify() if problem.kind is FindingKind.SEARCH_INDEX] == []
     again.close()
 
 
@@ -277,28 +246,6 @@ def test_no_search_waits_for_an_approximate_index_though_everything_is_read_anew
     assert collection.describe_index()["built"] == 500
 
 
-def test_a_kind_stays_though_a_search_looks_at_the_same_moment(filled, tmp_path, monkeypatch):
-    ours, codes = filled
-    ours.save_index()
-    other = Collection(tmp_path)
-    other.build_index("hnsw")
-    advance, looked = Collection._advance, []
-
-    def meanwhile(self, view):
-        advanced = advance(self, view)
-        if self is ours and view.kind == "hnsw" and not looked:
-            looked.append(view)
-            other.add(new_images(codes[:1], start=5000))
-            ours.search(codes[:1], k=1)
-        return advanced
-
-    monkeypatch.setattr(Collection, "_advance", meanwhile)
-    ours.save_index()
-    assert manifest_of(tmp_path)["kind"] == ours.describe_index()["kind"] == "hnsw"
-    assert len(ours) == 501
-    other.close()
-
-
 @pytest.mark.parametrize("kind", ["exact", "hnsw"])
 def test_an_index_that_could_not_be_written_is_written_later_and_its_kind_stays(kind, filled, tmp_path, monkeypatch):
     monkeypatch.setattr(segments, "FRESH_LIMIT", 20)
@@ -318,7 +265,7 @@ def test_an_index_that_could_not_be_written_is_written_later_and_its_kind_stays(
         assert again.search(codes[3:4], k=1)[0][1].tolist() == [4]
     collection.save_index()
     assert (manifest_of(tmp_path)["kind"], manifest_of(tmp_path)["n_images"]) == (kind, 590)
-    assert [problem for problem in collection.verify() if problem.startswith("the index")] == []
+    assert [problem for problem in collection.verify() if problem.kind is FindingKind.SEARCH_INDEX] == []
 
 
 def test_an_index_of_a_kind_that_this_machine_cannot_run_is_rebuilt(filled, tmp_path, monkeypatch, caplog):

@@ -46,8 +46,8 @@ def header_of(path: Path) -> dict:
 
 
 def test_a_round_trip_keeps_everything(model, path):
-    loaded = load_checkpoint(path)
-    assert loaded.header == load_header(path)
+    loaded = load_checkpoint(str(path))
+    assert loaded.header == load_header(path) == load_header(str(path))
     assert loaded.header.preprocessing == PREPROCESSING
     assert loaded.header.label_names == ("a", "b")
     assert loaded.header.training == {"x": 1}
@@ -127,69 +127,58 @@ def test_a_model_of_vectors_makes_the_round_trip_with_its_statistics(of_vectors)
 
 
 def test_a_model_of_vectors_encodes_no_images(of_vectors, pictures, hashseek, tmp_path):
-    sentence = "this checkpoint encodes vectors of 294 numbers, not images: use `hashseek evaluate`"
-    with pytest.raises(BadCheckpoint, match=sentence):
+    with pytest.raises(BadCheckpoint, match="vectors of 294 numbers"):
         Encoder(load_checkpoint(of_vectors), device="cpu")
     code, _, err = hashseek("index", "add", tmp_path / "collection", pictures, "--checkpoint", of_vectors)
     assert code == 2
-    assert err == f"hashseek: {err.removeprefix('hashseek: ').strip()}\n"
-    assert sentence in err
+    assert "vectors of 294 numbers" in err
 
 
 def test_preprocessing_is_for_images_and_images_need_it(model, tmp_path):
-    with pytest.raises(ValueError, match="squeezenet1_1 cannot have the preprocessing None"):
+    with pytest.raises(ValueError, match="squeezenet1_1"):
         save_checkpoint(tmp_path / "m.safetensors", model, None, label_names=())
     vectors = HashModel(backbone="mlp:3-4", n_bits=4)
-    with pytest.raises(ValueError, match="mlp:3-4 cannot have the preprocessing Preprocessing"):
+    with pytest.raises(ValueError, match="mlp:3-4"):
         save_checkpoint(tmp_path / "m.safetensors", vectors, PREPROCESSING, label_names=())
 
 
-def test_a_missing_file(tmp_path):
-    with pytest.raises(BadCheckpoint, match=r"no checkpoint .*train one with"):
-        load_checkpoint(tmp_path / "none.safetensors")
-
-
-@pytest.mark.parametrize("keep", [0, 4, 100, 5000])
-def test_a_truncated_file(path, keep):
-    path.write_bytes(path.read_bytes()[:keep])
+@pytest.mark.parametrize("keep", [None, 0, 4, 100, 5000])
+def test_a_missing_or_truncated_file_is_refused(path, keep):
+    if keep is None:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:keep])
     for load in (load_header, load_checkpoint):
-        with pytest.raises(BadCheckpoint, match="truncated or no safetensors file"):
+        with pytest.raises(BadCheckpoint):
             load(path)
 
 
-def test_a_foreign_file(tmp_path):
+def test_a_foreign_file_is_refused(tmp_path):
     foreign = tmp_path / "weights.safetensors"
     save_file({"a": torch.zeros(3)}, foreign)
-    with pytest.raises(BadCheckpoint, match="no Hashseek header"):
+    with pytest.raises(BadCheckpoint):
         load_checkpoint(foreign)
     foreign.write_text("a text file that was renamed")
-    with pytest.raises(BadCheckpoint, match="no safetensors file"):
+    with pytest.raises(BadCheckpoint):
         load_checkpoint(foreign)
 
 
-def test_a_newer_format(path):
-    rewrite(path, lambda content: content.update(format_version=7))
-    with pytest.raises(BadCheckpoint, match="format 7, this Hashseek reads up to 2: update"):
-        load_header(path)
+def plus_one(tensors):
+    tensors["head.weight"][0, 0] += 1
+    return tensors
 
 
-def test_a_changed_header(path):
-    rewrite(path, lambda content: content["scores"].update({"val_mAP@5": 0.99}))
-    with pytest.raises(BadCheckpoint, match="tampered with: its header"):
-        load_header(path)
-
-
-def test_changed_weights(path):
-    def flip(tensors):
-        tensors["head.weight"][0, 0] += 1
-        return tensors
-
-    rewrite(path, lambda content: None, flip)
-    with pytest.raises(BadCheckpoint, match="tampered with: its content has fingerprint"):
-        load_checkpoint(path)
-
-
-def test_missing_weights(path):
-    rewrite(path, lambda content: None, lambda tensors: {"head.weight": tensors["head.weight"]})
-    with pytest.raises(BadCheckpoint, match="tampered with: its weights are not those of a squeezenet1_1"):
+@pytest.mark.parametrize(
+    ("change", "tensors"),
+    [
+        (lambda content: content.update(format_version=7), None),
+        (lambda content: content["scores"].update({"val_mAP@5": 0.99}), None),
+        (lambda content: None, plus_one),
+        (lambda content: None, lambda tensors: {"head.weight": tensors["head.weight"]}),
+    ],
+    ids=["newer format", "changed header", "changed weights", "missing weights"],
+)
+def test_a_changed_checkpoint_is_refused(path, change, tensors):
+    rewrite(path, change, tensors)
+    with pytest.raises(BadCheckpoint):
         load_checkpoint(path)

@@ -8,6 +8,20 @@ from hashseek.indexing.catalog import NewImage, create_catalog
 from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.retrieval.codes import Codes, pack
 
+# Attributes of images for tests of filters: every JSON type, nested names, and strings that spell numbers.
+ATTRIBUTES = [
+    {"year": 2014, "camera": "X", "title": "abc"},
+    {"year": 2015, "camera": {"model": "X"}, "title": "abd"},
+    {"year": "2016", "camera.model": "X", "title": "Äbc"},
+    {"year": 2015.5, "camera": {"model": "x"}, "title": ""},
+    {"year": "unknown", "flag": True, "title": 5},
+    {"year": None, "flag": False, "zip": "01234"},
+    {"year": [2015], "flag": "true", "zip": 1234},
+    {"year": True, "flag": 1, "date": "2015-06-01"},
+    {"date": "2016", "zip": "1234"},
+    {},
+]
+
 
 def random_codes(rng: np.random.Generator, n: int, n_bits: int, n_distinct: int | None = None) -> Codes:
     """Packed codes; with `n_distinct`, so few different ones that equal distances are the rule."""

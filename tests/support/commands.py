@@ -11,7 +11,7 @@ from pathlib import Path
 # times as quick to start. The parent of the command stays to note how it ended.
 FORK_SERVER = """
 import ctypes, gc, json, os, signal, sys, traceback
-import numpy, hashseek.indexing.cli.collection, hashseek.api.serve, hashseek.api.service
+import numpy, uvicorn, hashseek.indexing.cli.collection, hashseek.api.serve, hashseek.api.app
 import torch; torch.set_num_threads(1)
 from hashseek.api.cli import main
 

@@ -14,7 +14,7 @@ from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.config import Config, load_config
-from hashseek.training.data.datasets import DATASETS, build_splits
+from hashseek.training.data.datasets import build_splits, data_set
 from hashseek.training.evaluation.linear_probe import probe_checkpoint
 from hashseek.training.loop.fit import fit
 from hashseek.training.loop.network import Network, build_network
@@ -50,7 +50,7 @@ def model_of(backbone: str, n_bits: int, head: str) -> HashModel:
 
 def build(config: Config) -> Network:
     """Network, losses and memory of a configuration; its data set takes the options it is given."""
-    parameters = inspect.signature(DATASETS[config.data.name]).parameters
+    parameters = inspect.signature(data_set(config.data.name)).parameters
     options = config.data.options()
     assert set(options) <= set(parameters)
     assert {name for name, p in parameters.items() if p.default is inspect.Parameter.empty} <= set(options)

@@ -1,4 +1,4 @@
-"""Subcommand `data`: list the data sets, look into one, check a folder, render the built-in set."""
+"""Subcommand `data`: list the data sets, inspect one, check a folder, render the built-in set."""
 
 import inspect as introspection
 import json
@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hashseek.retrieval.errors import BadConfig, BadDataset
-from hashseek.retrieval.label_files import Problem, read_listing
-from hashseek.training.data.datasets import DATASETS, Splits, build_splits
+from hashseek.retrieval.label_files import Problem, find_label_file, read_label_file, refuse
+from hashseek.training.data.datasets import DATASETS, Splits, build_splits, data_set
 from hashseek.training.data.datasets.folder import expand
 from hashseek.training.runs.progress import Progress
 
@@ -20,8 +20,9 @@ data = typer.Typer(no_args_is_help=True)
 
 @data.command("list")
 def list_data_sets() -> None:
-    """Name every data set, with its options; those without a default must be given."""
-    for name, function in DATASETS.items():
+    """List the data sets with their options; options without a default are required."""
+    for name in DATASETS:
+        function = data_set(name)
         typer.echo(f"{name}: {_purpose(function)}")
         for option, parameter in introspection.signature(function).parameters.items():
             empty = parameter.default is introspection.Parameter.empty
@@ -30,42 +31,33 @@ def list_data_sets() -> None:
 
 @data.command("inspect")
 def inspect(
-    name: Annotated[str, typer.Argument(help="A data set (`hashseek data list`), or a folder with labels.csv.")],
+    name: Annotated[str, typer.Argument(help="A data set (`hashseek data list`), or a folder.")],
     options: Annotated[list[str] | None, typer.Argument(help="Its options, such as root=/data year=2017.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where a contact sheet (PNG) goes.")] = None,
-    columns: Annotated[int, typer.Option(help="Pictures in a row of the sheet.")] = 6,
-    rows: Annotated[int, typer.Option(help="Rows of the sheet for each split.")] = 2,
-    seed: Annotated[int, typer.Option(help="Of the pictures on the sheet.")] = 0,
-    duplicates: Annotated[bool, typer.Option(help="Look for pictures that are there twice; reads every file.")] = True,
+    duplicates: Annotated[bool, typer.Option(help="Find files with equal content; reads every file.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what is in a data set: counts, labels, missing and duplicate files; and show pictures of it."""
-    from hashseek.training.data.contact_sheet import contact_sheet
+    """Show what is in a data set: counts, labels, missing and duplicate files."""
     from hashseek.training.data.inspection import as_text, inspect_splits
 
     name, chosen = _named(name, options or ())
-    if "on_error" in introspection.signature(DATASETS[name]).parameters:
-        chosen = {"on_error": "skip", **chosen}  # to report what is wrong, not to refuse it
+    if "on_error" in introspection.signature(data_set(name)).parameters:
+        chosen = {"on_error": "skip", **chosen}  # report problems instead of refusing them
     splits = build_splits(name, **chosen)
     progress = Progress()
     n_images = len(splits.train) + len(splits.query) + len(splits.database)
     with progress.task("comparing files", n_images if duplicates else 0) as advance:
         facts = {"name": name, "options": chosen, **inspect_splits(splits, duplicates=duplicates, advance=advance)}
     typer.echo(json.dumps(facts, indent=2) if as_json else as_text(facts))
-    if out is not None:
-        n_broken = contact_sheet(splits, out, columns=columns, rows=rows, seed=seed)
-        broken = f"; {n_broken} of its pictures cannot be decoded" if n_broken else ""
-        typer.echo(f"contact sheet written to {out}{broken}", err=True)
 
 
 @data.command("render")
 def render(
-    folder: Annotated[Path, typer.Argument(help="Where the pictures and labels.csv go.")],
-    n_query: Annotated[int, typer.Option(help="Pictures in the query split.")] = 400,
-    n_train: Annotated[int, typer.Option(help="Pictures in the train split.")] = 3000,
-    n_database: Annotated[int, typer.Option(help="Pictures in the database split.")] = 3600,
-    size: Annotated[int, typer.Option(help="Pixels a side.")] = 160,
-    seed: Annotated[int, typer.Option(help="Another seed, other pictures.")] = 0,
+    folder: Annotated[Path, typer.Argument(help="Folder for the images and labels.csv.")],
+    n_query: Annotated[int, typer.Option(help="Images in the query split.")] = 400,
+    n_train: Annotated[int, typer.Option(help="Images in the train split.")] = 3000,
+    n_database: Annotated[int, typer.Option(help="Images in the database split.")] = 3600,
+    size: Annotated[int, typer.Option(help="Side of an image in pixels.")] = 128,
+    seed: Annotated[int, typer.Option(help="Another seed gives other images.")] = 0,
 ) -> None:
     """Render the built-in data set `shapes` into a folder."""
     splits = build_splits(
@@ -76,52 +68,52 @@ def render(
 
 @data.command("check")
 def check(
-    root: Annotated[Path, typer.Argument(help="A folder with labels.csv or labels.jsonl, or such a list.")],
+    root: Annotated[Path, typer.Argument(help="A folder of labelled images, or a labels.csv or labels.jsonl.")],
     on_error: Annotated[
-        Literal["skip", "stop"], typer.Option(help="Leave bad lines and images out, or refuse.")
-    ] = "skip",
-    ignore_column: Annotated[list[str] | None, typer.Option(help="Column of the list that is not needed.")] = None,
+        Literal["skip", "stop"],
+        typer.Option(help="stop: exit with code 2 if `train` would refuse the folder; skip: report problems only."),
+    ] = "stop",
+    ignore_column: Annotated[list[str] | None, typer.Option(help="A column of the list that is not needed.")] = None,
     drop_labels: Annotated[list[str] | None, typer.Option(help="Labels to leave out, such as '*_r1'.")] = None,
     split_file: Annotated[
-        Path | None, typer.Option(help="Where to write the split, if the list has none: a list to train with.")
+        Path | None, typer.Option(help="Write the random split of a list without splits to this file.")
     ] = None,
 ) -> None:
-    """Read a labelled folder, decode every image, and say what is wrong with it and what is in it."""
-    from hashseek.training.data.training_images import without_broken
-
-    columns, patterns = ignore_column or (), drop_labels or ()
+    """Check a folder before training: decode every image, report every problem, and count images and labels."""
+    options: dict[str, Any] = {
+        "root": str(root),
+        "ignore_columns": ignore_column or (),
+        "drop_labels": drop_labels or (),
+    }
     try:
-        splits = build_splits(
-            "folder",
-            root=str(root),
-            on_error=on_error,
-            ignore_columns=columns,
-            drop_labels=patterns,
-            split_file=None if split_file is None else str(split_file),
-        )
+        written = None if split_file is None else str(split_file)
+        splits = build_splits("folder", **options, on_error="skip", split_file=written)
     except BadDataset:
-        if on_error == "skip":  # what is wrong with the lines may be why the whole is refused
-            place = Path(expand(str(root)))
-            listing = read_listing(
-                place, on_error="skip", need_labels=True, ignore_columns=columns, drop_labels=patterns
-            )
-            for problem in listing.problems:
-                typer.echo(_said(problem))
+        source = find_label_file(Path(expand(str(root))))
+        if source is not None:  # the problems of its lines may be the cause
+            _show(read_label_file(source, on_error="skip", ignore_columns=ignore_column or ()).problems)
         raise
-    problems = list(splits.problems)
+    from hashseek.training.data.training_images import without_broken  # late: it loads torch
+
+    broken: list[Problem] = []
     for part in (splits.train, splits.query, splits.database):
-        problems += without_broken(part, on_error=on_error, source=str(root))[1]
-    for problem in problems:
-        typer.echo(_said(problem))
+        broken += without_broken(part, on_error="skip", source=str(root))[1]
+    broken = list(dict.fromkeys(broken))  # training images may be in the database too
+    _show([*splits.problems, *broken])
     typer.echo(_summary(splits))
+    if on_error == "stop":
+        build_splits("folder", **options, on_error="stop")
+        if broken:
+            refuse(root, broken)
 
 
-def _said(problem: Problem) -> str:
-    return f"{'skipped' if problem.skipped else 'note'}: {problem}"
+def _show(problems: Sequence[Problem]) -> None:
+    for problem in problems:
+        typer.echo(f"{'skipped' if problem.skipped else 'note'}: {problem}")
 
 
 def _named(name: str, options: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """Name and options of the data set that the arguments mean."""
+    """(name, options) of a data set; a folder's name means the data set `folder`."""
     chosen: dict[str, Any] = {}
     for option in options:
         key, equals, text = option.partition("=")
@@ -130,11 +122,9 @@ def _named(name: str, options: Sequence[str]) -> tuple[str, dict[str, Any]]:
         try:
             chosen[key] = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
-            chosen[key] = text  # a bare word, such as a path: quotes are for the shell to eat
+            chosen[key] = text  # a bare word, such as a path
     if name not in DATASETS and Path(name).exists():
         return "folder", {"root": name, **chosen}
-    if name not in DATASETS:
-        raise BadConfig(f"there is no data set or folder {name!r}: choose one of {', '.join(DATASETS)}, or a folder")
     return name, chosen
 
 

@@ -1,4 +1,4 @@
-"""Subcommand `losses`."""
+"""The command `hashseek losses`: list the losses, show one in full, or write the tables of docs/reference/losses.md."""
 
 import shutil
 import textwrap
@@ -7,19 +7,20 @@ from typing import Annotated, Any
 import typer
 
 from hashseek.retrieval.errors import BadConfig
-from hashseek.training.losses import CLASSIFICATION
-from hashseek.training.losses.catalogue import ENTRIES, KINDS, Facts, Hyperparameter, Numbers, facts
+from hashseek.training.losses import LOSSES, loss_class
+from hashseek.training.losses.base import KINDS, Loss
 from hashseek.training.losses.hashing.quantization import QUANTIZERS
+from hashseek.training.losses.hyperparameters import Choice, Flag, Hyperparameter
 
 
 def losses(
-    name: Annotated[str | None, typer.Argument(help="Show this one in full.")] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="The tables of docs/reference/losses.md.")] = False,
+    name: Annotated[str | None, typer.Argument(help="Show this loss in full; your own as MODULE:CLASS.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables of docs/reference/losses.md.")] = False,
 ) -> None:
-    """List the losses, or show one: source, formula, what it needs, hyperparameters with defaults and ranges."""
+    """List the losses, or show one in full: source, formula, what it needs, hyperparameters, defaults and limits."""
     if markdown:
         if name is not None:
-            raise BadConfig(f"--markdown writes the tables of all losses: leave {name!r} or --markdown out")
+            raise BadConfig(f"--markdown prints the tables of all losses: leave out {name!r} or --markdown")
         typer.echo(as_markdown(), nl=False)
         return
     width = max(40, min(shutil.get_terminal_size().columns, 110))
@@ -28,20 +29,20 @@ def losses(
 
 def listing(width: int) -> str:
     """Every loss in a few lines, `width` columns wide."""
-    indent = 2 + max(map(len, ENTRIES)) + 2
+    indent = 2 + max(map(len, LOSSES)) + 2
     lines = []
     for kind in KINDS:
         lines += ["", kind.capitalize(), ""]
-        for loss in _of(kind):
-            entry = ENTRIES[loss.name]
-            told = [
-                _sentence(entry.use),
-                f"{entry.paper}: {entry.formula}.",
-                f"Needs: {', '.join(loss.needs) or 'nothing'}.",
-                f"{'; '.join(map(_setting, loss.hyperparameters)) or 'No hyperparameters'}.",
+        for name, loss in _of(kind):
+            settings = "; ".join(f"{hyper.name} = {_default_and_limits(hyper)}" for hyper in _hyperparameters(loss))
+            parts = [
+                f"{loss.use[:1].upper()}{loss.use[1:]}.",
+                f"{loss.source}: {loss.formula}.",
+                f"Needs: {_needs(loss) or 'nothing'}.",
+                f"{settings or 'No hyperparameters'}.",
             ]
-            body = [line for text in told for line in _wrapped(text, width, indent)]
-            lines += [f"  {loss.name:<{indent - 2}}{body[0].lstrip()}", *body[1:]]
+            body = [line for text in parts for line in _wrapped(text, width, indent)]
+            lines += [f"  {name:<{indent - 2}}{body[0].lstrip()}", *body[1:]]
     lines += ["", *_wrapped("`hashseek losses NAME` shows one in full. " + _OF_ALL, width, 0)]
     return "\n".join(lines[1:])
 
@@ -52,23 +53,24 @@ def in_full(name: str, width: int) -> str:
     Raises:
         BadConfig: there is no such loss.
     """
-    loss = facts(name)
-    entry = ENTRIES[name]
-    fixed = ", ".join(f"{key} = {_value(value)}" for key, value in loss.fixed.items())
-    lines = [f"{name}: {loss.method.__name__} with {fixed}" if fixed else name, "", loss.text, ""]
+    loss = loss_class(name)
+    # The docstring of a variant is followed by that of the loss it varies.
+    lines = [name, ""]
+    for part in loss.__mro__:
+        if issubclass(part, Loss) and part.source and part.__doc__:
+            lines += [*textwrap.dedent(f"    {part.__doc__}").strip().splitlines(), ""]
     for title, text in (
-        ("use", entry.use),
-        ("paper", entry.paper),
-        ("formula", entry.formula),
-        ("needs", ", ".join(loss.needs) or "nothing beside outputs and labels"),
-        ("terms", ", ".join(loss.terms)),
+        ("use", loss.use),
+        ("source", loss.source),
+        ("formula", loss.formula),
+        ("needs", _needs(loss) or "nothing beside outputs and labels"),
     ):
         lines += _wrapped(f"{title:<9}{text}", width, 0, hanging=9)
-    lines += ["", "Hyperparameters:" if loss.hyperparameters else "It has no hyperparameters."]
-    for hyper in loss.hyperparameters:
-        lines.append(f"  {_setting(hyper)}")
-        lines += _wrapped(hyper.meaning, width, 6)
-    lines += ["", *_wrapped(_OF_LOGITS if name in CLASSIFICATION else _OF_OUTPUTS, width, 0)]
+    lines += ["", "Hyperparameters:" if _hyperparameters(loss) else "It has no hyperparameters."]
+    for hyper in _hyperparameters(loss):
+        lines.append(f"  {hyper.name} = {_default_and_limits(hyper)}")
+        lines += _wrapped(hyper.limits.meaning, width, 6)
+    lines += ["", *_wrapped(_OF_LOGITS if loss.reads_logits == "instead" else _OF_OUTPUTS, width, 0)]
     return "\n".join(lines)
 
 
@@ -79,17 +81,16 @@ def as_markdown() -> str:
         lines += [
             f"### {kind.capitalize()}",
             "",
-            "| loss | use | paper: formula | needs | hyperparameters: default (values) |",
+            "| loss | use | source: formula | needs | hyperparameters: default (limits) |",
             "|---|---|---|---|---|",
         ]
-        for loss in _of(kind):
-            entry = ENTRIES[loss.name]
+        for name, loss in _of(kind):
             cells = (
-                f"`{loss.name}`",
-                entry.use,
-                f"{entry.paper}: {entry.formula}",
-                ", ".join(loss.needs) or "-",
-                "<br>".join(f"`{hyper.name}`: {_default_and_values(hyper)}" for hyper in loss.hyperparameters) or "-",
+                f"`{name}`",
+                loss.use,
+                f"{loss.source}: {loss.formula}",
+                _needs(loss) or "-",
+                "<br>".join(f"`{hyper.name}`: {_default_and_limits(hyper)}" for hyper in _hyperparameters(loss)) or "-",
             )
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         lines.append("")
@@ -102,24 +103,32 @@ def as_markdown() -> str:
 _QUANTIZATION = f"quantization = {{kind, weight}} with kind {', '.join(QUANTIZERS)}"
 _OF_OUTPUTS = f"It also takes {_QUANTIZATION}, and nested = {{lengths, weights}}."
 _OF_LOGITS = (
-    f"Without logits the outputs are the logits, which takes as many bits as labels. It also takes {_QUANTIZATION}."
+    "It reads logits; without them the outputs are the logits, which requires as many bits as labels. It also takes "
+    f"{_QUANTIZATION}."
 )
 _OF_ALL = f"Every loss also takes {_QUANTIZATION}, and all but those of logits take nested = {{lengths, weights}}."
 
 
-def _of(kind: str) -> list[Facts]:
-    return [facts(name) for name, entry in ENTRIES.items() if entry.kind == kind]
+def _of(kind: str) -> list[tuple[str, type[Loss]]]:
+    return [(name, loss_class(name)) for name in LOSSES if loss_class(name).kind == kind]
 
 
-def _setting(hyper: Hyperparameter) -> str:
-    return f"{hyper.name} = {_default_and_values(hyper)}"
+def _hyperparameters(loss: type[Loss]) -> list[Hyperparameter]:
+    return list(loss.hyperparameters().values())
 
 
-def _default_and_values(hyper: Hyperparameter) -> str:
-    if isinstance(hyper.values, Numbers):
-        return f"{_value(hyper.default)} ({'or ' if hyper.default is None else ''}{hyper.values})"
-    others = [_value(value) for value in hyper.values if value != hyper.default]
-    return f"{_value(hyper.default)} (or {', '.join(others)})"
+def _needs(loss: type[Loss]) -> str:
+    queue = () if loss.memory_kind == "none" else ("queue (optional)",)
+    logits = {"no": (), "optional": ("logits (optional)",), "instead": ("logits",)}[loss.reads_logits]
+    return ", ".join((*loss.needs, *queue, *logits))
+
+
+def _default_and_limits(hyper: Hyperparameter) -> str:
+    limits = hyper.limits
+    if isinstance(limits, Choice | Flag):
+        values = (False, True) if isinstance(limits, Flag) else limits.values
+        return f"{_value(hyper.default)} (or {', '.join(_value(value) for value in values if value != hyper.default)})"
+    return f"{_value(hyper.default)} ({'or ' if hyper.default is None else ''}{limits})"
 
 
 def _value(value: Any) -> str:
@@ -127,10 +136,6 @@ def _value(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return str(value).lower()
     return f'"{value}"' if isinstance(value, str) else f"{value:g}"
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _wrapped(text: str, width: int, indent: int, hanging: int = 0) -> list[str]:

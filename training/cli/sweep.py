@@ -10,20 +10,25 @@ from hashseek.training.runs.progress import Progress
 
 
 def sweep(
-    config: Annotated[Path, typer.Argument(help="TOML file with a section sweep.space, or the name of a shipped one.")],
+    config: Annotated[
+        Path, typer.Argument(help="TOML file with a section sweep.space, or the name of a shipped configuration.")
+    ],
     overrides: Annotated[list[str] | None, typer.Argument(help="Settings, such as model.n_bits=24.")] = None,
-    trials: Annotated[int | None, typer.Option(help="Trials in all; default: sweep.trials of the file.")] = None,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="Number of trials, finished ones included; default sweep.trials.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the sweep; default runs/NAME-sweep.")] = None,
 ) -> None:
     """Search settings for the best validation mAP; prints the path of the best configuration.
 
-    Run it again to go on with a sweep that was stopped, or with more --trials to continue one.
+    Run the command again to continue an interrupted sweep, or with a larger --trials to extend it.
     """
-    from hashseek.training.runs.sweep import sweep as run
-
-    progress = Progress()
     content = read_config(config, overrides or [])
     settings = parse_config(content, source=str(config)).sweep
+
+    from hashseek.training.runs.sweep import sweep as run  # loads torch: a bad configuration is refused before
+
+    progress = Progress()
     folder = out or Path("runs") / f"{config.stem}-sweep"
     best = run(
         content,

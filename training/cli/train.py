@@ -5,41 +5,44 @@ from typing import Annotated, Literal
 
 import typer
 
+from hashseek.retrieval.errors import BadConfig
 from hashseek.training.config import load_config
+from hashseek.training.data.datasets import build_splits
 from hashseek.training.runs.progress import Progress
 
 
 def train(
-    config: Annotated[
-        Path, typer.Argument(help="TOML file, or a shipped one: see docs/reference/shipped-configurations.md.")
-    ],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Settings, such as model.n_bits=24: docs/reference/training-settings.md.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/NAME of the TOML file.")] = None,
-    resume: Annotated[
-        bool, typer.Option(help="Go on with the run in the folder; give the same settings again.")
-    ] = False,
+    config: Annotated[Path, typer.Argument(help="A TOML file, or the name of a shipped configuration.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Settings, such as model.n_bits=24.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/NAME-OF-THE-TOML-FILE.")] = None,
+    resume: Annotated[bool, typer.Option(help="Continue the run in the folder; give the same settings again.")] = False,
     devices: Annotated[
         int | None,
         typer.Option(
-            help="Processes, one a GPU or a share of the processor; the batch is split; default train.devices."
+            help="Number of processes, one per GPU or CPU share, that divide each batch; default train.devices."
         ),
     ] = None,
     on_error: Annotated[
-        Literal["skip", "stop"] | None, typer.Option(help="Leave bad lines and images out, or refuse (default).")
+        Literal["skip", "stop"] | None,
+        typer.Option(help="skip: leave bad lines and images out; stop (default): refuse."),
     ] = None,
 ) -> None:
-    """Train a hash model as a TOML file says; prints the path of the best checkpoint."""
+    """Train a hash model as a TOML file says, and print the path of the best checkpoint."""
+    changes = list(overrides or [])
+    if on_error is not None:
+        changes.append(f"data.on_error={on_error}")
+    if devices is not None:
+        changes.append(f"train.devices={devices}")
+    settings = load_config(config, changes)
+    folder = out or Path("runs") / config.stem
+    if not resume and (folder / "config.json").is_file():
+        raise BadConfig(f"{folder} already holds a run: continue it with --resume, or choose another folder with --out")
+    build_splits(settings.data.name, **settings.data.options())  # what is refused is refused before torch is loaded
+
     from hashseek.training.loop.fit import fit
 
     progress = Progress()
-    if on_error is not None:
-        overrides = [*(overrides or []), f"data.on_error={on_error}"]
-    if devices is not None:
-        overrides = [*(overrides or []), f"train.devices={devices}"]
-    folder = out or Path("runs") / config.stem
-    result = fit(load_config(config, overrides or []), out=folder, resume=resume, progress=progress)
+    result = fit(settings, out=folder, resume=resume, progress=progress)
     progress.console.print(
         f"best epoch {result.best_epoch + 1} with validation mAP {result.best_score:.4f}; run folder {folder}"
     )

@@ -1,24 +1,29 @@
-"""Subcommand `truncate`."""
+"""The command `hashseek truncate`."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hashseek.retrieval.checkpoint import load_checkpoint, save_checkpoint
 from hashseek.retrieval.errors import BadCheckpoint
-from hashseek.retrieval.models.truncation import truncate as cut
 
 
 def truncate(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint trained with loss.nested.")],
-    bits: Annotated[int, typer.Option(help="Length of the new codes, one that it was trained for.")],
-    out: Annotated[Path | None, typer.Option(help="The new checkpoint; default NAME-BITS beside the old one.")] = None,
+    checkpoint: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, help="A checkpoint trained with loss.nested.")
+    ],
+    bits: Annotated[int, typer.Option(help="Length of the new codes, one of those it was trained for.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The new checkpoint. Default: NAME-BITS next to the old one.")
+    ] = None,
 ) -> None:
-    """Write the checkpoint of a nested code's first bits: index, search and evaluate it like any other."""
+    """Write a checkpoint for the first bits of a nested code. It can be indexed, searched and evaluated as usual."""
     target = out or checkpoint.with_name(f"{checkpoint.stem}-{bits}{checkpoint.suffix}")
     if target.exists():
-        raise BadCheckpoint(f"{target} exists already: choose another name with --out")
+        raise BadCheckpoint(f"{target} already exists: choose another file with --out")
+    from hashseek.retrieval.checkpoint import load_checkpoint, save_checkpoint
+    from hashseek.retrieval.models.truncation import truncate as cut
+
     short = cut(load_checkpoint(checkpoint), bits)
     save_checkpoint(
         target,

@@ -1,4 +1,4 @@
-"""What the data sets share: a cached table of files and labels, the drawing of splits, and their making."""
+"""Used by several data sets: a cached table of files and labels, random splits, and `Splits` made from both."""
 
 import hashlib
 import io
@@ -27,7 +27,7 @@ _FORMAT = 1  # counts up whenever a table is stored otherwise
 
 
 class Incomplete(BadDataset):
-    """Files of the set are not where they must be, or only half of them: what a download mends."""
+    """Files of the data set are missing or truncated, which a download would fix."""
 
 
 @dataclass(frozen=True)
@@ -48,21 +48,17 @@ class Table:
 
 
 def check_on_error(on_error: str) -> OnError:
-    """`on_error`, if it is one of the two words.
-
-    Raises:
-        BadConfig: it is not.
-    """
+    """Return `on_error`, or raise `BadConfig` if it is neither skip nor stop."""
     if on_error not in ("skip", "stop"):
         raise BadConfig(f"on_error must be skip or stop, not {on_error!r}")
     return cast(OnError, on_error)
 
 
 def first_folder(root: Path, candidates: Sequence[str], *, what: str, remedy: str) -> Path:
-    """The first of the folders `candidates` (below `root`) that is there.
+    """The first of the folders `candidates` (below `root`) that exists.
 
     Raises:
-        Incomplete: none is; the sentence says `what` was looked for, and the `remedy`.
+        Incomplete: none exists; the message names `what` was looked for and the `remedy`.
     """
     for candidate in candidates:
         if (root / candidate).is_dir():
@@ -94,11 +90,11 @@ def read_lines(path: Path, *, what: str, remedy: str) -> list[str]:
 
 
 def prepared(kind: str, sources: Sequence[Path], build: Callable[[], Table]) -> Table:
-    """What `build` makes of the files `sources`, from the cache unless one of them has another size or time of change.
+    """The result of `build`, cached until a file in `sources` changes its size or modification time.
 
     Args:
-        kind: name and version of the way that `build` reads them: another one, another table.
-        sources: every file whose content decides the table.
+        kind: name and version of the reader; another one gives another table.
+        sources: all files that `build` reads.
         build: reads them.
     """
     key = hashlib.sha256(f"{kind} {_FORMAT} {digest_files(sources)}".encode()).hexdigest()
@@ -109,8 +105,8 @@ def prepared(kind: str, sources: Sequence[Path], build: Callable[[], Table]) -> 
     table = build()
     try:
         write_atomically(file, _dump(table))
-    except OSError as error:  # without a cache everything works, only not as fast
-        _log.warning("%s cannot be written (%s): the data set will be read anew each time", file, error)
+    except OSError as error:  # everything works without a cache, only slower
+        _log.warning("%s cannot be written (%s): the data set will be read again each time", file, error)
     return table
 
 
@@ -135,13 +131,13 @@ def _load(file: Path) -> Table | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        _log.warning("%s is damaged: the data set is read anew", file)
+        _log.warning("%s is damaged: the data set is read again", file)
         return None
     return Table(files, labels, names, tuple(zip(remarks[::2], remarks[1::2], strict=True)))
 
 
 def _as_bytes(texts: Sequence[str]) -> NDArray[np.uint8]:
-    # NUL is the one character that no file name holds.
+    # A file name cannot contain NUL.
     return np.frombuffer("".join(f"{text}\0" for text in texts).encode(errors="surrogateescape"), np.uint8)
 
 
@@ -153,7 +149,7 @@ def _as_texts(stored: NDArray[np.uint8]) -> tuple[str, ...]:
 
 
 def draw(n: int, *, n_query: int, n_train: int, seed: int) -> dict[str, Rows]:
-    """Rows of n images, drawn without replacement: queries, training images, and the rest as database.
+    """Random rows of n images: queries, training images, and the rest as database.
 
     Raises:
         BadConfig: a split would be empty.
@@ -172,18 +168,18 @@ def draw(n: int, *, n_query: int, n_train: int, seed: int) -> dict[str, Rows]:
 
 
 def draw_per_label(labels: Labels, *, n_query: int, n_train: int, seed: int) -> dict[str, Rows]:
-    """Like `draw`, with as many queries and training images for each label: rare labels choose first.
+    """Like `draw`, with equally many queries and training images for each label, rarest label first.
 
     An image is drawn for one label and may have others too.
 
     Raises:
-        BadConfig: the numbers are no multiples of the number of labels, or a label has too few images.
+        BadConfig: the numbers are not multiples of the number of labels, or a label has too few images.
     """
     n, n_labels = labels.shape
     if n_query < 1 or n_train < 1 or n_query % n_labels or n_train % n_labels:
         raise BadConfig(
-            f"n_query {n_query} and n_train {n_train} must be multiples of the number of labels, {n_labels}: as many "
-            "are drawn for each"
+            f"n_query {n_query} and n_train {n_train} must be multiples of the number of labels, {n_labels}: equally "
+            "many are drawn for each"
         )
     order = np.random.default_rng(seed).permutation(n)
     free = np.ones(n, bool)
@@ -208,7 +204,7 @@ def draw_per_label(labels: Labels, *, n_query: int, n_train: int, seed: int) -> 
 def rows_of(
     table: Table, listed: Mapping[str, Sequence[str]], *, source: str, remedy: str, on_error: OnError
 ) -> tuple[dict[str, Rows], list[Problem]]:
-    """The rows of `table` that lists of file names stand for; only the last part of a path counts.
+    """The rows of `table` that the lists name; only the last part of a path counts.
 
     Raises:
         Incomplete: a name is not in the table and `on_error` is "stop"; with "skip" it becomes a problem.
@@ -270,7 +266,8 @@ def split_table(
                 f"{len(missing):,} of the {len(used):,} images that {source} lists are not in {root}, {example}: "
                 f"{remedy}, or leave them out with on_error = skip"
             )
-        problems += [Problem(source, f"the file {table.files[row]} does not exist") for row in missing.tolist()]
+        for row in missing.tolist():
+            problems.append(Problem(source, f"the file {table.files[row]} does not exist", missing=True))
         gone = np.zeros(len(table.files), bool)
         gone[missing] = True
         rows = {split: rows[split][~gone[rows[split]]] for split in NAMES}
@@ -294,12 +291,14 @@ def split_table(
 def remarks_on_numbers(
     parts: Mapping[str, Split], *, source: str, published: tuple[int, int, int] | None = None
 ) -> list[Problem]:
-    """Remarks on images without labels, and on splits that are not as large as the published ones."""
+    """Notes on images without labels, and on splits that differ in size from the published ones."""
     remarks = []
     bare = {split: int((~parts[split].labels.any(axis=1)).sum()) for split in NAMES}
     if any(bare.values()):
         text = ", ".join(f"{count:,} of {split}" for split, count in bare.items() if count)
-        remarks.append(Problem(source, f"images without a label are kept, relevant to none: {text}", skipped=False))
+        remarks.append(
+            Problem(source, f"images without a label are kept, but are relevant to no query: {text}", skipped=False)
+        )
     if published is not None:
         for split, count in zip(("query", "train", "database"), published, strict=True):
             if len(parts[split]) != count:
@@ -309,7 +308,7 @@ def remarks_on_numbers(
 
 
 def absent(root: Path, files: Sequence[str]) -> NDArray[np.bool_]:
-    """Which of `files` (below `root`) do not exist; one listing a folder, since a question a file takes minutes."""
+    """Which of `files` (below `root`) do not exist; folders are listed, since asking for each file takes minutes."""
     listed: dict[str, set[str]] = {}
     missing = np.zeros(len(files), bool)
     for row, file in enumerate(files):

@@ -1,4 +1,4 @@
-"""What is in a data set: the facts behind `hashseek data inspect`."""
+"""Statistics of a data set, for `hashseek data inspect`."""
 
 import hashlib
 import os
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from hashseek.retrieval.tar_members import find_member, stored_in
 from hashseek.training.data.splits import NAMES, Split, Splits, never_in_training
 
-_SAMPLE = 4096  # bytes from the middle of a file that tell most files of one size apart
 _THREADS, _CHUNK = 8, 256
 _SHOWN = 10
 
@@ -22,18 +21,18 @@ _SHOWN = 10
 def inspect_splits(
     splits: Splits, *, duplicates: bool = True, advance: Callable[[int], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Counts, labels, company of labels, missing files and duplicates of a data set, ready for JSON.
+    """Counts, labels, pairs of labels, missing files and duplicates of a data set, ready for JSON.
 
     Args:
-        splits: the data set, best read with on_error = skip so that missing files are reported and not refused.
-        duplicates: compare the content of all images.
-        advance: told how many images each step of that comparison finished.
+        splits: the data set, read with on_error = skip so that missing files are reported instead of refused.
+        duplicates: compare the contents of all images.
+        advance: called with the number of images that were compared.
     """
     everything = _distinct(splits)
     counts = {split: getattr(splits, split).labels.sum(axis=0, dtype=np.int64) for split in NAMES}
     overall = everything.labels.sum(axis=0, dtype=np.int64)
     per_image = Counter(everything.labels.sum(axis=1, dtype=np.int64).tolist())
-    missing = [problem for problem in splits.problems if problem.reason.endswith("does not exist")]
+    missing = [problem for problem in splits.problems if problem.missing]
     return {
         "splits": splits.fingerprint,
         "images": {**{split: len(getattr(splits, split)) for split in NAMES}, "distinct": len(everything)},
@@ -61,38 +60,38 @@ def inspect_splits(
 
 
 def as_text(facts: dict[str, Any], *, n_pairs: int = 10) -> str:
-    """The facts of `inspect_splits` for a person."""
+    """The statistics of `inspect_splits` as text."""
     images = facts["images"]
     lines = [
         ("rows: " if facts["vectors"] else "images: ")
         + ", ".join(f"{split} {images[split]:,}" for split in NAMES)
-        + (f" (different ones {images['distinct']:,})" if sum(images[s] for s in NAMES) != images["distinct"] else ""),
+        + (f" ({images['distinct']:,} different ones)" if sum(images[s] for s in NAMES) != images["distinct"] else ""),
         f"splits: {facts['splits']}",
     ]
     if facts["vectors"]:
-        lines.append(f"vectors of {facts['vectors']} numbers in place of pictures")
+        lines.append(f"vectors of {facts['vectors']} numbers instead of images")
     of_images = facts["labels_per_image"]
     histogram = ", ".join(f"{count} on {n:,}" for count, n in of_images["images"].items())
-    lines += [f"labels an image: {of_images['mean']} on average; {histogram}", ""]
+    lines += [f"labels per image: {of_images['mean']} on average; {histogram}", ""]
     width = max(5, *(len(label["name"]) for label in facts["labels"]))
     lines.append(f"{'label':{width}} {'train':>8} {'query':>8} {'database':>8} {'share':>7}")
     for label in sorted(facts["labels"], key=lambda label: -label["distinct"]):
         numbers = " ".join(f"{label[split]:8,}" for split in NAMES)
         lines.append(f"{label['name']:{width}} {numbers} {label['share']:7.1%}")
     if facts["never_in_training"]:
-        lines.append(f"in no training image: {', '.join(facts['never_in_training'])}")
-    lines += ["", "labels that come together most (images; times as often as by chance):"]
+        lines.append(f"never used in training: {', '.join(facts['never_in_training'])}")
+    lines += ["", "most frequent pairs of labels (images; how many times more often than by chance):"]
     for pair in facts["pairs"][:n_pairs]:
         lines.append(f"  {pair['labels'][0]} + {pair['labels'][1]}: {pair['images']:,}; {pair['lift']}")
     lines += ["", f"missing files: {facts['missing']['count']:,}"]
     lines += [f"  {example}" for example in facts["missing"]["examples"]]
     if facts["unlisted"]:
-        lines.append(f"image files beside them that the set does not use: {facts['unlisted']:,}")
+        lines.append(f"image files in the same folders that the data set does not use: {facts['unlisted']:,}")
     found = facts["duplicates"]
     if found is not None:
         lines.append(
-            f"duplicate files: {found['groups']:,} pictures in {found['files']:,} files; "
-            f"{found['across']:,} of the pictures in the query split and in another"
+            f"duplicate files: {found['groups']:,} images in {found['files']:,} files; "
+            f"{found['across']:,} of them both in the query split and in another"
         )
         lines += [f"  {' = '.join(group)}" for group in found["examples"]]
         if found["empty"]:
@@ -102,7 +101,7 @@ def as_text(facts: dict[str, Any], *, n_pairs: int = 10) -> str:
 
 
 def _distinct(splits: Splits) -> Split:
-    """All images once: training images may be in the database too."""
+    """Every image once: training images may be in the database too."""
     taken: set[Path] = set()
     parts = []
     for split in NAMES:
@@ -120,7 +119,7 @@ def _distinct(splits: Splits) -> Split:
 
 
 def _unlisted(everything: Split) -> int:
-    """How many image files lie in the folders of the set and are not in it."""
+    """The number of image files in the data set's folders that are not part of it."""
     from hashseek.retrieval.images import SUFFIXES  # late: it loads torch
 
     if everything.vectors is not None:
@@ -137,7 +136,7 @@ def _unlisted(everything: Split) -> int:
 
 
 def _pairs(labels: NDArray[np.uint8], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Pairs of labels by the number of images that have both; lift 1 is what independent labels would have."""
+    """Pairs of labels by the number of images with both; independent labels would have lift 1."""
     as_float = labels.astype(np.float32)
     together = as_float.T @ as_float
     alone = np.diag(together)
@@ -155,12 +154,12 @@ def _pairs(labels: NDArray[np.uint8], names: Sequence[str]) -> list[dict[str, An
 
 
 def _duplicates(splits: Splits, everything: Split, advance: Callable[[int], None]) -> dict[str, Any]:
-    """Groups of files with equal content: first by size, then by some bytes, and only what is left by all of them."""
+    """Groups of files with equal content. Only files of equal size are read."""
     queries = set(splits.query.paths)
     empty = sorted(path for path in everything.paths if _size(path) == 0)
     alike: dict[Any, list[Path]] = {None: [path for path in everything.paths if _size(path)]}
-    for step in (_size, _middle, _digest):
-        alike = _regrouped(alike, step, advance if step is _middle else lambda _: None)
+    for step in (_size, _digest):
+        alike = _regrouped(alike, step, advance if step is _size else lambda _: None)
     groups = sorted((sorted(group) for group in alike.values()), key=lambda group: group[0])
     across = [group for group in groups if 0 < sum(path in queries for path in group) < len(group)]
     shown = [*across, *(group for group in groups if group not in across)][:_SHOWN]
@@ -176,7 +175,7 @@ def _duplicates(splits: Splits, everything: Split, advance: Callable[[int], None
 def _regrouped(
     groups: dict[Any, list[Path]], step: Callable[[Path], Any], advance: Callable[[int], None]
 ) -> dict[Any, list[Path]]:
-    """Files of a group that `step` tells apart go into other groups; a group of one is no duplicate."""
+    """Split groups by what `step` returns for each file, and drop groups of one file."""
     entries = [(key, path) for key, group in groups.items() for path in group]
     finer: dict[Any, list[Path]] = defaultdict(list)
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -199,19 +198,13 @@ def _size(path: Path) -> int | None:
         return None
 
 
-def _middle(path: Path) -> bytes | None:
-    return _digest(path, max(0, (_size(path) or 0) // 2 - _SAMPLE // 2), _SAMPLE)
-
-
-def _digest(path: Path, start: int = 0, count: int | None = None) -> bytes | None:
-    """SHA-256 of bytes of an image file or tar member; None if it cannot be read, which other commands report."""
+def _digest(path: Path) -> bytes | None:
+    """SHA-256 of an image file or tar member; None if it cannot be read, which other commands report."""
     member = find_member(path)
-    end = _size(path) or 0
-    stop = end if count is None else min(end, start + count)
     try:
         with stored_in(path).open("rb") as file:
-            file.seek(start + (0 if member is None else member.offset))
-            content = file.read(stop - start)
+            file.seek(0 if member is None else member.offset)
+            content = file.read(_size(path))
     except OSError:
         return None
     return hashlib.sha256(content).digest()

@@ -58,10 +58,11 @@ def make_splits(
     label_names: Sequence[str],
     *,
     source: str,
+    train_in_database: bool = False,
     problems: Sequence[Problem] = (),
     on_error: OnError = "stop",
 ) -> Splits:
-    """Group items that all have a split.
+    """Group items that all have a split; the other arguments are those of `join_splits`.
 
     Raises:
         BadDataset: a split is empty, fewer than two labels occur, or an image is in more than one split.
@@ -73,10 +74,18 @@ def make_splits(
         labels = np.zeros((len(chosen), len(label_names)), np.uint8)
         for row, item in enumerate(chosen):
             labels[row, [column[label] for label in item.labels]] = 1
-        where = tuple(f"line {item.line} ({item.file})" for item in chosen)
+        where = tuple(f"line {item.line} ({item.file})" if item.line else item.file for item in chosen)
         parts[split] = Split(tuple(item.path for item in chosen), labels, where)
         files[split] = [item.file for item in chosen]
-    return join_splits(parts, files, label_names, source=source, problems=problems, on_error=on_error)
+    return join_splits(
+        parts,
+        files,
+        label_names,
+        source=source,
+        train_in_database=train_in_database,
+        problems=problems,
+        on_error=on_error,
+    )
 
 
 def join_splits(
@@ -89,15 +98,15 @@ def join_splits(
     problems: Sequence[Problem] = (),
     on_error: OnError = "stop",
 ) -> Splits:
-    """Check the three parts against each other and hash them.
+    """Check the three splits against each other and compute their fingerprint.
 
     Args:
         parts: query, train and database.
-        files: of each part, what names its images wherever the set is placed; it goes into the fingerprint.
-        label_names: of the columns of the labels.
-        source: what messages call the set.
-        train_in_database: the protocol says that training images may be in the database. A query never may.
-        problems: what was found on the way here.
+        files: of each split, the names of its images relative to the data set; they go into the fingerprint.
+        label_names: one per column of the labels.
+        source: the data set's name in messages.
+        train_in_database: whether training images may be in the database; queries never may.
+        problems: what was found while reading.
         on_error: what to do with images that turn out to be broken later.
 
     Raises:
@@ -110,6 +119,10 @@ def join_splits(
                 f"{source} has no image in its {split} split: all three of train, query, database need some"
             )
     _check_overlap(parts, source=source, train_in_database=train_in_database)
+    problems = list(problems)
+    if parts["train"].labels.sum(axis=0).max() <= 1:
+        reason = "no two training images share a label: there is nothing to learn from them"
+        problems.append(Problem(source, reason, skipped=False))
     return Splits(
         train=parts["train"],
         query=parts["query"],
@@ -131,12 +144,8 @@ def _check_overlap(parts: Mapping[str, Split], *, source: str, train_in_database
         if not paths:
             continue
         found = f"{len(paths)} images of {source} are in the {one} and in the {other} split, for example {min(paths)}"
-        if one == "query":
-            raise BadDataset(f"{found}: figures would be too good, keep the splits apart")
-        raise BadDataset(
-            f"{found}, which this protocol does not say: keep the splits apart, or set train_in_database = true where "
-            "the data set has that option"
-        )
+        remedy = "remove them from one" + (", or set train_in_database = true" if one == "train" else "")
+        raise BadDataset(f"{found}: {remedy}")
 
 
 def _fingerprint(parts: Mapping[str, Split], files: Mapping[str, Sequence[str]], label_names: Sequence[str]) -> str:

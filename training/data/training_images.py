@@ -1,4 +1,4 @@
-"""Training images: decoded once where they fit in memory or on disk, augmented the same in every run of a seed."""
+"""Training images: decoded once if they fit in memory or on disk, and augmented reproducibly."""
 
 import logging
 import math
@@ -34,12 +34,11 @@ class Images:
         split: the images.
         preprocessing: decides their size.
         cache_gib: GiB of memory that decoded images may take.
-        cache: where decoded images are kept: "memory", whatever it takes; "memmap", an array on disk that later runs
-            find again; "none"; or "auto": memory if they fit into `cache_gib`, else memmap if they fit onto the disk,
-            else none.
+        cache: where decoded images are kept: "memory"; "memmap", an array on disk that later runs use too; "none"; or
+            "auto": memory if they fit into `cache_gib`, else memmap if they fit on the disk, else none.
 
     Raises:
-        BadConfig: `cache` is none of these, or there is no room where it says.
+        BadConfig: `cache` is none of these, or there is not enough room.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class Images:
         self.split = split
         self.preprocessing = preprocessing
         self._shape = (len(split), preprocessing.size, preprocessing.size, 3)
-        # Height, width, colour, as pictures are decoded: so they are cropped quickest, and batches are channels-last.
+        # Height, width, colour: the layout of decoding, the fastest to crop, and channels-last in a batch.
         self._stored: Pixels | None = None
         self._known = np.zeros(len(split), np.bool_)
         self._opening = threading.Lock()
@@ -63,7 +62,7 @@ class Images:
         """Preprocessed uint8 pixels (3, size, size) of one image.
 
         Raises:
-            BadDataset: the image can no longer be decoded, since its file was changed after the start.
+            BadDataset: the image cannot be decoded any more, because its file was changed after the start.
         """
         stored = self._open()
         if stored is None:
@@ -89,10 +88,10 @@ class Images:
         Args:
             rows: which images, in this order.
             batch_size: b; the last batch may be smaller.
-            augmentation: how they are changed.
-            seed: with the row and the view it decides every change.
-            views: changed copies of each image, view after view: all rows of the batch once, then all of them again.
-            device: where the batch is wanted. A GPU flips and crops by itself, the whole batch at once.
+            augmentation: the random changes.
+            seed: decides every change, together with the row and the view.
+            views: augmented copies of each image: all rows of the batch once, then all of them again.
+            device: where the batch goes. A GPU flips and crops the whole batch at once.
 
         Raises:
             BadDataset: as `pixels`.
@@ -121,7 +120,7 @@ class Images:
             yield batch, chosen
 
     def _choose(self, cache: Cache, cache_gib: float) -> Cache:
-        """The cache to use: what was asked for, and for "auto" the first that has room."""
+        """The cache that was asked for, and for "auto" the first that has room."""
         n_bytes = math.prod(self._shape)
         if cache == "auto" and n_bytes <= cache_gib * 2**30:
             return "memory"
@@ -138,13 +137,13 @@ class Images:
             except BadConfig as error:
                 if cache == "memmap":
                     raise
-                _log.warning("every epoch decodes the images anew: %s", error)
+                _log.warning("every epoch decodes the images again: %s", error)
                 return "none"
             return "memmap"
         return cache
 
     def _open(self) -> Pixels | None:
-        """Where decoded images are kept: room in memory, or the array on disk, which is written if it is not there."""
+        """The array of decoded images in memory or on disk, which is created if it does not exist."""
         if self._stored is not None or self.cache == "none":
             return self._stored
         with self._opening:
@@ -164,7 +163,7 @@ class Images:
             return decode_for(read_bytes(path), self.preprocessing, name=str(path))[1]
         except BadImage as error:
             raise BadDataset(
-                f"{self.split.where[row]}: {error}; it could be read at the start: restore the file and resume the run"
+                f"{self.split.where[row]}: {error}; the file was readable at the start: restore it and resume the run"
             ) from None
 
 
@@ -197,5 +196,5 @@ def without_broken(split: Split, *, on_error: OnError, source: str) -> tuple[Spl
     return split.take(kept), problems
 
 
-# Draft decoding to a small size still reads the file to its end, which is what finds a truncated one.
+# Decoding to a small size is fast and still reads the whole file, so that it finds truncated ones.
 _TINY = Preprocessing(size=16, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), crop_fraction=1.0)

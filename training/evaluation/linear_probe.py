@@ -1,4 +1,4 @@
-"""The second stage of contrastive training: a linear probe on the frozen encoder, and its classification figures."""
+"""The second stage of contrastive training: a linear probe on the frozen encoder, and its classification metrics."""
 
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from hashseek.training.evaluation.logistic_regression import Probe, fit_probe
 from hashseek.training.runs.progress import Progress
 
 Layer = Literal["features", "outputs"]
-# Strongest first: each probe starts from the one before.
+# Strongest first: each probe starts from the previous one.
 DECAYS = (1.0, 0.1, 0.01, 1e-3, 1e-4)
 
 
@@ -37,25 +37,25 @@ def probe_checkpoint(
 ) -> dict[str, Any]:
     """Fit a linear probe to the training split and score it on the query split.
 
-    The weight decay that is best by mAP on a validation part of the training split is fitted again to all of it. A
-    label counts as predicted from a probability of 0.5. Labels that were hidden from the checkpoint's training are also
-    hidden from the probe; its weight decay is chosen, and its figures are taken, against all labels.
+    The weight decay with the best mAP on a validation part of the training split is used for a final fit to all of it.
+    A label is predicted if its probability is at least 0.5. Labels that were hidden from the checkpoint's training are
+    also hidden from the probe, but the weight decay and the metrics use all labels.
 
     Args:
         checkpoint: the frozen encoder.
         splits: the data set; the query split is only scored.
-        layer: what the probe reads: the backbone's features (D), or the outputs (K) whose signs are the code.
+        layer: what is classified: the backbone's features (D), or the outputs (K) whose signs are the code.
         seed: of the validation part.
-        val_fraction: its share of the training split.
+        val_fraction: share of the training split that is used for validation.
         device, precision: see `Encoder`.
-        progress: where to show the way.
+        progress: shows progress bars.
 
     Returns:
-        weight_decay, val_mAP, and the figures of `classification_metrics`: p@1, mAP, HA, ebF1, maF1, miF1,
-        Hamming loss, CP, CR, CF1, OP, OR, OF1.
+        weight_decay, val_mAP, and the metrics of `classification_metrics`: p@1, mAP, HA, ebF1, maF1, miF1, Hamming
+        loss, CP, CR, CF1, OP, OR, OF1.
 
     Raises:
-        HashseekError: broken images, vectors for an image model, or a training split too small to validate on.
+        HashseekError: images are broken, the data set does not fit the checkpoint, or the training split is too small.
     """
     progress = progress or Progress(quiet=True)
 
@@ -73,8 +73,8 @@ def probe_checkpoint(
     n_val = round(val_fraction * len(train))
     if not 0 < n_val < len(train):
         raise BadDataset(
-            f"val_fraction {val_fraction} of {len(train)} training rows leaves nothing to validate on or nothing to "
-            "fit to: change it or add images"
+            f"val_fraction = {val_fraction} of {len(train)} training images leaves none for validation or none for "
+            "training: change it or add images"
         )
     order = np.random.default_rng((seed, 0xA11)).permutation(len(train))
     fit_rows, val_rows = np.sort(order[n_val:]), np.sort(order[:n_val])
@@ -109,8 +109,8 @@ def encode(
     if split.vectors is not None:
         if not isinstance(model.backbone, Mlp):
             raise BadCheckpoint(
-                f"the checkpoint's backbone {model.backbone_name!r} takes images, but the data set has vectors: choose "
-                "a data set of images"
+                f"the backbone {model.backbone_name!r} encodes images, but the data set has vectors: choose another "
+                "data set"
             )
         with torch.inference_mode():
             return model.cpu().eval().features(torch.from_numpy(split.vectors)).float()

@@ -1,4 +1,4 @@
-"""Linear probe: one logistic regression per label on frozen features, all labels at once."""
+"""Logistic regression on frozen features, one for each label, all labels at once."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hashseek.retrieval.errors import BadCodes, BadConfig
-from hashseek.training.losses.common import check_batch
 
 
 @dataclass(frozen=True)
@@ -26,12 +25,12 @@ class Probe:
         """Logits (n, C) of features (n, D).
 
         Raises:
-            BadCodes: features of another width.
+            BadCodes: the features have another width.
         """
         if features.ndim != 2 or features.shape[1] != len(self.weight):
             raise BadCodes(
-                f"the probe was fitted to features of width {len(self.weight)}, but these have the shape "
-                f"{tuple(features.shape)}: take them from the same layer"
+                f"the probe was trained on features of width {len(self.weight)}, but these have the shape "
+                f"{tuple(features.shape)}"
             )
         return (features - self.shift) / self.scale @ self.weight + self.bias
 
@@ -49,34 +48,38 @@ def fit_probe(
     max_iterations: int = 100,
     tolerance: float = 1e-7,
 ) -> Probe:
-    """Fit C logistic regressions to features (n, D), labels (n, C), by full-batch L-BFGS.
+    """Fit C logistic regressions to features (n, D) and labels (n, C) by full-batch L-BFGS.
 
-    Minimises, for every label, mean BCE + weight_decay / 2 * |weight|^2 (bias free) on features that are centred and
-    divided by one number, their mean standard deviation: a `weight_decay` then means the same whatever the scale of
-    the features. It equals scikit-learn's LogisticRegression with C = 1 / (n weight_decay). The problem is convex and
-    nothing is random: the same input gives the same probe.
+    For every label this minimises mean BCE + weight_decay / 2 * |weight|^2 (the bias is free) on features that are
+    centred and divided by a single number, their mean standard deviation, so that `weight_decay` does not depend on the
+    scale of the features. It equals scikit-learn's LogisticRegression with C = 1 / (n weight_decay). The problem is
+    convex and nothing is random: the same input gives the same probe.
 
     Args:
         features: (n, D), float32 or float64.
         labels: (n, C), 0/1.
-        weight_decay: strength of the penalty, for all labels.
-        start: a probe of the same features and labels to begin from, such as the one of the next larger weight_decay.
+        weight_decay: strength of the penalty, the same for all labels.
+        start: a probe of the same features and labels to start from, such as that of the next larger weight_decay.
         max_iterations: of L-BFGS.
-        tolerance: it ends earlier where a step changes what is minimised by less than this; probabilities are then
-            right to about 1e-3.
+        tolerance: stop when a step changes the objective by less than this. At the default, probabilities are accurate
+            to about 1e-3.
 
     Raises:
-        BadConfig: weight_decay below 0 or not finite.
-        BadCodes: wrong shapes, labels that are not 0/1, or features that are NaN or infinite.
+        BadConfig: weight_decay is negative or not finite.
+        BadCodes: shapes do not match, labels are not 0/1, or features are NaN or infinite.
     """
     if not 0 <= weight_decay < float("inf"):
-        raise BadConfig(f"weight_decay penalises the probe's weights and must be at least 0, not {weight_decay}")
-    if features.ndim != 2 or labels.ndim != 2 or len(features) == 0:
+        raise BadConfig(f"weight_decay must be at least 0, not {weight_decay}")
+    if features.ndim != 2 or labels.ndim != 2 or not 0 < len(features) == len(labels):
         raise BadCodes(
-            f"a probe needs features (n, D) and labels (n, C) of at least one row, not {tuple(features.shape)} and "
+            f"a probe needs features (n, D) and labels (n, C) with at least one row, not {tuple(features.shape)} and "
             f"{tuple(labels.shape)}"
         )
-    features, y = check_batch(features.detach(), labels, n_classes=labels.shape[1], n_bits=features.shape[1])
+    if not features.isfinite().all():
+        raise BadCodes("the features of a probe must be finite, but some are NaN or infinite")
+    if not ((labels == 0) | (labels == 1)).all():
+        raise BadCodes("the labels of a probe must be 0 or 1")
+    features, y = features.detach(), labels.to(features.dtype)
     shift = features.mean(dim=0)
     scale = features.std(dim=0, correction=0).mean().clamp_min(1e-12)
     x = (features - shift) / scale

@@ -1,31 +1,27 @@
-"""A running service as evaluation needs it: what it holds, and what it answers to a picture."""
+"""A client of a running service, for evaluation: what it stores, and what it returns for an image."""
 
-import json
-import secrets
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Self, TypeVar
 
+import httpx
 from pydantic import TypeAdapter, ValidationError
 
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import read_bytes
 
-_SECONDS = 120  # to wait for one answer
-_PAGE = 1000  # stored images in one answer, the most that a service gives
+_SECONDS = 120  # to wait for a response
+_PAGE = 1000  # stored images in one response, the most that a service returns
 _T = TypeVar("_T")
 
 
-class Refused(BadConfig):
-    """The service answered that it will not."""
+class ServiceRefused(BadConfig):
+    """The service answered with an error."""
 
 
 @dataclass(frozen=True)
-class Stats:
-    """What the service says of itself; older ones name no engine."""
+class ServiceStats:
+    """What the service reports about itself; old versions report no engine."""
 
     fingerprint: str
     version: str = ""
@@ -33,8 +29,8 @@ class Stats:
 
 
 @dataclass(frozen=True)
-class Stored:
-    """A stored image."""
+class StoredImage:
+    """An image that the service stores."""
 
     id: int
     sha256: str
@@ -42,88 +38,79 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class _Page:
-    images: list[Stored]
+class _ImagePage:
+    images: list[StoredImage]
     next: int | None
 
 
 @dataclass(frozen=True)
-class Hit:
-    """A stored image that was found."""
+class ServiceHit:
+    """A search result."""
 
     id: int
     distance: int
 
 
 @dataclass(frozen=True)
-class Hits:
-    """The answer to one picture, nearest first."""
+class SearchResponse:
+    """The results for one image, nearest first."""
 
     fingerprint: str
-    hits: list[Hit]
+    hits: list[ServiceHit]
 
 
-def ask_stats(url: str) -> Stats:
-    """What the service at `url` says of itself.
+class ServiceClient:
+    """The service at a URL.
 
-    Raises:
-        BadConfig: there is none, or it is not a Hashseek service.
+    Every method raises `ServiceRefused` if the service answers with an error, and `BadConfig` if no Hashseek service
+    answers at the URL.
     """
-    return _ask(f"{url}/v1/stats", Stats)
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._client = httpx.Client(timeout=_SECONDS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def stats(self) -> ServiceStats:
+        """What the service reports about itself."""
+        return self._request("GET", "/v1/stats", ServiceStats)
+
+    def images(self) -> list[StoredImage]:
+        """All stored images, by ascending id."""
+        stored: list[StoredImage] = []
+        after: int | None = 0
+        while after is not None:
+            page = self._request("GET", f"/v1/images?limit={_PAGE}&after={after}", _ImagePage)
+            stored += page.images
+            after = page.next
+        return sorted(stored, key=lambda image: image.id)
+
+    def search(self, path: Path, k: int) -> SearchResponse:
+        """The k nearest images of the one at `path`, which is sent unchanged."""
+        image = ("query", read_bytes(path), "application/octet-stream")
+        return self._request("POST", "/v1/search", SearchResponse, data={"k": str(k)}, files={"image": image})
+
+    def _request(self, method: str, path: str, kind: type[_T], **content: Any) -> _T:
+        try:
+            response = self._client.request(method, f"{self.url}{path}", **content)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise BadConfig(f"no service answers at {self.url} ({error}): start one with `hashseek serve`") from None
+        if not response.is_success:
+            raise ServiceRefused(f"the service refused {method} {self.url}{path}: {_detail(response)}")
+        try:
+            return TypeAdapter(kind).validate_json(response.content)
+        except ValidationError:
+            raise BadConfig(f"{self.url} is not a Hashseek service of this version: correct --url") from None
 
 
-def ask_stored(url: str) -> list[Stored]:
-    """All stored images by ascending id. Raises as `ask_stats`."""
-    stored: list[Stored] = []
-    after: int | None = 0
-    while after is not None:
-        page = _ask(f"{url}/v1/images?limit={_PAGE}&after={after}", _Page)
-        stored += page.images
-        after = page.next
-    return sorted(stored, key=lambda image: image.id)
-
-
-def ask_similar(url: str, path: Path, k: int) -> Hits:
-    """The k nearest of one picture, sent byte for byte. Raises as `ask_stats`, or `Refused`."""
-    boundary = secrets.token_hex(16)
-    head = (
-        f'--{boundary}\r\nContent-Disposition: form-data; name="k"\r\n\r\n{k}\r\n'
-        f'--{boundary}\r\nContent-Disposition: form-data; name="image"; filename="query"\r\n'
-        "Content-Type: application/octet-stream\r\n\r\n"
-    )
-    body = head.encode() + read_bytes(path) + f"\r\n--{boundary}--\r\n".encode()
-    kind = f"multipart/form-data; boundary={boundary}"
-    return _ask(f"{url}/v1/search", Hits, body=body, headers={"Content-Type": kind}, name=path.name)
-
-
-def _ask(
-    url: str, kind: type[_T], *, body: bytes | None = None, headers: dict[str, str] | None = None, name: str = ""
-) -> _T:
-    """What a service answers, as `kind`; a POST where there is a body."""
-    if not url.startswith(("http://", "https://")):
-        raise BadConfig(
-            f"--url is the address of a service, such as http://127.0.0.1:8000, not {url.partition('/v1/')[0]}"
-        )
+def _detail(response: httpx.Response) -> str:
+    """The `detail` of a problem JSON, or the status."""
     try:
-        request = urllib.request.Request(url, data=body, headers=headers or {})
-        with urllib.request.urlopen(request, timeout=_SECONDS) as response:
-            content = response.read()
-    except urllib.error.HTTPError as error:
-        detail = _detail(error.read()) or f"{error.code} {error.reason}"
-        raise Refused(f"the service refused {f'the query {name}' if name else url}: {detail}") from None
-    except (OSError, HTTPException, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise BadConfig(f"no service answers at {url} ({reason}): start it with `hashseek serve`") from None
-    try:
-        return TypeAdapter(kind).validate_json(content)
-    except ValidationError:
-        raise BadConfig(f"what answers at {url} is no Hashseek service of this version: correct --url") from None
-
-
-def _detail(content: bytes) -> str:
-    """The sentence of a problem JSON, or nothing."""
-    try:
-        found = json.loads(content)
-    except ValueError:
-        return ""
-    return str(found.get("detail", "")) if isinstance(found, dict) else ""
+        return str(response.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        return f"{response.status_code} {response.reason_phrase}"

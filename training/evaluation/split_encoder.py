@@ -1,6 +1,7 @@
-"""Splits of images or of vectors into outputs and codes, by one backbone and any number of heads on it."""
+"""Encodes whole splits of images or vectors, with one backbone and any number of heads on it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hashseek.retrieval.checkpoint import Checkpoint, Header
-from hashseek.retrieval.codes import pack
+from hashseek.retrieval.codes import Codes, pack
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import Pixels, decode_for, read_bytes
@@ -19,72 +20,80 @@ from hashseek.retrieval.models.heads import build_head
 from hashseek.retrieval.models.mlp import Mlp, n_inputs_of
 from hashseek.training.config import parse_config
 from hashseek.training.data.splits import Split, Splits
-from hashseek.training.data.training_images import without_broken
-from hashseek.training.evaluation.report import Part
 from hashseek.training.loop.fit import initial_model
 from hashseek.training.runs.progress import Progress
+
+
+@dataclass(frozen=True)
+class EncodedSplit:
+    """A split by one model: codes (n, code_size), outputs (n, K) and labels (n, C)."""
+
+    codes: Codes
+    outputs: NDArray[np.float32]
+    labels: NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.codes)
 
 
 class SplitEncoder:
     """A checkpoint's backbone.
 
     Args:
-        checkpoint: its head is one to give to `encode`. device, precision: see `Encoder`.
+        checkpoint: its own head is not used; pass it to `encode`.
+        device, precision: see `Encoder`.
     """
 
     def __init__(self, checkpoint: Checkpoint, *, device: str, precision: str) -> None:
-        self.header = checkpoint.header
         self.encoder = None
-        if self.header.preprocessing is not None:
+        if checkpoint.header.preprocessing is not None:
             self.encoder = Encoder(checkpoint, device=device, precision=precision)
         self.model = checkpoint.model.eval()
 
-    def encode(self, split: Split, heads: Sequence[nn.Module], progress: Progress, title: str) -> list[Part]:
-        """Outputs and codes of a split, in its order, for each head: the features are computed once."""
-        rows = (
-            self._of_vectors(split, heads) if self.encoder is None else self._of_images(split, heads, progress, title)
-        )
-        return [Part(pack(part), part, split.labels, split.paths) for part in rows]
+    @property
+    def computed_in(self) -> str:
+        """Engine, device and precision."""
+        return "float32 on cpu" if self.encoder is None else self.encoder.engine
 
-    def describe(self) -> dict[str, Any]:
-        """For the certificate."""
-        return describe_model(self.header, "float32 on cpu" if self.encoder is None else self.encoder.engine)
+    def encode(self, split: Split, heads: Sequence[nn.Module], progress: Progress, title: str) -> list[EncodedSplit]:
+        """Outputs and codes of a split, in its order, for each head; the features are computed only once."""
+        if self.encoder is None:
+            with torch.inference_mode():
+                features = self.model.features(torch.from_numpy(split.vectors)).float()
+                outputs = [head(features).numpy() for head in heads]
+        else:
+            outputs = _encode_images(self.encoder, split.paths, heads, progress, title)
+        return [EncodedSplit(pack(part), part, split.labels) for part in outputs]
 
-    def _of_images(
-        self, split: Split, heads: Sequence[nn.Module], progress: Progress, title: str
-    ) -> list[NDArray[np.float32]]:
-        encoder = self.encoder
-        assert encoder is not None
-        widths: list[int] = []
 
-        def encode(pixels: Pixels) -> NDArray[np.float32]:
-            features = encoder.features(pixels)
-            outputs = [encoder.apply_head(features, head) for head in heads]
-            widths[:] = [part.shape[1] for part in outputs]
-            return np.concatenate(outputs, axis=1)
+def _encode_images(
+    encoder: Encoder, paths: Sequence[Path], heads: Sequence[nn.Module], progress: Progress, title: str
+) -> list[NDArray[np.float32]]:
+    widths: list[int] = []
 
-        def load(path: Path) -> tuple[Path, Pixels]:
-            data = read_bytes(path)
-            with encoder.decoding():
-                return path, decode_for(data, encoder.preprocessing, name=str(path))[1]
+    def encode(pixels: Pixels) -> NDArray[np.float32]:
+        features = encoder.features(pixels)
+        outputs = [encoder.apply_head(features, head) for head in heads]
+        widths[:] = [part.shape[1] for part in outputs]
+        return np.concatenate(outputs, axis=1)
 
-        rows = []
-        with progress.task(title, len(split)) as advance:
-            for _, row in encoder.stream(split.paths, load, encode):
-                if row is not None:
-                    rows.append(row)
-                    advance(1)
-        parts: list[NDArray[np.float32]] = np.split(np.stack(rows), np.cumsum(widths)[:-1], axis=1)
-        return parts
+    def load(path: Path) -> tuple[Path, Pixels]:
+        data = read_bytes(path)
+        with encoder.decoding():
+            return path, decode_for(data, encoder.preprocessing, name=str(path))[1]
 
-    def _of_vectors(self, split: Split, heads: Sequence[nn.Module]) -> list[NDArray[np.float32]]:
-        with torch.inference_mode():
-            features = self.model.features(torch.from_numpy(split.vectors)).float()
-            return [head(features).numpy() for head in heads]
+    rows = []
+    with progress.task(title, len(paths)) as advance:
+        for _, row in encoder.stream(paths, load, encode):
+            if row is not None:
+                rows.append(row)
+                advance(1)
+    parts: list[NDArray[np.float32]] = np.split(np.stack(rows), np.cumsum(widths)[:-1], axis=1)
+    return parts
 
 
 def describe_model(header: Header, computed_in: str) -> dict[str, Any]:
-    """A checkpoint, for the certificate."""
+    """A checkpoint, for the protocol of a report."""
     preprocessing = header.preprocessing
     return {
         "backbone": header.backbone,
@@ -95,57 +104,35 @@ def describe_model(header: Header, computed_in: str) -> dict[str, Any]:
     }
 
 
-def check_kind(header: Header, splits: Splits, *, name: str = "this checkpoint") -> None:
-    """Raise `BadConfig` unless a checkpoint of this header encodes what the data set holds: images, or its vectors."""
+def check_kind(header: Header, splits: Splits, *, name: str) -> None:
+    """Raise `BadConfig` unless the data set has what the checkpoint encodes: images, or vectors of its width."""
     vectors = splits.query.vectors
-    if header.preprocessing is not None:
-        if vectors is not None:
-            raise BadConfig(f"{name} encodes images, but the data set has vectors: choose one with images")
-        return
-    width = n_inputs_of(header.backbone)
-    if vectors is None or vectors.shape[1] != width:
-        has = "images" if vectors is None else f"vectors of {vectors.shape[1]}"
-        raise BadConfig(
-            f"{name} encodes vectors of {width} numbers, but the data set has {has}: choose the set it was trained on"
-        )
-
-
-def usable(splits: Splits, data_name: str, progress: Progress) -> tuple[Split, Split, list[str]]:
-    """Query and database without broken images, and the notes on what was left out."""
-    if splits.query.vectors is not None:
-        return splits.query, splits.database, [str(problem) for problem in splits.problems]
-    query, query_problems = without_broken(splits.query, on_error=splits.on_error, source=f"{data_name} (query)")
-    database, problems = without_broken(splits.database, on_error=splits.on_error, source=f"{data_name} (database)")
-    every = [*splits.problems, *query_problems, *problems]
-    progress.problems(every, [])
-    return query, database, [str(problem) for problem in every]
-
-
-def titled(query: Split, database: Split) -> list[tuple[Split, str]]:
-    """Both splits with what a progress bar calls their encoding."""
-    return [(query, "encoding the queries"), (database, "encoding the database")]
+    has = "images" if vectors is None else f"vectors of {vectors.shape[1]} numbers"
+    needs = "images" if header.preprocessing is not None else f"vectors of {n_inputs_of(header.backbone)} numbers"
+    if has != needs:
+        raise BadConfig(f"{name} encodes {needs}, but the data set has {has}: choose another data set")
 
 
 def random_head(name: str, n_features: int, n_bits: int, *, seed: int) -> nn.Module:
-    """A freshly drawn head of the same kind: what training has to beat."""
+    """A new head of the same kind with random weights: what training has to beat."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return build_head(name, n_features=n_features, n_bits=n_bits).eval()
 
 
-def untrained(checkpoint: Checkpoint) -> HashModel:
+def untrained_model(checkpoint: Checkpoint) -> HashModel:
     """The model as it was before its first training step.
 
     Raises:
-        BadConfig: the checkpoint does not say how it was trained.
+        BadConfig: the checkpoint has no training configuration.
     """
-    notes = ("splits_sha256", "held_out")  # beside the configuration
+    notes = ("splits_sha256", "held_out")  # stored next to the configuration
     training = {key: value for key, value in checkpoint.header.training.items() if key not in notes}
     if not training:
-        raise BadConfig("the checkpoint does not say how it was trained, so its untrained model cannot be rebuilt")
+        raise BadConfig("the checkpoint has no training configuration, so its untrained model cannot be rebuilt")
     with torch.random.fork_rng():
         model = initial_model(parse_config(training, source="the checkpoint's configuration")).eval()
     trained = checkpoint.model.backbone
     if isinstance(model.backbone, Mlp) and isinstance(trained, Mlp):
-        model.backbone.standardize(trained.mean, trained.std)  # the input's statistics are not what training learns
+        model.backbone.standardize(trained.mean, trained.std)  # training does not learn the statistics of the input
     return model

@@ -1,4 +1,4 @@
-"""What the certificate says of the splits: images that two of them have in common, and hashes."""
+"""What the protocol of a report says about the splits: hashes, and images that are in two of them."""
 
 import hashlib
 from pathlib import Path
@@ -10,35 +10,27 @@ from hashseek.training.data.splits import Split, Splits
 
 
 def overlaps(splits: Splits) -> dict[str, int]:
-    """How many images two splits have in common: the same file, or a query that is a byte-for-byte copy.
-
-    A copy has the size of what it copies, so only files of equal size are read.
-    """
+    """How many images two splits have in common: the same file, or a byte-for-byte copy of a query."""
     files = {name: set(getattr(splits, name).paths) for name in ("query", "train", "database")}
     counts = {
         f"{one}_and_{other}": len(files[one] & files[other])
         for one, other in (("query", "train"), ("query", "database"), ("train", "database"))
     }
     if splits.query.vectors is None:
-        of_size: dict[int, list[Path]] = {}
-        for path in splits.query.paths:
-            of_size.setdefault(_size(path), []).append(path)
-        known: dict[int, set[bytes]] = {}
-        for other in ("train", "database"):
-            copies = 0
-            for path in files[other] - files["query"]:
-                size = _size(path)
-                if size not in of_size:
-                    continue
-                if size not in known:
-                    known[size] = {_content(query) for query in of_size[size]} - {b""}
-                copies += _content(path) in known[size]
-            counts[f"copies_of_queries_in_{other}"] = copies
+        sizes = {path: _size(path) for paths in files.values() for path in paths}
+        of_query = {sizes[path] for path in files["query"]}
+        # A copy has the size of its original, so other files need not be read.
+        alike = {name: [path for path in paths if sizes[path] in of_query] for name, paths in files.items()}
+        others = {sizes[path] for name in ("train", "database") for path in alike[name] if path not in files["query"]}
+        queries = {_sha256(path) for path in files["query"] if sizes[path] in others} - {None}
+        for name in ("train", "database"):
+            copies = [path for path in alike[name] if path not in files["query"] and _sha256(path) in queries]
+            counts[f"copies_of_queries_in_{name}"] = len(copies)
     return counts
 
 
-def digest(split: Split) -> str:
-    """SHA-256 over names and labels in their order, wherever the files lie."""
+def hash_split(split: Split) -> str:
+    """SHA-256 of the file names and labels in their order; the folder of the files does not matter."""
     found = hashlib.sha256()
     for path, labels in zip(split.paths, split.labels, strict=True):
         found.update(path.name.encode(errors="surrogateescape") + b"\t" + labels.tobytes() + b"\n")
@@ -53,9 +45,9 @@ def _size(path: Path) -> int:
         return -1
 
 
-def _content(path: Path) -> bytes:
-    """SHA-256 of a file, or nothing for one that cannot be read, which was left out already."""
+def _sha256(path: Path) -> bytes | None:
+    """SHA-256 of a file; None for one that cannot be read, which the evaluation has left out."""
     try:
         return hashlib.sha256(read_bytes(path)).digest()
     except BadImage:
-        return b""
+        return None

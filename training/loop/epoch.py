@@ -1,6 +1,5 @@
-"""One pass over the training images, and what can go wrong in it."""
+"""One pass over the training images, and the errors that can end it."""
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,22 +7,20 @@ from pathlib import Path
 import numpy as np
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor, nn
+from torch import Tensor
 
 from hashseek.retrieval.errors import BadCodes, BadConfig, HashseekError
 from hashseek.retrieval.images import Preprocessing
 from hashseek.training.config import Config
-from hashseek.training.data.batches import Rows, Source
-from hashseek.training.loop.optimizers import parameters_of, set_rates
+from hashseek.training.data.batches import Rows
 from hashseek.training.loop.parallel import own_part
-from hashseek.training.loop.state import State
+from hashseek.training.loop.state import State, TrainingData
 from hashseek.training.loop.step import backward
-from hashseek.training.losses.memory import update_key_encoder
 from hashseek.training.runs.progress import Progress
 
 
 class Diverged(HashseekError):
-    """The loss is no longer a number."""
+    """The loss became NaN or infinite."""
 
 
 class OutOfMemory(HashseekError):
@@ -34,97 +31,100 @@ def train_epoch(
     fabric: Fabric,
     config: Config,
     state: State,
-    source: Source,
-    labels: Tensor,
-    fit_rows: Rows,
-    rates: list[float],
+    data: TrainingData,
     epoch: int,
     *,
     folder: Path,
     progress: Progress,
 ) -> tuple[dict[str, float], int]:
-    """Mean of each term over the images of the epoch, and their number.
+    """Train on every image once. Returns the mean of each loss term over the images, and their number.
 
     Raises:
-        Diverged: a term is no number any more; the message names it, the batch and the run's `folder`.
+        Diverged: a loss term became NaN or infinite; the message names the term, the batch and the run's `folder`.
     """
     settings = config.train
-    n_ranks = fabric.world_size
-    torch.manual_seed(settings.seed * 1_000_003 + epoch + 7_919 * fabric.global_rank)  # dropout
-    order = np.random.default_rng((settings.seed, epoch)).permutation(fit_rows)
-    share = settings.batch_size // n_ranks
-    own = own_part(order, batch_size=settings.batch_size, rank=fabric.global_rank, n_ranks=n_ranks)
-    n_steps = math.ceil(len(order) / settings.batch_size)
-    sums: dict[str, float] = {}
-    n_seen = 0
+    rank, n_ranks = fabric.global_rank, fabric.world_size
+    torch.manual_seed(settings.seed * 1_000_003 + epoch + 7_919 * rank)  # for dropout
+    order = np.random.default_rng((settings.seed, epoch)).permutation(data.fit_rows)
+    own = own_part(order, batch_size=settings.batch_size, rank=rank, n_ranks=n_ranks)
     state.network.train()
     if state.keys is not None:
         state.keys.train()
     if config.model.freeze_backbone:
         state.network.model.backbone.eval()
+    sums: dict[str, float] = {}
+    n_seen = 0
     progress.start_epoch(epoch, settings.epochs, len(order))
-    for step, (inputs, rows) in enumerate(source.batches(own, share, epoch)):
-        set_rates(state.optimizer, rates, config.optimizer, epoch + step / n_steps, settings.epochs)
-        state.optimizer.zero_grad(set_to_none=True)
+    for step, (inputs, rows) in enumerate(data.source.batches(own, settings.batch_size // n_ranks, epoch)):
         try:
-            terms = backward(
-                state.network,
-                state.objective,
-                state.keys,
-                inputs,
-                labels[torch.from_numpy(rows).to(labels.device)],
-                epoch=epoch,
-                autocast=fabric.autocast,
-                chunk_size=settings.chunk_size,
-                views=settings.views,
-            )
-            wrong = [name for name, value in terms.items() if not bool(torch.isfinite(value))]
-            reason = f"the loss term {', '.join(wrong)} became {terms[wrong[0]].item()}" if wrong else None
-        except BadCodes as error:
-            reason = str(error)
-        if reason is not None:
+            terms = _train_batch(fabric, config, state, inputs, _labels_of(rows, data), epoch)
+        except (BadCodes, FloatingPointError) as error:
             raise Diverged(
-                f"epoch {epoch + 1}, batch {step + 1}: {reason} (lower the rate or set optimizer.clip_norm; the state "
-                f"before this epoch is kept in {folder})"
-            )
-        if config.optimizer.clip_norm is not None:
-            nn.utils.clip_grad_norm_(parameters_of(state.optimizer), config.optimizer.clip_norm)
-        state.optimizer.step()
-        if state.ema is not None and settings.ema is not None:
-            learns = (state.ema.head, state.network.model.head) if config.model.freeze_backbone else None
-            update_key_encoder(*(learns or (state.ema, state.network.model)), settings.ema)
+                f"epoch {epoch + 1}, batch {step + 1}: {error} (lower optimizer.lr or set optimizer.clip_norm; the "
+                f"state before this epoch is kept in {folder})"
+            ) from None
         n_rows = min(settings.batch_size, len(order) - step * settings.batch_size)
         for name, value in terms.items():
-            sums[name] = sums.get(name, 0.0) + value.item() * n_rows
+            sums[name] = sums.get(name, 0.0) + value * n_rows
         n_seen += n_rows
-        progress.advance(n_rows, {name: value.item() for name, value in terms.items()})
+        progress.advance(n_rows, terms)
     return {name: value / max(n_seen, 1) for name, value in sums.items()}, n_seen
 
 
+def _train_batch(
+    fabric: Fabric, config: Config, state: State, inputs: Tensor, labels: Tensor, epoch: int
+) -> dict[str, float]:
+    state.optimizer.zero_grad(set_to_none=True)
+    terms = backward(
+        state.network,
+        state.objective,
+        state.keys,
+        inputs,
+        labels,
+        epoch=epoch,
+        autocast=fabric.autocast,
+        chunk_size=config.train.chunk_size,
+        views=config.train.views,
+    )
+    values = {name: value.item() for name, value in terms.items()}
+    for name, value in values.items():
+        if not np.isfinite(value):
+            raise FloatingPointError(f"the loss term {name} became {value}")
+    state.update(config)
+    return values
+
+
+def _labels_of(rows: Rows, data: TrainingData) -> Tensor:
+    return data.observed[torch.from_numpy(rows).to(data.observed.device)]
+
+
 @contextmanager
-def explained(config: Config, preprocessing: Preprocessing | None, device: torch.device) -> Iterator[None]:
-    """Turn what PyTorch says of a step that cannot be done into what can be done about it.
+def torch_errors_as_hashseek_errors(
+    config: Config, preprocessing: Preprocessing | None, device: torch.device
+) -> Iterator[None]:
+    """Replace PyTorch's errors about a batch by errors that name the setting to change.
+
+    PyTorch has no exception class for these two on a CPU, so its messages are all there is to go by.
 
     Raises:
         OutOfMemory: a batch does not fit.
         BadConfig: batch norm got a single image.
     """
     size = "this width" if preprocessing is None else f"{preprocessing.size} px"
+    batch = f"a batch of {config.train.batch_size} at {size}"
     try:
         yield
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise
         raise BadConfig(
-            f"batch norm has no statistics of a single image at {size}, but a process got no more "
-            f"of a batch of {config.train.batch_size} or of the last one: set model.freeze_batch_norm = true, or "
-            "change train.batch_size or model.size"
+            f"{batch}, or the last batch of an epoch, leaves batch norm with a single image: set "
+            "model.freeze_batch_norm = true, or change train.batch_size or model.size"
         ) from None
-    except (torch.OutOfMemoryError, RuntimeError) as error:
+    except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
             raise
         raise OutOfMemory(
-            f"a batch of {config.train.batch_size} at {size} does not fit into the memory of "
-            f"{device}: lower train.batch_size, or set train.chunk_size to keep the batch and compute it in "
-            "parts"
+            f"{batch} does not fit into the memory of {device}: lower train.batch_size, or set train.chunk_size to "
+            "keep the batch and compute it in parts"
         ) from None

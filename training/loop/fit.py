@@ -1,12 +1,13 @@
-"""The training loop.
+"""The training loop, which `hashseek train`, sweeps and experiments call.
 
-Everything random is drawn from (seed, epoch, row), never from a running generator: that is why a run that was killed
-and resumed ends with the same weights as an unbroken one.
+Everything random is drawn from (seed, epoch, row), never from a running generator. That is why a run that was killed
+and resumed ends with the same weights as one that was not interrupted.
 """
 
 import copy
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning_fabric import Fabric
-from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import Tensor
 
 from hashseek.retrieval.checkpoint import save_checkpoint
 from hashseek.retrieval.errors import BadConfig
@@ -26,7 +25,7 @@ from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.retrieval.models.mlp import Mlp
 from hashseek.retrieval.models.pretrained_weights import load_backbone_weights
 from hashseek.training.config import Config
-from hashseek.training.data.batches import Rows, Source, build_source
+from hashseek.training.data.batches import build_source
 from hashseek.training.data.cached_features import has_features
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.data.datasets.folder import expand
@@ -34,21 +33,21 @@ from hashseek.training.data.held_out_labels import choose_held_out, training_spl
 from hashseek.training.data.hidden_labels import drop_labels
 from hashseek.training.data.splits import Split, Splits, never_in_training
 from hashseek.training.data.training_images import Images, without_broken
-from hashseek.training.loop.cpu_speedups import keep_freed_memory, quicken
-from hashseek.training.loop.epoch import explained, train_epoch
-from hashseek.training.loop.network import Network, build_network
-from hashseek.training.loop.optimizers import build_optimizer
-from hashseek.training.loop.parallel import average_buffers, launch
-from hashseek.training.loop.state import State
+from hashseek.training.loop.cpu_speedups import fold_frozen_batch_norm, keep_freed_memory
+from hashseek.training.loop.epoch import torch_errors_as_hashseek_errors, train_epoch
+from hashseek.training.loop.network import Keys, Network, Objective, build_network
+from hashseek.training.loop.optimizers import build_optimizer, build_scheduler
+from hashseek.training.loop.parallel import average_buffers, launch, n_batches
+from hashseek.training.loop.state import State, TrainingData
 from hashseek.training.loop.sync_batch_norm import share_batch_norm
 from hashseek.training.loop.validation import validate, validation_part
 from hashseek.training.runs.progress import Progress
-from hashseek.training.runs.run_folder import Run, open_run, read_log, save_state, write_log
-from hashseek.training.runs.tracking import Tracker
+from hashseek.training.runs.run_folder import Run, earlier_records, save_state, saved_state, start_run, write_log
+from hashseek.training.runs.tracking import Tracker, write_start
 
 
 class Stop(Exception):
-    """Raised by `on_epoch`: the epoch was the last, and the run ends in order."""
+    """Raised by `on_epoch` to end the run after this epoch, in order."""
 
 
 OnEpoch = Callable[[dict[str, Any]], None]
@@ -56,7 +55,7 @@ OnEpoch = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Result:
-    """What a run gave: its folder, the best epoch (from 0) and that epoch's validation mAP."""
+    """A finished run: its folder, the best epoch (counted from 0) and the validation mAP of that epoch."""
 
     run: Run
     best_epoch: int
@@ -71,14 +70,14 @@ def fit(
     progress: Progress | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> Result:
-    """Train as `config` says into the run folder `out`.
+    """Train as `config` says, into the run folder `out`. A run that is refused leaves no folder.
 
     Args:
         config: everything that decides the run.
         out: the run folder.
-        resume: go on with the run that is in it.
-        progress: where to show the way.
-        on_epoch: told the record of each epoch after it is saved; it may raise `Stop`. In one process only.
+        resume: continue the run in `out`, if there is one.
+        progress: where progress is printed; None prints nothing.
+        on_epoch: called with the record of each epoch after it is saved; it may raise `Stop`. Only with one process.
 
     Raises:
         HashseekError: bad data, weights or settings, an occupied run folder, too little memory, or a loss that became
@@ -87,15 +86,14 @@ def fit(
     settings = config.train
     several = settings.devices > 1
     if several and on_epoch is not None:
-        raise BadConfig(
-            f"train.devices is {settings.devices}, but only a run in one process can be watched: set it to 1"
-        )
+        raise BadConfig(f"train.devices is {settings.devices}, but on_epoch works with one process only: set it to 1")
     quiet = progress is None or progress.quiet
     return launch(
         _fit,
         config,
         out,
         resume,
+        # A progress bar cannot be sent to another process.
         quiet if several else progress or Progress(quiet=True),
         on_epoch,
         device=settings.device,
@@ -107,41 +105,35 @@ def fit(
 def _fit(
     fabric: Fabric, config: Config, out: Path, resume: bool, shown: Progress | bool, on_epoch: OnEpoch | None
 ) -> Result:
-    tracker = Tracker()
-    try:
-        if isinstance(shown, bool):  # a progress bar cannot travel to another process
-            shown = Progress(quiet=shown or not fabric.is_global_zero)
-        job = _prepare(fabric, config, out, resume, shown)
-        result = _train(fabric, config, job, shown, on_epoch, tracker)
-    except BaseException as error:
-        tracker.close("failed" if isinstance(error, Exception) else "killed")
-        raise
-    tracker.close("finished")
-    return result
+    if isinstance(shown, bool):
+        shown = Progress(quiet=shown or not fabric.is_global_zero)
+    job = _prepare(fabric, config, out, resume, shown)
+    if fabric.device.type == "cpu":
+        keep_freed_memory()
+    with ExitStack() as stack:
+        tracker = stack.enter_context(Tracker(job.run, config, job.state.records)) if fabric.is_global_zero else None
+        _train(fabric, config, job, shown, on_epoch, tracker)
+    fabric.barrier()
+    return Result(job.run, job.state.best_epoch, job.state.best_score)
 
 
 @dataclass(frozen=True)
 class _Job:
-    """What is trained, on what, and where it goes.
-
-    `observed` are the labels that training sees, `labels` all of them; `first_epoch` is above 0 in a resumed run.
-    """
+    """A run that is ready to train. `first_epoch` is above 0 in a resumed run."""
 
     run: Run
     splits: Splits
     held_out: tuple[str, ...]
     preprocessing: Preprocessing | None
-    source: Source
-    labels: NDArray[np.uint8]
-    observed: Tensor
-    fit_rows: Rows
-    val_rows: Rows
+    data: TrainingData
     state: State
-    rates: list[float]
     first_epoch: int
 
 
 def _prepare(fabric: Fabric, config: Config, out: Path, resume: bool, shown: Progress) -> _Job:
+    """Check everything that can be checked before training, then create or reopen the run folder."""
+    run = Run(out)
+    saved = saved_state(run, config, resume=resume)
     model = initial_model(config)
     default = default_preprocessing(config.model.backbone, weights=config.model.weights)
     preprocessing = None if default is None else config.model.preprocessing(default)
@@ -153,108 +145,71 @@ def _prepare(fabric: Fabric, config: Config, out: Path, resume: bool, shown: Pro
     if held_out:
         shown.held_out(held_out, n_images=len(splits.train))
     network, objective, keys = build_network(config, model, n_classes=len(splits.label_names))
-    if config.train.chunk_size is not None:
-        _check_chunks(config, network)
-    with fabric.rank_zero_first():
-        run, saved = open_run(out, config.model_dump(mode="json"), resume=resume or not fabric.is_global_zero)
     train, images = _training_images(config, model, splits, preprocessing, fabric.device, shown)
     fit_rows, val_rows = validation_part(len(train), config)
     if train.vectors is not None:
         _standardize(model, torch.from_numpy(train.vectors[fit_rows]))
-
-    if not config.model.freeze_backbone:
-        quicken(model.backbone, frozen_batch_norm=config.model.freeze_batch_norm, device=fabric.device)
-    if fabric.world_size > 1:
-        share_batch_norm(network)
-        if keys is not None:
-            share_batch_norm(keys)
-    if fabric.device.type == "cpu":
-        keep_freed_memory()
-    network.to(fabric.device).to(memory_format=torch.channels_last)
-    objective.to(fabric.device)
-    if keys is not None:
-        keys.to(fabric.device).to(memory_format=torch.channels_last)
+    _move_to_device(fabric, config, network, objective, keys)
     source = build_source(config, model, train, images, fabric=fabric, progress=shown)
-    optimizer, rates = build_optimizer(config, network, objective)
-    ema = None if config.train.ema is None else copy.deepcopy(model)
-    state = State(network, objective, keys, optimizer, ema, [])
+    observed = drop_labels(
+        train.labels, share=config.train.keep_labels, single=config.train.single_label, seed=config.train.seed
+    )
+    observed_labels = torch.from_numpy(observed.astype(np.float32)).to(fabric.device)
+    data = TrainingData(source, train.labels, observed_labels, fit_rows, val_rows)
+    state = _initial_state(fabric, config, network, objective, keys, n_images=len(fit_rows))
     first_epoch = 0
     if saved is not None:
         state.load(saved)
         first_epoch = saved["epoch"] + 1
-        state.records = _earlier_records(run, first_epoch)
+        state.records = earlier_records(run, first_epoch)
     if config.train.compile:
         model.backbone.compile()
-    observed = drop_labels(
-        train.labels, share=config.train.keep_labels, single=config.train.single_label, seed=config.train.seed
-    )
-    return _Job(
-        run,
-        splits,
-        held_out,
-        preprocessing,
-        source,
-        labels=train.labels,
-        observed=torch.from_numpy(observed.astype(np.float32)).to(fabric.device),
-        fit_rows=fit_rows,
-        val_rows=val_rows,
-        state=state,
-        rates=rates,
-        first_epoch=first_epoch,
-    )
+    fabric.barrier()  # every process has looked at the folder, and found nothing wrong with the data
+    if fabric.is_global_zero:
+        start_run(run, config)
+        write_start(run, config, splits, data, device=fabric.device, first_epoch=first_epoch)
+    return _Job(run, splits, held_out, preprocessing, data, state, first_epoch)
+
+
+def _move_to_device(fabric: Fabric, config: Config, network: Network, objective: Objective, keys: Keys | None) -> None:
+    """Patch the networks for speed and several processes, and move them to the device."""
+    if config.model.freeze_batch_norm and not config.model.freeze_backbone:
+        fold_frozen_batch_norm(network.model.backbone)
+    objective.to(fabric.device)
+    for part in (network, keys):
+        if part is not None:
+            if fabric.world_size > 1:
+                share_batch_norm(part)
+            part.to(fabric.device).to(memory_format=torch.channels_last)
+
+
+def _initial_state(
+    fabric: Fabric, config: Config, network: Network, objective: Objective, keys: Keys | None, *, n_images: int
+) -> State:
+    optimizer = build_optimizer(config, network, objective)
+    steps = n_batches(n_images, batch_size=config.train.batch_size, n_ranks=fabric.world_size)
+    scheduler = build_scheduler(config, optimizer, steps_per_epoch=steps)
+    ema = None if config.train.ema is None else copy.deepcopy(network.model)
+    return State(network, objective, keys, optimizer, scheduler, ema, records=[])
 
 
 def _train(
-    fabric: Fabric, config: Config, job: _Job, shown: Progress, on_epoch: OnEpoch | None, tracker: Tracker
-) -> Result:
+    fabric: Fabric, config: Config, job: _Job, shown: Progress, on_epoch: OnEpoch | None, tracker: Tracker | None
+) -> None:
     run, state = job.run, job.state
-    if fabric.is_global_zero:
-        tracker.start(
-            run,
-            config,
-            job.splits,
-            n_fit=len(job.fit_rows),
-            n_validation=len(job.val_rows),
-            device=fabric.device,
-            records=state.records,
-        )
+    score_name = f"val_mAP@{config.train.val_n}"
     for epoch in range(job.first_epoch, config.train.epochs):
         if state.is_patience_over(config):
             break
-        started = time.perf_counter()
-        with explained(config, job.preprocessing, fabric.device):
-            means, n_seen = train_epoch(
-                fabric,
-                config,
-                state,
-                job.source,
-                job.observed,
-                job.fit_rows,
-                job.rates,
-                epoch,
-                folder=run.folder,
-                progress=shown,
-            )
-        trained = time.perf_counter()
-        average_buffers(state.network, state.ema)
-        score = validate(fabric, job.source, state.evaluated, job.labels, job.fit_rows, job.val_rows, config)
-        record = {
-            "epoch": epoch,
-            "loss": sum(means.values()),
-            **{f"loss_{name}": value for name, value in means.items()},
-            "lr": state.optimizer.param_groups[0]["lr"],
-            f"val_mAP@{config.train.val_n}": score,
-            "images_per_s": n_seen / (trained - started),
-            "seconds": time.perf_counter() - started,
-        }
+        record = _train_and_validate(fabric, config, job, epoch, shown)
         state.records.append(record)
-        is_best = score > state.best_score
+        is_best = record[score_name] > state.best_score
         if is_best:
-            state.best_score, state.best_epoch = score, epoch
-        if fabric.is_global_zero:
+            state.best_score, state.best_epoch = record[score_name], epoch
+        if tracker is not None:
             if is_best:
-                _save(run.best, job, config, epoch=epoch, score=score)
-            # The state comes last: if we are killed before it is written, this epoch is run again with the same result.
+                _save(run.best, job, config, record)
+            # The state comes last: if we are killed before it is written, this epoch is repeated with the same result.
             write_log(run, state.records)
             save_state(run, state.saved(config, epoch=epoch))
             tracker.epoch(record)
@@ -264,12 +219,28 @@ def _train(
                 on_epoch(record)
             except Stop:
                 break
-    if fabric.is_global_zero:
-        last = state.records[-1]
-        score = last[f"val_mAP@{config.train.val_n}"]
-        _save(run.last, job, config, epoch=last["epoch"], score=score)
-    fabric.barrier()
-    return Result(run, state.best_epoch, state.best_score)
+    if tracker is not None:
+        _save(run.last, job, config, state.records[-1])
+
+
+def _train_and_validate(fabric: Fabric, config: Config, job: _Job, epoch: int, shown: Progress) -> dict[str, Any]:
+    """One epoch and its record in the log."""
+    state = job.state
+    started = time.perf_counter()
+    with torch_errors_as_hashseek_errors(config, job.preprocessing, fabric.device):
+        means, n_seen = train_epoch(fabric, config, state, job.data, epoch, folder=job.run.folder, progress=shown)
+    trained = time.perf_counter()
+    average_buffers(state.network, state.ema)
+    score = validate(fabric, config, state.evaluated, job.data)
+    return {
+        "epoch": epoch,
+        "loss": sum(means.values()),
+        **{f"loss_{name}": value for name, value in means.items()},
+        "lr": state.optimizer.param_groups[0]["lr"],
+        f"val_mAP@{config.train.val_n}": score,
+        "images_per_s": n_seen / (trained - started),
+        "seconds": time.perf_counter() - started,
+    }
 
 
 def initial_model(config: Config) -> HashModel:
@@ -291,7 +262,7 @@ def initial_model(config: Config) -> HashModel:
 
 
 def _standardize(model: HashModel, vectors: Tensor) -> None:
-    # A backbone for images has no such method: `build_source` refuses it next.
+    # A backbone for images has no such method; `build_source` refuses that combination later.
     if isinstance(model.backbone, Mlp) and model.backbone.n_inputs == vectors.shape[1]:
         model.backbone.standardize(vectors.mean(dim=0), vectors.std(dim=0))
 
@@ -304,61 +275,34 @@ def _training_images(
     device: torch.device,
     progress: Progress,
 ) -> tuple[Split, Images | None]:
+    """The training split without its broken images, and its images if it has some.
+
+    Raises:
+        BadDataset: an image is broken and the data set does not say on_error = 'skip'.
+    """
     settings = config.train
     train, images, problems = splits.train, None, splits.problems
     if train.vectors is None and preprocessing is not None:
         images = Images(train, preprocessing, cache="none")
-        known = config.model.freeze_backbone and has_features(
-            model, images, device=device, precision=settings.precision
-        )
-        if not known:
+        frozen = config.model.freeze_backbone
+        if not (frozen and has_features(model, images, device=device, precision=settings.precision)):
             train, broken = without_broken(train, on_error=splits.on_error, source=config.data.name)
             problems = (*problems, *broken)
-            # A frozen backbone sees every image once.
-            cache = "none" if config.model.freeze_backbone else settings.cache
+            # A frozen backbone sees every image once, so a cache of images would not be read again.
+            cache = "none" if frozen else settings.cache
             images = Images(train, preprocessing, cache=cache, cache_gib=settings.cache_gib)
     progress.problems(problems, never_in_training(splits))
     return train, images
 
 
-def _check_chunks(config: Config, network: Network) -> None:
-    def has_batch_norm(part: nn.Module) -> bool:
-        return any(isinstance(module, _BatchNorm) for module in part.modules())
-
-    live = not (config.model.freeze_backbone or config.model.freeze_batch_norm)
-    if has_batch_norm(network.model.head):
-        raise BadConfig(
-            f"train.chunk_size is {config.train.chunk_size}, but batch norm in the head {config.model.head!r} would "
-            "take its statistics of a chunk and not of the batch: set model.head = 'linear', or leave chunk_size out"
-        )
-    if live and has_batch_norm(network.model.backbone):
-        raise BadConfig(
-            f"train.chunk_size is {config.train.chunk_size}, but batch norm would take its statistics of a chunk and "
-            "not of the batch: set model.freeze_batch_norm = true, or leave chunk_size out"
-        )
-
-
-def _earlier_records(run: Run, n_epochs: int) -> list[dict[str, Any]]:
-    """The log of the epochs that the saved state has behind it."""
-    try:
-        records = read_log(run)
-    except ValueError:  # not JSON
-        records = []
-    if len(records) < n_epochs:
-        raise BadConfig(
-            f"{run.log} is missing or damaged: it holds {len(records)} readable epochs, but {n_epochs} are trained: "
-            "put it back or train into another folder"
-        )
-    return records[:n_epochs]
-
-
-def _save(path: Path, job: _Job, config: Config, *, epoch: int, score: float) -> None:
+def _save(path: Path, job: _Job, config: Config, record: dict[str, Any]) -> None:
     held_out = {"held_out": list(job.held_out)} if job.held_out else {}
+    score_name = f"val_mAP@{config.train.val_n}"
     save_checkpoint(
         path,
         job.state.evaluated,
         job.preprocessing,
         label_names=job.splits.label_names,
         training={**config.model_dump(mode="json"), "splits_sha256": job.splits.fingerprint, **held_out},
-        scores={"epoch": epoch, f"val_mAP@{config.train.val_n}": score},
+        scores={"epoch": record["epoch"], score_name: record[score_name]},
     )

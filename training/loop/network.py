@@ -1,18 +1,19 @@
-"""What is trained: the hash model, the layers that only training needs, and the losses that read them."""
+"""What is trained: the hash model, layers that only training needs, the losses, and the memory of keys."""
 
 import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.config import Config
 from hashseek.training.loop.parallel import gather
-from hashseek.training.losses import CLASSIFICATION, RAW_MEMORY, build_loss
-from hashseek.training.losses.catalogue import facts
-from hashseek.training.losses.memory import KeyQueue, Memory, update_key_encoder
+from hashseek.training.losses import LOSSES, build_loss, loss_class
+from hashseek.training.losses.batches import Memory
+from hashseek.training.losses.memory import KeyQueue, update_key_encoder
 
 Heads = dict[str, Tensor]
 """What the losses read, by name: outputs (B, K), features (B, D), projection (B, P), logits (B, C)."""
@@ -23,12 +24,12 @@ class Network(nn.Module):
 
     Args:
         model: the hash model.
-        reads: which of outputs, features and projection are wanted.
-        logits_on: what the linear classifier stands on, None for no classifier.
-        n_classes: C, its width.
-        projection: (hidden, width) of the projection head, a perceptron of one hidden layer on the features.
-        from_features: the input is the backbone's features, so that only the layers behind it are trained.
-        dropout: share of the features that training hides from every head.
+        reads: which of outputs, features and projection the losses read.
+        logits_on: the input of the linear classifier; None for no classifier.
+        n_classes: C, the classifier's width.
+        projection: (hidden, width) of the projection head, an MLP with one hidden layer on the features.
+        from_features: inputs are features of the backbone, and only the layers after it are trained.
+        dropout: share of the features that is dropped before every head.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Network(nn.Module):
         self.classifier = nn.Linear(self.widths[logits_on], n_classes) if logits_on else None
 
     def forward(self, inputs: Tensor) -> Heads:
-        """The heads that are read; the backbone computes as autocast says, everything behind it in float32."""
+        """The heads that are read. Autocast applies to the backbone; everything after it computes in float32."""
         features = inputs if self.from_features else self.model.features(inputs)
         with torch.autocast(features.device.type, enabled=False):
             features = self.dropout(features.float())
@@ -73,14 +74,14 @@ class Network(nn.Module):
         return {name: rows for name, rows in heads.items() if name in self.reads or name == "logits"}
 
     def trained(self) -> nn.ModuleList:
-        """The parts that learn, apart from the backbone if its features are given."""
+        """The parts that learn; without the backbone if inputs are its features."""
         parts = [self.model.head, self.projection, self.classifier]
         if not self.from_features:
             parts.append(self.model.backbone)
         return nn.ModuleList(part for part in parts if part is not None)
 
     def without_classifier(self) -> "Network":
-        """A copy that shares the backbone if that does not learn, and has no classifier."""
+        """A copy without the classifier that does not learn; it shares the backbone if inputs are features."""
         shared = {id(self.classifier): None}
         if self.from_features:
             shared[id(self.model.backbone)] = self.model.backbone  # type: ignore[assignment]
@@ -100,7 +101,7 @@ class Objective(nn.Module):
         self.weight = weight
 
     def forward(self, heads: Heads, labels: Tensor, *, memory: Memory | None, epoch: int) -> dict[str, Tensor]:
-        """Weighted terms, 0-dim; their sum is what is minimised."""
+        """Weighted terms, 0-dim; training minimises their sum."""
         logits = heads.get("logits")
         terms: dict[str, Tensor] = self.loss(heads[self.on], labels, memory=memory, logits=logits, epoch=epoch)
         if self.partner is not None:
@@ -110,9 +111,9 @@ class Objective(nn.Module):
 
 
 class Keys(nn.Module):
-    """The rows a loss contrasts with: keys of a slowly following copy of the network, kept in a queue.
+    """The rows a loss contrasts with: outputs of a momentum encoder, kept in a queue.
 
-    With momentum 0 there is no copy: the keys are the network's own rows.
+    With momentum 0 there is no second encoder: the keys are the network's own rows.
     """
 
     def __init__(self, network: Network, queue: KeyQueue, *, on: str, momentum: float) -> None:
@@ -124,7 +125,7 @@ class Keys(nn.Module):
 
     @torch.no_grad()
     def follow(self, network: Network) -> None:
-        """Move the copy towards the network; before each batch."""
+        """Move the momentum encoder towards the network; called before each batch."""
         if self.encoder is not None:
             theirs = [part for part in (network.model.head, network.projection) if part is not None]
             own = [part for part in (self.encoder.model.head, self.encoder.projection) if part is not None]
@@ -135,11 +136,11 @@ class Keys(nn.Module):
 
     @torch.no_grad()
     def of(self, inputs: Tensor, heads: Heads) -> Tensor:
-        """Keys (b, D) of this process's inputs, or of their heads where there is no copy."""
+        """Keys (b, D) of this process's inputs; with momentum 0, the rows of their heads."""
         return heads[self.on].detach() if self.encoder is None else self.encoder(inputs)[self.on]
 
     def memory(self, keys: Tensor, labels: Tensor) -> Memory:
-        """The keys of the batch over all processes, then the queue; the keys enter the queue."""
+        """The keys of the batch from all processes, then those in the queue; adds the keys to the queue."""
         memory = self.queue.memory(gather(keys), gather(labels))
         self.queue.enqueue(keys, labels)
         return memory
@@ -149,15 +150,15 @@ def build_network(config: Config, model: HashModel, *, n_classes: int) -> tuple[
     """Network, losses and memory as `config` says.
 
     Raises:
-        BadConfig: sections that do not fit each other.
+        BadConfig: sections that contradict each other.
     """
     on = config.loss.on
     partner = config.partner
-    classifies = config.loss.name in CLASSIFICATION
-    if partner is not None and partner.name not in CLASSIFICATION:
+    classifies = loss_class(config.loss.name).reads_logits == "instead"
+    if partner is not None and loss_class(partner.name).reads_logits != "instead":
+        known = [name for name in LOSSES if loss_class(name).reads_logits == "instead"]
         raise BadConfig(
-            f"partner.name is {partner.name!r}, but beside a loss stands a classification loss: one of "
-            f"{', '.join(CLASSIFICATION)}"
+            f"partner.name is {partner.name!r}, but a partner must be a classification loss: one of {', '.join(known)}"
         )
     if partner is not None and classifies:
         raise BadConfig(
@@ -165,14 +166,12 @@ def build_network(config: Config, model: HashModel, *, n_classes: int) -> tuple[
         )
     logits_on = partner.on if partner is not None else on if classifies else None
     if partner is not None and "quantization" in partner.options() and "quantization" in config.loss.options():
-        raise BadConfig(
-            "loss.quantization and partner.quantization would be the same term twice: keep loss.quantization"
-        )
+        raise BadConfig("loss.quantization and partner.quantization are the same term: keep loss.quantization")
     needs_projection = "projection" in (on, logits_on)
     if needs_projection and config.projection is None:
-        raise BadConfig("a loss on the projection needs the section [projection]: add it, for example width = 128")
+        raise BadConfig("a loss on the projection needs a section [projection]: add one, for example with width = 128")
     if config.projection is not None and not needs_projection:
-        raise BadConfig("the section [projection] is read by no loss: set loss.on = 'projection' or leave it out")
+        raise BadConfig("no loss reads the section [projection]: set loss.on = 'projection' or remove it")
     projection = None
     if config.projection is not None:
         projection = (config.projection.hidden or model.n_features, config.projection.width)
@@ -198,29 +197,46 @@ def build_network(config: Config, model: HashModel, *, n_classes: int) -> tuple[
         partner=None if partner is None else build_loss(partner.name, **build, **partner.options()),
         weight=1.0 if partner is None else partner.weight,
     )
+    if config.train.chunk_size is not None:
+        _check_chunks(config, model)
     if "outputs" not in network.reads:
-        model.head.requires_grad_(False)  # random directions: their signs still are a code of the features
+        model.head.requires_grad_(False)  # random directions: their signs are still a code of the features
     return network, objective, _build_keys(config, network, width=width, n_classes=n_classes)
+
+
+def _check_chunks(config: Config, model: HashModel) -> None:
+    """Refuse batch norm that would take its statistics of a chunk instead of the batch."""
+
+    def has_batch_norm(part: nn.Module) -> bool:
+        return any(isinstance(module, _BatchNorm) for module in part.modules())
+
+    is_live = not (config.model.freeze_backbone or config.model.freeze_batch_norm)
+    for part, remedy in ((model.head, "model.head = 'linear'"), (model.backbone, "model.freeze_batch_norm = true")):
+        if has_batch_norm(part) and (is_live or part is model.head):
+            raise BadConfig(
+                f"train.chunk_size is {config.train.chunk_size}, but batch norm would take its statistics of a chunk "
+                f"and not of the batch: set {remedy}, or leave chunk_size out"
+            )
 
 
 def _build_keys(config: Config, network: Network, *, width: int, n_classes: int) -> Keys | None:
     settings = config.memory
     if settings is None:
         return None
-    if not facts(config.loss.name).memory:
+    if loss_class(config.loss.name).memory_kind == "none":
         raise BadConfig(f"the loss {config.loss.name!r} contrasts with no memory: leave the section [memory] out")
     # Without a key encoder every view is a key; with one, two views are an anchor and its key.
     n_keys = config.train.batch_size * (1 if settings.momentum else config.train.views)
     if settings.size < n_keys:
         raise BadConfig(
             f"memory.size is {settings.size}, but a batch has {n_keys} rows: use a queue of at least "
-            "so many, or a smaller train.batch_size"
+            "that size, or a smaller train.batch_size"
         )
     queue = KeyQueue(
         n_classes=n_classes,
         n_bits=width,
         size=settings.size,
         until_full=settings.until_full,
-        normalized=config.loss.name not in RAW_MEMORY,
+        normalized=loss_class(config.loss.name).memory_kind == "normalized",
     )
     return Keys(network, queue, on=config.loss.on, momentum=settings.momentum)

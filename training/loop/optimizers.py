@@ -1,67 +1,64 @@
-"""Optimizers and learning rates."""
-
-import math
+"""Optimizers and learning-rate schedules, as the section [optimizer] of a configuration describes them."""
 
 import torch
 from torch import nn
+from torch.optim import lr_scheduler
 
-from hashseek.training.config import Config, OptimizerSection
+from hashseek.training.config import Config
 from hashseek.training.loop.network import Network, Objective
 
 
-def build_optimizer(
-    config: Config, network: Network, objective: Objective
-) -> tuple[torch.optim.Optimizer, list[float]]:
-    """The optimizer and the base rate of each of its groups: heads, backbone, the loss's own parameters."""
+def build_optimizer(config: Config, network: Network, objective: Objective) -> torch.optim.Optimizer:
+    """An optimizer with a parameter group each for the heads, the backbone and the loss's own parameters."""
     settings = config.optimizer
     backbone = [] if network.from_features else list(network.model.backbone.parameters())
-    inside = {id(parameter) for parameter in network.model.backbone.parameters()}
-    heads = [p for p in network.trained().parameters() if id(p) not in inside and p.requires_grad]
+    in_backbone = {id(parameter) for parameter in network.model.backbone.parameters()}
+    heads = [p for p in network.trained().parameters() if id(p) not in in_backbone and p.requires_grad]
     groups = [
-        (heads, settings.lr),
-        (backbone, settings.backbone_lr or settings.lr),
-        (list(objective.parameters()), settings.proxy_lr or settings.lr),
+        {"params": parameters, "lr": rate}
+        for parameters, rate in (
+            (heads, settings.lr),
+            (backbone, settings.backbone_lr or settings.lr),
+            (list(objective.parameters()), settings.proxy_lr or settings.lr),
+        )
+        if parameters
     ]
-    groups = [(parameters, rate) for parameters, rate in groups if parameters]
-    parameters = [{"params": members, "lr": rate} for members, rate in groups]
-    rates = [rate for _, rate in groups]
     if settings.name == "sgd":
-        sgd = torch.optim.SGD(parameters, momentum=settings.momentum, weight_decay=settings.weight_decay, fused=True)
-        return sgd, rates
-    return torch.optim.AdamW(parameters, weight_decay=settings.weight_decay, fused=True), rates
+        return torch.optim.SGD(groups, momentum=settings.momentum, weight_decay=settings.weight_decay, fused=True)
+    return torch.optim.AdamW(groups, weight_decay=settings.weight_decay, fused=True)
+
+
+def build_scheduler(
+    config: Config, optimizer: torch.optim.Optimizer, *, steps_per_epoch: int
+) -> lr_scheduler.LRScheduler:
+    """The learning-rate schedule; call its `step` after every optimizer step.
+
+    "restarts" is the cosine with warm restarts of Loshchilov and Hutter (ICLR 2017): the first period lasts
+    restart_epochs, and each later one restart_factor times as long. Every schedule starts after the linear warm-up.
+    """
+    settings = config.optimizer
+    warmup = round(settings.warmup_epochs * steps_per_epoch)
+    schedule: lr_scheduler.LRScheduler
+    match settings.schedule:
+        case "cosine":
+            n_steps = config.train.epochs * steps_per_epoch - warmup
+            schedule = lr_scheduler.CosineAnnealingLR(optimizer, T_max=n_steps)
+        case "restarts":
+            schedule = lr_scheduler.CosineAnnealingWarmRestarts(
+                optimizer, T_0=settings.restart_epochs * steps_per_epoch, T_mult=settings.restart_factor
+            )
+        case "step":
+            schedule = lr_scheduler.StepLR(
+                optimizer, settings.step_epochs * steps_per_epoch, gamma=settings.step_factor
+            )
+        case "constant":
+            schedule = lr_scheduler.ConstantLR(optimizer, factor=1)
+    if not warmup:
+        return schedule
+    ramp = lr_scheduler.LinearLR(optimizer, start_factor=1e-3 / settings.warmup_epochs, total_iters=warmup)
+    return lr_scheduler.SequentialLR(optimizer, [ramp, schedule], milestones=[warmup])
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """Everything that the optimizer changes."""
+    """All parameters that the optimizer updates."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def rate_factor(settings: OptimizerSection, epoch: float, epochs: int) -> float:
-    """What the learning rates are multiplied with at a (fractional) epoch.
-
-    "restarts" is the cosine with warm restarts of Loshchilov and Hutter (ICLR 2017): the first lasts restart_epochs,
-    each later one restart_factor times as long.
-    """
-    if epoch < settings.warmup_epochs:
-        return (epoch + 1e-3) / settings.warmup_epochs
-    epoch, epochs_left = epoch - settings.warmup_epochs, epochs - settings.warmup_epochs
-    if settings.schedule == "cosine":
-        return 0.5 * (1 + math.cos(math.pi * epoch / epochs_left))
-    if settings.schedule == "restarts":
-        length = settings.restart_epochs
-        while epoch >= length:
-            epoch -= length
-            length *= settings.restart_factor
-        return 0.5 * (1 + math.cos(math.pi * epoch / length))
-    if settings.schedule == "step":
-        return float(settings.step_factor ** (int(epoch + settings.warmup_epochs) // settings.step_epochs))
-    return 1.0
-
-
-def set_rates(
-    optimizer: torch.optim.Optimizer, rates: list[float], settings: OptimizerSection, epoch: float, epochs: int
-) -> None:
-    """Set the rate of each group to its base rate times `rate_factor`."""
-    factor = rate_factor(settings, epoch, epochs)
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate * factor

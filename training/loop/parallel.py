@@ -1,7 +1,7 @@
-"""One process or several: devices and precision through Lightning Fabric, rows and gradients through torch.distributed.
+"""One or several processes: Lightning Fabric sets devices and precision, torch.distributed moves rows and gradients.
 
-Every process computes the loss of the whole batch from gathered rows, so that contrastive and pair losses see what one
-process would see; each then takes the gradient of its own rows only, and the parameters' gradients are added up.
+Every process computes the loss of the whole batch from gathered rows, so contrastive and pair losses see the same as in
+one process. Each then takes the gradient of its own rows only, and the gradients of the parameters are added up.
 """
 
 import logging
@@ -27,15 +27,15 @@ from hashseek.training.losses.memory import gather_rows
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
-# It announces its precision and every process on standard error, which is for this run's progress.
+# It prints its precision and every process to standard error, where this run prints its progress.
 logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
 
 
 def launch(function: Callable[..., T], *arguments: Any, device: str, devices: int, precision: str) -> T:
-    """Call function(fabric, *arguments) in `devices` processes, or in this one if it is 1; gives what rank 0 returned.
+    """Call function(fabric, *arguments) in `devices` processes, or in this one if it is 1; returns rank 0's result.
 
     Raises:
-        BadConfig: fewer devices than asked for.
+        BadConfig: the machine has fewer devices.
         HashseekError, OSError: whatever the function raised in any process.
     """
     chosen = pick_device(device)
@@ -50,32 +50,34 @@ def launch(function: Callable[..., T], *arguments: Any, device: str, devices: in
         try:
             fabric.launch(partial(_guarded, function=function, folder=Path(folder), arguments=arguments))
         except Exception as error:
-            # A process that fails takes the others with it: what the first one said is in its file.
+            # A process that fails ends the others too; the first error is in its file.
             for file in sorted(Path(folder).glob("error-*")):
                 raise pickle.loads(file.read_bytes()) from None
             if not isinstance(error, ProcessExitedException):
                 raise
             if len(list(Path(folder).glob("ended-*"))) < devices:
-                raise HashseekError(_end_of(error, devices)) from None
-            _log.warning("a training process died while it closed down, after its work was done: nothing is lost")
+                raise HashseekError(_failure(error, devices)) from None
+            _log.warning("a training process died while it shut down, after its work was done: nothing is lost")
         result: T = pickle.loads((Path(folder) / "result").read_bytes())
     return result
 
 
-def _end_of(error: ProcessExitedException, devices: int) -> str:
-    how = f"was ended by {error.signal_name}" if error.signal_name else f"ended with exit status {error.exit_code}"
+def _failure(error: ProcessExitedException, devices: int) -> str:
+    how = f"was killed by {error.signal_name}" if error.signal_name else f"exited with status {error.exit_code}"
     return (
-        f"training process {error.error_index} of {devices} {how}: if the system had no memory left (its log says so), "
-        "use a smaller train.chunk_size or fewer devices; --resume goes on from the last epoch saved"
+        f"training process {error.error_index} of {devices} {how}: if the system ran out of memory (see its "
+        "log), use a smaller train.chunk_size or fewer devices; --resume continues after the last saved epoch"
     )
 
 
 def check_devices(device: torch.device, devices: int) -> None:
     """Raise BadConfig unless this machine has so many devices."""
-    there = torch.cuda.device_count() if device.type == "cuda" else n_cores()
-    if devices > there:
+    available = torch.cuda.device_count() if device.type == "cuda" else n_cores()
+    if devices > available:
         kind = "GPUs" if device.type == "cuda" else "processor cores"
-        raise BadConfig(f"{devices} devices were asked for, but this machine has {there} {kind}: use --devices {there}")
+        raise BadConfig(
+            f"{devices} devices were requested, but this machine has {available} {kind}: use --devices {available}"
+        )
 
 
 def _guarded(fabric: Fabric, *, function: Callable[..., object], folder: Path, arguments: tuple[Any, ...]) -> None:
@@ -95,20 +97,22 @@ def _guarded(fabric: Fabric, *, function: Callable[..., object], folder: Path, a
     dist.destroy_process_group()
 
 
-def own_part(order: NDArray[Any], *, batch_size: int, rank: int, n_ranks: int) -> NDArray[Any]:
-    """The rows of `order` that a process works on: of every batch its share, the shares in the order of ranks.
+def n_batches(n: int, *, batch_size: int, n_ranks: int) -> int:
+    """Batches in an epoch of `n` images.
 
-    A last batch with fewer rows than processes, or with one row, is left out: batch norm has no statistics of one
-    row, and pair losses have no pair.
+    A last batch with fewer images than processes, or with one image, is left out: batch norm has no statistics of one
+    image, and pair losses have no pair.
     """
-    n_full = len(order) - len(order) % batch_size
-    share = batch_size // n_ranks
-    full = order[:n_full].reshape(-1, n_ranks, share)[:, rank].ravel()
-    rest = order[n_full:]
-    if len(rest) < max(2, n_ranks) and n_full:
-        return full
-    start, stop = len(rest) * rank // n_ranks, len(rest) * (rank + 1) // n_ranks
-    return np.concatenate([full, rest[start:stop]])
+    n_full, rest = divmod(n, batch_size)
+    return max(1, n_full + (rest >= max(2, n_ranks)))
+
+
+def own_part(order: NDArray[Any], *, batch_size: int, rank: int, n_ranks: int) -> NDArray[Any]:
+    """The rows of `order` that process `rank` works on: its share of each batch of `n_batches`."""
+    stop = batch_size * n_batches(len(order), batch_size=batch_size, n_ranks=n_ranks)
+    batches = [order[start : start + batch_size] for start in range(0, min(stop, len(order)), batch_size)]
+    bounds = [(len(rows) * rank // n_ranks, len(rows) * (rank + 1) // n_ranks) for rows in batches]
+    return np.concatenate([rows[first:last] for rows, (first, last) in zip(batches, bounds, strict=True)])
 
 
 def gather(rows: Tensor) -> Tensor:

@@ -1,25 +1,52 @@
-"""What changes while a run trains: modules, optimizer, records. Its state is what a resumed run starts from."""
+"""What a run trains on, and everything that changes while it trains, which is what a resumed run needs."""
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-import torch
-from torch import nn
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.config import Config
+from hashseek.training.data.batches import Rows, Source
 from hashseek.training.loop.network import Keys, Network, Objective
+from hashseek.training.loop.optimizers import parameters_of
+from hashseek.training.losses.memory import update_key_encoder
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """The training split, divided into rows to fit and rows to validate on.
+
+    `labels` (n, C) are complete and score the validation; `observed` (n, C), on the device, are those training sees.
+    """
+
+    source: Source
+    labels: NDArray[np.uint8]
+    observed: Tensor
+    fit_rows: Rows
+    val_rows: Rows
+
+
+class _Stateful(Protocol):
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
 
 
 @dataclass
 class State:
-    """What changes from epoch to epoch."""
+    """What changes from step to step and from epoch to epoch."""
 
     network: Network
     objective: Objective
     keys: Keys | None
-    optimizer: torch.optim.Optimizer
+    optimizer: Optimizer
+    scheduler: LRScheduler
     ema: HashModel | None
     records: list[dict[str, Any]]
     best_score: float = -math.inf
@@ -30,34 +57,45 @@ class State:
         """The model that is validated and saved."""
         return self.network.model if self.ema is None else self.ema
 
-    def modules(self) -> dict[str, nn.Module | torch.optim.Optimizer]:
-        """Everything with a state, by name."""
-        found: dict[str, nn.Module | torch.optim.Optimizer | None] = {
-            "network": self.network,
-            "objective": self.objective,
-            "optimizer": self.optimizer,
-            "keys": self.keys,
-            "ema": self.ema,
-        }
-        return {name: module for name, module in found.items() if module is not None}
+    def update(self, config: Config) -> None:
+        """One step of optimizer, learning rate and averaged weights, from the gradients in the parameters."""
+        if config.optimizer.clip_norm is not None:
+            nn.utils.clip_grad_norm_(parameters_of(self.optimizer), config.optimizer.clip_norm)
+        self.optimizer.step()
+        self.scheduler.step()
+        if self.ema is not None and config.train.ema is not None:
+            model = self.network.model
+            if config.model.freeze_backbone:
+                update_key_encoder(self.ema.head, model.head, config.train.ema)
+            else:
+                update_key_encoder(self.ema, model, config.train.ema)
 
     def is_patience_over(self, config: Config) -> bool:
-        """Whether so many epochs brought nothing better that the run ends."""
+        """Whether `train.patience` epochs in a row brought no better validation score."""
         return config.train.patience is not None and len(self.records) > self.best_epoch + config.train.patience
 
     def saved(self, config: Config, *, epoch: int) -> dict[str, Any]:
-        """What a resumed run needs; without a frozen backbone, which is in the weights the configuration names."""
-        scalars = {"epoch": epoch, "best_score": self.best_score, "best_epoch": self.best_epoch}
-        return {name: _what_changes(module, config) for name, module in self.modules().items()} | scalars
+        """The state after `epoch`. A frozen backbone is left out: the configuration names its weights."""
+        frozen = config.model.freeze_backbone
+        parts = {
+            name: {key: value for key, value in part.state_dict().items() if not (frozen and "backbone." in key)}
+            for name, part in self._parts().items()
+        }
+        return {**parts, "epoch": epoch, "best_score": self.best_score, "best_epoch": self.best_epoch}
 
     def load(self, saved: dict[str, Any]) -> None:
-        """Take up what `saved` gave."""
-        for name, module in self.modules().items():
-            module.load_state_dict(module.state_dict() | saved[name])
+        """Restore what `saved` returned."""
+        for name, part in self._parts().items():
+            part.load_state_dict(part.state_dict() | saved[name])
         self.best_score, self.best_epoch = saved["best_score"], saved["best_epoch"]
 
-
-def _what_changes(module: nn.Module | torch.optim.Optimizer, config: Config) -> dict[str, Any]:
-    state = module.state_dict()
-    frozen = config.model.freeze_backbone and isinstance(module, nn.Module)
-    return {name: value for name, value in state.items() if not (frozen and "backbone." in name)}
+    def _parts(self) -> dict[str, _Stateful]:
+        found: dict[str, _Stateful | None] = {
+            "network": self.network,
+            "objective": self.objective,
+            "optimizer": self.optimizer,
+            "scheduler": self.scheduler,
+            "keys": self.keys,
+            "ema": self.ema,
+        }
+        return {name: part for name, part in found.items() if part is not None}

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hashseek.training.loop.network import Heads, Keys, Network, Objective
 from hashseek.training.loop.parallel import gather, sum_gradients
-from hashseek.training.losses.memory import Memory
+from hashseek.training.losses.batches import Memory
 
 Autocast = Callable[[], AbstractContextManager[None]]
 
@@ -25,11 +25,11 @@ def backward(
     chunk_size: int | None = None,
     views: int = 1,
 ) -> dict[str, Tensor]:
-    """Leave the gradients of the summed terms in the parameters; gives the terms, without gradient.
+    """Add the gradients of the summed loss terms to the parameters; returns the terms, detached.
 
-    With `chunk_size` only so many rows are in memory at once, and the loss is still that of the whole batch: heads are
-    computed without a graph first, the loss gives their gradients, then chunk by chunk is computed again and its
-    gradient passed on (GradCache; Gao et al., RepL4NLP 2021).
+    With `chunk_size` only that many rows are in memory at once, and the loss is still that of the whole batch: heads
+    are computed without a graph first, the loss gives their gradients, then each chunk is computed a second time and
+    its gradients are passed back (GradCache; Gao et al., RepL4NLP 2021).
 
     Args:
         inputs: (views * b, ...), view after view; with a key encoder the second view makes the keys and nothing else.
@@ -78,7 +78,7 @@ def _in_chunks(
     states, parts = [], []
     with torch.no_grad(), autocast():
         for chunk in chunks:
-            states.append(_random_state(inputs.device))  # dropout has to fall the same way the second time
+            states.append(_random_state(inputs.device))  # for the same dropout in the second pass
             parts.append(network(chunk))
     heads = {name: torch.cat([part[name] for part in parts]).requires_grad_() for name in parts[0]}
     own = _keys(keys, key_inputs, heads, autocast=autocast, chunk_size=chunk_size)
@@ -90,7 +90,7 @@ def _in_chunks(
         _set_random_state(inputs.device, state)
         with autocast():
             again = network(chunk)
-        # Features of a frozen backbone lead to nothing that learns.
+        # Features of a frozen backbone do not require a gradient.
         wanted = [name for name in again if heads[name].grad is not None and again[name].requires_grad]
         stop = start + len(chunk)
         gradients = [heads[name].grad[start:stop] for name in wanted]  # type: ignore[index]
@@ -101,7 +101,7 @@ def _in_chunks(
 
 
 def _random_state(device: torch.device) -> Tensor:
-    """Of the generator that dropout draws from on `device`."""
+    """State of the generator that dropout uses on `device`."""
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 

@@ -1,6 +1,6 @@
 """Batch norm over several processes: statistics of the whole batch, as one process would take them.
 
-`torch.nn.SyncBatchNorm` refuses processors, on which this project tests what it runs on several GPUs.
+`torch.nn.SyncBatchNorm` does not run on CPUs, where this project tests what it runs on several GPUs.
 """
 
 from typing import Any
@@ -15,8 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 def share_batch_norm(network: nn.Module) -> None:
     """Let every batch norm of `network` take its statistics over all processes, in place.
 
-    Modules stay where they are and keep their parameters: state dicts, optimizers and copies do not notice. Frozen
-    batch norm, in evaluation mode, computes as before. All processes must call the network equally often.
+    Modules stay where they are and keep their parameters, so state dicts, optimizers and copies work as before. Batch
+    norm in evaluation mode computes as before. All processes must call the network equally often.
     """
     for module in network.modules():
         if isinstance(module, _BatchNorm) and not isinstance(module, _Shared):

@@ -1,4 +1,4 @@
-"""The part of the training split that is kept to choose by, and the figure it gives."""
+"""The part of the training split that is held back to choose the best epoch by, and its score."""
 
 import numpy as np
 import torch
@@ -10,10 +10,11 @@ from hashseek.retrieval.errors import BadDataset
 from hashseek.retrieval.metrics import average_precision, histograms, without_self
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.config import Config
-from hashseek.training.data.batches import Rows, Source
+from hashseek.training.data.batches import Rows
+from hashseek.training.loop.state import TrainingData
 from hashseek.training.losses.memory import gather_rows
 
-# Validation ranks at most so many training images: enough to tell epochs apart, and it stays cheap on large sets.
+# Validation ranks at most this many training images: enough to tell epochs apart, and cheap on large data sets.
 MAX_DATABASE = 10_000
 
 
@@ -39,35 +40,27 @@ def validation_part(n: int, config: Config) -> tuple[Rows, Rows]:
     return np.sort(order[n_val:]), np.sort(order[:n_val])
 
 
-def validate(
-    fabric: Fabric,
-    source: Source,
-    model: HashModel,
-    labels: NDArray[np.uint8],
-    fit_rows: Rows,
-    val_rows: Rows,
-    config: Config,
-) -> float:
-    """mAP@val_n of the validation part as queries against the images trained on, or against each other.
+def validate(fabric: Fabric, config: Config, model: HashModel, data: TrainingData) -> float:
+    """mAP@val_n of the validation images as queries, searched among the images trained on or among each other.
 
-    Images trained on look better in a ranking than new ones, the more so the more a model has memorised them: to choose
-    hyperparameters, rank what is new among what is new. Every process encodes its share and then ranks everything,
-    which is quick.
+    Images trained on rank better than new ones, the more so the more a model has memorised them. To choose
+    hyperparameters, search new images among new ones: `train.val_database = "held-out"`. Each process encodes its
+    share, then each ranks everything, which is fast.
     """
     among_themselves = config.train.val_database == "held-out"
-    database = val_rows if among_themselves else fit_rows
+    database = data.val_rows if among_themselves else data.fit_rows
     if len(database) > MAX_DATABASE and not among_themselves:
         chosen = np.random.default_rng((config.train.seed, 0xDB)).permutation(len(database))
         database = np.sort(database[chosen[:MAX_DATABASE]])
 
     def encode(rows: Rows) -> NDArray[np.uint8]:
         share = np.array_split(rows, fabric.world_size)[fabric.global_rank]
-        outputs = torch.from_numpy(source.encode(model, share)).to(fabric.device)
+        outputs = torch.from_numpy(data.source.encode(model, share)).to(fabric.device)
         return pack(gather_rows(outputs).cpu().numpy())
 
-    queries = encode(val_rows)
-    codes = queries if database is val_rows else encode(database)
-    found = histograms(queries, codes, labels[val_rows], labels[database], n_bits=config.model.n_bits)
-    if database is val_rows:
-        found = without_self(found, labels[val_rows])
+    queries = encode(data.val_rows)
+    codes = queries if among_themselves else encode(database)
+    found = histograms(queries, codes, data.labels[data.val_rows], data.labels[database], n_bits=config.model.n_bits)
+    if among_themselves:
+        found = without_self(found, data.labels[data.val_rows])
     return float(average_precision(found, n=config.train.val_n).expected.mean())

@@ -10,30 +10,14 @@ The contrast set is then the keys of the current batch followed by the queue as 
 anchor's own key is among its positives.
 """
 
-from typing import NamedTuple
-
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from hashseek.retrieval.errors import BadCodes, BadConfig
-from hashseek.training.losses.common import (
-    check_batch,
-    check_between,
-    check_count,
-    check_flag,
-    check_sizes,
-    normalize,
-)
-
-
-class Memory(NamedTuple):
-    """Rows to contrast with, without gradient: any contrastive loss takes it as `memory`."""
-
-    ref: Tensor
-    """Rows (Q, D), L2-normalised unless the queue keeps them as they are."""
-    ref_y: Tensor
-    """Their labels (Q, C), 0/1."""
+from hashseek.training.losses.batches import Memory, check_batch
+from hashseek.training.losses.hyperparameters import Flag, Number, check
+from hashseek.training.losses.numerics import normalize
 
 
 class KeyQueue(nn.Module):
@@ -63,10 +47,10 @@ class KeyQueue(nn.Module):
         self, *, n_classes: int, n_bits: int, size: int = 4096, until_full: bool = False, normalized: bool = True
     ) -> None:
         super().__init__()
-        check_sizes(n_classes, n_bits)
-        check_count("size", size, 1, "is the number of rows that the queue keeps")
-        check_flag("until_full", until_full)
-        check_flag("normalized", normalized)
+        for name, value in (("n_classes", n_classes), ("n_bits", n_bits), ("size", size)):
+            check(name, value, Number(name, least=1, whole=True))
+        for name, flag in (("until_full", until_full), ("normalized", normalized)):
+            check(name, flag, Flag(name))
         self.n_classes = n_classes
         self.n_bits = n_bits
         self.size = size
@@ -159,7 +143,7 @@ def update_key_encoder(key: nn.Module, query: nn.Module, momentum: float = 0.999
     Raises:
         BadConfig: momentum outside [0, 1], or encoders that are not alike.
     """
-    check_between("momentum", momentum, 0, 1, "is the share that the key encoder keeps")
+    check("momentum", momentum, Number("share that the key encoder keeps", least=0, most=1))
     own, theirs = list(key.parameters()), list(query.parameters())
     own_buffers, their_buffers = list(key.buffers()), list(query.buffers())
     if [p.shape for p in own + own_buffers] != [p.shape for p in theirs + their_buffers]:

@@ -1,4 +1,4 @@
-"""What a run was computed with: versions, device, git state and command line; no name of a machine or a person."""
+"""What a run was computed with: versions, device, git state and command line, but no host or user name."""
 
 import os
 import platform
@@ -35,14 +35,14 @@ def environment(device: torch.device, *, devices: int = 1) -> dict[str, Any]:
 
 
 def command_line() -> str:
-    """The command that runs, without the folder that its program lies in."""
+    """The command line of this process, without the folder of its program."""
     program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] not in ("", "-c") else "python"
     return shlex.join([program, *sys.argv[1:]])
 
 
 @cache
 def device_name(device: torch.device) -> str:
-    """What the maker calls the device."""
+    """The model name of the device."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:
@@ -55,7 +55,7 @@ def device_name(device: torch.device) -> str:
 
 @cache
 def git_state(code: Path) -> dict[str, Any] | None:
-    """{"commit", "dirty"} of the checkout whose top is `code`; None where there is none, or no git."""
+    """{"commit", "dirty"} of the git checkout at `code`; None if it is no checkout, or git is missing."""
     if not (code / ".git").exists():
         return None
     commit = _git(code, "rev-parse", "HEAD")
@@ -76,7 +76,7 @@ def _versions() -> dict[str, str]:
 
 def _git(code: Path, *arguments: str) -> str | None:
     try:
-        # Without locks: somebody may be working in the checkout.
+        # Without locks, because someone may be working in the checkout.
         done = subprocess.run(
             ("git", "--no-optional-locks", "-C", str(code), *arguments),
             capture_output=True,

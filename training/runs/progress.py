@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar on a terminal, a line per epoch everywhere."""
+"""Progress of a run on standard error: a bar on a terminal, and a line per epoch everywhere."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ class Progress:
         self._bar: Bar | None = None
 
     def problems(self, problems: Sequence[Problem], absent: Sequence[str]) -> None:
-        """Say which lines of the data set were left out or repaired, and which labels cannot be learnt."""
+        """Print which lines of the data set were skipped or repaired, and which labels no training image has."""
         for problem in problems[:20]:
             self.console.print(f"{'skipped' if problem.skipped else 'note'}: {problem}", markup=False)
         if len(problems) > 20:
@@ -35,7 +35,7 @@ class Progress:
             self.console.print(f"note: no training image has the label {', '.join(absent)}", markup=False)
 
     def held_out(self, names: Sequence[str], *, n_images: int) -> None:
-        """Say which labels are kept from training, and how many images are left for it."""
+        """Print which labels are held out, and how many images are left to train on."""
         self.console.print(
             f"note: held out of training: {', '.join(names)}; {n_images} training images carry none of them",
             markup=False,
@@ -43,7 +43,7 @@ class Progress:
 
     @contextmanager
     def task(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
-        """A bar for one piece of work; gives the function that advances it."""
+        """A bar for one task; yields the function that advances it."""
         with self._new_bar() as bar:
             task = bar.add_task(title, total=total, detail="")
             yield lambda n: bar.advance(task, n)

@@ -1,4 +1,4 @@
-"""A run folder: what a training run leaves behind, and what it needs to go on.
+"""A run folder: what a training run writes, and what it needs to resume.
 
 config.json         the configuration, as checked
 environment.json    versions, device, git state and command line of each start
@@ -53,11 +53,6 @@ class Run:
         return self.folder / "tensorboard"
 
     @property
-    def mlflow(self) -> Path:
-        """The run's id in MLflow."""
-        return self.folder / "mlflow.json"
-
-    @property
     def report(self) -> Path:
         """One page about the run."""
         return self.folder / "report.md"
@@ -88,38 +83,42 @@ class Run:
         return self.folder / "last.safetensors"
 
 
-def open_run(folder: Path, config: dict[str, Any], *, resume: bool) -> tuple[Run, dict[str, Any] | None]:
-    """The run in `folder` and its saved state, None for a new one.
+def saved_state(run: Run, config: Config, *, resume: bool) -> dict[str, Any] | None:
+    """The state that a resumed run continues from; None for a new run. Changes nothing.
 
     Raises:
-        BadConfig: the folder holds a run and `resume` is not set, or it was made with another configuration, or
-            its state is damaged; nothing is overwritten.
+        BadConfig: the folder holds a run and `resume` is not set, or a run with another configuration or a damaged
+            state.
     """
-    run = Run(folder)
     if not run.config.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(run.config, json.dumps(config, indent=2).encode())
-        return run, None
+        return None
     if not resume:
-        raise BadConfig(f"{folder} already holds a run: go on with --resume, or choose another folder with --out")
+        raise BadConfig(f"{run.folder} already holds a run: continue it with --resume, or choose another --out")
     try:
         earlier = dict(json.loads(run.config.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         raise BadConfig(f"{run.config} is damaged ({error}): delete the folder and train again") from None
-    with suppress(ValidationError):  # what an older Hashseek did not know yet had the value that is the default now
+    with suppress(ValidationError):  # settings that an older version did not have get their defaults
         earlier = Config.model_validate(earlier).model_dump(mode="json")
-    # How a run is followed does not change what comes out.
-    changes = differences(earlier | {"tracking": None}, config | {"tracking": None})
+    # How a run is followed does not change its result.
+    changes = differences(earlier | {"tracking": None}, config.model_dump(mode="json") | {"tracking": None})
     if changes:
         raise BadConfig(
-            f"the run in {folder} was made with another configuration ({'; '.join(changes)}): resume with the same "
-            "one, or choose another folder with --out"
+            f"the run in {run.folder} has another configuration ({'; '.join(changes)}): resume with the same one, or "
+            "choose another --out"
         )
-    return run, _load_state(run.state) if run.state.is_file() else None
+    return _load_state(run.state) if run.state.is_file() else None
+
+
+def start_run(run: Run, config: Config) -> None:
+    """Create the folder with its configuration, unless a resumed run is in it."""
+    if not run.config.is_file():
+        run.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(run.config, json.dumps(config.model_dump(mode="json"), indent=2).encode())
 
 
 def save_state(run: Run, state: dict[str, Any]) -> None:
-    """Write the state atomically; a run killed at any moment finds the one before or this one."""
+    """Write the state atomically: a run killed at any moment finds the previous state or this one."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
     write_atomically(run.state, buffer.getvalue())
@@ -137,6 +136,24 @@ def read_log(run: Run) -> list[dict[str, Any]]:
     return [json.loads(line) for line in run.log.read_text(encoding="utf-8").splitlines()]
 
 
+def earlier_records(run: Run, n_epochs: int) -> list[dict[str, Any]]:
+    """The log of the `n_epochs` epochs before the saved state.
+
+    Raises:
+        BadConfig: the log is missing, damaged or shorter.
+    """
+    try:
+        records = read_log(run)
+    except ValueError:  # not JSON
+        records = []
+    if len(records) < n_epochs:
+        raise BadConfig(
+            f"{run.log} is missing or damaged: it has {len(records)} readable epochs, but the saved state has "
+            f"{n_epochs}: restore it or train into another folder"
+        )
+    return records[:n_epochs]
+
+
 def _load_state(path: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
@@ -147,7 +164,7 @@ def _load_state(path: Path) -> dict[str, Any]:
 
 
 def differences(earlier: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
-    """What changed from `earlier` to `now`, a sentence each; sections are walked through."""
+    """What changed from `earlier` to `now`, as texts such as "train.seed was 0 and is 1"."""
     found = []
     for key in dict.fromkeys((*earlier, *now)):
         old, new = earlier.get(key), now.get(key)

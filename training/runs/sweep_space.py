@@ -1,4 +1,4 @@
-"""What a sweep may try: setting -> range, as it stands under [sweep.space] of a configuration.
+"""What a sweep may try: setting -> range, as written under [sweep.space] in a configuration.
 
 [sweep.space]
 "optimizer.lr" = {low = 1e-4, high = 1e-1, log = true}      # a number
@@ -21,14 +21,14 @@ from optuna.distributions import (
 
 from hashseek.retrieval.errors import BadConfig
 from hashseek.training.config import Config, parse_config, set_value
-from hashseek.training.losses import LOSSES, hyperparameters
+from hashseek.training.losses import loss_class
 
 Space = Mapping[str, Any]
 """Ranges and choices by setting, as they stand in the file."""
 Distributions = dict[str, BaseDistribution]
 
 KEYS = ("low", "high", "log", "step")
-# With these a trial would be measured by another yardstick than the one before it.
+# These change how trials are scored, so that their scores would not compare.
 MEASURES = ("train.val_fraction", "train.val_n", "train.val_database")
 SECTIONS = ("model", "loss", "partner", "projection", "memory", "optimizer", "train")
 
@@ -77,7 +77,7 @@ def with_values(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[s
 
 
 def _flat(space: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings whose dots TOML took for tables are put together again."""
+    """Settings by their dotted names, also where TOML reads the dots as tables."""
     for key, value in space.items():
         if isinstance(value, Mapping) and value and not set(value) & set(KEYS) and _looks_nested(value):
             yield from _flat(value, f"{prefix}{key}.")
@@ -135,16 +135,14 @@ def _ends(distribution: BaseDistribution) -> tuple[Any, ...]:
 
 
 def _check_hyperparameter(key: str, config: Config, space: Distributions) -> None:
-    """A loss's own settings are not in the configuration's schema: the loss knows them."""
+    """Check a hyperparameter, which the schema of the configuration does not list, against its loss."""
     section, name = key.split(".")[:2]
     named = getattr(config, section)
     if name in type(named).model_fields:
         return
     names = space.get(f"{section}.name")
     for loss in names.choices if isinstance(names, CategoricalDistribution) else (named.name,):
-        if loss not in LOSSES:
-            raise BadConfig(f"there is no loss {loss!r}: `hashseek losses` lists them")
-        known = [*hyperparameters(str(loss)), "quantization", "nested"]
+        known = [*loss_class(str(loss)).hyperparameters(), "quantization", "nested"]
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}"

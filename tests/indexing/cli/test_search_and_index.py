@@ -209,7 +209,7 @@ MISTAKES = {
     ),
     "text as checkpoint": (
         ("index", "add", "{tmp}/new", "{picture}", "--checkpoint", "{tmp}/text.jpg"),
-        "truncated or no safetensors file",
+        "truncated or not a safetensors file",
     ),
     "nothing at the path": (("index", "add", "{collection}", "{tmp}/no"), "there is no file or folder {tmp}/no"),
     "an id that is a word": (("index", "remove", "{collection}", "5", "cat"), "as an integer (given: 'cat'): see `"),

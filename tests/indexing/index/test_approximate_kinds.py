@@ -142,11 +142,6 @@ def test_a_structure_that_is_damaged_or_gone_is_refused(index, data, tmp_path):
             load_index(path, ids, n_bits=N_BITS, kind=index.kind)
 
 
-def test_bytes_are_at_least_what_is_saved_without_the_codes(index, tmp_path):
-    _, beside = save_index(index, tmp_path / "codes.faiss")
-    assert 0.9 * beside.stat().st_size < index.approximate.n_bytes < 1.6 * beside.stat().st_size
-
-
 def test_efforts_that_are_none_are_refused(index, data):
     xb, ids, xq = data
     for effort in (0, -3, 10**6):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hashseek.indexing.index import code_rows as rows
+from hashseek.indexing.index import code_layouts as rows
 from hashseek.indexing.index import duplicates
 from hashseek.indexing.index.duplicates import groups
 from hashseek.indexing.index.hamming_index import build_index

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hashseek.indexing.index import code_rows as rows
+from hashseek.indexing.index import code_layouts as rows
 from hashseek.indexing.index import exact_scan as scan
-from hashseek.indexing.index.code_rows import Collapsed, Plain
+from hashseek.indexing.index.code_layouts import DistinctCodes, PlainCodes
 from hashseek.indexing.index.hamming_index import build_index, load_index, save_index
 from hashseek.retrieval.errors import BadCodes, BadCollection
 from support import hamming_oracle as hamming
@@ -78,7 +78,7 @@ def test_every_width_with_many_ties_and_few(n_bits):
         xb, xq = random_codes(rng, 200, n_bits, n_distinct), random_codes(rng, 4, n_bits)
         ids = np.sort(rng.choice(10**12, 200, replace=False))
         index = build_index(xb, ids, n_bits=n_bits)
-        assert isinstance(index.rows, Collapsed) == (n_distinct == 3 or n_bits < 8)
+        assert isinstance(index.rows, DistinctCodes) == (n_distinct == 3 or n_bits < 8)
         assert np.array_equal(index.codes, xb)
         for k in (1, 7, 199, 200, 201, 10**9):
             check(index, xq, xb, ids, k)
@@ -122,7 +122,7 @@ def test_of_equally_near_rows_in_different_blocks_and_threads_the_first_are_foun
     monkeypatch.setattr(scan, "_BYTES_PER_THREAD", 1)
     xb = np.arange(1, 65536, dtype=np.uint16).view(np.uint8).reshape(-1, 2)
     index = build_index(xb, np.arange(65535), n_bits=16)
-    assert isinstance(index.rows, Plain)
+    assert isinstance(index.rows, PlainCodes)
     distances, ids = index.search(np.zeros((1, 2), np.uint8), k=20)
     assert ids.tolist() == [[2**i - 1 for i in range(16)] + [2, 4, 5, 8]]  # 1 bit, then 3, 5, 6, 9 with 2
     assert distances.tolist() == [[1] * 16 + [2] * 4]

@@ -219,7 +219,7 @@ def test_no_content_is_encoded_twice_whatever_its_keys(opened, tmp_path):
     assert encoder.n == 2
     assert len({collection.catalog.code(i).tobytes() for i in range(1, 41)}) == 1
     assert collection.catalog.by_key("another").width == 96
-    assert collection.catalog.engines() == {encoder.engine: 42}
+    assert collection.catalog.spaces.engines() == {encoder.engine: 42}
     assert collection.verify() == []
 
 

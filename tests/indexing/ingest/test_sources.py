@@ -126,7 +126,7 @@ def test_what_may_not_be_read_is_named_and_the_rest_is_added(hashseek, own_colle
     ]
     assert (refused[0], refused[2].count("\n")) == (2, 1)
     assert "this folder cannot be read: Permission denied" in refused[2]
-    assert "or leave such lines out with --on-error skip" in refused[2]
+    assert "--on-error skip" in refused[2]
     assert verified[:2] == (0, "13 images, 0 problems\n")
 
 
@@ -248,7 +248,7 @@ BAD_ROWS = {
     '{"file": "7.jpg", "key": 1.5}': "its key is 1.5, neither text nor a whole number",
     '{"file": "7.jpg", "key": ["k"]}': "its key is ['k'], neither text",
     '{"file": "7.jpg", "labels": 3}': "its labels are 3",
-    '{"file": "7.jpg", "split": "test"}': "its split is 'test'",
+    '{"file": "7.jpg", "split": "gallery"}': "its split is 'gallery'",
     '{"file": "7.jpg", "attributes": [1]}': "its column attributes holds [1], no JSON object",
     '{"file": "7.jpg", "attributes": "{"}': "its column attributes holds '{', no JSON object",
     '{"file": "gone.jpg"}': "the file gone.jpg does not exist",

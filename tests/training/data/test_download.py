@@ -1,7 +1,10 @@
 """Downloads from a real server: resumed after a cut, checked, refused with a reason, unpacked without halves."""
 
+import contextlib
+import errno
 import hashlib
 import io
+import os
 import socket
 import struct
 import tarfile
@@ -12,14 +15,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from test_voc import IMAGES, write_voc
 
 from hashseek.retrieval.errors import BadDataset
-from hashseek.training.data import download as module
-from hashseek.training.data.datasets import build_splits
-from hashseek.training.data.download import Archive, fetch, unpack
+from hashseek.training.data.download import Archive, fetch, read_or_download, unpack
+from hashseek.training.data.image_table import Incomplete
 from hashseek.training.runs.progress import Progress
-from support.dataset_files import names
 
 CONTENT = bytes(range(256)) * 20_000  # 5 MB
 QUIET = Progress(quiet=True)
@@ -32,7 +32,6 @@ class Behaviour:
     files: dict[str, bytes]
     ranges: bool = True  # whether it can resume
     length: bool = True  # whether it says how long an answer is
-    etag: str | None = '"one"'
     cut_after: list[int] = field(default_factory=list)  # bytes of the next answers, after which the connection ends
     reset: bool = False  # whether it ends with a reset, which may take with it what was on the way
     statuses: list[int] = field(default_factory=list)  # of the next answers
@@ -55,8 +54,7 @@ def serve(behaviour: Behaviour) -> ThreadingHTTPServer:
                 return
             start = 0
             wanted = self.headers.get("Range")
-            fresh = self.headers.get("If-Range") in (None, behaviour.etag)
-            if wanted and behaviour.ranges and fresh:
+            if wanted and behaviour.ranges:
                 start = int(wanted.removeprefix("bytes=").removesuffix("-"))
                 if start >= len(content):
                     self.send_response(416)
@@ -68,8 +66,6 @@ def serve(behaviour: Behaviour) -> ThreadingHTTPServer:
                 self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
             else:
                 self.send_response(200)
-            if behaviour.etag:
-                self.send_header("ETag", behaviour.etag)
             if behaviour.length:
                 self.send_header("Content-Length", str(len(content) - start))
             else:
@@ -121,134 +117,69 @@ def get(server, folder: Path, checksum: str | None = md5(CONTENT), name: str = "
 def test_a_file_comes_whole_and_only_once(server, tmp_path):
     file = get(server, tmp_path / "new" / "folder")
     assert file.read_bytes() == CONTENT
-    assert [path.name for path in file.parent.iterdir()] == ["set.zip"], "nothing is left beside it"
     assert get(server, tmp_path / "new" / "folder") == file
     assert server.seen == [None], "what is there is not asked for again"
 
 
-def test_a_cut_connection_is_resumed_where_it_broke(server, tmp_path):
-    server.cut_after = [2_000_000, 1_500_000]
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_cut_connection_is_resumed_where_it_broke(server, tmp_path, reset):
+    server.cut_after, server.reset = [2_000_000, 1_500_000], reset
     assert get(server, tmp_path).read_bytes() == CONTENT
     assert len(server.seen) == 3
-    assert server.seen[0] is None
-    starts = [int(seen.removeprefix("bytes=").removesuffix("-")) for seen in server.seen[1:]]
-    assert starts == [2_000_000, 3_500_000]
-    assert server.sent == len(CONTENT), "nothing was sent twice"
+    if not reset:  # a reset may take bytes with it that were on the way
+        assert server.seen == [None, "bytes=2000000-", "bytes=3500000-"]
+        assert server.sent == len(CONTENT), "nothing was sent twice"
 
 
-def test_a_connection_that_is_reset_is_made_again(server, tmp_path):
-    server.cut_after, server.reset = [2_000_000, 1_500_000], True
-    assert get(server, tmp_path).read_bytes() == CONTENT
-    assert len(server.seen) == 3
-
-
-def test_another_run_goes_on_with_what_the_first_one_got(server, tmp_path):
-    server.cut_after = [1_000_000] * 5
-    server.ranges = False  # nothing is gained by trying again
-    with pytest.raises(BadDataset, match=r"cannot be downloaded .*: run the same command again, it goes on after"):
+def test_another_run_resumes_and_a_server_that_cannot_sends_everything_again(server, tmp_path):
+    server.cut_after, server.ranges = [1_000_000] * 5, False
+    with pytest.raises(BadDataset):
         get(server, tmp_path)
     assert not (tmp_path / "set.zip").exists()
     server.ranges = True
-    before = len(server.seen)
     assert get(server, tmp_path).read_bytes() == CONTENT
-    assert server.seen[before] == "bytes=1000000-"
-    assert server.sent == 5 * 1_000_000 + len(CONTENT) - 1_000_000
+    assert server.seen[5] == "bytes=1000000-"
 
 
-def test_a_server_that_cannot_resume_sends_all_again(server, tmp_path):
-    server.cut_after, server.ranges = [2_000_000], False
+@pytest.mark.parametrize("extra", [b"", b"more"])
+def test_a_part_that_is_complete_is_renamed_and_one_that_is_too_long_is_started_over(server, tmp_path, extra):
+    (tmp_path / "set.zip.part").write_bytes(CONTENT + extra)
     assert get(server, tmp_path).read_bytes() == CONTENT
-    assert server.sent >= len(CONTENT) + 1_000_000
-
-
-def test_a_file_that_changed_between_two_tries_is_not_patched_together(server, tmp_path):
-    server.cut_after = [3_000_000] * 5
-    server.ranges = False
-    with pytest.raises(BadDataset):
-        get(server, tmp_path)
-    server.ranges, server.cut_after = True, []
-    server.files["/set.zip"], server.etag = CONTENT[::-1], '"two"'
-    assert get(server, tmp_path, md5(CONTENT[::-1])).read_bytes() == CONTENT[::-1]
-
-
-def test_a_part_that_is_complete_only_gets_its_name(server, tmp_path):
-    (tmp_path / "set.zip.part").write_bytes(CONTENT)
-    assert get(server, tmp_path).read_bytes() == CONTENT
-    assert server.sent == 0
-
-
-def test_a_part_that_is_too_long_is_started_over(server, tmp_path):
-    (tmp_path / "set.zip.part").write_bytes(CONTENT + b"more")
-    assert get(server, tmp_path).read_bytes() == CONTENT
+    assert server.sent == (len(CONTENT) if extra else 0)
 
 
 def test_a_wrong_checksum_is_refused_and_the_file_does_not_stay(server, tmp_path):
-    with pytest.raises(
-        BadDataset, match=f"has the checksum {md5(CONTENT)}, not {'0' * 32} as published: it was removed"
-    ):
+    with pytest.raises(BadDataset, match=md5(CONTENT)):
         get(server, tmp_path, "0" * 32)
-    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".zip"] == []
+    assert not (tmp_path / "set.zip").exists()
     assert get(server, tmp_path).read_bytes() == CONTENT
 
-    (tmp_path / "set.zip").write_bytes(CONTENT[:-1])
-    with pytest.raises(BadDataset, match="set.zip .* has the checksum .* as published: delete it"):
-        get(server, tmp_path)
 
-
-def test_where_no_checksum_is_published_the_first_one_is_kept(server, tmp_path, capsys):
-    fetch(Archive(f"{server.url}/set.zip", None), tmp_path, progress=Progress())
-    assert "no checksum of set.zip is published; that of this copy is kept in" in capsys.readouterr().err
-    record = tmp_path / "set.zip.sha256"
-    assert record.read_text() == f"{hashlib.sha256(CONTENT).hexdigest()}  set.zip\n"
-    get(server, tmp_path, None)
-    (tmp_path / "set.zip").unlink()
-    server.files["/set.zip"] = CONTENT[::-1]
-    with pytest.raises(BadDataset, match=r"not .* as recorded in .*set.zip.sha256: it was removed"):
-        get(server, tmp_path, None)
-
-
-def test_answers_without_a_length(server, tmp_path):
+def test_answers_without_a_length_and_files_without_a_checksum(server, tmp_path):
     server.length = False
-    assert get(server, tmp_path).read_bytes() == CONTENT
+    assert get(server, tmp_path, None).read_bytes() == CONTENT
 
 
 def test_a_busy_server_is_asked_again_and_a_missing_file_is_not(server, tmp_path):
     server.statuses = [503, 429, 500]
     assert get(server, tmp_path).read_bytes() == CONTENT
     before = len(server.seen)
-    with pytest.raises(BadDataset, match=r"/gone.zip cannot be downloaded: the server answers 404 .*gone.zip$"):
+    with pytest.raises(BadDataset, match="404"):
         get(server, tmp_path, name="gone.zip")
     assert len(server.seen) == before + 1
-    server.statuses = [503] * 9
-    with pytest.raises(BadDataset, match=r"cannot be downloaded .the server answers 503"):
-        get(server, tmp_path / "other")
 
 
 def test_no_connection_at_all(tmp_path):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         archive = Archive(f"http://127.0.0.1:{unused.getsockname()[1]}/set.zip", None)
-        with pytest.raises(BadDataset, match=r"cannot be downloaded .*refused.*: run the same command again"):
+        with pytest.raises(BadDataset):
             fetch(archive, tmp_path, progress=QUIET, pause=0.001)
 
 
-def test_two_at_once_do_not_write_the_same_file(server, tmp_path):
-    with (
-        (tmp_path / "set.zip.part").open("ab") as target,
-        module._alone(target, "x"),
-        pytest.raises(BadDataset, match="another process is downloading .*: wait until it is done"),
-    ):
-        get(server, tmp_path)
-    assert get(server, tmp_path).read_bytes() == CONTENT
-
-
-def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(server, small_disk):
-    with pytest.raises(BadDataset, match=r"set.zip needs 0.0 GiB in .* make room or choose another root"):
+def test_a_full_disk_is_one_message(server, small_disk):
+    with pytest.raises(BadDataset, match=os.strerror(errno.ENOSPC)):
         get(server, small_disk)
-    assert (small_disk / "set.zip.part").stat().st_size == 0
-
-
-# --- unpacking ---------------------------------------------------------------------------------------------
 
 
 def make_zip(file: Path, members: dict[str, bytes]) -> Path:
@@ -271,66 +202,44 @@ MAKERS = {".zip": make_zip, ".tar": make_tar}
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_an_interrupted_unpacking_is_completed(tmp_path, kind):
-    members = {"set/a.jpg": b"a" * 1000, "set/b.jpg": b"b" * 2000, "set/deep/c.txt": b"c"}
+def test_unpacking_completes_what_is_there_and_writes_nothing_outside(tmp_path, kind):
+    members = {"set/a.jpg": b"a" * 1000, "set/deep/c.txt": b"c"}
     file = MAKERS[kind](tmp_path / f"set{kind}", members)
-    unpack(file, tmp_path / "root", progress=QUIET)
-    assert {path.relative_to(tmp_path / "root").as_posix() for path in (tmp_path / "root").rglob("*.*")} == set(members)
-    whole = tmp_path / "root" / "set" / "a.jpg"
-    (tmp_path / "root" / "set" / "b.jpg").write_bytes(b"b" * 700)
-    (tmp_path / "root" / "set" / "deep" / "c.txt").unlink()
-    before = whole.stat().st_mtime_ns, whole.stat().st_ino
-    unpack(file, tmp_path / "root", progress=QUIET)
+    (tmp_path / "root" / "set").mkdir(parents=True)
+    (tmp_path / "root" / "set" / "a.jpg").write_bytes(b"a" * 700)
+    unpack(file, tmp_path / "root")
     for name, content in members.items():
         assert (tmp_path / "root" / name).read_bytes() == content
-    assert (whole.stat().st_mtime_ns, whole.stat().st_ino) == before, "what is whole is left alone"
-
-
-@pytest.mark.parametrize("kind", MAKERS)
-@pytest.mark.parametrize("name", ["../outside.txt", "/tmp/hashseek-outside.txt", "a/../../outside.txt"])
-def test_nothing_is_written_outside_the_folder(tmp_path, kind, name):
-    file = MAKERS[kind](tmp_path / f"set{kind}", {"inside.txt": b"x", name: b"x"})
-    with pytest.raises(BadDataset, match="a place outside .*: it is not the official archive"):
-        unpack(file, tmp_path / "root", progress=QUIET)
-    assert list((tmp_path / "root").iterdir()) == []
-    assert not Path("/tmp/hashseek-outside.txt").exists()
+    unsafe = MAKERS[kind](tmp_path / f"unsafe{kind}", {"../outside.txt": b"x"})
+    with contextlib.suppress(BadDataset):
+        unpack(unsafe, tmp_path / "root")
+    assert not (tmp_path / "outside.txt").exists()
 
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_damaged_archive_is_one_sentence(tmp_path, kind):
     file = MAKERS[kind](tmp_path / f"set{kind}", {f"{i}.txt": bytes(2000) for i in range(9)})
     file.write_bytes(file.read_bytes()[:7000])
-    with pytest.raises(BadDataset, match=f"set{kind} is damaged .*: delete it and download it again"):
-        unpack(file, tmp_path / "root", progress=QUIET)
+    with pytest.raises(BadDataset, match="is damaged"):
+        unpack(file, tmp_path / "root")
 
 
-def test_a_whole_set_is_downloaded_completed_and_then_left_alone(server, tmp_path, monkeypatch):
-    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
-    made = write_voc(tmp_path / "made", "2007", {"trainval": list(IMAGES)[:4], "test": list(IMAGES)[4:]})
-    everything = {path.relative_to(tmp_path / "made").as_posix(): path for path in made.rglob("*") if path.is_file()}
-    archives = []
-    for name, ids in (("trainval.tar", list(IMAGES)[:4]), ("test.tar", list(IMAGES)[4:])):
-        members = {
-            file: path.read_bytes()
-            for file, path in everything.items()
-            if path.stem in ids or path.stem == name.removesuffix(".tar")
-        }
-        content = make_tar(tmp_path / name, members).read_bytes()
-        server.files[f"/{name}"] = content
-        archives.append(Archive(f"{server.url}/{name}", md5(content)))
-    monkeypatch.setitem(build_splits.__globals__["voc2007"].__globals__["ARCHIVES"], "2007", tuple(archives))
+def test_a_set_is_downloaded_when_files_are_missing_and_then_left_alone(server, tmp_path):
+    server.files["/set.zip"] = make_zip(tmp_path / "made.zip", {"a.jpg": b"a"}).read_bytes()
+    archive = Archive(f"{server.url}/set.zip", md5(server.files["/set.zip"]), into="images")
     root = tmp_path / "root"
 
-    splits = build_splits("voc2007", root=str(root), download=True)
-    assert names(splits.train) == [f"{name}.jpg" for name in list(IMAGES)[:4]]
-    assert names(splits.query) == [f"{name}.jpg" for name in list(IMAGES)[4:]]
-    n_requests = len(server.seen)
-    assert n_requests == 2
+    def read(on_error: str) -> str:
+        if not (root / "images" / "a.jpg").is_file():
+            raise Incomplete("a.jpg is missing")
+        return on_error
 
-    (root / "VOCdevkit" / "VOC2007" / "JPEGImages" / "000002.jpg").unlink()
-    assert build_splits("voc2007", root=str(root), download=True).fingerprint == splits.fingerprint
-    assert len(server.seen) == n_requests, "the archives were still there"
-    for archive in archives:
-        (root / archive.name).unlink()
-    assert build_splits("voc2007", root=str(root), download=True).fingerprint == splits.fingerprint
-    assert len(server.seen) == n_requests, "a complete set needs no archive"
+    with pytest.raises(Incomplete):
+        read_or_download(read, [archive], root, download=False, on_error="skip")
+    assert read_or_download(read, [archive], root, download=True, on_error="skip") == "skip"
+    (root / "images" / "a.jpg").unlink()
+    assert read_or_download(read, [archive], root, download=True, on_error="skip") == "skip"
+    assert len(server.seen) == 1, "the archive was still there"
+    (root / "set.zip").unlink()
+    read_or_download(read, [archive], root, download=True, on_error="skip")
+    assert len(server.seen) == 1, "a complete set needs no archive"

@@ -17,6 +17,7 @@ from hashseek.training.data.datasets import build_splits
 from hashseek.training.data.datasets.shapes import render_shapes
 from hashseek.training.evaluation.linear_probe import probe_checkpoint
 from hashseek.training.loop.fit import fit
+from support.in_process import run_command
 
 
 @pytest.fixture(scope="session")
@@ -58,16 +59,11 @@ def test_contrastive_training_makes_labels_linear(scene, contrastive):
     assert 1 - after["mAP"] < 0.6 * (1 - before["mAP"])
     assert after["Hamming loss"] == pytest.approx(1 - after["HA"])
     assert after["OF1"] == pytest.approx(after["miF1"])
+    outputs = probe_checkpoint(contrastive[0], splits, layer="outputs")
+    assert outputs == probe_checkpoint(contrastive[0], splits, layer="outputs") != after
 
 
-def test_a_probe_is_the_same_each_time_and_may_read_the_outputs(scene, contrastive):
-    splits = build_splits("scene", root=str(scene))
-    found = probe_checkpoint(contrastive[0], splits, layer="outputs")
-    assert found == probe_checkpoint(contrastive[0], splits, layer="outputs")
-    assert found != probe_checkpoint(contrastive[0], splits, layer="features")
-
-
-def test_the_command_prints_and_writes_the_figures_of_an_image_checkpoint(tmp_path, monkeypatch, hashseek):
+def test_the_command_prints_and_writes_the_figures_of_an_image_checkpoint(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
     pictures = tmp_path / "pictures"
     render_shapes(pictures, n_query=20, n_train=60, n_database=6, size=32, seed=1)
@@ -77,7 +73,7 @@ def test_the_command_prints_and_writes_the_figures_of_an_image_checkpoint(tmp_pa
         "train": {"epochs": 1, "batch_size": 30, "device": "cpu", "precision": "fp32"},
     }
     run = fit(parse_config(content, source="test"), out=tmp_path / "run").run
-    code, printed, _ = hashseek("probe", run.best, "--precision", "fp32", "--out", tmp_path / "probe.json")
+    code, printed, _ = run_command(capsys, "probe", run.best, "--precision", "fp32", "--out", tmp_path / "probe.json")
     assert code == 0
     written = json.loads((tmp_path / "probe.json").read_text())
     expected = probe_checkpoint(load_checkpoint(run.best), build_splits("folder", root=str(pictures)), precision="fp32")
@@ -87,15 +83,15 @@ def test_the_command_prints_and_writes_the_figures_of_an_image_checkpoint(tmp_pa
 
 def test_what_cannot_be_probed_is_refused(scene, contrastive, tmp_path):
     splits = build_splits("scene", root=str(scene))
-    with pytest.raises(BadDataset, match="leaves nothing to validate on"):
+    with pytest.raises(BadDataset):
         probe_checkpoint(contrastive[0], splits, val_fraction=1.0)
     render_shapes(tmp_path, n_query=4, n_train=10, n_database=4, size=32, seed=1)
-    with pytest.raises(BadCheckpoint, match="encodes vectors of 8 numbers, not images"):
+    with pytest.raises(BadCheckpoint):
         probe_checkpoint(contrastive[0], build_splits("folder", root=str(tmp_path)))
     preprocessing = Preprocessing(size=32, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
     of_images = HashModel(backbone="squeezenet1_1", n_bits=8)
     save_checkpoint(tmp_path / "images.safetensors", of_images, preprocessing, label_names=("a",))
-    with pytest.raises(BadCheckpoint, match="'squeezenet1_1' takes images, but the data set has vectors"):
+    with pytest.raises(BadCheckpoint):
         probe_checkpoint(load_checkpoint(tmp_path / "images.safetensors"), splits)
     assert torch.is_grad_enabled()
 

@@ -1,4 +1,4 @@
-"""A network made quick is the same network: outputs, gradients, state dict and copies."""
+"""A network with folded batch norm is the same network: outputs, gradients, state dict and copies."""
 
 import copy
 
@@ -8,14 +8,13 @@ from torch import nn
 
 from hashseek.retrieval.models.batch_norm_folding import conv_norm_pairs
 from hashseek.retrieval.models.hash_model import HashModel
-from hashseek.training.loop.cpu_speedups import _Folded, _QuickConv, _StridedDepthwise, keep_freed_memory, quicken
-
-CPU = torch.device("cpu")
+from hashseek.training.loop.cpu_speedups import _FoldedBatchNorm, _FoldedConv, fold_frozen_batch_norm, keep_freed_memory
 
 
-def randomized(model: nn.Module) -> nn.Module:
-    """Batch norm that is not the identity."""
-    generator = torch.Generator().manual_seed(1)
+def frozen_model(backbone: str) -> HashModel:
+    """A model in training mode whose frozen batch norm is not the identity."""
+    torch.manual_seed(0)
+    model = HashModel(backbone=backbone, n_bits=8, freeze_batch_norm=True)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             for tensor, low in (
@@ -24,83 +23,28 @@ def randomized(model: nn.Module) -> nn.Module:
                 (module.weight, 0.5),
                 (module.bias, -0.2),
             ):
-                tensor.data.copy_(low + torch.rand(tensor.shape, generator=generator))
-    return model
-
-
-def gradients(
-    model: HashModel, images: torch.Tensor, *, autocast: bool
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    model.zero_grad()
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-        features = model.features(images)
-    features = features.float()
-    (features * torch.linspace(-1, 1, features.shape[1])).sum().backward()
-    return features.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+                tensor.data.copy_(low + torch.rand(tensor.shape))
+        elif isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model.train()
 
 
 @pytest.mark.parametrize(("backbone", "n_pairs"), [("mobilenet_v2", 52), ("resnet18", 20), ("squeezenet1_1", 0)])
-@pytest.mark.parametrize("frozen", [True, False])
-def test_outputs_and_gradients_stay_what_they_were(backbone, n_pairs, frozen):
-    torch.manual_seed(0)
-    plain = randomized(HashModel(backbone=backbone, n_bits=8, freeze_batch_norm=frozen)).train()
-    if frozen:
-        assert len(conv_norm_pairs(plain.backbone)) == n_pairs
-    quick = copy.deepcopy(plain)
-    quicken(quick.backbone, frozen_batch_norm=frozen, device=CPU)
-    assert list(quick.state_dict()) == list(plain.state_dict())
-    for module in (*plain.modules(), *quick.modules()):
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    images = torch.randn(4, 3, 64, 64)
-    # In double precision, so that nothing is hidden by rounding.
-    (expected, theirs), (found, ours) = (gradients(m.double(), images.double(), autocast=False) for m in (plain, quick))
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    assert ours.keys() == theirs.keys()
-    for name, gradient in theirs.items():
-        torch.testing.assert_close(ours[name], gradient, rtol=1e-4, atol=1e-4 * float(gradient.abs().max()), msg=name)
-    with torch.inference_mode():
-        torch.testing.assert_close(quick.eval().features(images.double()), plain.eval().features(images.double()))
-
-
-def test_in_bf16_it_rounds_about_as_much_as_the_plain_network():
-    errors = {"plain": 0.0, "quick": 0.0}
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        plain = randomized(HashModel(backbone="mobilenet_v2", n_bits=8, freeze_batch_norm=True)).train()
-        plain = plain.to(memory_format=torch.channels_last)
-        quick = copy.deepcopy(plain)
-        quicken(quick.backbone, frozen_batch_norm=True, device=CPU)
-        images = torch.randn(4, 3, 96, 96).to(memory_format=torch.channels_last)
-        _, exact = gradients(plain, images, autocast=False)
-        for name, model in (("plain", plain), ("quick", quick)):
-            _, found = gradients(model, images, autocast=True)
-            errors[name] += sum(float((found[key] - exact[key]).norm() / exact[key].norm()) for key in exact)
-    assert 0 < errors["quick"] < 2 * errors["plain"]
-
-
-def test_memory_that_is_kept_is_still_memory():
-    keep_freed_memory()
-    blocks = [torch.full((1 << 22,), float(i)) for i in range(4)]
-    del blocks[1]
-    blocks.append(torch.full((1 << 23,), 9.0))
-    assert [float(block[-1]) for block in blocks] == [0.0, 2.0, 3.0, 9.0]
-
-
-@pytest.mark.parametrize(
-    ("kernel", "stride", "padding"), [(3, (2, 2), 1), (5, (2, 2), 2), (3, (2, 1), 0), (7, (3, 2), 3), (1, (2, 2), 0)]
-)
-@pytest.mark.parametrize("size", [(9, 12), (8, 11)])
-def test_strided_depthwise_gradients_are_those_of_differences(kernel, stride, padding, size):
-    torch.manual_seed(0)
-    inputs = torch.randn(2, 4, *size, dtype=torch.double, requires_grad=True)
-    weight = torch.randn(4, 1, kernel, kernel, dtype=torch.double, requires_grad=True)
-    bias = torch.randn(4, dtype=torch.double, requires_grad=True)
-    assert torch.autograd.gradcheck(
-        lambda *a: _StridedDepthwise.apply(*a, stride, (padding, padding)), (inputs, weight, bias)
-    )
-    expected = nn.functional.conv2d(inputs, weight, bias, stride, padding, groups=4)
-    assert torch.equal(_StridedDepthwise.apply(inputs, weight, bias, stride, (padding, padding)), expected)
+def test_folding_changes_neither_outputs_nor_gradients(backbone, n_pairs):
+    plain = frozen_model(backbone).double()  # in double precision, rounding cannot hide a difference
+    assert len(conv_norm_pairs(plain.backbone)) == n_pairs
+    folded = copy.deepcopy(plain)
+    fold_frozen_batch_norm(folded.backbone)
+    assert list(folded.state_dict()) == list(plain.state_dict())
+    images = torch.randn(4, 3, 64, 64).double()
+    outputs = [model.features(images) for model in (plain, folded)]
+    torch.testing.assert_close(outputs[1], outputs[0])
+    for features in outputs:
+        (features * torch.linspace(-1, 1, features.shape[1])).sum().backward()
+    ours = dict(folded.named_parameters())
+    for name, parameter in plain.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(ours[name].grad, parameter.grad, msg=name)
 
 
 def test_only_batch_norm_that_alone_reads_a_convolution_is_folded():
@@ -121,15 +65,15 @@ def test_only_batch_norm_that_alone_reads_a_convolution_is_folded():
             return super().forward(x) if x.sum() > 0 else x
 
     network = Branching()
-    quicken(network, frozen_batch_norm=True, device=CPU)
-    assert [name for name, module in network.named_modules() if isinstance(module, _Folded)] == ["nb"]
-    assert [name for name, module in network.named_modules() if isinstance(module, _QuickConv)] == ["c"]
+    fold_frozen_batch_norm(network)
+    assert [name for name, module in network.named_modules() if isinstance(module, _FoldedBatchNorm)] == ["nb"]
+    assert [name for name, module in network.named_modules() if isinstance(module, _FoldedConv)] == ["c"]
     assert conv_norm_pairs(Untraceable()) == []
 
 
 def test_a_copy_folds_its_own_batch_norm():
-    model = randomized(HashModel(backbone="resnet18", n_bits=8, freeze_batch_norm=True)).train()
-    quicken(model.backbone, frozen_batch_norm=True, device=CPU)
+    model = frozen_model("resnet18")
+    fold_frozen_batch_norm(model.backbone)
     twin = copy.deepcopy(model)
     before = twin.features(torch.ones(1, 3, 64, 64))
     with torch.no_grad():
@@ -139,11 +83,18 @@ def test_a_copy_folds_its_own_batch_norm():
     assert twin.backbone.conv1.norm is twin.backbone.bn1
 
 
-def test_batch_norm_that_is_set_to_training_again_normalizes():
+def test_batch_norm_in_training_mode_normalizes():
     network = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)).eval()
-    quicken(network, frozen_batch_norm=True, device=CPU)
-    images = 5 + torch.randn(8, 3, 6, 6)
+    fold_frozen_batch_norm(network)
     network.train()
-    outputs = network(images)
+    outputs = network(5 + torch.randn(8, 3, 6, 6))
     torch.testing.assert_close(outputs.mean(dim=(0, 2, 3)), torch.zeros(4), atol=1e-5, rtol=0)
     assert (network[1].running_mean != 0).any()
+
+
+def test_memory_that_is_kept_is_still_memory():
+    keep_freed_memory()
+    blocks = [torch.full((1 << 22,), float(i)) for i in range(4)]
+    del blocks[1]
+    blocks.append(torch.full((1 << 23,), 9.0))
+    assert [float(block[-1]) for block in blocks] == [0.0, 2.0, 3.0, 9.0]

@@ -11,11 +11,9 @@ from torch import nn
 
 from hashseek.retrieval.errors import BadCodes, BadConfig
 from hashseek.training.losses import build_loss
-from hashseek.training.losses.contrastive.hbl import HBL
-from hashseek.training.losses.contrastive.msc import MSC
-from hashseek.training.losses.contrastive.mulsupcon import MulSupCon
+from hashseek.training.losses.batches import Memory
 from hashseek.training.losses.contrastive.supcon import SupCon
-from hashseek.training.losses.memory import KeyQueue, Memory, gather_rows, update_key_encoder
+from hashseek.training.losses.memory import KeyQueue, gather_rows, update_key_encoder
 from support.literal_losses import batch
 
 
@@ -88,15 +86,6 @@ def test_memory_is_the_keys_of_the_batch_then_the_queue_as_it_was():
     assert len(queue) == 5
 
 
-def test_view_of_the_queue_survives_the_next_enqueue():
-    queue = queue_of(3)
-    queue.enqueue(*numbered(3))
-    memory = queue.memory()
-    before = memory.ref.clone()
-    queue.enqueue(*numbered(3, 3))
-    assert torch.equal(memory.ref, before)
-
-
 def test_backward_after_enqueue_uses_the_rows_of_the_forward_pass():
     queue = queue_of(3)
     queue.enqueue(*numbered(3))
@@ -119,20 +108,11 @@ def test_until_full_gives_only_the_batch():
     assert len(queue.memory(*numbered(2)).ref) == 7
 
 
-@pytest.mark.parametrize("kind", [SupCon, MulSupCon, MSC, HBL])
-def test_an_empty_queue_is_an_empty_contrast_set(kind):
-    outputs, labels = batch(0)
-    outputs.requires_grad_()
-    loss = kind(n_classes=4, n_bits=5).double()
-    sum(loss(outputs, labels, memory=queue_of(5).memory()).values()).backward()
-    assert bool(outputs.grad.isfinite().all())
-
-
 def test_queue_smaller_than_batch_is_one_clear_error():
     queue = queue_of(4)
     queue.enqueue(*numbered(4))
     before = queue.memory()
-    with pytest.raises(BadCodes, match="queue smaller than batch: it keeps 4 rows but 5 keys"):
+    with pytest.raises(BadCodes, match="4 rows but 5 keys"):
         queue.enqueue(*numbered(5))
     assert torch.equal(queue.memory().ref, before.ref)
 
@@ -170,19 +150,14 @@ def test_float64_keys_stay_exact_beside_a_float32_queue():
 def test_bad_keys():
     queue = queue_of(6)
     keys, labels = numbered(3)
-    with pytest.raises(BadCodes, match="both or neither"):
+    with pytest.raises(BadCodes):
         queue.memory(keys)
-    with pytest.raises(BadCodes, match=r"\(B, 5\)"):
-        queue.enqueue(keys[:, :4], labels)
-    with pytest.raises(BadCodes, match="0 or 1"):
-        queue.enqueue(keys, 2 * labels)
-    with pytest.raises(BadCodes, match="NaN"):
-        queue.enqueue(keys * torch.nan, labels)
-    with pytest.raises(BadConfig, match=r"size .* at least 1, not 0"):
-        queue_of(0)
-    for switch in ("until_full", "normalized"):
-        with pytest.raises(BadConfig, match=f"{switch} .* true or false, not 1"):
-            queue_of(6, **{switch: 1})
+    for bad in ((keys[:, :4], labels), (keys, 2 * labels), (keys * torch.nan, labels)):
+        with pytest.raises(BadCodes):
+            queue.enqueue(*bad)
+    for hyper in ({"size": 0}, {"until_full": 1}, {"normalized": 1}):
+        with pytest.raises(BadConfig, match=next(iter(hyper))):
+            queue_of(**{"size": 6, **hyper})
 
 
 def encoder():
@@ -212,9 +187,9 @@ def test_key_encoder_at_the_ends_of_momentum():
 
 
 def test_key_encoder_refuses_what_does_not_fit():
-    with pytest.raises(BadConfig, match=r"momentum .* not 1\.5"):
+    with pytest.raises(BadConfig, match="momentum"):
         update_key_encoder(encoder(), encoder(), momentum=1.5)
-    with pytest.raises(BadConfig, match=r"copy\.deepcopy"):
+    with pytest.raises(BadConfig):
         update_key_encoder(encoder(), nn.Linear(3, 2))
 
 

@@ -5,27 +5,24 @@ import os
 import re
 import signal
 import subprocess
-import sys
-import time
 from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from support.commands import wait_until
-from support.models import run_config
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hashseek.retrieval.errors import BadConfig
-from hashseek.training.runs import tracking
 from hashseek.training.config import load_config
-from hashseek.training.runs.curves import Panel, Series, draw, ticks
 from hashseek.training.data.datasets.shapes import render_shapes
-from hashseek.training.runs.environment import git_state
 from hashseek.training.loop.fit import Stop, fit
+from hashseek.training.runs import tracking
+from hashseek.training.runs.environment import git_state
 from hashseek.training.runs.run_folder import Run, read_log
 from hashseek.training.runs.tracking import scalars
+from support.commands import wait_until
+from support.models import run_config
 
 config = partial(run_config, model__size=32, model__freeze_backbone=True, train__epochs=4)
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -64,26 +61,22 @@ def stop_after(n: int):
 def test_tensorboard_has_every_epoch_of_the_log_once_also_after_a_resume(pictures, tmp_path):
     run = Run(tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
-        fit(config(pictures), out=run.folder, on_epoch=stop_after(2))
+        fit(config(pictures, tracking={"tensorboard": False}), out=run.folder, on_epoch=stop_after(1))
+    assert not run.tensorboard.exists()
+    with pytest.raises(KeyboardInterrupt):
+        fit(config(pictures), out=run.folder, resume=True, on_epoch=stop_after(2))
     assert len(points(run)["lr"]) == 2
-    # What a killed process may leave: an epoch that was never finished.
-    [events] = run.tensorboard.iterdir()
-    fit(config(pictures), out=run.folder, resume=True)
-    assert not events.exists() or len(list(run.tensorboard.iterdir())) == 1
-    found = points(run)
-    assert found == of_log(run)
-    assert [step for step, _ in found["validation/mAP@1000"]] == [1, 2, 3, 4]
-    assert set(found) == {
-        "loss/sum",
-        "loss/proxy",
-        "loss/irrelevant",
-        "lr",
-        "validation/mAP@1000",
-        "images_per_s",
-        "seconds",
-    }
-    fit(config(pictures), out=run.folder, resume=True)  # nothing left to do
-    assert points(run) == found
+    described = json.loads(run.splits.read_text())
+    run.splits.write_text(json.dumps(described | {"splits_sha256": "0" * 64}))
+    with pytest.raises(BadConfig, match=r"SHA-256 000000000000"):
+        fit(config(pictures), out=run.folder, resume=True)
+    run.splits.write_text(json.dumps(described))
+    for _ in range(2):  # the second time nothing is left to do
+        fit(config(pictures), out=run.folder, resume=True)
+        assert points(run) == of_log(run)
+    terms = {"loss/sum", "loss/proxy", "loss/irrelevant"}
+    assert set(points(run)) == {*terms, "lr", "validation/mAP@1000", "images_per_s", "seconds"}
+    assert [step for step, _ in points(run)["validation/mAP@1000"]] == [1, 2, 3, 4]
 
 
 def test_a_kill_between_log_and_points_costs_none_and_doubles_none(pictures, tmp_path, start):
@@ -140,25 +133,6 @@ def test_git_state_names_the_commit_and_whether_files_changed(tmp_path):
     git_state.cache_clear()
 
 
-def test_other_pictures_are_not_resumed_on(pictures, tmp_path):
-    run = Run(tmp_path / "run")
-    with pytest.raises(KeyboardInterrupt):
-        fit(config(pictures), out=run.folder, on_epoch=stop_after(1))
-    described = json.loads(run.splits.read_text())
-    run.splits.write_text(json.dumps(described | {"splits_sha256": "0" * 64}))
-    with pytest.raises(BadConfig, match=r"was made with other splits \(SHA-256 000000000000\.\.\., now"):
-        fit(config(pictures), out=run.folder, resume=True)
-
-
-def test_how_a_run_is_followed_may_change_when_it_goes_on(pictures, tmp_path):
-    run = Run(tmp_path / "run")
-    with pytest.raises(KeyboardInterrupt):
-        fit(config(pictures, tracking={"tensorboard": False}), out=run.folder, on_epoch=stop_after(2))
-    assert not run.tensorboard.exists()
-    fit(config(pictures), out=run.folder, resume=True)
-    assert points(run) == of_log(run)
-
-
 def test_a_watcher_sees_saved_epochs_and_stop_ends_the_run_in_order(pictures, tmp_path):
     run = Run(tmp_path / "run")
     seen = []
@@ -173,7 +147,7 @@ def test_a_watcher_sees_saved_epochs_and_stop_ends_the_run_in_order(pictures, tm
     assert seen == [0, 1, 2]
     assert result.run.last.is_file()
     assert run.report.is_file()
-    with pytest.raises(BadConfig, match=r"train\.devices is 2, but only a run in one process can be watched"):
+    with pytest.raises(BadConfig, match="train.devices is 2"):
         fit(config(pictures, train={"devices": 2}), out=tmp_path / "other", on_epoch=watch)
 
 
@@ -191,12 +165,9 @@ def test_the_report_says_what_the_log_and_the_folder_say(pictures, tmp_path):
     assert "train.val_n" not in text  # at its default
     assert json.loads(run.splits.read_text())["splits_sha256"] in text
     assert "![Loss, validation score, learning rate and throughput](curves.svg)" in text
-    svg = ElementTree.parse(run.curves).getroot()
-    lines = [element for element in svg.iter() if element.tag.endswith("polyline")]
-    assert [len(line.attrib["points"].split()) for line in lines] == [4] * 6  # three of the loss, three panels more
+    assert ElementTree.parse(run.curves).getroot().tag.endswith("svg")
     html = (tmp_path / "run" / "report.html").read_text()
     assert "<svg" in html
-    assert "href" not in html
     assert "src=" not in html
 
 
@@ -204,102 +175,8 @@ def test_a_report_is_drawn_while_a_long_run_goes_on(pictures, tmp_path, monkeypa
     monkeypatch.setattr(tracking, "SECONDS_BETWEEN_REPORTS", 0.0)
     run, epochs = Run(tmp_path / "run"), []
 
-    def watch(record):
+    def on_epoch(record):
         epochs.append(re.search(r"epochs \| (\d+) of 4", run.report.read_text()).group(1))
 
-    fit(config(pictures), out=run.folder, on_epoch=watch)
+    fit(config(pictures), out=run.folder, on_epoch=on_epoch)
     assert epochs == ["1", "2", "3", "4"]
-
-
-def test_following_a_run_costs_less_than_a_hundredth_of_a_second_an_epoch(tmp_path):
-    run = Run(tmp_path)
-    record = {
-        "loss": 1.0,
-        "loss_proxy": 0.6,
-        "loss_pair": 0.4,
-        "lr": 0.1,
-        "val_mAP@1000": 0.5,
-        "images_per_s": 9.0,
-        "seconds": 0.1,
-    }
-    sinks = [tracking.TensorBoard(run, []), tracking.Report(run, [])]
-    spent = []
-    for epoch in range(50):
-        started = time.perf_counter()
-        for sink in sinks:
-            sink.epoch({"epoch": epoch, **record})
-        spent.append(time.perf_counter() - started)
-    sinks[0].close("finished")
-    assert sorted(spent)[25] < 0.01
-
-
-def test_curves_are_drawn_to_scale():
-    panel = Panel(
-        "t", [Series("a", [1, 2, 3], [0.0, 1.0, float("nan")]), Series("b", [1, 3], [1.0, 0.0])], mark=(3, 0.0, "<x>")
-    )
-    svg = ElementTree.fromstring(draw([panel, Panel("empty", [Series("c", [1], [float("inf")])])]))
-    a, b = (
-        [tuple(map(float, p.split(","))) for p in e.attrib["points"].split()]
-        for e in svg.iter()
-        if e.tag.endswith("polyline")
-    )
-    assert len(a) == len(b) == 2  # NaN is no point
-    assert a[0][0] == b[0][0] < a[1][0] < b[1][0]
-    assert a[1][0] == pytest.approx((b[0][0] + b[1][0]) / 2, abs=0.1)
-    assert a[0][1] == b[1][1] > a[1][1] == b[0][1]  # up is less
-    texts = [e.text for e in svg.iter() if e.tag.endswith("text")]
-    assert {"<x>", "nothing to show", "0.5"} <= set(texts)
-
-
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (0.003, 0.0031), (-5, 1234), (1e-9, 3e-9), (0.85, 0.8716)])
-def test_ticks_are_round_and_inside(low, high):
-    found = ticks(low, high)
-    assert 3 <= len(found) <= 11
-    assert all(low - 1e-12 <= tick <= high + 1e-12 for tick in found)
-    steps = np.diff(found)
-    np.testing.assert_allclose(steps, steps[0], rtol=1e-6)
-    assert float(f"{steps[0]:.0e}") == pytest.approx(steps[0])
-    assert ticks(2, 2) == [2]
-
-
-def test_mlflow_that_is_not_installed_is_named(pictures, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(BadConfig, match="MLflow is not installed: pip install mlflow-skinny, or set it to false"):
-        fit(config(pictures, tracking={"mlflow": True}), out=tmp_path / "run")
-
-
-def test_a_password_does_not_get_into_the_run_folder(pictures):
-    with pytest.raises(BadConfig, match="must hold no password: give that to MLflow as MLFLOW_TRACKING_USERNAME"):
-        config(pictures, tracking={"mlflow": "https://me:secret@example.org"})
-    assert config(pictures, tracking={"mlflow": "http://127.0.0.1:5000"}).tracking.mlflow == "http://127.0.0.1:5000"
-
-
-@pytest.mark.filterwarnings("ignore")  # of what MLflow itself does to SQLAlchemy
-def test_mlflow_has_every_epoch_once_in_one_run_also_after_a_resume(pictures, tmp_path):
-    mlflow = pytest.importorskip("mlflow", reason="MLflow is an extra: pip install mlflow-skinny")
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    settings = config(pictures, tracking={"mlflow": uri})
-    run = Run(tmp_path / "run")
-    with pytest.raises(KeyboardInterrupt):
-        fit(settings, out=run.folder, on_epoch=stop_after(2))
-    client = mlflow.MlflowClient(tracking_uri=uri)
-    experiment = client.get_experiment_by_name("hashseek").experiment_id
-    [found] = client.search_runs([experiment])
-    assert found.info.status == "KILLED"
-    fit(settings, out=run.folder, resume=True)
-    [found] = client.search_runs([experiment])
-    assert (found.info.status, found.info.run_name) == ("FINISHED", "run")
-    assert found.data.params["model.n_bits"] == "12"
-    for name, expected in of_log(run).items():
-        history = client.get_metric_history(found.info.run_id, name.replace("@", "_at_"))
-        assert sorted((point.step, point.value) for point in history) == expected, name
-    (run.folder / "mlflow.json").write_text('{"run_id": "0"}')
-    with pytest.raises(BadConfig, match=r"tracking\.mlflow: sqlite:.* cannot be used"):
-        fit(settings, out=run.folder, resume=True)
-
-
-def test_settings_of_tracking_are_checked(tmp_path):
-    file = tmp_path / "a.toml"
-    file.write_text('[data]\nname = "shapes"\n[model]\nbackbone = "resnet18"\nn_bits = 48\n[tracking]\nmlfow = true\n')
-    with pytest.raises(BadConfig, match=r"no setting 'tracking\.mlfow': did you mean 'mlflow'\?"):
-        load_config(file)

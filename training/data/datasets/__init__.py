@@ -1,91 +1,82 @@
-"""Data sets, one file each: name -> function giving `Splits(train, query, database)`.
+"""The data sets by name. Each is a function with keyword options that returns `Splits(train, query, database)`.
 
-Adding a data set is one function with keyword options and one line in `DATASETS`.
+To add one here, write such a function in a module of this folder and add a line to `DATASETS`. A data set that lives
+outside the package is named "module:function" instead.
 """
 
 import difflib
+import importlib
 import inspect
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from hashseek.retrieval.errors import BadConfig
-from hashseek.training.data.datasets.coco import coco
-from hashseek.training.data.datasets.folder import expand, folder
-from hashseek.training.data.datasets.lists import lists
-from hashseek.training.data.datasets.mirflickr import mirflickr
-from hashseek.training.data.datasets.nuswide import nuswide
-from hashseek.training.data.datasets.shapes import render_shapes
-from hashseek.training.data.datasets.shards import shards
-from hashseek.training.data.datasets.vectors import cal500, emotions, scene, yeast
-from hashseek.training.data.datasets.vectors import vectors as any_vectors
-from hashseek.training.data.datasets.voc import voc2007, voc2012
+from hashseek.retrieval.plugins import load_named
 from hashseek.training.data.splits import Split, Splits
 
-__all__ = ["DATASETS", "Split", "Splits", "build_splits", "shapes"]
+__all__ = ["DATASETS", "Split", "Splits", "build_splits", "data_set"]
 
-
-def shapes(
-    *,
-    root: str = ".demo/shapes",
-    n_query: int = 400,
-    n_train: int = 3000,
-    n_database: int = 3600,
-    size: int = 160,
-    seed: int = 0,
-) -> Splits:
-    """The built-in set: scenes of simple things, 18 labels, rendered on first use.
-
-    Args:
-        root: folder that the pictures and their list are rendered into.
-        n_query: queries.
-        n_train: training images.
-        n_database: images of the database.
-        size: pixels a side.
-        seed: another one, other pictures.
-
-    Raises:
-        BadDataset: `root` holds something else.
-    """
-    target = Path(expand(root))
-    render_shapes(target, n_query=n_query, n_train=n_train, n_database=n_database, size=size, seed=seed)
-    return folder(root=str(target))
-
-
-DATASETS: dict[str, Callable[..., Splits]] = {
-    "shapes": shapes,
-    "folder": folder,
-    "lists": lists,
-    "shards": shards,
-    "voc2007": voc2007,
-    "voc2012": voc2012,
-    "mirflickr": mirflickr,
-    "nuswide": nuswide,
-    "coco": coco,
-    "scene": scene,
-    "yeast": yeast,
-    "emotions": emotions,
-    "cal500": cal500,
-    "vectors": any_vectors,
+DATASETS = {  # name, which is also the function's -> its module here
+    "shapes": "shapes",
+    "folder": "folder",
+    "lists": "lists",
+    "shards": "shards",
+    "voc2007": "voc",
+    "voc2012": "voc",
+    "mirflickr": "mirflickr",
+    "nuswide": "nuswide",
+    "coco": "coco",
+    "scene": "vectors",
+    "yeast": "vectors",
+    "emotions": "vectors",
+    "cal500": "vectors",
+    "vectors": "vectors",
 }
 
 
-def build_splits(name: str, **options: Any) -> Splits:
-    """The splits of data set `name`.
+def data_set(name: str) -> Callable[..., Splits]:
+    """The function of the data set `name`, which may also be "module:function".
+
+    Raises:
+        BadConfig: there is no such data set.
+    """
+    if ":" in name:
+        function = load_named(name, kind="data set")
+    elif name in DATASETS:
+        function = getattr(importlib.import_module(f"{__name__}.{DATASETS[name]}"), name)
+    else:
+        raise BadConfig(f'there is no data set {name!r}: choose one of {", ".join(DATASETS)}, or "module:function"')
+    if not callable(function):
+        raise BadConfig(f"the data set {name!r} is not a function")
+    return function  # type: ignore[no-any-return]
+
+
+def check_options(name: str, options: dict[str, Any]) -> None:
+    """Check the names of a data set's options without reading any data.
 
     Raises:
         BadConfig: unknown data set, or unknown or missing option.
-        BadDataset: the data are missing or inconsistent.
     """
-    if name not in DATASETS:
-        raise BadConfig(f"there is no data set {name!r}: choose one of {', '.join(DATASETS)}")
-    parameters = inspect.signature(DATASETS[name]).parameters
+    parameters = inspect.signature(data_set(name)).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
     for option in options:
         if option not in parameters:
             close = difflib.get_close_matches(option, parameters, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(parameters)}"
             raise BadConfig(f"the data set {name!r} has no option {option!r}: {hint}")
     for option, parameter in parameters.items():
-        if parameter.default is inspect.Parameter.empty and option not in options:
+        if parameter.default is parameter.empty and option not in options:
             raise BadConfig(f"the data set {name!r} needs the option {option!r}")
-    return DATASETS[name](**options)
+
+
+def build_splits(name: str, **options: Any) -> Splits:
+    """The splits of data set `name`, which may also be "module:function".
+
+    Raises:
+        BadConfig: unknown data set, or unknown or missing option.
+        BadDataset: the data are missing or inconsistent.
+    """
+    check_options(name, options)
+    splits: Splits = data_set(name)(**options)
+    return splits

@@ -1,4 +1,4 @@
-"""Data set `folder`: any directory with a `labels.csv` or `labels.jsonl`."""
+"""Data set `folder`: any folder with a `labels.csv` or `labels.jsonl`, or with one subfolder per class."""
 
 import csv
 import difflib
@@ -13,7 +13,7 @@ import numpy as np
 
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.files import write_atomically
-from hashseek.retrieval.label_files import Item, read_listing
+from hashseek.retrieval.label_files import SPLITS, Item, LabelFile, Problem, find_label_file, read_label_file, refuse
 from hashseek.training.data.image_table import check_on_error
 from hashseek.training.data.splits import Splits, check_label_names, make_splits
 
@@ -31,38 +31,48 @@ def folder(
     split_seed: int = 0,
     split_file: str | None = None,
 ) -> Splits:
-    """A directory of images with a list.
+    """A folder of images with a label file, or with one subfolder per class.
+
+    Without a label file the name of a subfolder is the label of its images: `root/CLASS/...`, or `root/train/CLASS/...`
+    and `root/test/CLASS/...`. If there are training images and queries but no database, the training images are
+    searched, as in the protocol of PASCAL VOC.
 
     Args:
-        root: the directory, or the list itself; `$NAME` is taken from the environment.
-        split_column: column of the list with query/train/database (`retrieval` means database).
-        ignore_columns: columns of the list that are known and not wanted.
+        root: the folder, or the label file itself; `$NAME` is taken from the environment.
+        split_column: column with the split: train, query (also test, val) or database (also retrieval).
+        ignore_columns: columns that are known and not needed.
         drop_labels: patterns of labels to leave out, such as `*_r1`.
         labels: keep only these labels, in this order; None keeps all that occur, sorted.
-        on_error: "stop" refuses a list with problems, "skip" leaves bad lines out.
-        query_fraction: share of the images that become queries if the list has no split; the rest is split by ...
+        on_error: "stop" refuses a label file with problems and broken images, "skip" leaves them out.
+        query_fraction: share of the images that become queries if there are no splits; the rest is split by ...
         train_fraction: ... the share that becomes training images; what remains is the database.
         split_seed: seed of that split.
-        split_file: where that split is written, as a list that can be used in place of the first; None: nowhere.
+        split_file: where to write that split, as a label file that can be used as `root`; None: nowhere.
 
     Raises:
-        BadDataset: no list, bad lines under "stop", an empty split, or a label that never occurs.
+        BadDataset: no images or labels, bad lines under "stop", an empty split, or a label that never occurs.
         BadConfig: fractions that leave a split empty.
     """
     mode = check_on_error(on_error)
-    listing = read_listing(
-        Path(expand(root)),
-        on_error=mode,
-        need_labels=True,
-        split_column=split_column,
-        ignore_columns=ignore_columns,
-        drop_labels=drop_labels,
-    )
-    items, problems = listing.items, list(listing.problems)
+    place = Path(expand(root))
+    source = find_label_file(place)
+    if source is None:
+        found = _read_class_folders(place)
+        if found.problems and mode == "stop":
+            refuse(place, found.problems)
+    else:
+        found = read_label_file(
+            source,
+            on_error=mode,
+            split_column=split_column,
+            ignore_columns=ignore_columns,
+            drop_labels=drop_labels,
+        )
+    items, problems = found.items, list(found.problems)
     if labels is not None:
-        items = tuple(_keep_labels(items, labels, str(listing.source)))
+        items = tuple(_keep_labels(items, labels, str(found.source)))
     names = list(labels) if labels is not None else sorted({label for item in items for label in item.labels})
-    check_label_names(names, source=str(listing.source))
+    check_label_names(names, source=str(found.source))
     if all(item.split is None for item in items):
         items = tuple(_split(items, query_fraction=query_fraction, train_fraction=train_fraction, seed=split_seed))
         if split_file is not None:
@@ -70,10 +80,46 @@ def folder(
     elif any(item.split is None for item in items):
         unsplit = next(item for item in items if item.split is None)
         raise BadDataset(
-            f"{listing.source} line {unsplit.line} has no split while others have: fill the column {split_column}, "
-            "or drop it"
+            f"{found.source} line {unsplit.line} has no split, but others have: fill the column {split_column}, or "
+            "remove it"
         )
-    return make_splits(items, names, source=str(listing.source), problems=problems, on_error=mode)
+    train_in_database = {item.split for item in items} == {"train", "query"}
+    if train_in_database:
+        items += tuple(replace(item, split="database") for item in items if item.split == "train")
+        reason = "no image is in the database split: queries are searched in the training images"
+        problems.append(Problem(str(found.source), reason, skipped=False))
+    return make_splits(
+        items,
+        names,
+        source=str(found.source),
+        train_in_database=train_in_database,
+        problems=problems,
+        on_error=mode,
+    )
+
+
+def _read_class_folders(root: Path) -> LabelFile:
+    """The images in `root/CLASS/` or `root/SPLIT/CLASS/`."""
+    from hashseek.retrieval.images import SUFFIXES  # late: it loads torch
+
+    def images(folder: Path, pattern: str) -> list[Path]:
+        return sorted(path for path in folder.glob(pattern) if path.suffix.lower() in SUFFIXES)
+
+    folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    has_splits = bool(folders) and all(path.name.lower() in SPLITS for path in folders)
+    items, problems = [], []
+    for parent in folders if has_splits else [root]:
+        split = SPLITS[parent.name.lower()] if has_splits else None
+        problems += [Problem(str(path), "the image is in no folder of a class") for path in images(parent, "*")]
+        for class_folder in sorted(path for path in parent.iterdir() if path.is_dir()):
+            for path in images(class_folder, "**/*"):
+                items.append(Item(path, path.relative_to(root).as_posix(), (class_folder.name,), split))
+    if not items:
+        raise BadDataset(
+            f"the folder {root} has no labels.csv, no labels.jsonl and no subfolders with images: add a list of its "
+            "images with their labels, or sort the images into one subfolder per class"
+        )
+    return LabelFile(root, tuple(items), tuple(problems))
 
 
 def expand(path: str) -> str:
@@ -108,7 +154,7 @@ def _split(items: Sequence[Item], *, query_fraction: float, train_fraction: floa
             f"query_fraction {query_fraction} and train_fraction {train_fraction} of {len(items)} images leave a split "
             "empty: both must be above 0, together below 1, and there must be enough images"
         )
-    # Sorted by name first, so that the split depends on the files alone and not on their order in the list.
+    # Sorted by name first: the split depends on the files alone and not on their order in the list.
     by_name = sorted(items, key=lambda item: item.file)
     order = np.random.default_rng(seed).permutation(len(items))
     split = np.full(len(items), "database", dtype=object)
@@ -122,6 +168,6 @@ def _write_list(path: Path, items: Sequence[Item]) -> None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("file", "labels", "split"))
     for item in items:
-        # The list will stand in another folder than the images, so it names them in full.
+        # The list will be in another folder than the images, so it has their full paths.
         writer.writerow((item.path.resolve(), ";".join(item.labels), item.split))
     write_atomically(path, text.getvalue().encode())

@@ -1,4 +1,4 @@
-"""Several reports side by side: figures of one protocol only, and query by query where their tables are there."""
+"""Compare several reports: metrics of the same protocol only, and query by query where per_query.csv is there."""
 
 import csv
 import io
@@ -13,43 +13,48 @@ from numpy.typing import NDArray
 
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.metrics import compare
-from hashseek.training.evaluation.report.markdown import cell, protocol_of
-from hashseek.training.evaluation.report.schema import Report, Value, load_report
+from hashseek.training.evaluation.report.markdown import section_as_markdown
+from hashseek.training.evaluation.report.schema import EvaluationReport, MeanValue, load_report
+from hashseek.training.evaluation.report.sections import Section, interval, number, protocol_of, tie_range
+from hashseek.training.report_format import Table
 
-# What a hash in the certificate stands for. The data set's name is where its files lie, and settles nothing.
-_HASHES = {
-    "query_sha256": "the query split",
-    "database_sha256": "the database split",
-    "splits_sha256": "the files or labels of the three splits",
-}
-# Figures of per_query.csv that are compared, and the field of `Score` that is their mean.
+# What must be the same, as (name, value of a report). Checkpoint, K, seed and versions may differ: they are what a
+# comparison is about. The name of the data set is the place of its files, and does not matter.
+_HASHES = ("query_sha256", "database_sha256", "splits_sha256")
+_COUNTS = ("queries", "database", "labels")
+# Metrics of per_query.csv that are compared, and the field of `Score` that is their mean.
 _PAIRED = {"AP": "mean_average_precision", "precision": "precision"}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A report, the letter it goes by, its report.json, and the figures (Q,) of its queries where they are there."""
+    """A report, its letter, the path of its report.json, and the metrics (Q,) of its queries if they are there."""
 
     letter: str
     path: Path
-    report: Report
+    report: EvaluationReport
     queries: tuple[str, ...] = ()
     per_query: dict[str, NDArray[np.float64]] | None = None
 
     @property
     def name(self) -> str:
-        """How a message calls it."""
+        """Its name in a message."""
         return f"{self.letter} ({self.path})"
+
+    @property
+    def ns(self) -> list[int]:
+        """The N of its metrics."""
+        return [score.n for score in self.report.scores]
 
 
 def load_entries(places: Sequence[Path]) -> list[Entry]:
-    """Reports in the order given, of which each can be compared with the first.
+    """Load reports that can be compared, in the given order.
 
     Args:
         places: folders that `hashseek evaluate` wrote, or their report.json.
 
     Raises:
-        BadConfig: fewer than two, one that cannot be read, or two of different protocols.
+        BadConfig: there are fewer than two, one cannot be read, or two have different protocols.
     """
     if not 2 <= len(places) <= len(string.ascii_uppercase):
         raise BadConfig(f"2 to {len(string.ascii_uppercase)} reports can be compared, not {len(places)}")
@@ -57,64 +62,59 @@ def load_entries(places: Sequence[Path]) -> list[Entry]:
     for other in entries[1:]:
         if reasons := differences(entries[0].report, other.report):
             raise BadConfig(
-                f"figures of {entries[0].name} and {other.name} are of different protocols: {'; '.join(reasons)}: "
-                "evaluate both on the same splits with the same settings"
+                f"{entries[0].name} and {other.name} have different protocols: {'; '.join(reasons)}: evaluate both on "
+                "the same splits with the same settings"
             )
         if entries[0].queries and other.queries and entries[0].queries != other.queries:
             raise BadConfig(
-                f"the per_query.csv of {entries[0].name} and of {other.name} are not of the same queries in one order: "
-                "evaluate again"
+                f"the per_query.csv of {entries[0].name} and of {other.name} have different queries: evaluate again"
             )
     if not shared_ns(entries):
-        has = "; ".join(f"{entry.letter} has N = {_listed(_ns(entry.report))}" for entry in entries)
-        raise BadConfig(f"the reports have no N in common ({has}): evaluate them at the same -n")
+        has = "; ".join(f"{entry.letter} has N = {_listed(entry.ns)}" for entry in entries)
+        raise BadConfig(f"the reports have no N in common ({has}): evaluate them with the same -n")
     return entries
 
 
-def differences(first: Report, second: Report) -> list[str]:
-    """Why the figures of two reports must not be compared; nothing if they may.
+def differences(first: EvaluationReport, second: EvaluationReport) -> list[str]:
+    """Why the metrics of two reports cannot be compared; empty if they can."""
+    one, other = _protocol_values(first), _protocol_values(second)
+    return [
+        f"{name}: {one[name]} and {other[name]}"
+        for name in one
+        if one[name] != other[name] or (name in _HASHES and one[name] is None)
+    ]
 
-    K, checkpoint, seed and versions may differ: they are what a comparison is about.
-    """
-    reasons = []
-    if first.normalizer != second.normalizer:
-        reasons.append(f"AP is divided by {first.normalizer!r} in one and by {second.normalizer!r} in the other")
-    if first.ties != second.ties:
-        reasons.append(f"equal distances are taken {_ties(first)} in one and {_ties(second)} in the other")
-    if (first.labels_used, first.held_out) != (second.labels_used, second.held_out):
-        reasons.append(f"one is about {protocol_of(first)}, the other about {protocol_of(second)}")
-    if first.gain != second.gain:
-        reasons.append(f"the gain of nDCG is {first.gain!r} in one and {second.gain!r} in the other")
-    for key, what in {"queries": "queries", "database": "database images", "labels": "labels"}.items():
-        one, other = first.data.get(key), second.data.get(key)
-        if one != other:
-            reasons.append(f"one has {one} {what}, the other {other}")
-    for key, what in _HASHES.items():
-        one, other = first.data.get(key), second.data.get(key)
-        if one is None or other is None:
-            reasons.append(f"the certificate does not say {key}, the hash of {what}")
-        elif one != other:
-            reasons.append(
-                f"{what} differ{'' if key == 'splits_sha256' else 's'} ({key} {str(one)[:12]} and {str(other)[:12]})"
-            )
-    return reasons
+
+def _protocol_values(report: EvaluationReport) -> dict[str, Any]:
+    return {
+        "AP normalizer": report.normalizer,
+        "ties": report.ties,
+        "labels used": protocol_of(report),
+        "nDCG gain": report.gain,
+        **{name: report.data.get(name) for name in (*_COUNTS, *_HASHES)},
+    }
 
 
 def shared_ns(entries: Sequence[Entry]) -> list[int]:
     """The N that every report has, ascending."""
-    return sorted(set.intersection(*(set(_ns(entry.report)) for entry in entries)))
+    return sorted(set.intersection(*(set(entry.ns) for entry in entries)))
 
 
 def as_markdown(entries: Sequence[Entry]) -> str:
-    """The comparison as Markdown: protocol, what the reports are, figures at each shared N, and paired differences."""
+    """The comparison as Markdown: protocol, reports, metrics at each shared N, and paired differences."""
     ns = shared_ns(entries)
-    parts = ["# Comparison", "", *_protocol(entries, ns), "", *_reports(entries)]
-    for n in ns:
-        parts += ["", f"## N = {n}", "", *_figures(entries, n)]
-    parts += ["", "## Query by query", "", *_paired(entries, ns)]
-    if notes := _notes(entries, ns):
-        parts += ["", "## Notes", "", *(f"- {note}" for note in notes)]
-    return "\n".join(parts) + "\n"
+    first = entries[0].report
+    names = dict.fromkeys(str(entry.report.data.get("data_set")) for entry in entries)
+    protocol = {"data set": ", ".join(names), **_protocol_values(first), "N": _listed(ns)}
+    paired = _paired(entries, ns)
+    parts = [
+        Section("protocol", "Protocol", tables=[Table(("", ""), [(key, str(v)) for key, v in protocol.items()], 2)]),
+        Section("reports", "Reports", tables=[_reports(entries)]),
+        *(Section("metrics", f"N = {n}", tables=_metrics(entries, n)) for n in ns),
+        Section("paired", "Query by query", tables=[paired] if paired.rows else []),
+        Section("notes", "Notes", items=_notes(entries, ns)),
+    ]
+    return "\n".join(["# Comparison", *(section_as_markdown(part) for part in parts if part.tables or part.items), ""])
 
 
 def _load(letter: str, place: Path) -> Entry:
@@ -125,14 +125,13 @@ def _load(letter: str, place: Path) -> Entry:
         return Entry(letter, path, report)
     queries, columns = read_per_query(table)
     for score in report.scores:
-        for figure, field in _PAIRED.items():
-            value: Value = getattr(score, field)
-            column = columns.get(f"{figure}@{score.n}")
+        for metric, field in _PAIRED.items():
+            value: MeanValue = getattr(score, field)
+            column = columns.get(f"{metric}@{score.n}")
             if column is None or not np.isclose(column.mean(), value.expected, rtol=0, atol=1e-9):
                 raise BadConfig(
-                    f"{table} is not of the evaluation in {path.name}: the mean of its {figure}@{score.n} is "
-                    f"{'not there' if column is None else f'{column.mean():.6f}'}, the report says "
-                    f"{value.expected:.6f}: evaluate again, or remove the table to do without it"
+                    f"{table} does not belong to {path.name} (the means of {metric}@{score.n} differ): evaluate again, "
+                    "or delete the table to compare without it"
                 )
     return Entry(letter, path, report, queries, columns)
 
@@ -141,103 +140,58 @@ def read_per_query(path: Path) -> tuple[tuple[str, ...], dict[str, NDArray[np.fl
     """Names of the queries, and their AP@N and precision@N (Q,), from a per_query.csv.
 
     Raises:
-        BadConfig: it cannot be read, has no queries, or a value is not a number.
+        BadConfig: the table cannot be read, or is damaged.
     """
     try:
         text = path.read_text(encoding="utf-8", errors="surrogateescape")
-        lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))
-        if len(lines) < 2:
-            raise ValueError("it has no queries")
-        header, *rows = lines
+        header, *rows = csv.reader(io.StringIO(text, newline=""), strict=True)
         by_name = dict(zip(header, zip(*rows, strict=True), strict=True))
         wanted = [name for name in header if name.partition("@")[0] in _PAIRED and name.partition("@")[2].isdecimal()]
-        figures = {name: np.array(by_name[name], dtype=np.float64) for name in wanted}
-        for name, column in figures.items():
-            if not np.isfinite(column).all():
-                raise ValueError(f"{name} holds something that is not finite")
-        return tuple(by_name["query"]), figures
-    except OSError as error:
-        raise BadConfig(f"the table {path} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, csv.Error) as error:
-        reason = f"it has no column {error}" if isinstance(error, KeyError) else error
-        raise BadConfig(f"the table {path} is damaged ({reason}): evaluate again, or remove it") from None
+        metrics = {name: np.array(by_name[name], dtype=np.float64) for name in wanted}
+        return tuple(by_name["query"]), metrics
+    except (OSError, ValueError, KeyError, csv.Error) as error:
+        raise BadConfig(f"cannot read the table {path} ({error}): evaluate again, or delete it") from None
 
 
-def _protocol(entries: Sequence[Entry], ns: Sequence[int]) -> list[str]:
-    report = entries[0].report
-    data = report.data
-    rows = {
-        "data set": ", ".join(dict.fromkeys(str(entry.report.data.get("data_set")) for entry in entries)),
-        "queries, database, labels": f"{data.get('queries')}, {data.get('database')}, {data.get('labels')}",
-        **{key.replace("_", " "): data[key] for key in _HASHES},
-        "labels used": protocol_of(report),
-        "AP normaliser": report.normalizer,
-        "N": _listed(ns),
-        "equal distances": "expected over their orders, bounds by worst and best; as served: ascending id"
-        if report.ties == "expected"
-        else _ties(report),
-    }
-    return ["| protocol of all | |", "|---|---|", *(f"| {key} | {cell(value)} |" for key, value in rows.items())]
-
-
-def _reports(entries: Sequence[Entry]) -> list[str]:
-    rows = [
-        (
-            entry.letter,
-            entry.report.title,
-            entry.report.n_bits,
-            entry.report.fingerprint[:12],
-            entry.report.seed,
-            entry.report.model.get("computed_in", "–"),
-            entry.report.versions.get("hashseek", "–"),
-            entry.path,
-        )
-        for entry in entries
-    ]
-    return _table(("", "report", "bits", "fingerprint", "seed", "computed in", "hashseek", "file"), "llrlrlll", rows)
-
-
-def _figures(entries: Sequence[Entry], n: int) -> list[str]:
+def _reports(entries: Sequence[Entry]) -> Table:
     rows = []
     for entry in entries:
-        score = next(score for score in entry.report.scores if score.n == n)
-        ap, p = score.mean_average_precision, score.precision
-        served = "–" if score.as_served is None else f"{score.as_served:.4f}"
-        rows.append(
-            (
-                entry.letter,
-                entry.report.n_bits,
-                f"**{ap.expected:.4f}**",
-                f"{ap.low:.4f} to {ap.high:.4f}",
-                f"{ap.worst:.4f} to {ap.best:.4f}",
-                served,
-                f"{p.expected:.4f}",
-                f"{p.low:.4f} to {p.high:.4f}",
-                f"{p.worst:.4f} to {p.best:.4f}",
-            )
-        )
-    columns = (f"mAP@{n}", "95 % interval", "worst to best order", "as served", f"precision@{n}")
-    return _table(("", "bits", *columns, "95 % interval", "worst to best order"), "lrrllrrll", rows)
+        report = entry.report
+        versions = [report.model.get("computed_in", "–"), report.versions.get("hashseek", "–")]
+        numbers = [str(report.n_bits), str(report.seed)]
+        rows.append([entry.letter, report.title, report.fingerprint[:12], *versions, str(entry.path), *numbers])
+    return Table(["", "report", "fingerprint", "computed in", "hashseek", "file", "bits", "seed"], rows, text_columns=6)
 
 
-def _paired(entries: Sequence[Entry], ns: Sequence[int]) -> list[str]:
+def _metrics(entries: Sequence[Entry], n: int) -> list[Table]:
+    tables = []
+    for name, field in {"mAP": "mean_average_precision", "precision": "precision"}.items():
+        rows = []
+        for entry in entries:
+            score = next(score for score in entry.report.scores if score.n == n)
+            value: MeanValue = getattr(score, field)
+            served = [number(score.as_served)] if name == "mAP" else []
+            cells = [number(value.expected), interval(value), tie_range(value)]
+            rows.append([entry.letter, str(entry.report.n_bits), *cells, *served])
+        header = ["", "bits", f"{name}@{n}", "95 % interval", "worst to best"]
+        tables.append(Table([*header, *["as served"] * (name == "mAP")], rows, text_columns=1, bold=2))
+    return tables
+
+
+def _paired(entries: Sequence[Entry], ns: Sequence[int]) -> Table:
     rows = []
     first = entries[0]
     for other in entries[1:]:
         if first.per_query is None or other.per_query is None:
             continue
-        for n in ns:
-            for figure in _PAIRED:
-                name = f"{figure}@{n}"
-                found = compare(first.per_query[name], other.per_query[name])
-                of = found.difference
-                change, spread = f"**{of.mean:+.4f}**", f"{of.low:+.4f} to {of.high:+.4f}"
-                pair = f"{other.letter} - {first.letter}"
-                rows.append((pair, name, change, spread, found.better, found.worse, found.equal))
-    if not rows:
-        return [f"No paired comparison: it needs a per_query.csv beside {first.letter} and beside another report."]
-    header = ("", "figure", "mean difference", "95 % interval", "queries better", "worse", "equal")
-    return _table(header, "llrlrrr", rows)
+        for name in (f"{metric}@{n}" for n in ns for metric in _PAIRED):
+            found = compare(first.per_query[name], other.per_query[name])
+            change = found.difference
+            counts = [str(found.better), str(found.worse), str(found.equal)]
+            spread = f"{change.low:+.4f} to {change.high:+.4f}"
+            rows.append([f"{other.letter} - {first.letter}", name, f"{change.mean:+.4f}", spread, *counts])
+    header = ["", "metric", "mean difference", "95 % interval", "queries better", "worse", "equal"]
+    return Table(header, rows, text_columns=2, bold=2)
 
 
 def _notes(entries: Sequence[Entry], ns: Sequence[int]) -> list[str]:
@@ -245,31 +199,13 @@ def _notes(entries: Sequence[Entry], ns: Sequence[int]) -> list[str]:
     for entry in entries:
         if not entry.report.data.get("same_splits_as_in_training", False):
             notes.append(f"{entry.letter}: the checkpoint was not trained on these splits, or does not say so")
-        left_out = [n for n in _ns(entry.report) if n not in ns]
+        left_out = [n for n in entry.ns if n not in ns]
         if left_out:
-            notes.append(f"{entry.letter}: figures at N = {_listed(left_out)} are left out, not every report has them")
+            notes.append(f"{entry.letter}: N = {_listed(left_out)} is left out, because not every report has it")
         if entry.per_query is None:
-            notes.append(f"{entry.letter}: no per_query.csv beside the report, so nothing is compared query by query")
+            notes.append(f"{entry.letter}: there is no per_query.csv, so it is not compared query by query")
     return notes
-
-
-def _ties(report: Report) -> str:
-    return "as expected over their orders" if report.ties == "expected" else "in the order of the service"
-
-
-def _ns(report: Report) -> list[int]:
-    return [score.n for score in report.scores]
 
 
 def _listed(ns: Sequence[int]) -> str:
     return ", ".join(map(str, ns))
-
-
-def _table(header: Sequence[str], sides: str, rows: Sequence[Sequence[Any]]) -> list[str]:
-    """A Markdown table; `sides` has l or r for each column."""
-    rule = "|".join("---:" if side == "r" else "---" for side in sides)
-    return [
-        f"| {' | '.join(header)} |",
-        f"|{rule}|",
-        *("| " + " | ".join(cell(value) for value in row) + " |" for row in rows),
-    ]

@@ -1,4 +1,7 @@
-"""What an evaluation found, as plain values that go to JSON and back."""
+"""The values of an evaluation report, and how report.json is read and written.
+
+`hashseek evaluate` fills an `EvaluationReport`; the page, the Markdown file and `hashseek compare` show it.
+"""
 
 import platform
 from dataclasses import dataclass, field
@@ -7,22 +10,20 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-import torch
 from pydantic import TypeAdapter, ValidationError
 
 from hashseek.retrieval.errors import BadConfig
-from hashseek.retrieval.metrics import Calibration, Normalizer
+from hashseek.retrieval.metrics import BitStatistics, Calibration, Normalizer
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 @dataclass(frozen=True)
-class Value:
-    """A figure averaged over queries.
+class MeanValue:
+    """The mean of a metric over queries.
 
     `expected` over ties, `worst` and `best` over orders of ties; `low` to `high`: 95 % bootstrap interval of `expected`
-    over queries; `macro`: mean over labels of the mean over the queries that carry the label.
+    over queries; `macro`: mean over labels of the mean over the queries with the label.
     """
 
     expected: float
@@ -35,19 +36,19 @@ class Value:
 
 @dataclass(frozen=True)
 class Score:
-    """The figures of one model at N.
+    """The metrics of one model at N.
 
-    `as_served` is mAP@N in the order that search gives (ties by id); `tied` the share of the first N ranks, over
-    queries, that go to the group of equal distances which rank N cuts.
+    `as_served` is mAP@N in the order that search gives (ties by ascending id). `tied` is the share of the first N
+    ranks, over queries, that belong to the group of ties cut by rank N.
     """
 
     n: int
-    mean_average_precision: Value
-    precision: Value
-    recall: Value
-    ndcg: Value
-    acg: Value
-    wap: Value
+    mean_average_precision: MeanValue
+    precision: MeanValue
+    recall: MeanValue
+    ndcg: MeanValue
+    acg: MeanValue
+    wap: MeanValue
     tied: float
     as_served: float | None = None
 
@@ -56,8 +57,8 @@ class Score:
 class Curves:
     """Precision and recall over rank (at `ns`) and over Hamming radius 0..K; null where nothing was retrieved.
 
-    Lists over the radius are empty where rankings end before the database does. `precision_zero` counts a query that
-    finds nothing as 0, `precision_skip` leaves it out; `empty` is their share.
+    The lists over radius are empty if the rankings are shorter than the database. `precision_zero` counts a query that
+    finds nothing as 0, `precision_skip` leaves it out, and `empty` is the share of such queries.
     """
 
     ns: list[int]
@@ -65,15 +66,15 @@ class Curves:
     precision_worst: list[float]
     precision_best: list[float]
     recall: list[float]
-    precision_zero: list[float]
-    precision_skip: list[float | None]
-    radius_recall: list[float]
-    empty: list[float]
+    precision_zero: list[float] = field(default_factory=list)
+    precision_skip: list[float | None] = field(default_factory=list)
+    radius_recall: list[float] = field(default_factory=list)
+    empty: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class Label:
-    """One label: how many queries and database images carry it, and figures over those queries (null without any)."""
+class LabelScore:
+    """How many queries and database images have a label, and the means over these queries (null without any)."""
 
     name: str
     queries: int
@@ -84,7 +85,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Distances:
-    """Pairs at each Hamming distance 0..K, and the mean distance of relevant (`intra`) and other (`inter`) pairs."""
+    """Number of pairs at each Hamming distance 0..K, and the mean distance of relevant (`intra`) and other pairs."""
 
     relevant: list[int]
     irrelevant: list[int]
@@ -93,25 +94,11 @@ class Distances:
 
 
 @dataclass(frozen=True)
-class Bits:
-    """How the bits of the database codes are used; see `hashseek.retrieval.metrics.BitStatistics`."""
-
-    balance: list[float]
-    constant: int
-    mean_correlation: float
-    max_correlation: float
-    distinct: int
-    most_common: int
-    quantisation_error: float | None
-    quantisation_angle: float | None
-
-
-@dataclass(frozen=True)
 class Confusion:
-    """Of the irrelevant images found, the share where one with `returned` came for a query with `asked`.
+    """Of the irrelevant images found, the share with the label `returned` for queries with the label `asked`.
 
-    An image of several labels counts in parts. `lift`: how many times more often than if irrelevant images came at
-    random.
+    An image with several labels is split evenly between them. `lift`: how many times more often than if irrelevant
+    images were returned at random.
     """
 
     asked: str
@@ -121,8 +108,12 @@ class Confusion:
 
 
 @dataclass(frozen=True)
-class Hit:
-    """One of the nearest images of a query: distance in bits, labels shared with it, and their share of its labels."""
+class ExampleHit:
+    """One of the nearest images of an example query.
+
+    `row` is its position in the database, `distance` is in bits, `matched` are the labels it shares with the query, and
+    `share` is their share of the query's labels.
+    """
 
     name: str
     row: int
@@ -134,21 +125,21 @@ class Hit:
 
 @dataclass(frozen=True)
 class Example:
-    """A query with its nearest images in the order that search gives; `average_precision` is at the report's main N."""
+    """A query with its nearest images in the order that search gives; `average_precision` is at the headline N."""
 
     name: str
     row: int
     labels: list[str]
     average_precision: float
-    hits: list[Hit]
+    hits: list[ExampleHit]
 
 
 @dataclass(frozen=True)
-class Model:
-    """Headline figures of a checkpoint on the queries and the database of the report.
+class ComparedModel:
+    """The scores of one of several checkpoints on the queries and the database of the report.
 
-    `method` is what trained it: loss and backbone. `cut_from` is the length of the nested code whose first bits these
-    are.
+    `method` is the loss and the backbone it was trained with. `cut_from` is the full length of a nested code if these
+    are its first bits.
     """
 
     method: str
@@ -158,13 +149,19 @@ class Model:
     scores: list[Score]
     cut_from: int | None = None
 
+    @property
+    def name(self) -> str:
+        """The checkpoint's file, and which bits of a nested code were used."""
+        cut = "" if self.cut_from is None else f", first {self.n_bits} of {self.cut_from} bits"
+        return f"{self.checkpoint}{cut}"
+
 
 @dataclass(frozen=True)
-class Served:
-    """The service whose rankings a report is made from, beside those of the library.
+class ServiceAgreement:
+    """A service whose rankings the report is about, and how they agree with those of the library.
 
-    `ranks`: how many of the nearest images each query was answered with. `equal`: queries for which the library gives
-    the same ids and distances; `differences` has a sentence for each other one. `library`: mAP@N of the library.
+    `ranks`: how many results each query asked for. `equal`: how many queries have the same ids and distances in both;
+    `differences` describes each of the others in a sentence. `library`: mAP@N of the library, by N.
     """
 
     url: str
@@ -177,15 +174,14 @@ class Served:
 
 
 @dataclass(frozen=True)
-class Report:
+class EvaluationReport:
     """Everything needed to judge and to repeat an evaluation.
 
-    `main_n` is the N of the headline and of everything that is shown at one N. `model`, `data`, `seed`, `versions`,
-    `command` and the fields beside them are the protocol certificate. A field that is null could not be had, and
-    `missing` says why. `ties`: whether figures are expectations over the orders of equal distances, with bounds, or
-    those of the one order that a service gave. `held_out` are labels that training never saw, and `labels_used` says
-    which images and labels the figures are about, see `training.data.held_out_labels`. `models` are this checkpoint and
-    others on the same queries and database.
+    `main_n` is the N of the headline and of everything shown at a single N. `data`, `model`, `seed`, `versions` and
+    `command` are the protocol; `notes` are warnings, and say why a field is null. `ties` says whether the metrics are
+    expectations over ties with bounds, or those of the one order that a service gave. `held_out` are labels that were
+    never used in training, and `labels_used` says which images and labels count, see `training.data.held_out_labels`.
+    `models` are this and other checkpoints on the same queries and database.
     """
 
     title: str
@@ -197,9 +193,9 @@ class Report:
     data: dict[str, Any]
     model: dict[str, Any]
     curves: Curves
-    labels: list[Label]
+    labels: list[LabelScore]
     distances: Distances | None
-    bits: Bits | None
+    bits: BitStatistics | None
     calibration: Calibration | None
     confusions: list[Confusion]
     examples: list[Example]
@@ -208,9 +204,8 @@ class Report:
     ties: Literal["expected", "as served"] = "expected"
     labels_used: Literal["all", "seen", "held-out"] = "all"
     held_out: list[str] = field(default_factory=list)
-    models: list[Model] = field(default_factory=list)
-    served: Served | None = None
-    missing: list[str] = field(default_factory=list)
+    models: list[ComparedModel] = field(default_factory=list)
+    served: ServiceAgreement | None = None
     notes: list[str] = field(default_factory=list)
     baseline: list[Score] = field(default_factory=list)
     baseline_name: str = ""
@@ -224,31 +219,35 @@ class Report:
     @property
     def main(self) -> Score:
         """The scores at `main_n`."""
-        return next(score for score in self.scores if score.n == self.main_n)
+        return self.at_main_n(self.scores)
+
+    def at_main_n(self, scores: list[Score]) -> Score:
+        """The one of `scores` at `main_n`."""
+        return next(score for score in scores if score.n == self.main_n)
 
     def as_json(self) -> str:
         """The report as JSON."""
-        return TypeAdapter(Report).dump_json(self, indent=2).decode() + "\n"
+        return TypeAdapter(EvaluationReport).dump_json(self, indent=2).decode() + "\n"
 
 
-def load_report(path: Path) -> Report:
-    """The report in a report.json.
+def load_report(path: Path) -> EvaluationReport:
+    """Read a report.json.
 
     Raises:
-        BadConfig: there is none, it is of another schema, or it is damaged.
+        BadConfig: the file cannot be read, has another schema version, or is damaged.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise BadConfig(f"the report {path} cannot be read: {reason}") from None
+        raise BadConfig(f"cannot read the report {path}: {reason}") from None
     try:
         found = TypeAdapter(dict[str, Any]).validate_json(text).get("schema_version")
         if found != SCHEMA_VERSION:
             newer = isinstance(found, int) and found > SCHEMA_VERSION
             remedy = "upgrade hashseek" if newer else "run `hashseek evaluate` again"
             raise BadConfig(f"{path} has report schema {found}, but this hashseek reads {SCHEMA_VERSION}: {remedy}")
-        return TypeAdapter(Report).validate_json(text)
+        return TypeAdapter(EvaluationReport).validate_json(text)
     except ValidationError as error:
         where = ".".join(str(part) for part in error.errors()[0]["loc"])
         what = error.errors()[0]["msg"]
@@ -256,11 +255,9 @@ def load_report(path: Path) -> Report:
 
 
 def software_versions() -> dict[str, str]:
-    """Versions of what computed the figures."""
+    """Versions of the software that computed the metrics."""
     return {
-        "hashseek": version("hashseek"),
+        **{name: version(name) for name in ("hashseek", "torch", "numpy")},
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
         "machine": f"{platform.machine()} {platform.system()}",
     }

@@ -1,24 +1,48 @@
 """What the contrastive losses share: the contrast set, its log-softmax, label overlaps, reductions.
 
 Every score matrix is anchors x contrast rows, B x A. Without a memory the contrast set of row i is the batch without
-row i; the pair (i, i) then has a score of -(largest float) and an overlap of 0, so it drops out of every sum.
-
-Sets of pairs are matrices of 0.0 and 1.0: on a CPU, arithmetic on them takes a fraction of the time of comparing,
-`where` and summing booleans. Nothing they are multiplied with is ever infinite.
+row i; the pair (i, i) then has a score of -(largest float) and an overlap of 0, so it drops out of every sum. Sets of
+pairs are matrices of 0.0 and 1.0, as in `numerics.py`; nothing they are multiplied with is ever infinite.
 """
 
-from typing import NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from hashseek.training.losses.common import check_batch, check_positive, inner_products, memory_rows, normalize
+from hashseek.training.losses.base import Loss
+from hashseek.training.losses.batches import Batch
+from hashseek.training.losses.hyperparameters import Choice, Number
+from hashseek.training.losses.numerics import inner_products, normalize
 
-REDUCTIONS = ("valid", "batch", "sum")
+TAU = Number("temperature, divides the cosines", above=0)
+POSITIVES = Choice('"any": rows that share a label with the anchor; "all": those with the same labels', ("any", "all"))
+REDUCTIONS = {
+    "valid": "the anchors that have a positive",
+    "batch": "B",
+    "sum": "1",
+    "labels": "the labels of all anchors",
+    "sample": "every anchor's own labels, then B",
+}
+
+
+def reductions(*names: str) -> Choice:
+    """The hyperparameter `reduction` with the given keys of `REDUCTIONS`."""
+    return Choice("divisor: " + "; ".join(f'"{name}": {REDUCTIONS[name]}' for name in names), names)
+
+
+class ContrastiveLoss(Loss):
+    """A loss on a softmax over cosines / tau; by default with a memory in place of the batch as the contrast set."""
+
+    kind = "contrastive"
+    memory_kind: ClassVar[Literal["none", "raw", "normalized"]] = "normalized"
+
+    tau: Annotated[float, TAU] = 0.1
+    reduction: Annotated[str, reductions("valid", "batch", "sum")] = "valid"
 
 
 class Contrast(NamedTuple):
-    """A checked batch with its contrast set; rows are normalised."""
+    """A batch with its contrast set; rows are normalised."""
 
     z: Tensor
     """Anchors (B, D)."""
@@ -32,19 +56,12 @@ class Contrast(NamedTuple):
     """Whether ref is z, so that row i must not meet itself."""
 
 
-def contrast(outputs: Tensor, labels: Tensor, memory: object, *, n_classes: int, n_bits: int) -> Contrast:
-    """Check outputs (B, D) with labels (B, C) and pair them with `memory`, or with themselves if it is None.
-
-    Raises:
-        BadCodes: wrong shapes, labels that are not 0/1, or rows that are NaN or infinite.
-    """
-    outputs, y = check_batch(outputs, labels, n_classes=n_classes, n_bits=n_bits)
-    z = normalize(outputs)
-    rows = memory_rows(memory, outputs, n_classes=n_classes, n_bits=n_bits)
-    if rows is None:
-        return Contrast(z, y, z, y, in_batch=True)
-    ref, ref_y = rows
-    return Contrast(z, y, normalize(ref), ref_y, in_batch=False)
+def contrast(batch: Batch) -> Contrast:
+    """The batch with its memory as the contrast set, or with itself if there is no memory."""
+    z = normalize(batch.outputs)
+    if batch.memory is None:
+        return Contrast(z, batch.labels, z, batch.labels, in_batch=True)
+    return Contrast(z, batch.labels, normalize(batch.memory.ref), batch.memory.ref_y, in_batch=False)
 
 
 def scores_of(c: Contrast, tau: float) -> Tensor:
@@ -117,7 +134,7 @@ def label_means(c: Contrast) -> Tensor:
 
 
 def new_prototypes(n_classes: int, n_bits: int) -> nn.Parameter:
-    """Prototypes (C, D), one a label, drawn as in the comprehensive study's code (Xavier, uniform)."""
+    """Prototypes (C, D), one per label, initialised as in the comprehensive study's code (Xavier, uniform)."""
     return nn.Parameter(nn.init.xavier_uniform_(torch.empty(n_classes, n_bits)))
 
 
@@ -126,32 +143,27 @@ def weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
     return (weights * values).sum(dim=1)
 
 
-def reduce_anchors(per_anchor: Tensor, valid: Tensor, reduction: str) -> Tensor:
+def reduce_anchors(per_anchor: Tensor, valid: Tensor, how: str) -> Tensor:
     """One number of the anchors' values (B,): those that are not `valid` must already be 0.
 
     `valid` divides by the number of valid anchors, `batch` by the number of anchors, `sum` by 1.
     """
-    if reduction == "sum":
+    if how == "sum":
         return per_anchor.sum()
-    if reduction == "batch":
+    if how == "batch":
         return per_anchor.sum() / max(len(per_anchor), 1)
     return per_anchor.sum() / valid.sum().clamp_min(1)
 
 
-def reduce_labels(per_anchor: Tensor, weights: Tensor, y: Tensor, reduction: str) -> Tensor:
+def reduce_labels(per_anchor: Tensor, weights: Tensor, y: Tensor, how: str) -> Tensor:
     """One number of MulSupCon's sums over the labels of each anchor (B,).
 
     `labels` divides by the number of labels of all anchors, `sample` every anchor by its own and then by B; for the
     others see `reduce_anchors`.
     """
     n_labels = y.sum(dim=1)
-    if reduction == "labels":
+    if how == "labels":
         return per_anchor.sum() / n_labels.sum().clamp_min(1)
-    if reduction == "sample":
+    if how == "sample":
         return reduce_anchors(per_anchor / n_labels.clamp_min(1), n_labels > 0, "batch")
-    return reduce_anchors(per_anchor, some(weights), reduction)
-
-
-def check_tau(tau: float) -> None:
-    """Raise BadConfig unless `tau` can divide cosines."""
-    check_positive("tau", tau, "divides the cosines", "0.1")
+    return reduce_anchors(per_anchor, some(weights), how)

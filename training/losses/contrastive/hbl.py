@@ -1,36 +1,37 @@
 """HBL: a contrastive loss, plus margins on the hardest rows of each anchor."""
 
 import warnings
+from typing import Annotated, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hashseek.retrieval.errors import BadConfig
-from hashseek.training.losses.common import check_at_least, check_choice, check_count, check_sizes
+from hashseek.training.losses.batches import Batch
 from hashseek.training.losses.contrastive.contrast_sets import (
     Contrast,
+    ContrastiveLoss,
     any_positives,
-    check_tau,
     contrast,
     label_means,
     log_softmax,
     overlaps,
     reduce_anchors,
     reduce_labels,
+    reductions,
     row_means,
     scores_of,
     some,
     weighted_sum,
 )
+from hashseek.training.losses.hyperparameters import Choice, Number
 
 # Label overlaps are ratios of whole numbers: rounding must not move one across the median that equals it.
 SLACK = 1e-6
 
 
-class HBL(nn.Module):
-    """HBL, Hierarchical Boundary Learning: margins between levels of label overlap on top of SupCon ANY or MulSupCon
-    ("Learning Semantic Boundaries: An Adaptive Structural Loss for Multi-Label Contrastive Learning", OpenReview
-    lGvQaiBiD2, Eqs. 1-7; no code could be had).
+class HBL(ContrastiveLoss):
+    """Margins between levels of label overlap, on top of SupCon ANY or MulSupCon.
 
     For anchor i the positives P share a label, the others of A(i) are N. With J the Jaccard overlap of labels and
     theta its median over P, P splits into soft (J >= theta, close in labels) and hard (J < theta). With c the cosines
@@ -43,108 +44,62 @@ class HBL(nn.Module):
 
     The gate is open where P has at least k_min rows and neither soft nor hard is empty. A(i) is the batch without i,
     or exactly the memory; a batch rarely holds k_min positives, so a queue is meant. The gradient of a margin goes to
-    the one row at each maximum and minimum. O(B A (D + C)), and O(B A log A) where labels are so many that overlaps
-    are sorted and not counted.
-
-    Args:
-        n_classes: C, number of labels.
-        n_bits: D, width of the outputs.
-        base: "any" (SupCon with ANY positives) or "mulsupcon".
-        tau: temperature of the base; searched in {0.01, 0.1}.
-        lam: weight of the margins; searched in {0.001 ... 1}.
-        gamma: weight of abs against rel; searched in {0.5 ... 2}.
-        m_rel: margin between hard and soft positives; {0.05, 0.1}.
-        m_abs: margin between negatives and hard positives; {0.2, 0.3}.
-        k_min: positives an anchor needs; {64, 128, 256}.
-        gate: what k_min counts: "positives" (the text) or "soft" (the set that Eq. 6 prints).
-        median: of an even number of overlaps: "mean" of the two middle ones, or the "lower" (`torch.median`).
-        reduction: of the base only. "batch" divides by B (Eq. 7), "valid" by the anchors that have a positive, and
-            for MulSupCon "labels" by the number of labels (its own code) and "sample" as described there.
-
-    Raises:
-        BadConfig: tau <= 0, lam, gamma, m_rel or m_abs < 0, k_min < 1, or an unknown choice.
+    the one row at each maximum and minimum. `reduction` applies to the base only. No published code is available.
+    O(B A (D + C)), and O(B A log A) where there are so many labels that overlaps are sorted and not counted.
     """
 
-    def __init__(
-        self,
-        *,
-        n_classes: int,
-        n_bits: int,
-        base: str = "any",
-        tau: float = 0.1,
-        lam: float = 0.01,
-        gamma: float = 0.8,
-        m_rel: float = 0.1,
-        m_abs: float = 0.2,
-        k_min: int = 64,
-        gate: str = "positives",
-        median: str = "mean",
-        reduction: str = "batch",
-    ) -> None:
-        super().__init__()
-        check_sizes(n_classes, n_bits)
-        check_choice("base", base, ("any", "mulsupcon"))
-        check_tau(tau)
-        check_at_least("lam", lam, 0, "weighs the margins")
-        check_at_least("gamma", gamma, 0, "weighs abs against rel")
-        check_at_least("m_rel", m_rel, 0, "is a margin between cosines")
-        check_at_least("m_abs", m_abs, 0, "is a margin between cosines")
-        check_count("k_min", k_min, 1, "is the number of positives that opens the gate")
-        check_choice("gate", gate, ("positives", "soft"))
-        check_choice("median", median, ("mean", "lower"))
-        check_choice("reduction", reduction, ("batch", "valid", "sum", "labels", "sample"))
-        if base == "any" and reduction in ("labels", "sample"):
-            raise BadConfig(f"reduction {reduction!r} needs sums over labels: set base='mulsupcon' or use 'batch'")
-        self.n_classes = n_classes
-        self.n_bits = n_bits
-        self.base = base
-        self.tau = tau
-        self.lam = lam
-        self.gamma = gamma
-        self.m_rel = m_rel
-        self.m_abs = m_abs
-        self.k_min = k_min
-        self.gate = gate
-        self.median = median
-        self.reduction = reduction
+    source = (
+        "Learning Semantic Boundaries: An Adaptive Structural Loss for Multi-Label Contrastive Learning (Hierarchical "
+        "Boundary Learning), OpenReview lGvQaiBiD2"
+    )
+    formula = "Eqs. 1-7"
+    use = "margins between close and distant positives and negatives; needs a queue: a batch rarely has k_min positives"
+
+    base: Annotated[str, Choice("SupCon with ANY positives, or MulSupCon", ("any", "mulsupcon"))] = "any"
+    lam: Annotated[float, Number("weight of the margins; searched in {0.001 ... 1}", least=0)] = 0.01
+    gamma: Annotated[float, Number("weight of abs beside rel; searched in {0.5 ... 2}", least=0)] = 0.8
+    m_rel: Annotated[float, Number("margin between hard and soft positives; 0.05 or 0.1", least=0)] = 0.1
+    m_abs: Annotated[float, Number("margin between negatives and hard positives; 0.2 or 0.3", least=0)] = 0.2
+    k_min: Annotated[int, Number("positives that an anchor needs; 64, 128 or 256", least=1, whole=True)] = 64
+    gate: Annotated[
+        str, Choice("what k_min counts: positives (the text), or soft ones (Eq. 6)", ("positives", "soft"))
+    ] = "positives"
+    median: Annotated[
+        str,
+        Choice("of an even number: mean of the two middle values, or the lower (`torch.median`)", ("mean", "lower")),
+    ] = "mean"
+    reduction: Annotated[str, reductions("batch", "valid", "sum", "labels", "sample")] = "batch"
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        if self.base == "any" and self.reduction in ("labels", "sample"):
+            raise BadConfig(f"reduction {self.reduction!r} needs sums over labels: set base='mulsupcon' or use 'batch'")
         self._warned = False
 
-    def forward(
-        self,
-        outputs: Tensor,
-        labels: Tensor,
-        *,
-        memory: object = None,
-        logits: Tensor | None = None,  # noqa: ARG002 - part of the common contract
-        epoch: int = 0,  # noqa: ARG002
-    ) -> dict[str, Tensor]:
-        """Terms {"base", "margins"} of outputs (B, D) with labels (B, C), against `memory` (ref (Q, D), ref_y (Q, C)).
+    def terms(self, batch: Batch) -> dict[str, Tensor]:
+        """The terms "base" and "margins".
 
         Warns once if there is no memory and the batch is too small to ever open the gate.
-
-        Raises:
-            BadCodes: wrong shapes, labels that are not 0/1, or rows that are NaN or infinite.
         """
-        with torch.autocast(outputs.device.type, enabled=False):
-            c = contrast(outputs, labels, memory, n_classes=self.n_classes, n_bits=self.n_bits)
-            if c.in_batch and len(c.z) <= self.k_min and not (self._warned or torch.compiler.is_compiling()):
-                self._warned = True
-                warnings.warn(
-                    f"HBL's margins need {self.k_min} positives (k_min) but a batch of {len(c.z)} rows has fewer "
-                    "others: only the base is trained; use a queue, a larger batch or a smaller k_min",
-                    stacklevel=2,
-                )
-            scores = scores_of(c, self.tau)
-            shared = overlaps(c)
-            positive = any_positives(shared)
-            log_p = log_softmax(scores)
-            if self.base == "any":
-                base = reduce_anchors(-row_means(positive, log_p), some(positive), self.reduction)
-            else:
-                weights = label_means(c)
-                base = reduce_labels(-weighted_sum(weights, log_p), weights, c.y, self.reduction)
-            margins = self._margins(c, scores.detach(), shared, positive).sum() / max(len(c.z), 1)
-            return {"base": base, "margins": self.lam * margins}
+        c = contrast(batch)
+        if c.in_batch and len(c.z) <= self.k_min and not (self._warned or torch.compiler.is_compiling()):
+            self._warned = True
+            warnings.warn(
+                f"HBL's margins need {self.k_min} positives (k_min) but a batch of {len(c.z)} rows has fewer "
+                "others: only the base is trained; use a queue, a larger batch or a smaller k_min",
+                stacklevel=2,
+            )
+        scores = scores_of(c, self.tau)
+        shared = overlaps(c)
+        positive = any_positives(shared)
+        log_p = log_softmax(scores)
+        if self.base == "any":
+            base = reduce_anchors(-row_means(positive, log_p), some(positive), self.reduction)
+        else:
+            weights = label_means(c)
+            base = reduce_labels(-weighted_sum(weights, log_p), weights, c.y, self.reduction)
+        margins = self._margins(c, scores.detach(), shared, positive).sum() / max(len(c.z), 1)
+        return {"base": base, "margins": self.lam * margins}
 
     def _margins(self, c: Contrast, scores: Tensor, shared: Tensor, positive: Tensor) -> Tensor:
         """HBL_i (B,) from tempered scores (B, A) without gradient and the number of shared labels (B, A)."""

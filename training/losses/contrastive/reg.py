@@ -1,27 +1,19 @@
 """REG: MSC's balance with prototypes as anchors, and no push on positives that are already close."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hashseek.retrieval.errors import BadConfig
-from hashseek.training.losses.common import (
-    check_batch,
-    check_choice,
-    check_flag,
-    check_number,
-    check_sizes,
-    inner_products,
-    memory_rows,
-    normalize,
-)
+from hashseek.training.losses.batches import Batch
+from hashseek.training.losses.contrastive.base_proto import STUDY
 from hashseek.training.losses.contrastive.contrast_sets import (
-    REDUCTIONS,
+    POSITIVES,
+    ContrastiveLoss,
     all_positives,
     any_positives,
-    check_tau,
     contrast,
     log_softmax,
     new_prototypes,
@@ -31,14 +23,15 @@ from hashseek.training.losses.contrastive.contrast_sets import (
     some,
     weighted_sum,
 )
+from hashseek.training.losses.hyperparameters import Flag, Number
+from hashseek.training.losses.numerics import inner_products, normalize
 
 
-class Reg(nn.Module):
-    """REG, and W/O-REG without the penalty (Audibert et al., arXiv 2412.00101, Eqs. 11, 15-19; code audibert-
-    alexandre-fra/Multi-label-contrastive-comprehensive 0e509a5).
+class Reg(ContrastiveLoss):
+    """Balanced labels with a penalty.
 
-    The batch is followed by the C prototypes, prototype j carrying label j alone; all n = B + C are anchors. For
-    anchor i and any other l, s_il = cos / tau and sigma_il = p_il as in SupCon over all l but i:
+    The batch is followed by the C prototypes, prototype j carrying label j alone; all n = B + C are anchors. For anchor
+    i and any other l, s_il = cos / tau and sigma_il = p_il as in SupCon over all l but i:
 
         f_il      = (share of the labels of l that i has) ** alpha, 0 if they share none
         N_ij      = sum of f_il over the l that carry j
@@ -50,81 +43,46 @@ class Reg(nn.Module):
     The penalty lowers the value without bound: do not choose a model by it, look at `repulsed` instead.
     Eqs. 16 and 18 print no minus before the logarithm; this has it. O(n A (D + C)) time, O(n A) memory with A = n.
 
-    With a memory, the contrast set is the memory and the prototypes; anchors stay the batch and the prototypes.
-
-    Args:
-        n_classes: C, number of labels.
-        n_bits: D, width of the outputs.
-        alpha: how much rows with further labels are discounted; 0 not at all, below 0 entirely (f = 1 where i has
-            every label of l, else 0).
-        penalty: False leaves the second sum out (W/O-REG).
-        tau: temperature.
-        proto_anchors: False lets only the B outputs be anchors.
-        reduction: "valid" divides by the outputs with a label and the prototypes whose label occurs in the batch (the
-            code; other prototypes are no anchors), "batch" by all anchors, "sum" by 1.
-        reg_algorithm2: the paper's Algorithm 2 with its shapes mended, out of curiosity: no prototypes, alpha = 0,
-            log p weighted by Lambda times the number of labels of i, everything divided by B.
-
-    Raises:
-        BadConfig: tau <= 0, alpha not a number, unknown reduction, or reg_algorithm2 with an alpha, another reduction
-            or proto_anchors=False.
+    The mean is over the valid anchors: outputs with a label, and prototypes whose label occurs in the batch. With a
+    memory, the contrast set is the memory and the prototypes; anchors stay the batch and the prototypes.
     """
 
-    def __init__(
-        self,
-        *,
-        n_classes: int,
-        n_bits: int,
-        alpha: float = 0.0,
-        penalty: bool = True,
-        tau: float = 0.1,
-        proto_anchors: bool = True,
-        reduction: str = "valid",
-        reg_algorithm2: bool = False,
-    ) -> None:
-        super().__init__()
-        check_sizes(n_classes, n_bits)
-        check_tau(tau)
-        check_number("alpha", alpha, "is the power of a share")
-        check_choice("reduction", reduction, REDUCTIONS)
-        check_flag("penalty", penalty)
-        check_flag("proto_anchors", proto_anchors)
-        check_flag("reg_algorithm2", reg_algorithm2)
-        if reg_algorithm2 and alpha != 0:
-            raise BadConfig(f"reg_algorithm2 knows no alpha: set alpha to 0, not {alpha}")
-        if reg_algorithm2 and not proto_anchors:
-            raise BadConfig("reg_algorithm2 has no prototypes, as anchors or otherwise: leave proto_anchors=False out")
-        if reg_algorithm2 and reduction == "sum":
-            raise BadConfig("reg_algorithm2 divides by the batch: leave reduction='sum' out")
-        self.n_classes = n_classes
-        self.n_bits = n_bits
-        self.alpha = alpha
-        self.penalty = penalty
-        self.tau = tau
-        self.proto_anchors = proto_anchors
-        self.reduction = "batch" if reg_algorithm2 else reduction
-        self.reg_algorithm2 = reg_algorithm2
-        self.prototypes = None if reg_algorithm2 else new_prototypes(n_classes, n_bits)
+    source = STUDY
+    formula = "Eqs. 11, 15-19; code audibert-alexandre-fra/Multi-label-contrastive-comprehensive 0e509a5"
+    use = "as wo_reg, and positives that are close enough are no longer pushed apart"
+    needs = ("prototypes (learned)",)
 
-    def forward(
-        self,
-        outputs: Tensor,
-        labels: Tensor,
-        *,
-        memory: object = None,
-        logits: Tensor | None = None,  # noqa: ARG002 - part of the common contract
-        epoch: int = 0,  # noqa: ARG002
-    ) -> dict[str, Tensor]:
-        """Terms {"contrast", "penalty"} (without penalty only the first) of outputs (B, D) with labels (B, C).
+    alpha: Annotated[
+        float,
+        Number("discount of rows with further labels: 0 none; below 0 full, f = 1 only where i has every label of l"),
+    ] = 0.0
+    penalty: Annotated[bool, Flag("false leaves the second sum out (W/O-REG)")] = True
+    proto_anchors: Annotated[bool, Flag("false lets only the B outputs be anchors")] = True
+    reg_algorithm2: Annotated[
+        bool,
+        Flag(
+            "the paper's Algorithm 2 with its shapes corrected, for curiosity: no prototypes, alpha = 0, log p "
+            "weighted by Lambda times the number of labels of i, everything divided by B"
+        ),
+    ] = False
 
-        Raises:
-            BadCodes: wrong shapes, labels that are not 0/1, or rows that are NaN or infinite.
-        """
-        with torch.autocast(outputs.device.type, enabled=False):
-            scores, weights, n_labels, valid = self._scores_and_weights(outputs, labels, memory)
-            # Algorithm 2 forgets the division by |S_i| in the logarithmic sum, not in the comparison.
-            log_weights = weights * n_labels[:, None] if self.reg_algorithm2 else None
-            return regularised(scores, weights, log_weights, valid, self.reduction, penalty=self.penalty)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        if self.reg_algorithm2:
+            if self.alpha != 0 or not self.proto_anchors or self.reduction == "sum":
+                raise BadConfig(
+                    "reg_algorithm2 has no alpha and no prototypes, and divides by the batch: it does not take "
+                    f"alpha={self.alpha!r}, proto_anchors={self.proto_anchors!r}, reduction={self.reduction!r}"
+                )
+            self.reduction = "batch"
+        self.prototypes = None if self.reg_algorithm2 else new_prototypes(self.n_classes, self.n_bits)
+
+    def terms(self, batch: Batch) -> dict[str, Tensor]:
+        """The terms "contrast" and "penalty"; without penalty only the first."""
+        scores, weights, n_labels, valid = self._scores_and_weights(batch)
+        # Algorithm 2 forgets the division by |S_i| in the logarithmic sum, not in the comparison.
+        log_weights = weights * n_labels[:, None] if self.reg_algorithm2 else None
+        return regularised(scores, weights, log_weights, valid, self.reduction, penalty=self.penalty)
 
     @torch.no_grad()
     def repulsed(self, outputs: Tensor, labels: Tensor, *, memory: object = None) -> Tensor:
@@ -133,21 +91,18 @@ class Reg(nn.Module):
         About 0.38 at tau = 0.1 in the paper; 0 without positive pairs. Outputs (B, D), labels (B, C).
         """
         with torch.autocast(outputs.device.type, enabled=False):
-            scores, weights, *_ = self._scores_and_weights(outputs, labels, memory)
+            batch = self._checked(outputs, labels, memory, logits=None, epoch=0)
+            scores, weights, *_ = self._scores_and_weights(batch)
             positive = weights > 0
             pushed = positive & (log_softmax(scores).exp() > weights)
             return pushed.sum() / positive.sum().clamp_min(1)
 
-    def _scores_and_weights(
-        self, outputs: Tensor, labels: Tensor, memory: object
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _scores_and_weights(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Tempered scores (n, A) without self, Lambda (n, A), numbers of labels (n,) and which anchors count (n,)."""
-        outputs, y = check_batch(outputs, labels, n_classes=self.n_classes, n_bits=self.n_bits)
-        z = normalize(outputs)
-        queue = memory_rows(memory, outputs, n_classes=self.n_classes, n_bits=self.n_bits)
-        ref, ref_y = (z, y) if queue is None else (normalize(queue[0]), queue[1])
+        c = contrast(batch)
+        z, y, ref, ref_y = c.z, c.y, c.ref, c.ref_y
         anchor = torch.arange(len(y), device=y.device)
-        own = [(anchor, anchor)] if queue is None else []
+        own = [(anchor, anchor)] if c.in_batch else []
         valid = y.sum(dim=1)
         if self.prototypes is not None:
             p = normalize(self.prototypes.to(z.dtype))
@@ -170,67 +125,37 @@ class Reg(nn.Module):
         return scores, weights, y.sum(dim=1), valid
 
 
-class SupConReg(nn.Module):
-    """SupConReg: SupCon with REG's penalty, without prototypes (Audibert et al., arXiv 2412.00101, Eq. 25).
+class WithoutReg(Reg):
+    """REG without its penalty."""
 
-    With P(i) as in SupCon, Lambda_il = 1 / |P(i)| on P(i) and 0 elsewhere, sigma_il = p_il detached:
+    formula = "Eqs. 11 and 15, W/O-REG; code audibert-alexandre-fra/Multi-label-contrastive-comprehensive 0e509a5"
+    use = "as msc with prototypes that are anchors too; the control for reg"
+    penalty = False
+
+
+class SupConReg(ContrastiveLoss):
+    """SupCon with REG's penalty, without prototypes. With P(i) as in SupCon, Lambda_il = 1 / |P(i)| on P(i) and 0
+    elsewhere, sigma_il = p_il detached:
 
         loss_i = - sum over l of Lambda_il log p_il - sum over l in P(i) of max(0, sigma_il - Lambda_il) s_il
 
     A(i) is the batch without i, or exactly the memory. O(B A (D + C)).
-
-    Args:
-        n_classes: C, number of labels.
-        n_bits: D, width of the outputs.
-        positives: "any" (a shared label) or "all" (the same labels).
-        tau: temperature.
-        reduction: "valid" divides by the anchors that have a positive, "batch" by B, "sum" by 1.
-
-    Raises:
-        BadConfig: tau <= 0, unknown positives or reduction.
     """
 
-    def __init__(
-        self,
-        *,
-        n_classes: int,
-        n_bits: int,
-        positives: str = "any",
-        tau: float = 0.1,
-        reduction: str = "valid",
-    ) -> None:
-        super().__init__()
-        check_sizes(n_classes, n_bits)
-        check_choice("positives", positives, ("any", "all"))
-        check_tau(tau)
-        check_choice("reduction", reduction, REDUCTIONS)
-        self.n_classes = n_classes
-        self.n_bits = n_bits
-        self.positives = positives
-        self.tau = tau
-        self.reduction = reduction
+    source = STUDY
+    formula = "Eq. 25"
+    use = "the regulariser of reg on plain supcon, without prototypes"
 
-    def forward(
-        self,
-        outputs: Tensor,
-        labels: Tensor,
-        *,
-        memory: object = None,
-        logits: Tensor | None = None,  # noqa: ARG002 - part of the common contract
-        epoch: int = 0,  # noqa: ARG002
-    ) -> dict[str, Tensor]:
-        """Terms {"contrast", "penalty"} of outputs (B, D) with labels (B, C), against `memory`.
+    positives: Annotated[str, POSITIVES] = "any"
 
-        Raises:
-            BadCodes: wrong shapes, labels that are not 0/1, or rows that are NaN or infinite.
-        """
-        with torch.autocast(outputs.device.type, enabled=False):
-            c = contrast(outputs, labels, memory, n_classes=self.n_classes, n_bits=self.n_bits)
-            shared = overlaps(c)
-            positive = any_positives(shared) if self.positives == "any" else all_positives(shared, c)
-            weights = positive / positive.sum(dim=1, keepdim=True).clamp_min_(1)
-            scores = scores_of(c, self.tau)
-            return regularised(scores, weights, None, some(weights), self.reduction, penalty=True)
+    def terms(self, batch: Batch) -> dict[str, Tensor]:
+        """The terms "contrast" and "penalty"."""
+        c = contrast(batch)
+        shared = overlaps(c)
+        positive = any_positives(shared) if self.positives == "any" else all_positives(shared, c)
+        weights = positive / positive.sum(dim=1, keepdim=True).clamp_min_(1)
+        scores = scores_of(c, self.tau)
+        return regularised(scores, weights, None, some(weights), self.reduction, penalty=True)
 
 
 def label_shares(shared: Tensor, y: Tensor, ref_y: Tensor, alpha: float) -> Tensor:

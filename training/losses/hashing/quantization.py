@@ -1,4 +1,4 @@
-"""Quantisers: how far real outputs are from a code of -1 and 1, and a wrapper that adds one to any loss."""
+"""Quantisation terms: how far outputs are from a code of -1 and 1, and a wrapper that adds one to any loss."""
 
 import math
 from collections.abc import Callable
@@ -8,7 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hashseek.retrieval.errors import BadCodes
-from hashseek.training.losses.common import check_at_least, check_choice, mean, normalize, raised
+from hashseek.training.losses.batches import raised
+from hashseek.training.losses.hyperparameters import Choice, Number, check
+from hashseek.training.losses.numerics import mean, normalize
 
 
 def l1(outputs: Tensor) -> Tensor:
@@ -47,13 +49,13 @@ QUANTIZERS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Quantized(nn.Module):
-    """A loss plus a quantisation term, `quantization = weight * QUANTIZERS[kind](outputs)`.
+    """A loss plus a quantisation term, `quantization = weight * QUANTIZERS[kind](outputs)`. O(B K).
 
-    Where the loss has a term of that name already, the two add up. O(B K).
+    If the loss has a term of that name already, the two add up.
 
     Args:
-        loss: the loss, of any kind.
-        kind: "l1", "l2", "logcosh", "cos" or "square".
+        loss: any loss.
+        kind: a key of `QUANTIZERS`.
         weight: weight of the term.
 
     Raises:
@@ -62,8 +64,8 @@ class Quantized(nn.Module):
 
     def __init__(self, loss: nn.Module, *, kind: str, weight: float) -> None:
         super().__init__()
-        check_choice("quantization.kind", kind, QUANTIZERS)
-        check_at_least("quantization.weight", weight, 0, "weighs the quantisation term")
+        check("quantization.kind", kind, Choice("the term", tuple(QUANTIZERS)))
+        check("quantization.weight", weight, Number("its weight", least=0))
         self.loss = loss
         self.kind = kind
         self.weight = weight
@@ -77,11 +79,7 @@ class Quantized(nn.Module):
         logits: Tensor | None = None,
         epoch: int = 0,
     ) -> dict[str, Tensor]:
-        """Terms of the loss for outputs (B, K) with labels (B, C), and "quantization".
-
-        Raises:
-            BadCodes: outputs that are NaN or infinite, or what the loss refuses.
-        """
+        """The terms of the loss, and "quantization"; see `Loss.forward`."""
         terms: dict[str, Tensor] = dict(self.loss(outputs, labels, memory=memory, logits=logits, epoch=epoch))
         with torch.autocast(outputs.device.type, enabled=False):
             term = self.weight * QUANTIZERS[self.kind](raised(outputs))

@@ -103,10 +103,8 @@ def test_the_hashing_split_is_seeded_over_all_images_with_objects(coco):
     assert sizes(build_splits("coco", train_in_database=True, **options)) == (2, 3, 5)
 
 
-def write_hashnet(folder: Path, *, repeat_queries: bool) -> Path:
+def write_hashnet(folder: Path) -> Path:
     parts = {"train": [("train", 9), ("train", 30)], "test": [("val", 139)], "database": [("train", 34), ("val", 285)]}
-    if repeat_queries:
-        parts["database"].append(("val", 139))
     folder.mkdir()
     for split, images in parts.items():
         # Another order of labels than the official one: only who is in which split counts.
@@ -116,23 +114,14 @@ def write_hashnet(folder: Path, *, repeat_queries: bool) -> Path:
 
 
 def test_lists_say_the_split_and_the_annotations_the_labels(coco, tmp_path):
-    lists = write_hashnet(tmp_path / "lists", repeat_queries=False)
+    lists = write_hashnet(tmp_path / "lists")
     splits = build_splits("coco", root=str(coco), lists=str(lists))
     assert sizes(splits) == (1, 2, 2)
     assert labels_of(splits, file_name("train", 2014, 9)) == {"dog", "person"}
 
 
-def test_queries_that_a_list_repeats_in_its_database_are_refused_or_left_out(coco, tmp_path):
-    lists = write_hashnet(tmp_path / "lists", repeat_queries=True)
-    with pytest.raises(BadDataset, match="1 images of COCO 2014 are in the query and in the database split"):
-        build_splits("coco", root=str(coco), lists=str(lists))
-    splits = build_splits("coco", root=str(coco), lists=str(lists), drop_queries=True)
-    assert sizes(splits) == (1, 2, 2)
-    assert any("1 queries that the database repeats were left out" in str(problem) for problem in splits.problems)
-
-
 def test_lists_with_images_that_have_no_object(coco, tmp_path):
-    lists = write_hashnet(tmp_path / "lists", repeat_queries=False)
+    lists = write_hashnet(tmp_path / "lists")
     with (lists / "train.txt").open("a") as file:
         file.write("./data/coco/train2014/COCO_train2014_000000000005.jpg 0 0 0 1\n")
     with pytest.raises(BadDataset, match="1 images of the lists have no labels in .*000000000005.jpg"):

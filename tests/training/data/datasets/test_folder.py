@@ -67,37 +67,65 @@ def test_jsonl_says_the_same_as_csv(root):
     np.testing.assert_array_equal(csv.query.labels, jsonl.query.labels)
 
 
-BAD_LINES = {
-    "the file gone.png does not exist": "gone.png,a",
-    "does not exist": "x" * 300 + ".png,a",
-    "00.png was listed before, in line 2": "00.png,a",
-    "05.png has no label": "05.png,",
-    "stray spaces around labels": "06.png, a ; b",
-    "names no file": ",a",
-    "has not the 2 fields": "07.png,a,extra",
-}
-
-
-@pytest.mark.parametrize("sentence", BAD_LINES)
-def test_a_bad_line_is_refused_or_skipped_by_number(root, sentence):
-    rows = [f"{n:02}.png,a" if n % 2 else f"{n:02}.png,b" for n in range(20) if n not in (5, 6, 7)]
-    write(root, [*rows, BAD_LINES[sentence]])
-    with pytest.raises(BadDataset, match=f"labels.csv has 1 problem: labels.csv line 19: .*{sentence}"):
+def test_a_bad_line_is_refused_or_skipped(root):
+    write(root, [*(f"{n:02}.png,{'ab'[n % 2]},x" for n in range(19)), "gone.png,a,x"], "file,labels,colour")
+    with pytest.raises(BadDataset, match="2 problems"):
         build_splits("folder", root=str(root))
     splits = build_splits("folder", root=str(root), on_error="skip")
-    assert len(splits.problems) == 1
-    assert sentence in str(splits.problems[0])
-    repaired = sentence.startswith("stray")
-    assert sum(len(part) for part in (splits.train, splits.query, splits.database)) == 17 + repaired
-    assert set(splits.label_names) == {"a", "b"}
+    assert ["colour" in problem.reason for problem in splits.problems] == [True, False]
+    assert sum(len(part) for part in (splits.train, splits.query, splits.database)) == 19
+    skipped = build_splits("folder", root=str(root), on_error="skip", ignore_columns=["colour"])
+    assert [problem.missing for problem in skipped.problems] == [True]
 
 
-def test_an_unknown_column_is_refused_ignored_by_name_or_skipped(root):
-    write(root, [f"{n:02}.png,{'ab'[n % 2]},x" for n in range(20)], "file,labels,colour")
-    with pytest.raises(BadDataset, match="unknown column 'colour'"):
+def sort_into_folders(root: Path, place) -> None:
+    """Move the pictures of `root` to `place(number)`, one class each."""
+    (root / "labels.csv").unlink()
+    for number in range(20):
+        target = root / place(number) / f"{number:02}.png"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (root / f"{number:02}.png").rename(target)
+
+
+def test_one_folder_per_class_needs_no_list(root):
+    sort_into_folders(root, lambda n: "cats/young" if n % 2 else "dogs")
+    splits = build_splits("folder", root=str(root))
+    assert splits.label_names == ("cats", "dogs")
+    assert [len(part) for part in (splits.query, splits.train, splits.database)] == [2, 10, 8]
+    for path, labels in zip(splits.train.paths, splits.train.labels, strict=True):
+        assert splits.label_names[labels.argmax()] in path.as_posix()
+    assert splits.problems == ()
+    Image.new("RGB", (9, 9)).save(root / "stray.png")
+    with pytest.raises(BadDataset, match=r"stray\.png"):
         build_splits("folder", root=str(root))
-    assert build_splits("folder", root=str(root), ignore_columns=["colour"]).problems == ()
-    assert "colour" in str(build_splits("folder", root=str(root), on_error="skip").problems[0])
+    assert len(build_splits("folder", root=str(root), on_error="skip").problems) == 1
+
+
+@pytest.mark.parametrize("names", [("train", "test"), ("train", "val", "test"), ("train", "test", "database")])
+def test_one_folder_per_split_and_class(root, names):
+    sort_into_folders(root, lambda n: f"{names[n % len(names)]}/{'cats' if n % 4 < 2 else 'dogs'}")
+    splits = build_splits("folder", root=str(root))
+    assert splits.label_names == ("cats", "dogs")
+    assert {path.parent.parent.name for path in splits.query.paths} == set(names) - {"train", "database"}
+    if "database" in names:
+        assert splits.problems == ()
+    else:  # the training images are searched, and that is said
+        assert splits.database.paths == splits.train.paths
+        assert not splits.problems[0].skipped
+
+
+def test_a_list_without_a_database_searches_the_training_images(root):
+    write(root, [f"{n:02}.png,{'ab'[n % 2]},{'train' if n < 15 else 'test'}" for n in range(20)], "File,Labels,Split")
+    splits = build_splits("folder", root=str(root))
+    assert (len(splits.train), len(splits.query), len(splits.database)) == (15, 5, 15)
+
+
+def test_a_label_for_each_image_is_warned_about(root):
+    write(root, [f"{n:02}.png,label {n}" for n in range(20)])
+    [problem] = build_splits("folder", root=str(root)).problems
+    assert "no two training images share a label" in problem.reason
+    write(root, [f"{n:02}.png,label {n % 5}" for n in range(20)])
+    assert build_splits("folder", root=str(root)).problems == ()
 
 
 def test_broken_images_are_refused_or_skipped_by_line(root):
@@ -105,7 +133,7 @@ def test_broken_images_are_refused_or_skipped_by_line(root):
     (root / "04.png").write_text("text")
     splits = build_splits("folder", root=str(root), query_fraction=0.05, train_fraction=0.9)
     broken = [i for i, path in enumerate(splits.train.paths) if path.name in ("03.png", "04.png")]
-    with pytest.raises(BadDataset, match=r"has \d problems?: line \d+ \(0[34].png\): .*(damaged|not an image)"):
+    with pytest.raises(BadDataset, match=r"line \d+ \(0[34].png\)"):
         without_broken(splits.train, on_error="stop", source="here")
     kept, problems = without_broken(splits.train, on_error="skip", source="here")
     assert len(kept) == len(splits.train) - len(broken)
@@ -113,40 +141,48 @@ def test_broken_images_are_refused_or_skipped_by_line(root):
 
 
 @pytest.mark.parametrize(
-    ("rows", "header", "options", "error", "sentence"),
+    ("rows", "header", "options", "error"),
     [
-        (["00.png,a", "01.png,a", "02.png,a"], "file,labels", {}, BadDataset, "1 label .'a'.: with fewer than two"),
-        (["00.png,a,test"], "file,labels,split", {}, BadDataset, "split is 'test', not query"),
-        (["00.png,a,query", "01.png,b,"], "file,labels,split", {}, BadDataset, "line 3 has no split"),
-        (["00.png,a,query", "01.png,b,train"], "file,labels,split", {}, BadDataset, "no image in its database split"),
-        (["00.png,a", "01.png,b"], "file,labels", {}, BadConfig, "leave a split empty"),
-        (["a.png"], "picture", {}, BadDataset, "no column `file`"),
-        (["00.png,a", "01.png,b"], "file,labels", {"labels": ["a", "zebra"]}, BadDataset, "'zebra' never occurs"),
-        (["00.png,a", "01.png,b"], "file,labels", {"drop_labels": ["z*"]}, BadDataset, "matches drop_labels = 'z"),
-        (["00.png,a", "01.png,b"], "file,labels", {"on_error": "ignore"}, BadConfig, "skip or stop, not 'ignore'"),
-        (["00.png,a", "01.png,b"], "file,labels", {"drop_label": ["z*"]}, BadConfig, "did you mean 'drop_labels'"),
+        (["00.png,a", "01.png,a", "02.png,a"], "file,labels", {}, BadDataset),  # one label
+        (["00.png,a,query", "01.png,b,"], "file,labels,split", {}, BadDataset),  # one image without a split
+        (["00.png,a,query", "01.png,b,database"], "file,labels,split", {}, BadDataset),  # no training images
+        (["00.png,a", "01.png,b"], "file,labels", {}, BadConfig),  # too few to split
+        (["00.png,a", "01.png,b"], "file,labels", {"labels": ["a", "zebra"]}, BadDataset),
+        (["00.png,a", "01.png,b"], "file,labels", {"drop_labels": ["z*"]}, BadDataset),
+        (["00.png,a", "01.png,b"], "file,labels", {"on_error": "ignore"}, BadConfig),
+        (["00.png,a,query", "./00.png,a,database", "01.png,b,train"], "file,labels,split", {}, BadDataset),  # overlap
     ],
 )
-def test_unusable_lists_are_one_sentence(root, rows, header, options, error, sentence):
+def test_unusable_lists_are_refused(root, rows, header, options, error):
     write(root, rows, header)
-    with pytest.raises(error, match=sentence):
+    with pytest.raises(error):
         build_splits("folder", root=str(root), **options)
 
 
-def test_places_without_a_list(tmp_path):
-    with pytest.raises(BadDataset, match="no folder or list"):
-        build_splits("folder", root=str(tmp_path / "nowhere"))
-    with pytest.raises(BadDataset, match=r"has neither labels\.csv nor"):
-        build_splits("folder", root=str(tmp_path))
-    with pytest.raises(BadConfig, match="environment variable HASHSEEK_NOT_SET"):
+def test_places_without_a_list_and_unknown_options(tmp_path):
+    for place in ("nowhere", ""):
+        with pytest.raises(BadDataset):
+            build_splits("folder", root=str(tmp_path / place))
+    with pytest.raises(BadConfig, match="HASHSEEK_NOT_SET"):
         build_splits("folder", root="$HASHSEEK_NOT_SET/x")
-    with pytest.raises(BadConfig, match="needs the option 'root'"):
-        build_splits("folder")
-    with pytest.raises(BadConfig, match="no data set 'folders'"):
-        build_splits("folders")
-    (tmp_path / "labels.csv").write_bytes(b"file,labels\n\xff\xfe,a\n")
-    with pytest.raises(BadDataset, match="not UTF-8"):
-        build_splits("folder", root=str(tmp_path))
+    for name, options in (("folder", {}), ("folders", {}), ("folder", {"root": "x", "drop_label": []})):
+        with pytest.raises(BadConfig):
+            build_splits(name, **options)
+
+
+def test_a_data_set_from_outside_is_named_by_its_module(root, tmp_path, monkeypatch):
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "my_data.py").write_text(
+        "from hashseek.training.data.datasets import build_splits\n"
+        "def halves(*, root, size=1):\n"
+        "    return build_splits('folder', root=root, train_fraction=0.5 * size)\n"
+    )
+    monkeypatch.chdir(tmp_path / "outside")
+    assert len(build_splits("my_data:halves", root=str(root)).train) == 10
+    with pytest.raises(BadConfig, match="siz"):
+        build_splits("my_data:halves", root=str(root), siz=1)
+    with pytest.raises(BadConfig):
+        build_splits("my_data:quarters", root=str(root))
 
 
 def test_labels_can_be_chosen_dropped_and_are_reported_when_they_cannot_be_learnt(root):
@@ -158,9 +194,3 @@ def test_labels_can_be_chosen_dropped_and_are_reported_when_they_cannot_be_learn
     assert chosen.label_names == ("b", "a")
     assert len(chosen.query) == 6, "an image with none of the chosen labels is left out"
     assert never_in_training(build_splits("folder", root=str(root))) == ["c"]
-
-
-def test_a_query_image_in_the_database_is_refused(root):
-    write(root, ["00.png,a,query", "./00.png,a,database", "01.png,b,train"], "file,labels,split")
-    with pytest.raises(BadDataset, match="1 images .* in the query and in the database split"):
-        build_splits("folder", root=str(root))

@@ -100,7 +100,7 @@ def test_annotations_are_parsed_once_until_one_changes_or_the_cache_breaks(voc, 
     for damage in (file.read_bytes()[:-40], b"", b"no array"):
         file.write_bytes(damage)
         assert build_splits("voc2007", root=str(tmp_path)).fingerprint == first.fingerprint
-        assert "is damaged: the data set is read anew" in caplog.text
+        assert "is damaged" in caplog.text
         caplog.clear()
     assert build_splits("voc2007", root=str(tmp_path)).fingerprint == first.fingerprint
     assert not caplog.text, "the damaged one was replaced"

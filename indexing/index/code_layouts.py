@@ -1,0 +1,201 @@
+"""Two layouts of stored codes: one code per row, or, where many are equal, each distinct code with a list of rows."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hashseek.indexing.index.exact_scan import Candidates, candidates, ranked
+from hashseek.retrieval.codes import Codes
+
+Mask = NDArray[np.bool_]
+
+# Share of distinct codes below which each is stored once: at 0.3 a search takes 0.4 of the time, at 0.5 0.6, at 0.7 it
+# gains nothing and the lists take more memory than the repeated codes (measured at 48 bits; docs/benchmarks.md).
+COLLAPSE_BELOW = 0.5
+# Reading scattered codes takes this many times as long as reading them in order: 25 at 64 bits, 10 at 256.
+_SCATTERED = 20
+
+
+class Subset:
+    """Some of the rows of an index, with what searches among them need, computed once.
+
+    Args:
+        mask: (N,) the rows that may be found.
+    """
+
+    def __init__(self, mask: Mask) -> None:
+        self.mask = mask
+        self.n = int(np.count_nonzero(mask))
+        self.counts: NDArray[np.int64] | None = None  # rows of each distinct code
+
+    @cached_property
+    def rows(self) -> NDArray[np.int64]:
+        """The rows, ascending."""
+        return np.flatnonzero(self.mask)
+
+    @cached_property
+    def left_out(self) -> NDArray[np.int64]:
+        """The other rows, ascending."""
+        return np.flatnonzero(~self.mask)
+
+    @cached_property
+    def is_small(self) -> bool:
+        """Whether gathering its codes is faster than reading all codes."""
+        return self.n * _SCATTERED < len(self.mask)
+
+
+@dataclass(frozen=True)
+class PlainCodes:
+    """All codes, row by row. `codes` is packed (N, size), padded."""
+
+    codes: Codes
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @property
+    def n_compared(self) -> int:
+        """Number of codes that a query is compared with."""
+        return len(self.codes)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes in memory."""
+        return self.codes.nbytes
+
+    def gather(self, rows: NDArray[np.int64]) -> Codes:
+        """Codes (n, size) of `rows`."""
+        codes: Codes = self.codes[rows]
+        return codes
+
+    def search(self, xq: Codes, *, k: int, limit: int, among: Subset | None) -> list[Candidates]:
+        """The at most k nearest rows within `limit` bits of each query, nearest first, ties by ascending row."""
+        if among is not None and among.is_small:
+            return _search_gathered(self, xq, k=k, limit=limit, among=among)
+        usable = None if among is None else among.mask
+        return [ranked(*found, k) for found in candidates(xq, self.codes, k=k, limit=limit, usable=usable)]
+
+
+@dataclass(frozen=True)
+class DistinctCodes:
+    """Each distinct code once. Rows rows[starts[i]:starts[i + 1]], ascending, have code i.
+
+    `distinct` is packed (D, size), padded; `starts` is (D + 1,), `rows` (N,).
+    """
+
+    distinct: Codes
+    starts: NDArray[np.int64]
+    rows: NDArray[np.uint32]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def n_compared(self) -> int:
+        """Number of codes that a query is compared with."""
+        return len(self.distinct)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes in memory."""
+        lists = self.distinct.nbytes + self.starts.nbytes + self.rows.nbytes + self._counts.nbytes
+        return lists + (self._code_of.nbytes if "_code_of" in self.__dict__ else 0)
+
+    @property
+    def codes(self) -> Codes:
+        """All codes (N, size), row by row."""
+        codes = np.empty((len(self), self.distinct.shape[1]), np.uint8)
+        codes[self.rows] = np.repeat(self.distinct, self._counts, axis=0)
+        return codes
+
+    @cached_property
+    def _counts(self) -> NDArray[np.int64]:
+        return np.diff(self.starts)
+
+    @cached_property
+    def _code_of(self) -> NDArray[np.uint32]:
+        """(N,) the number of each row's code."""
+        code_of = np.empty_like(self.rows)
+        code_of[self.rows] = np.repeat(np.arange(self.n_compared, dtype=np.uint32), self._counts)
+        return code_of
+
+    def gather(self, rows: NDArray[np.int64]) -> Codes:
+        """Codes (n, size) of `rows`."""
+        codes: Codes = self.distinct[self._code_of[rows]]
+        return codes
+
+    def search(self, xq: Codes, *, k: int, limit: int, among: Subset | None) -> list[Candidates]:
+        """The at most k nearest rows within `limit` bits of each query, nearest first, ties by ascending row."""
+        if among is not None and among.n * _SCATTERED < len(self.distinct):
+            return _search_gathered(self, xq, k=k, limit=limit, among=among)
+        counts = self._counts if among is None else self._counts_among(among)
+        usable = None if among is None else counts > 0
+        found = candidates(xq, self.distinct, k=k, limit=limit, usable=usable, weights=counts)
+        return [self._expanded(distances, at, k, among) for distances, at in found]
+
+    def _counts_among(self, among: Subset) -> NDArray[np.int64]:
+        """Rows of each code that are in `among`."""
+        if among.counts is None:
+            few = among.n < len(self) // 2
+            counts = np.bincount(self._code_of[among.rows if few else among.left_out], minlength=len(self.distinct))
+            among.counts = counts if few else self._counts - counts
+        return among.counts
+
+    def _expanded(
+        self, distances: NDArray[np.int32], at: NDArray[np.int64], k: int, among: Subset | None
+    ) -> Candidates:
+        """The rows of the codes `at`, ranked."""
+        first, lengths = self.starts[at], self._counts[at]
+        if among is None:
+            lengths = np.minimum(lengths, k)  # further rows rank behind these
+        ends = np.cumsum(lengths)
+        places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(first - ends + lengths, lengths)
+        rows, distances = self.rows[places].astype(np.int64), np.repeat(distances, lengths)
+        if among is not None:
+            kept = among.mask[rows]
+            rows, distances = rows[kept], distances[kept]
+        return ranked(distances, rows, k)
+
+
+def _search_gathered(
+    where: PlainCodes | DistinctCodes, xq: Codes, *, k: int, limit: int, among: Subset
+) -> list[Candidates]:
+    """Search among few rows by copying their codes together."""
+    found = candidates(xq, where.gather(among.rows), k=k, limit=limit)
+    return [ranked(distances, among.rows[at], k) for distances, at in found]
+
+
+def arrange(codes: Codes) -> PlainCodes | DistinctCodes:
+    """Store padded codes (N, size) in the layout that is searched faster."""
+    keys = _keys(codes)
+    n_distinct = 1 + int(np.count_nonzero(np.diff(np.sort(keys)))) if len(keys) else 0
+    if n_distinct >= COLLAPSE_BELOW * len(codes) or len(codes) >= 2**32:
+        return PlainCodes(codes)
+    return collapse(codes, keys)
+
+
+def collapse(codes: Codes, keys: NDArray[np.uint64] | None = None) -> DistinctCodes:
+    """Store each distinct one of padded codes (N, size) once, in no particular order."""
+    keys = _keys(codes) if keys is None else keys
+    order = np.argsort(keys, kind="stable")
+    keys = keys[order]
+    starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1], [True]]))
+    distinct = codes[order[starts[:-1]]]
+    if codes.shape[1] > 8 and not np.array_equal(np.repeat(distinct, np.diff(starts), axis=0), codes[order]):
+        # Different codes with the same key, about as likely as a bit flip in memory: number them the slow way.
+        _, numbers = np.unique(codes, axis=0, return_inverse=True)
+        return collapse(codes, numbers.astype(np.uint64))
+    return DistinctCodes(distinct, starts, order.astype(np.uint32))
+
+
+def _keys(codes: Codes) -> NDArray[np.uint64]:
+    """One 64-bit number per code, the same for equal codes, and different for others with overwhelming probability."""
+    words = codes.view(np.uint64)
+    keys = words[:, 0].copy()
+    for word in range(1, words.shape[1]):
+        keys ^= keys >> np.uint64(29)
+        keys *= np.uint64(0x9E3779B97F4A7C15)
+        keys += words[:, word]
+    return keys

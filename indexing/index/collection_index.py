@@ -1,0 +1,222 @@
+"""The index of an open collection: what its searches see, kept up to date with the catalog and written to disk.
+
+Searches use an immutable `View`. A change makes a new view with the next search; nobody else waits for it. Images that
+came since the built segment was made are in a small fresh segment, until `merge_segments` or `save` merges the two.
+"""
+
+import logging
+import threading
+import weakref
+from collections.abc import Container
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from hashseek.indexing.catalog import Catalog, Finding, FindingKind
+from hashseek.indexing.index.hamming_index import APPROXIMATE, HammingIndex, check_kind
+from hashseek.indexing.index.index_files import IndexFiles, IndexVersion
+from hashseek.indexing.index.segments import Segment, View, empty, joined, merge
+from hashseek.retrieval.errors import BadCollection, BadConfig
+from hashseek.retrieval.files import locked
+
+log = logging.getLogger("hashseek")
+
+_TRIES = 20  # to compare index and catalog in the same state, while other processes change the catalog
+
+
+class CollectionIndex:
+    """The index over the codes with which `catalog` was opened. Safe to use from several threads.
+
+    Args:
+        folder: of the collection; its lock protects the index files.
+        files: the folder of the index files.
+        catalog: of the collection.
+        read_only: leave an unusable index on disk as it is.
+
+    Raises:
+        BadCollection: a code in the catalog is damaged.
+    """
+
+    def __init__(self, folder: Path, files: Path, catalog: Catalog, *, read_only: bool) -> None:
+        self._folder = folder
+        self._catalog = catalog
+        self._n_bits = catalog.n_bits
+        self._files = IndexFiles(files, catalog)
+        self._lock = threading.Lock()
+        self._saved: IndexVersion | None = None  # what is on disk and also in memory
+        self._saved_index: weakref.ref[HammingIndex] | None = None
+        self._overwritten: IndexVersion | None = None  # what was on disk when overwriting it failed
+        self._supported = {"exact"}  # kinds that are known to work on this machine
+        self._view = self._open(read_only=read_only)
+
+    @property
+    def kind(self) -> str:
+        """The kind that the index should have; exact where this machine does not support that kind."""
+        kind = self._catalog.index_kind()
+        if kind not in self._supported:
+            with suppress(BadConfig):
+                empty(self._n_bits, kind)
+                self._supported.add(kind)
+        return kind if kind in self._supported else "exact"
+
+    def current(self) -> View:
+        """The view, updated with everything that this or another process has committed."""
+        view, generation = self._view, self._catalog.generation()
+        if generation == view.generation:
+            return view
+        with self._lock:
+            if self._view.generation < generation:
+                self._view = self._advance(self._view)
+            return self._view
+
+    def merged(self) -> HammingIndex:
+        """An exact index over all images."""
+        return merge(self.current(), self._n_bits, "exact").index
+
+    def merge_segments(self) -> bool:
+        """Merge the fresh segment into the built one if it has grown; others search and change meanwhile.
+
+        Returns:
+            Whether it was merged.
+        """
+        kind = self.kind
+        if self._view.kind != kind:  # another process was asked for another kind, and may have built it
+            self._load_newer(kind)
+        view = self.current()
+        due = view.is_due or view.kind != kind
+        if due:
+            self._install(replace(view, built=merge(view, self._n_bits, kind), fresh=empty(self._n_bits)))
+        return due
+
+    def save(self) -> None:
+        """Merge all segments and write the index, so that the next process need not read all codes.
+
+        If another process has written a newer index, that one is loaded instead.
+        """
+        while self._catalog.is_current():  # otherwise the index on disk is for other codes than these
+            kind = self.kind
+            on_disk = self._load_newer(kind)
+            view = self.current()
+            # An approximate index is written when it is rebuilt; later changes are read from the catalog.
+            is_enough = kind in APPROXIMATE and self._is_saved(view) and not view.is_due
+            saved = self._saved if on_disk is not None and view.kind == kind else None
+            if saved is not None and (is_enough or view.generation == saved.generation):
+                return
+            if self._write(view, merge(view, self._n_bits, kind), over=(on_disk, self._saved)):
+                return
+
+    def build(self, kind: str) -> None:
+        """Build an index of this kind (`hamming_index.KINDS`) from the catalog alone and write it.
+
+        Raises:
+            BadConfig: there is no such kind, or this machine does not support it.
+        """
+        check_kind(kind)
+        view = self._advance(View(-1, 0, empty(self._n_bits), empty(self._n_bits)))
+        merged = merge(view, self._n_bits, kind)
+        self._catalog.set_index_kind(kind)
+        self._write(view, merged)
+
+    def verify(self) -> list[Finding]:
+        """Compare the index in memory and on disk with the catalog."""
+        findings = []
+        for _ in range(_TRIES):
+            view, stored = self.current(), self._catalog.all_codes()
+            if stored.generation == view.generation:
+                index = merge(view, self._n_bits, "exact").index
+                if not (np.array_equal(index.ids, stored.ids) and np.array_equal(index.codes, stored.codes)):
+                    message = f"the index with {len(index)} images differs from the catalog with {len(stored.ids)}"
+                    findings.append(Finding(FindingKind.SEARCH_INDEX, message))
+                break
+        if self._files_count():
+            try:
+                with locked(self._folder, shared=True):
+                    self._files.load()
+            except BadCollection as error:
+                if self._files_count():  # otherwise another process replaced it just now
+                    findings.append(Finding(FindingKind.SEARCH_INDEX, f"the index on disk will be rebuilt: {error}"))
+        return findings
+
+    def _files_count(self) -> bool:
+        """Whether there are index files, and for these codes: another process may have switched the code space."""
+        return self._files.exist() and self._catalog.is_current()
+
+    def _advance(self, view: View) -> View:
+        """A view with everything that the catalog has committed since."""
+        changes = self._catalog.changes(after_id=view.last_id, after_generation=view.generation)
+        if changes.is_complete:
+            view = View(-1, 0, empty(self._n_bits, view.kind), empty(self._n_bits))
+        built, fresh = view.built.without(changes.removed), view.fresh.without(changes.removed)
+        if len(changes.ids):
+            fresh = joined([fresh], self._n_bits, "exact", changes.codes, changes.ids)
+        last_id = max(view.last_id, int(changes.ids[-1])) if len(changes.ids) else view.last_id
+        advanced = View(changes.generation, last_id, built, fresh)
+        # Merged at once when everything is new; an approximate index takes too long for that, and stays due.
+        if changes.is_complete and advanced.is_due and advanced.kind not in APPROXIMATE:
+            advanced = replace(advanced, built=merge(advanced, self._n_bits, advanced.kind), fresh=empty(self._n_bits))
+        return advanced
+
+    def _install(self, view: View) -> None:
+        """Use a view from now on, updated with what has changed since."""
+        view = self._advance(view)  # without the lock: it may take long
+        with self._lock:
+            self._view = self._advance(view) if view.generation < self._view.generation else view
+
+    def _open(self, *, read_only: bool) -> View:
+        try:
+            with locked(self._folder, shared=True):  # or another process could replace files after they were checked
+                built = self._load()
+        except BadCollection as error:
+            if len(self._catalog):
+                log.warning("the index of %s is rebuilt from the catalog: %s", self._folder, str(error))
+            built = View(-1, 0, empty(self._n_bits, self.kind), empty(self._n_bits))
+            if not read_only:
+                self._delete_unusable()
+        return self._advance(built)
+
+    def _delete_unusable(self) -> None:
+        """Delete a manifest that does not fit the catalog, so that no later state of the catalog can make it fit."""
+        with suppress(OSError, BadCollection), locked(self._folder):  # opening does not fail because of this
+            # Another process may just have written an index, or switched to the code space that it is for.
+            if self._files.version() is None and self._catalog.is_current():
+                self._files.delete_manifest()
+
+    def _load_newer(self, kind: str) -> IndexVersion | None:
+        """Load an index that another process has written, if it has this kind; returns what is on disk now."""
+        with locked(self._folder, shared=True):
+            on_disk = self._files.version()
+            if on_disk in (None, self._saved, self._overwritten) or on_disk.kind != kind:
+                return on_disk
+            try:
+                built = self._load()
+            except BadCollection:
+                self._saved = None
+                return on_disk
+        self._install(built)
+        return on_disk
+
+    def _write(self, view: View, merged: Segment, *, over: Container[IndexVersion | None] | None = None) -> bool:
+        """Use and write a merged view, unless the index on disk is not one of `over`; returns whether it is done."""
+        self._install(replace(view, built=merged, fresh=empty(self._n_bits)))
+        with locked(self._folder):  # two processes at once would mix their files
+            if not self._catalog.is_current():  # the index on disk is for the code space that is opened next
+                return True
+            on_disk = self._files.version()
+            if over is not None and on_disk not in over:
+                return False
+            self._saved, self._overwritten = None, on_disk  # if writing fails, what is on disk is torn or outdated
+            self._saved = self._files.write(merged.index, generation=view.generation, last_id=view.last_id)
+            self._saved_index, self._overwritten = weakref.ref(merged.index), None
+        return True
+
+    def _is_saved(self, view: View) -> bool:
+        """Whether the index on disk is the built segment of a view."""
+        return self._saved_index is not None and self._saved_index() is view.built.index
+
+    def _load(self) -> View:
+        """The index on disk; `BadCollection` if it cannot be used."""
+        view, self._saved = self._files.load()
+        self._saved_index = weakref.ref(view.built.index)
+        return view

@@ -1,0 +1,37 @@
+"""Load a class or function from outside the package by its name, "module:Name".
+
+A config or the command line may give such a name wherever it names a loss, a data set or a backbone.
+"""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from hashseek.retrieval.errors import BadConfig
+
+
+def load_named(name: str, *, kind: str) -> Any:
+    """Import `module` and return its attribute `Name`, for a name of the form "module:Name".
+
+    The current directory is searched after the installed packages, so a file beside the config is enough.
+
+    Args:
+        name: e.g. "my_losses:MyLoss" or "my_package.losses:MyLoss".
+        kind: what the name stands for, used in messages: "loss", "data set" or "backbone".
+
+    Raises:
+        BadConfig: the name has another form, the module cannot be imported, or it has no such attribute.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not attribute.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
+        raise BadConfig(f'{name!r} does not name a {kind}: write it as "module:Name"')
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # a module may raise anything while it is imported
+        raise BadConfig(f"cannot import the module of the {kind} {name!r}: {type(error).__name__}: {error}") from error
+    if not hasattr(module, attribute):
+        raise BadConfig(f"the module {module_name!r} of the {kind} {name!r} has no attribute {attribute!r}")
+    return getattr(module, attribute)

@@ -1,0 +1,269 @@
+"""Stored images over HTTP: records, files, pages, adding, deleting, keys and attributes."""
+
+import io
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import quote
+
+import pytest
+from PIL import Image
+
+from support.pictures import N_PICTURES, draw, encoded, png
+from support.service import add, assert_problem, hits, kept_files, search
+
+
+def n_images(client):
+    return client.get("/v1/stats").json()["n_images"]
+
+
+def test_records_files_and_similar_images(reader):
+    for image_id in range(1, N_PICTURES + 1):
+        record = reader.get(f"/v1/images/{image_id}").json()
+        assert (record["id"], record["width"], record["height"]) == (image_id, 96, 72)
+        response = reader.get(record["url"])
+        assert response.headers["content-type"] == record["media_type"]
+        assert response.headers["x-content-type-options"] == "nosniff"
+        assert len(response.content) == record["bytes"]
+        found = hits(reader.get(f"/v1/images/{image_id}/similar", params={"k": 3}))
+        assert (found[0]["id"], found[0]["distance"], len(found)) == (image_id, 0, 3)
+
+
+@pytest.mark.parametrize("size", [16, 40, 1024])
+def test_thumbnails(reader, size):
+    response = reader.get("/v1/images/1/file", params={"size": size})
+    assert response.headers["content-type"] == "image/jpeg"
+    image = Image.open(io.BytesIO(response.content))
+    assert max(image.size) == min(size, 96)
+    assert abs(image.width / image.height - 96 / 72) < 0.1
+
+
+def test_pages(reader):
+    seen, after = [], 0
+    while after is not None:
+        page = reader.get("/v1/images", params={"after": after, "limit": 5}).json()
+        seen += [image["id"] for image in page["images"]]
+        after = page["next"]
+    assert seen == list(range(1, 13))
+    three = reader.get("/v1/images", params={"label": "three"}).json()
+    assert (len(three["images"]), three["next"]) == (4, None)
+    for label in ("'; DROP TABLE images; --", "none", " ", "\0", "ü"):
+        assert reader.get("/v1/images", params={"label": label}).json() == {"images": [], "next": None}
+
+
+@pytest.mark.parametrize("suffix", ["", "/file", "/similar"])
+@pytest.mark.parametrize("image_id", ["0", "-1", "99", str(2**63 - 1), str(2**63), str(10**40)])
+def test_unknown_ids_of_any_size_are_404(reader, suffix, image_id):
+    assert_problem(reader.get(f"/v1/images/{image_id}{suffix}"), 404, "UnknownImage", image_id)
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("/v1/images/cat", "image_id"),
+        ("/v1/images/1.5/file", "image_id"),
+        ("/v1/images/" + "9" * 5000, "image_id"),
+        ("/v1/images?after=-1", "after"),
+        (f"/v1/images?after={2**63}", "after"),
+        ("/v1/images?limit=0", "limit"),
+        ("/v1/images?limit=1001", "limit"),
+        ("/v1/images/1/file?size=15", "size"),
+        ("/v1/images/1/file?size=1025", "size"),
+    ],
+)
+def test_values_outside_their_limits_are_refused(reader, url, name):
+    assert_problem(reader.get(url), 422, "BadRequest", name)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/web/../app.py",
+        "/web/%2e%2e/app.py",
+        "/web/..%2fapp.py",
+        "/web/%2e%2e%2f%2e%2e%2fpyproject.toml",
+        "/web//etc/passwd",
+        "/v1/images/..%2f..%2f1/file",
+        "/web/%00",
+    ],
+)
+def test_no_path_leads_out_of_the_folders(reader, path):
+    response = reader.get(path)
+    assert response.status_code in (404, 422)
+    assert "import" not in response.text
+
+
+def test_a_read_only_service_refuses_changes_before_it_looks_at_them(reader):
+    for response in (add(reader, png(1)), add(reader, b""), *map(reader.delete, ("/v1/images/1", "/v1/images/99"))):
+        assert_problem(response, 403, "ReadOnly")
+    assert n_images(reader) == 12
+
+
+# ---------------------------------------------------------------- changes
+
+
+def test_an_upload_is_found_at_once_and_gone_at_once(client, own_collection):
+    data = png(500, (300, 200))
+    response = add(client, data, labels="new; shiny ;;new")
+    assert response.status_code == 201
+    record = response.json()
+    assert (record["id"], record["created"], record["labels"], record["bytes"]) == (
+        13,
+        True,
+        ["new", "shiny"],
+        len(data),
+    )
+    assert (record["width"], record["height"], record["media_type"]) == (300, 200, "image/png")
+    found = search(client, data, k=50).json()
+    assert (found["hits"][0]["id"], found["hits"][0]["distance"], found["n_images"]) == (13, 0, 13)
+    assert client.get(record["url"]).content == data
+    assert client.get("/v1/stats").json()["labels"]["new"] == 1
+    [kept] = kept_files(own_collection)
+    assert kept.read_bytes() == data
+
+    again = add(client, data, labels="other")
+    assert (again.status_code, again.json()) == (200, {**record, "created": False, "change": "known"})
+    assert len(kept_files(own_collection)) == 1
+
+    assert client.delete("/v1/images/13").status_code == 204
+    assert_problem(client.delete("/v1/images/13"), 404, "UnknownImage", "13")
+    for url in ("/v1/images/13", record["url"]):
+        assert client.get(url).status_code == 404
+    assert 13 not in [hit["id"] for hit in hits(search(client, data, k=50))]
+    assert kept_files(own_collection) == []
+    assert add(client, data).json()["id"] == 14
+
+
+def test_deleting_an_indexed_image_leaves_its_file(client, pictures):
+    assert client.delete("/v1/images/5?dry_run=true").status_code == 422
+    path = client.get("/v1/images/5").json()["path"]
+    assert client.delete("/v1/images/5").status_code == 204
+    assert (pictures / path).is_file()
+    assert len(hits(search(client, png(0), k=50))) == 11
+
+
+@pytest.mark.parametrize(
+    ("data", "fields", "kind"),
+    [
+        (b"", {}, "BadImage"),
+        (b"no picture", {}, "BadImage"),
+        (png(530)[:1000], {}, "BadImage"),
+        (png(530), {"label": "odd"}, "BadRequest"),
+        (png(530), {"path": "/etc/passwd"}, "BadRequest"),
+        (png(530), {"labels": "x" * 201}, "BadRequest"),
+        (png(530), {"key": "x" * 513}, "BadConfig"),
+        (png(530), {"attributes": "[1]"}, "BadRequest"),
+        (png(530), {"attributes": "{year: 2015}"}, "BadRequest"),
+        (png(530), {"attributes": "[" * 100_000}, "BadRequest"),
+        (png(530), {"attributes": '{"x": ' + "[" * 100 + "]" * 100 + "}"}, "BadConfig"),
+        (png(530), {"attributes": '{"x": NaN}'}, "BadConfig"),
+        (png(530), {"attributes": '{"x": "\\ud800"}'}, "BadRequest"),
+        (png(530), {"attributes": json.dumps({"x": "y" * 16_400})}, "BadConfig"),
+    ],
+)
+def test_a_refused_upload_stores_nothing(client, own_collection, data, fields, kind):
+    assert_problem(add(client, data, **fields), 422, kind)
+    assert n_images(client) == 12
+    assert kept_files(own_collection) == []
+
+
+def test_labels_may_be_repeated_and_empty_fields_count_as_not_given(client):
+    record = add(client, png(500), labels="", key="", attributes="").json()
+    assert (record["labels"], record["key"], record["attributes"]) == ([], None, {})
+    labels = ["<script>alert(1)</script>;'; DROP TABLE images", "ü\0x"]
+    record = add(client, png(501), labels=labels).json()
+    assert set(record["labels"]) == {"<script>alert(1)</script>", "'", "DROP TABLE images", "ü\0x"}
+    assert client.get("/v1/images", params={"label": "ü\0x"}).json()["images"][0]["id"] == 14
+
+
+@pytest.mark.parametrize(("kind", "suffix"), [("JPEG", ".jpg"), ("GIF", ".gif"), ("TIFF", ".tif")])
+def test_a_kept_file_has_the_suffix_of_its_content_whatever_its_name_said(client, own_collection, kind, suffix):
+    data = encoded(draw(510), kind)
+    response = client.post("/v1/images", files={"image": ("../../evil.html\0", data, "text/html")})
+    assert response.status_code == 201
+    assert [path.suffix for path in kept_files(own_collection)] == [suffix]
+    served = client.get(response.json()["url"])
+    assert served.headers["content-type"] == response.json()["media_type"] != "text/html"
+    assert served.content == data
+
+
+def test_a_file_that_is_gone_is_410(client, own_collection):
+    record = add(client, png(502)).json()
+    [kept] = kept_files(own_collection)
+    kept.unlink()
+    for url in (record["url"], f"{record['url']}?size=64"):
+        assert_problem(client.get(url), 410, "FileGone")
+    kept.write_bytes(b"no picture")
+    assert_problem(client.get(record["url"]), 410, "FileGone")
+    assert_problem(client.get(f"{record['url']}?size=64"), 422, "BadImage")
+    assert client.delete("/v1/images/13").status_code == 204
+
+
+@pytest.mark.parametrize(
+    "key", ["a", "photos/2026/ä b.jpg", "/leading/slash", "1", "by-key/x", "x/file", "50%?#&=", "a//b/", "ü" * 512]
+)
+def test_an_image_has_the_key_and_attributes_it_was_given(client, key):
+    url = f"/v1/images/by-key/{quote(key)}"
+    assert_problem(client.get(url), 404, "UnknownImage")
+    attributes = {"camera": {"model": "X"}, "year": 2015, "note": "<b>ü"}
+    record = add(client, png(510), key=key, attributes=json.dumps(attributes)).json()
+    assert (record["key"], record["attributes"], record["change"]) == (key, attributes, "added")
+    assert client.get(url).json() == client.get(f"/v1/images/{record['id']}").json()
+    [hit] = hits(search(client, png(510), k=1))
+    assert (hit["id"], hit["key"], hit["attributes"]) == (record["id"], key, attributes)
+    assert client.delete(url).status_code == 204
+    assert_problem(client.delete(url), 404, "UnknownImage")
+
+
+def test_an_upload_under_a_known_key_replaces_the_image(client, own_collection):
+    first = add(client, png(520), key="k", labels="old", attributes='{"n": 1}')
+    same = add(client, png(520), key="k")
+    assert (first.status_code, same.status_code, same.json()["change"]) == (201, 200, "known")
+    other = add(client, png(521), key="k", labels="new")
+    record = other.json()
+    assert (other.status_code, record["created"], record["change"]) == (200, False, "updated")
+    assert (record["id"], record["labels"], record["attributes"]) == (first.json()["id"], ["new"], {"n": 1})
+    assert client.get(record["url"]).content == png(521)
+    found = hits(search(client, png(521), k=99))
+    assert (found[0]["id"], found[0]["distance"], len(found)) == (record["id"], 0, 13)
+    assert len(kept_files(own_collection)) == 1
+    twin = add(client, png(521), key="l").json()  # known content is not encoded again, and the file is shared
+    assert (twin["id"], twin["change"]) == (record["id"] + 1, "added")
+    assert len(kept_files(own_collection)) == 1
+    assert client.delete("/v1/images/by-key/k").status_code == 204
+    assert client.get(twin["url"]).content == png(521)
+    stats = client.get("/v1/stats").json()
+    assert (stats["n_images"], sum(stats["engines"].values())) == (13, 13)
+
+
+def test_many_clients_at_once(client, own_collection):
+    """Each adds images, finds them at once and removes some, while another searches all the time."""
+    stop, failures = threading.Event(), []
+
+    def look():
+        while not stop.is_set():
+            response = search(client, png(3), k=500)
+            if response.status_code != 200 or not response.json()["hits"]:
+                failures.append(response.text)
+
+    def work(worker):
+        for number in range(4):
+            data = png(1000 + 10 * worker + number)
+            record = add(client, data).json()
+            assert record["id"] in [hit["id"] for hit in hits(search(client, data, k=500)) if hit["distance"] == 0]
+            if number % 2:
+                assert client.delete(f"/v1/images/{record['id']}").status_code == 204
+                assert record["id"] not in [hit["id"] for hit in hits(search(client, data, k=500))]
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+        records = list(pool.map(lambda _: add(client, png(2000)).json(), range(8)))
+    stop.set()
+    looking.join()
+    assert failures == []
+    assert len({record["id"] for record in records}) == 1
+    assert sum(record["created"] for record in records) == 1
+    assert n_images(client) == 12 + 8 + 1
+    assert len(kept_files(own_collection)) == 9

@@ -1,0 +1,81 @@
+"""`import hashseek`: quick to import, and every example of docs/python-api.md runs."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+
+import hashseek
+from hashseek.retrieval.errors import BadCollection, BadImage, UnknownImage
+from support.paths import ROOT
+from support.pictures import draw
+
+PAGE = ROOT / "docs" / "python-api.md"
+EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+@pytest.fixture
+def working_folder(tmp_path, monkeypatch, checkpoint, own_cache):
+    """A current folder with what the page talks about."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(checkpoint.read_bytes())
+    (tmp_path / "photos").mkdir()
+    draw(1).save("query.jpg")
+    for seed, name in enumerate(("one", "two", "three"), start=1):
+        draw(seed).save(f"photos/{name}.jpg")
+    (tmp_path / "my-pictures").mkdir()
+    lines = ["file,labels,split"]
+    for seed in range(60):
+        draw(seed).save(f"my-pictures/{seed}.png")
+        lines.append(f"{seed}.png,{'odd' if seed % 2 else 'even'},{('query', 'database', 'train', 'train')[seed % 4]}")
+    (tmp_path / "my-pictures" / "labels.csv").write_text("\n".join(lines))
+    return tmp_path
+
+
+def test_every_example_of_the_page_runs(working_folder, capsys):
+    variables = {}
+    for example in EXAMPLES:
+        assert len(example.strip().splitlines()) <= 12
+        exec(compile(example, str(PAGE), "exec"), variables)
+    assert variables["report"].main.n == 10
+    assert variables["codes"].shape == (2, 6)
+    assert (variables["again"][0].distance, len(variables["hits"])) == (0, 3)
+    assert {name for name in hashseek.__all__ if name[0].islower()} <= set(re.findall(r"\w+", PAGE.read_text()))
+
+
+def test_a_collection_takes_images_of_every_kind(working_folder):
+    with pytest.raises(BadCollection):
+        hashseek.open_collection("c")
+    with hashseek.open_collection("c", checkpoint="model.safetensors", device="cpu") as collection:
+        (working_folder / "broken.jpg").write_bytes(b"no image")
+        report = collection.add("photos", "broken.jpg")
+        assert (report.added, report.skipped, len(report.problems), len(collection)) == (3, 1, 1, 3)
+        with pytest.raises(BadImage):
+            collection.add("broken.jpg", on_error="stop")
+        file = working_folder / "photos" / "two.jpg"
+        with Image.open(file) as opened:
+            hits = [collection.search(image)[0] for image in (file, str(file), file.read_bytes(), opened)]
+        assert {(hit.image.path, hit.distance) for hit in hits} == {(str(file), 0)}
+        collection.remove(hits[0].image.id)
+        with pytest.raises(UnknownImage):
+            collection.get(hits[0].image.id)
+    assert hashseek.encode([], "model.safetensors").shape == (0, 6)
+
+
+def test_importing_is_quick_and_loads_nothing_heavy():
+    """50 ms of processor time beside the start of Python; the bound leaves room for a slow machine."""
+    program = (
+        "import sys, time; started = time.process_time(); import hashseek; seconds = time.process_time() - started\n"
+        "heavy = [name for name in ('torch', 'numpy', 'faiss', 'fastapi', 'typer', 'hashseek.training') "
+        "if name in sys.modules]\n"
+        "print(seconds, dir(hashseek).count('train'), *heavy)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ)
+    seconds, listed, *heavy = done.stdout.split()
+    assert (listed, heavy) == ("1", [])
+    assert float(seconds) < 0.1
+    with pytest.raises(AttributeError):
+        hashseek.no_such_name  # noqa: B018

@@ -1,0 +1,209 @@
+"""Searching over HTTP: hits, parameters, filters, and what is refused."""
+
+import re
+
+import pytest
+
+from support.pictures import draw, encoded, labels_of, png
+from support.service import add, assert_problem, hits, search, serving
+
+
+def test_health_statistics_and_documentation(reader, checkpoint):
+    from hashseek.retrieval.checkpoint import load_header
+
+    assert reader.get("/healthz/live").json() == {"status": "live"}
+    assert reader.get("/healthz/ready").json() == {"status": "ready"}
+    stats = reader.get("/v1/stats").json()
+    assert stats["fingerprint"] == load_header(checkpoint).fingerprint
+    assert (stats["n_images"], stats["n_bits"], stats["read_only"]) == (12, 48, True)
+    assert (stats["backbone"], stats["labels"]) == ("squeezenet1_1", {"even": 6, "odd": 6, "three": 4})
+    paths = reader.get("/openapi.json").json()["paths"]
+    assert {path: sorted(operations) for path, operations in paths.items()} == {
+        "/v1/search": ["post"],
+        "/v1/images": ["get", "post"],
+        "/v1/images/by-key/{key}": ["delete", "get"],
+        "/v1/images/{image_id}": ["delete", "get"],
+        "/v1/images/{image_id}/file": ["get"],
+        "/v1/images/{image_id}/similar": ["get"],
+        "/v1/stats": ["get"],
+        "/healthz/live": ["get"],
+        "/healthz/ready": ["get"],
+    }
+    parameters = paths["/v1/images/{image_id}/similar"]["get"]["parameters"]
+    assert {one["name"] for one in parameters if one["in"] == "query"} == SEARCH_PARAMETERS
+    assert all(one.get("description") for one in parameters if one["in"] == "query")
+
+
+def test_pages_load_nothing_from_another_host(reader):
+    page = reader.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+    assert "unsafe" not in page.headers["content-security-policy"]
+    files = re.findall(r'(?:src|href)="(/web/[^"]+)"', page.text)
+    assert len(files) >= 3
+    for text in (page.text, *(reader.get(file).text for file in files)):
+        assert not re.search(r"https?://(?!www\.w3\.org/)", text)
+    for path in ("/", "/docs", "/redoc"):
+        text = reader.get(path).text
+        assert not re.search(r"""(?:src|href)=["'](?:https?:)?//""", text)
+        for asset in re.findall(r"""(?:src|href)=["'](/[^"']+)["']""", text):
+            assert reader.get(asset).status_code == 200
+
+
+def test_every_stored_picture_finds_itself_at_distance_0(reader, pictures):
+    for file in sorted(path for path in pictures.rglob("*") if path.is_file()):
+        content = search(reader, file.read_bytes(), k=12).json()
+        found = content["hits"]
+        assert (content["n_bits"], content["n_images"], len(found)) == (48, 12, 12)
+        assert [hit["rank"] for hit in found] == list(range(1, 13))
+        assert [(hit["distance"], hit["id"]) for hit in found] == sorted((hit["distance"], hit["id"]) for hit in found)
+        own = next(hit for hit in found if hit["path"] == str(file))
+        assert (own["distance"], set(own["labels"])) == (0, set(labels_of(file)))
+        assert own["url"] == f"/v1/images/{own['id']}/file"
+
+
+def test_max_distance_and_k_agree_between_search_and_similar(reader, pictures):
+    data = (pictures / "picture 00.jpg").read_bytes()
+    everything = hits(search(reader, data, k=10_000))
+    [image_id] = [hit["id"] for hit in everything if hit["distance"] == 0]
+    limit = everything[5]["distance"]
+    near = [hit for hit in everything if hit["distance"] <= limit]
+    assert hits(search(reader, data, k=100, max_distance=limit)) == near
+    assert hits(reader.get(f"/v1/images/{image_id}/similar", params={"k": 100, "max_distance": limit})) == near
+    assert hits(search(reader, data, k=100, max_distance=10**30)) == everything
+    assert hits(search(reader, data)) == everything[:10]
+
+
+def test_a_service_with_a_limit_below_the_default_returns_as_many_as_it_may(indexed):
+    with serving(indexed, read_only=True, max_k=4) as client:
+        assert len(hits(search(client, png(1)))) == len(hits(client.get("/v1/images/1/similar"))) == 4
+        assert len(hits(client.get("/v1/images/1/similar?k=2"))) == 2
+        assert_problem(client.get("/v1/images/1/similar?k=5"), 422, "BadConfig", "5", "4")
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "TIFF", "WEBP", "BMP"])
+def test_images_of_every_format_can_be_searched_with(reader, kind):
+    assert len(hits(search(reader, encoded(draw(1), kind), k=1))) == 1
+
+
+@pytest.mark.parametrize(
+    ("parameters", "name"),
+    [
+        ({"k": 0}, "k"),
+        ({"k": -7}, "k"),
+        ({"k": "9" * 5000}, "k"),
+        ({"k": "1.5"}, "k"),
+        ({"max_distance": -1}, "max_distance"),
+        ({"max_distance": "nan"}, "max_distance"),
+        ({"min_precision": 1.5}, "min_precision"),
+        ({"id": "x"}, "id"),
+        ({"lable": "odd"}, "lable"),
+    ],
+)
+def test_invalid_and_unknown_parameters_are_refused(reader, parameters, name):
+    assert_problem(search(reader, png(1), **parameters), 422, "BadRequest", name)
+    assert_problem(reader.get("/v1/images/1/similar", params=parameters), 422, "BadRequest", name)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "value"),
+    [
+        ({"k": 10_001}, "10001"),
+        ({"k": 10**30}, "10,000"),
+        ({"where": "n!=2"}, "n!=2"),
+        ({"added_after": "soon"}, "soon"),
+        ({"effort": 5}, "effort"),
+    ],
+)
+def test_values_that_the_library_refuses_are_bad_config(reader, parameters, value):
+    assert_problem(search(reader, png(1), **parameters), 422, "BadConfig", value)
+    assert_problem(reader.get("/v1/images/1/similar", params=parameters), 422, "BadConfig", value)
+
+
+@pytest.mark.parametrize(
+    ("method", "url", "name"),
+    [
+        ("get", "/v1/images?lables=odd", "lables"),
+        ("get", "/v1/images/1?size=20", "size"),
+        ("get", "/v1/images/by-key/a/b?x=1", "x"),
+        ("get", "/v1/images/1/file?sice=20", "sice"),
+        ("post", "/v1/search?label=odd", "label"),
+    ],
+)
+def test_every_route_refuses_unknown_parameters(reader, method, url, name):
+    files = {"files": {"image": png(1)}} if method == "post" else {}
+    assert_problem(reader.request(method, url, **files), 422, "BadRequest", name)
+
+
+SEARCH_PARAMETERS = {
+    "label", "any_label", "without", "where", "id", "key", "added_after", "added_before", "k", "max_distance",
+    "min_precision", "effort",
+}  # fmt: skip
+
+
+def test_an_empty_value_counts_as_not_given(reader):
+    empty = dict.fromkeys(SEARCH_PARAMETERS, "")
+    usual = hits(search(reader, png(1)))
+    assert len(usual) == 10
+    assert hits(search(reader, png(1), **empty)) == usual
+    usual = hits(reader.get("/v1/images/1/similar"))
+    assert hits(reader.get("/v1/images/1/similar", params=empty)) == usual
+    odd = hits(reader.get("/v1/images/1/similar?label=odd"))
+    assert all("odd" in hit["labels"] for hit in odd)
+    assert hits(reader.get("/v1/images/1/similar?label=&label=odd&k=&lable=")) == odd
+    assert {hit["id"] for hit in hits(search(reader, png(1), id=["", "1", "2"]))} == {1, 2}
+    assert hits(reader.get("/v1/images/1/similar?label=%20")) == []  # a space is a label
+    assert reader.get("/v1/images?label=&after=&limit=").json() == reader.get("/v1/images").json()
+
+
+def test_both_ways_to_search_have_the_same_filters(client):
+    for n in range(6):
+        add(client, png(540 + n), key=f"k{n}", labels="made;even" if n % 2 else "made", attributes=f'{{"n": {n}}}')
+    everything = {hit["id"]: hit for hit in hits(search(client, png(540), k=99))}
+    assert len(everything) == 18
+
+    def ids(**filters):
+        found = hits(search(client, png(540), k=99, **filters))
+        assert found == [dict(everything[hit["id"]], rank=rank) for rank, hit in enumerate(found, 1)]
+        by_id = hits(client.get("/v1/images/13/similar", params={"k": 99, **filters}))
+        assert [(hit["id"], hit["distance"]) for hit in by_id] == [(hit["id"], hit["distance"]) for hit in found]
+        return {hit["id"] for hit in found}
+
+    three = {i for i, hit in everything.items() if "three" in hit["labels"]}
+    assert ids(label="made") == set(range(13, 19))
+    assert ids(label=["made", "even"]) == {14, 16, 18}
+    assert ids(any_label=["made", "three"]) == set(range(13, 19)) | three
+    assert ids(label="made", without="even") == {13, 15, 17}
+    assert ids(where=["n>=1", "n<4"]) == {14, 15, 16}
+    assert ids(key=["k0", "k5", "none"]) == {13, 18}
+    assert ids(id=[1, 13, 10**30]) == {1, 13}
+    assert ids(added_after="2020-01-01", where="n=2") == {15}
+    assert ids(added_before="2020-01-01T00:00:00+02:00") == set()
+    assert ids(label="\0'; --") == set()
+
+
+def test_other_mistakes_are_problems_too(reader):
+    post = reader.post
+    for response, status, kind, value in (
+        (post("/v1/search"), 422, "BadRequest", "image"),
+        (post("/v1/search", data={"k": "3"}), 422, "BadRequest", "image"),
+        (post("/v1/search", json={"image": "x"}), 422, "BadRequest", "image"),
+        (post("/v1/search", data={"image": "text"}), 422, "BadRequest", "image"),
+        (post("/v1/search", content=b"x", headers={"Content-Type": "multipart/form-data"}), 400, "about:blank", ""),
+        (search(reader, b""), 422, "BadImage", "0 bytes"),
+        (search(reader, b"no picture"), 422, "BadImage", "the upload"),
+        (search(reader, png(1)[:1000]), 422, "BadImage", "the upload"),
+        (reader.get("/nothing"), 404, "about:blank", ""),
+        (reader.get("/web/nothing.js"), 404, "about:blank", ""),
+        (reader.put("/v1/search"), 405, "about:blank", ""),
+    ):
+        assert_problem(response, status, kind, value)
+    assert reader.put("/v1/search").headers["allow"] == "POST"
+
+
+def test_uploads_that_are_too_large_or_of_unknown_length_are_refused_unread(reader):
+    assert_problem(search(reader, b"x" * 2_000_001), 413, "TooLarge", "2,000,000")
+    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    assert_problem(reader.post("/v1/search", content=iter([b"--x\r\n"]), headers=headers), 411)
+    for length in ("many", "-5", "1e3"):
+        assert_problem(reader.post("/v1/search", content=b"", headers={**headers, "Content-Length": length}), 400)

@@ -1,0 +1,176 @@
+"""Metrics by label, intervals, comparisons, calibration and the statistics of codes."""
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from hashseek.retrieval.codes import pack
+from hashseek.retrieval.errors import BadCodes, BadConfig
+from hashseek.retrieval.metrics import (
+    Calibration,
+    Histograms,
+    bit_statistics,
+    bootstrap,
+    calibrate,
+    class_distances,
+    compare,
+    histograms,
+    per_label,
+    remarks,
+)
+from hashseek.retrieval.metrics.ties import hypergeometric
+from support import hamming_oracle as hamming
+
+
+def random_world(seed: int, n_bits: int = 16):
+    """(query codes, database codes, query labels, database labels)."""
+    rng = np.random.default_rng(seed)
+    xq, xb = pack(rng.standard_normal((30, n_bits))), pack(rng.standard_normal((400, n_bits)))
+    return xq, xb, (rng.random((30, 5)) < 0.3).astype(np.uint8), (rng.random((400, 5)) < 0.3).astype(np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("size", "relevant", "room"),
+    [(1, 0, 0), (1, 1, 1), (10, 3, 4), (10, 9, 9), (9000, 1800, 5000), (180_000, 20, 90_000), (10**6, 10**5, 5000)],
+)
+def test_hypergeometric_probabilities_are_those_of_scipy(size, relevant, room):
+    h, probability = (row[0] for row in hypergeometric(*(np.array([v]) for v in (size, relevant, room))))
+    theirs = stats.hypergeom(size, relevant, room)
+    np.testing.assert_allclose(probability, theirs.pmf(h), atol=1e-11)
+    assert probability.sum() == pytest.approx(1)
+    assert probability @ h == pytest.approx(room * relevant / size)
+    assert len(h) < 1200
+
+
+def test_per_label_means_and_their_macro_mean():
+    labels = np.array([[1, 0, 0], [1, 1, 0], [0, 0, 0]], np.uint8)
+    found = per_label(np.array([0.2, 0.6, 1.0]), labels)
+    np.testing.assert_allclose(found.mean, [0.4, 0.6, np.nan])
+    assert found.n_queries.tolist() == [2, 1, 0]
+    assert found.macro == pytest.approx(0.5)
+    assert per_label(np.zeros(3), labels * 0).macro == 0
+
+
+def test_remarks_name_what_is_unusual_and_nothing_else():
+    lq = np.array([[1, 0, 0, 0], [0, 1, 0, 0]], np.uint8)
+    lb = np.array([[1, 0, 0, 1], [0, 0, 0, 0]], np.uint8)
+    found = remarks(lq, lb, ns=(1, 2, 3, None), label_names=("sky", "sea", "car", "dog"))
+    assert len(found) == 4
+    for sentence, name in zip(found, ("N = 3", "sea", "dog", "1 database images"), strict=True):
+        assert name in sentence
+    assert remarks(lq, lq, ns=(2,)) == []
+
+
+def test_bootstrap_intervals_are_seeded_and_cover_the_mean_about_as_often_as_they_say():
+    rng = np.random.default_rng(0)
+    values = rng.random(50)
+    found = bootstrap(values, seed=3)
+    assert found == bootstrap(values, seed=3)
+    assert found != bootstrap(values, seed=4)
+    assert found.mean == pytest.approx(values.mean())
+    theirs = stats.bootstrap((values,), np.mean, method="percentile", n_resamples=5000, rng=1).confidence_interval
+    assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=0.01)
+    covered = 0
+    for seed in range(200):
+        found = bootstrap(rng.random(60), n_resamples=300, seed=seed)
+        covered += found.low <= 0.5 <= found.high
+    assert 175 <= covered <= 200  # 95 % of 200, three deviations
+    assert bootstrap(np.array([np.nan, 0.25])).low == 0.25
+
+
+def test_a_paired_comparison_counts_queries():
+    rng = np.random.default_rng(1)
+    first = rng.random(200)
+    second = first.copy()
+    second[:60] += 0.1
+    second[60:80] -= 0.05
+    found = compare(first, second)
+    assert (found.better, found.worse, found.equal) == (60, 20, 120)
+    assert found.difference.mean == pytest.approx(0.025)
+    assert 0 < found.difference.low < 0.025 < found.difference.high < 0.04
+
+
+def test_calibration_is_the_share_of_relevant_pairs_and_goes_through_json():
+    xq, xb, lq, lb = random_world(2)
+    found = histograms(xq, xb, lq, lb, n_bits=16)
+    d, relevant = hamming.distances(xq, xb), lq.astype(int) @ lb.T.astype(int) > 0
+    raw = calibrate(found, monotone=False)
+    for distance in range(17):
+        assert raw.pairs[distance] == (d == distance).sum()
+        if raw.pairs[distance]:
+            assert raw.at_distance[distance] == pytest.approx(relevant[d == distance].mean())
+        if (d <= distance).any():
+            assert raw.within_radius[distance] == pytest.approx(relevant[d <= distance].mean())
+    smooth = calibrate(found)
+    for curve in (smooth.at_distance, smooth.within_radius):
+        assert all(near >= far - 1e-12 for near, far in pairwise(curve))
+    assert smooth.within_radius[-1] == pytest.approx(relevant.mean())
+    assert Calibration.from_dict(json.loads(json.dumps(smooth.as_dict()))) == smooth
+
+
+def test_a_wanted_precision_becomes_the_largest_radius_that_gives_it():
+    # 8 of 10 at distance 0, none seen at 1, 2 of 10 at 2, 10 of 80 at 3
+    found = Histograms(np.array([[10, 0, 10, 80]]), np.array([[8, 0, 2, 10]]))
+    made = calibrate(found)
+    assert made.at_distance == pytest.approx((0.8, 0.5, 0.2, 0.125))
+    assert made.within_radius == pytest.approx((0.8, 0.8, 0.5, 0.2))
+    assert [made.radius(p) for p in (0, 0.2, 0.21, 0.5, 0.8, 0.81)] == [3, 3, 2, 2, 1, None]
+    stored = made.as_dict()
+    for wrong in (stored | {"version": 2}, {"version": 1, "radius": 3}, stored | {"pairs": [1, 2]}):
+        with pytest.raises(BadCodes):
+            Calibration.from_dict(wrong)
+
+
+def test_class_distances_are_the_mean_distances_of_relevant_and_irrelevant_pairs():
+    xq, xb, lq, lb = random_world(3)
+    found = class_distances(histograms(xq, xb, lq, lb, n_bits=16))
+    d, relevant = hamming.distances(xq, xb), lq.astype(int) @ lb.T.astype(int) > 0
+    assert (found.intra, found.inter) == pytest.approx((d[relevant].mean(), d[~relevant].mean()))
+    nothing = class_distances(histograms(xq, xb, lq * 0, lb, n_bits=16))
+    assert np.isnan(nothing.intra)
+    assert nothing.inter == pytest.approx(d.mean())
+
+
+def test_bit_statistics_of_hand_worked_codes():
+    # bit 0: half ones; bit 1 = bit 0; bit 2 = its opposite; bit 3 independent; bit 4 constant
+    bits = np.array(
+        [[1, 1, 0, 1, 0], [1, 1, 0, 0, 0], [0, 0, 1, 1, 0], [0, 0, 1, 0, 0], [1, 1, 0, 1, 0], [0, 0, 1, 0, 0]]
+    )
+    found = bit_statistics(pack(bits - 0.5), n_bits=5)
+    np.testing.assert_allclose(found.balance, [0.5, 0.5, 0.5, 0.5, 0])
+    theirs = np.abs(np.corrcoef(bits[:, :4].T))[np.triu_indices(4, 1)]
+    assert found.mean_correlation == pytest.approx(theirs.mean())
+    assert found.max_correlation == 1.0
+    assert (found.n_constant, found.n_distinct, found.most_common) == (1, 4, 2)
+    assert found.quantisation_error is None
+    only = bit_statistics(np.zeros((3, 1), np.uint8), n_bits=4)
+    assert (only.n_constant, only.mean_correlation, only.max_correlation, only.n_distinct) == (4, 0, 0, 1)
+
+
+def test_quantisation_error_of_outputs():
+    outputs = np.array([[1.0, -1.0], [3.0, -4.0], [0.0, 0.0]])
+    found = bit_statistics(pack(outputs), n_bits=2, outputs=outputs)
+    assert found.quantisation_error == pytest.approx((0 + 0 + 4 + 9 + 1 + 1) / 6)
+    assert found.quantisation_angle == pytest.approx(1 - (1 + 7 / (5 * np.sqrt(2)) + 0) / 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda: bootstrap(np.array([np.nan])), BadCodes),
+        (lambda: bootstrap(np.zeros(3), level=95), BadConfig),
+        (lambda: bootstrap(np.zeros(3), n_resamples=0), BadConfig),
+        (lambda: compare(np.zeros(3), np.zeros(4)), BadCodes),
+        (lambda: per_label(np.zeros(2), np.ones((3, 2), np.uint8)), BadCodes),
+        (lambda: calibrate(Histograms(np.zeros((1, 4), np.int64), np.zeros((1, 4), np.int64))), BadCodes),
+        (lambda: calibrate(Histograms(np.ones((1, 4), int), np.ones((1, 4), int))).radius(90), BadConfig),
+        (lambda: bit_statistics(np.zeros((0, 1), np.uint8), n_bits=8), BadCodes),
+        (lambda: bit_statistics(np.zeros((3, 1), np.uint8), n_bits=2, outputs=np.zeros((2, 2))), BadCodes),
+    ],
+)
+def test_bad_input_is_refused(call, error):
+    with pytest.raises(error):
+        call()

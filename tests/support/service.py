@@ -1,0 +1,56 @@
+"""The HTTP service in the process of the test, and the requests that tests make."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hashseek.api.app import create_app
+from hashseek.api.settings import Settings
+from support.commands import wait_until
+
+with warnings.catch_warnings():  # newer versions of Starlette prefer httpx2, older ones know only httpx
+    warnings.simplefilter("ignore")
+    from fastapi.testclient import TestClient
+
+
+@contextmanager
+def serving(folder: Path, *, ready: bool = True, **settings: Any) -> Iterator[TestClient]:
+    """A client of a service for the collection in `folder`."""
+    app = create_app(Settings(collection=folder, device="cpu", **settings))
+    with TestClient(app, raise_server_exceptions=False) as client:
+        if ready:
+            wait_until(lambda: client.get("/healthz/ready").status_code == 200)
+        yield client
+
+
+def search(client, data: bytes, **fields: Any):
+    return client.post("/v1/search", files={"image": ("picture", data)}, data=fields)
+
+
+def add(client, data: bytes, **fields: Any):
+    return client.post("/v1/images", files={"image": ("picture", data)}, data=fields)
+
+
+def hits(answer) -> list[dict[str, Any]]:
+    """The hits of a search."""
+    assert answer.status_code == 200, answer.text
+    return answer.json()["hits"]
+
+
+def assert_problem(response, status: int, kind: str = "about:blank", *values: str) -> None:
+    """The response is problem JSON of this status and kind, whose detail names the values."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    content = response.json()
+    assert set(content) == {"type", "title", "status", "detail"}
+    assert (content["status"], content["type"].removeprefix("urn:hashseek:")) == (status, kind), content
+    assert all(value in content["detail"] for value in values), content["detail"]
+    assert "\n" not in content["detail"]
+    assert "Traceback" not in response.text
+
+
+def kept_files(collection: Path) -> list[Path]:
+    """The uploaded files that the collection has kept."""
+    return [path for path in (collection / "files").rglob("*") if path.is_file()]

@@ -1,0 +1,106 @@
+"""Several checkpoints in one evaluation: each has the scores it has alone, and what cannot be compared is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from hashseek.retrieval.checkpoint import load_checkpoint, save_checkpoint
+from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.models.truncation import truncate
+from hashseek.training.evaluation.assembly import EvaluationOptions
+from hashseek.training.evaluation.candidates import group_by_backbone, load_candidates
+from hashseek.training.evaluation.evaluate import evaluate
+from hashseek.training.evaluation.report.markdown import as_markdown
+from hashseek.training.evaluation.report.schema import load_report
+from support.in_process import run_command
+from support.vector_models import NAMES, VECTOR_SPLITS, save_vector_model
+
+OPTIONS = EvaluationOptions("v", ns=(5, 20))
+
+
+def save(path: Path, n_bits: int, *, seed: int = 0, backbone=None, loss: str = "hyp2", nested=None, **training) -> Path:
+    described = {"loss": {"name": loss, "nested": nested}, "data": {"name": "vectors", "root": "here"}, **training}
+    return save_vector_model(path, n_bits, seed=seed, backbone=backbone, training=described)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory) -> dict[str, Path]:
+    """Three on one backbone, one on its own, and one whose first 4 and 8 bits are codes too."""
+    folder = tmp_path_factory.mktemp("lengths")
+    first = save(folder / "hyp2-8", 8)
+    backbone = load_checkpoint(first).model.backbone
+    return {
+        "first": first,
+        "longer": save(folder / "hyp2-12", 12, seed=1, backbone=backbone),
+        "dpsh": save(folder / "dpsh-12", 12, seed=2, backbone=backbone, loss="dpsh"),
+        "alone": save(folder / "dpsh-16", 16, seed=3, loss="dpsh"),
+        "nested": save(folder / "nested-12", 12, seed=4, loss="dpsh", nested={"lengths": [4, 8, 12]}),
+    }
+
+
+def test_each_has_the_scores_that_it_has_alone_and_the_folder_shows_them_all(checkpoints, tmp_path):
+    names = ("first", "longer", "alone", "dpsh")
+    first, *others = (checkpoints[name] for name in names)
+    made = evaluate(first, VECTOR_SPLITS, OPTIONS, others=others, baseline="random-directions", n_points=0)
+    report = made.report
+    assert [model.n_bits for model in report.models] == [8, 12, 16, 12]
+    assert [model.checkpoint for model in report.models] == [str(checkpoints[name]) for name in names]
+    for name, model in zip(names, report.models, strict=True):
+        alone = evaluate(checkpoints[name], VECTOR_SPLITS, OPTIONS, baseline="random-directions", n_points=0).report
+        assert (model.scores, model.fingerprint) == (alone.scores, alone.fingerprint)
+        assert alone.models == []
+        if name == "first":
+            assert report.scores == alone.scores
+            assert report.baseline == alone.baseline != alone.scores
+    assert len({model.scores[0].mean_average_precision.expected for model in report.models}) == 4
+    page, markdown, _ = (path.read_text() for path in made.write(tmp_path)[:3])
+    assert load_report(tmp_path / "report.json") == report
+    assert "code length in bits" in (tmp_path / "figures" / "lengths.svg").read_text()
+    for model in report.models:
+        value = f"{report.at_main_n(model.scores).mean_average_precision.expected:.4f}"
+        assert value in page
+        assert f"| {model.n_bits} | **{value}** |" in markdown
+
+
+def test_one_backbone_sees_the_images_once(checkpoints):
+    found = load_candidates([checkpoints[name] for name in ("first", "alone", "longer", "dpsh")])
+    assert group_by_backbone(found) == [[0, 2, 3], [1]]
+
+
+def test_a_nested_checkpoint_shows_each_of_its_lengths(checkpoints, tmp_path):
+    others = [checkpoints["alone"]]
+    report = evaluate(checkpoints["nested"], VECTOR_SPLITS, OPTIONS, others=others, lengths=True, n_points=0).report
+    assert [(model.n_bits, model.cut_from) for model in report.models] == [(12, None), (8, 12), (4, 12), (16, None)]
+    for model in report.models[1:3]:
+        short = truncate(load_checkpoint(checkpoints["nested"]), model.n_bits)
+        save_checkpoint(tmp_path / str(model.n_bits), short.model, None, label_names=NAMES)
+        alone = evaluate(tmp_path / str(model.n_bits), VECTOR_SPLITS, OPTIONS, n_points=0).report
+        assert (model.scores, model.fingerprint) == (alone.scores, alone.fingerprint)
+    assert report.models[1].method == "dpsh, mlp:6-16, nested"
+    assert f"{checkpoints['nested']}, first 8 of 12 bits" in as_markdown(report)
+
+
+def test_a_method_is_what_trained_the_model(checkpoints, tmp_path):
+    frozen = save(tmp_path / "frozen", 8, seed=9, model={"freeze_backbone": True})
+    unknown = save_vector_model(tmp_path / "unknown", 8, seed=10)
+    names = [each.method for each in load_candidates([checkpoints["first"], frozen, unknown])]
+    assert names == ["hyp2, mlp:6-16", "hyp2, mlp:6-16, frozen", "unknown loss, mlp:6-16"]
+
+
+def test_what_cannot_be_compared_is_refused(checkpoints, checkpoint, tmp_path):
+    first = checkpoints["first"]
+    held_out = save(tmp_path / "other", 8, seed=5, held_out=["a"])
+    for others, lengths in (([first], False), ([checkpoint], False), ([held_out], False), ([], True)):
+        with pytest.raises(BadConfig):
+            evaluate(first, VECTOR_SPLITS, OPTIONS, others=others, lengths=lengths)
+
+
+def test_without_data_all_must_be_of_one_data_set(checkpoints, tmp_path, capsys):
+    elsewhere = save(tmp_path / "elsewhere", 8, seed=6, data={"name": "vectors", "root": "there"})
+    other = save(tmp_path / "other", 8, seed=7, splits_sha256="e" * 64)
+    for path in (elsewhere, other):
+        code, _, said = run_command(capsys, "evaluate", checkpoints["first"], path)
+        assert code == 2
+        assert "--data" in said
+    notes = evaluate(checkpoints["first"], VECTOR_SPLITS, OPTIONS, others=[other], n_points=0).report.notes
+    assert any(str(other) in note for note in notes)

@@ -1,0 +1,251 @@
+"""From rankings to a report: what an evaluation by the library and one of a running service have in common.
+
+Both call `prepare`, rank the database in their own way, measure the rankings, and call `assemble`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hashseek.retrieval.checkpoint import Header
+from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.metrics import Normalizer, effective_n, remarks
+from hashseek.training.data.held_out_labels import LabelPart, label_part
+from hashseek.training.data.splits import Split, Splits
+from hashseek.training.data.training_images import without_broken
+from hashseek.training.evaluation.candidates import Candidate
+from hashseek.training.evaluation.report.examples import confusions, examples, random_queries, worst_queries
+from hashseek.training.evaluation.report.folder import write_report
+from hashseek.training.evaluation.report.measurements import Measurements, label_scores
+from hashseek.training.evaluation.report.projection import Points
+from hashseek.training.evaluation.report.schema import EvaluationReport
+from hashseek.training.evaluation.split_encoder import check_kind, describe_model
+from hashseek.training.evaluation.split_overlaps import hash_split, overlaps
+from hashseek.training.runs.progress import Progress
+
+DEFAULT_NS = (10, 100, 1000, 5000)
+# How many of the nearest images of each query are searched for labels that are mistaken for each other.
+N_NEAREST = 50
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """How to evaluate.
+
+    Attributes:
+        data_name: the name of the data set in the report.
+        ns: the N of mAP@N and the other metrics; None, or more than the database size, means all of it.
+        normalizer: see `hashseek.retrieval.metrics.average_precision`.
+        labels: which images and labels count if labels were held out of training, see `label_part`; None means
+            "held-out" for such a checkpoint, and "all" otherwise.
+        seed: of the bootstrap, the example queries, t-SNE and random hash layers.
+        device, precision: see `Encoder`.
+        command: recorded in the report.
+        progress: shows progress bars and notes.
+    """
+
+    data_name: str
+    ns: Sequence[int | None] = DEFAULT_NS
+    normalizer: Normalizer = "retrieved"
+    labels: LabelPart | None = None
+    seed: int = 0
+    device: str = "auto"
+    precision: str = "auto"
+    command: str = ""
+    progress: Progress = field(default_factory=lambda: Progress(quiet=True), repr=False)
+
+
+@dataclass(frozen=True)
+class EvaluationTask:
+    """What is evaluated: a checkpoint, the images of both splits that can be decoded, and the N that count."""
+
+    options: EvaluationOptions
+    header: Header
+    splits: Splits
+    query: Split
+    database: Split
+    held_out: tuple[str, ...]
+    labels_used: LabelPart
+    notes: list[str]
+
+    @property
+    def ns(self) -> list[int]:
+        """The N that count, none of them beyond the database."""
+        return list(dict.fromkeys(effective_n(n, len(self.database)) for n in self.options.ns))
+
+    def remarks(self) -> list[str]:
+        """Warnings about the labels and the N."""
+        names = self.splits.label_names
+        return remarks(self.query.labels, self.database.labels, ns=self.options.ns, label_names=names)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The order that search gives.
+
+    `distances` and `rows` (Q, n): the nearest database images of each query. `average_precision`: AP@N (Q,) for each N.
+    """
+
+    distances: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    average_precision: list[NDArray[np.float64]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A report, and what its folder holds beside it."""
+
+    report: EvaluationReport
+    per_query: dict[str, list[Any]] = field(repr=False)
+    points: Points = field(repr=False)
+    query_paths: tuple[Path, ...] = field(repr=False)
+    database_paths: tuple[Path, ...] = field(repr=False)
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write the report's folder, and return the paths of its files, the page first."""
+        return write_report(
+            folder,
+            self.report,
+            per_query=self.per_query,
+            points=self.points,
+            query_paths=self.query_paths,
+            database_paths=self.database_paths,
+        )
+
+
+def prepare(candidates: Sequence[Candidate], splits: Splits, options: EvaluationOptions) -> EvaluationTask:
+    """Check that the candidates can be evaluated on the splits, and leave out broken images.
+
+    Raises:
+        HashseekError: N < 1; images where a checkpoint encodes vectors, or the other way round; broken images with
+            on_error = "stop"; or `labels` for checkpoints without held-out labels.
+    """
+    for n in options.ns:
+        effective_n(n, 1)
+    first = candidates[0]
+    for each in candidates:
+        check_kind(each.header, splits, name=each.name)
+    held_out = first.held_out
+    labels_used: LabelPart = (options.labels or "held-out") if held_out else "all"
+    if held_out:
+        splits = label_part(splits, held_out, labels_used)
+    elif options.labels not in (None, "all"):
+        raise BadConfig(
+            f"--labels {options.labels} needs a checkpoint with held-out labels (data.held_out), but {first.name} was "
+            "trained with all labels"
+        )
+    query, database, notes = splits.query, splits.database, [str(problem) for problem in splits.problems]
+    if query.vectors is None:
+        name, on_error = options.data_name, splits.on_error
+        query, in_query = without_broken(query, on_error=on_error, source=f"{name} (query)")
+        database, in_database = without_broken(database, on_error=on_error, source=f"{name} (database)")
+        options.progress.problems([*splits.problems, *in_query, *in_database], [])
+        notes += [str(problem) for problem in (*in_query, *in_database)]
+    for each in candidates:
+        trained_on = each.header.training.get("splits_sha256", splits.fingerprint)
+        if each.cut_from is None and trained_on != splits.fingerprint:
+            notes.append(f"{each.name} was trained on other splits: it may have seen query images in training")
+    return EvaluationTask(options, first.header, splits, query, database, held_out, labels_used, notes)
+
+
+def assemble(
+    task: EvaluationTask,
+    found: Measurements,
+    ranking: Ranking,
+    *,
+    computed_in: str,
+    points: Points | None = None,
+    **fields: Any,
+) -> Evaluation:
+    """The report and its tables.
+
+    Args:
+        task: from `prepare`.
+        found: measured on the rankings.
+        ranking: in the order that search gives.
+        computed_in: the engine, device and precision that computed the codes.
+        points: from `project`.
+        fields: further fields of the report.
+    """
+    options, header, query, database = task.options, task.header, task.query, task.database
+    names = task.splits.label_names
+    ap = found.per_query[f"AP@{found.main_n}"].expected
+
+    def show(rows: Sequence[int]) -> Any:
+        nearest = {"ids": ranking.rows, "distances": ranking.distances, "average_precision": ap}
+        return examples(rows, query=query, database=database, names=names, **nearest)
+
+    report = EvaluationReport(
+        title=f"{header.backbone}, {header.n_bits} bits, on {options.data_name}",
+        scores=found.scores,
+        main_n=found.main_n,
+        normalizer=options.normalizer,
+        ties="as served" if found.distances is None else "expected",
+        n_bits=header.n_bits,
+        fingerprint=header.fingerprint,
+        data=_describe_data(task, found.n_relevant),
+        model=describe_model(header, computed_in),
+        labels_used=task.labels_used,
+        held_out=list(task.held_out),
+        curves=found.curves,
+        labels=label_scores(found, query.labels, database.labels, names),
+        distances=found.distances,
+        calibration=found.calibration,
+        confusions=confusions(query.labels, database.labels, names, ranking.rows[:, :N_NEAREST]),
+        examples=show(random_queries(len(query), seed=options.seed)),
+        worst=show(worst_queries(ap, found.n_relevant)),
+        notes=[*task.notes, *task.remarks()],
+        seed=options.seed,
+        command=options.command,
+        **fields,
+    )
+    images = query.vectors is None
+    return Evaluation(
+        report,
+        _per_query(task, found, ranking),
+        points or {},
+        query.paths if images else (),
+        database.paths if images else (),
+    )
+
+
+def _describe_data(task: EvaluationTask, n_relevant: NDArray[np.int64]) -> dict[str, Any]:
+    """The data set, for the protocol."""
+    splits, query, database = task.splits, task.query, task.database
+    return {
+        "data_set": task.options.data_name,
+        "queries": len(query),
+        "database": len(database),
+        "labels": len(splits.label_names),
+        "splits_sha256": splits.fingerprint,
+        "query_sha256": hash_split(query),
+        "database_sha256": hash_split(database),
+        "same_splits_as_in_training": task.header.training.get("splits_sha256") == splits.fingerprint,
+        "overlaps": overlaps(splits),
+        "queries_without_a_relevant_item": int((n_relevant == 0).sum()),
+        "chance_(share_of_relevant_pairs)": float((n_relevant / len(database)).mean()),
+    }
+
+
+def _per_query(task: EvaluationTask, found: Measurements, ranking: Ranking) -> dict[str, list[Any]]:
+    """The table per query: AP, precision and nDCG with their bounds, and AP in the order of search."""
+    names = task.splits.label_names
+    columns: dict[str, list[Any]] = {
+        "query": [path.name for path in task.query.paths],
+        "labels": [";".join(names[i] for i in np.flatnonzero(row).tolist()) for row in task.query.labels],
+        "relevant_in_database": found.n_relevant.tolist(),
+        "nearest_distance": ranking.distances[:, 0].tolist(),
+    }
+    as_served = {f"AP@{n}": values for n, values in zip(task.ns, ranking.average_precision, strict=True)}
+    for name, values in found.per_query.items():
+        if name.startswith(("AP", "precision", "nDCG")):
+            columns[name] = values.expected.tolist()
+            columns[f"{name}_worst"] = values.worst.tolist()
+            columns[f"{name}_best"] = values.best.tolist()
+        if name in as_served:
+            columns[f"{name}_as_served"] = as_served[name].tolist()
+    return columns

@@ -1,0 +1,79 @@
+"""The checkpoints of an evaluation: one, several on the same queries and database, or the lengths of a nested one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hashseek.retrieval.checkpoint import Checkpoint, Header, digest_weights, load_checkpoint
+from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.models.truncation import lengths_of, truncate
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A checkpoint and the name of its file; `cut_from` is the full length of a nested code if it is a shorter one."""
+
+    name: str
+    checkpoint: Checkpoint
+    cut_from: int | None = None
+
+    @property
+    def header(self) -> Header:
+        """The header, at this length."""
+        return self.checkpoint.header
+
+    @property
+    def held_out(self) -> tuple[str, ...]:
+        """The labels that were never used in its training."""
+        return tuple(self.header.training.get("held_out", ()))
+
+    @property
+    def method(self) -> str:
+        """What it was trained with: the loss, the backbone, and whether that was frozen."""
+        training = self.header.training
+        loss = training.get("loss") or {}
+        frozen = (training.get("model") or {}).get("freeze_backbone")
+        words = [str(loss.get("name", "unknown loss")), self.header.backbone]
+        return ", ".join(words + ["frozen"] * bool(frozen) + ["nested"] * bool(loss.get("nested")))
+
+
+def load_candidates(paths: Sequence[Path], *, lengths: bool = False) -> list[Candidate]:
+    """Load the checkpoints in order; with `lengths`, each nested one is followed by its shorter codes, longest first.
+
+    Raises:
+        BadCheckpoint: a checkpoint cannot be read.
+        BadConfig: a checkpoint occurs twice; `lengths` but none is nested; or not all were trained on the same labels.
+    """
+    found: list[Candidate] = []
+    for path in paths:
+        checkpoint = load_checkpoint(path)
+        found.append(Candidate(str(path), checkpoint))
+        shorter = lengths_of(checkpoint)[:-1] if lengths else ()
+        n_bits = checkpoint.header.n_bits
+        found += [Candidate(str(path), truncate(checkpoint, length), n_bits) for length in reversed(shorter)]
+    if lengths and len(found) == len(paths):
+        names = ", ".join(str(path) for path in paths)
+        raise BadConfig(f"--lengths needs a nested code, but {names} was not trained with loss.nested")
+    of_fingerprint: dict[str, Candidate] = {}
+    for each in found:
+        same = of_fingerprint.setdefault(each.header.fingerprint, each)
+        if same is not each:
+            raise BadConfig(f"{same.name} and {each.name} give the same codes of {each.header.n_bits} bits: remove one")
+    first = found[0]
+    for other in found[1:]:
+        if other.held_out != first.held_out:
+            one, two = (", ".join(each.held_out) or "none" for each in (first, other))
+            raise BadConfig(
+                f"{first.name} and {other.name} were trained with different held-out labels ({one}; {two}): evaluate "
+                "them separately"
+            )
+    return found
+
+
+def group_by_backbone(candidates: Sequence[Candidate]) -> list[list[int]]:
+    """Positions of the candidates; those with the same features are in one group, which computes them only once."""
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for place, each in enumerate(candidates):
+        weights = digest_weights(each.checkpoint.model.backbone)
+        groups.setdefault((each.header.backbone, each.header.preprocessing, weights), []).append(place)
+    return list(groups.values())

@@ -1,0 +1,212 @@
+"""What an evaluation measures on the rankings of its queries: scores, curves, distances and calibration.
+
+`measure_histograms` does it from counts over the whole database, exactly over ties; `measure_rankings` from the first
+results in one given order, as a service returns them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hashseek.retrieval.metrics import (
+    Calibration,
+    Histograms,
+    MetricValues,
+    Normalizer,
+    bootstrap,
+    calibrate,
+    class_distances,
+    lookup,
+    metrics_of_histograms,
+    metrics_of_ranking,
+    per_label,
+    precision_curve,
+    recall_curve,
+    tied_at_cut,
+)
+from hashseek.training.evaluation.report.schema import Curves, Distances, LabelScore, MeanValue, Score
+
+Labels = NDArray[np.uint8]
+
+N_POINTS = 60  # of a curve
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What the rankings of Q queries are worth.
+
+    `scores`: means over queries at each N. `per_query`: the metrics (Q,) that they are means of, by names such as
+    "AP@1000". `n_relevant`: relevant items of each query in the database, (Q,). `distances` and `calibration` are None
+    if the rankings are shorter than the database.
+    """
+
+    scores: list[Score]
+    per_query: dict[str, MetricValues]
+    n_relevant: NDArray[np.int64]
+    n_database: int
+    curves: Curves
+    distances: Distances | None = None
+    calibration: Calibration | None = None
+
+    @property
+    def main_n(self) -> int:
+        """The N of the headline: 1000, or 100 if the database has fewer than 2000 images, if they were asked for.
+
+        Otherwise the middle one of the N that are smaller than the database: recall over all of it is always 1.
+        """
+        ns = [score.n for score in self.scores]
+        smaller = [n for n in ns if n < self.n_database] or ns
+        for usual in (1000, 100):
+            if usual in smaller and 2 * usual <= self.n_database:
+                return usual
+        return smaller[len(smaller) // 2]
+
+
+def measure_histograms(
+    found: Histograms,
+    query_labels: Labels,
+    *,
+    ns: Sequence[int],
+    normalizer: Normalizer,
+    as_served: Sequence[NDArray[np.float64]] | None = None,
+    seed: int = 0,
+) -> Measurements:
+    """Measure rankings of the whole database, exactly over ties.
+
+    Args:
+        found: counted with `graded=True`.
+        query_labels: 0/1 (Q, C).
+        ns: how many ranks count, none of them beyond the database.
+        normalizer: see `average_precision`.
+        as_served: AP@N (Q,) in the order that search gives, for each N.
+        seed: of the bootstrap.
+    """
+    metrics = metrics_of_histograms(found, ns=ns, normalizer=normalizer)
+    tied = [float(tied_at_cut(found, n=n).mean()) for n in ns]
+    served = [None] * len(ns) if as_served is None else [float(values.mean()) for values in as_served]
+    relevant = found.relevant.sum(axis=0)
+    irrelevant = found.total.sum(axis=0) - relevant
+    means = class_distances(found)
+    return Measurements(
+        _scores(metrics, query_labels, ns=ns, tied=tied, as_served=served, seed=seed),
+        metrics,
+        found.n_relevant,
+        found.n_database,
+        _curves(found, largest=max(ns)),
+        Distances(relevant.tolist(), irrelevant.tolist(), _or_none(means.intra), _or_none(means.inter)),
+        calibrate(found),
+    )
+
+
+def measure_rankings(
+    gains: NDArray[np.int64],
+    query_labels: Labels,
+    *,
+    n_of_gain: NDArray[np.int64],
+    ns: Sequence[int],
+    normalizer: Normalizer,
+    seed: int = 0,
+) -> Measurements:
+    """Measure rankings in the one order that is given: expected, worst and best are the same.
+
+    Args:
+        gains: numbers of labels that the items of each ranking share with its query, (Q, n); n is at least max(ns).
+        query_labels: 0/1 (Q, C).
+        n_of_gain: (Q, G + 1), how many items of each gain the database has.
+        ns, normalizer, seed: see `measure_histograms`.
+    """
+    metrics: dict[str, MetricValues] = {}
+    for n in ns:
+        values = metrics_of_ranking(gains[:, :n], n_of_gain=n_of_gain, normalizer=normalizer)
+        metrics |= {f"{name}@{n}": MetricValues(value, value, value) for name, value in values.items()}
+    as_served = [float(metrics[f"AP@{n}"].expected.mean()) for n in ns]
+    n_relevant = n_of_gain[:, 1:].sum(axis=1)
+    ranks = np.unique(np.linspace(1, gains.shape[1], min(gains.shape[1], N_POINTS)).round().astype(int))
+    hits = np.cumsum(gains > 0, axis=1)[:, ranks - 1]
+    precision = (hits / ranks).mean(axis=0).tolist()
+    recall = (hits / np.maximum(n_relevant, 1)[:, None]).mean(axis=0).tolist()
+    return Measurements(
+        _scores(metrics, query_labels, ns=ns, tied=[0.0] * len(ns), as_served=as_served, seed=seed),
+        metrics,
+        n_relevant,
+        int(n_of_gain[0].sum()),
+        Curves(ranks.tolist(), precision, precision, precision, recall),
+    )
+
+
+def label_scores(
+    found: Measurements, query_labels: Labels, database_labels: Labels, names: Sequence[str]
+) -> list[LabelScore]:
+    """Scores by label at the headline N, in the order of the label names."""
+    n = found.main_n
+    ap, precision = (per_label(found.per_query[f"{name}@{n}"].expected, query_labels) for name in ("AP", "precision"))
+    in_database = database_labels.sum(axis=0, dtype=np.int64)
+    return [
+        LabelScore(name, int(ap.n_queries[i]), int(in_database[i]), _or_none(ap.mean[i]), _or_none(precision.mean[i]))
+        for i, name in enumerate(names)
+    ]
+
+
+def _scores(
+    metrics: dict[str, MetricValues],
+    query_labels: Labels,
+    *,
+    ns: Sequence[int],
+    tied: Sequence[float],
+    as_served: Sequence[float | None],
+    seed: int,
+) -> list[Score]:
+    def mean(name: str) -> MeanValue:
+        values = metrics[name]
+        interval = bootstrap(values.expected, seed=seed)
+        return MeanValue(
+            expected=interval.mean,
+            worst=float(values.worst.mean()),
+            best=float(values.best.mean()),
+            low=interval.low,
+            high=interval.high,
+            macro=per_label(values.expected, query_labels).macro,
+        )
+
+    return [
+        Score(
+            n,
+            mean_average_precision=mean(f"AP@{n}"),
+            precision=mean(f"precision@{n}"),
+            recall=mean(f"recall@{n}"),
+            ndcg=mean(f"nDCG@{n}"),
+            acg=mean(f"ACG@{n}"),
+            wap=mean(f"WAP@{n}"),
+            tied=tied[place],
+            as_served=as_served[place],
+        )
+        for place, n in enumerate(ns)
+    ]
+
+
+def _curves(found: Histograms, *, largest: int) -> Curves:
+    """Precision and recall over rank (densely up to `largest`, then on to the whole database) and over radius."""
+    dense = np.linspace(1, largest, min(largest, N_POINTS)).round().astype(int)
+    beyond = np.geomspace(largest, found.n_database, N_POINTS // 2).round().astype(int)
+    ns = np.unique(np.concatenate((dense, beyond))).tolist()
+    precision = precision_curve(found, ns)
+    within = lookup(found)
+    return Curves(
+        ns=ns,
+        precision=precision.expected.mean(axis=0).tolist(),
+        precision_worst=precision.worst.mean(axis=0).tolist(),
+        precision_best=precision.best.mean(axis=0).tolist(),
+        recall=recall_curve(found, ns).expected.mean(axis=0).tolist(),
+        precision_zero=within.precision_zero.tolist(),
+        precision_skip=[_or_none(value) for value in within.precision_skip],
+        radius_recall=within.recall.tolist(),
+        empty=within.empty.tolist(),
+    )
+
+
+def _or_none(value: Any) -> float | None:
+    """The value, or None for NaN, which JSON does not have."""
+    return None if np.isnan(value) else float(value)

@@ -1,0 +1,239 @@
+"""The text and the tables of a report, section by section: what the page and the Markdown file both show."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hashseek.training.evaluation.report.schema import EvaluationReport, MeanValue, Score, ServiceAgreement
+from hashseek.training.report_format import Table
+
+_RADII = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a report: a paragraph, tables, and a list of sentences, each of which may be missing."""
+
+    id: str
+    title: str
+    text: str = ""
+    tables: Sequence[Table] = ()
+    items: Sequence[str] = ()
+
+
+def sections(report: EvaluationReport) -> list[Section]:
+    """All sections in order; the page adds plots and pictures to those that have some."""
+    n = report.main_n
+    warning = f"Not the usual protocol: {protocol_of(report)}. " if report.held_out else ""
+    found = [
+        Section("metrics", "Metrics", warning + explanation(report), score_tables(report)),
+        Section("curves", "Curves and distances"),
+        Section("models", f"mAP@{n} by code length", tables=[_models(report)] if report.models else []),
+        Section(
+            "lookup", "Hash lookup and bits", tables=[table for table in (_lookup(report), _bits(report)) if table.rows]
+        ),
+        Section("labels", "Labels", tables=[_labels(report), *([_confusions(report)] if report.confusions else [])]),
+        Section("map", "Map of the database"),
+        Section("examples", "Example queries", f"Chosen at random (seed {report.seed}), in the order of search."),
+        Section(
+            "worst",
+            "Worst queries",
+            f"The lowest AP@{n} of all queries with something relevant in the database.",
+            [_worst(report)] if report.worst else [],
+        ),
+    ]
+    if report.served is not None:
+        found.append(service_section(report.served, report.scores))
+    if report.notes:
+        found.append(Section("notes", "Notes", items=report.notes))
+    text = "Metrics of two reports may be compared if splits, labels, normalizer, ties and N are the same."
+    return [*found, Section("protocol", "Protocol", text, [_protocol(report)])]
+
+
+def explanation(report: EvaluationReport) -> str:
+    """How to read the metrics."""
+    if report.ties == "as served":
+        return (
+            "Metrics are means over queries in the one order that the service returned. ± is half of the 95 % "
+            "bootstrap interval over queries."
+        )
+    return (
+        "Metrics are means over queries, and expectations over a random order of equal Hamming distances. ± is half of "
+        "the 95 % bootstrap interval over queries. Worst to best is the range over all orders of equal distances; as "
+        "served is the order of search, which breaks ties by ascending id."
+    )
+
+
+def protocol_of(report: EvaluationReport) -> str:
+    """Which images and labels count."""
+    names = ", ".join(report.held_out)
+    if not report.held_out:
+        return "all; none was held out of training"
+    return {
+        "held-out": "labels held out of training: only queries and database images with one of them, and relevance by "
+        f"these labels alone ({names})",
+        "seen": f"labels seen in training: only queries and database images without a held-out label ({names})",
+        "all": f"all labels, of which {names} were never used in training",
+    }[report.labels_used]
+
+
+def score_tables(report: EvaluationReport) -> list[Table]:
+    """Every metric at every N: of the checkpoint, and of the baseline if there is one."""
+    tables = _scores(report.scores, "", bounds=report.ties == "expected")
+    if report.baseline:
+        tables += _scores(report.baseline, report.baseline_name, bounds=report.ties == "expected")
+    return tables
+
+
+def _scores(scores: Sequence[Score], caption: str, *, bounds: bool) -> list[Table]:
+    first, second = [], []
+    for score in scores:
+        ap, precision = score.mean_average_precision, score.precision
+        row = [str(score.n), number(ap.expected), half_width(ap)]
+        row += [tie_range(ap), number(score.as_served), f"{score.tied:.1%}"] if bounds else []
+        first.append([*row, number(ap.macro)])
+        row = [str(score.n), number(precision.expected)]
+        row += [tie_range(precision)] if bounds else []
+        others = (score.recall, score.ndcg, score.acg, score.wap)
+        second.append([*row, *(number(value.expected) for value in others)])
+    ties = ["worst to best", "as served", "ties at the cut"] if bounds else []
+    header = ["N", "mAP@N", "±", *ties, "mean over labels"]
+    further = ["N", "precision@N", *ties[:1], "recall@N", "nDCG@N", "ACG@N", "WAP@N"]
+    return [Table(header, first, bold=1, caption=caption), Table(further, second)]
+
+
+def _models(report: EvaluationReport) -> Table:
+    rows = []
+    for model in report.models:
+        score = report.at_main_n(model.scores)
+        ap = score.mean_average_precision
+        row = [model.method, model.name, model.fingerprint[:12], str(model.n_bits), number(ap.expected)]
+        rows.append([*row, interval(ap), tie_range(ap), number(score.as_served)])
+    header = ["method", "checkpoint", "fingerprint", "bits", f"mAP@{report.main_n}"]
+    return Table([*header, "95 % interval", "worst to best", "as served"], rows, text_columns=3, bold=4)
+
+
+def _lookup(report: EvaluationReport) -> Table:
+    curves, calibration = report.curves, report.calibration
+    rows = [
+        [
+            str(radius),
+            number(curves.precision_zero[radius]),
+            number(curves.precision_skip[radius]),
+            number(curves.radius_recall[radius]),
+            f"{curves.empty[radius]:.1%}",
+            number(None if calibration is None else calibration.within_radius[radius]),
+        ]
+        for radius in _RADII
+        if radius < len(curves.empty)
+    ]
+    header = ["radius", "precision (empty: 0)", "precision (empty left out)", "recall", "empty", "expected precision"]
+    return Table(header, rows)
+
+
+def _bits(report: EvaluationReport) -> Table:
+    bits, distances = report.bits, report.distances
+    rows: list[list[str]] = []
+    if bits is not None:
+        rows += [
+            ["distinct codes", f"{bits.n_distinct} of {report.data.get('database')}"],
+            ["images with the most common code", str(bits.most_common)],
+            ["share of ones per bit", f"{min(bits.balance):.2f} to {max(bits.balance):.2f}"],
+            ["bits that never change", str(bits.n_constant)],
+            ["correlation of two bits", f"{bits.mean_correlation:.3f} on average, at most {bits.max_correlation:.3f}"],
+            ["quantisation error (|u| − 1)²", number(bits.quantisation_error)],
+            ["1 − cosine of outputs and signs", number(bits.quantisation_angle)],
+        ]
+    if distances is not None:
+        rows.append(["mean distance of relevant pairs", f"{number(distances.intra)} bits"])
+        rows.append(["mean distance of other pairs", f"{number(distances.inter)} bits"])
+    return Table(["", ""], rows, text_columns=1)
+
+
+def _labels(report: EvaluationReport) -> Table:
+    ordered = sorted(report.labels, key=lambda row: (-(row.mean_average_precision or -1), row.name))
+    rows = [
+        [row.name, str(row.queries), str(row.database), number(row.mean_average_precision), number(row.precision)]
+        for row in ordered
+    ]
+    n = report.main_n
+    header = ["label", "queries", "database", f"mAP@{n}", f"precision@{n}"]
+    return Table(header, rows, text_columns=1, caption="Means over the queries with the label")
+
+
+def _confusions(report: EvaluationReport) -> Table:
+    rows = [[pair.asked, pair.returned, f"{pair.share:.1%}", f"{pair.lift:.1f}"] for pair in report.confusions]
+    header = ["query", "found", "share of irrelevant hits", "times chance"]
+    return Table(header, rows, text_columns=2, caption="Labels mistaken for each other")
+
+
+def _worst(report: EvaluationReport) -> Table:
+    rows = [[query.name, ", ".join(query.labels), number(query.average_precision)] for query in report.worst]
+    return Table(["query", "labels", f"AP@{report.main_n}"], rows, text_columns=2)
+
+
+def service_section(served: ServiceAgreement, scores: Sequence[Score]) -> Section:
+    """What service and library returned: mAP@N of both, and every difference."""
+    rows = []
+    for score in scores:
+        if score.as_served is not None:
+            ours = served.library[score.n]
+            rows.append([str(score.n), f"{score.as_served:.6f}", f"{ours:.6f}", f"{score.as_served - ours:+.6f}"])
+    n_queries = served.equal + len(served.differences)
+    return Section(
+        "served",
+        "Service and library",
+        f"{served.url}, hashseek {served.version or 'of unknown version'}: {served.equal} of {n_queries} queries have "
+        f"the same ranking (ids and distances of the first {served.ranks}).",
+        [Table(["N", "mAP@N, service", "mAP@N, library", "difference"], rows)],
+        served.differences,
+    )
+
+
+def _protocol(report: EvaluationReport) -> Table:
+    """What must be the same in two reports to compare them, and how this one was made."""
+    served = report.served
+    rows: dict[str, Any] = {
+        "labels used": protocol_of(report),
+        "AP normalizer": report.normalizer,
+        "nDCG gain": "2^shared labels - 1" if report.gain == "exponential" else "shared labels",
+        "N": ", ".join(str(score.n) for score in report.scores),
+        "ties": "expectation, with bounds" if report.ties == "expected" else "in the order of the service",
+        "code length": f"{report.n_bits} bits",
+        "checkpoint fingerprint": report.fingerprint,
+        **{key.replace("_", " "): value for key, value in report.data.items()},
+        **{key.replace("_", " "): value for key, value in report.model.items()},
+        "engine of the service": served and (served.engine or "unknown"),
+        "seed": report.seed,
+        "created": report.created,
+        "versions": report.versions,
+        "command": report.command,
+    }
+    cells = [[key, _as_text(value)] for key, value in rows.items() if value not in (None, {}, "")]
+    return Table(["", ""], cells, text_columns=2)
+
+
+def number(value: float | None) -> str:
+    """Four digits, or a dash for None."""
+    return "–" if value is None else f"{value:.4f}"
+
+
+def half_width(value: MeanValue) -> str:
+    """Half of the bootstrap interval, which is nearly symmetric."""
+    return number((value.high - value.low) / 2)
+
+
+def interval(value: MeanValue) -> str:
+    """The bootstrap interval."""
+    return f"{value.low:.4f} to {value.high:.4f}"
+
+
+def tie_range(value: MeanValue) -> str:
+    """The range over all orders of ties."""
+    return f"{value.worst:.4f} to {value.best:.4f}"
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key.replace('_', ' ')} {_as_text(item)}" for key, item in value.items())
+    return number(value) if isinstance(value, float) else str(value)

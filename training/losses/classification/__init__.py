@@ -1,1 +1,0 @@
-"""Classification losses on logits, one file per method."""

@@ -1,0 +1,44 @@
+"""Tables and HTML pages: what the reports of evaluations and of training runs have in common."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text. The first `text_columns` are aligned left, the others right; the column `bold` stands out."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    text_columns: int = 0
+    bold: int | None = None
+    caption: str = ""
+
+
+def table_as_markdown(table: Table) -> str:
+    """The table, below its caption."""
+    rule = "|".join("---" if place < table.text_columns else "---:" for place in range(len(table.header)))
+    lines = [f"**{table.caption}**\n"] if table.caption else []
+    lines += [f"| {' | '.join(table.header)} |", f"|{rule}|"]
+    for row in table.rows:
+        cells = [cell.replace("|", "\\|").replace("\n", " ") for cell in row]
+        if table.bold is not None:
+            cells[table.bold] = f"**{cells[table.bold]}**"
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def render_page(template: str, **values: Any) -> str:
+    """An HTML page from a Jinja template in `training/templates`; text in `values` is escaped."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=select_autoescape(),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template).render(values)
