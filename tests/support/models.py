@@ -7,23 +7,34 @@ import numpy as np
 import torch
 
 from hashseek.retrieval.checkpoint import save_checkpoint
-from hashseek.retrieval.images import Preprocessing, normalizer, preprocess
+from hashseek.retrieval.images import Preprocessing, decode_for, normalizer
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.config import Config, parse_config
-from support.pictures import N_PICTURES, draw
+from support.pictures import N_PICTURES, draw, encoded
 
 PREPROCESSING = Preprocessing(size=64, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
 
 
 def tiny_checkpoint(path: Path, *, n_bits: int, seed: int) -> Path:
-    """An untrained SqueezeNet whose bits split the drawn pictures in halves, so that their codes differ."""
+    """An untrained SqueezeNet; each bit has both values among the drawn pictures, so that their codes differ.
+
+    The bias puts 0 in the middle of a wide gap between two outputs: processors and batch sizes round float32
+    differently, which must not change the code of any drawn picture.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = HashModel(backbone="squeezenet1_1", n_bits=n_bits).eval()
-    pixels = np.stack([preprocess(draw(i), PREPROCESSING) for i in range(N_PICTURES)])
+    files = [encoded(draw(i), kind) for i in range(N_PICTURES) for kind in ("PNG", "JPEG")]
+    pixels = np.stack([decode_for(data, PREPROCESSING)[1] for data in files])
     with torch.inference_mode():
         outputs = model(normalizer(PREPROCESSING, torch.device("cpu"))(torch.from_numpy(pixels)))
-        model.head.bias -= outputs.median(dim=0).values
+        ordered = outputs.sort(dim=0).values
+        quarter = len(files) // 4
+        gaps = ordered.diff(dim=0)[quarter:-quarter]
+        widest = gaps.argmax(dim=0, keepdim=True) + quarter
+        model.head.bias -= (ordered.gather(0, widest) + ordered.gather(0, widest + 1))[0] / 2
+        margin = gaps.amax(dim=0).min() / 2
+        assert margin > 1e-4 * outputs.abs().max(), "an output is so near 0 that rounding may flip its bit"
     save_checkpoint(path, model, PREPROCESSING, label_names=("even", "odd"))
     return path
 

@@ -1,5 +1,6 @@
 """Drawn pictures."""
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,18 @@ def draw(seed: int, size: tuple[int, int] = (96, 72)) -> Image.Image:
         figure = pen.ellipse if rng.random() < 0.5 else pen.rectangle
         figure((x - radius, y - radius, x + radius, y + radius), fill=tuple(int(c) for c in rng.integers(0, 256, 3)))
     return image
+
+
+def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
+    """The image as a file of this kind."""
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **({"quality": 90} if kind == "JPEG" else {}))
+    return buffer.getvalue()
+
+
+def png(seed: int, size: tuple[int, int] = (96, 72)) -> bytes:
+    """A drawn picture as a PNG file."""
+    return encoded(draw(seed, size))
 
 
 def labels_of(path: Path) -> tuple[str, ...]:
