@@ -1,18 +1,22 @@
-"""Safe decoding, size limits, EXIF orientation, and the preprocessing that encodes and evaluates alike."""
+"""Reading, decoding and preprocessing images: every command that takes an image uses these functions."""
+
+from __future__ import annotations
 
 import io
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from hashseek.retrieval.errors import BadConfig, BadImage
 from hashseek.retrieval.tar_members import find_member, read_member
+
+if TYPE_CHECKING:
+    import torch
 
 # Only these are tried: Pillow knows formats that call other programs or that nobody would search for. A format that
 # this build of Pillow lacks would make it refuse all others; MPO has no entry of its own, JPEG opens it.
@@ -71,7 +75,7 @@ class Preprocessing:
         return values
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Preprocessing":
+    def from_dict(cls, values: dict[str, Any]) -> Preprocessing:
         """Build from the JSON form."""
         return cls(
             size=int(values["size"]),
@@ -174,6 +178,8 @@ def decode_for(data: bytes, preprocessing: Preprocessing, *, name: str = "the im
 
 def normalizer(preprocessing: Preprocessing, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
     """A function that turns uint8 pixels (B, 3, H, W) into normalised float32 on `device`, channels last."""
+    import torch
+
     mean = torch.tensor(preprocessing.mean, device=device).view(1, 3, 1, 1) * 255
     std = torch.tensor(preprocessing.std, device=device).view(1, 3, 1, 1) * 255
 

@@ -19,7 +19,7 @@ from hashseek.api.dependencies import (
     check_k,
 )
 from hashseek.api.schemas import Hits
-from hashseek.indexing.searcher import Answer, Searcher
+from hashseek.indexing.searcher import Answer, Searcher, SearchOptions
 
 router = APIRouter(prefix="/v1", tags=["search"])
 
@@ -38,9 +38,8 @@ def search(
     """The stored images most similar to an uploaded picture; only those that the filter lets through are ranked."""
     k = check_k(service, k)
     picture = searcher.decode(image, name="the upload")
-    [answer] = searcher.search(
-        [picture.image], k=k, max_distance=max_distance, min_precision=min_precision, among=among, effort=effort
-    )
+    options = SearchOptions(k, max_distance, min_precision, among, effort)
+    [answer] = searcher.search([picture.image], options)
     return _hits(searcher, answer)
 
 
@@ -57,9 +56,7 @@ def similar(
 ) -> Hits:
     """The stored images most similar to a stored one, itself among them if the filter lets it through."""
     k = check_k(service, k)
-    answer = searcher.similar(
-        image_id, k=k, max_distance=max_distance, min_precision=min_precision, among=among, effort=effort
-    )
+    answer = searcher.similar(image_id, SearchOptions(k, max_distance, min_precision, among, effort))
     return _hits(searcher, answer)
 
 

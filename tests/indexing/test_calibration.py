@@ -18,7 +18,7 @@ from hashseek.indexing.calibration import (
     stored_calibration,
 )
 from hashseek.indexing.collection import Collection
-from hashseek.indexing.searcher import Searcher
+from hashseek.indexing.searcher import Searcher, SearchOptions
 from hashseek.retrieval.errors import BadCodes, BadConfig, ForeignCodes
 from hashseek.retrieval.metrics import Calibration
 from hashseek.retrieval.metrics.calibration import falling
@@ -182,16 +182,19 @@ def test_a_search_by_precision_is_the_search_within_its_radius(calibrated):
     while (0.9 * 11 + 0.6 * 10 + 0.2 * (radius - 19)) / (radius + 2) >= 0.7:
         radius += 1
     for by_precision, by_radius in (
-        (searcher.similar(3, k=12, min_precision=0.7), searcher.similar(3, k=12, max_distance=radius)),
+        (
+            searcher.similar(3, SearchOptions(k=12, min_precision=0.7)),
+            searcher.similar(3, SearchOptions(k=12, max_distance=radius)),
+        ),
         *zip(
-            searcher.search([draw(5), draw(40)], k=12, min_precision=0.7),
-            searcher.search([draw(5), draw(40)], k=12, max_distance=radius),
+            searcher.search([draw(5), draw(40)], SearchOptions(k=12, min_precision=0.7)),
+            searcher.search([draw(5), draw(40)], SearchOptions(k=12, max_distance=radius)),
             strict=True,
         ),
     ):
         assert by_precision.hits == by_radius.hits
-    everything = searcher.similar(3, k=12).hits
-    assert len(everything) == 12 > len(searcher.similar(3, k=12, min_precision=0.7).hits) >= 1
+    everything = searcher.similar(3, SearchOptions(k=12)).hits
+    assert len(everything) == 12 > len(searcher.similar(3, SearchOptions(k=12, min_precision=0.7)).hits) >= 1
     for hit in everything:
         assert hit.relevance == (0.9 if hit.distance <= 10 else 0.6 if hit.distance <= 20 else 0.2)
 
@@ -199,14 +202,14 @@ def test_a_search_by_precision_is_the_search_within_its_radius(calibrated):
 def test_precision_and_distance_together_or_a_precision_that_is_not_had_are_refused(calibrated, indexed):
     _, searcher = calibrated
     with pytest.raises(BadConfig, match=r"max_distance 5 and min_precision 0.7 both set the radius: say one of them"):
-        searcher.similar(3, k=1, max_distance=5, min_precision=0.7)
+        searcher.similar(3, SearchOptions(k=1, max_distance=5, min_precision=0.7))
     with pytest.raises(BadConfig, match="no radius is expected to give a precision of 0.95: the best is 0.900"):
-        searcher.search([draw(1)], k=1, min_precision=0.95)
+        searcher.search([draw(1)], SearchOptions(k=1, min_precision=0.95))
     bare = Collection(indexed, read_only=True)
     without = Searcher.open(bare, device="cpu", precision="fp32")
     with pytest.raises(BadConfig, match="this collection has no calibration"):
-        without.similar(3, k=1, min_precision=0.5)
-    assert without.similar(3, k=1).hits[0].relevance is None
+        without.similar(3, SearchOptions(k=1, min_precision=0.5))
+    assert without.similar(3, SearchOptions(k=1)).hits[0].relevance is None
     bare.close()
 
 
@@ -242,7 +245,7 @@ def test_the_commands_calibrate_and_search_by_precision(own_collection, pictures
 def test_the_service_searches_by_precision_and_says_how_likely_each_hit_is(calibrated, pictures):
     collection, searcher = calibrated
     settings = Settings(collection=collection.folder, device="cpu", precision="fp32")
-    expected = searcher.similar(3, k=12, min_precision=0.7).hits
+    expected = searcher.similar(3, SearchOptions(k=12, min_precision=0.7)).hits
     with TestClient(create_app(settings)) as client:
         wait_until(lambda: client.get("/healthz/ready").status_code == 200)
         answer = client.get("/v1/images/3/similar", params={"k": 12, "min_precision": 0.7}).json()
