@@ -158,19 +158,6 @@ def test_exif_orientation_turns_the_picture(kind, number, red_at):
     assert near(picture.image.getpixel(places[opposite]), (0, 0, 255), 20)
 
 
-@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
-@pytest.mark.parametrize(
-    "exif",
-    [
-        b"garbage",
-        b"MM\0*\0\0\0\x08\xff\xff\x01\x12",
-        b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x63\0\0\0\0\0\0\0",
-    ],
-)
-def test_nonsense_in_the_metadata_does_not_spoil_the_picture(exif):
-    assert decode(encoded(draw(0), "JPEG", exif=b"Exif\0\0" + exif)).image.size == draw(0).size
-
-
 @pytest.mark.parametrize("kind", ["WEBP", "AVIF", "GIF", "TIFF", "BMP", "PNG", "JPEG"])
 def test_every_kind_is_read_whichever_comes_first(kind):
     """In a process of its own format table: a missing entry once made everything but JPEG unreadable."""

