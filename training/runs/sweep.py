@@ -197,9 +197,7 @@ def _describe(folder: Path, what: dict[str, Any]) -> None:
         write_atomically(file, json.dumps(what, indent=2).encode())
 
 
-def _run_trial(
-    study: optuna.Study, trial: optuna.Trial, content: dict[str, Any], folder: Path, *, prune: bool
-) -> str:
+def _run_trial(study: optuna.Study, trial: optuna.Trial, content: dict[str, Any], folder: Path, *, prune: bool) -> str:
     """Train, tell the study the result, and return it in words."""
     run = Run(folder / "trials" / f"{trial.number:04}")
     started = time.perf_counter()
