@@ -32,8 +32,7 @@ from rich.table import Table
 
 from hashseek.retrieval.errors import BadConfig, HashseekError
 from hashseek.retrieval.files import write_atomically
-from hashseek.training.config import Config, parse_config
-from hashseek.training.plotting import Panel, Series, draw
+from hashseek.training.config import parse_config
 from hashseek.training.loop.epoch import Diverged, OutOfMemory
 from hashseek.training.loop.fit import Stop, fit
 from hashseek.training.runs.progress import Progress
