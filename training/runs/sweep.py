@@ -209,6 +209,7 @@ def _run_trial(
     def report(record: dict[str, Any]) -> None:
         if record["epoch"] not in reported:
             trial.report(record[score_name], record["epoch"])
+            reported.add(record["epoch"])
 
     pruned = False
 
