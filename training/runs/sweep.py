@@ -207,6 +207,7 @@ def _run_trial(study: optuna.Study, trial: optuna.Trial, content: dict[str, Any]
     def report(record: dict[str, Any]) -> None:
         if record["epoch"] not in reported:
             trial.report(record[score_name], record["epoch"])
+            reported.add(record["epoch"])
 
     pruned = False
 
