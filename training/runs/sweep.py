@@ -265,7 +265,8 @@ def _write_results(
 ) -> None:
     trials = study.get_trials(deepcopy=False)
     header = (
-        f"# Best of {len(trials)} trials over {', '.join(space)}: {score_name} {best.score:.4f} in trial {best.trial}.\n"
+        f"# Best of {len(trials)} trials over {', '.join(space)}:\n"
+        f"# {score_name} {best.score:.4f} in trial {best.trial}.\n"
         f"#\n# command:   hashseek train {folder / 'best.toml'}\n\n"
     )
     best_content = tomli_w.dumps(with_values(content, best.overrides))
