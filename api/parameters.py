@@ -10,6 +10,7 @@ from fastapi import UploadFile
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Json, StringConstraints, model_validator
 
 from hashseek.indexing.catalog.filters import Filter, make_filter
+from hashseek.indexing.searcher import SearchOptions
 from hashseek.retrieval.errors import BadConfig, BadImage
 
 DEFAULT_K = 10
@@ -67,21 +68,21 @@ class SearchParameters(NoParameters):
     )
     added_before: str | None = Field(default=None, description="Only images added before this date or time.")
 
-    def options(self, *, max_k: int) -> dict[str, Any]:
-        """The arguments of `Searcher.search`.
+    def options(self, *, max_k: int) -> SearchOptions:
+        """What the search asks for.
 
         Raises:
             BadConfig: more than `max_k` results, or a filter that cannot be read.
         """
         if self.k is not None and self.k > max_k:
             raise BadConfig(f"k is {self.k}, but this service returns at most {max_k:,} results")
-        return {
-            "k": self.k or min(DEFAULT_K, max_k),
-            "max_distance": self.max_distance,
-            "min_precision": self.min_precision,
-            "effort": self.effort,
-            "among": self._filter(),
-        }
+        return SearchOptions(
+            k=self.k or min(DEFAULT_K, max_k),
+            max_distance=self.max_distance,
+            min_precision=self.min_precision,
+            effort=self.effort,
+            among=self._filter(),
+        )
 
     def _filter(self) -> Filter | None:
         return make_filter(

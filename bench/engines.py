@@ -28,10 +28,11 @@ from torch import nn
 
 from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.codes import unpack
-from hashseek.retrieval.encoder import Encoder, load_ahead
+from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.engines import build_engine
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import Pixels, Preprocessing, decode_for, normalizer, read_bytes
+from hashseek.retrieval.load_ahead import load_ahead
 from hashseek.retrieval.metrics import average_precision, histograms
 from hashseek.retrieval.models.backbones import build_backbone, default_preprocessing
 from hashseek.training.data.datasets import Split, build_splits

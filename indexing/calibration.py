@@ -1,12 +1,15 @@
-"""What a Hamming distance is worth in a collection: learnt from labelled images, and kept with its codes.
+"""Calibrations: the probability that a hit at each Hamming distance is relevant (shares a label with the query).
 
-A calibration says how likely a hit at each distance is relevant, that is, shares a label with the query. It holds for
-queries like those it was made with, in a collection whose share of relevant images stays about what it was.
+`hashseek index calibrate` and `hashseek evaluate --calibrate` compute one from labelled images and store it with the
+codes; searches by precision use it. It holds for queries like those it was made with, as long as the share of relevant
+images in the collection stays about the same.
 """
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,16 +18,17 @@ from hashseek.indexing.catalog.database import now
 from hashseek.indexing.catalog.filters import Filter
 from hashseek.indexing.collection import Collection
 from hashseek.retrieval.errors import BadCodes, BadConfig, ForeignCodes
-from hashseek.retrieval.metrics import Calibration, calibrate, histograms, without_self
+
+if TYPE_CHECKING:  # the metrics load torch
+    from hashseek.retrieval.metrics import Calibration
 
 N_QUERIES = 2000
-# Labels are held as a matrix of bytes, images by labels.
-_MOST_BYTES = 2**31
+_MAX_LABEL_BYTES = 2**31  # of the matrix of images x labels
 
 
 @dataclass(frozen=True)
-class Stored:
-    """A calibration as it is kept with a code space: what it was made from, and when."""
+class StoredCalibration:
+    """A calibration as it is stored with a code space: what it was made from, and when."""
 
     calibration: Calibration
     source: str
@@ -39,19 +43,23 @@ class Stored:
 
 def calibrate_collection(
     collection: Collection, *, labels: Sequence[str] = (), n_queries: int = N_QUERIES, seed: int = 0
-) -> Stored:
-    """Learn from the collection's own labelled images, each left out of its own ranking, and keep what was learnt.
+) -> StoredCalibration:
+    """Compute a calibration from the collection's labelled images and store it.
 
-    Images without any of the labels are not looked at: whether they are relevant is not known.
+    Each query image is left out of its own ranking. Images with none of the labels are left out altogether, since
+    nobody knows whether they are relevant.
 
     Args:
-        collection: with images of which some carry labels.
-        labels: that decide relevance; none: all that occur.
-        n_queries: so many of the labelled images, drawn with `seed`, are queries; all of them are ranked.
+        collection: some of its images must have labels.
+        labels: the labels that decide relevance; none: all labels.
+        n_queries: how many labelled images are queries, drawn at random with `seed`; all labelled images are ranked.
+        seed: of the random choice.
 
     Raises:
-        BadConfig: an unknown label, too few labelled images, or n_queries < 1.
+        BadConfig: an unknown label, too few labelled images, too many labels, or n_queries < 1.
     """
+    from hashseek.retrieval.metrics import calibrate, histograms, without_self
+
     if n_queries < 1:
         raise BadConfig(f"a calibration needs at least 1 query, not {n_queries}")
     catalog = collection.catalog
@@ -60,9 +68,9 @@ def calibrate_collection(
         raise BadConfig(f"no image of the collection has the label {', '.join(unknown)}: correct --labels")
     names = tuple(dict.fromkeys(labels)) or tuple(known)
     stored = catalog.changes(after_id=0, after_generation=-1)
-    if len(stored.ids) * len(names) > _MOST_BYTES:
+    if len(stored.ids) * len(names) > _MAX_LABEL_BYTES:
         raise BadConfig(
-            f"{len(names)} labels of {len(stored.ids)} images are too many to hold at once: name those that decide "
+            f"{len(names)} labels of {len(stored.ids)} images do not fit into memory: name the labels that decide "
             "relevance with --labels"
         )
     order = np.argsort(stored.ids)
@@ -73,68 +81,76 @@ def calibrate_collection(
     labelled = np.flatnonzero(matrix.any(axis=1))
     if len(labelled) < 2:
         raise BadConfig(
-            f"{len(labelled)} images of the collection carry {'one of these labels' if labels else 'a label'}, and a "
-            "calibration compares at least 2: add images with labels, or use `hashseek evaluate --calibrate`"
+            f"{len(labelled)} images of the collection have {'one of these labels' if labels else 'a label'}, and a "
+            "calibration needs at least 2: add images with labels, or use `hashseek evaluate --calibrate`"
         )
     codes, matrix = codes[labelled], matrix[labelled]
-    drawn = np.sort(np.random.default_rng((seed, 0xCA1)).permutation(len(labelled))[:n_queries])
-    found = histograms(codes[drawn], codes, matrix[drawn], matrix, n_bits=collection.n_bits)
-    made = calibrate(without_self(found, matrix[drawn]))
-    return store_calibration(catalog, made, source="its own labelled images", labels=names, n_images=len(labelled))
+    queries = np.sort(np.random.default_rng((seed, 0xCA1)).permutation(len(labelled))[:n_queries])
+    found = histograms(codes[queries], codes, matrix[queries], matrix, n_bits=collection.n_bits)
+    calibration = calibrate(without_self(found, matrix[queries]))
+    return store_calibration(
+        catalog, calibration, source="its own labelled images", labels=names, n_images=len(labelled)
+    )
 
 
 def store_calibration(
     catalog: Catalog, calibration: Calibration, *, source: str, labels: Sequence[str], n_images: int
-) -> Stored:
-    """Keep a calibration with the codes that the catalog was opened on; it replaces an earlier one."""
+) -> StoredCalibration:
+    """Store a calibration with the codes that the catalog was opened on, in place of an earlier one.
+
+    Raises:
+        BadCodes: it is of codes of another length.
+    """
     if calibration.n_bits != catalog.n_bits:
         raise BadCodes(f"a calibration of {calibration.n_bits}-bit codes does not fit codes of {catalog.n_bits} bits")
-    stored = Stored(calibration, source, tuple(labels), n_images, now())
+    stored = StoredCalibration(calibration, source, tuple(labels), n_images, now())
     catalog.spaces.set_calibration(stored.as_dict())
     return stored
 
 
-def stored_calibration(catalog: Catalog) -> Stored | None:
-    """What was kept with the codes that the catalog was opened on; None if nothing.
+def stored_calibration(catalog: Catalog) -> StoredCalibration | None:
+    """The calibration of the codes that the catalog was opened on; None if there is none.
 
     Raises:
-        BadCodes: it is of a newer version, or no calibration.
+        BadCodes: it is damaged, or written by a newer Hashseek.
     """
-    kept = catalog.spaces.calibration()
-    if kept is None:
+    content = catalog.spaces.calibration()
+    if content is None:
         return None
+    from hashseek.retrieval.metrics import Calibration
+
     try:
-        content = dict(kept)
-        calibration = Calibration.from_dict(dict(content.pop("calibration")))
-        return Stored(calibration, **{**content, "labels": tuple(content["labels"])})
+        values = dict(content)
+        calibration = Calibration.from_dict(dict(values.pop("calibration")))
+        return StoredCalibration(calibration, **{**values, "labels": tuple(values["labels"])})
     except (TypeError, KeyError, ValueError) as error:
-        raise BadCodes(f"what is kept as calibration is none ({error}): calibrate again") from None
+        raise BadCodes(f"the stored calibration is damaged ({error}): run `hashseek index calibrate` again") from None
 
 
-def radius_for(stored: Stored | None, precision: float) -> int:
-    """The largest radius at which at least `precision` is expected.
+def radius_for(stored: StoredCalibration | None, precision: float) -> int:
+    """The largest radius (bits) within which at least the share `precision` is expected to be relevant.
 
     Raises:
-        BadConfig: there is no calibration, no radius gives so much, or `precision` is not between 0 and 1.
+        BadConfig: there is no calibration, no radius reaches the precision, or it is not between 0 and 1.
     """
     if stored is None:
         raise BadConfig(
-            "this collection has no calibration, so that no radius is known to give a precision: run `hashseek index "
-            "calibrate` on it, or set a distance (max_distance, --max-distance) instead"
+            "this collection has no calibration, which a search by precision needs: run `hashseek index calibrate` on "
+            "it, or limit the distance instead (--max-distance, max_distance)"
         )
     radius = stored.calibration.radius(precision)
     if radius is None:
         within = stored.calibration.within_radius
         best = int(np.argmax(within))
         raise BadConfig(
-            f"no radius is expected to give a precision of {precision}: the best is {within[best]:.3f}, within {best} "
-            "bits; ask for less, or set a distance (max_distance, --max-distance) instead"
+            f"no distance is expected to give a precision of {precision}: the best is {within[best]:.3f}, within "
+            f"{best} bits; ask for less, or limit the distance instead (--max-distance, max_distance)"
         )
     return radius
 
 
 def check_same_codes(catalog: Catalog, fingerprint: str) -> None:
-    """Raise `ForeignCodes` unless the catalog's codes are of the checkpoint with this fingerprint."""
+    """Raise `ForeignCodes` unless the checkpoint with this fingerprint made the catalog's codes."""
     if catalog.fingerprint != fingerprint:
         raise ForeignCodes(
             f"the collection {catalog.path.parent} has codes of checkpoint {catalog.fingerprint[:12]}, this one is "

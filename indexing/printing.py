@@ -1,9 +1,6 @@
-"""Text for a terminal."""
+"""Text that is safe to print: error messages, log lines and tables use it."""
 
 
 def printable(text: str) -> str:
-    """`text` on one line: what could break the line or steer the terminal is shown as an escape, as in `\\n`.
-
-    File names may hold anything, even bytes that are no text.
-    """
+    """`text` on one line, with control characters escaped as in `\\n`: a file name may contain anything."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)

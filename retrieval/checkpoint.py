@@ -12,24 +12,25 @@ The tensors are the model's weights. The file's metadata has one key, "hashseek"
     checksum         SHA-256 over the header, to detect a changed header
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor, nn
 
 from hashseek.retrieval.errors import BadCheckpoint
 from hashseek.retrieval.files import write_atomically
 from hashseek.retrieval.images import Preprocessing
-from hashseek.retrieval.models.backbones import is_vector_backbone
-from hashseek.retrieval.models.hash_model import HashModel
-from hashseek.retrieval.models.mlp import n_inputs_of
-from hashseek.retrieval.models.pretrained_weights import copy_state
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from hashseek.retrieval.models.hash_model import HashModel
 
 FORMAT_VERSION = 2
 
@@ -54,6 +55,8 @@ class Header:
             BadCheckpoint: the model encodes vectors.
         """
         if self.preprocessing is None:
+            from hashseek.retrieval.models.mlp import n_inputs_of
+
             raise BadCheckpoint(
                 f"this checkpoint encodes vectors of {n_inputs_of(self.backbone)} numbers, not images: use "
                 "`hashseek evaluate` with its own data set, or a checkpoint that was trained on images"
@@ -107,6 +110,10 @@ def save_checkpoint(
     Returns:
         The header that was written.
     """
+    from safetensors.torch import save
+
+    from hashseek.retrieval.models.backbones import is_vector_backbone
+
     if (preprocessing is None) != is_vector_backbone(model.backbone_name):
         raise ValueError(f"a checkpoint of {model.backbone_name} cannot have the preprocessing {preprocessing}")
     header = Header(
@@ -150,6 +157,10 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
     Raises:
         BadCheckpoint: missing, foreign, truncated, of a newer format, or changed.
     """
+    # Here, not above: commands that read only headers start without torch.
+    from hashseek.retrieval.models.hash_model import HashModel
+    from hashseek.retrieval.models.pretrained_weights import copy_state
+
     path = Path(path)
     content, tensors = _read(path, weights=True)
     header = _parse(path, content)
@@ -193,7 +204,7 @@ def _read(path: Path, *, weights: bool) -> tuple[dict[str, Any], dict[str, Tenso
     if not os.access(path, os.R_OK):
         raise BadCheckpoint(f"the checkpoint {path} cannot be read: permission denied")
     try:
-        with safe_open(path, framework="pt") as opened:
+        with safe_open(path, framework="pt" if weights else "np") as opened:
             metadata = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name) for name in opened.keys()} if weights else {}  # noqa: SIM118
     except (SafetensorError, OSError) as error:

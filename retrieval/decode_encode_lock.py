@@ -1,7 +1,7 @@
-"""Decoding and encoding take turns on a processor: together they would fight for its cores.
+"""A lock that keeps decoding threads and the network apart on a CPU, where they would compete for the cores.
 
-A pass of the network is spread over all cores and waits for the slowest of them at every layer; one decoding thread
-beside it slows it down by far more than it takes itself.
+A network pass uses all cores and waits for the slowest one at every layer, so a single decoding thread beside it costs
+far more time than it needs itself.
 """
 
 import threading
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Turns:
-    """Any number of threads decode at a time, or one encodes; who wants to encode comes next."""
+class DecodeEncodeLock:
+    """Many threads may decode at a time, or one may encode. A thread that waits to encode goes first."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -19,7 +19,7 @@ class Turns:
 
     @contextmanager
     def decoding(self) -> Iterator[None]:
-        """Wait while a network computes; then it waits for us."""
+        """Wait until nobody encodes or waits to encode."""
         with self._changed:
             self._changed.wait_for(lambda: not self._encoding)
             self._n_decoding += 1
@@ -32,7 +32,7 @@ class Turns:
 
     @contextmanager
     def encoding(self) -> Iterator[None]:
-        """Let nobody begin to decode, and wait for those who do."""
+        """Let no thread start to decode, and wait for those that do."""
         with self._changed:
             self._changed.wait_for(lambda: not self._encoding)
             self._encoding = True

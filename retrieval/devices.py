@@ -1,14 +1,29 @@
-"""Which device and precision to compute in, and how many threads: decided once, at start-up."""
+"""Which device and precision to compute with, and how many processor cores there are.
+
+torch is imported inside the functions: commands that only need `n_cores` start without it.
+"""
+
+from __future__ import annotations
 
 import os
 from functools import cache
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING, TypedDict
 
 from hashseek.retrieval.errors import BadConfig
 
+if TYPE_CHECKING:
+    import torch
+
 PRECISIONS = ("auto", "fp32", "bf16")
+
+
+class EncoderOptions(TypedDict, total=False):
+    """Where and how to encode: keyword arguments of `Encoder` that commands and the service pass on."""
+
+    device: str
+    precision: str
+    engine: str
 
 
 def pick_device(name: str = "auto") -> torch.device:
@@ -17,6 +32,8 @@ def pick_device(name: str = "auto") -> torch.device:
     Raises:
         BadConfig: the name is unknown or this machine has no such device.
     """
+    import torch
+
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -29,7 +46,13 @@ def pick_device(name: str = "auto") -> torch.device:
 
 
 def pick_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """The type that networks run in: "fp32", "bf16", or "auto" (bf16 where the hardware multiplies it)."""
+    """The data type for training: "fp32", "bf16", or "auto" (bf16 if the hardware multiplies it).
+
+    Raises:
+        BadConfig: there is no such precision.
+    """
+    import torch
+
     if precision not in PRECISIONS:
         raise BadConfig(f"there is no precision {precision!r}: use one of {', '.join(PRECISIONS)}")
     if precision == "bf16" or (precision == "auto" and has_bf16(device)):
@@ -38,12 +61,13 @@ def pick_dtype(precision: str, device: torch.device) -> torch.dtype:
 
 
 def pick_inference_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """The type that a network encodes in: "fp32", "bf16", or "auto", the quicker of both on this device.
+    """The data type for encoding: "fp32", "bf16", or "auto", the faster one on this device.
 
-    On a CPU that is bf16 with AMX and else float32, for every backbone measured (docs/benchmarks.md). A table of
-    measurements and not a measurement at start-up, which would choose now this and now that on a busy machine: codes
-    of one collection should come from one engine.
+    On a CPU, "auto" is bf16 with AMX and float32 without, for every backbone we measured (docs/benchmarks.md). It is not
+    measured at start-up: on a busy machine the choice would vary, and one collection should have codes of one engine.
     """
+    import torch
+
     if precision == "auto" and device.type == "cpu":
         return torch.bfloat16 if "amx_bf16" in _cpu_flags() else torch.float32
     return pick_dtype(precision, device)
@@ -51,6 +75,8 @@ def pick_inference_dtype(precision: str, device: torch.device) -> torch.dtype:
 
 def has_bf16(device: torch.device) -> bool:
     """Whether the device has bf16 matrix units; without them bf16 is slower than float32."""
+    import torch
+
     return torch.cuda.is_bf16_supported() if device.type == "cuda" else _cpu_has_bf16()
 
 

@@ -1,21 +1,25 @@
-"""Safe decoding, size limits, EXIF orientation, and the preprocessing that encodes and evaluates alike."""
+"""Reading, decoding and preprocessing images: every command that takes an image uses these functions."""
+
+from __future__ import annotations
 
 import io
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from hashseek.retrieval.errors import BadConfig, BadImage
 from hashseek.retrieval.tar_members import find_member, read_member
 
-# Only these are tried: Pillow knows formats that call other programs or that nobody would search for. A format that
-# this build of Pillow lacks would make it refuse all others; MPO has no entry of its own, JPEG opens it.
+if TYPE_CHECKING:
+    import torch
+
+# Pillow also knows formats that start other programs, so only these are allowed. Naming a format that this build of
+# Pillow lacks would make it refuse all others. MPO has no entry of its own: JPEG opens it.
 Image.init()
 FORMATS = tuple(kind for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF") if kind in Image.OPEN)
 SUFFIXES = frozenset((".jpg", ".jpeg", ".jpe", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif"))
@@ -23,7 +27,7 @@ INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resamp
 MAX_PIXELS = 100_000_000
 MAX_BYTES = 256 * 2**20
 
-# We compare the header's size with our own limit before a pixel is decoded, and name the limit in the error.
+# `decode` checks the size in the header itself, with a clearer error.
 Image.MAX_IMAGE_PIXELS = None
 
 Pixels = NDArray[np.uint8]
@@ -64,14 +68,14 @@ class Preprocessing:
             raise BadConfig(f"interpolation must be {' or '.join(INTERPOLATIONS)}, not {self.interpolation!r}")
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON form; `Preprocessing.from_dict` turns it back. Bilinear goes unsaid: fingerprints hold this form."""
+        """JSON form, for `from_dict`. Fingerprints hash it, so the default interpolation must stay left out."""
         values = asdict(self)
         if self.interpolation == "bilinear":
             del values["interpolation"]
         return values
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Preprocessing":
+    def from_dict(cls, values: dict[str, Any]) -> Preprocessing:
         """Build from the JSON form."""
         return cls(
             size=int(values["size"]),
@@ -92,7 +96,7 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
     try:
         size = path.stat().st_size if member is None else member.size
         if size > max_bytes:
-            raise BadImage(f"{path} has {size:,} bytes; at most {max_bytes:,} are read as one image")
+            raise BadImage(f"{path} has {size:,} bytes; the limit for an image is {max_bytes:,}")
         if member is not None:
             data: bytes | None = read_member(member, name=str(path))
         else:
@@ -123,7 +127,7 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
             width, height = opened.size
             if width * height > max_pixels:
                 raise BadImage(
-                    f"{name} has {width} x {height} = {width * height:,} pixels; at most {max_pixels:,} are decoded"
+                    f"{name} has {width} x {height} = {width * height:,} pixels; the limit is {max_pixels:,}"
                 )
             if opened.mode == "F":
                 raise BadImage(f"{name} holds floating-point values: convert it to 8 bits per channel")
@@ -138,8 +142,8 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
         raise
     except UnidentifiedImageError:
         kinds = ", ".join(FORMATS)
-        raise BadImage(f"{name} is not an image of a kind that is read here ({kinds})") from None
-    except Exception as error:  # decoders raise nearly anything on damaged data; none of it is our bug
+        raise BadImage(f"{name} is not an image of a kind that Hashseek reads ({kinds})") from None
+    except Exception as error:  # decoders raise nearly anything on damaged data
         raise BadImage(f"{name} is damaged and cannot be decoded: {error}") from None
 
 
@@ -174,6 +178,8 @@ def decode_for(data: bytes, preprocessing: Preprocessing, *, name: str = "the im
 
 def normalizer(preprocessing: Preprocessing, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
     """A function that turns uint8 pixels (B, 3, H, W) into normalised float32 on `device`, channels last."""
+    import torch
+
     mean = torch.tensor(preprocessing.mean, device=device).view(1, 3, 1, 1) * 255
     std = torch.tensor(preprocessing.std, device=device).view(1, 3, 1, 1) * 255
 

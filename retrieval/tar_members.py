@@ -1,7 +1,7 @@
-"""Images inside a tar file: named by a path that says where in the tar they lie, and read there without unpacking.
+"""Images inside tar files, read in place without unpacking; data sets of shards and `index add` use this.
 
-A member's path is `SHARD.tar::OFFSET+SIZE/NAME`: the SIZE bytes at OFFSET of the file `SHARD.tar` are the image
-that the tar calls NAME. The path says it all, so that it can be sorted, hashed, stored and sent to another process.
+The path of a member is `SHARD.tar::OFFSET+SIZE/NAME`: the image NAME is the SIZE bytes at OFFSET of `SHARD.tar`. The
+path is all one needs to read it, so it can be sorted, hashed, stored and sent to another process.
 """
 
 import re
@@ -39,40 +39,40 @@ def find_member(path: Path) -> Member | None:
 
 
 def list_members(shard: Path) -> Iterator[tuple[str, Member]]:
-    """Name and place of each plain file in a tar, in its order; nothing is kept, so the tar may hold any number.
+    """Name and location of each regular file in a tar, in order and in constant memory.
 
     Raises:
-        BadDataset: it is compressed, damaged or cut off; what lies before the damage was given.
+        BadDataset: the tar is compressed, damaged or truncated; members before the damage were yielded.
         OSError: it is missing or cannot be read.
     """
     with shard.open("rb") as content:
         if content.read(6).startswith(_COMPRESSED):
-            raise BadDataset(f"{shard} is compressed: decompress it, images are read where they lie in the tar")
+            raise BadDataset(f"{shard} is compressed: decompress it, because images are read in place")
         content.seek(0)
         try:
             with tarfile.open(fileobj=content, mode="r:") as packed:
                 while (found := packed.next()) is not None:
-                    packed.members = []  # type: ignore[attr-defined]  # or it would remember every one
+                    packed.members = []  # type: ignore[attr-defined]  # tarfile would keep every member
                     if packed.offset <= found.offset:  # a negative size: the next header would be this one again
-                        raise tarfile.ReadError(f"its member at byte {found.offset:,} leads backwards")
+                        raise tarfile.ReadError(f"its member at byte {found.offset:,} has a negative size")
                     if found.isreg() and not found.issparse() and PurePosixPath(found.name).stem:
                         yield found.name, Member(shard, found.offset_data, found.size)
                 end = packed.offset
         except tarfile.TarError as error:
             raise BadDataset(f"{shard} is damaged or cut off ({error}): write or download it again") from None
-        content.seek(end)  # tarfile stops at what is no header and says nothing
+        content.seek(end)  # tarfile stops silently at an invalid header
         if content.read(512).strip(b"\0"):
             raise BadDataset(f"{shard} is damaged at byte {end:,}: write or download it again")
 
 
 def stored_in(path: Path) -> Path:
-    """The file on disk that holds the image at `path`: the tar of a member, else `path` itself."""
+    """The file on disk that holds the image at `path`: the tar of a member, or `path` itself."""
     member = find_member(path)
     return path if member is None else member.shard
 
 
 def read_member(member: Member, *, name: str) -> bytes:
-    """The bytes of `member`; `name` is what messages call it.
+    """The bytes of `member`; messages call it `name`.
 
     Raises:
         BadImage: the tar ends before the member does.
@@ -83,7 +83,7 @@ def read_member(member: Member, *, name: str) -> bytes:
         data = file.read(member.size)
     if len(data) != member.size:
         raise BadImage(
-            f"{name} is cut off: {member.shard} has changed since it was indexed, or ends too early; "
-            "write or download it again and load it anew"
+            f"{name} is cut off: {member.shard} has changed since it was indexed, or is incomplete; "
+            "write or download it again"
         )
     return data

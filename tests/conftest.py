@@ -55,12 +55,12 @@ def pictures(tmp_path_factory) -> Path:
 def indexed(tmp_path_factory, checkpoint, pictures) -> Path:
     """A collection of all pictures; every picture is labelled even or odd, and multiples of 3 are `three` too."""
     from hashseek.indexing.collection import open_or_create
-    from hashseek.indexing.ingest.batch import Source, ingest
+    from hashseek.indexing.ingest.batch import ImageSource, ingest
     from hashseek.indexing.searcher import Searcher
 
     folder = tmp_path_factory.mktemp("indexed") / "collection"
     files = sorted(path for path in pictures.rglob("*") if path.is_file())
-    sources = [Source(path, labels_of(path)) for path in files]
+    sources = [ImageSource(path, labels_of(path)) for path in files]
     collection = open_or_create(folder, checkpoint=checkpoint)
     list(ingest(collection, Searcher.open(collection, device="cpu").encoder, sources))
     collection.save_index()

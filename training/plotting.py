@@ -54,28 +54,24 @@ _STYLE: Any = {
 
 @dataclass(frozen=True)
 class Series:
-    """Points (x, y), joined by a line unless `dots`."""
+    """Points (x, y), joined by a line."""
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
-    dots: bool = False
 
 
 @dataclass(frozen=True)
 class Panel:
     """Series in one pair of axes.
 
-    whole_x: x values are integers. x_names: labels for 0, 1, ... on the x axis. mark: a point (x, y) to ring, with the
-    text beside it.
+    whole_x: x values are integers. mark: a point (x, y) to ring, with the text beside it.
     """
 
     title: str
     series: Sequence[Series]
     x_label: str = "epoch"
-    log_x: bool = False
     whole_x: bool = False
-    x_names: Sequence[str] = ()
     from_zero: bool = False
     mark: tuple[float, float, str] | None = None
 
@@ -93,14 +89,9 @@ def draw(panels: Sequence[Panel]) -> str:
             axes = figure.add_subplot(rows, columns, place)
             axes.set(title=panel.title, xlabel=panel.x_label)
             for number, series in enumerate(panel.series):
-                shape = {"linestyle": "", "marker": "o", "markersize": 4} if series.dots else {}
-                single = {"marker": "o"} if len(series.x) == 1 else {}
-                axes.plot(series.x, series.y, color=SERIES[number % len(SERIES)], label=series.name, **shape | single)
-            if panel.log_x:
-                axes.set_xscale("log")
-            elif panel.x_names:
-                axes.set_xticks(range(len(panel.x_names)), panel.x_names)
-            elif panel.whole_x:
+                marker = "o" if len(series.x) == 1 else ""
+                axes.plot(series.x, series.y, marker, ls="-", color=SERIES[number % len(SERIES)], label=series.name)
+            if panel.whole_x:
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             if panel.from_zero:
                 axes.set_ylim(bottom=0)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from hashseek.indexing.catalog import StoredImage
     from hashseek.indexing.catalog.filters import Filter
-    from hashseek.indexing.ingest.batch import Report as IngestReport
+    from hashseek.indexing.ingest.batch import IngestReport
     from hashseek.indexing.searcher import Hit, Searcher
     from hashseek.retrieval.checkpoint import Checkpoint
     from hashseek.retrieval.codes import Codes
@@ -89,11 +89,11 @@ class ImageCollection:
         Raises:
             BadImage: an image is unusable, and `on_error` is "stop". What was added before stays.
         """
-        from hashseek.indexing.ingest.batch import Report, find_sources, ingest
-        from hashseek.indexing.ingest.sources import describe
+        from hashseek.indexing.ingest.batch import IngestReport, ingest
+        from hashseek.indexing.ingest.sources import describe, find_sources
 
         found = describe(find_sources(sources), labels=labels)
-        report, problems = Report(), []
+        report, problems = IngestReport(), []
         for report in ingest(self.searcher.collection, self.searcher.encoder, found, on_error=on_error):
             problems += report.problems
         report.problems = problems
@@ -128,9 +128,10 @@ class ImageCollection:
             BadImage: the image cannot be read.
             BadConfig: an option is outside its limits.
         """
+        from hashseek.indexing.searcher import SearchOptions
+
         picture = _read(image, self.searcher.encoder.preprocessing)
-        wanted: dict[str, Any] = {"k": 10, **options}
-        [answer] = self.searcher.search([picture], **wanted)
+        [answer] = self.searcher.search([picture], SearchOptions(**options))
         return answer.hits
 
     def similar(self, image_id: int, **options: Unpack[SearchKeywords]) -> tuple["Hit", ...]:
@@ -139,8 +140,9 @@ class ImageCollection:
         Raises:
             UnknownImage: there is no such image.
         """
-        wanted: dict[str, Any] = {"k": 10, **options}
-        return self.searcher.similar(image_id, **wanted).hits
+        from hashseek.indexing.searcher import SearchOptions
+
+        return self.searcher.similar(image_id, SearchOptions(**options)).hits
 
 
 def open_collection(

@@ -17,7 +17,7 @@ def search(service: ServiceDep, searcher: SearcherDep, form: Annotated[SearchFor
     """The stored images most similar to an uploaded one. Only images that pass the filters are ranked."""
     options = form.options(max_k=service.settings.max_k)
     picture = searcher.decode(form.content(), name="the upload")
-    [answer] = searcher.search([picture.image], **options)
+    [answer] = searcher.search([picture.image], options)
     return _answer(searcher, answer)
 
 
@@ -26,7 +26,7 @@ def similar(
     image_id: int, service: ServiceDep, searcher: SearcherDep, parameters: Annotated[SearchParameters, Query()]
 ) -> SearchAnswer:
     """The stored images most similar to a stored one, which is among them if it passes the filters."""
-    return _answer(searcher, searcher.similar(image_id, **parameters.options(max_k=service.settings.max_k)))
+    return _answer(searcher, searcher.similar(image_id, parameters.options(max_k=service.settings.max_k)))
 
 
 def _answer(searcher: Searcher, answer: Answer) -> SearchAnswer:

@@ -26,6 +26,21 @@ _FEW = 0.05
 _LOOKED_UP = 20
 MAX_CONDITIONS = 64  # in one filter; SQLite's own limit lies higher
 
+# What each argument of `make_filter` means, for the help of the command line and the schema of the service.
+FILTER_HELP = {
+    "all_labels": "Only images with this label; if repeated, with all of them.",
+    "any_labels": "Only images with at least one of these labels.",
+    "no_labels": "Only images with none of these labels.",
+    "where": (
+        "Only images whose attributes meet this condition: camera=X, year>=2015 (also <=, >, <), title^=abc (starts "
+        'with), camera.model=X (inside an object), zip="01234" (compare as text); if repeated, all conditions.'
+    ),
+    "ids": "Only images with one of these ids.",
+    "keys": "Only images with one of these keys.",
+    "added_after": "Only images added at this ISO 8601 date or time or later (UTC unless it has an offset).",
+    "added_before": "Only images added before this date or time.",
+}
+
 
 @dataclass(frozen=True)
 class Filter:

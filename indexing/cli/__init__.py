@@ -1,1 +1,1 @@
-"""Subcommands `index` and `search`; loaded when they are called, for the help must not wait for torch."""
+"""The subcommands `index` and `search`. `hashseek.api.cli` imports them when they are called."""

@@ -1,7 +1,6 @@
-"""Subcommands `index` (add, remove, build, duplicates, stats, verify) and `search`."""
+"""The subcommands of `index`, and `search`. Modules that load torch are imported when a command needs them."""
 
 import json
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -9,26 +8,23 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from hashseek.indexing.catalog.filters import make_filter
+from hashseek.indexing.catalog.filters import FILTER_HELP, make_filter
 from hashseek.indexing.catalog.records import Space
 from hashseek.indexing.cli.add import add
 from hashseek.indexing.cli.calibrate import calibrate
-from hashseek.indexing.cli.maintenance import app as upkeep
+from hashseek.indexing.cli.maintenance import app as maintenance
 from hashseek.indexing.cli.maintenance import repair_and_print
-from hashseek.indexing.cli.options import Device, Engine, Precision
+from hashseek.indexing.cli.options import CollectionArgument, Device, Engine, Precision, encoder_options
 from hashseek.indexing.collection import Collection
-from hashseek.indexing.maintenance.recheck import recheck
 from hashseek.indexing.printing import printable
-from hashseek.indexing.searcher import Answer, Searcher, check_limits
+from hashseek.indexing.searcher import Answer, Searcher, SearchOptions
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import read_bytes
 
 app = typer.Typer()
-app.add_typer(upkeep)
+app.add_typer(maintenance)
 app.command()(add)
 app.command()(calibrate)
-
-CollectionArgument = Annotated[Path, typer.Argument(help="Folder of the collection.")]
 
 
 @app.command()
@@ -37,9 +33,9 @@ def remove(
     ids: Annotated[list[int] | None, typer.Argument(help="Ids of images.")] = None,
     key: Annotated[list[str] | None, typer.Option(help="Key of an image; may be repeated.")] = None,
 ) -> None:
-    """Remove images from a collection: all that are named, or none if one of them is not there."""
+    """Remove images from a collection: all of them, or none if one does not exist."""
     if not ids and not key:
-        raise BadConfig("name the images to remove, by their ids or with --key")
+        raise BadConfig("no images were given: name them by id or with --key")
     with closing(Collection(collection)) as opened:
         named = dict.fromkeys([*(ids or []), *(opened.catalog.by_key(name).id for name in key or [])])
         opened.remove(list(named))
@@ -52,10 +48,10 @@ def build(
     collection: CollectionArgument,
     kind: Annotated[
         Literal["exact", "ivf", "hnsw", "multihash", "gpu"],
-        typer.Option(help="exact and gpu compare every code; the others may miss some of the nearest."),
+        typer.Option(help="exact and gpu compare every code; the other kinds are faster but may miss some hits."),
     ] = "exact",
 ) -> None:
-    """Build the index anew, of this kind; it stays of this kind until another is asked for."""
+    """Rebuild the index as this kind, which the collection then keeps."""
     with closing(Collection(collection)) as opened:
         opened.build_index(kind)
         typer.echo(_line(opened.describe_index()))
@@ -63,9 +59,9 @@ def build(
 
 @app.command()
 def stats(
-    collection: CollectionArgument, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False
+    collection: CollectionArgument, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 ) -> None:
-    """Say what a collection holds."""
+    """Show what a collection holds."""
     with closing(Collection(collection, read_only=True)) as opened:
 
         def state_of(space: Space) -> str:
@@ -98,10 +94,10 @@ def _line(content: dict[str, Any]) -> str:
 @app.command()
 def duplicates(
     collection: CollectionArgument,
-    radius: Annotated[int, typer.Option(help="Bits by which neighbours in a group may differ; 0: equal codes.")],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON list per group and line.")] = False,
+    radius: Annotated[int, typer.Option(help="Bits by which two linked images may differ; 0: equal codes.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list per group, one group a line.")] = False,
 ) -> None:
-    """Print groups of near-duplicates, one block each: images linked by steps of at most so many bits."""
+    """Print groups of near-duplicates: images linked by chains of neighbours within the radius."""
     with closing(Collection(collection, read_only=True)) as opened:
         for ids in opened.duplicates(radius=radius):
             records = [image for image in opened.catalog.get(ids.tolist()) if image is not None]
@@ -116,24 +112,33 @@ def duplicates(
 def verify(
     collection: CollectionArgument,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Mend what can be mended; exits with 1 if something is left.")
+        bool, typer.Option("--repair", help="Repair what can be repaired; exits with 1 if problems remain.")
     ] = False,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="For --repair: another file of the collection's checkpoint.")
+        Path | None, typer.Option(help="With --repair: another copy of the collection's checkpoint.")
     ] = None,
     codes: Annotated[
-        int, typer.Option(min=0, help="Encode so many random images again and compare their codes; 0: none.")
+        int, typer.Option(min=0, help="Encode this many random images again and compare their codes.")
     ] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the choice of these images.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="With --codes: seed of the random choice.")] = 0,
     device: Device = "auto",
     precision: Precision = "auto",
     engine: Engine = "torch",
 ) -> None:
     """Check that catalog, codes, index, checkpoint and image files agree; exits with 1 if they do not."""
-    encoding = {"--device": device != "auto", "--precision": precision != "auto", "--engine": engine != "torch"}
-    _check_together(repair=repair, checkpoint=checkpoint, codes=codes, seed=seed, encoding=encoding)
+    options = encoder_options(device, precision, engine)
+    if repair and codes:
+        raise BadConfig("--codes and --repair cannot be used together: repair first, then verify with --codes")
+    if checkpoint is not None and not repair:
+        raise BadConfig("--checkpoint needs --repair: add it, or leave out --checkpoint")
+    if seed and not codes:
+        raise BadConfig("--seed needs --codes: add it, or leave out --seed")
+    changed = {"--device": device != "auto", "--precision": precision != "auto", "--engine": engine != "torch"}
+    if any(changed.values()) and not (repair or codes):
+        option = next(option for option, is_changed in changed.items() if is_changed)
+        raise BadConfig(f"{option} needs --codes or --repair, because nothing else encodes: add one, or leave it out")
     if repair:
-        repair_and_print(collection, checkpoint, device, precision, engine)
+        repair_and_print(collection, checkpoint, options)
         return
     with closing(Collection(collection, read_only=True)) as opened:
         problems = opened.verify()
@@ -141,8 +146,9 @@ def verify(
         for problem in problems:
             typer.echo(printable(str(problem)))
         if codes and n_images:
-            encoder = Searcher.open(opened, device=device, precision=precision, engine=engine).encoder
-            found = recheck(opened, encoder, codes, seed)
+            from hashseek.indexing.maintenance.recheck import recheck
+
+            found = recheck(opened, Searcher.open(opened, **options).encoder, codes, seed)
             problems += found.findings
             typer.echo("\n".join([f"encoded again by {found.engine}:", *(f"  {part}" for part in found.compared)]))
             for problem in found.findings:
@@ -152,61 +158,34 @@ def verify(
         raise typer.Exit(1)
 
 
-def _check_together(
-    *, repair: bool, checkpoint: Path | None, codes: int, seed: int, encoding: Mapping[str, bool]
-) -> None:
-    if repair and codes:
-        raise BadConfig("--codes and --repair do not go together: repair first, then verify with --codes")
-    if checkpoint is not None and not repair:
-        raise BadConfig("--checkpoint goes with --repair: add it, or leave --checkpoint out")
-    if seed and not codes:
-        raise BadConfig("--seed goes with --codes: add it, or leave --seed out")
-    given = [option for option, is_given in encoding.items() if is_given]
-    if given and not (repair or codes):
-        raise BadConfig(
-            f"{given[0]} goes with --codes or --repair, without which nothing is encoded: add one, or leave "
-            f"{given[0]} out"
-        )
-
-
 def search(
     collection: CollectionArgument,
-    image: Annotated[Path, typer.Argument(help="The picture to search with.")],
+    image: Annotated[Path, typer.Argument(help="The image to search with.")],
     k: Annotated[int, typer.Option("-k", help="Number of results.")] = 10,
-    max_distance: Annotated[int | None, typer.Option(help="Leave out what is further away (bits).")] = None,
+    max_distance: Annotated[int | None, typer.Option(help="Leave out images that are further away (bits).")] = None,
     min_precision: Annotated[
         float | None,
-        typer.Option(help="Instead of a distance: so large a share is expected to be relevant, see `index calibrate`."),
+        typer.Option(
+            help="Instead of a distance: the share of results expected to be relevant; needs `index calibrate`."
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="Another file of the collection's checkpoint; default: its own copy.")
-    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    checkpoint: Annotated[Path | None, typer.Option(help="Another copy of the collection's checkpoint.")] = None,
     effort: Annotated[
-        int | None, typer.Option(help="Of an approximate index, how hard to look; `index stats` shows some values.")
+        int | None, typer.Option(help="How hard an approximate index searches; `index stats` shows some values.")
     ] = None,
-    label: Annotated[
-        list[str] | None, typer.Option(help="Only images that carry this label; of several, all of them.")
-    ] = None,
-    any_label: Annotated[
-        list[str] | None, typer.Option(help="Only images that carry at least one of these labels.")
-    ] = None,
-    without: Annotated[list[str] | None, typer.Option(help="No image that carries one of these labels.")] = None,
-    where: Annotated[
-        list[str] | None,
-        typer.Option(help="Only images with such an attribute: camera=X, year>=2015, title^=abc; may be repeated."),
-    ] = None,
-    key: Annotated[list[str] | None, typer.Option(help="Only images with one of these keys.")] = None,
-    added_after: Annotated[
-        str | None, typer.Option(help="Only images added at this ISO 8601 date or time (UTC) or later.")
-    ] = None,
-    added_before: Annotated[str | None, typer.Option(help="Only images added earlier than this.")] = None,
+    label: Annotated[list[str] | None, typer.Option(help=FILTER_HELP["all_labels"])] = None,
+    any_label: Annotated[list[str] | None, typer.Option(help=FILTER_HELP["any_labels"])] = None,
+    without: Annotated[list[str] | None, typer.Option(help=FILTER_HELP["no_labels"])] = None,
+    where: Annotated[list[str] | None, typer.Option(help=FILTER_HELP["where"])] = None,
+    key: Annotated[list[str] | None, typer.Option(help=FILTER_HELP["keys"])] = None,
+    added_after: Annotated[str | None, typer.Option(help=FILTER_HELP["added_after"])] = None,
+    added_before: Annotated[str | None, typer.Option(help=FILTER_HELP["added_before"])] = None,
     device: Device = "auto",
     precision: Precision = "auto",
     engine: Engine = "torch",
 ) -> None:
-    """Find the stored images most similar to a picture, nearest first; only what the filters let through is ranked."""
-    check_limits(k, max_distance)
+    """Find the stored images most similar to an image, nearest first."""
     among = make_filter(
         all_labels=label or (),
         any_labels=any_label or (),
@@ -216,13 +195,13 @@ def search(
         added_after=added_after,
         added_before=added_before,
     )
+    options = SearchOptions(k, max_distance, min_precision, among, effort)
+    encoding = encoder_options(device, precision, engine)
     with closing(Collection(collection, read_only=True)) as opened:
         data = read_bytes(image)
-        searcher = Searcher.open(opened, checkpoint=checkpoint, device=device, precision=precision, engine=engine)
+        searcher = Searcher.open(opened, checkpoint=checkpoint, **encoding)
         picture = searcher.decode(data, name=str(image))
-        [answer] = searcher.search(
-            [picture.image], k=k, max_distance=max_distance, min_precision=min_precision, among=among, effort=effort
-        )
+        [answer] = searcher.search([picture.image], options)
     if as_json:
         hits = [
             {"rank": hit.rank, "distance": hit.distance, "relevance": hit.relevance, **asdict(hit.image)}
@@ -234,16 +213,13 @@ def search(
 
 
 def _table(answer: Answer) -> str:
-    """Rank, distance in bits, id, path and labels of each hit, in columns that no terminal's width cuts off.
-
-    In a calibrated collection also how likely each is relevant.
-    """
+    """Rank, distance in bits, id, path and labels of each hit; in a calibrated collection also its relevance."""
     calibrated = any(hit.relevance is not None for hit in answer.hits)
     rows = [("rank", "bits", *(["relevance"] if calibrated else []), "id", "path", "labels")]
     for hit in answer.hits:
         path, labels = printable(hit.image.path), printable("; ".join(hit.image.labels))
-        likely = [] if hit.relevance is None else [f"{hit.relevance:.3f}"]
-        rows.append((str(hit.rank), str(hit.distance), *likely, str(hit.image.id), path, labels))
+        relevance = [] if hit.relevance is None else [f"{hit.relevance:.3f}"]
+        rows.append((str(hit.rank), str(hit.distance), *relevance, str(hit.image.id), path, labels))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)

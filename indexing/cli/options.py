@@ -1,14 +1,36 @@
-"""Options that several subcommands have: where and by what images are encoded."""
+"""Arguments and options that several subcommands share."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from hashseek.retrieval.devices import EncoderOptions
+from hashseek.retrieval.errors import BadConfig
+
 EngineName = Literal["torch", "openvino"]
 PrecisionName = Literal["auto", "fp32", "bf16"]
 
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Precision = Annotated[PrecisionName, typer.Option(help="Of the network; auto is the quicker one on this device.")]
-Engine = Annotated[
-    EngineName, typer.Option(help="What computes the network; openvino: quicker on a CPU, an optional package.")
+CollectionArgument = Annotated[Path, typer.Argument(help="Folder of the collection.")]
+Device = Annotated[str, typer.Option(help="Device that encodes: auto, cpu, cuda or cuda:N.")]
+Precision = Annotated[
+    PrecisionName, typer.Option(help="Precision of the network; auto: the faster one on this device.")
 ]
+Engine = Annotated[
+    EngineName, typer.Option(help="Library that runs the network; openvino is faster on a CPU but needs its package.")
+]
+AllowPrivate = Annotated[
+    bool, typer.Option("--allow-private", help="Also fetch URLs that lead to private or local addresses.")
+]
+
+
+def encoder_options(device: str, precision: str, engine: str) -> EncoderOptions:
+    """The options of an encoder.
+
+    Raises:
+        BadConfig: the device has a name that no machine knows; what this machine has is checked when it is used.
+    """
+    kind, _, number = device.partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (number and not (kind == "cuda" and number.isdecimal())):
+        raise BadConfig(f"there is no device {device!r}: use auto, cpu, cuda or cuda:N")
+    return EncoderOptions(device=device, precision=precision, engine=engine)

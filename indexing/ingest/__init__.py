@@ -1,1 +1,1 @@
-"""Where images come from: files, folders, lists, tars and addresses, read and decoded ahead."""
+"""Getting images into a collection: finding, downloading, reading, decoding, encoding and storing them."""

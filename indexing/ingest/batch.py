@@ -1,46 +1,67 @@
-"""Batch database indexing: any number of images into a collection, in constant memory.
+"""Adds any number of images to a collection in constant memory; `index add` and its dry run call `ingest`.
 
-Every batch is one transaction. An image is reported as added after its transaction is committed, so a process killed
-at any moment has lost nothing that it reported; running the same command again goes on where it stopped.
+Every batch is one transaction, and an image is reported as added only after its batch is committed. A process that is
+killed loses nothing it reported, and running the same command again continues where it stopped.
 """
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import chain, islice
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hashseek.indexing.catalog import Catalog, Change, NewImage, StoredImage
 from hashseek.indexing.catalog.records import same_attributes
-from hashseek.indexing.collection import Collection
-from hashseek.indexing.ingest.dry_run import Rehearsal
-from hashseek.indexing.ingest.loading import Fetch, Loaded, Step, Trusted, load_sources
-from hashseek.indexing.ingest.manifests import Source
+from hashseek.indexing.ingest.loading import Fetch, LoadedImage, Loader, Step
+from hashseek.indexing.ingest.manifests import ImageSource
 from hashseek.indexing.ingest.remote import fetch
-from hashseek.indexing.ingest.sources import Found, find_sources
-from hashseek.retrieval.encoder import Encoder
+from hashseek.indexing.ingest.sources import Found
+from hashseek.retrieval.codes import Codes
 from hashseek.retrieval.errors import BadImage, HashseekError
-from hashseek.retrieval.images import Preprocessing
+from hashseek.retrieval.images import Pixels, Preprocessing
 from hashseek.retrieval.label_files import OnError, Problem
-
-__all__ = ["BATCH", "Report", "Source", "find_sources", "ingest", "preview"]
 
 log = logging.getLogger("hashseek")
 
 BATCH = 256
-_PATIENCE = 10.0  # seconds after which the next image to come ends a batch, full or not
-_REMEMBERED = 1024  # codes of the last images: equal content that is not stored yet is not encoded twice
+_MAX_PIXEL_BYTES = 2**27  # of a batch: large inputs make smaller batches
+_PATIENCE = 10.0  # seconds after which a batch is stored even if it is not full
+
+
+class Target(Protocol):
+    """Where images are stored: a collection, or what stands in for it in a dry run."""
+
+    @property
+    def catalog(self) -> Catalog:
+        """Its catalog."""
+
+    def add(self, images: list[NewImage], *, replaced: set[str] | None = None) -> list[tuple[int, Change]]:
+        """See `Collection.add`."""
+
+    def drop_files(self, paths: set[str]) -> None:
+        """See `Collection.drop_files`."""
+
+
+class PixelEncoder(Protocol):
+    """What encodes images: an `Encoder`, or what stands in for it in a dry run."""
+
+    engine: str
+    batch_size: int
+    preprocessing: Preprocessing
+
+    def decoding(self) -> AbstractContextManager[None]:
+        """See `Encoder.decoding`."""
+
+    def encode_pixels(self, pixels: Pixels) -> Codes:
+        """See `Encoder.encode_pixels`."""
 
 
 @dataclass
-class Report:
-    """What became of the images so far, and the problems of the last batch."""
+class IngestReport:
+    """How many images were added, updated, known already or skipped so far, and the problems of the last batch."""
 
     added: int = 0
     updated: int = 0
@@ -50,12 +71,12 @@ class Report:
 
     @property
     def done(self) -> int:
-        """Images that were looked at."""
+        """Images processed so far."""
         return self.added + self.updated + self.known + self.skipped
 
-    def plus(self, later: "Report") -> "Report":
+    def plus(self, later: "IngestReport") -> "IngestReport":
         """The sum of both, with the problems of the later one."""
-        return Report(
+        return IngestReport(
             self.added + later.added,
             self.updated + later.updated,
             self.known + later.known,
@@ -65,232 +86,161 @@ class Report:
 
 
 def ingest(
-    collection: Collection,
-    encoder: Encoder,
+    collection: Target,
+    encoder: PixelEncoder,
     sources: Iterable[Found],
     *,
     on_error: OnError = "skip",
     trust_mtime: bool = False,
     fetch: Fetch = fetch,
-) -> Generator[Report, None, None]:
-    """Index `sources`; yields the running report after each committed batch.
+) -> Generator[IngestReport, None, None]:
+    """Add the images of `sources` to a collection; yields the running report after each committed batch.
 
     Args:
-        collection: where to.
-        encoder: of the collection's checkpoint.
-        sources: from `find_sources`; drawn from as memory allows.
-        on_error: "skip" leaves what is unusable out, "stop" raises.
-        trust_mtime: files whose size and modification time are those of their record are not read.
-        fetch: gets the content behind an http(s) address, see `hashseek.indexing.ingest.remote.fetch`.
+        collection: where to store them.
+        encoder: with the collection's checkpoint.
+        sources: from `find_sources`; read lazily.
+        on_error: "skip" leaves out images that cannot be used, "stop" raises.
+        trust_mtime: do not read files whose size and modification time are those of their record.
+        fetch: returns the content behind a URL, see `hashseek.indexing.ingest.remote.fetch`.
 
     Raises:
-        BadImage: an image is unusable and `on_error` is "stop"; batches committed before stay.
+        BadImage: an image cannot be used and `on_error` is "stop"; batches committed before stay.
     """
-    load = partial(
-        load_sources,
-        catalog=collection.catalog,
-        preprocessing=encoder.preprocessing,
-        depth=2 * encoder.batch_size,
-        fetch=fetch,
-        decoding=encoder.decoding,
-    )
-    with closing(_Stored(collection)) as place:
-        run = _Run(place, lambda sources: chain.from_iterable(_encoded(load(sources), encoder)), on_error)
-        ready, since = list[Loaded | Problem](), time.monotonic()
-        for encoded in _encoded(load(sources, trust_mtime=trust_mtime), encoder):
-            ready += encoded
-            while len(ready) >= BATCH or (ready and time.monotonic() - since > _PATIENCE):
-                report = run.store(ready[:BATCH])
-                del ready[:BATCH]
-                yield report
-                since = time.monotonic()
-        if ready:
-            yield run.store(ready)
-
-
-def preview(
-    catalog: Catalog | None,
-    preprocessing: Preprocessing,
-    sources: Iterable[Found],
-    *,
-    on_error: OnError = "skip",
-    trust_mtime: bool = False,
-    fetch: Fetch = fetch,
-) -> Iterator[Report]:
-    """What `ingest` would report, without a network and without writing; `catalog` is None if there is none yet.
-
-    Every image is read and decoded, so that the ones that are unusable are known.
-
-    Raises:
-        BadImage: an image is unusable and `on_error` is "stop".
-    """
-    load = partial(load_sources, catalog=catalog, preprocessing=preprocessing, depth=64, fetch=fetch)
-    with closing(Rehearsal(catalog)) as rehearsal:
-        run = _Run(rehearsal, lambda sources: (loaded for loaded, _ in load(sources)), on_error)
-        steps = (loaded for loaded, _ in load(sources, trust_mtime=trust_mtime))
-        while batch := list(islice(steps, BATCH)):
+    loader = Loader(collection.catalog, encoder.preprocessing, 2 * encoder.batch_size, fetch, encoder.decoding)
+    run = _Run(collection, encoder, loader, on_error)
+    batch: list[Step] = []
+    n_bytes, since = 0, time.monotonic()
+    try:
+        for step in loader.load(sources, trust_mtime=trust_mtime):
+            batch.append(step)
+            n_bytes += 0 if step[1] is None else step[1].nbytes
+            if len(batch) >= BATCH or n_bytes >= _MAX_PIXEL_BYTES or time.monotonic() - since > _PATIENCE:
+                yield run.store(batch)
+                batch, n_bytes, since = [], 0, time.monotonic()
+        if batch:
             yield run.store(batch)
-
-
-def _encoded(steps: Iterable[Step], encoder: Encoder) -> Iterator[list[Loaded | Problem]]:
-    """The images with their codes, in order, encoded as many together as the encoder takes, or as came in time."""
-    size = min(encoder.batch_size, BATCH)
-    codes: dict[str, NDArray[np.uint8]] = {}
-    waiting: list[Step] = []
-    n_pixels, since = 0, time.monotonic()
-    for step in steps:
-        waiting.append(step)
-        n_pixels += step[1] is not None
-        if n_pixels in (0, size) or len(waiting) >= BATCH or time.monotonic() - since > _PATIENCE:
-            yield _with_codes(waiting, encoder, codes)
-            waiting, n_pixels, since = [], 0, time.monotonic()
-    yield _with_codes(waiting, encoder, codes)
-
-
-def _with_codes(waiting: list[Step], encoder: Encoder, codes: dict[str, NDArray[np.uint8]]) -> list[Loaded | Problem]:
-    """The images with their codes; `codes` are the last ones by content hash, and are kept up to date."""
-    new = {
-        loaded.image.sha256: pixels
-        for loaded, pixels in waiting
-        if pixels is not None and isinstance(loaded, Loaded) and loaded.image is not None
-        if loaded.image.sha256 not in codes
-    }
-    if new:
-        codes.update(zip(new, encoder.encode_pixels(np.stack(list(new.values()))), strict=True))
-    done: list[Loaded | Problem] = []
-    for loaded, pixels in waiting:
-        if pixels is not None and isinstance(loaded, Loaded) and loaded.image is not None:
-            image = replace(loaded.image, code=codes[loaded.image.sha256], engine=encoder.engine)
-            loaded = replace(loaded, image=image)
-        done.append(loaded)
-    while len(codes) > _REMEMBERED:
-        del codes[next(iter(codes))]
-    return done
-
-
-class _Place(Protocol):
-    """Where a run's images go: a collection, or the rehearsal of what it would do."""
-
-    def add(self, images: list[NewImage], /) -> list[tuple[int, Change]]: ...
-
-    def labels_of(self, ids: Sequence[int], /) -> list[set[str]]:
-        """The labels of each of these images."""
-
-    def touched(self, found: Sequence[Trusted], /) -> list[bool]:
-        """Of each file that is as its record says, whether that record was changed since."""
-
-
-@dataclass
-class _Stored:
-    """The place of a real run."""
-
-    collection: Collection
-    _replaced: set[str] = field(default_factory=set)
-
-    def add(self, images: list[NewImage]) -> list[tuple[int, Change]]:
-        return self.collection.add(images, replaced=self._replaced)
-
-    def close(self) -> None:
-        """Delete the kept files that the run replaced: until its end, a later source may be one of them.
-
-        Their names are what a run keeps in memory, some 100 bytes of each.
-        """
-        try:
-            self.collection.drop_files(self._replaced)
-        except (HashseekError, OSError) as error:  # the run is to end with the reason that it has
-            log.warning("replaced files were not deleted (`hashseek index optimize` will): %s", error)
-        self._replaced.clear()
-
-    def labels_of(self, ids: Sequence[int]) -> list[set[str]]:
-        return [set() if record is None else set(record.labels) for record in self.collection.catalog.get(ids)]
-
-    def touched(self, found: Sequence[Trusted]) -> list[bool]:
-        catalog = self.collection.catalog
-        generation = catalog.generation()
-        doubtful = [one.record.id for one in found if one.generation != generation]
-        now = dict(zip(doubtful, catalog.get(doubtful), strict=True))
-        return [one.generation != generation and not _is_same(one.record, now[one.record.id]) for one in found]
-
-
-def _is_same(record: StoredImage, now: StoredImage | None) -> bool:
-    """Whether a record still says of its image what it said."""
-    return (
-        now is not None
-        and (now.sha256, now.path, now.key, now.labels) == (record.sha256, record.path, record.key, record.labels)
-        and same_attributes(now.attributes, record.attributes)
-    )
+    finally:
+        run.drop_replaced_files()
 
 
 @dataclass
 class _Run:
-    """What a run did so far.
+    """The state of one run of `ingest`."""
 
-    Args:
-        place: where its images go.
-        read: the images of sources, whatever their records say, in order.
-        on_error: see `ingest`.
-    """
-
-    place: _Place
-    read: Callable[[list[Source]], Iterable[Loaded | Problem]]
+    collection: Target
+    encoder: PixelEncoder
+    loader: Loader
     on_error: OnError
-    report: Report = field(default_factory=Report)
-    first_added: int | None = None  # id; ids grow, so what has a higher one was added since
+    report: IngestReport = field(default_factory=IngestReport)
+    replaced: set[str] = field(default_factory=set)  # files that the collection kept and no longer needs
+    first_added: int | None = None  # id; ids only grow, so images with a higher one were added since
 
-    def store(self, batch: Sequence[Loaded | Problem]) -> Report:
-        """Commit a batch; the report with it."""
-        batch = self._as_of_now(batch)
-        found = [one if isinstance(one, Problem) else one.problem for one in batch]
-        problems = [problem for problem in found if problem is not None]
+    def store(self, batch: Sequence[Step]) -> IngestReport:
+        """Encode and commit a batch; the running report that includes it."""
+        results = self._read_outdated(self._encode(batch))
+        problems = [result for result in results if isinstance(result, Problem)]
         bad = [problem for problem in problems if problem.skipped]
         if self.on_error == "stop" and bad:
-            raise BadImage(f"{bad[0]} (leave such images out with --on-error skip)")
-        loaded = [one for one in batch if isinstance(one, Loaded)]
+            raise BadImage(f"{bad[0]} (use --on-error skip to leave such images out)")
+        loaded = [result for result in results if isinstance(result, LoadedImage)]
         new = [(one.source, one.image) for one in loaded if one.image is not None]
-        outcome = self.place.add([image for _, image in new]) if new else []
+        images = [image for _, image in new]
+        outcome = self.collection.add(images, replaced=self.replaced) if images else []
         changes = [change for _, change in outcome]
         self.report = self.report.plus(
-            Report(
+            IngestReport(
                 added=changes.count("added"),
                 updated=changes.count("updated"),
-                known=changes.count("known") + sum(one.trusted is not None for one in loaded),
+                known=changes.count("known") + sum(one.unchanged is not None for one in loaded),
                 skipped=len(bad),
                 problems=problems + list(self._notes(new, outcome)),
             )
         )
         return self.report
 
-    def _as_of_now(self, batch: Sequence[Loaded | Problem]) -> Sequence[Loaded | Problem]:
-        """The batch, with files read after all whose records were changed, or will be by the batch itself.
+    def drop_replaced_files(self) -> None:
+        """Delete kept files that the run replaced; only at its end, because a later source may name one of them."""
+        try:
+            self.collection.drop_files(self.replaced)
+        except (HashseekError, OSError) as error:  # the run ends with its own error, if it has one
+            log.warning("replaced files were not deleted (`hashseek index optimize` will): %s", error)
 
-        They were looked up well before: what this run stored since may have taken the record for another file.
+    def _encode(self, batch: Iterable[Step]) -> list[LoadedImage | Problem]:
+        """The images with their codes; content that was stored since it was loaded is not encoded again."""
+        catalog = self.collection.catalog
+        new = {
+            result.image.sha256: pixels
+            for result, pixels in batch
+            if pixels is not None and isinstance(result, LoadedImage) and result.image is not None
+        }
+        codes = {sha256: code for sha256 in new if (code := catalog.lookup.code_by_hash(sha256)) is not None}
+        fresh = [sha256 for sha256 in new if sha256 not in codes]
+        if fresh:
+            encoded = self.encoder.encode_pixels(np.stack([new[sha256] for sha256 in fresh]))
+            codes.update(zip(fresh, encoded, strict=True))
+        results: list[LoadedImage | Problem] = []
+        for result, pixels in batch:
+            if pixels is not None and isinstance(result, LoadedImage) and result.image is not None:
+                sha256 = result.image.sha256
+                engine = self.encoder.engine if sha256 in fresh else ""
+                result = replace(result, image=replace(result.image, code=codes[sha256], engine=engine))
+            results.append(result)
+        return results
+
+    def _read_outdated(self, results: list[LoadedImage | Problem]) -> list[LoadedImage | Problem]:
+        """Read unchanged files after all if their records have changed since, or change with this very batch.
+
+        Records are looked up well ahead: this run may have given a record to another file in the meantime.
         """
-        resting = {n: one.trusted for n, one in enumerate(batch) if isinstance(one, Loaded) and one.trusted is not None}
-        touched = dict(zip(resting, self.place.touched(list(resting.values())), strict=True))
-        read = [one.source for n, one in enumerate(batch) if isinstance(one, Loaded) and touched.get(n, True)]
-        keys = {source.key for source in read} - {None}
-        again = [n for n, trusted in resting.items() if touched[n] or trusted.record.key in keys]
-        if not again:
-            return batch
-        sources = [one.source for one in (batch[n] for n in again) if isinstance(one, Loaded)]
-        renewed = dict(zip(again, self.read(sources), strict=True))
-        return [renewed.get(n, one) for n, one in enumerate(batch)]
+        unchanged = {
+            number: (result.source, result.unchanged)
+            for number, result in enumerate(results)
+            if isinstance(result, LoadedImage) and result.unchanged is not None
+        }
+        now = self.collection.catalog.get([record.id for _, record in unchanged.values()])
+        outdated = {
+            number
+            for (number, (_, record)), current in zip(unchanged.items(), now, strict=True)
+            if not _is_same(record, current)
+        }
+        keys = {
+            result.source.key
+            for number, result in enumerate(results)
+            if isinstance(result, LoadedImage) and (result.image is not None or number in outdated)
+        } - {None}
+        outdated |= {number for number, (_, record) in unchanged.items() if record.key in keys}
+        if outdated:
+            numbers = sorted(outdated)
+            again = self._encode(list(self.loader.load([unchanged[number][0] for number in numbers])))
+            for number, result in zip(numbers, again, strict=True):
+                results[number] = result
+        return results
 
     def _notes(
-        self, new: Sequence[tuple[Source, NewImage]], outcome: Sequence[tuple[int, Change]]
+        self, new: Sequence[tuple[ImageSource, NewImage]], outcome: Sequence[tuple[int, Change]]
     ) -> Iterator[Problem]:
-        """What was stored otherwise than its source says, or instead of what another one said."""
-        kept: list[tuple[Source, int]] = []
+        """Notes on images that were not stored as their source says, or that replaced another one of this run."""
+        kept: list[tuple[ImageSource, int]] = []
         for (source, image), (image_id, change) in zip(new, outcome, strict=True):
             if change == "added" and self.first_added is None:
                 self.first_added = image_id
             elif change == "updated" and self.first_added is not None and image_id >= self.first_added:
-                reason = f"the key {image.key!r:.80} came earlier in this run, and this later one counts"
+                reason = f"the key {image.key!r:.80} was used earlier in this run; this image replaces that one"
                 yield Problem(source.name, reason, skipped=False, uri=str(source.uri))
             elif change == "known" and image.key is None and image.labels:
                 kept.append((source, image_id))
-        labels = self.place.labels_of([image_id for _, image_id in kept])
-        for (source, image_id), stored in zip(kept, labels, strict=True):
-            if set(source.labels) != stored:
-                reason = f"its content is stored as image {image_id} with other labels, which were kept"
+        records = self.collection.catalog.get([image_id for _, image_id in kept])
+        for (source, image_id), record in zip(kept, records, strict=True):
+            if record is not None and set(source.labels) != set(record.labels):
+                reason = f"the same content is stored as image {image_id} with other labels, which were kept"
                 yield Problem(source.name, reason, skipped=False, uri=str(source.uri))
+
+
+def _is_same(record: StoredImage, now: StoredImage | None) -> bool:
+    """Whether a record still says the same about its image."""
+    return (
+        now is not None
+        and (now.sha256, now.path, now.key, now.labels) == (record.sha256, record.path, record.key, record.labels)
+        and same_attributes(now.attributes, record.attributes)
+    )

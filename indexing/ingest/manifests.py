@@ -1,9 +1,9 @@
-"""Lists of images as CSV, JSONL, Parquet or plain text, row by row, so that a list may be longer than memory.
+"""Reads lists of images (CSV, JSONL, Parquet, plain text) for `index add`, row by row in constant memory.
 
-A row names an image in the first of the columns `uri`, `path`, `file`, `url` that it has: a file (relative to the
-list's folder), an image in a tar (`retrieval.tar_members`), or an http(s) address. `labels` are separated by `;` or a
-list; `split` is query, train or database; `key` (or else `id`) is the caller's own name for the image. Every other
-column is an attribute; a column `attributes` holds a JSON object of them. A plain text has one file or address a line.
+A row names an image in the first of its columns `uri`, `path`, `file`, `url`: a file (relative to the list's folder),
+an image in a tar (`retrieval.tar_members`), or a URL. `labels` is a list, or text separated by `;`; `split` is query,
+train or database; `key` (or else `id`) is the user's own name for the image. Every other column is an attribute, and a
+column `attributes` may hold a JSON object with more of them. A plain text file has one file or URL per line.
 """
 
 import json
@@ -28,14 +28,14 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Source:
-    """An image to be indexed: where it is, and what is said about it.
+class ImageSource:
+    """An image to add: where it is, and its metadata.
 
     Args:
-        uri: a file, or an image in a tar, as Path; an http(s) address as text.
+        uri: the Path of a file or of an image in a tar; a URL as text.
         labels: its labels.
-        where: the line of a list that names it.
-        key: the caller's own name for it.
+        where: the line of the list that names it, such as "labels.csv line 7"; empty if there is no list.
+        key: the user's own name for it.
         attributes: a JSON object.
     """
 
@@ -47,22 +47,22 @@ class Source:
 
     @property
     def name(self) -> str:
-        """How a message calls it."""
+        """Its name in messages."""
         return self.where or str(self.uri)
 
 
 def find_manifest(path: Path) -> Path | None:
-    """The list that `path` is, or that lies in the folder `path` under a usual name; None if none can be seen."""
+    """`path` itself if it is a list, or the list `labels.csv` or `labels.jsonl` in the folder `path`; else None."""
     try:
         if path.suffix.lower() in KINDS and path.is_file():
             return path
         return next((path / name for name in NAMES if (path / name).is_file()), None)
-    except PermissionError:  # of a folder: who reads it or what is in it says so
+    except PermissionError:  # of a folder: reading it will report that
         return None
 
 
-def read_manifest(path: Path, *, split: str | None = None) -> Iterator[Source | Problem]:
-    """The images that a list names, and what is wrong with its lines; with `split`, only images of that split.
+def read_manifest(path: Path, *, split: str | None = None) -> Iterator[ImageSource | Problem]:
+    """The images that a list names, and problems of its lines; with `split`, only images of that split.
 
     Raises:
         BadDataset: the list cannot be read, or has no image in the split.
@@ -75,32 +75,32 @@ def read_manifest(path: Path, *, split: str | None = None) -> Iterator[Source | 
         n_rows += 1
         line, values = row
         for found in read_row(values, where=f"{path.name} line {line}", folder=path.parent, split=split):
-            n_chosen += isinstance(found, Source)
+            n_chosen += isinstance(found, ImageSource)
             yield found
     if split is not None and n_rows and not n_chosen:
         raise BadDataset(f"{path} has no image in the split {split!r}")
 
 
-def read_row(row: Row, *, where: str, folder: Path, split: str | None = None) -> Iterator[Source | Problem]:
-    """The image that a row names, if it is of the split, and what is wrong with the row."""
+def read_row(row: Row, *, where: str, folder: Path, split: str | None = None) -> Iterator[ImageSource | Problem]:
+    """The image that a row names, if it is in the split, and problems of the row."""
     column = next((name for name in PLACES if row.get(name) not in (None, "")), None)
     place = row[column].strip() if column is not None and isinstance(row[column], str) else ""
     if not place:
-        yield Problem(where, "it names no file")
+        yield Problem(where, "names no file")
         return
     of_split, reason = parse_split(row.get("split"))
     if reason is None and split is not None and of_split != split:
         return
     labels: tuple[str, ...] = ()
     if reason is None and not isinstance(row.get("labels"), str | list | None):
-        reason = f"its labels are {row['labels']!r}, neither text nor a list"
+        reason = f"has labels that are neither text nor a list: {row['labels']!r:.80}"
     if reason is None:
         labels, remarks = parse_labels(row.get("labels"), (), set())
         for remark in remarks:
             yield Problem(where, remark, skipped=False)
     try:
         uri = _uri(place, folder)
-        source = Source(uri, labels, where, key_of(row), attributes_of(row, {column, "split"}))
+        source = ImageSource(uri, labels, where, key_of(row), attributes_of(row, {column, "split"}))
     except ValueError as error:
         reason = reason or str(error)
     if reason is not None:
@@ -110,24 +110,24 @@ def read_row(row: Row, *, where: str, folder: Path, split: str | None = None) ->
 
 
 def key_of(row: Row) -> str | None:
-    """The key that a row gives its image: its column `key`, or else `id`.
+    """The key of a row's image: its column `key`, or else `id`.
 
     Raises:
-        ValueError: it is neither text nor a whole number.
+        ValueError: it is neither text nor an integer.
     """
     key = row.get("key") if row.get("key") not in (None, "") else row.get("id")
     if key is None or key == "":
         return None
     if isinstance(key, bool) or not isinstance(key, str | int):
-        raise ValueError(f"its key is {key!r:.80}, neither text nor a whole number")
+        raise ValueError(f"has a key that is neither text nor an integer: {key!r:.80}")
     return str(key)
 
 
 def attributes_of(row: Row, beside: set[str | None]) -> dict[str, Any]:
-    """The attributes that a row gives: its columns but those in `beside`, the key and the labels; empty ones left out.
+    """The attributes of a row: its columns except those in `beside`, key and labels; empty values are left out.
 
     Raises:
-        ValueError: its column `attributes` is no JSON object.
+        ValueError: its column `attributes` is not a JSON object.
     """
     own = row.get("attributes")
     if isinstance(own, str) and own:
@@ -136,7 +136,7 @@ def attributes_of(row: Row, beside: set[str | None]) -> dict[str, Any]:
         except (ValueError, RecursionError):
             own = False
     if own not in (None, "") and not isinstance(own, dict):
-        raise ValueError(f"its column attributes holds {row['attributes']!r:.80}, no JSON object")
+        raise ValueError(f"has a column attributes that is not a JSON object: {row['attributes']!r:.80}")
     key = "key" if row.get("key") not in (None, "") else "id"
     taken = {*beside, "labels", "attributes", "key", key}
     others = {name: value for name, value in row.items() if name and name not in taken and value not in (None, "")}
@@ -147,11 +147,11 @@ def _uri(place: str, folder: Path) -> Path | str:
     if is_remote(place):
         return place
     if _SCHEME.match(place):
-        raise ValueError(f"{place} is an address of a kind that is not read: files, http and https are")
+        raise ValueError(f"{place} is not supported: use a file or an http(s) URL")
     path = folder / place
     try:
         found = is_there(str(path))
-    except (OSError, ValueError):  # a name that is too long, or holds a NUL: no file has it
+    except (OSError, ValueError):  # the name is too long, or contains NUL
         found = False
     if not found:
         raise ValueError(f"the file {place} does not exist")
@@ -166,7 +166,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Row] | Problem]:
         yield from _text_rows(path)
     else:
         for row in read_rows(path, one_of=PLACES, errors="surrogateescape"):
-            if kind == ".csv" and not isinstance(row, Problem):  # a CSV file does not say what is a number
+            if kind == ".csv" and not isinstance(row, Problem):  # CSV has no types
                 yield row[0], {name: value if name in _TEXT else _typed(value) for name, value in row[1].items()}
             else:
                 yield row
@@ -196,11 +196,11 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Row]]:
         import pyarrow
         import pyarrow.parquet as parquet
     except ImportError:
-        raise BadDataset(f"{path} needs pyarrow to be read: pip install 'hashseek[parquet]'") from None
+        raise BadDataset(f"reading {path} needs pyarrow: pip install 'hashseek[parquet]'") from None
     try:
         with parquet.ParquetFile(path) as file:
             if not set(PLACES) & set(file.schema_arrow.names):
-                raise BadDataset(f"{path} has no column {' or '.join(PLACES)}: one must say where the images are")
+                raise BadDataset(f"{path} has no column {' or '.join(PLACES)}: one of them must name the images")
             number = 0
             for batch in file.iter_batches(batch_size=_BLOCK):
                 for row in batch.to_pylist():
@@ -211,7 +211,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def _plain(value: Any) -> Any:
-    """A Parquet value as JSON can say it; what it cannot is found when the image is stored."""
+    """Dates as text, for JSON; other values that JSON does not have are refused when the image is stored."""
     if isinstance(value, datetime | date):
         return value.isoformat()
     return value

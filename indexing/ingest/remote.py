@@ -1,8 +1,9 @@
-"""Images behind http(s) addresses, fetched with limits: a list of addresses may come from somebody one does not trust.
+"""Downloads images from http(s) URLs within limits, because a list of URLs may come from somebody you do not trust.
 
-The name in an address is resolved here and the connection made to the very address that was checked, after each
-redirect anew, so that no answer of a name server and no redirect leads into a private network. Proxies named by the
-environment are not used: what they connect to could not be checked.
+The host name is resolved here, and the connection goes to the very IP address that was checked, again after each
+redirect. So neither a DNS answer nor a redirect can lead into a private network (server-side request forgery). Proxies
+from the environment are not used, since we could not check what they connect to. That, and one time limit for the whole
+download, is why this uses http.client and not a client library.
 """
 
 import http.client
@@ -24,17 +25,17 @@ MAX_BYTES = 32 * 2**20
 SECONDS = 30.0
 MAX_REDIRECTS = 5
 RETRIES = 3
-_FIRST_WAIT = 0.25  # seconds before the first retry; doubled for each further one
+_FIRST_WAIT = 0.25  # seconds before the first retry; doubled for each further retry
 _BLOCK = 2**16
 _REDIRECTS = (301, 302, 303, 307, 308)
-_PASSING = (408, 425, 429, 500, 502, 503, 504)  # answers that may be another one a moment later
-_GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")  # RFC 4291: all IPv6 addresses that are given out
+_RETRIABLE = (408, 425, 429, 500, 502, 503, 504)  # status codes worth another try
+_GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")  # RFC 4291: all IPv6 addresses that are allocated
 _SPECIAL = [ipaddress.ip_network(text) for text in ("192.0.0.0/24", "3fff::/20")]  # RFC 6890, RFC 9637
 _SCHEME = re.compile(r"https?://", re.IGNORECASE)
 
 
-class _Passing(Exception):
-    """What went wrong may go right when it is tried again; `wait` is what the server asks for (seconds)."""
+class _Retriable(Exception):
+    """An error that another try may not have; `wait` is how long the server asks to wait (seconds)."""
 
     def __init__(self, reason: str, wait: float = 0.0) -> None:
         super().__init__(reason)
@@ -42,7 +43,7 @@ class _Passing(Exception):
 
 
 def is_remote(uri: str) -> bool:
-    """Whether `uri` is an http or https address."""
+    """Whether `uri` is an http or https URL."""
     return _SCHEME.match(uri) is not None
 
 
@@ -55,29 +56,29 @@ def fetch(
     max_redirects: int = MAX_REDIRECTS,
     retries: int = RETRIES,
 ) -> bytes:
-    """The content behind an http(s) address.
+    """Download the content of a URL.
 
     Args:
-        url: the address; without user name and password.
-        allow_private: whether it may lead to an address that is not public (this machine, the local network).
-        max_bytes: the longest answer that is read.
-        seconds: for everything together: redirects, retries and the waits between them.
-        max_redirects: how many are followed.
-        retries: after a broken connection or an answer that may pass (429, 503 and the like).
+        url: without user name and password.
+        allow_private: allow IP addresses that are not public (this machine, the local network).
+        max_bytes: the largest response to accept.
+        seconds: time limit for everything together: redirects, retries and the waits between them.
+        max_redirects: how many redirects to follow.
+        retries: after a broken connection, or a status such as 429 or 503.
 
     Raises:
-        BadImage: it cannot be had within these limits; the message names the address and the limit.
+        BadImage: it cannot be downloaded within these limits; the message names the URL and the limit.
     """
     deadline = time.monotonic() + seconds
     for attempt in range(retries + 1):
         try:
             return _follow(url, allow_private, max_bytes, max_redirects, deadline)
-        except _Passing as problem:
+        except _Retriable as problem:
             wait = max(_FIRST_WAIT * 2**attempt * random.uniform(0.8, 1.2), problem.wait)
             if time.monotonic() + wait >= deadline:
-                raise BadImage(f"{url} {problem}, within the {seconds:g} s that it is given") from None
+                raise BadImage(f"{url} {problem}, and the time limit is {seconds:g} s") from None
             if attempt == retries:
-                raise BadImage(f"{url} {problem}, {attempt + 1} times") from None
+                raise BadImage(f"{url} {problem} ({attempt + 1} tries)") from None
             time.sleep(wait)
     raise AssertionError("the last attempt returns or raises")
 
@@ -91,12 +92,12 @@ def _follow(url: str, allow_private: bool, max_bytes: int, max_redirects: int, d
         try:
             place = urljoin(place, target)
         except ValueError:
-            raise BadImage(f"{url} redirects to {_brief(target)}, which is no address") from None
+            raise BadImage(f"{url} redirects to {_brief(target)}, which is not a URL") from None
     raise BadImage(f"{url} redirects more than {max_redirects} times")
 
 
 def _get(url: str, place: str, allow_private: bool, max_bytes: int, deadline: float) -> tuple[bytes, str | None]:
-    """(content, None), or (nothing, where `place` redirects to); `url` is what messages call it."""
+    """(content, None), or (nothing, redirect target) of the URL `place`; messages name the original `url`."""
     parts, host, port = _parts(url, place)
     address = _resolve(url, host, port, allow_private)
     connection: http.client.HTTPConnection
@@ -107,7 +108,7 @@ def _get(url: str, place: str, allow_private: bool, max_bytes: int, deadline: fl
     try:
         with closing(connection):
             connection.sock = _connect(address, port, host if parts.scheme == "https" else None, deadline)
-            # A server that sends a byte now and then never exceeds the time of one read: the whole has a limit.
+            # A server that sends a byte now and then never exceeds the timeout of one read, so limit the whole.
             alarm = threading.Timer(_left(deadline), _hang_up, (connection.sock,))
             alarm.daemon = True
             alarm.start()
@@ -116,11 +117,11 @@ def _get(url: str, place: str, allow_private: bool, max_bytes: int, deadline: fl
             finally:
                 alarm.cancel()
                 if time.monotonic() >= deadline:
-                    raise _Passing("was not answered in full")
+                    raise _Retriable("did not respond in full")
     except ssl.SSLCertVerificationError as error:
         raise BadImage(f"{url} cannot be trusted: {error.verify_message}") from None
     except (OSError, http.client.HTTPException) as error:
-        raise _Passing(f"could not be read ({_reason(error)})") from None
+        raise _Retriable(f"could not be read ({_reason(error)})") from None
 
 
 def _exchange(
@@ -132,62 +133,61 @@ def _exchange(
     with closing(connection.getresponse()) as answer:
         if answer.status in _REDIRECTS and answer.headers["Location"]:
             return b"", answer.headers["Location"]
-        if answer.status in _PASSING:
+        if answer.status in _RETRIABLE:
             asked = answer.headers["Retry-After"] or ""
             wait = float(asked) if re.fullmatch(r"[0-9]{1,6}", asked) else 0.0
-            raise _Passing(f"answered {answer.status} {_brief(answer.reason)}", wait)
+            raise _Retriable(f"responded with {answer.status} {_brief(answer.reason)}", wait)
         if answer.status != 200:
-            raise BadImage(f"{url} answered {answer.status} {_brief(answer.reason)}")
+            raise BadImage(f"{url} responded with {answer.status} {_brief(answer.reason)}")
         promised = answer.length
         if promised is not None and promised > max_bytes:
-            raise BadImage(f"{url} has {promised:,} bytes; at most {max_bytes:,} are fetched as one image")
+            raise BadImage(f"{url} has {promised:,} bytes; the limit is {max_bytes:,} (--url-megabytes)")
         content = bytearray()
         while block := answer.read1(_BLOCK):
             content += block
             if len(content) > max_bytes:
-                raise BadImage(f"{url} has more than the {max_bytes:,} bytes that are fetched as one image")
+                raise BadImage(f"{url} has more than {max_bytes:,} bytes, which is the limit (--url-megabytes)")
         if promised is not None and len(content) < promised:
-            raise _Passing(f"ended after {len(content):,} of the {promised:,} bytes that it promised")
+            raise _Retriable(f"ended after {len(content):,} of {promised:,} bytes")
         return bytes(content), None
 
 
 def _parts(url: str, place: str) -> tuple[SplitResult, str, int]:
-    """Scheme and path, host name as it is asked for, and port of `place`."""
+    """The parts of the URL `place`, its host name in ASCII, and its port."""
     try:
         parts = urlsplit(place)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         name = parts.hostname or ""
         host = name if ":" in name else name.encode("idna").decode("ascii")
     except ValueError:
-        raise BadImage(f"{url} is not an address that can be asked for: correct it") from None
+        raise BadImage(f"{url} is not a valid URL: correct it") from None
     leads = "" if place == url else f" redirects to {_brief(place)}, which"
     if parts.scheme not in ("http", "https") or not host:
-        raise BadImage(f"{url}{leads} is no http or https address")
+        raise BadImage(f"{url}{leads} is not an http or https URL")
     if parts.username is not None:
-        raise BadImage(f"{url}{leads} holds a user name: such addresses are not fetched")
+        raise BadImage(f"{url}{leads} contains a user name: such URLs are not downloaded")
     return parts, host, port
 
 
 def _resolve(url: str, host: str, port: int, allow_private: bool) -> str:
-    """An IP address of `host`; a name with even one address that is not public is refused as a whole."""
+    """An IP address of `host`; a host with even one IP address that is not public is refused."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         if isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN:
-            raise _Passing(f"could not be read (the name {host} cannot be resolved just now)") from None
-        raise BadImage(f"{url} leads to {host}, a host that is not known") from None
+            raise _Retriable(f"could not be read (the host name {host} cannot be resolved at the moment)") from None
+        raise BadImage(f"{url} leads to the unknown host {host}") from None
     addresses = [str(entry[4][0]) for entry in found]
     for address in addresses:
         if not allow_private and not is_public(address):
             raise BadImage(
-                f"{url} leads to {address}, an address that is not public: "
-                "say --allow-private if the list is your own and may go there"
+                f"{url} leads to {address}, which is not a public IP address: use --allow-private if you trust the list"
             )
     return addresses[0]
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address belongs to the public internet, and not to this machine, a private or a special network."""
+    """Whether an IP address is on the public internet, not on this machine or in a private or reserved network."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
@@ -195,7 +195,7 @@ def is_public(address: str) -> bool:
             inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
         if inner is not None:
             return is_public(str(inner))
-    # Python's table knows neither all that is reserved outside of 2000::/3, such as site-local fec0::/10, nor these.
+    # Python's `is_global` misses some reserved networks: outside of 2000::/3 (such as fec0::/10), and these.
     in_public = ip in _GLOBAL_UNICAST if ip.version == 6 else True
     return ip.is_global and in_public and not ip.is_multicast and not any(ip in network for network in _SPECIAL)
 
@@ -213,10 +213,10 @@ def _connect(address: str, port: int, tls_name: str | None, deadline: float) -> 
 
 def _hang_up(connected: socket.socket) -> None:
     try:
-        # Of the socket itself: an SSLSocket's own shutdown would take its state away from the thread that reads.
+        # Not SSLSocket.shutdown, which would clear the TLS state that the reading thread uses.
         socket.socket.shutdown(connected, socket.SHUT_RDWR)
     except OSError:
-        return  # it has ended by itself
+        return  # it was closed already
 
 
 def _left(deadline: float) -> float:
@@ -232,7 +232,7 @@ def _tls() -> ssl.SSLContext:
 
 
 def _quoted(part: str) -> str:
-    """Part of an address as it may be sent; what is quoted already stays, and so do bytes that are no UTF-8."""
+    """Part of a URL, percent-encoded; existing escapes stay, and so do bytes that are not UTF-8."""
     return quote(part, safe="/%:@!$&'()*+,;=~?[]", errors="surrogateescape")
 
 
@@ -243,5 +243,5 @@ def _reason(error: Exception) -> str:
 
 
 def _brief(text: str) -> str:
-    """What a server says, made fit for a sentence."""
+    """Text from a server, short and safe to print."""
     return printable(text.strip())[:200]

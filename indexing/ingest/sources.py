@@ -1,4 +1,4 @@
-"""What `index add` is given: files, folders, patterns, lists, tars, addresses; drawn one by one, never held."""
+"""Finds the images that `index add` is given: files, folders, glob patterns, lists, tar files and URLs."""
 
 import json
 import os
@@ -9,58 +9,56 @@ from itertools import groupby, islice
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from hashseek.indexing.ingest.manifests import KINDS, Source, attributes_of, find_manifest, key_of, read_manifest
+from hashseek.indexing.ingest.manifests import KINDS, ImageSource, attributes_of, find_manifest, key_of, read_manifest
 from hashseek.indexing.ingest.uris import is_remote, stored_path
 from hashseek.retrieval.errors import BadDataset, BadImage
 from hashseek.retrieval.images import SUFFIXES
 from hashseek.retrieval.label_files import Problem, parse_labels, refuse
 from hashseek.retrieval.tar_members import Member, list_members, member_path, read_member
 
-Found = Source | Problem
+Found = ImageSource | Problem
 KeyFrom = Literal["path", "name"]
 
-_CHUNK = 50_000  # names of a folder that are put in order together; a folder may hold more than memory does
+_CHUNK = 50_000  # names of a folder that are sorted together; all of them might not fit into memory
 _MAGIC = frozenset("*?[")
 _PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
-_SIDECARS = (".json", ".cls", ".txt")  # beside an image in a tar, in the order in which they are asked
+_SIDECARS = (".json", ".cls", ".txt")  # metadata beside an image in a tar; the first that has labels counts
 _MAX_SIDECAR = 2**20
-_MOST_NAMED = 10_000
+_MAX_NAMED = 10_000
 
 
 def find_sources(paths: Sequence[str | Path], *, split: str | None = None) -> Iterator[Found]:
-    """The images that `paths` name, and what was wrong on the way, in constant memory; what cannot be read is skipped.
+    """The images that `paths` name, and problems met on the way, found lazily in constant memory.
 
     Args:
-        paths: image files; folders, searched with their subfolders, or taken as the list that they hold as `labels.csv`
-            or `labels.jsonl`; lists (`indexing.ingest.manifests`); tars; http(s) addresses; patterns (`*`, `?`, `[]`,
-            `**`).
-        split: of lists, take only this split.
+        paths: image files; folders, searched with their subfolders unless they have a `labels.csv` or `labels.jsonl`;
+            lists (`indexing.ingest.manifests`); tar files; URLs; glob patterns (`*`, `?`, `[]`, `**`).
+        split: of lists, only this split.
 
     Raises:
-        BadDataset: at once if a path is empty or does not exist, or a pattern matches nothing; while it is drawn from,
-            if a list is beyond repair.
+        BadDataset: at once if a path is empty or missing or a pattern matches nothing; later if a list cannot be read.
     """
     for path in paths:
-        if path == "":  # Path("") is the current folder, with all that is in it
-            raise BadDataset("an empty path names nothing: name files or folders (is a variable of the shell empty?)")
+        if path == "":  # Path("") would be the current folder
+            raise BadDataset("a path is empty: name files or folders (is a shell variable empty?)")
         if not is_remote(str(path)) and not _exists(Path(path)) and next(_matching(str(path)), None) is None:
             nothing = "no file matches the pattern" if _MAGIC & set(str(path)) else "there is no file or folder"
             raise BadDataset(f"{nothing} {path}: correct the path")
     return (found for path in paths for found in _sources(str(path), split))
 
 
-def survey(paths: Sequence[str | Path], *, split: str | None = None, on_error: str = "skip") -> int:
-    """How many images `paths` name; with on_error = "stop", lists with problems are refused here, before any work.
+def count_images(paths: Sequence[str | Path], *, split: str | None = None, on_error: str = "skip") -> int:
+    """The number of images that `paths` name; with on_error="stop", paths with problems are refused before any work.
 
     Raises:
-        BadDataset: as `find_sources`; or a list has problems, which are counted and some of them shown.
+        BadDataset: as `find_sources`; or there are problems, some of which the message names.
     """
     n = 0
     for path in paths:
         problems: list[Problem] = []
         for found in find_sources([path], split=split):
             if isinstance(found, Problem):
-                problems += [found] if on_error == "stop" and len(problems) < _MOST_NAMED else []
+                problems += [found] if on_error == "stop" and len(problems) < _MAX_NAMED else []
             else:
                 n += 1
         if problems:
@@ -71,9 +69,9 @@ def survey(paths: Sequence[str | Path], *, split: str | None = None, on_error: s
 def describe(
     sources: Iterable[Found], *, labels: Sequence[str] = (), key_from: KeyFrom | None = None
 ) -> Iterator[Found]:
-    """The sources with more labels, and with their path or file name as key if they have none."""
+    """The sources with additional labels, and with their path or file name as key if they have none."""
     for found in sources:
-        if isinstance(found, Source):
+        if isinstance(found, ImageSource):
             key = found.key
             if key is None and key_from is not None:
                 path = stored_path(found.uri)
@@ -83,7 +81,7 @@ def describe(
 
 
 def until(sources: Iterable[Found], stopped: Callable[[], bool]) -> Iterator[Found]:
-    """The sources as long as `stopped()` is not true."""
+    """The sources, until `stopped()` is true."""
     for found in sources:
         if stopped():
             return
@@ -91,10 +89,10 @@ def until(sources: Iterable[Found], stopped: Callable[[], bool]) -> Iterator[Fou
 
 
 def walk(folder: Path, *, entered: Callable[[Path], object] = lambda _: None) -> Iterator[Path | Problem]:
-    """Image files below `folder`: those of a folder first, then its subfolders, by name.
+    """Image files below `folder`: first those of a folder, then its subfolders, by name.
 
-    Links to folders are not followed, so there are no loops; what is hidden is left out. `entered` is told of each
-    folder before it is read.
+    Links to folders are not followed, so there are no loops. Hidden files and folders are left out. `entered` is called
+    with each folder before it is read.
     """
     waiting = [folder]
     while waiting:
@@ -103,7 +101,7 @@ def walk(folder: Path, *, entered: Callable[[Path], object] = lambda _: None) ->
         entered(place)
         try:
             for entry in _entries(place):
-                if entry.name.startswith("."):  # waste baskets, caches of thumbnails
+                if entry.name.startswith("."):  # such as trash and thumbnail caches
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(Path(entry.path))
@@ -116,7 +114,7 @@ def walk(folder: Path, *, entered: Callable[[Path], object] = lambda _: None) ->
 
 def _sources(path: str, split: str | None) -> Iterator[Found]:
     if is_remote(path):
-        yield Source(path)
+        yield ImageSource(path)
     elif not _exists(Path(path)):
         for match in _matching(path):
             if isinstance(match, Problem):
@@ -134,22 +132,22 @@ def _sources_of(path: Path, split: str | None) -> Iterator[Found]:
     elif manifest is not None:
         yield from read_manifest(manifest, split=split)
     elif _is_folder(path):
-        yield from (Source(found) if isinstance(found, Path) else found for found in walk(path))
+        yield from (ImageSource(found) if isinstance(found, Path) else found for found in walk(path))
     elif path.suffix.lower() == ".tar":
         yield from _shard(path)
     elif path.name.lower().endswith(_PACKED):
-        yield Problem(str(path), "is a compressed tar: decompress it, images are read where they lie in the tar")
+        yield Problem(str(path), "is compressed: decompress it, because images are read in place")
     else:
-        yield Source(path)
+        yield ImageSource(path)
 
 
 def _is_wanted(match: Path, pattern: str) -> bool:
-    """Whether a file that matches a pattern is of a kind that is read, or was asked for by its suffix."""
+    """Whether a file that matches a pattern is of a kind we read, or was asked for by its suffix."""
     return match.suffix.lower() in (*SUFFIXES, *KINDS, ".tar") or pattern.lower().endswith(_PACKED)
 
 
 def _shard(shard: Path) -> Iterator[Found]:
-    """Images in a tar; files beside one that differ in their suffix alone, as webdataset writes them, describe it."""
+    """Images in a tar, with metadata from files that differ only in their suffix, as in WebDataset."""
     try:
         for _, members in groupby(list_members(shard), key=lambda found: str(PurePosixPath(found[0]).with_suffix(""))):
             pictures: list[tuple[str, Member]] = []
@@ -172,38 +170,38 @@ def _shard(shard: Path) -> Iterator[Found]:
         yield Problem(str(shard), f"cannot be read: {error.strerror or error}")
 
 
-def _described(path: Path, where: str, sidecars: dict[str, Member]) -> Source:
+def _described(path: Path, where: str, sidecars: dict[str, Member]) -> ImageSource:
     texts: dict[str, str] = {}
     for suffix in _SIDECARS:
         if suffix in sidecars:
             if sidecars[suffix].size > _MAX_SIDECAR:
-                raise ValueError(f"the {suffix} file beside it has more than {_MAX_SIDECAR:,} bytes")
+                raise ValueError(f"its {suffix} file has more than {_MAX_SIDECAR:,} bytes")
             try:
                 texts[suffix] = read_member(sidecars[suffix], name=f"the {suffix} file").decode("utf-8-sig")
             except UnicodeDecodeError:
-                raise ValueError(f"the {suffix} file beside it is not UTF-8 text") from None
+                raise ValueError(f"its {suffix} file is not UTF-8 text") from None
     row: dict[str, Any] = {}
     if ".json" in texts:
         try:
             content = json.loads(texts[".json"])
         except (ValueError, RecursionError):
-            raise ValueError("the .json file beside it is not JSON") from None
+            raise ValueError("its .json file is not JSON") from None
         row = content if isinstance(content, dict) else {"labels": content}
     given = row.get("labels")
     if given is None:
         given = (texts.get(".cls", "").split() or texts.get(".txt", "").replace("\n", ";")) if texts else None
     if not isinstance(given, str | list | None):
-        raise ValueError(f"its labels are {given!r:.80}, neither text nor a list")
+        raise ValueError(f"has labels that are neither text nor a list: {given!r:.80}")
     labels, _ = parse_labels(given, (), set())
-    return Source(path, labels, where, key_of(row), attributes_of(row, set()))
+    return ImageSource(path, labels, where, key_of(row), attributes_of(row, set()))
 
 
 def _exists(path: Path) -> bool:
     try:
         return path.is_file() or path.is_dir()
-    except ValueError:  # it holds a NUL
+    except ValueError:  # it contains NUL
         return False
-    except PermissionError:  # in a folder that is closed; who reads it says so
+    except PermissionError:  # in a folder without permission: reading it will report that
         return not _MAGIC & set(str(path))
 
 
@@ -225,7 +223,7 @@ def _entries(folder: Path) -> Iterator["os.DirEntry[str]"]:
 
 
 def _matching(pattern: str) -> Iterator[Path | Problem]:
-    """What matches a pattern, by name; `**` stands for folders of any depth, and follows no links."""
+    """Paths that match a glob pattern, by name; `**` matches folders of any depth and follows no links."""
     if not _MAGIC & set(pattern):
         return
     parts = Path(pattern).parts
@@ -240,7 +238,7 @@ def _descend(folder: Path, parts: tuple[str, ...]) -> Iterator[Path | Problem]:
             yield folder
             return
         yield from _descend(folder, rest)
-        if rest[0] == "**":  # says the same twice
+        if rest[0] == "**":  # "**/**" means "**"
             return
     folders: list[Path] = []
     try:
@@ -254,9 +252,7 @@ def _descend(folder: Path, parts: tuple[str, ...]) -> Iterator[Path | Problem]:
                     yield path
                 elif path.is_dir():
                     folders.append(path)
-    except FileNotFoundError:
-        return
-    except NotADirectoryError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
         yield Problem(str(folder), f"this folder cannot be read: {error.strerror}")

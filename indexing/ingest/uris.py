@@ -1,4 +1,4 @@
-"""What a record's `path` may be: a file, an image in a tar (`retrieval.tar_members`), or an http(s) address."""
+"""URIs of images, as records store them: a file, an image in a tar (`retrieval.tar_members`), or an http(s) URL."""
 
 import errno
 import os
@@ -13,10 +13,10 @@ __all__ = ["is_remote", "is_there", "open_uri", "stored_path"]
 
 
 def open_uri(uri: str, *, allow_private: bool = False, max_bytes: int = MAX_BYTES, seconds: float = SECONDS) -> bytes:
-    """The bytes of the image at `uri`; the options are for http(s) addresses, see `indexing.ingest.remote.fetch`.
+    """The bytes of the image at `uri`; the options are for URLs, see `indexing.ingest.remote.fetch`.
 
     Raises:
-        BadImage: it cannot be read, or not within the limits.
+        BadImage: it cannot be read within the limits.
     """
     if is_remote(uri):
         return fetch(uri, allow_private=allow_private, max_bytes=max_bytes, seconds=seconds)
@@ -24,23 +24,23 @@ def open_uri(uri: str, *, allow_private: bool = False, max_bytes: int = MAX_BYTE
 
 
 def is_there(uri: str) -> bool:
-    """Whether the file that holds the image is there; where nobody can know, it is taken to be.
+    """Whether the file that holds the image exists.
 
-    So it is of an http(s) address, in a folder that may not be entered, and on a disk that answers with an error.
+    True if that cannot be known: for a URL, in a folder without permission, on a disk that fails.
     """
     if is_remote(uri):
         return True
-    try:  # not by `Path.is_file`: from Python 3.14 on it answers every error with no
+    try:  # not `Path.is_file`: since Python 3.14 it returns False for every error
         return stat.S_ISREG(stored_in(Path(uri)).stat().st_mode)
-    except ValueError:  # it holds a NUL
+    except ValueError:  # it contains NUL
         return False
     except OSError as error:
         return error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 def stored_path(uri: Path | str) -> str:
-    """What the record of an image says of where it is: an address as it stands, a file from the root on."""
+    """The path that a record stores: a URL as it is, a file as an absolute path without symbolic links."""
     if isinstance(uri, str):
         return uri
     file = stored_in(uri)
-    return os.path.realpath(file) + str(uri)[len(str(file)) :]  # unlike Path.resolve, it bears links in a circle
+    return os.path.realpath(file) + str(uri)[len(str(file)) :]  # unlike Path.resolve, it accepts circular links

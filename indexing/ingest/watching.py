@@ -1,146 +1,132 @@
-"""Folders that a collection follows: what is new, changed or gone is found by looking again and again.
+"""Keeps a collection in step with folders (`index add --watch`): finds new, changed and deleted files.
 
-Files are compared with their records by size and modification time, so that a round reads none that rests. A file
-belongs to its path: the path is its key, and other content under it updates the record in place.
+It looks again and again instead of asking the system for events, which network file systems do not send and which are
+lost when too many come at once. Files are compared with their records by size and modification time, so that a round
+reads no unchanged file. A file's path is its key: new content under it updates the record in place.
 """
 
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
+from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.catalog.records import MAX_KEY, FileRecord
-from hashseek.indexing.collection import Collection
-from hashseek.indexing.ingest.batch import Report
-from hashseek.indexing.ingest.loading import Stamp, is_text, stamp_of
-from hashseek.indexing.ingest.manifests import Source
+from hashseek.indexing.ingest.batch import IngestReport
+from hashseek.indexing.ingest.loading import Stamp, is_utf8, stamp_of
+from hashseek.indexing.ingest.manifests import ImageSource
 from hashseek.indexing.ingest.sources import Found, walk
 from hashseek.indexing.ingest.uris import is_there, stored_path
-from hashseek.indexing.kept_files import FILES
 from hashseek.retrieval.label_files import Problem
 
 _CHUNK = 256  # files looked up together
-_SETTLED = 60.0  # seconds since a file was last written to, after which one look is enough
-_OFTEN = 60.0  # seconds between two looks through all records where only records have changed
+_SETTLED = 60.0  # seconds since the last change of a file after which one look at it is enough
+_CHECK_ALL = 60.0  # seconds between two checks of all records for deleted files while no folder changes
 _PAGE = 1000
-_TICK = 10**9  # nanoseconds; file systems count time in steps of up to seconds, those of today of milliseconds
-
-
-@dataclass(frozen=True)
-class _Handed:
-    """A file that was handed out to be ingested."""
-
-    uri: str
-    path: str
-    stamp: Stamp
 
 
 class Watch:
-    """Watches folders for one collection; remembers files that may still grow and unusable ones, but not the others.
+    """Watches folders for one collection.
 
     Args:
-        collection: that follows.
-        folders: to be watched, with their subfolders; what the collection itself keeps in them is left out.
-        labels: that every image gets beside those that it has.
+        catalog: of the collection.
+        folders: to watch, with their subfolders.
+        ignore: a folder to leave out: the collection's own files.
+        labels: added to the labels that each image has.
     """
 
-    def __init__(self, collection: Collection, folders: Sequence[Path], *, labels: Sequence[str] = ()) -> None:
-        self._collection, self._folders, self._labels = collection, _outermost(folders), tuple(dict.fromkeys(labels))
-        self._own = f"{stored_path(collection.folder / FILES)}/"
-        self._growing: dict[str, Stamp] = {}
-        self._unusable: dict[str, Stamp] = {}
-        self._closed: set[str] = set()  # folders that cannot be read
-        self._handed: deque[_Handed | None] = deque()
-        self._n_done = 0
-        self._times: dict[str, int] = {}  # when something came into a folder or left it
-        self._is_due = True
-        self._looked, self._generation = 0.0, -1  # when all records were gone through, and which state they were of
+    def __init__(self, catalog: Catalog, folders: Sequence[Path], *, ignore: Path, labels: Sequence[str] = ()) -> None:
+        self._catalog, self._folders = catalog, _outermost(folders)
+        self._ignored, self._labels = f"{stored_path(ignore)}/", tuple(dict.fromkeys(labels))
+        self._growing: dict[str, Stamp] = {}  # files that may still be being written
+        self._unusable: dict[str, Stamp] = {}  # files that failed; tried again when they change
+        self._unreadable: set[str] = set()  # folders
+        self._pending: deque[tuple[str, Stamp] | None] = deque()  # sources that no report has covered yet
+        self._n_reported = 0
+        self._folder_times: dict[str, int] = {}
+        self._check_files, self._checked_at = True, 0.0
         self._missing: set[int] = set()
 
     def changes(self) -> Iterator[Found]:
-        """New and changed files whose size and time rest; to be ingested, and `settle` told of every report."""
-        self._handed.clear()
-        self._n_done = 0
+        """New and changed files that have stopped changing, for `ingest`. Pass each of its reports to `settle`."""
+        self._pending.clear()
+        self._n_reported = 0
         growing, self._growing = self._growing, {}
         unusable, self._unusable = self._unusable, {}
-        closed, times = set[str](), dict[str, int]()
+        unreadable, times = set[str](), dict[str, int]()
 
-        def enter(folder: Path) -> None:
+        def note_time(folder: Path) -> None:
             stamp = stamp_of(folder)
-            changed = 0 if stamp is None else stamp[1]
-            # What changes within the same tick of the clock as a look has the same time: it is looked at again.
-            times[str(folder)] = changed if abs(time.time_ns() - changed) > _TICK else time.monotonic_ns()
+            times[str(folder)] = 0 if stamp is None else stamp[1]
 
-        found = (one for folder in self._folders for one in walk(folder, entered=enter))
+        found = (one for folder in self._folders for one in walk(folder, entered=note_time))
         while chunk := list(islice(found, _CHUNK)):
-            for one in chunk:
-                if isinstance(one, Problem):
-                    closed.add(one.where)
-                    if one.where not in self._closed:  # said once
-                        self._handed.append(None)
-                        yield one
-            yield from self._due([one for one in chunk if isinstance(one, Path)], growing, unusable)
-        self._is_due |= times != self._times
-        self._times, self._closed = times, closed
+            for problem in chunk:
+                if isinstance(problem, Problem):
+                    unreadable.add(problem.where)
+                    if problem.where not in self._unreadable:  # report it once
+                        self._pending.append(None)
+                        yield problem
+            yield from self._changed([path for path in chunk if isinstance(path, Path)], growing, unusable)
+        self._check_files |= times != self._folder_times
+        self._folder_times, self._unreadable = times, unreadable
 
-    def settle(self, report: Report) -> None:
-        """Take note of what became of the files that `changes` gave: `report` is the running one of `ingest`."""
+    def settle(self, report: IngestReport) -> None:
+        """Remember which files of `changes` could not be used, according to the running report of `ingest`."""
         bad = {problem.uri for problem in report.problems if problem.skipped}
-        for handed in [self._handed.popleft() for _ in range(report.done - self._n_done)]:
-            if handed is not None and handed.uri in bad:
-                self._unusable[handed.path] = handed.stamp
-        self._n_done = report.done
+        for pending in [self._pending.popleft() for _ in range(report.done - self._n_reported)]:
+            if pending is not None and pending[0] in bad:
+                path, stamp = pending
+                self._unusable[stored_path(Path(path))] = stamp
+        self._n_reported = report.done
 
-    def gone(self) -> list[int]:
-        """Ids of images in these folders whose files were missing twice in a row.
+    def deleted(self) -> list[int]:
+        """Ids of images whose files in these folders were missing in two rounds in a row.
 
-        A folder without a single image is taken for a disk that is not there: what was in it stays.
+        A folder without a single image counts as a disk that is not mounted: its images stay.
         """
-        generation = self._collection.catalog.generation()
-        if generation != self._generation and time.monotonic() - self._looked > _OFTEN:
-            self._is_due = True  # somebody may have put records back, as `restore --over` does
-        if not self._is_due and not self._missing:
+        if time.monotonic() - self._checked_at < _CHECK_ALL and not self._check_files and not self._missing:
             return []
-        self._is_due, self._looked, self._generation = False, time.monotonic(), generation
-        roots = tuple(f"{stored_path(folder)}/" for folder in self._folders if _holds_images(folder))
+        self._check_files, self._checked_at = False, time.monotonic()
+        roots = tuple(f"{stored_path(folder)}/" for folder in self._folders if _has_images(folder))
         missing, after = set[int](), 0
-        while roots and (page := self._collection.catalog.page(after=after, limit=_PAGE)):
+        while roots and (page := self._catalog.page(after=after, limit=_PAGE)):
             missing |= {image.id for image in page if image.path.startswith(roots) and not is_there(image.path)}
             after = page[-1].id
         again, self._missing = missing & self._missing, missing - self._missing
-        # Looked at again, as near as can be to the removal: by now a record may name another file.
-        records = [image for image in self._collection.catalog.get(sorted(again)) if image is not None]
+        # Read once more, just before the removal: a record may name another file by now.
+        records = [image for image in self._catalog.get(sorted(again)) if image is not None]
         return [image.id for image in records if image.path.startswith(roots) and not is_there(image.path)]
 
-    def _due(self, paths: list[Path], growing: dict[str, Stamp], unusable: dict[str, Stamp]) -> Iterator[Source]:
-        stamps = {
-            name: (path, stamp_of(path)) for path in paths if not (name := stored_path(path)).startswith(self._own)
-        }
-        catalog = self._collection.catalog
-        stored = catalog.lookup.records_by_path([name for name in stamps if is_text(name)])
-        due: dict[str, _Handed] = {}
-        for name, (path, stamp) in stamps.items():
-            if stamp is None or (name in stored and _is_known(stored[name], stamp)):
+    def _changed(
+        self, paths: list[Path], growing: dict[str, Stamp], unusable: dict[str, Stamp]
+    ) -> Iterator[ImageSource]:
+        """Sources of those files whose records are missing or outdated."""
+        names = {path: name for path in paths if not (name := stored_path(path)).startswith(self._ignored)}
+        stored = self._catalog.lookup.records_by_path([name for name in names.values() if is_utf8(name)])
+        ready: dict[str, tuple[str, Stamp]] = {}
+        for path, name in names.items():
+            stamp = stamp_of(path)
+            if stamp is None or (name in stored and _is_current(stored[name], stamp)):
                 continue
             if stamp == unusable.get(name):
                 self._unusable[name] = stamp
-            elif growing.get(name) == stamp or _rests(path):
-                due[name] = _Handed(str(path), name, stamp)
+            elif growing.get(name) == stamp or _is_settled(path):
+                ready[name] = (str(path), stamp)
             else:
                 self._growing[name] = stamp
-        keys = self._give_keys({name: stored.get(name, []) for name in due})
+        keys = self._give_keys({name: stored.get(name, []) for name in ready})
         labels = self._labels_by_key(list(chain.from_iterable(keys.values())))
-        for name, handed in due.items():
+        for name, pending in ready.items():
             for key in keys[name]:
-                self._handed.append(handed)
-                yield Source(Path(handed.uri), labels.get(key, self._labels), key=key)
+                self._pending.append(pending)
+                yield ImageSource(Path(pending[0]), labels.get(key, self._labels), key=key)
 
     def _give_keys(self, files: dict[str, list[FileRecord]]) -> dict[str, list[str]]:
-        """Give records without a key one; the keys of the records of each file, by path.
+        """The keys of the records of each file, by path; records without a key get one first.
 
-        In place, so that a record keeps its id, labels and attributes, and nothing is lost if this process is killed.
+        It is set in place, so that a record keeps its id, labels and attributes even if this process is killed.
         """
         keyless = {
             name: records[-1].key or name
@@ -148,7 +134,7 @@ class Watch:
             if len(name) <= MAX_KEY and any(record.key is None for record in records)
         }
         if keyless:
-            self._collection.catalog.give_keys(keyless)
+            self._catalog.give_keys(keyless)
         found: dict[str, list[str]] = {}
         for name, records in files.items():
             keys = [record.key for record in records if record.key is not None]
@@ -157,41 +143,44 @@ class Watch:
         return found
 
     def _labels_by_key(self, keys: list[str]) -> dict[str, tuple[str, ...]]:
-        """The labels that images with these keys are to have; none if they stay as they are."""
+        """The labels that stored images with these keys should get; empty if their labels stay."""
         if not self._labels:
             return {}
-        catalog = self._collection.catalog
-        known = catalog.lookup.ids_by_key([key for key in keys if is_text(key)])
-        records = {key: record for key, record in zip(known, catalog.get(list(known.values())), strict=True) if record}
-        return {key: tuple(dict.fromkeys((*record.labels, *self._labels))) for key, record in records.items()}
+        known = self._catalog.lookup.ids_by_key([key for key in keys if is_utf8(key)])
+        records = self._catalog.get(list(known.values()))
+        return {
+            key: tuple(dict.fromkeys((*record.labels, *self._labels)))
+            for key, record in zip(known, records, strict=True)
+            if record is not None
+        }
 
 
 def _outermost(folders: Sequence[Path]) -> list[Path]:
-    """The folders without those that are met on the way through another of them."""
+    """The folders, without those that a walk through another one visits anyway."""
     found: list[Path] = []
     for folder in sorted(dict.fromkeys(folders), key=lambda folder: len(folder.resolve().parts)):
-        if not any(_is_walked(folder.resolve(), other.resolve()) for other in found):
+        if not any(_is_visited(folder.resolve(), other.resolve()) for other in found):
             found.append(folder)
     return found
 
 
-def _is_walked(folder: Path, other: Path) -> bool:
-    """Whether what is in `folder` is met on the way through `other`, too, which leaves out what is hidden."""
+def _is_visited(folder: Path, other: Path) -> bool:
+    """Whether a walk through `other` visits `folder`; it leaves out hidden folders."""
     return folder.is_relative_to(other) and not any(part.startswith(".") for part in folder.relative_to(other).parts)
 
 
-def _is_known(records: list[FileRecord], stamp: Stamp) -> bool:
-    """Whether the records of a file say what it is now: all that have a key, or else the last one."""
+def _is_current(records: list[FileRecord], stamp: Stamp) -> bool:
+    """Whether the records of a file agree with it: all that have a key, or else the last one."""
     keyed = [record for record in records if record.key is not None]
     return all((record.bytes, record.mtime_ns) == stamp and record.has_code for record in keyed or records[-1:])
 
 
-def _rests(path: Path) -> bool:
+def _is_settled(path: Path) -> bool:
     try:
         return time.time() - path.stat().st_ctime > _SETTLED
     except OSError:
         return False
 
 
-def _holds_images(folder: Path) -> bool:
+def _has_images(folder: Path) -> bool:
     return any(isinstance(found, Path) for found in walk(folder))

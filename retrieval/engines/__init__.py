@@ -1,9 +1,9 @@
-"""Engines: what computes the features of a backbone. Name -> function that builds one.
+"""Engines: libraries that run a backbone for the encoder. `ENGINES` maps a name to the class.
 
     torch      PyTorch, on a CPU or a GPU
     openvino   OpenVINO, on a CPU; an optional package
 
-What they are good for, how fast they are and how far their codes agree is in docs/benchmarks.md.
+docs/benchmarks.md compares their speed and shows how well their codes agree.
 """
 
 from collections.abc import Callable
@@ -22,10 +22,10 @@ from hashseek.retrieval.images import Pixels, Preprocessing
 
 
 class Engine(Protocol):
-    """Computes features.
+    """Computes the features of a backbone.
 
-    `name` says engine, device and precision in words that stay the same from version to version: a collection records
-    it beside every code. `batch_size` is how many images at a time suit it well.
+    `name` tells engine, device and precision. A collection stores it with every code, so it must stay the same from
+    version to version. `batch_size` is a good number of images per call.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Engine(Protocol):
     dtype: torch.dtype
 
     def __call__(self, pixels: Pixels) -> NDArray[np.float32]:
-        """Features (B, D) of preprocessed uint8 pixels (B, 3, size, size), B >= 1. For one thread at a time."""
+        """Features (B, D) of preprocessed uint8 pixels (B, 3, size, size), B >= 1. Not thread-safe."""
 
 
 ENGINES: dict[str, Callable[..., Engine]] = {"torch": TorchEngine, "openvino": OpenVinoEngine}
@@ -43,27 +43,27 @@ ENGINES: dict[str, Callable[..., Engine]] = {"torch": TorchEngine, "openvino": O
 def build_engine(
     name: str, network: nn.Module, preprocessing: Preprocessing, *, device: str = "auto", precision: str = "auto"
 ) -> Engine:
-    """The engine `name` for a backbone in evaluation mode, which is left as it is.
+    """The engine `name` for a backbone in evaluation mode. The backbone is not changed.
 
     Args:
         name: one of `ENGINES`.
         network: normalised images (B, 3, size, size) -> features (B, D, ...).
-        preprocessing: gives size, mean and deviation.
+        preprocessing: size, mean and standard deviation of the input.
         device: "auto", "cpu", "cuda" or "cuda:N".
-        precision: "fp32", "bf16" or "auto", which is the quicker one on this device: see `pick_inference_dtype`.
+        precision: "fp32", "bf16" or "auto": the faster one on this device, see `pick_inference_dtype`.
 
     Raises:
-        BadConfig: an unknown name, or one that cannot run this network on this device in this precision.
+        BadConfig: the engine is unknown, or cannot run this network on this device in this precision.
     """
     check_engine(name, device=device, precision=precision)
     return ENGINES[name](network, preprocessing, device=device, precision=precision)
 
 
 def check_engine(name: str, *, device: str = "auto", precision: str = "auto") -> None:
-    """Check that this machine has the engine, the device and the precision: cheap, before a model is read.
+    """Check that this machine has the engine, the device and the precision, before a model is loaded.
 
     Raises:
-        BadConfig: it has not.
+        BadConfig: it does not.
     """
     if name not in ENGINES:
         raise BadConfig(f"there is no engine {name!r}: use one of {', '.join(ENGINES)}")

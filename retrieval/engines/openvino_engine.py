@@ -1,7 +1,7 @@
 """Features by OpenVINO on a CPU, several times as fast as PyTorch for small networks. Needs `hashseek[openvino]`.
 
-Every image is a request of its own, and as many run at a time as the processor does best. That is quicker than batches
-of 32 (their activations no longer fit the caches), and an image's features cannot depend on its neighbours.
+Every image is a request of its own, and OpenVINO runs as many at a time as suits the processor. That is faster than
+batches of 32, whose activations do not fit the caches, and an image's features cannot depend on its batch.
 """
 
 import importlib
@@ -21,10 +21,10 @@ from hashseek.retrieval.images import Pixels, Preprocessing
 
 
 class OpenVinoEngine:
-    """See `Engine`. It takes some seconds to convert a network.
+    """See `Engine`. Converting a network takes some seconds.
 
     Raises:
-        BadConfig: OpenVINO is not installed, cannot take this network, or the device or precision is not to be had.
+        BadConfig: OpenVINO is not installed or cannot convert this network, or the device or precision does not exist.
     """
 
     def __init__(
@@ -40,19 +40,17 @@ class OpenVinoEngine:
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         }
         core = ov.Core()
-        # One image alone gets all threads; of many, each gets one or few. Both give the same numbers.
+        # A single image gets all threads; many images get one or a few threads each. Both give the same numbers.
         self._alone = core.compile_model(model, "CPU", settings | {"PERFORMANCE_HINT": "LATENCY"})
         self._many = core.compile_model(model, "CPU", settings | {"PERFORMANCE_HINT": "THROUGHPUT"})
         found = str(self._alone.get_property("INFERENCE_PRECISION_HINT").get_type_name())
         self.dtype = {"bf16": torch.bfloat16, "f32": torch.float32}[found]
         if self.dtype != wanted:
-            raise BadConfig(
-                f"OpenVINO computes in {found} on this processor and not in {precision}: use --precision auto"
-            )
+            raise BadConfig(f"OpenVINO runs in {found} on this processor, not in {precision}: use --precision auto")
         self._request = self._alone.create_infer_request()
         self._queue = ov.AsyncInferQueue(self._many)
         self._queue.set_callback(_keep)
-        self.batch_size = 128  # in whichever order; at the end of a batch some cores have nothing to do
+        self.batch_size = 128  # large, because some cores idle at the end of a batch
         self.name = f"openvino cpu {str(self.dtype).removeprefix('torch.')}"
 
     def __call__(self, pixels: Pixels) -> NDArray[np.float32]:
@@ -72,7 +70,7 @@ def _keep(request: Any, userdata: tuple[list[NDArray[np.float32]], int]) -> None
 
 
 def _features(outputs: NDArray[np.float32]) -> NDArray[np.float32]:
-    """A copy: OpenVINO writes the next image's features into the same memory."""
+    """A copy, because OpenVINO reuses the memory for the next image."""
     return outputs.reshape(1, -1).astype(np.float32)
 
 
@@ -81,7 +79,7 @@ def _converted(ov: Any, network: nn.Module, preprocessing: Preprocessing) -> Any
     size = preprocessing.size
     try:
         with warnings.catch_warnings(), torch.inference_mode():
-            warnings.simplefilter("ignore")  # of PyTorch about its own functions that OpenVINO calls
+            warnings.simplefilter("ignore")  # PyTorch's own deprecations, which OpenVINO triggers
             exported = torch.export.export(network.cpu(), (torch.zeros(1, 3, size, size),))
             model = ov.convert_model(exported)
         model.reshape([1, 3, size, size])
@@ -93,15 +91,15 @@ def _converted(ov: Any, network: nn.Module, preprocessing: Preprocessing) -> Any
         pixels.preprocess().mean([255 * value for value in preprocessing.mean])
         pixels.preprocess().scale([255 * value for value in preprocessing.std])
         return steps.build()
-    except Exception as error:  # PyTorch and OpenVINO have dozens of kinds
+    except Exception as error:  # PyTorch and OpenVINO raise dozens of types
         reason = (str(error) or type(error).__name__).strip().splitlines()[0]
-        raise BadConfig(f"OpenVINO cannot take this backbone ({reason}): use --engine torch") from None
+        raise BadConfig(f"OpenVINO cannot convert this backbone ({reason}): use --engine torch") from None
 
 
 def check_openvino(device: str) -> None:
     """Raise `BadConfig` unless the package is installed and `device` is "auto" or a CPU."""
     if device != "auto" and pick_device(device).type != "cpu":
-        raise BadConfig(f"the engine openvino computes on the CPU and not on {device}: use --device cpu")
+        raise BadConfig(f"the engine openvino runs on the CPU, not on {device}: use --device cpu")
     if importlib.util.find_spec("openvino") is None:
         raise BadConfig(
             "the engine openvino needs the package openvino: install it with pip install 'hashseek[openvino]'"
@@ -109,7 +107,7 @@ def check_openvino(device: str) -> None:
 
 
 def _import_openvino() -> Any:
-    # On import and with each conversion, OpenVINO reports to its makers unless this package is missing.
+    # OpenVINO sends telemetry on import and with each conversion unless this package is missing.
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     ov = importlib.import_module("openvino")
     importlib.import_module("openvino.preprocess")

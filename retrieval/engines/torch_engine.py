@@ -9,9 +9,9 @@ from hashseek.retrieval.devices import pick_device, pick_inference_dtype
 from hashseek.retrieval.images import Pixels, Preprocessing, normalizer
 from hashseek.retrieval.models.batch_norm_folding import fold
 
-# Of a larger pass the activations no longer fit the caches: MobileNet v2 takes 11 ms an image in passes of 32, 8 in
-# passes of 8, ResNet-50 29 and 26.
-_IMAGES_A_THREAD = 8
+# The activations of larger passes no longer fit the caches: MobileNet v2 takes 11 ms per image in passes of 32 and 8 ms
+# in passes of 8, ResNet-50 takes 29 and 26 ms.
+_IMAGES_PER_THREAD = 8
 
 
 class TorchEngine:
@@ -28,7 +28,7 @@ class TorchEngine:
         self.dtype = pick_inference_dtype(precision, self.device)
         folded, n_folded = fold(network)
         if self.dtype == torch.bfloat16:
-            # As autocast does before every pass. Only where it would: normalisation layers stay in float32.
+            # Convert once what autocast would convert before every pass; normalisation layers stay in float32.
             for module in folded.modules():
                 if type(module) in (nn.Conv2d, nn.Linear):
                     module.to(torch.bfloat16)
@@ -40,7 +40,7 @@ class TorchEngine:
 
     def __call__(self, pixels: Pixels) -> NDArray[np.float32]:
         """Features (B, D) of preprocessed uint8 pixels (B, 3, size, size)."""
-        step = _IMAGES_A_THREAD * torch.get_num_threads() if self.device.type == "cpu" else len(pixels)
+        step = _IMAGES_PER_THREAD * torch.get_num_threads() if self.device.type == "cpu" else len(pixels)
         half = self.dtype == torch.bfloat16
         rows = []
         with torch.inference_mode(), torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):

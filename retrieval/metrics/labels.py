@@ -53,7 +53,7 @@ def remarks(
         for n in ns
         if n is not None and n > len(database_labels)
     ]
-    in_queries, in_database = (labels.any(axis=0) for labels in (query_labels, database_labels))
+    in_queries, in_database = (np.asarray(labels.any(axis=0)) for labels in (query_labels, database_labels))
     if (in_queries & ~in_database).any():
         found.append(f"queries have labels that no database image has: {_listed(names, in_queries & ~in_database)}")
     if (in_database & ~in_queries).any():

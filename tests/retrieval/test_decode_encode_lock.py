@@ -3,11 +3,11 @@
 import threading
 import time
 
-from hashseek.retrieval.decode_encode_lock import Turns
+from hashseek.retrieval.decode_encode_lock import DecodeEncodeLock
 
 
 def test_nobody_decodes_while_one_encodes_and_everybody_gets_a_turn():
-    turns = Turns()
+    turns = DecodeEncodeLock()
     state = {"decoding": 0, "encoding": 0, "most": 0, "decoded": 0, "encoded": 0}
     lock, wrong = threading.Lock(), []
 
@@ -40,7 +40,7 @@ def test_nobody_decodes_while_one_encodes_and_everybody_gets_a_turn():
 
 
 def test_a_turn_ends_where_an_error_does():
-    turns = Turns()
+    turns = DecodeEncodeLock()
     for turn in (turns.decoding, turns.encoding):
         try:
             with turn():

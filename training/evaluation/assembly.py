@@ -176,7 +176,7 @@ def assemble(
     ap = found.per_query[f"AP@{found.main_n}"].expected
 
     def show(rows: Sequence[int]) -> Any:
-        nearest = {"ids": ranking.rows, "distances": ranking.distances, "average_precision": ap}
+        nearest: dict[str, Any] = {"ids": ranking.rows, "distances": ranking.distances, "average_precision": ap}
         return examples(rows, query=query, database=database, names=names, **nearest)
 
     report = EvaluationReport(

@@ -32,8 +32,7 @@ from rich.table import Table
 
 from hashseek.retrieval.errors import BadConfig, HashseekError
 from hashseek.retrieval.files import write_atomically
-from hashseek.training.config import Config, parse_config
-from hashseek.training.plotting import Panel, Series, draw
+from hashseek.training.config import parse_config
 from hashseek.training.loop.epoch import Diverged, OutOfMemory
 from hashseek.training.loop.fit import Stop, fit
 from hashseek.training.runs.progress import Progress
@@ -197,9 +196,7 @@ def _describe(folder: Path, what: dict[str, Any]) -> None:
         write_atomically(file, json.dumps(what, indent=2).encode())
 
 
-def _run_trial(
-    study: optuna.Study, trial: optuna.Trial, content: dict[str, Any], folder: Path, *, prune: bool
-) -> str:
+def _run_trial(study: optuna.Study, trial: optuna.Trial, content: dict[str, Any], folder: Path, *, prune: bool) -> str:
     """Train, tell the study the result, and return it in words."""
     run = Run(folder / "trials" / f"{trial.number:04}")
     started = time.perf_counter()
@@ -210,6 +207,7 @@ def _run_trial(
     def report(record: dict[str, Any]) -> None:
         if record["epoch"] not in reported:
             trial.report(record[score_name], record["epoch"])
+            reported.add(record["epoch"])
 
     pruned = False
 
@@ -267,7 +265,8 @@ def _write_results(
 ) -> None:
     trials = study.get_trials(deepcopy=False)
     header = (
-        f"# Best of {len(trials)} trials over {', '.join(space)}: {score_name} {best.score:.4f} in trial {best.trial}.\n"
+        f"# Best of {len(trials)} trials over {', '.join(space)}:\n"
+        f"# {score_name} {best.score:.4f} in trial {best.trial}.\n"
         f"#\n# command:   hashseek train {folder / 'best.toml'}\n\n"
     )
     best_content = tomli_w.dumps(with_values(content, best.overrides))

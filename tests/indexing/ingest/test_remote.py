@@ -129,32 +129,32 @@ def test_the_environment_s_proxy_is_not_used(server, monkeypatch):
     assert get(server, "good") == CONTENT
 
 
+# path -> what the message names
 REFUSED = {
-    "gone": "answered 404 Not Found",
-    "never": "answered 503 Service Unavailable, 2 times",
-    "round": "redirects more than 5 times",
-    "metadata": "leads to 169.254.169.254, an address that is not public: say --allow-private",
-    "odd": "redirects to http://[bad, which is no address",
-    "file": "redirects to file:///etc/passwd, which is no http or https address",
-    "short": "ended after 10,240 of the 20,480 bytes that it promised, 2 times",
-    "long": "has 10,737,418,240 bytes; at most 1,000,000 are fetched as one image",
-    "endless": "has more than the 1,000,000 bytes that are fetched as one image",
-    "reset": "could not be read (",
-    "garbage": "could not be read (",
+    "gone": "404",
+    "never": "503",
+    "round": "5 times",
+    "metadata": "169.254.169.254",
+    "odd": "http://[bad",
+    "file": "file:///etc/passwd",
+    "short": "10,240 of 20,480",
+    "long": "10,737,418,240",
+    "endless": "1,000,000",
+    "reset": "",
+    "garbage": "",
 }
 
 
 @pytest.mark.parametrize("path", REFUSED)
-def test_what_is_refused_says_why_in_one_sentence(server, path):
+def test_a_refusal_names_the_url_and_the_reason_on_one_line(server, path, monkeypatch):
     private = path != "metadata"
-    address = f"{server.url}/{path}"
-    with pytest.MonkeyPatch.context() as patch:
-        if not private:  # the server itself counts as public here, where it redirects to does not
-            patch.setattr(remote, "is_public", lambda ip: ip == "127.0.0.1" or is_public(ip))
-        with pytest.raises(BadImage) as refused:
-            fetch(address, allow_private=private, max_bytes=1_000_000, seconds=10.0, retries=1)
+    url = f"{server.url}/{path}"
+    if not private:  # the server itself counts as public here, its redirect target does not
+        monkeypatch.setattr(remote, "is_public", lambda ip: ip == "127.0.0.1" or is_public(ip))
+    with pytest.raises(BadImage) as refused:
+        fetch(url, allow_private=private, max_bytes=1_000_000, seconds=10.0, retries=1)
     message = str(refused.value)
-    assert message.startswith(address)
+    assert message.startswith(url)
     assert REFUSED[path] in message
     assert "\n" not in message
     assert server.sent < 50 * 2**20  # of 10 GB
@@ -163,21 +163,15 @@ def test_what_is_refused_says_why_in_one_sentence(server, path):
 @pytest.mark.parametrize("path", ["hang", "drip"])
 def test_a_server_that_hangs_costs_the_seconds_that_it_is_given(server, path):
     started = time.monotonic()
-    with pytest.raises(BadImage, match=r"within the 0\.7 s that it is given"):
+    with pytest.raises(BadImage, match=r"0\.7 s"):
         get(server, path, seconds=0.7)
     assert time.monotonic() - started < 5  # generous: the machine may be busy
-
-
-def test_what_is_reserved_is_not_public_either():
-    reserved = ("fec0::1", "64:ff9b:1::7f00:1", "::127.0.0.1", "::ffff:0:127.0.0.1", "5f00::1", "3fff::1", "192.0.0.8")
-    assert not any(map(is_public, reserved))
-    assert all(map(is_public, ("1.1.1.1", "2606:4700:4700::1111", "64:ff9b::1.1.1.1")))
 
 
 def test_private_addresses_are_refused_before_anything_is_sent(server):
     port = server.server_port
     for host in ("127.0.0.1", "localhost", "2130706433", "0x7f.1", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0"):
-        with pytest.raises(BadImage, match=r"not public: say --allow-private"):
+        with pytest.raises(BadImage, match="--allow-private"):
             fetch(f"http://{host}:{port}/good", seconds=5.0)
     assert server.asked == []
 
@@ -187,7 +181,7 @@ def test_a_name_that_resolves_to_a_public_and_a_private_address_is_refused(serve
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, port)) for ip in ("93.184.215.14", "10.0.0.1")]
 
     monkeypatch.setattr(socket, "getaddrinfo", both)
-    with pytest.raises(BadImage, match=r"leads to 10\.0\.0\.1, an address that is not public"):
+    with pytest.raises(BadImage, match=r"10\.0\.0\.1"):
         fetch("http://example.org/x.jpg")
 
 
@@ -214,6 +208,13 @@ def test_a_name_that_resolves_to_a_public_and_a_private_address_is_refused(serve
         ("64:ff9b::a9fe:a9fe", False),  # NAT64 of 169.254.169.254
         ("64:ff9b::808:808", True),
         ("2002:a00:1::", False),  # 6to4 of 10.0.0.1
+        ("fec0::1", False),
+        ("64:ff9b:1::7f00:1", False),
+        ("::127.0.0.1", False),
+        ("::ffff:0:127.0.0.1", False),
+        ("5f00::1", False),
+        ("3fff::1", False),
+        ("192.0.0.8", False),
     ],
 )
 def test_public_addresses(address, public):
@@ -221,21 +222,20 @@ def test_public_addresses(address, public):
 
 
 @pytest.mark.parametrize(
-    ("url", "reason"),
+    "url",
     [
-        ("http://", "no http or https address"),
-        ("http:///x.jpg", "no http or https address"),
-        ("http://a:b@example.org/x", "holds a user name"),
-        ("http://[::1/x", "not an address that can be asked for"),
-        ("http://example.org:99999/x", "not an address that can be asked for"),
-        ("http://" + "a" * 70 + ".org/x", "not an address that can be asked for"),
-        ("http://name.invalid/x.jpg", "name.invalid"),
+        "http://",
+        "http:///x.jpg",
+        "http://a:b@example.org/x",
+        "http://[::1/x",
+        "http://example.org:99999/x",
+        "http://" + "a" * 70 + ".org/x",
+        "http://name.invalid/x.jpg",
     ],
 )
-def test_addresses_that_are_none(url, reason):
-    with pytest.raises(BadImage) as refused:
+def test_invalid_urls_are_refused(url):
+    with pytest.raises(BadImage):
         fetch(url, seconds=3.0)
-    assert reason in str(refused.value)
 
 
 def test_what_counts_as_remote():

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from hashseek.indexing.catalog import NewImage
-from hashseek.indexing.collection import open_or_create
-from hashseek.indexing.ingest.batch import Source, ingest
+from hashseek.indexing.collection import FILES, open_or_create
+from hashseek.indexing.ingest.batch import ImageSource, ingest
 from hashseek.indexing.ingest.sources import find_sources
 from hashseek.indexing.ingest.uris import is_there
 from hashseek.indexing.ingest.watching import Watch
@@ -25,7 +25,10 @@ class Follower:
     def __init__(self, collection, folder):
         self.collection, self.folder = collection, folder
         self.encoder = Searcher.open(collection, device="cpu").encoder
-        self.watch = Watch(collection, [folder])
+        self.watch = self.watching(folder)
+
+    def watching(self, *folders, **options):
+        return Watch(self.collection.catalog, folders, ignore=self.collection.folder / FILES, **options)
 
     def look(self):
         """(added, updated, known, skipped) of one round."""
@@ -100,15 +103,15 @@ def test_two_files_of_one_content_are_two_images(follower):
     follower.look()
     assert follower.look() == (2, 0, 0, 0)
     (follower.folder / "a.png").unlink()
-    assert follower.watch.gone() == []
-    assert follower.watch.gone() == [follower.files()["a.png"]]
+    assert follower.watch.deleted() == []
+    assert follower.watch.deleted() == [follower.files()["a.png"]]
 
 
 def test_images_added_before_are_known_and_updated_when_they_change(follower):
     path = save(follower.folder / "a.png", 1)
     keyed = save(follower.folder / "b.png", 2)
     said = {"labels": ("cat",), "attributes": {"n": 1}}
-    list(ingest(follower.collection, follower.encoder, [Source(path, **said), Source(keyed, key="mine")]))
+    list(ingest(follower.collection, follower.encoder, [ImageSource(path, **said), ImageSource(keyed, key="mine")]))
     assert [follower.look() for _ in range(3)] == [NOTHING] * 3
     save(path, 3)
     save(keyed, 4)
@@ -122,7 +125,7 @@ def test_images_added_before_are_known_and_updated_when_they_change(follower):
 
 def test_a_file_that_was_only_touched_or_whose_time_is_unknown_keeps_what_is_said_of_it(follower):
     path = save(follower.folder / "a.png", 1)
-    list(ingest(follower.collection, follower.encoder, [Source(path, labels=("cat",), attributes={"n": 1})]))
+    list(ingest(follower.collection, follower.encoder, [ImageSource(path, labels=("cat",), attributes={"n": 1})]))
     with follower.collection.catalog._db.transaction() as db:  # as after an import
         db.execute("UPDATE images SET mtime_ns = NULL")
     assert [follower.look() for _ in range(3)] == [NOTHING, (0, 0, 1, 0), NOTHING]
@@ -136,10 +139,10 @@ def test_of_several_records_of_a_file_that_changes_one_stays(follower):
     path = save(follower.folder / "a.png", 1)
     for seed in (1, 2, 3):  # as `index add` leaves them where content has no key
         save(path, seed)
-        list(ingest(follower.collection, follower.encoder, [Source(path)]))
+        list(ingest(follower.collection, follower.encoder, [ImageSource(path)]))
     save(follower.folder / "b.png", 4)
-    list(ingest(follower.collection, follower.encoder, [Source(follower.folder / "b.png")] * 2))
-    twice = Source(follower.folder / "b.png", key="mine")
+    list(ingest(follower.collection, follower.encoder, [ImageSource(follower.folder / "b.png")] * 2))
+    twice = ImageSource(follower.folder / "b.png", key="mine")
     list(ingest(follower.collection, follower.encoder, [twice]))
     assert len(follower.collection) == 5
     save(path, 5)
@@ -151,7 +154,7 @@ def test_of_several_records_of_a_file_that_changes_one_stays(follower):
 
 def test_a_process_that_dies_before_the_content_is_stored_leaves_one_record(follower):
     path = save(follower.folder / "a.png", 1)
-    list(ingest(follower.collection, follower.encoder, [Source(path, labels=("cat",))]))
+    list(ingest(follower.collection, follower.encoder, [ImageSource(path, labels=("cat",))]))
     save(path, 2)
     follower.look()
     assert len(list(follower.watch.changes())) == 1  # handed out, and never stored
@@ -161,27 +164,20 @@ def test_a_process_that_dies_before_the_content_is_stored_leaves_one_record(foll
     assert again.collection.catalog.one(1).labels == ("cat",)
 
 
-def test_a_folder_inside_another_is_not_looked_at_twice(follower):
-    (follower.folder / "sub").mkdir()
-    save(follower.folder / "sub" / "a.png", 1)
-    follower.watch = Watch(follower.collection, [follower.folder / "sub", follower.folder, follower.folder])
-    assert [follower.look() for _ in range(3)] == [NOTHING, (1, 0, 0, 0), NOTHING]
-
-
 def test_a_hidden_folder_that_is_named_is_looked_at_though_its_parent_is_named_too(follower):
     save(follower.folder / "a.png", 1)
     save(follower.folder / ".hidden" / "b.png", 2)
     save(follower.folder / ".hidden" / "sub" / "c.png", 3)
     hidden = follower.folder / ".hidden"
-    follower.watch = Watch(follower.collection, [hidden / "sub", hidden, follower.folder])
+    follower.watch = follower.watching(hidden / "sub", hidden, follower.folder)
     assert [follower.look() for _ in range(3)] == [NOTHING, (3, 0, 0, 0), NOTHING]
 
 
 def test_labels_for_all_go_beside_those_that_an_image_has(follower):
     path = save(follower.folder / "a.png", 1)
-    list(ingest(follower.collection, follower.encoder, [Source(path, labels=("cat",))]))
+    list(ingest(follower.collection, follower.encoder, [ImageSource(path, labels=("cat",))]))
     save(follower.folder / "b.png", 2)
-    follower.watch = Watch(follower.collection, [follower.folder], labels=["new", "cat", "new"])
+    follower.watch = follower.watching(follower.folder, labels=["new", "cat", "new"])
     assert [follower.look() for _ in range(3)] == [NOTHING, (1, 0, 0, 0), NOTHING]
     save(path, 3)
     save(follower.folder / "b.png", 4)
@@ -192,7 +188,7 @@ def test_labels_for_all_go_beside_those_that_an_image_has(follower):
 
 def test_an_image_that_has_no_code_gets_one_though_its_file_rests(follower):
     path = save(follower.folder / "a.png", 1)
-    list(ingest(follower.collection, follower.encoder, [Source(path)]))
+    list(ingest(follower.collection, follower.encoder, [ImageSource(path)]))
     code = follower.collection.catalog.code(1)
     with follower.collection.catalog._db.transaction() as db:
         db.execute("DELETE FROM codes")
@@ -206,8 +202,8 @@ def test_an_image_that_has_no_code_gets_one_though_its_file_rests(follower):
 
 def test_every_record_of_a_file_that_changes_is_updated(follower):
     path = save(follower.folder / "a.png", 1)
-    list(ingest(follower.collection, follower.encoder, [Source(path, ("cat",), key="K1")]))
-    list(ingest(follower.collection, follower.encoder, [Source(path, ("dog",), key="K2")]))
+    list(ingest(follower.collection, follower.encoder, [ImageSource(path, ("cat",), key="K1")]))
+    list(ingest(follower.collection, follower.encoder, [ImageSource(path, ("dog",), key="K2")]))
     save(path, 2)
     assert [follower.look() for _ in range(3)] == [NOTHING, (0, 2, 0, 0), NOTHING]
     catalog = follower.collection.catalog
@@ -219,32 +215,6 @@ def test_every_record_of_a_file_that_changes_is_updated(follower):
     assert [follower.look() for _ in range(3)] == [NOTHING, (0, 2, 0, 0), NOTHING]
 
 
-def test_no_record_of_a_file_stays_behind_because_another_is_newer(follower):
-    path = save(follower.folder / "a.png", 1)
-    assert [follower.look() for _ in range(2)] == [NOTHING, (1, 0, 0, 0)]
-    save(path, 2)
-    list(ingest(follower.collection, follower.encoder, [Source(path, labels=("cat",))]))  # nobody was watching
-    assert [follower.look() for _ in range(3)] == [NOTHING, (0, 1, 0, 0), NOTHING]
-    assert follower.files() == {"a.png": 1}
-    save(path, 3)
-    list(ingest(follower.collection, follower.encoder, [Source(path, key="mine")]))
-    assert [follower.look() for _ in range(3)] == [NOTHING, (0, 1, 1, 0), NOTHING]
-    with follower.collection.catalog._db.transaction() as db:
-        db.execute("DELETE FROM codes WHERE image_id = 1")
-    assert [follower.look() for _ in range(3)] == [NOTHING, (0, 0, 2, 0), NOTHING]
-    assert follower.collection.verify() == []
-
-
-def test_a_file_that_gave_way_to_a_folder_is_gone(follower):
-    path = save(follower.folder / "a.png", 1)
-    save(follower.folder / "b.png", 2)
-    follower.look(), follower.look()
-    path.unlink()
-    path.mkdir()
-    follower.look()
-    assert (follower.watch.gone(), follower.watch.gone()) == ([], [1])
-
-
 @pytest.mark.parametrize(("error", "there"), [(errno.EIO, True), (errno.EACCES, True), (errno.ELOOP, False)])
 def test_an_image_is_gone_only_where_its_file_is_known_to_be(error, there, monkeypatch):
     def fail(_):
@@ -252,26 +222,6 @@ def test_an_image_is_gone_only_where_its_file_is_known_to_be(error, there, monke
 
     monkeypatch.setattr("pathlib.Path.stat", fail)
     assert is_there("/photos/a.png") is there
-
-
-def test_a_folder_from_the_future_costs_no_look_at_every_record_in_every_round(follower, monkeypatch):
-    save(follower.folder / "a.png", 1)
-    follower.look(), follower.look()
-    os.utime(follower.folder, (2**32, 2**32))
-    follower.look(), follower.watch.gone()
-    looked = []
-    monkeypatch.setattr(follower.collection.catalog, "page", lambda **of: looked.append(of) or [])
-    for _ in range(3):
-        assert (follower.look(), follower.watch.gone()) == (NOTHING, [])
-    assert looked == []
-
-
-def test_a_watched_folder_may_lie_in_that_of_the_collection(tmp_path, checkpoint):
-    collection = open_or_create(tmp_path / "collection", checkpoint=checkpoint)
-    follower = Follower(collection, tmp_path / "collection" / "photos")
-    save(follower.folder / "a.png", 1)
-    assert [follower.look() for _ in range(3)] == [NOTHING, (1, 0, 0, 0), NOTHING]
-    collection.close()
 
 
 def test_what_the_collection_itself_keeps_is_not_watched(tmp_path, checkpoint):
@@ -287,63 +237,26 @@ def test_what_the_collection_itself_keeps_is_not_watched(tmp_path, checkpoint):
     collection.close()
 
 
-def test_an_image_whose_record_names_another_file_by_now_is_not_gone(follower, tmp_path):
-    path = save(follower.folder / "a.png", 1)
-    save(follower.folder / "b.png", 2)
-    moved = save(follower.folder / "new" / "a.png", 1)
-    list(ingest(follower.collection, follower.encoder, [Source(path, key="K")]))
-    path.unlink()
-    assert follower.watch.gone() == []
-    looked = type(follower.collection.catalog).page
-
-    def page(self, **of):  # another process stores while the records are gone through
-        records = looked(self, **of)
-        list(ingest(follower.collection, follower.encoder, [Source(moved, key="K")]))
-        return records
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(follower.collection.catalog), "page", page)
-        assert follower.watch.gone() == []
-    assert follower.collection.catalog.by_key("K").path == os.path.realpath(moved)
-
-
-def test_images_that_come_back_without_their_files_are_gone_again(follower, monkeypatch):
-    gone = save(follower.folder / "a.png", 1)
-    save(follower.folder / "b.png", 2)
-    follower.look()
-    assert follower.look() == (2, 0, 0, 0)
-    record, code = follower.collection.catalog.by_key(os.path.realpath(gone)), follower.collection.catalog.code(1)[0]
-    gone.unlink()
-    follower.look()
-    assert (follower.watch.gone(), follower.watch.gone()) == ([], [1])
-    follower.collection.remove([1])
-    monkeypatch.setattr("hashseek.indexing.ingest.watching._OFTEN", 0.0)
-    assert [follower.watch.gone() for _ in range(3)] == [[], [], []]
-    said = {name: value for name, value in vars(record).items() if name not in ("id", "added_at", "changed_at")}
-    follower.collection.add([NewImage(**said, code=code)])
-    assert [follower.watch.gone() for _ in range(2)] == [[], [3]]
-
-
 def test_deleted_files_are_gone_after_two_looks_and_only_what_is_deleted(follower, tmp_path):
     elsewhere = save(tmp_path / "elsewhere.png", 9)
     with tarfile.open(follower.folder / "a.tar", "w") as packed:
         packed.add(save(tmp_path / "packed.png", 10), "packed.png")
-    sources = [Source(elsewhere), *find_sources([follower.folder / "a.tar"])]
+    sources = [ImageSource(elsewhere), *find_sources([follower.folder / "a.tar"])]
     list(ingest(follower.collection, follower.encoder, sources))
     elsewhere.unlink()  # not in a folder that is watched
     for seed in range(4):
         save(follower.folder / "sub" / f"{seed}.png", seed)
     follower.look(), follower.look()
     files = follower.files()
-    assert (follower.watch.gone(), follower.watch.gone()) == ([], [])
+    assert (follower.watch.deleted(), follower.watch.deleted()) == ([], [])
     (follower.folder / "sub" / "1.png").unlink()
     (follower.folder / "sub" / "2.png").rename(follower.folder / "away.png")
     follower.look()
-    assert follower.watch.gone() == []
+    assert follower.watch.deleted() == []
     save(follower.folder / "sub" / "1.png", 1)  # as programs do that save by deleting and writing anew
-    assert follower.watch.gone() == [files["sub/2.png"]]
+    assert follower.watch.deleted() == [files["sub/2.png"]]
     follower.collection.remove([files["sub/2.png"]])
-    assert (follower.look(), follower.watch.gone()) == ((1, 0, 0, 0), [])
+    assert (follower.look(), follower.watch.deleted()) == ((1, 0, 0, 0), [])
     packed, *others = sorted(set(follower.files()) - {"../elsewhere.png"})
     assert packed.startswith("a.tar::")
     assert others == ["away.png", "sub/0.png", "sub/1.png", "sub/3.png"]
@@ -355,9 +268,9 @@ def test_an_empty_folder_is_taken_for_a_disk_that_is_not_there(follower):
     follower.folder.rename(follower.folder.with_name("unmounted"))
     for _ in range(3):
         follower.look()
-        assert follower.watch.gone() == []
+        assert follower.watch.deleted() == []
     follower.folder.mkdir()
     for _ in range(3):
         follower.look()
-        assert follower.watch.gone() == []
+        assert follower.watch.deleted() == []
     assert list(follower.files()) == ["a.png"]

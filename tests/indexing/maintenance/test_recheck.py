@@ -10,7 +10,7 @@ import pytest
 from hashseek.indexing.catalog import FindingKind, NewImage
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.ingest.batch import ingest
-from hashseek.indexing.ingest.manifests import Source
+from hashseek.indexing.ingest.manifests import ImageSource
 from hashseek.indexing.maintenance.recheck import MAX_SHARE, recheck
 from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.encoder import Encoder
@@ -90,7 +90,7 @@ def test_gone_and_changed_files_are_told_apart(own_collection, encoder, tmp_path
     for seed, path in zip((90, 91, 92), paths, strict=True):
         draw(seed).save(path)
     with closing(Collection(own_collection)) as collection:
-        list(ingest(collection, encoder, [Source(path) for path in paths]))
+        list(ingest(collection, encoder, [ImageSource(path) for path in paths]))
         paths[0].unlink()
         draw(95).save(paths[1])
         found = recheck(collection, encoder, 1000)

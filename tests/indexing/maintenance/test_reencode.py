@@ -12,10 +12,10 @@ import torch
 
 from hashseek.indexing.catalog import FindingKind, NewImage, SpaceRetired
 from hashseek.indexing.collection import Collection, open_or_create
-from hashseek.indexing.ingest.batch import Source, ingest
+from hashseek.indexing.ingest.batch import ImageSource, ingest
 from hashseek.indexing.maintenance import reencode as module
 from hashseek.indexing.maintenance.reencode import drop_space, first_bits, reencode, switch_space
-from hashseek.indexing.searcher import Searcher
+from hashseek.indexing.searcher import Searcher, SearchOptions
 from hashseek.retrieval.checkpoint import load_checkpoint, load_header, save_checkpoint
 from hashseek.retrieval.codes import pack, unpack
 from hashseek.retrieval.errors import BadCheckpoint, BadCollection, BadConfig
@@ -35,7 +35,7 @@ def fresh(tmp_path, checkpoint, pictures, name="fresh"):
     """A collection that was made with `checkpoint` in the first place."""
     collection = open_or_create(tmp_path / name, checkpoint=checkpoint)
     encoder = Searcher.open(collection, device="cpu", precision="fp32").encoder
-    list(ingest(collection, encoder, [Source(path) for path in sorted(pictures.rglob("*")) if path.is_file()]))
+    list(ingest(collection, encoder, [ImageSource(path) for path in sorted(pictures.rglob("*")) if path.is_file()]))
     return collection
 
 
@@ -67,7 +67,9 @@ def test_the_new_codes_are_those_of_a_collection_made_with_the_new_checkpoint(
         assert [image.labels for image in again.catalog.page(after=0, limit=99)] != [()] * 12
         assert again.catalog.spaces.engines() == expected.catalog.spaces.engines()
         searcher = Searcher.open(again, device="cpu")  # with its own copy of the checkpoint
-        [answer] = searcher.search([searcher.decode((pictures / "picture 04.jpg").read_bytes()).image], k=1)
+        [answer] = searcher.search(
+            [searcher.decode((pictures / "picture 04.jpg").read_bytes()).image], SearchOptions(k=1)
+        )
         assert answer.hits[0].image.path.endswith("picture 04.jpg")
 
 
@@ -108,7 +110,7 @@ def test_no_switch_to_a_space_whose_checkpoint_is_lost_or_whose_codes_are_not_co
     with closing(Collection(collection.folder)) as again:
         encoder = Searcher.open(again, device="cpu").encoder
         draw(50).save(collection.folder.parent / "new.png")
-        list(ingest(again, encoder, [Source(collection.folder.parent / "new.png")]))
+        list(ingest(again, encoder, [ImageSource(collection.folder.parent / "new.png")]))
     with pytest.raises(BadCollection):
         switch_space(collection.folder, old.id)
     (collection.folder / "checkpoint.safetensors").write_bytes(b"torn")
@@ -125,7 +127,7 @@ def test_images_added_removed_and_changed_meanwhile_are_caught_up(
     for number, _ in enumerate(reencode(collection, other_checkpoint, device="cpu", precision="fp32")):
         if number in (1, 3):
             draw(60 + number).save(tmp_path / f"{number}.png")
-            list(ingest(writer, encoder, [Source(tmp_path / f"{number}.png", key="k")]))  # the second replaces it
+            list(ingest(writer, encoder, [ImageSource(tmp_path / f"{number}.png", key="k")]))  # the second replaces it
             writer.remove([number, 13 - number])
     writer.close()
     with closing(Collection(collection.folder)) as again:
@@ -146,7 +148,7 @@ def test_the_last_image_comes_just_before_the_switch(collection, other_checkpoin
 
     def late(space_id, **options):
         if not calls:
-            list(ingest(writer, encoder, [Source(tmp_path / "late.png")]))
+            list(ingest(writer, encoder, [ImageSource(tmp_path / "late.png")]))
         calls.append(options)
         return switch(space_id, **options)
 
@@ -200,7 +202,7 @@ def test_a_late_image_is_found_after_a_switch_without_missing_ones(collection, o
     switch = collection.catalog.spaces.switch
 
     def late(space_id, **options):
-        list(ingest(writer, encoder, [Source(tmp_path / "late.png")]))
+        list(ingest(writer, encoder, [ImageSource(tmp_path / "late.png")]))
         return switch(space_id, **options)
 
     monkeypatch.setattr(collection.catalog.spaces, "switch", late)
@@ -345,7 +347,7 @@ def test_an_image_without_a_code_gets_one_when_its_content_is_added_again(
     with closing(Collection(collection.folder)) as again:
         assert len(again) == 10
         encoder = Searcher.open(again, device="cpu", precision="fp32").encoder
-        sources = [Source(tmp_path / "found.jpg"), Source(second, key="mine")]
+        sources = [ImageSource(tmp_path / "found.jpg"), ImageSource(second, key="mine")]
         *_, report = ingest(again, encoder, sources)
         assert (report.added, report.updated, report.known) == (0, 1, 1)
         assert len(again) == 12

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hashseek.indexing.collection import open_or_create
-from hashseek.indexing.ingest.batch import Source, ingest
+from hashseek.indexing.ingest.batch import ImageSource, ingest
 from hashseek.indexing.searcher import Searcher
 from hashseek.retrieval.checkpoint import save_checkpoint
 from hashseek.retrieval.errors import BadConfig, BadDataset, ForeignCodes
@@ -52,7 +52,7 @@ def world(tmp_path_factory) -> tuple[Path, Path, Path]:
 def index(folder: Path, checkpoint: Path, paths) -> Path:
     collection = open_or_create(folder, checkpoint=checkpoint)
     encoder = Searcher.open(collection, device="cpu", precision="fp32").encoder
-    list(ingest(collection, encoder, [Source(path) for path in paths]))
+    list(ingest(collection, encoder, [ImageSource(path) for path in paths]))
     collection.save_index()
     collection.close()
     return folder

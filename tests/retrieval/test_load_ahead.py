@@ -4,12 +4,12 @@ import time
 
 import pytest
 
-from hashseek.retrieval.encoder import load_ahead
+from hashseek.retrieval.load_ahead import load_ahead
 
 
 @pytest.mark.parametrize("n", [0, 1, 7, 100])
-@pytest.mark.parametrize("waits", [lambda _: True, lambda _: False, lambda item: item % 3 == 0])
-def test_items_come_in_order_and_no_more_are_drawn_than_may_be(n, waits):
+@pytest.mark.parametrize("in_thread", [lambda _: True, lambda _: False, lambda item: item % 3 == 0])
+def test_items_come_in_order_and_no_more_are_drawn_than_may_be(n, in_thread):
     drawn = []
 
     def items():
@@ -18,7 +18,7 @@ def test_items_come_in_order_and_no_more_are_drawn_than_may_be(n, waits):
             yield item
 
     found = []
-    for result in load_ahead(items(), lambda item: 10 * item, depth=8, n_workers=3, waits=waits):
+    for result in load_ahead(items(), lambda item: 10 * item, depth=8, n_workers=3, in_thread=in_thread):
         found.append(result)
         assert len(drawn) <= len(found) + 8
     assert found == [10 * item for item in range(n)]

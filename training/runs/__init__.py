@@ -1,0 +1,1 @@
+"""Run folders: what a run writes, how it is followed, and sweeps over many runs."""
