@@ -63,7 +63,7 @@ def pick_dtype(precision: str, device: torch.device) -> torch.dtype:
 def pick_inference_dtype(precision: str, device: torch.device) -> torch.dtype:
     """The data type for encoding: "fp32", "bf16", or "auto", the faster one on this device.
 
-    On a CPU, "auto" is bf16 with AMX and float32 without, for every backbone we measured (docs/benchmarks.md). It is not
+    On a CPU, "auto" is bf16 with AMX and float32 without, for every backbone measured (docs/benchmarks.md). It is not
     measured at start-up: on a busy machine the choice would vary, and one collection should have codes of one engine.
     """
     import torch
