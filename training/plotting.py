@@ -89,8 +89,8 @@ def draw(panels: Sequence[Panel]) -> str:
             axes = figure.add_subplot(rows, columns, place)
             axes.set(title=panel.title, xlabel=panel.x_label)
             for number, series in enumerate(panel.series):
-                marker = "o" if len(series.x) == 1 else ""
-                axes.plot(series.x, series.y, marker, ls="-", color=SERIES[number % len(SERIES)], label=series.name)
+                marker, color = "o" if len(series.x) == 1 else "", SERIES[number % len(SERIES)]
+                axes.plot(series.x, series.y, marker=marker, color=color, label=series.name)
             if panel.whole_x:
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             if panel.from_zero:
