@@ -18,6 +18,7 @@ from hashseek.api.settings import Settings
 from hashseek.indexing.catalog import database
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.index import segments
+from hashseek.indexing.searcher import SearchOptions
 from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.images import decode_for
@@ -194,7 +195,7 @@ def test_the_old_collection_is_closed_when_the_last_request_has_dropped_it(
     wait_until(lambda: service.searcher.encoder.fingerprint != fingerprint)
     gc.collect()
     assert closed == []
-    assert len(of_a_request.similar(1, k=99).hits) == 12
+    assert len(of_a_request.similar(1, SearchOptions(k=99)).hits) == 12
     del of_a_request
     wait_until(lambda: (gc.collect(), closed)[1])
     assert closed == [fingerprint]
