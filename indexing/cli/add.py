@@ -184,7 +184,7 @@ def _follow_folders(
             typer.echo(
                 f"{_outcome(report)}, removed {len(deleted)}; {collection.folder} holds {len(collection)} images"
             )
-        if collection.kind not in APPROXIMATE:  # these take long to build, and nobody searches in this process
+        if collection.kind not in APPROXIMATE:  # these take long to build, and this process does not search
             collection.merge_segments()
         total = total.plus(report)
         if stop.event.wait(every):

@@ -23,7 +23,6 @@ _MAGIC = frozenset("*?[")
 _PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
 _SIDECARS = (".json", ".cls", ".txt")  # metadata beside an image in a tar; the first that has labels counts
 _MAX_SIDECAR = 2**20
-_MAX_NAMED = 10_000
 
 
 def find_sources(paths: Sequence[str | Path], *, split: str | None = None) -> Iterator[Found]:
@@ -56,10 +55,10 @@ def count_images(paths: Sequence[str | Path], *, split: str | None = None, on_er
     for path in paths:
         problems: list[Problem] = []
         for found in find_sources([path], split=split):
-            if isinstance(found, Problem):
-                problems += [found] if on_error == "stop" and len(problems) < _MAX_NAMED else []
-            else:
+            if isinstance(found, ImageSource):
                 n += 1
+            elif on_error == "stop":
+                problems.append(found)
         if problems:
             refuse(find_manifest(Path(path)) or Path(path), problems, skip="--on-error skip")
     return n
@@ -139,7 +138,7 @@ def _sources_of(path: Path, split: str | None) -> Iterator[Found]:
 
 
 def _is_wanted(match: Path, pattern: str) -> bool:
-    """Whether a file that matches a pattern is of a kind we read, or was asked for by its suffix."""
+    """Whether a file that matches a pattern is of a kind that can be read, or the pattern names its suffix."""
     return match.suffix.lower() in (*SUFFIXES, *KINDS, ".tar") or pattern.lower().endswith(_PACKED)
 
 
