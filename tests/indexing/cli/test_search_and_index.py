@@ -182,14 +182,13 @@ def test_no_right_to_read_the_checkpoint_or_create_the_folder(hashseek, tmp_path
     for place, file in ((tmp_path / "new", private), (tmp_path / "closed" / "new", checkpoint)):
         code, _, err = hashseek("index", "add", place, pictures, "--checkpoint", file, before="drop_rights()")
         assert (code, err.count("\n")) == (2, 1)
-        assert "permission denied" in err.lower() or "not readable" in err
+        assert str(file if file == private else place.parent) in err
 
 
 def test_a_terminal_that_lacks_letters_shows_escapes(hashseek, indexed, pictures):
     before = "sys.stdout.reconfigure(encoding='iso8859-5', errors='strict')"
-    code, out, err = hashseek(
-        "search", indexed, pictures / "picture 00.jpg", "-k", 12, "--device", "cpu", before=before
-    )
+    command = ("search", indexed, pictures / "picture 00.jpg", "-k", 12, "--device", "cpu")
+    code, out, err = hashseek(*command, before=before)
     assert (code, err) == (0, "")
     assert "H\\xf6hle, 2 \\xb0C/picture 03.jpg" in out
 
