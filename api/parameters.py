@@ -1,7 +1,7 @@
-"""What requests may ask: one pydantic model for each kind of query string and form. The routes use them.
+"""The parameters of requests: one pydantic model for each kind of query string and form. The routes use them.
 
 An unknown parameter is refused, since a filter with a misspelled name would let everything through. An empty value
-counts as not given: a browser sends one for every field of a form that was left alone.
+counts as not given: a browser sends one for every field that was not filled in.
 """
 
 from typing import Annotated, Any
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import UploadFile
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Json, StringConstraints, model_validator
 
-from hashseek.indexing.catalog.filters import Filter, make_filter
+from hashseek.indexing.catalog.filters import FILTER_HELP, make_filter
 from hashseek.indexing.searcher import SearchOptions
 from hashseek.retrieval.errors import BadConfig, BadImage
 
@@ -17,7 +17,7 @@ DEFAULT_K = 10
 
 
 class NoParameters(BaseModel):
-    """A request that takes none, and the base of those that do."""
+    """A request without parameters, and the base class of the others."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -32,7 +32,7 @@ class NoParameters(BaseModel):
 
 
 class SearchParameters(NoParameters):
-    """How many images to find, how near, and among which."""
+    """How many images to find, within which distance, and among which images."""
 
     k: int | None = Field(
         default=None,
@@ -52,40 +52,24 @@ class SearchParameters(NoParameters):
         description="For approximate indexes: how thoroughly to search. /v1/stats lists some values. An exact index "
         "takes none.",
     )
-    label: list[str] = Field(default=[], description="Only images with this label; repeat it to require several.")
-    any_label: list[str] = Field(default=[], description="Only images with at least one of these labels.")
-    without: list[str] = Field(default=[], description="Only images with none of these labels.")
-    where: list[str] = Field(
-        default=[],
-        description="Only images whose attributes meet this condition: `camera=X`, `year>=2015` (or `<=`, `>`, `<`), "
-        '`title^=abc` (starts with), `camera.model=X` (inside an object). Quotes compare as text: `zip="01234"`. '
-        "Repeat it to require several.",
-    )
-    ids: list[int] = Field(default=[], alias="id", description="Only images with one of these ids.")
-    keys: list[str] = Field(default=[], alias="key", description="Only images with one of these keys.")
-    added_after: str | None = Field(
-        default=None, description="Only images added at this ISO 8601 date or time (UTC by default) or later."
-    )
-    added_before: str | None = Field(default=None, description="Only images added before this date or time.")
+    label: list[str] = Field(default=[], description=FILTER_HELP["all_labels"])
+    any_label: list[str] = Field(default=[], description=FILTER_HELP["any_labels"])
+    without: list[str] = Field(default=[], description=FILTER_HELP["no_labels"])
+    where: list[str] = Field(default=[], description=FILTER_HELP["where"])
+    ids: list[int] = Field(default=[], alias="id", description=FILTER_HELP["ids"])
+    keys: list[str] = Field(default=[], alias="key", description=FILTER_HELP["keys"])
+    added_after: str | None = Field(default=None, description=FILTER_HELP["added_after"])
+    added_before: str | None = Field(default=None, description=FILTER_HELP["added_before"])
 
     def options(self, *, max_k: int) -> SearchOptions:
-        """What the search asks for.
+        """The options of the search.
 
         Raises:
-            BadConfig: more than `max_k` results, or a filter that cannot be read.
+            BadConfig: more than `max_k` results, or an invalid filter.
         """
         if self.k is not None and self.k > max_k:
             raise BadConfig(f"k is {self.k}, but this service returns at most {max_k:,} results")
-        return SearchOptions(
-            k=self.k or min(DEFAULT_K, max_k),
-            max_distance=self.max_distance,
-            min_precision=self.min_precision,
-            effort=self.effort,
-            among=self._filter(),
-        )
-
-    def _filter(self) -> Filter | None:
-        return make_filter(
+        among = make_filter(
             all_labels=self.label,
             any_labels=self.any_label,
             no_labels=self.without,
@@ -94,6 +78,13 @@ class SearchParameters(NoParameters):
             keys=self.keys,
             added_after=self.added_after,
             added_before=self.added_before,
+        )
+        return SearchOptions(
+            k=self.k or min(DEFAULT_K, max_k),
+            max_distance=self.max_distance,
+            min_precision=self.min_precision,
+            among=among,
+            effort=self.effort,
         )
 
 

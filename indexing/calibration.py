@@ -28,7 +28,7 @@ _MAX_LABEL_BYTES = 2**31  # of the matrix of images x labels
 
 @dataclass(frozen=True)
 class StoredCalibration:
-    """A calibration as it is stored with a code space: what it was made from, and when."""
+    """A calibration as it is stored with a code space, and how and when it was computed."""
 
     calibration: Calibration
     source: str
@@ -46,8 +46,8 @@ def calibrate_collection(
 ) -> StoredCalibration:
     """Compute a calibration from the collection's labelled images and store it.
 
-    Each query image is left out of its own ranking. Images with none of the labels are left out altogether, since
-    nobody knows whether they are relevant.
+    Each query image is left out of its own ranking. Images with none of the labels are left out altogether, since it
+    is unknown whether they are relevant.
 
     Args:
         collection: some of its images must have labels.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """What a search asks for.
+    """Parameters of a search.
 
     Args:
         k: the number of hits, at least 1; a larger k than the collection holds returns all of it.

@@ -5,26 +5,19 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Literal, Protocol, TextIO
+from typing import Annotated, Literal, TextIO
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from hashseek.indexing.cli.options import (
-    AllowPrivate,
-    CollectionArgument,
-    Device,
-    Engine,
-    Precision,
-    encoder_options,
-)
+from hashseek.indexing.cli.options import AllowPrivate, CollectionArgument, Device, Engine, Precision, encoder_options
 from hashseek.indexing.collection import Collection, open_for_adding
 from hashseek.indexing.dry_run import dry_run as open_dry_run
 from hashseek.indexing.index.hamming_index import APPROXIMATE
@@ -94,19 +87,14 @@ def add(
     """
     if prune and not watch:
         raise BadConfig("--prune needs --watch: add it, or leave out --prune")
-    for option, value in {
-        "--dry-run": dry_run,
-        "--split": split,
-        "--key-from": key_from,
-        "--trust-mtime": trust_mtime,
-    }.items():
+    excluded = {"--dry-run": dry_run, "--split": split, "--key-from": key_from, "--trust-mtime": trust_mtime}
+    for option, value in excluded.items():
         if watch and value:
             raise BadConfig(f"--watch and {option} cannot be used together: leave one out")
     options = encoder_options(device, precision, engine)
     folders = [_watchable(path) for path in paths] if watch else []
     sources = find_sources(paths, split=split)
     get = partial(fetch, allow_private=allow_private, max_bytes=url_megabytes * 2**20, seconds=url_seconds)
-    extra_labels = label or []
     with ExitStack() as stack:
         output = _Output(errors, stack.enter_context(_open_errors(errors)) if errors else None)
 
@@ -117,14 +105,12 @@ def add(
 
         if dry_run:
             target, stand_in = stack.enter_context(open_dry_run(collection, checkpoint=checkpoint))
-            described = describe(sources, labels=extra_labels, key_from=key_from)
+            described = describe(sources, labels=label or [], key_from=key_from)
             reports = ingest(target, stand_in, described, on_error=on_error, trust_mtime=trust_mtime, fetch=get)
             n_images = len(target.catalog)
             report = output.follow(reports, total())
-            typer.echo(
-                f"dry run: {_outcome(report, prefix='would be ')}; nothing was written; "
-                f"{collection} holds {n_images} images"
-            )
+            outcome = _outcome(report, prefix="would be ")
+            typer.echo(f"dry run: {outcome}; nothing was written; {collection} holds {n_images} images")
             _exit_with_code(report, strict=strict)
             return
         opened = stack.enter_context(open_for_adding(collection, checkpoint=checkpoint))
@@ -133,10 +119,10 @@ def add(
         stop = stack.enter_context(_stop_on_signals())
         store = partial(ingest, opened, encoder, on_error=on_error, fetch=get)
         if watch:
-            watched = Watch(opened.catalog, folders, ignore=opened.folder / FILES, labels=extra_labels)
+            watched = Watch(opened.catalog, folders, ignore=opened.folder / FILES, labels=label or [])
             report = _follow_folders(watched, opened, store, stop, output, prune=prune, every=every)
         else:
-            described = describe(until(sources, stop.event.is_set), labels=extra_labels, key_from=key_from)
+            described = describe(until(sources, stop.event.is_set), labels=label or [], key_from=key_from)
             reports = stack.enter_context(closing(store(described, trust_mtime=trust_mtime)))
             report = output.follow(reports, n_total)
         opened.save_index()
@@ -174,14 +160,10 @@ def _open_errors(path: Path) -> TextIO:
     return path.open("w", encoding="utf-8")
 
 
-class _Store(Protocol):
-    def __call__(self, sources: Iterable[Found]) -> Generator[IngestReport, None, None]: ...
-
-
 def _follow_folders(
     watch: Watch,
     collection: Collection,
-    store: _Store,
+    store: Callable[[Iterable[Found]], Generator[IngestReport, None, None]],
     stop: "_Stop",
     output: "_Output",
     *,
@@ -202,7 +184,7 @@ def _follow_folders(
             typer.echo(
                 f"{_outcome(report)}, removed {len(deleted)}; {collection.folder} holds {len(collection)} images"
             )
-        if collection.kind not in APPROXIMATE:  # these take long to build, and nobody searches in this process
+        if collection.kind not in APPROXIMATE:  # these take long to build, and this process does not search
             collection.merge_segments()
         total = total.plus(report)
         if stop.event.wait(every):
@@ -218,23 +200,15 @@ class _Output:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether somebody can see a progress bar."""
+        """Whether a progress bar can be shown."""
         return self._console.is_terminal
 
     def follow(self, reports: Iterable[IngestReport], total: int | None) -> IngestReport:
-        """Show the reports as they come, with a progress bar or with a line now and then; the last one."""
+        """Show progress as a bar, or as a line every 30 s without a terminal; returns the last report."""
         report, started = IngestReport(), time.monotonic()
         next_line = started + _PROGRESS_SECONDS
-        bar = Progress(
-            TextColumn("adding"),
-            BarColumn(),
-            TextColumn("{task.fields[state]}"),
-            TimeRemainingColumn(),
-            console=self._console,
-            transient=True,
-            disable=not self.is_terminal,
-        )
-        with bar:
+        columns = TextColumn("adding"), BarColumn(), TextColumn("{task.fields[state]}"), TimeRemainingColumn()
+        with Progress(*columns, console=self._console, transient=True, disable=not self.is_terminal) as bar:
             task = bar.add_task("adding", total=total, state="")
             for report in reports:
                 speed = report.done / max(time.monotonic() - started, 1e-9)
@@ -253,12 +227,8 @@ class _Output:
             if self._file is not None:
                 self._file.write(json.dumps(asdict(problem)) + "\n")
             if self._file is None or self._n_shown < _N_SHOWN:
-                self._console.print(
-                    f"{'skipped' if problem.skipped else 'note'}: {printable(str(problem))}",
-                    markup=False,
-                    highlight=False,
-                    soft_wrap=True,
-                )
+                line = f"{'skipped' if problem.skipped else 'note'}: {printable(str(problem))}"
+                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
             elif self._n_shown == _N_SHOWN:
                 typer.echo(f"more problems are in {self._path}", err=True)
             self._n_shown += 1

@@ -131,12 +131,6 @@ def verify(
         raise BadConfig("--codes and --repair cannot be used together: repair first, then verify with --codes")
     if checkpoint is not None and not repair:
         raise BadConfig("--checkpoint needs --repair: add it, or leave out --checkpoint")
-    if seed and not codes:
-        raise BadConfig("--seed needs --codes: add it, or leave out --seed")
-    changed = {"--device": device != "auto", "--precision": precision != "auto", "--engine": engine != "torch"}
-    if any(changed.values()) and not (repair or codes):
-        option = next(option for option, is_changed in changed.items() if is_changed)
-        raise BadConfig(f"{option} needs --codes or --repair, because nothing else encodes: add one, or leave it out")
     if repair:
         repair_and_print(collection, checkpoint, options)
         return

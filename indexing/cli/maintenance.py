@@ -9,14 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from hashseek.indexing.cli.options import (
-    AllowPrivate,
-    CollectionArgument,
-    Device,
-    Engine,
-    Precision,
-    encoder_options,
-)
+from hashseek.indexing.cli.options import AllowPrivate, CollectionArgument, Device, Engine, Precision, encoder_options
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.maintenance.backup import Contents, restore, snapshot
 from hashseek.indexing.maintenance.exchange import export, import_
@@ -37,7 +30,7 @@ N_SHOWN = 20  # problems of one kind; the others are counted
 def snapshot_command(
     collection: CollectionArgument, file: Annotated[Path, typer.Argument(help="New file to write.")]
 ) -> None:
-    """Write a collection to one file: catalog, checkpoints and kept files. It may be in use meanwhile."""
+    """Write a collection to one file: catalog, checkpoints and kept files. Other processes may use it meanwhile."""
     with closing(Collection(collection)) as opened:
         contents = snapshot(opened, file)
     typer.echo(f"{file}: {contents.n_images} images, {_size(file.stat().st_size)}")
@@ -94,7 +87,7 @@ def export_command(
 def import_command(
     file: Annotated[Path, typer.Argument(help="A Parquet file written by `index export`.")],
     collection: CollectionArgument,
-    checkpoint: Annotated[Path | None, typer.Option(help="Required for a new collection: what made the codes.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="Required for a new collection: it made the codes.")] = None,
 ) -> None:
     """Add the images of an export without encoding them. Running it again adds nothing twice."""
     done = import_(file, collection, checkpoint=checkpoint)
@@ -108,7 +101,7 @@ def reencode_command(
     checkpoint: Annotated[Path, typer.Option(help="The new checkpoint.")],
     drop_old: Annotated[bool, typer.Option("--drop-old", help="Delete the old codes after the switch.")] = False,
     without_missing: Annotated[
-        bool, typer.Option("--without-missing", help="Switch even if some images cannot be encoded and found any more.")
+        bool, typer.Option("--without-missing", help="Switch even if some images cannot be encoded.")
     ] = False,
     allow_private: AllowPrivate = False,
     device: Device = "auto",
@@ -132,7 +125,7 @@ def reencode_command(
     done = f"encoded {report.encoded}, shortened {report.truncated} longer codes, {len(report.failed)} failed"
     if not report.switched:
         typer.echo(
-            f"{done}; not switched: restore the files and run it again, or go on without them with --without-missing"
+            f"{done}; not switched: restore the files and run it again, or add --without-missing to leave them out"
         )
         raise typer.Exit(1)
     kept = "deleted" if drop_old else f"kept: delete it with `hashseek index drop-space {collection} {old.id}`"
@@ -145,15 +138,8 @@ def _with_bar(steps: "Iterator[Reencoded]") -> "Reencoded":
     """Run all steps with a progress bar if there is a terminal; the last one."""
     report = next(steps)
     console = Console(stderr=True)
-    with Progress(
-        TextColumn("encoding"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as bar:
+    columns = TextColumn("encoding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("encoding", total=report.total)
         for report in steps:
             bar.update(task, completed=report.encoded + report.truncated + len(report.failed))

@@ -20,7 +20,7 @@ Engine = Annotated[
     EngineName, typer.Option(help="Library that runs the network; openvino is faster on a CPU but needs its package.")
 ]
 AllowPrivate = Annotated[
-    bool, typer.Option("--allow-private", help="Also fetch URLs that lead to private or local addresses.")
+    bool, typer.Option("--allow-private", help="Also download URLs of this machine and of private networks.")
 ]
 
 

@@ -189,33 +189,27 @@ class _Run:
         return results
 
     def _read_outdated(self, results: list[LoadedImage | Problem]) -> list[LoadedImage | Problem]:
-        """Read unchanged files after all if their records have changed since, or change with this very batch.
+        """Read the unchanged files after all if one of their records has changed since, or changes with this batch.
 
         Records are looked up well ahead: this run may have given a record to another file in the meantime.
         """
-        unchanged = {
-            number: (result.source, result.unchanged)
-            for number, result in enumerate(results)
+        unchanged = [
+            (result.source, result.unchanged)
+            for result in results
             if isinstance(result, LoadedImage) and result.unchanged is not None
-        }
-        now = self.collection.catalog.get([record.id for _, record in unchanged.values()])
-        outdated = {
-            number
-            for (number, (_, record)), current in zip(unchanged.items(), now, strict=True)
-            if not _is_same(record, current)
-        }
-        keys = {
-            result.source.key
-            for number, result in enumerate(results)
-            if isinstance(result, LoadedImage) and (result.image is not None or number in outdated)
-        } - {None}
-        outdated |= {number for number, (_, record) in unchanged.items() if record.key in keys}
-        if outdated:
-            numbers = sorted(outdated)
-            again = self._encode(list(self.loader.load([unchanged[number][0] for number in numbers])))
-            for number, result in zip(numbers, again, strict=True):
-                results[number] = result
-        return results
+        ]
+        keys = {result.source.key for result in results if isinstance(result, LoadedImage) and result.image is not None}
+        now = self.collection.catalog.get([record.id for _, record in unchanged])
+        if all(
+            _is_same(record, current) and (record.key is None or record.key not in keys)
+            for (_, record), current in zip(unchanged, now, strict=True)
+        ):
+            return results
+        again = iter(self._encode(list(self.loader.load([source for source, _ in unchanged]))))
+        return [
+            next(again) if isinstance(result, LoadedImage) and result.unchanged is not None else result
+            for result in results
+        ]
 
     def _notes(
         self, new: Sequence[tuple[ImageSource, NewImage]], outcome: Sequence[tuple[int, Change]]

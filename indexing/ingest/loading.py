@@ -167,7 +167,7 @@ class Loader:
 
 
 def stamp_of(path: Path) -> Stamp | None:
-    """Size and modification time of the file that holds an image; None if there is no such file."""
+    """Size and modification time of the file that holds an image; None if it does not exist."""
     with suppress(OSError, ValueError):
         stat = stored_in(path).stat()
         return stat.st_size, stat.st_mtime_ns
@@ -197,7 +197,7 @@ def _read(path: Path) -> tuple[bytes, int | None]:
 
 
 def _checked_path(source: ImageSource) -> str:
-    """The path to store; `BadImage` or `BadConfig` unless everything about the image can be stored."""
+    """The path to store; raises `BadImage` or `BadConfig` if something about the image cannot be stored."""
     path = stored_path(source.uri)
     if not is_utf8("".join((path, *source.labels))):
         raise BadImage(f"{source.uri} has a name or label that is not valid UTF-8: rename it")

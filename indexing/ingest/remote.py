@@ -14,7 +14,8 @@ import socket
 import ssl
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import dataclass
 from functools import cache
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
@@ -30,6 +31,7 @@ _BLOCK = 2**16
 _REDIRECTS = (301, 302, 303, 307, 308)
 _RETRIABLE = (408, 425, 429, 500, 502, 503, 504)  # status codes worth another try
 _GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")  # RFC 4291: all IPv6 addresses that are allocated
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")  # RFC 6052
 _SPECIAL = [ipaddress.ip_network(text) for text in ("192.0.0.0/24", "3fff::/20")]  # RFC 6890, RFC 9637
 _SCHEME = re.compile(r"https?://", re.IGNORECASE)
 
@@ -69,13 +71,13 @@ def fetch(
     Raises:
         BadImage: it cannot be downloaded within these limits; the message names the URL and the limit.
     """
-    deadline = time.monotonic() + seconds
+    download = _Download(url, allow_private, max_bytes, max_redirects, time.monotonic() + seconds)
     for attempt in range(retries + 1):
         try:
-            return _follow(url, allow_private, max_bytes, max_redirects, deadline)
+            return download.run()
         except _Retriable as problem:
             wait = max(_FIRST_WAIT * 2**attempt * random.uniform(0.8, 1.2), problem.wait)
-            if time.monotonic() + wait >= deadline:
+            if time.monotonic() + wait >= download.deadline:
                 raise BadImage(f"{url} {problem}, and the time limit is {seconds:g} s") from None
             if attempt == retries:
                 raise BadImage(f"{url} {problem} ({attempt + 1} tries)") from None
@@ -83,121 +85,125 @@ def fetch(
     raise AssertionError("the last attempt returns or raises")
 
 
-def _follow(url: str, allow_private: bool, max_bytes: int, max_redirects: int, deadline: float) -> bytes:
-    place = url
-    for _ in range(max_redirects + 1):
-        content, target = _get(url, place, allow_private, max_bytes, deadline)
-        if target is None:
-            return content
-        try:
-            place = urljoin(place, target)
-        except ValueError:
-            raise BadImage(f"{url} redirects to {_brief(target)}, which is not a URL") from None
-    raise BadImage(f"{url} redirects more than {max_redirects} times")
+@dataclass(frozen=True)
+class _Download:
+    """One download within its limits. Messages name the original `url`; `deadline` is a time of `time.monotonic`."""
 
+    url: str
+    allow_private: bool
+    max_bytes: int
+    max_redirects: int
+    deadline: float
 
-def _get(url: str, place: str, allow_private: bool, max_bytes: int, deadline: float) -> tuple[bytes, str | None]:
-    """(content, None), or (nothing, redirect target) of the URL `place`; messages name the original `url`."""
-    parts, host, port = _parts(url, place)
-    address = _resolve(url, host, port, allow_private)
-    connection: http.client.HTTPConnection
-    if parts.scheme == "https":
-        connection = http.client.HTTPSConnection(host, port, context=_tls())
-    else:
-        connection = http.client.HTTPConnection(host, port)
-    try:
-        with closing(connection):
-            connection.sock = _connect(address, port, host if parts.scheme == "https" else None, deadline)
-            # A server that sends a byte now and then never exceeds the timeout of one read, so limit the whole.
-            alarm = threading.Timer(_left(deadline), _hang_up, (connection.sock,))
-            alarm.daemon = True
-            alarm.start()
+    def run(self) -> bytes:
+        """The content, after all redirects."""
+        place = self.url
+        for _ in range(self.max_redirects + 1):
+            content, target = self._get(place)
+            if target is None:
+                return content
             try:
-                return _exchange(connection, parts, url, max_bytes)
-            finally:
-                alarm.cancel()
-                if time.monotonic() >= deadline:
-                    raise _Retriable("did not respond in full")
-    except ssl.SSLCertVerificationError as error:
-        raise BadImage(f"{url} cannot be trusted: {error.verify_message}") from None
-    except (OSError, http.client.HTTPException) as error:
-        raise _Retriable(f"could not be read ({_reason(error)})") from None
+                place = urljoin(place, target)
+            except ValueError:
+                raise BadImage(f"{self.url} redirects to {_brief(target)}, which is not a URL") from None
+        raise BadImage(f"{self.url} redirects more than {self.max_redirects} times")
 
+    def _get(self, place: str) -> tuple[bytes, str | None]:
+        """(content, None), or (nothing, redirect target) of the URL `place`."""
+        parts, host, port = self._parts(place)
+        address = self._resolve(host, port)
+        connection: http.client.HTTPConnection
+        if parts.scheme == "https":
+            connection = http.client.HTTPSConnection(host, port, context=_tls())
+        else:
+            connection = http.client.HTTPConnection(host, port)
+        try:
+            with closing(connection):
+                connection.sock = _connect(address, port, host if parts.scheme == "https" else None, self.deadline)
+                # A server that sends a byte now and then never exceeds the timeout of one read, so limit the whole.
+                alarm = threading.Timer(_left(self.deadline), _hang_up, (connection.sock,))
+                alarm.daemon = True
+                alarm.start()
+                try:
+                    return self._exchange(connection, parts)
+                finally:
+                    alarm.cancel()
+                    if time.monotonic() >= self.deadline:
+                        raise _Retriable("did not respond in full")
+        except ssl.SSLCertVerificationError as error:
+            raise BadImage(f"{self.url} cannot be trusted: {error.verify_message}") from None
+        except (OSError, http.client.HTTPException) as error:
+            raise _Retriable(f"could not be read ({_reason(error)})") from None
 
-def _exchange(
-    connection: http.client.HTTPConnection, parts: SplitResult, url: str, max_bytes: int
-) -> tuple[bytes, str | None]:
-    path = _quoted(parts.path or "/") + (f"?{_quoted(parts.query)}" if parts.query else "")
-    headers = {"User-Agent": "hashseek", "Accept": "image/*", "Accept-Encoding": "identity", "Connection": "close"}
-    connection.request("GET", path, headers=headers)
-    with closing(connection.getresponse()) as answer:
-        if answer.status in _REDIRECTS and answer.headers["Location"]:
-            return b"", answer.headers["Location"]
-        if answer.status in _RETRIABLE:
-            asked = answer.headers["Retry-After"] or ""
-            wait = float(asked) if re.fullmatch(r"[0-9]{1,6}", asked) else 0.0
-            raise _Retriable(f"responded with {answer.status} {_brief(answer.reason)}", wait)
-        if answer.status != 200:
-            raise BadImage(f"{url} responded with {answer.status} {_brief(answer.reason)}")
-        promised = answer.length
-        if promised is not None and promised > max_bytes:
-            raise BadImage(f"{url} has {promised:,} bytes; the limit is {max_bytes:,} (--url-megabytes)")
-        content = bytearray()
-        while block := answer.read1(_BLOCK):
-            content += block
-            if len(content) > max_bytes:
-                raise BadImage(f"{url} has more than {max_bytes:,} bytes, which is the limit (--url-megabytes)")
-        if promised is not None and len(content) < promised:
-            raise _Retriable(f"ended after {len(content):,} of {promised:,} bytes")
-        return bytes(content), None
+    def _exchange(self, connection: http.client.HTTPConnection, parts: SplitResult) -> tuple[bytes, str | None]:
+        path = _quoted(parts.path or "/") + (f"?{_quoted(parts.query)}" if parts.query else "")
+        headers = {"User-Agent": "hashseek", "Accept": "image/*", "Accept-Encoding": "identity", "Connection": "close"}
+        connection.request("GET", path, headers=headers)
+        with closing(connection.getresponse()) as response:
+            status, reason = response.status, _brief(response.reason)
+            if status in _REDIRECTS and response.headers["Location"]:
+                return b"", response.headers["Location"]
+            if status in _RETRIABLE:
+                wait = response.headers["Retry-After"] or ""
+                raise _Retriable(f"responded with {status} {reason}", float(wait) if wait.isdecimal() else 0.0)
+            if status != 200:
+                raise BadImage(f"{self.url} responded with {status} {reason}")
+            promised = response.length
+            if promised is not None and promised > self.max_bytes:
+                raise BadImage(f"{self.url} has {promised:,} bytes; the limit is {self.max_bytes:,} (--url-megabytes)")
+            content = bytearray()
+            while block := response.read1(_BLOCK):
+                content += block
+                if len(content) > self.max_bytes:
+                    raise BadImage(f"{self.url} has more than {self.max_bytes:,} bytes, the limit (--url-megabytes)")
+            if promised is not None and len(content) < promised:
+                raise _Retriable(f"ended after {len(content):,} of {promised:,} bytes")
+            return bytes(content), None
 
+    def _parts(self, place: str) -> tuple[SplitResult, str, int]:
+        """The parts of the URL `place`, its host name in ASCII, and its port."""
+        try:
+            parts = urlsplit(place)
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+            name = parts.hostname or ""
+            host = name if ":" in name else name.encode("idna").decode("ascii")
+        except ValueError:
+            raise BadImage(f"{self.url} is not a valid URL: correct it") from None
+        leads = "" if place == self.url else f" redirects to {_brief(place)}, which"
+        if parts.scheme not in ("http", "https") or not host:
+            raise BadImage(f"{self.url}{leads} is not an http or https URL")
+        if parts.username is not None:
+            raise BadImage(f"{self.url}{leads} contains a user name: such URLs are not downloaded")
+        return parts, host, port
 
-def _parts(url: str, place: str) -> tuple[SplitResult, str, int]:
-    """The parts of the URL `place`, its host name in ASCII, and its port."""
-    try:
-        parts = urlsplit(place)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        name = parts.hostname or ""
-        host = name if ":" in name else name.encode("idna").decode("ascii")
-    except ValueError:
-        raise BadImage(f"{url} is not a valid URL: correct it") from None
-    leads = "" if place == url else f" redirects to {_brief(place)}, which"
-    if parts.scheme not in ("http", "https") or not host:
-        raise BadImage(f"{url}{leads} is not an http or https URL")
-    if parts.username is not None:
-        raise BadImage(f"{url}{leads} contains a user name: such URLs are not downloaded")
-    return parts, host, port
-
-
-def _resolve(url: str, host: str, port: int, allow_private: bool) -> str:
-    """An IP address of `host`; a host with even one IP address that is not public is refused."""
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        if isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN:
-            raise _Retriable(f"could not be read (the host name {host} cannot be resolved at the moment)") from None
-        raise BadImage(f"{url} leads to the unknown host {host}") from None
-    addresses = [str(entry[4][0]) for entry in found]
-    for address in addresses:
-        if not allow_private and not is_public(address):
-            raise BadImage(
-                f"{url} leads to {address}, which is not a public IP address: use --allow-private if you trust the list"
-            )
-    return addresses[0]
+    def _resolve(self, host: str, port: int) -> str:
+        """An IP address of `host`; a host with even one IP address that is not public is refused."""
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            if isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN:
+                raise _Retriable(f"could not be read (the host name {host} cannot be resolved at the moment)") from None
+            raise BadImage(f"{self.url} leads to the unknown host {host}") from None
+        addresses = [str(entry[4][0]) for entry in found]
+        for address in addresses:
+            if not self.allow_private and not is_public(address):
+                raise BadImage(
+                    f"{self.url} leads to {address}, which is not a public IP address: use --allow-private if you "
+                    "trust the list"
+                )
+        return addresses[0]
 
 
 def is_public(address: str) -> bool:
     """Whether an IP address is on the public internet, not on this machine or in a private or reserved network."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
-        inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
-        if ip in ipaddress.ip_network("64:ff9b::/96"):  # NAT64 carries an IPv4 address in the last 32 bits
-            inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
-        if inner is not None:
-            return is_public(str(inner))
-    # Python's `is_global` misses some reserved networks: outside of 2000::/3 (such as fec0::/10), and these.
-    in_public = ip in _GLOBAL_UNICAST if ip.version == 6 else True
-    return ip.is_global and in_public and not ip.is_multicast and not any(ip in network for network in _SPECIAL)
+        if ip.ipv4_mapped is not None or ip in _NAT64:
+            return is_public(str(ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)))  # an IPv4 address in the last 32 bits
+        if ip not in _GLOBAL_UNICAST or ip.sixtofour is not None or ip.teredo is not None:
+            return False
+    # Python's `is_global` misses these reserved networks.
+    return ip.is_global and not ip.is_multicast and not any(ip in network for network in _SPECIAL)
 
 
 def _connect(address: str, port: int, tls_name: str | None, deadline: float) -> socket.socket:
@@ -212,11 +218,9 @@ def _connect(address: str, port: int, tls_name: str | None, deadline: float) -> 
 
 
 def _hang_up(connected: socket.socket) -> None:
-    try:
+    with suppress(OSError):  # it was closed already
         # Not SSLSocket.shutdown, which would clear the TLS state that the reading thread uses.
         socket.socket.shutdown(connected, socket.SHUT_RDWR)
-    except OSError:
-        return  # it was closed already
 
 
 def _left(deadline: float) -> float:

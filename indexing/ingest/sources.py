@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from itertools import groupby, islice
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -24,7 +23,6 @@ _MAGIC = frozenset("*?[")
 _PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
 _SIDECARS = (".json", ".cls", ".txt")  # metadata beside an image in a tar; the first that has labels counts
 _MAX_SIDECAR = 2**20
-_MAX_NAMED = 10_000
 
 
 def find_sources(paths: Sequence[str | Path], *, split: str | None = None) -> Iterator[Found]:
@@ -57,10 +55,10 @@ def count_images(paths: Sequence[str | Path], *, split: str | None = None, on_er
     for path in paths:
         problems: list[Problem] = []
         for found in find_sources([path], split=split):
-            if isinstance(found, Problem):
-                problems += [found] if on_error == "stop" and len(problems) < _MAX_NAMED else []
-            else:
+            if isinstance(found, ImageSource):
                 n += 1
+            elif on_error == "stop":
+                problems.append(found)
         if problems:
             refuse(find_manifest(Path(path)) or Path(path), problems, skip="--on-error skip")
     return n
@@ -117,9 +115,7 @@ def _sources(path: str, split: str | None) -> Iterator[Found]:
         yield ImageSource(path)
     elif not _exists(Path(path)):
         for match in _matching(path):
-            if isinstance(match, Problem):
-                yield match
-            elif _is_folder(match) or _is_wanted(match, path):
+            if _is_folder(match) or _is_wanted(match, path):
                 yield from _sources_of(match, split)
     else:
         yield from _sources_of(Path(path), split)
@@ -142,7 +138,7 @@ def _sources_of(path: Path, split: str | None) -> Iterator[Found]:
 
 
 def _is_wanted(match: Path, pattern: str) -> bool:
-    """Whether a file that matches a pattern is of a kind we read, or was asked for by its suffix."""
+    """Whether a file that matches a pattern is of a kind that can be read, or the pattern names its suffix."""
     return match.suffix.lower() in (*SUFFIXES, *KINDS, ".tar") or pattern.lower().endswith(_PACKED)
 
 
@@ -222,39 +218,21 @@ def _entries(folder: Path) -> Iterator["os.DirEntry[str]"]:
             yield from sorted(chunk, key=lambda entry: entry.name)
 
 
-def _matching(pattern: str) -> Iterator[Path | Problem]:
-    """Paths that match a glob pattern, by name; `**` matches folders of any depth and follows no links."""
+def _matching(pattern: str) -> Iterator[Path]:
+    """Paths that match a glob pattern, sorted in chunks; `**` follows no links.
+
+    Hidden files are left out unless a part of the pattern starts with a dot.
+    """
     if not _MAGIC & set(pattern):
         return
-    parts = Path(pattern).parts
+    parts = list(Path(pattern).parts)
     first = next(number for number, part in enumerate(parts) if _MAGIC & set(part))
-    yield from _descend(Path(*parts[:first]), parts[first:])
-
-
-def _descend(folder: Path, parts: tuple[str, ...]) -> Iterator[Path | Problem]:
-    if parts[0] == "**":
-        rest = parts[1:]
-        if not rest:
-            yield folder
-            return
-        yield from _descend(folder, rest)
-        if rest[0] == "**":  # "**/**" means "**"
-            return
-    folders: list[Path] = []
-    try:
-        for entry in _entries(folder):
-            path = Path(entry.path)
-            if parts[0] == "**":
-                if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
-                    folders.append(path)
-            elif fnmatchcase(entry.name, parts[0]) and entry.name.startswith(".") == parts[0].startswith("."):
-                if len(parts) == 1:
-                    yield path
-                elif path.is_dir():
-                    folders.append(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except OSError as error:
-        yield Problem(str(folder), f"this folder cannot be read: {error.strerror}")
-    for subfolder in sorted(folders):
-        yield from _descend(subfolder, parts if parts[0] == "**" else parts[1:])
+    folder, wild = Path(*parts[:first]), parts[first:]
+    while wild and wild[-1] == "**":  # the folder itself, which is searched with its subfolders
+        wild.pop()
+    matches: Iterator[Path] = folder.glob("/".join(wild)) if wild else filter(_exists, [folder])
+    hidden = any(part.startswith(".") for part in wild)
+    while chunk := list(islice(matches, _CHUNK)):
+        for path in sorted(chunk):
+            if hidden or not any(part.startswith(".") for part in path.relative_to(folder).parts):
+                yield path

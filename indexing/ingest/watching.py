@@ -8,7 +8,7 @@ reads no unchanged file. A file's path is its key: new content under it updates 
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 
 from hashseek.indexing.catalog import Catalog
@@ -33,11 +33,11 @@ class Watch:
         catalog: of the collection.
         folders: to watch, with their subfolders.
         ignore: a folder to leave out: the collection's own files.
-        labels: added to the labels that each image has.
+        labels: of images that are new; stored images keep their labels.
     """
 
     def __init__(self, catalog: Catalog, folders: Sequence[Path], *, ignore: Path, labels: Sequence[str] = ()) -> None:
-        self._catalog, self._folders = catalog, _outermost(folders)
+        self._catalog, self._folders = catalog, list(dict.fromkeys(folders))
         self._ignored, self._labels = f"{stored_path(ignore)}/", tuple(dict.fromkeys(labels))
         self._growing: dict[str, Stamp] = {}  # files that may still be being written
         self._unusable: dict[str, Stamp] = {}  # files that failed; tried again when they change
@@ -117,11 +117,10 @@ class Watch:
             else:
                 self._growing[name] = stamp
         keys = self._give_keys({name: stored.get(name, []) for name in ready})
-        labels = self._labels_by_key(list(chain.from_iterable(keys.values())))
         for name, pending in ready.items():
             for key in keys[name]:
                 self._pending.append(pending)
-                yield ImageSource(Path(pending[0]), labels.get(key, self._labels), key=key)
+                yield ImageSource(Path(pending[0]), () if name in stored else self._labels, key=key)
 
     def _give_keys(self, files: dict[str, list[FileRecord]]) -> dict[str, list[str]]:
         """The keys of the records of each file, by path; records without a key get one first.
@@ -141,32 +140,6 @@ class Watch:
             keys += [keyless[name]] if name in keyless else []
             found[name] = list(dict.fromkeys(keys)) or [name]
         return found
-
-    def _labels_by_key(self, keys: list[str]) -> dict[str, tuple[str, ...]]:
-        """The labels that stored images with these keys should get; empty if their labels stay."""
-        if not self._labels:
-            return {}
-        known = self._catalog.lookup.ids_by_key([key for key in keys if is_utf8(key)])
-        records = self._catalog.get(list(known.values()))
-        return {
-            key: tuple(dict.fromkeys((*record.labels, *self._labels)))
-            for key, record in zip(known, records, strict=True)
-            if record is not None
-        }
-
-
-def _outermost(folders: Sequence[Path]) -> list[Path]:
-    """The folders, without those that a walk through another one visits anyway."""
-    found: list[Path] = []
-    for folder in sorted(dict.fromkeys(folders), key=lambda folder: len(folder.resolve().parts)):
-        if not any(_is_visited(folder.resolve(), other.resolve()) for other in found):
-            found.append(folder)
-    return found
-
-
-def _is_visited(folder: Path, other: Path) -> bool:
-    """Whether a walk through `other` visits `folder`; it leaves out hidden folders."""
-    return folder.is_relative_to(other) and not any(part.startswith(".") for part in folder.relative_to(other).parts)
 
 
 def _is_current(records: list[FileRecord], stamp: Stamp) -> bool:

@@ -1,15 +1,15 @@
-"""A calibration kept with a collection: learnt without an image's own ranking, and worth what brute force says."""
+"""Calibrations: computed as by brute force over pairs of images, stored with the collection, used by searches."""
 
 import json
 import warnings
 from contextlib import closing
+from functools import partial
 
 import numpy as np
 import pytest
 from sklearn.isotonic import IsotonicRegression
 
 from hashseek.api.app import create_app
-from hashseek.api.cli import main
 from hashseek.api.settings import Settings
 from hashseek.indexing.calibration import (
     calibrate_collection,
@@ -25,6 +25,7 @@ from hashseek.retrieval.metrics import Calibration
 from support import hamming_oracle as hamming
 from support.collections import code_collection, new_images, random_codes
 from support.commands import wait_until
+from support.in_process import run_command
 from support.pictures import draw
 
 with warnings.catch_warnings():  # newer versions of Starlette would rather have httpx2, older ones know only httpx
@@ -63,41 +64,35 @@ def by_hand(codes, labels) -> tuple[np.ndarray, np.ndarray]:
     )
 
 
-def test_it_is_what_brute_force_over_pairs_of_different_images_gives(world):
+def test_it_equals_brute_force_over_pairs_of_different_images(world):
     collection, codes, labels = world
-    made = calibrate_collection(collection)
+    found = calibrate_collection(collection)
     pairs, relevant = by_hand(codes, labels)
-    assert made.calibration.pairs == tuple(pairs)
+    assert found.calibration.pairs == tuple(pairs)
     seen = np.flatnonzero(pairs)
     isotonic = IsotonicRegression(increasing=False)
     expected = isotonic.fit_transform(seen, relevant[seen] / pairs[seen], sample_weight=pairs[seen])
-    np.testing.assert_allclose(np.array(made.calibration.at_distance)[seen], expected)
-    assert made.calibration.within_radius[-1] == pytest.approx(relevant.sum() / pairs.sum())
-    assert made.n_images == labels.any(axis=1).sum() == made.calibration.n_queries
-    assert made.labels == LABELS
+    np.testing.assert_allclose(np.array(found.calibration.at_distance)[seen], expected)
+    assert found.calibration.within_radius[-1] == pytest.approx(relevant.sum() / pairs.sum())
+    assert found.n_images == labels.any(axis=1).sum() == found.calibration.n_queries
+    assert found.labels == LABELS
 
 
-def test_only_the_named_labels_count(world):
+def test_it_is_stored_with_the_collection_and_only_named_labels_count(world):
     collection, codes, labels = world
-    made = calibrate_collection(collection, labels=["b", "a"])
-    pairs, relevant = by_hand(codes, labels[:, :2])
-    assert made.calibration.pairs == tuple(pairs)
-    assert made.calibration.within_radius[-1] == pytest.approx(relevant.sum() / pairs.sum())
-    assert made.labels == ("b", "a")
-
-
-def test_it_is_kept_with_the_collection_and_found_by_another_process_s_view(world):
-    collection, _, _ = world
     assert stored_calibration(collection.catalog) is None
-    reader = Collection(collection.folder, read_only=True)
-    made = calibrate_collection(collection)
-    assert stored_calibration(reader.catalog) == made
-    again = calibrate_collection(collection, labels=["c"])
-    assert stored_calibration(reader.catalog) == again != made
-    reader.close()
+    with closing(Collection(collection.folder, read_only=True)) as reader:
+        first = calibrate_collection(collection)
+        assert stored_calibration(reader.catalog) == first
+        second = calibrate_collection(collection, labels=["b", "a"])
+        assert stored_calibration(reader.catalog) == second != first
+    pairs, relevant = by_hand(codes, labels[:, :2])
+    assert second.calibration.pairs == tuple(pairs)
+    assert second.calibration.within_radius[-1] == pytest.approx(relevant.sum() / pairs.sum())
+    assert second.labels == ("b", "a")
 
 
-def test_queries_are_drawn_by_their_seed(world):
+def test_the_seed_chooses_the_queries(world):
     collection, _, _ = world
     some = [calibrate_collection(collection, n_queries=9, seed=seed).calibration for seed in (0, 0, 1)]
     assert some[0] == some[1] != some[2]
@@ -120,7 +115,7 @@ def test_a_precision_becomes_the_largest_radius_that_gives_it(world):
             radius_for(stored, precision)
 
 
-def test_what_cannot_be_calibrated_is_refused(world, tmp_path):
+def test_invalid_calibrations_are_refused(world, tmp_path):
     collection, codes, _ = world
     with pytest.raises(BadConfig, match="d, e"):
         calibrate_collection(collection, labels=["a", "d", "e"])
@@ -167,42 +162,29 @@ def test_a_search_by_precision_is_the_search_within_its_radius(calibrated):
     radius = 20
     while (0.9 * 11 + 0.6 * 10 + 0.2 * (radius - 19)) / (radius + 2) >= 0.7:
         radius += 1
-    for by_precision, by_radius in (
-        (
-            searcher.similar(3, SearchOptions(k=12, min_precision=0.7)),
-            searcher.similar(3, SearchOptions(k=12, max_distance=radius)),
-        ),
-        *zip(
-            searcher.search([draw(5), draw(40)], SearchOptions(k=12, min_precision=0.7)),
-            searcher.search([draw(5), draw(40)], SearchOptions(k=12, max_distance=radius)),
-            strict=True,
-        ),
-    ):
-        assert by_precision.hits == by_radius.hits
+    hits = [
+        [answer.hits for answer in (searcher.similar(3, options), *searcher.search([draw(5), draw(40)], options))]
+        for options in (SearchOptions(k=12, min_precision=0.7), SearchOptions(k=12, max_distance=radius))
+    ]
+    assert hits[0] == hits[1]
     everything = searcher.similar(3, SearchOptions(k=12)).hits
-    assert len(everything) == 12 > len(searcher.similar(3, SearchOptions(k=12, min_precision=0.7)).hits) >= 1
+    assert len(everything) == 12 > len(hits[0][0]) >= 1
     for hit in everything:
         assert hit.relevance == (0.9 if hit.distance <= 10 else 0.6 if hit.distance <= 20 else 0.2)
 
 
-def test_a_precision_that_no_distance_gives_is_refused(calibrated, indexed):
+def test_a_precision_that_no_distance_reaches_is_refused(calibrated, indexed):
     _, searcher = calibrated
-    with pytest.raises(BadConfig):
-        searcher.search([draw(1)], SearchOptions(k=1, min_precision=0.95))
     with closing(Collection(indexed, read_only=True)) as bare:
         without = Searcher(searcher.encoder, bare)
-        with pytest.raises(BadConfig):
-            without.similar(3, SearchOptions(k=1, min_precision=0.5))
+        for one, precision in ((searcher, 0.95), (without, 0.5)):
+            with pytest.raises(BadConfig):
+                one.similar(3, SearchOptions(k=1, min_precision=precision))
         assert without.similar(3, SearchOptions(k=1)).hits[0].relevance is None
 
 
 def test_the_commands_calibrate_and_search_by_precision(own_collection, pictures, capsys):
-    def run(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main([str(argument) for argument in arguments])
-        said = capsys.readouterr()
-        return ended.value.code, said.out, said.err
-
+    run = partial(run_command, capsys)
     picture = pictures / "picture 00.jpg"
     search = ("search", own_collection, picture, "--device", "cpu", "--precision", "fp32")
     code, _, err = run(*search, "--min-precision", "0.5")
@@ -225,7 +207,7 @@ def test_the_commands_calibrate_and_search_by_precision(own_collection, pictures
     assert lines[1].split()[2] == f"{kept.at_distance[hits[0]['distance']]:.3f}"
 
 
-def test_the_service_searches_by_precision_and_says_how_likely_each_hit_is(calibrated, pictures):
+def test_the_service_searches_by_precision_and_returns_relevances(calibrated, pictures):
     collection, searcher = calibrated
     settings = Settings(collection=collection.folder, device="cpu", precision="fp32")
     expected = searcher.similar(3, SearchOptions(k=12, min_precision=0.7)).hits

@@ -1,6 +1,6 @@
-"""An image in, hits out: the same for whoever asks."""
+"""The searcher: an image in, hits out."""
 
-import io
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -37,19 +37,16 @@ def test_every_stored_picture_finds_itself_first_with_its_record(searcher, pictu
 
 def test_a_large_jpeg_finds_itself_at_distance_0(own_collection, tmp_path):
     """Indexing decodes no more pixels than it needs; a search has to do the same."""
-    noise = draw(50, (1500, 1100)).copy()
+    noise = draw(50, (1500, 1100))
     noise.paste(draw(51, (900, 600)).effect_spread(40), (200, 200))
-    buffer = io.BytesIO()
-    noise.save(buffer, "JPEG", quality=60)
-    (tmp_path / "large.jpg").write_bytes(buffer.getvalue())
-    collection = Collection(own_collection)
-    searcher = Searcher.open(collection, device="cpu")
-    [report] = ingest(collection, searcher.encoder, [ImageSource(tmp_path / "large.jpg")])
-    assert report.added == 1
-    picture = searcher.decode(buffer.getvalue())
-    [answer] = searcher.search([picture.image], SearchOptions(k=1))
-    assert (answer.hits[0].distance, answer.hits[0].image.path) == (0, str(tmp_path / "large.jpg"))
-    collection.close()
+    file = tmp_path / "large.jpg"
+    noise.save(file, quality=60)
+    with closing(Collection(own_collection)) as collection:
+        searcher = Searcher.open(collection, device="cpu")
+        [report] = ingest(collection, searcher.encoder, [ImageSource(file)])
+        assert report.added == 1
+        [answer] = searcher.search([searcher.decode(file.read_bytes()).image], SearchOptions(k=1))
+        assert (answer.hits[0].distance, answer.hits[0].image.path) == (0, str(file))
 
 
 def test_several_pictures_at_once_get_the_answers_of_each_alone(searcher):
@@ -68,21 +65,17 @@ def test_similar_gives_the_image_itself_first_and_refuses_unknown_ids(searcher):
             searcher.similar(image_id, SearchOptions(k=1))
 
 
-def test_max_distance_cuts_the_hits(searcher):
+def test_max_distance_limits_the_hits(searcher):
     everything = searcher.similar(3, SearchOptions(k=100)).hits
     for limit in (0, everything[4].distance, 48):
         hits = searcher.similar(3, SearchOptions(k=100, max_distance=limit)).hits
         assert [hit.image.id for hit in hits] == [hit.image.id for hit in everything if hit.distance <= limit]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"k": 0}, {"k": -3}, {"max_distance": -1}, {"max_distance": 5, "min_precision": 0.7}],
-    ids=str,
-)
-def test_options_outside_their_limits_are_refused(options):
-    with pytest.raises(BadConfig):
-        SearchOptions(**options)
+def test_options_outside_their_limits_are_refused():
+    for options in ({"k": 0}, {"k": -3}, {"max_distance": -1}, {"max_distance": 5, "min_precision": 0.7}):
+        with pytest.raises(BadConfig):
+            SearchOptions(**options)
 
 
 def test_a_broken_picture_is_refused_by_name(searcher):
@@ -90,14 +83,16 @@ def test_a_broken_picture_is_refused_by_name(searcher):
         searcher.decode(b"text", name="cat.jpg")
 
 
-def test_an_encoder_of_another_checkpoint_is_refused_by_both_fingerprints(indexed, other_checkpoint):
-    collection = Collection(indexed, read_only=True)
-    encoder = Encoder(load_checkpoint(other_checkpoint), device="cpu")
-    with pytest.raises(ForeignCodes, match=f"{collection.fingerprint[:12]}.*{encoder.fingerprint[:12]}"):
-        Searcher(encoder, collection)
-    with pytest.raises(ForeignCodes, match=f"{collection.fingerprint[:12]}.*{encoder.fingerprint[:12]}"):
-        Searcher.open(collection, checkpoint=other_checkpoint)
-    collection.close()
+def test_an_encoder_of_another_checkpoint_is_refused(indexed, other_checkpoint):
+    with closing(Collection(indexed, read_only=True)) as collection:
+        encoder = Encoder(load_checkpoint(other_checkpoint), device="cpu")
+        fingerprints = f"{collection.fingerprint[:12]}.*{encoder.fingerprint[:12]}"
+        for refuse in (
+            lambda: Searcher(encoder, collection),
+            lambda: Searcher.open(collection, checkpoint=other_checkpoint),
+        ):
+            with pytest.raises(ForeignCodes, match=fingerprints):
+                refuse()
 
 
 @pytest.mark.parametrize("n_bits", [12, 48])
@@ -112,18 +107,17 @@ def test_codes_in_memory_are_ranked_as_the_oracle_ranks_them(searcher, n_bits):
         assert np.array_equal(found_ids, ids[row][near])
 
 
-def test_an_image_removed_between_ranking_and_answer_is_no_hit(own_collection, monkeypatch):
-    collection = Collection(own_collection)
-    searcher = Searcher.open(collection, device="cpu")
-    search = collection.search
+def test_an_image_removed_while_it_is_found_is_no_hit(own_collection, monkeypatch):
+    with closing(Collection(own_collection)) as collection:
+        searcher = Searcher.open(collection, device="cpu")
+        search = collection.search
 
-    def search_then_lose(*arguments, **options):
-        found = search(*arguments, **options)
-        collection.remove([int(found[0][1][0])])
-        return found
+        def search_then_remove(*arguments, **options):
+            found = search(*arguments, **options)
+            collection.remove([int(found[0][1][0])])
+            return found
 
-    monkeypatch.setattr(collection, "search", search_then_lose)
-    hits = searcher.similar(4, SearchOptions(k=3)).hits
+        monkeypatch.setattr(collection, "search", search_then_remove)
+        hits = searcher.similar(4, SearchOptions(k=3)).hits
     assert [hit.rank for hit in hits] == [1, 2]
     assert 4 not in [hit.image.id for hit in hits]
-    collection.close()

@@ -35,6 +35,13 @@ def png(seed: int, size: tuple[int, int] = (96, 72)) -> bytes:
     return encoded(draw(seed, size))
 
 
+def save(path: Path, seed: int = 0, **options: str | int) -> Path:
+    """Save a drawn picture, and create its folder; returns the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draw(seed).save(path, **options)
+    return path
+
+
 def labels_of(path: Path) -> tuple[str, ...]:
     """Labels of a drawn picture."""
     seed = int(path.stem.split()[-1])

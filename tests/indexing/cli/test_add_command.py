@@ -1,4 +1,4 @@
-"""`hashseek index add`: stopping and going on, its exit codes, its list of errors, plans, watching, addresses."""
+"""`hashseek index add`: interruption, exit codes, the file of errors, dry runs, watching, URLs."""
 
 import hashlib
 import json
@@ -19,49 +19,35 @@ from hashseek.api.settings import Settings
 from hashseek.indexing.collection import Collection
 from support.collections import new_images
 from support.commands import wait_until
-from support.pictures import draw
+from support.pictures import save
 
 with warnings.catch_warnings():  # newer versions of Starlette would rather have httpx2, older ones know only httpx
     warnings.simplefilter("ignore")
     from fastapi.testclient import TestClient
 
 
-def save(path, seed):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draw(seed).save(path)
-    return path
+def records(folder):
+    with closing(Collection(folder, read_only=True)) as opened:
+        return opened.catalog.page(after=0, limit=1000)
 
 
 def n_stored(folder):
-    opened = Collection(folder, read_only=True)
-    try:
+    with closing(Collection(folder, read_only=True)) as opened:
         assert opened.verify() == []
         return len(opened)
-    finally:
-        opened.close()
-
-
-def records(folder):
-    opened = Collection(folder, read_only=True)
-    try:
-        return opened.catalog.page(after=0, limit=1000)
-    finally:
-        opened.close()
 
 
 SLOW = """
 import time, hashseek.indexing.ingest.batch, hashseek.indexing.catalog
 hashseek.indexing.ingest.batch.BATCH = 4
 add = hashseek.indexing.catalog.Catalog.add
-hashseek.indexing.catalog.Catalog.add = lambda *a: (time.sleep(0.04), add(*a))[1]
+hashseek.indexing.catalog.Catalog.add = lambda *a: (time.sleep(0.15), add(*a))[1]
 """
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_stopped_it_stores_what_is_in_hand_says_how_to_go_on_and_goes_on(
-    start, hashseek, tmp_path, checkpoint, number, code
-):
-    for seed in range(200):
+def test_a_stopped_run_stores_its_batch_and_the_next_run_continues(start, hashseek, tmp_path, checkpoint, number, code):
+    for seed in range(100):
         save(tmp_path / "many" / f"{seed:03}.png", seed)
     folder = tmp_path / "collection"
     command = ("index", "add", folder, tmp_path / "many", "--checkpoint", checkpoint, "--device", "cpu")
@@ -70,14 +56,14 @@ def test_stopped_it_stores_what_is_in_hand_says_how_to_go_on_and_goes_on(
     process.send(number)
     assert process.wait() == code
     n = n_stored(folder)
-    assert 4 <= n < 200
+    assert 4 <= n < 100
     assert process.out == f"added {n}, already stored 0, skipped 0; {folder} holds {n} images\n"
     assert [line.partition(" ")[0] for line in process.err.splitlines()] == ["stopping", "stopped:"]
     assert hashseek(*command)[:2] == (
         0,
-        f"added {200 - n}, already stored {n}, skipped 0; {folder} holds 200 images\n",
+        f"added {100 - n}, already stored {n}, skipped 0; {folder} holds 100 images\n",
     )
-    assert n_stored(folder) == 200
+    assert n_stored(folder) == 100
 
 
 def test_the_second_signal_stops_at_once(start, tmp_path, pictures, checkpoint):
@@ -104,7 +90,7 @@ def test_a_new_collection_that_got_no_image_is_removed_again(hashseek, tmp_path,
     assert not (tmp_path / "new").exists()
 
 
-def test_every_problem_is_a_line_of_json_and_strict_ends_with_3(hashseek, own_collection, tmp_path):
+def test_every_problem_is_a_line_of_json_and_strict_exits_with_3(hashseek, own_collection, tmp_path):
     folder = tmp_path / "new"
     save(folder / "good.png", 50)
     for number in range(30):
@@ -122,19 +108,21 @@ def test_every_problem_is_a_line_of_json_and_strict_ends_with_3(hashseek, own_co
     assert hashseek("index", "add", own_collection, folder / "good.png", "--strict", "--device", "cpu")[0] == 0
 
 
-def test_a_dry_run_says_what_would_happen_and_writes_nothing(hashseek, own_collection, tmp_path, pictures, checkpoint):
+def test_a_dry_run_prints_what_would_happen_and_writes_nothing(
+    hashseek, own_collection, tmp_path, pictures, checkpoint
+):
     save(tmp_path / "new" / "a.png", 60)
     (tmp_path / "new" / "bad.png").write_bytes(b"x")
 
-    def contents():  # what readers share while they read is no content
+    def contents():  # without the files that readers share
         files = [path for path in own_collection.rglob("*") if path.is_file()]
         return {path: path.read_bytes() for path in files if not path.name.endswith(("-shm", "-wal"))}
 
     before = contents()
     command = ("index", "add", own_collection, pictures, tmp_path / "new", "--dry-run")
     code, out, err = hashseek(*command)
-    said = "dry run: would be added 1, already stored 12, skipped 1; nothing was written;"
-    assert (code, out) == (0, f"{said} {own_collection} holds 12 images\n")
+    outcome = "dry run: would be added 1, already stored 12, skipped 1; nothing was written;"
+    assert (code, out) == (0, f"{outcome} {own_collection} holds 12 images\n")
     assert err.startswith("skipped: ")
     assert contents() == before
     code, out, _ = hashseek("index", "add", tmp_path / "none", pictures, "--dry-run", "--checkpoint", checkpoint)
@@ -156,7 +144,7 @@ def test_labels_keys_and_attributes_of_a_list_are_stored(hashseek, own_collectio
     assert records(own_collection)[-1].key == "a.png"
 
 
-def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(hashseek, own_collection, pictures):
+def test_without_a_terminal_progress_is_a_line_now_and_then(hashseek, own_collection, pictures):
     before = "import hashseek.indexing.cli.add; hashseek.indexing.cli.add._PROGRESS_SECONDS = 0"
     code, _, err = hashseek("index", "add", own_collection, pictures, "--device", "cpu", before=before)
     assert code == 0
@@ -206,7 +194,7 @@ def web(pictures):
     running.server_close()
 
 
-def test_a_list_of_addresses_is_fetched_and_stored(hashseek, web, tmp_path, pictures, checkpoint):
+def test_a_list_of_urls_is_downloaded_and_stored(hashseek, web, tmp_path, pictures, checkpoint):
     urls = [f"{web}/picture 00.jpg", f"{web}/picture%2001.jpg", f"{web}/Höhle, 2 °C/picture 03.jpg", f"{web}/none.jpg"]
     (tmp_path / "urls.txt").write_text("\n".join(urls))
     folder = tmp_path / "collection"
@@ -222,23 +210,21 @@ def test_a_list_of_addresses_is_fetched_and_stored(hashseek, web, tmp_path, pict
     assert (code, out.split(";")[0]) == (0, "added 9, already stored 4, skipped 0")
 
 
-def test_the_service_shows_an_image_that_lies_in_a_tar_and_fetches_nothing_private(
-    hashseek, web, tmp_path, pictures, checkpoint
-):
+def test_the_service_shows_images_in_tars_and_downloads_nothing_private(hashseek, web, tmp_path, pictures, checkpoint):
     with tarfile.open(tmp_path / "a.tar", "w") as packed:
         packed.add(pictures / "picture 00.jpg", "x/0.jpg")
-    folder, address = tmp_path / "collection", f"{web}/picture 01.jpg"
-    command = ("index", "add", folder, tmp_path / "a.tar", address, "--allow-private", "--device", "cpu")
+    folder, url = tmp_path / "collection", f"{web}/picture 01.jpg"
+    command = ("index", "add", folder, tmp_path / "a.tar", url, "--allow-private", "--device", "cpu")
     assert hashseek(*command, "--checkpoint", checkpoint)[0] == 0
-    in_tar, behind_address = records(folder)
+    in_tar, private = records(folder)
     with TestClient(create_app(Settings(collection=folder, device="cpu"))) as client:
         wait_until(lambda: client.get("/healthz/ready").status_code == 200)
         shown = client.get(f"/v1/images/{in_tar.id}/file")
         assert hashlib.sha256(shown.content).hexdigest() == in_tar.sha256
         assert client.get(f"/v1/images/{in_tar.id}/file?size=32").headers["content-type"] == "image/jpeg"
-        refused = client.get(f"/v1/images/{behind_address.id}/file")
+        refused = client.get(f"/v1/images/{private.id}/file")
         assert refused.status_code >= 400
-        assert "not public" in refused.json()["detail"]
+        assert "--allow-private" in refused.json()["detail"]
 
 
 # ---------------------------------------------------------------- refusals
@@ -247,27 +233,20 @@ def test_the_service_shows_an_image_that_lies_in_a_tar_and_fetches_nothing_priva
 @pytest.fixture
 def folder(tmp_path):
     """A good picture and a bad one."""
-    made = tmp_path / "pictures"
-    made.mkdir()
-    draw(1).save(made / "a.png")
-    (made / "bad.png").write_bytes(b"x")
-    return made
+    (save(tmp_path / "pictures" / "a.png", 1).parent / "bad.png").write_bytes(b"x")
+    return tmp_path / "pictures"
 
 
-def test_a_dry_run_stops_at_a_bad_image_as_the_run_does(hashseek, own_collection, folder):
-    command = ("index", "add", own_collection, folder, "--on-error", "stop")
-    said = hashseek(*command, "--dry-run")
-    assert said == hashseek(*command, "--device", "cpu")
-    assert said[:2] == (2, "")
-    assert "bad.png" in said[2]
-
-
-def test_a_dry_run_refuses_a_place_for_a_new_collection_as_the_run_does(hashseek, tmp_path, folder, checkpoint):
-    for place in (folder, folder / "a.png"):
-        command = ("index", "add", place, folder, "--checkpoint", checkpoint)
-        said = hashseek(*command, "--dry-run")
-        assert said == hashseek(*command, "--device", "cpu")
-        assert said[:2] == (2, "")
+def test_a_dry_run_is_refused_as_the_run_is(hashseek, own_collection, tmp_path, folder, checkpoint):
+    for command, named in (
+        (("index", "add", own_collection, folder, "--on-error", "stop"), "bad.png"),
+        (("index", "add", folder, folder, "--checkpoint", checkpoint), str(folder)),
+        (("index", "add", folder / "a.png", folder, "--checkpoint", checkpoint), "a.png"),
+    ):
+        refused = hashseek(*command, "--dry-run")
+        assert refused == hashseek(*command, "--device", "cpu")
+        assert refused[:2] == (2, "")
+        assert named in refused[2]
     torn = tmp_path / "torn"  # a creation was interrupted here
     torn.mkdir()
     for name in ("checkpoint.safetensors", ".checkpoint.safetensors.x", "catalog.sqlite.new"):
@@ -278,7 +257,7 @@ def test_a_dry_run_refuses_a_place_for_a_new_collection_as_the_run_does(hashseek
     assert hashseek(*command, "--device", "cpu")[0] == 0
 
 
-def test_a_file_of_problems_on_a_full_disk_ends_the_run_in_a_sentence(hashseek, own_collection, folder):
+def test_a_full_disk_under_the_file_of_errors_ends_the_run_with_a_message(hashseek, own_collection, folder):
     [image] = new_images(np.zeros((1, 6), np.uint8))
     with closing(Collection(own_collection)) as collection:
         collection.add_with_file(replace(image, key="k"), b"data", suffix=".png")
@@ -292,7 +271,7 @@ def test_a_file_of_problems_on_a_full_disk_ends_the_run_in_a_sentence(hashseek, 
     assert not kept.exists()
 
 
-def test_watching_reads_no_list_though_it_is_to_stop_at_errors(start, tmp_path, folder, checkpoint):
+def test_watching_reads_no_lists_even_with_on_error_stop(start, tmp_path, folder, checkpoint):
     (folder / "bad.png").unlink()
     (folder / "labels.csv").write_text("file,labels\nnothing.png,cat\n")
     command = ("index", "add", tmp_path / "new", folder, "--checkpoint", checkpoint, "--device", "cpu")

@@ -1,4 +1,4 @@
-"""The command line: what it prints, how it ends, and that a mistake costs one sentence, never a traceback."""
+"""The command line: output, exit codes, and one line for each mistake, never a traceback."""
 
 import json
 import os
@@ -15,49 +15,30 @@ from support.paths import ROOT
 from support.pictures import N_PICTURES, draw
 
 
-def test_adding_reports_what_was_added_and_what_was_not(hashseek, tmp_path, pictures, checkpoint):
-    folder = tmp_path / "collection"
-    (tmp_path / "bad\n.jpg").write_bytes(b"")
+def test_adding_reports_counts_and_names_bad_files(hashseek, tmp_path, pictures, checkpoint):
+    folder, bad, empty = tmp_path / "collection", tmp_path / "bad\n.jpg", tmp_path / "empty"
+    bad.write_bytes(b"")
+    empty.mkdir()
     shutil.copy(pictures / "picture 00.jpg", tmp_path / "copy.jpg")
-    command = ("index", "add", folder, pictures, tmp_path / "copy.jpg", tmp_path / "bad\n.jpg", "--device", "cpu")
+    command = ("index", "add", folder, pictures, tmp_path / "copy.jpg", bad, "--device", "cpu")
     code, out, err = hashseek(*command, "--checkpoint", checkpoint)
     assert (code, out) == (0, f"added 12, already stored 1, skipped 1; {folder} holds 12 images\n")
     assert err.startswith(f"skipped: {tmp_path}/bad\\n.jpg: ")
     assert err.count("\n") == 1
     code, out, _ = hashseek(*command)
     assert (code, out) == (0, f"added 0, already stored 13, skipped 1; {folder} holds 12 images\n")
-
-
-def test_adding_nothing_ends_with_1_and_the_reasons(hashseek, own_collection, tmp_path):
-    (tmp_path / "empty folder").mkdir()
-    (tmp_path / "bad.jpg").write_bytes(b"text")
-    code, out, err = hashseek("index", "add", own_collection, tmp_path / "bad.jpg")
-    assert (code, out.split(";")[0]) == (1, "added 0, already stored 0, skipped 1")
-    assert err.startswith("skipped: ")
-    code, out, err = hashseek("index", "add", own_collection, tmp_path / "empty folder")
-    assert (code, out.split(";")[0]) == (1, "added 0, already stored 0, skipped 0")
-    assert err.startswith("hashseek: ")
+    for path, n_skipped, start in ((bad, 1, "skipped: "), (empty, 0, "hashseek: ")):
+        code, out, err = hashseek("index", "add", folder, path)
+        assert (code, out.split(";")[0]) == (1, f"added 0, already stored 0, skipped {n_skipped}")
+        assert err.startswith(start)
 
 
 def test_adding_a_list_takes_its_labels_and_split(hashseek, tmp_path, checkpoint):
     for seed in range(3):
         draw(seed).save(tmp_path / f"{seed}.png")
-    (tmp_path / "labels.csv").write_text(
-        "file,labels,split\n0.png,a;b,database\n1.png,b,retrieval\n2.png,a,query\n9.png,a,database\n"
-    )
-    folder = tmp_path / "collection"
-    command = (
-        "index",
-        "add",
-        folder,
-        tmp_path / "labels.csv",
-        "--split",
-        "database",
-        "--device",
-        "cpu",
-        "--checkpoint",
-        checkpoint,
-    )
+    manifest, folder = tmp_path / "labels.csv", tmp_path / "collection"
+    manifest.write_text("file,labels,split\n0.png,a;b,database\n1.png,b,retrieval\n2.png,a,query\n9.png,a,database\n")
+    command = ("index", "add", folder, manifest, "--split", "database", "--device", "cpu", "--checkpoint", checkpoint)
     code, _, err = hashseek(*command, "--on-error", "stop")
     assert code == 2
     assert "labels.csv line 5" in err
@@ -65,8 +46,7 @@ def test_adding_a_list_takes_its_labels_and_split(hashseek, tmp_path, checkpoint
     code, out, err = hashseek(*command)
     assert (code, out.split(";")[0]) == (0, "added 2, already stored 0, skipped 1")
     assert err.startswith("skipped: labels.csv line 5: ")
-    code, out, _ = hashseek("index", "stats", folder, "--json")
-    content = json.loads(out)
+    content = json.loads(hashseek("index", "stats", folder, "--json")[1])
     assert (content["images"], content["bits"], content["labels"]) == (2, 48, {"a": 1, "b": 2})
     assert content["fingerprint"] == load_header(checkpoint).fingerprint
     assert (content["index"]["built"], content["index"]["fresh"]) == (2, 0)
@@ -96,119 +76,102 @@ def test_searching_prints_a_table_or_json(hashseek, indexed, pictures):
     ]
 
 
-def test_removing_takes_all_or_none(hashseek, own_collection):
+def test_removing_takes_all_or_none_and_verifying_lists_damage(hashseek, own_collection):
     code, out, _ = hashseek("index", "remove", own_collection, 3, 5, 3)
     assert (code, out) == (0, f"removed 2; {own_collection} holds 10 images\n")
     code, _, err = hashseek("index", "remove", own_collection, 4, 5)
     assert code == 2
     assert "image 5" in err
     assert hashseek("index", "verify", own_collection)[:2] == (0, "10 images, 0 problems\n")
-
-
-def test_verifying_a_damaged_collection_ends_with_1_and_lists_the_damage(hashseek, own_collection):
-    content = bytearray((own_collection / "index" / "codes.faiss").read_bytes())
+    codes = own_collection / "index" / "codes.faiss"
+    content = bytearray(codes.read_bytes())
     content[-1] ^= 1
-    (own_collection / "index" / "codes.faiss").write_bytes(content)
+    codes.write_bytes(content)
     code, out, err = hashseek("index", "verify", own_collection)
     assert code == 1
-    assert "codes.faiss" in out.splitlines()[0]
-    assert out.endswith("12 images, 1 problems\n")
-    assert err.startswith("hashseek: the index of ")
+    assert codes.name in out.splitlines()[0]
+    assert out.endswith("10 images, 1 problems\n")
+    assert err.startswith("hashseek: ")
     assert hashseek("index", "remove", own_collection, 1)[0] == 0
     assert hashseek("index", "verify", own_collection)[0] == 0
 
 
-# arguments -> what the message must name: the value, the option or the remedy
+# arguments, separated by spaces -> what the message must name: the value, the option or the remedy
 MISTAKES = {
-    "no such command": (("xyzzy",), "'xyzzy'"),
-    "a misspelt command": (("trian",), "'train'"),
-    "no such option": (("--frob",), "--frob"),
-    "no subcommand": (("index",), "hashseek index --help"),
-    "no argument": (("index", "add"), "hashseek index add --help"),
-    "an empty argument": (("index", "add", "", "{picture}"), "hashseek index add"),
-    "an empty value": (("index", "verify", "{collection}", "--checkpoint", ""), "--checkpoint"),
-    "no paths": (("index", "add", "{tmp}/c"), "'paths'"),
-    "k is a word": (("search", "{collection}", "{picture}", "-k", "many"), "'many'"),
-    "k is 0": (("search", "{collection}", "{picture}", "-k", "0"), "not 0"),
-    "a negative distance": (("search", "{collection}", "{picture}", "--max-distance", "-1"), "not -1"),
-    "distance and precision": (
-        ("search", "{collection}", "{picture}", "--max-distance", "5", "--min-precision", "0.5"),
-        "0.5",
-    ),
-    "no collection": (("search", "{tmp}/none", "{picture}"), "{tmp}/none"),
-    "a file as collection": (("search", "{picture}", "{picture}"), "{picture}"),
-    "an empty folder as collection": (("index", "stats", "{tmp}"), "hashseek index add {tmp} "),
-    "repairing and looking at codes": (("index", "verify", "{collection}", "--repair", "--codes", "5"), "--codes"),
-    "a checkpoint for no repair": (("index", "verify", "{collection}", "--checkpoint", "{other}"), "--repair"),
-    "a seed for no choice": (("index", "verify", "{collection}", "--seed", "1"), "--codes"),
-    "a device for nothing": (("index", "verify", "{collection}", "--device", "cpu"), "--device"),
-    "an engine for nothing": (("index", "verify", "{collection}", "--engine", "openvino"), "--engine"),
-    "repairing with another": (
-        ("index", "verify", "{collection}", "--repair", "--checkpoint", "{other}"),
-        "{theirs}",
-    ),
-    "no picture": (("search", "{collection}", "{tmp}/none.jpg"), "{tmp}/none.jpg"),
-    "a folder as picture": (("search", "{collection}", "{tmp}"), "{tmp}"),
-    "text as picture": (("search", "{collection}", "{tmp}/text.jpg"), "{tmp}/text.jpg"),
-    "a two-line name": (("search", "{collection}", "{tmp}/no\nne"), "{tmp}/no\\nne"),
-    "a name that is no text": (("search", "{collection}", "{tmp}/\udcff"), "{tmp}/\\udcff"),
-    "no such device": (("search", "{collection}", "{picture}", "--device", "abacus"), "'abacus'"),
-    "no GPU of that number": (("search", "{collection}", "{picture}", "--device", "cuda:99"), "cuda:99"),
-    "no such precision": (("search", "{collection}", "{picture}", "--precision", "fp8"), "'--precision'"),
-    "another checkpoint": (("search", "{collection}", "{picture}", "--checkpoint", "{other}"), "{theirs}"),
-    "adding with another": (("index", "add", "{collection}", "{picture}", "--checkpoint", "{other}"), "{theirs}"),
-    "serving with another": (("serve", "{collection}", "--port", "0", "--checkpoint", "{other}"), "{theirs}"),
-    "no checkpoint": (("index", "add", "{tmp}/new", "{picture}"), "--checkpoint"),
-    "a missing checkpoint": (("index", "add", "{tmp}/new", "{picture}", "--checkpoint", "{tmp}/no"), "{tmp}/no"),
-    "text as checkpoint": (
-        ("index", "add", "{tmp}/new", "{picture}", "--checkpoint", "{tmp}/text.jpg"),
-        "{tmp}/text.jpg",
-    ),
-    "nothing at the path": (("index", "add", "{collection}", "{tmp}/no"), "{tmp}/no"),
-    "nothing matches": (("index", "add", "{collection}", "*.nothing"), "*.nothing"),
-    "prune without watch": (("index", "add", "{collection}", "{tmp}", "--prune"), "--watch"),
-    "watch and a dry run": (("index", "add", "{collection}", "{tmp}", "--watch", "--dry-run"), "--dry-run"),
-    "watch and a split": (("index", "add", "{collection}", "{tmp}", "--watch", "--split", "train"), "--split"),
-    "watching a file": (("index", "add", "{collection}", "{picture}", "--watch"), "{picture}"),
-    "no folder for errors": (("index", "add", "{collection}", "{tmp}", "--errors", "{tmp}/no/x"), "{tmp}/no"),
-    "an id that is a word": (("index", "remove", "{collection}", "5", "cat"), "'cat'"),
-    "a radius that is a word": (
-        ("index", "duplicates", "{collection}", "--radius", "two"),
-        "hashseek index duplicates --help",
-    ),
-    "too few codes": (("index", "verify", "{collection}", "--codes", "-1"), "'-1'"),
-    "too short a wait": (("index", "add", "{collection}", "{tmp}", "--every", "0"), "'--every'"),
-    "an unknown id": (("index", "remove", "{collection}", "99"), "image 99"),
-    "a huge id": (("index", "remove", "{collection}", "99999999999999999999"), "image 99999999999999999999"),
-    "a negative id": (("index", "remove", "{collection}", "--", "-1"), "image -1"),
-    "serving nothing": (("serve", "{tmp}/none"), "{tmp}/none"),
-    "serving on no port": (("serve", "{collection}", "--port", "99999"), "99999"),
-    "serving on no host": (
-        ("serve", "{collection}", "--host", "no.such.host.invalid", "--port", "0"),
-        "no.such.host.invalid",
-    ),
-    "serving on no device": (("serve", "{collection}", "--port", "0", "--device", "abacus"), "'abacus'"),
+    "trian": "'train'",
+    "--frob": "--frob",
+    "index": "hashseek index --help",
+    "index add": "hashseek index add --help",
+    "index add {tmp}/c": "'paths'",
+    "index add {tmp}/new {picture}": "--checkpoint",
+    "index add {tmp}/new {picture} --checkpoint {tmp}/no": "{tmp}/no",
+    "index add {tmp}/new {picture} --checkpoint {tmp}/text.jpg": "{tmp}/text.jpg",
+    "index add {collection} {picture} --checkpoint {other}": "{theirs}",
+    "index add {collection} {tmp}/no": "{tmp}/no",
+    "index add {collection} *.nothing": "*.nothing",
+    "index add {collection} {tmp} --prune": "--watch",
+    "index add {collection} {tmp} --watch --dry-run": "--dry-run",
+    "index add {collection} {tmp} --watch --split train": "--split",
+    "index add {collection} {picture} --watch": "{picture}",
+    "index add {collection} {tmp} --every 0": "'--every'",
+    "index add {collection} {tmp} --errors {tmp}/no/x": "{tmp}/no",
+    "index remove {collection}": "--key",
+    "index remove {collection} 5 cat": "'cat'",
+    "index remove {collection} 99999999999999999999": "image 99999999999999999999",
+    "index remove {collection} -- -1": "image -1",
+    "index stats {tmp}": "hashseek index add {tmp} ",
+    "index verify {collection} --repair --codes 5": "--codes",
+    "index verify {collection} --checkpoint {other}": "--repair",
+    "index verify {collection} --repair --checkpoint {other}": "{theirs}",
+    "index verify {collection} --codes -1": "'-1'",
+    "search {collection} {picture} -k many": "'many'",
+    "search {collection} {picture} -k 0": "not 0",
+    "search {collection} {picture} --max-distance -1": "not -1",
+    "search {collection} {picture} --max-distance 5 --min-precision 0.5": "0.5",
+    "search {tmp}/none {picture}": "{tmp}/none",
+    "search {picture} {picture}": "{picture}",
+    "search {collection} {tmp}/none.jpg": "{tmp}/none.jpg",
+    "search {collection} {tmp}": "{tmp}",
+    "search {collection} {tmp}/text.jpg": "{tmp}/text.jpg",
+    "search {collection} {tmp}/no\nne": "{tmp}/no\\nne",
+    "search {collection} {tmp}/\udcff": "{tmp}/\\udcff",
+    "search {collection} {picture} --device abacus": "'abacus'",
+    "search {collection} {picture} --device cuda:99": "cuda:99",
+    "search {collection} {picture} --precision fp8": "'--precision'",
+    "search {collection} {picture} --checkpoint {other}": "{theirs}",
+    "serve {collection} --port 0 --checkpoint {other}": "{theirs}",
+    "serve {tmp}/none": "{tmp}/none",
+    "serve {collection} --port 99999": "99999",
+    "serve {collection} --host no.such.host.invalid --port 0": "no.such.host.invalid",
 }
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_costs_one_line(name, hashseek, indexed, pictures, checkpoint, other_checkpoint, tmp_path):
+@pytest.mark.parametrize("line", MISTAKES)
+def test_a_mistake_costs_one_line(line, hashseek, indexed, pictures, other_checkpoint, tmp_path):
     (tmp_path / "text.jpg").write_text("only text")
-    words = {
+    values = {
         "tmp": tmp_path,
         "collection": indexed,
         "picture": pictures / "picture 00.jpg",
         "other": other_checkpoint,
-        "ours": load_header(checkpoint).fingerprint[:12],
         "theirs": load_header(other_checkpoint).fingerprint[:12],
     }
-    arguments, named = MISTAKES[name]
-    code, out, err = hashseek(*(argument.format(**words) for argument in arguments))
+    code, out, err = hashseek(*(argument.format(**values) for argument in line.split(" ")))
     assert (code, out) == (2, "")
     assert err.startswith("hashseek: ")
-    assert named.format(**words) in err
+    assert MISTAKES[line].format(**values) in err
     assert err.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text.jpg"]
+
+
+def test_an_empty_argument_is_refused(hashseek, indexed):
+    for arguments, named in (
+        (("index", "add", "", indexed), "index add"),
+        (("index", "verify", indexed, "--checkpoint", ""), "--checkpoint"),
+    ):
+        code, _, err = hashseek(*arguments)
+        assert code == 2
+        assert named in err
 
 
 def test_no_right_to_read_the_checkpoint_or_create_the_folder(hashseek, tmp_path, checkpoint, pictures):
@@ -219,14 +182,13 @@ def test_no_right_to_read_the_checkpoint_or_create_the_folder(hashseek, tmp_path
     for place, file in ((tmp_path / "new", private), (tmp_path / "closed" / "new", checkpoint)):
         code, _, err = hashseek("index", "add", place, pictures, "--checkpoint", file, before="drop_rights()")
         assert (code, err.count("\n")) == (2, 1)
-        assert "permission denied" in err.lower() or "not readable" in err
+        assert str(file if file == private else place.parent) in err
 
 
 def test_a_terminal_that_lacks_letters_shows_escapes(hashseek, indexed, pictures):
     before = "sys.stdout.reconfigure(encoding='iso8859-5', errors='strict')"
-    code, out, err = hashseek(
-        "search", indexed, pictures / "picture 00.jpg", "-k", 12, "--device", "cpu", before=before
-    )
+    command = ("search", indexed, pictures / "picture 00.jpg", "-k", 12, "--device", "cpu")
+    code, out, err = hashseek(*command, before=before)
     assert (code, err) == (0, "")
     assert "H\\xf6hle, 2 \\xb0C/picture 03.jpg" in out
 
@@ -285,6 +247,7 @@ def test_help_is_fast_and_loads_nothing_heavy():
         ("index", "stats", "{collection}"),
         ("search", "{collection}", "{tmp}/none.jpg"),
     ],
+    ids=" ".join,
 )
 def test_what_needs_no_model_does_not_load_torch(arguments, indexed, tmp_path):
     given = [argument.format(tmp=tmp_path, collection=indexed) for argument in arguments]
@@ -297,16 +260,9 @@ def test_what_needs_no_model_does_not_load_torch(arguments, indexed, tmp_path):
     assert out.splitlines()[-1] == ""
 
 
-def test_the_service_loads_no_training_code():
-    out = run_python(
-        "import sys, hashseek.api.serve, hashseek.api.app, hashseek.indexing.cli.collection\n"
-        "print([name for name in sys.modules if name.startswith('hashseek.training')])"
-    )
-    assert out == "[]\n"
-
-
 def test_the_installed_command_runs():
     command = Path(sys.executable).parent / "hashseek"
     done = subprocess.run([command, "search", "/nowhere", "x.jpg"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("hashseek: there is no collection /nowhere")
+    assert done.stderr.startswith("hashseek: ")
+    assert "/nowhere" in done.stderr

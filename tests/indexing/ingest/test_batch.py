@@ -1,4 +1,4 @@
-"""Batch indexing: nothing lost, nothing twice, every bad file named; under kill -9 and in company."""
+"""Indexing in batches: nothing lost, nothing stored twice, every bad file named; also after kill -9."""
 
 import hashlib
 import os
@@ -6,6 +6,7 @@ import shutil
 import signal
 import sqlite3
 import tarfile
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -17,11 +18,11 @@ from hashseek.indexing.ingest.batch import ImageSource, ingest
 from hashseek.indexing.ingest.sources import count_images, find_sources
 from hashseek.indexing.ingest.uris import open_uri
 from hashseek.indexing.searcher import Searcher, SearchOptions
+from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.errors import BadDataset, BadImage
-from hashseek.retrieval.label_files import Problem
 from hashseek.retrieval.tar_members import find_member
 from support.commands import wait_until
-from support.pictures import N_PICTURES, draw
+from support.pictures import N_PICTURES, draw, save
 
 
 @pytest.fixture
@@ -32,41 +33,31 @@ def opened(tmp_path, checkpoint):
     collection.close()
 
 
-def save(path, seed=0, **options):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draw(seed).save(path, **options)
-    return path
-
-
 def run(opened, sources, **options):
     """The last report, with the problems of all."""
     reports = list(ingest(*opened, sources, **options))
     return replace(reports[-1], problems=[problem for report in reports for problem in report.problems])
 
 
-def drawn(*paths, **options):
-    """(sources, problems) that the paths give."""
-    found = list(find_sources(paths, **options))
-    return [one for one in found if isinstance(one, ImageSource)], [one for one in found if isinstance(one, Problem)]
+def outcome(report):
+    return report.added, report.updated, report.known, report.skipped
 
 
 def test_every_batch_is_stored_when_it_is_reported(opened, pictures, monkeypatch):
     monkeypatch.setattr(module, "BATCH", 5)
-    sources, problems = drawn(pictures)
-    assert problems == []
     reported = []
-    for report in ingest(*opened, sources):
+    for report in ingest(*opened, find_sources([pictures])):
         beside = Collection(opened[0].folder, read_only=True)
         assert len(beside) == report.added
         beside.close()
         reported.append(report.added)
     assert reported == [5, 10, 12]
-    again = run(opened, sources)
+    again = run(opened, find_sources([pictures]))
     assert (again.added, again.known, again.problems) == (0, 12, [])
     assert opened[0].verify() == []
 
 
-def test_good_pictures_survive_bad_company_and_each_bad_file_is_named_once(opened, tmp_path):
+def test_good_files_are_added_and_each_bad_file_is_named_once(opened, tmp_path):
     folder = tmp_path / "mixed"
     good = [save(folder / f"{seed}.png", seed) for seed in range(3)]
     (folder / "empty.jpg").write_bytes(b"")
@@ -77,9 +68,8 @@ def test_good_pictures_survive_bad_company_and_each_bad_file_is_named_once(opene
     os.mkfifo(folder / "pipe.gif")
     (folder / "notes.txt").write_text("not looked at")
     (folder / ".hidden.jpg").write_text("not looked at")
-    sources, problems = drawn(folder)
-    report = run(opened, sources)
-    assert (report.added, report.known, problems) == (3, 0, [])
+    report = run(opened, find_sources([folder]))
+    assert outcome(report) == (3, 0, 0, 6)
     assert sorted(image.path for image in opened[0].catalog.page(after=0, limit=99)) == sorted(map(str, good))
     bad = ["cut.jpg", "empty.jpg", "gone.jpg", "loop.png", "pipe.gif", "text.jpg"]
     assert sorted(problem.uri for problem in report.problems) == [f"{folder}/{name}" for name in bad]
@@ -96,47 +86,28 @@ def test_on_error_stop_names_the_first_bad_file_and_keeps_earlier_batches(opened
     assert len(opened[0]) == 2
 
 
-def test_the_same_content_is_stored_once_under_its_first_path_and_other_labels_are_noted(opened, tmp_path):
-    first = save(tmp_path / "a.png")
-    second = tmp_path / "copy.png"
+def test_the_same_content_is_stored_once_and_other_labels_are_noted(opened, tmp_path):
+    first, second = save(tmp_path / "a.png"), tmp_path / "copy.png"
     shutil.copy(first, second)
-    report = run(
-        opened,
-        [
-            ImageSource(first, ("cat",)),
-            ImageSource(second, ("dog",)),
-            ImageSource(first, ("cat",)),
-            ImageSource(second),
-        ],
-    )
-    assert (report.added, report.known) == (1, 3)
-    [problem] = report.problems
-    assert (problem.where, problem.skipped) == (str(second), False)
+    labelled = [ImageSource(first, ("cat",)), ImageSource(second, ("dog",)), ImageSource(first, ("cat",))]
+    report = run(opened, [*labelled, ImageSource(second)])
+    assert outcome(report) == (1, 0, 3, 0)
+    assert [(problem.where, problem.skipped) for problem in report.problems] == [(str(second), False)]
     report = run(opened, [ImageSource(second, ("dog",), "labels.csv line 7")])
-    assert (report.added, report.known) == (0, 1)
+    assert outcome(report) == (0, 0, 1, 0)
     assert [problem.where for problem in report.problems] == ["labels.csv line 7"]
     assert opened[0].catalog.one(1).labels == ("cat",)
 
 
 def test_names_with_anything_in_them(opened, tmp_path):
     folder = tmp_path / "names"
-    names = [
-        "a b.png",
-        "ümläut 日本.png",
-        "new\nline.png",
-        "quote'\".png",
-        "-k.png",
-        "%20#?.png",
-        " lead.png",
-        "UPPER.PNG",
-    ]
+    names = ["a b.png", "ümläut 日本.png", "new\nline.png", "quote'\".png", "-k.png", "%20#?.png", " lead.png", "B.PNG"]
     for seed, name in enumerate(names):
         save(folder / name, seed, format="PNG")
     with open(os.fsencode(folder) + b"/not utf-8 \xff.png", "wb") as file:  # noqa: PTH123
         draw(99).save(file, "PNG")
     (folder / "labels in it.jsonl").write_text('{"file": "-k.png", "labels": ["\\ud800"]}\n')
-    sources, _ = drawn(folder, folder / "labels in it.jsonl")
-    report = run(opened, sources)
+    report = run(opened, find_sources([folder, folder / "labels in it.jsonl"]))
     assert report.added == len(names)
     assert {image.path for image in opened[0].catalog.page(after=0, limit=99)} == {str(folder / name) for name in names}
     assert [problem.where for problem in report.problems] == [
@@ -145,30 +116,29 @@ def test_names_with_anything_in_them(opened, tmp_path):
     ]
 
 
-def test_lists_bring_labels_and_splits_and_their_bad_lines(tmp_path):
+def test_a_list_is_read_by_split_and_its_bad_lines_are_problems(tmp_path):
     for seed, name in enumerate("abc"):
         save(tmp_path / f"{name}.png", seed)
     (tmp_path / "labels.csv").write_text(
         "file,labels,split\na.png,x,database\nb.png,y;z,query\nc.png,x,database\nd.png,x,query\n"
     )
     for path in (tmp_path, tmp_path / "labels.csv"):
-        sources, problems = drawn(path)
+        *sources, problem = find_sources([path])
         assert [(source.uri.name, source.labels) for source in sources] == [
             ("a.png", ("x",)),
             ("b.png", ("y", "z")),
             ("c.png", ("x",)),
         ]
-        [problem] = problems
         assert (problem.where, problem.uri) == ("labels.csv line 5", str(tmp_path / "d.png"))
-    sources, _ = drawn(tmp_path, split="database")
-    assert [source.uri.name for source in sources] == ["a.png", "c.png"]
-    with pytest.raises(BadDataset, match="'train'"):
-        drawn(tmp_path, split="train")
+    assert [source.uri.name for source in find_sources([tmp_path], split="database")] == ["a.png", "c.png"]
     assert count_images([tmp_path]) == 3
-    with pytest.raises(BadDataset, match=r"labels.csv line 5"):
-        count_images([tmp_path], on_error="stop")
-    with pytest.raises(BadDataset, match="none"):
-        find_sources([tmp_path / "none"])
+    for refuse in (
+        lambda: list(find_sources([tmp_path], split="train")),
+        lambda: count_images([tmp_path], on_error="stop"),
+        lambda: find_sources([tmp_path / "none"]),
+    ):
+        with pytest.raises(BadDataset):
+            refuse()
 
 
 class Counting:
@@ -183,10 +153,6 @@ class Counting:
     def encode_pixels(self, pixels):
         self.n += len(pixels)
         return self._encoder.encode_pixels(pixels)
-
-
-def outcome(report):
-    return report.added, report.updated, report.known, report.skipped
 
 
 def test_no_content_is_encoded_twice_whatever_its_keys(opened, tmp_path):
@@ -219,17 +185,10 @@ def test_other_content_labels_or_attributes_under_a_key_update_its_record(opened
     assert opened[0].catalog.code(1).tobytes() != before.tobytes()
 
 
-def test_what_the_catalog_refuses_of_one_image_costs_only_that_image(opened, tmp_path):
+def test_a_key_or_attributes_out_of_limits_skip_only_that_image(opened, tmp_path):
     path = save(tmp_path / "a.png")
-    report = run(
-        opened,
-        [
-            ImageSource(path, key="k" * 513, where="line 1"),
-            ImageSource(path, attributes={"x": "y" * 20_000}, where="line 2"),
-            ImageSource(path, attributes={"x": float("nan")}, where="line 3"),
-            ImageSource(path, where="line 4"),
-        ],
-    )
+    invalid = {"key": "k" * 513}, {"attributes": {"x": "y" * 20_000}}, {"attributes": {"x": float("nan")}}, {}
+    report = run(opened, [ImageSource(path, where=f"line {n}", **given) for n, given in enumerate(invalid, start=1)])
     assert outcome(report) == (1, 0, 0, 3)
     assert [problem.where for problem in report.problems] == ["line 1", "line 2", "line 3"]
 
@@ -238,20 +197,20 @@ def test_a_file_that_changes_while_it_is_read_is_left_out(opened, tmp_path, monk
     path, other = save(tmp_path / "a.png", 1), save(tmp_path / "b.png", 2)
     read = loading.open_uri
 
-    def while_somebody_writes(uri):
+    def read_while_it_is_written(uri):
         data = read(uri)
         if uri == str(path):
             path.write_bytes(data + b"more")
         return data
 
-    monkeypatch.setattr(loading, "open_uri", while_somebody_writes)
+    monkeypatch.setattr(loading, "open_uri", read_while_it_is_written)
     report = run(opened, [ImageSource(path), ImageSource(other)])
     assert outcome(report) == (1, 0, 0, 1)
     [problem] = report.problems
     assert problem.uri == str(path)
 
 
-def test_trusted_times_save_the_reading_and_a_changed_file_is_read(opened, tmp_path, monkeypatch):
+def test_with_trusted_times_only_changed_files_are_read(opened, tmp_path, monkeypatch):
     paths = [save(tmp_path / "many" / f"{seed}\n.png", seed) for seed in range(6)]
     sources = [ImageSource(path, ("x",), key=path.name) for path in paths]
     run(opened, sources)
@@ -267,30 +226,33 @@ def test_trusted_times_save_the_reading_and_a_changed_file_is_read(opened, tmp_p
     assert outcome(run(opened, sources, trust_mtime=True)) == (0, 2, 3, 1)
     assert sorted(was_read) == [str(path) for path in paths[2:]]  # by several threads
     was_read.clear()
-    assert outcome(run(opened, sources, trust_mtime=True)) == (0, 0, 5, 1)  # what was only touched is noted
+    assert outcome(run(opened, sources, trust_mtime=True)) == (
+        0,
+        0,
+        5,
+        1,
+    )  # the new time of the touched file was stored
     assert was_read == [str(paths[4])]
 
 
-def test_a_batch_that_fills_slowly_is_stored_all_the_same(opened, tmp_path, monkeypatch):
+def test_a_batch_that_fills_slowly_is_stored_before_it_is_full(opened, tmp_path, monkeypatch):
     sources = [ImageSource(save(tmp_path / f"{seed}.png", seed)) for seed in range(3)]
     monkeypatch.setattr(module, "_PATIENCE", 0.0)
     assert [report.added for report in ingest(*opened, sources)] == [1, 2, 3]
 
 
-def test_images_in_a_tar_are_stored_and_found_again(opened, tmp_path, pictures):
+def test_images_in_a_tar_are_stored_and_found_again(opened, tmp_path):
     with tarfile.open(tmp_path / "a.tar", "w") as packed:
         for seed in range(6):
             packed.add(save(tmp_path / f"{seed}.jpg", seed), f"x/{seed}.jpg")
-    sources, _ = drawn(tmp_path / "a.tar")
+    sources = list(find_sources([tmp_path / "a.tar"]))
     assert outcome(run(opened, sources, trust_mtime=True)) == (6, 0, 0, 0)
     assert outcome(run(opened, sources, trust_mtime=True)) == (0, 0, 6, 0)
     for record in opened[0].catalog.page(after=0, limit=10):
         assert hashlib.sha256(open_uri(record.path)).hexdigest() == record.sha256
     assert opened[0].verify() == []
     os.truncate(tmp_path / "a.tar", find_member(sources[3].uri).offset + 50)
-    cut, problems = drawn(tmp_path / "a.tar")
-    report = run(opened, [*cut, *problems])
-    assert outcome(report)[:3] == (0, 0, 3)
+    assert outcome(run(opened, find_sources([tmp_path / "a.tar"])))[:3] == (0, 0, 3)
 
 
 # ---------------------------------------------------------------- processes
@@ -343,10 +305,7 @@ def test_kill_9_when(moment, hashseek, tmp_path, pictures, checkpoint):
     code, _, err = hashseek(*command, before=FAULT + fault)
     assert code == -signal.SIGKILL, err
     if n_stored is not None:
-        collection = Collection(folder, read_only=True)
-        assert len(collection) == n_stored
-        assert collection.verify() == []
-        collection.close()
+        check_complete(folder, n_stored)
     code, out, err = hashseek(*command)
     assert (code, "Traceback" in err) == (0, False), err
     assert out.startswith(f"added {12 - (n_stored or 0)}, already stored {n_stored or 0}, skipped 0;")
@@ -354,27 +313,21 @@ def test_kill_9_when(moment, hashseek, tmp_path, pictures, checkpoint):
 
 
 def check_complete(folder, n=N_PICTURES):
-    """Every picture is there once, and all agrees."""
-    collection = Collection(folder, read_only=True)
-    images = collection.catalog.page(after=0, limit=1000)
-    assert len({image.sha256 for image in images}) == len({image.path for image in images}) == len(images) == n
-    assert len(collection) == n
-    assert collection.verify() == []
-    collection.close()
+    """There are n images, each once, and all parts of the collection agree."""
+    with closing(Collection(folder, read_only=True)) as collection:
+        images = collection.catalog.page(after=0, limit=1000)
+        assert len({image.sha256 for image in images}) == len({image.path for image in images}) == len(images) == n
+        assert len(collection) == n
+        assert collection.verify() == []
 
 
 def count(folder):
-    """Images committed so far, read as a stranger would."""
+    """Images committed so far, read without Hashseek."""
     try:
-        db = sqlite3.connect(f"file:{folder}/catalog.sqlite?mode=ro", uri=True)
-    except sqlite3.OperationalError:
+        with closing(sqlite3.connect(f"file:{folder}/catalog.sqlite?mode=ro", uri=True)) as db:
+            return db.execute("SELECT count(*) FROM images").fetchone()[0]
+    except sqlite3.OperationalError:  # it does not exist yet
         return 0
-    try:
-        return db.execute("SELECT count(*) FROM images").fetchone()[0]
-    except sqlite3.OperationalError:
-        return 0
-    finally:
-        db.close()
 
 
 def test_kill_9_from_outside_again_and_again(start, hashseek, tmp_path, checkpoint):
@@ -391,44 +344,40 @@ def test_kill_9_from_outside_again_and_again(start, hashseek, tmp_path, checkpoi
         if not process.ended:
             process.send(signal.SIGKILL)
         process.wait()
-        collection = Collection(folder, read_only=True)
-        assert len(collection) >= seen
-        assert len(collection) % 3 == 0
-        assert collection.verify() == []
-        collection.close()
+        with closing(Collection(folder, read_only=True)) as collection:
+            n_stored = len(collection)
+        assert n_stored >= seen
+        assert n_stored % 3 == 0
+        check_complete(folder, n_stored)
     assert hashseek(*command)[0] == 0
     check_complete(folder, 60)
 
 
-def test_two_processes_that_create_and_fill_a_collection_at_once(start, tmp_path, pictures, checkpoint):
+def test_three_processes_that_create_and_fill_a_collection_at_once(start, tmp_path, pictures, checkpoint):
     folder = tmp_path / "collection"
     command = ("index", "add", folder, pictures, "--checkpoint", checkpoint, "--device", "cpu")
-    both = [
-        start(*command, before="import hashseek.indexing.ingest.batch; hashseek.indexing.ingest.batch.BATCH = 2")
-        for _ in range(3)
-    ]
-    assert [process.wait() for process in both] == [0, 0, 0], [process.err for process in both]
-    added = [int(process.out.split()[1].rstrip(",")) for process in both]
+    before = "import hashseek.indexing.ingest.batch; hashseek.indexing.ingest.batch.BATCH = 2"
+    processes = [start(*command, before=before) for _ in range(3)]
+    assert [process.wait() for process in processes] == [0, 0, 0], [process.err for process in processes]
+    added = [int(process.out.split()[1].rstrip(",")) for process in processes]
     assert sum(added) == N_PICTURES
     check_complete(folder)
 
 
-def test_of_two_checkpoints_one_makes_the_collection_and_the_other_is_refused(
+def test_of_two_checkpoints_one_creates_the_collection_and_the_other_is_refused(
     start, tmp_path, pictures, checkpoint, other_checkpoint
 ):
-    folder = tmp_path / "collection"
-    both = [
-        start("index", "add", folder, pictures, "--checkpoint", file, "--device", "cpu")
-        for file in (checkpoint, other_checkpoint)
-    ]
-    assert sorted(process.wait() for process in both) == [0, 2]
-    [loser] = [process for process in both if process.wait() == 2]
-    assert loser.err.startswith("hashseek: ")
-    assert "not of" in loser.err
-    check_complete(folder)
+    command = ("index", "add", tmp_path / "collection", pictures, "--device", "cpu", "--checkpoint")
+    processes = [start(*command, file) for file in (checkpoint, other_checkpoint)]
+    assert sorted(process.wait() for process in processes) == [0, 2]
+    [refused] = [process for process in processes if process.wait() == 2]
+    assert refused.err.startswith("hashseek: ")
+    assert load_header(checkpoint).fingerprint[:12] in refused.err
+    assert load_header(other_checkpoint).fingerprint[:12] in refused.err
+    check_complete(tmp_path / "collection")
 
 
-def test_an_open_collection_sees_what_other_processes_do_with_its_next_search(hashseek, own_collection, tmp_path):
+def test_the_next_search_sees_what_other_processes_did(hashseek, own_collection, tmp_path):
     collection = Collection(own_collection)
     searcher = Searcher.open(collection, device="cpu")
     picture = save(tmp_path / "new.png", 77)
@@ -447,7 +396,7 @@ def test_an_open_collection_sees_what_other_processes_do_with_its_next_search(ha
     collection.close()
 
 
-def test_without_the_right_to_write_there_is_a_sentence_and_searching_still_works(
+def test_without_write_permission_changes_are_refused_and_searches_work(
     hashseek, own_collection, tmp_path, pictures, checkpoint
 ):
     before = {path: path.read_bytes() for path in own_collection.rglob("*") if path.is_file()}
@@ -465,7 +414,6 @@ def test_without_the_right_to_write_there_is_a_sentence_and_searching_still_work
         assert code == 2
         assert err.startswith("hashseek: ")
         assert err.count("\n") == 1
-        assert "write" in err or "Permission denied" in err
     code, out, err = hashseek("search", own_collection, picture, "-k", 3, "--device", "cpu", before="drop_rights()")
     assert (code, err, len(out.splitlines())) == (0, "", 4)
     assert hashseek("index", "verify", own_collection, before="drop_rights()")[:2] == (0, "12 images, 0 problems\n")
@@ -474,11 +422,12 @@ def test_without_the_right_to_write_there_is_a_sentence_and_searching_still_work
     assert {path: path.read_bytes() for path in own_collection.rglob("*") if path.is_file()} == before
 
 
-def test_a_full_disk_is_one_sentence_and_nothing_is_torn(hashseek, small_disk, tmp_path, pictures, checkpoint):
+def test_a_full_disk_is_one_message_and_leaves_nothing_half_written(
+    hashseek, small_disk, tmp_path, pictures, checkpoint
+):
     folder = small_disk / "collection"
     code, _, err = hashseek("index", "add", folder, pictures, "--checkpoint", checkpoint, "--device", "cpu")
     assert code == 2
     assert err.startswith("hashseek: ")
     assert err.count("\n") == 1
-    assert "No space left" in err
     assert list(folder.iterdir()) == []

@@ -1,5 +1,6 @@
-"""Fetching images: limits hold against a real server that hangs, lies, redirects for ever and never ends."""
+"""Downloads: the limits hold against a real server that hangs, lies, redirects in a circle or never ends."""
 
+import re
 import socket
 import threading
 import time
@@ -114,7 +115,8 @@ def get(server, path, **options):
     return fetch(f"{server.url}/{path}", **{"allow_private": True, "seconds": 10.0, **options})
 
 
-def test_content_comes_as_it_is_after_redirects_and_retries(server):
+def test_content_is_downloaded_after_redirects_and_retries_and_without_a_proxy(server, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     assert get(server, "good") == CONTENT
     assert get(server, "good/ü space?q=ä") == CONTENT
     assert get(server, "away") == CONTENT
@@ -124,20 +126,15 @@ def test_content_comes_as_it_is_after_redirects_and_retries(server):
     assert {"/good/%C3%BC%20space?q=%C3%A4", "/good/%FF"} <= set(server.asked)
 
 
-def test_the_environment_s_proxy_is_not_used(server, monkeypatch):
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    assert get(server, "good") == CONTENT
-
-
-# path -> what the message names
+# path -> a value that the message names
 REFUSED = {
     "gone": "404",
     "never": "503",
-    "round": "5 times",
+    "round": "5",
     "metadata": "169.254.169.254",
     "odd": "http://[bad",
     "file": "file:///etc/passwd",
-    "short": "10,240 of 20,480",
+    "short": "20,480",
     "long": "10,737,418,240",
     "endless": "1,000,000",
     "reset": "",
@@ -146,100 +143,67 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("path", REFUSED)
-def test_a_refusal_names_the_url_and_the_reason_on_one_line(server, path, monkeypatch):
+def test_a_refusal_names_the_url_and_the_value(server, path, monkeypatch):
     private = path != "metadata"
-    url = f"{server.url}/{path}"
     if not private:  # the server itself counts as public here, its redirect target does not
         monkeypatch.setattr(remote, "is_public", lambda ip: ip == "127.0.0.1" or is_public(ip))
-    with pytest.raises(BadImage) as refused:
-        fetch(url, allow_private=private, max_bytes=1_000_000, seconds=10.0, retries=1)
-    message = str(refused.value)
-    assert message.startswith(url)
-    assert REFUSED[path] in message
-    assert "\n" not in message
+    with pytest.raises(BadImage, match=re.escape(f"{server.url}/{path}")) as refused:
+        get(server, path, allow_private=private, max_bytes=1_000_000, retries=1)
+    assert REFUSED[path] in str(refused.value)
+    assert "\n" not in str(refused.value)
     assert server.sent < 50 * 2**20  # of 10 GB
 
 
 @pytest.mark.parametrize("path", ["hang", "drip"])
-def test_a_server_that_hangs_costs_the_seconds_that_it_is_given(server, path):
+def test_the_time_limit_holds_for_a_server_that_hangs(server, path):
     started = time.monotonic()
-    with pytest.raises(BadImage, match=r"0\.7 s"):
+    with pytest.raises(BadImage, match=r"0\.7"):
         get(server, path, seconds=0.7)
     assert time.monotonic() - started < 5  # generous: the machine may be busy
 
 
-def test_private_addresses_are_refused_before_anything_is_sent(server):
+def test_private_addresses_are_refused_before_anything_is_sent(server, monkeypatch):
     port = server.server_port
     for host in ("127.0.0.1", "localhost", "2130706433", "0x7f.1", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0"):
-        with pytest.raises(BadImage, match="--allow-private"):
+        with pytest.raises(BadImage, match=host.replace("[", "\\[")):
             fetch(f"http://{host}:{port}/good", seconds=5.0)
     assert server.asked == []
-
-
-def test_a_name_that_resolves_to_a_public_and_a_private_address_is_refused(server, monkeypatch):
-    def both(host, port, **_):
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, port)) for ip in ("93.184.215.14", "10.0.0.1")]
-
-    monkeypatch.setattr(socket, "getaddrinfo", both)
+    public_and_private = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, 80)) for ip in ("8.8.8.8", "10.0.0.1")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: public_and_private)
     with pytest.raises(BadImage, match=r"10\.0\.0\.1"):
         fetch("http://example.org/x.jpg")
 
 
-@pytest.mark.parametrize(
-    ("address", "public"),
-    [
-        ("8.8.8.8", True),
-        ("2001:4860:4860::8888", True),
-        ("10.1.2.3", False),
-        ("172.31.0.1", False),
-        ("192.168.1.1", False),
-        ("100.64.0.1", False),  # of a provider's own network
-        ("169.254.169.254", False),  # metadata of clouds
-        ("127.8.8.8", False),
-        ("0.0.0.0", False),
-        ("224.0.0.1", False),
-        ("255.255.255.255", False),
-        ("::1", False),
-        ("::", False),
-        ("fe80::1%eth0", False),
-        ("fd00::1", False),
-        ("ff02::1", False),
-        ("::ffff:10.0.0.1", False),
-        ("64:ff9b::a9fe:a9fe", False),  # NAT64 of 169.254.169.254
-        ("64:ff9b::808:808", True),
-        ("2002:a00:1::", False),  # 6to4 of 10.0.0.1
-        ("fec0::1", False),
-        ("64:ff9b:1::7f00:1", False),
-        ("::127.0.0.1", False),
-        ("::ffff:0:127.0.0.1", False),
-        ("5f00::1", False),
-        ("3fff::1", False),
-        ("192.0.0.8", False),
-    ],
-)
-def test_public_addresses(address, public):
-    assert is_public(address) is public
+# The last lines: a provider's network, metadata of clouds, IPv4 inside IPv6, and NAT64 of the metadata address.
+PRIVATE = """
+    10.1.2.3 172.31.0.1 192.168.1.1 127.8.8.8 0.0.0.0 224.0.0.1 255.255.255.255 192.0.0.8 ::1 :: fd00::1 ff02::1
+    fe80::1%eth0 fec0::1 5f00::1 3fff::1
+    100.64.0.1
+    169.254.169.254
+    ::ffff:10.0.0.1 ::127.0.0.1 ::ffff:0:127.0.0.1 2002:a00:1:: 64:ff9b:1::7f00:1
+    64:ff9b::a9fe:a9fe
+"""
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://",
-        "http:///x.jpg",
-        "http://a:b@example.org/x",
-        "http://[::1/x",
-        "http://example.org:99999/x",
-        "http://" + "a" * 70 + ".org/x",
-        "http://name.invalid/x.jpg",
-    ],
-)
-def test_invalid_urls_are_refused(url):
-    with pytest.raises(BadImage):
-        fetch(url, seconds=3.0)
+def test_public_and_private_ip_addresses():
+    assert [ip for ip in ("8.8.8.8", "2001:4860:4860::8888", "64:ff9b::808:808") if not is_public(ip)] == []
+    assert [ip for ip in PRIVATE.split() if is_public(ip)] == []
+
+
+def test_invalid_urls_are_refused():
+    for rest in (
+        "",
+        "/x.jpg",
+        "a:b@example.org/x",
+        "[::1/x",
+        "example.org:99999/x",
+        f"{'a' * 70}.org/x",
+        "name.invalid/x",
+    ):
+        with pytest.raises(BadImage):
+            fetch(f"http://{rest}", seconds=3.0)
 
 
 def test_what_counts_as_remote():
-    assert is_remote("http://x")
-    assert is_remote("HTTPS://x")
-    assert not is_remote("/a/http://x")
-    assert not is_remote("ftp://x")
+    uris = ("http://x", "HTTPS://x", "/a/http://x", "ftp://x")
+    assert [is_remote(uri) for uri in uris] == [True, True, False, False]

@@ -1,4 +1,4 @@
-"""What `index add` is given, found one by one: folders, patterns, lists, tars; everything wrong is named."""
+"""Finding images for `index add`: folders, glob patterns, lists and tars; every problem is reported."""
 
 import gzip
 import io
@@ -14,13 +14,11 @@ from hashseek.indexing.ingest.sources import count_images, describe, find_source
 from hashseek.indexing.ingest.uris import is_there, open_uri, stored_path
 from hashseek.retrieval.errors import BadDataset
 from hashseek.retrieval.label_files import Problem
-from support.pictures import draw
+from support.pictures import draw, encoded
 
 
-def jpeg(seed=0):
-    buffer = io.BytesIO()
-    draw(seed).save(buffer, "JPEG")
-    return buffer.getvalue()
+def jpeg(seed):
+    return encoded(draw(seed), "JPEG")
 
 
 def touch(path, content=b"x"):
@@ -29,11 +27,11 @@ def touch(path, content=b"x"):
     return path
 
 
-def drawn(*paths, **options):
-    found = list(find_sources(paths, **options))
-    return [one for one in found if isinstance(one, ImageSource)], [
-        str(one) for one in found if isinstance(one, Problem)
-    ]
+def drawn(*paths):
+    """(sources, problems as text) that the paths give."""
+    found = list(find_sources(paths))
+    sources = [one for one in found if isinstance(one, ImageSource)]
+    return sources, [str(one) for one in found if isinstance(one, Problem)]
 
 
 def names(folder, *patterns):
@@ -70,38 +68,33 @@ def test_patterns(tree):
     assert names(tree, "**/**/deep/*") == ["a/deep/3.jpg"]
     assert names(tree, "b/*") == ["b/4.jpg"]  # what is no image is left out, as in a folder
     assert names(tree, "[c]/6.jpg") == ["[c]/6.jpg"]  # a file of that name comes before the pattern
-    assert names(tree, ".hidden/*") == [".hidden/5.jpg"]
+    assert names(tree, "a/**") == ["a/1.jpg", "a/2.png", "a/deep/3.jpg"]
     for pattern in ("*.gif", "none/*", "**/none", "7.jpg/*"):
         with pytest.raises(BadDataset):
             find_sources([str(tree / pattern)])
 
 
-def test_links_in_a_circle_end_and_a_linked_folder_is_not_followed_twice(tree):
+def test_links_in_a_circle_end_and_links_to_folders_are_not_followed(tree):
     (tree / "a" / "up").symlink_to(tree)
     (tree / "self").symlink_to(".")
     assert names(tree, "**/*.jpg") == ["7.jpg", "[c]/6.jpg", "a/1.jpg", "a/deep/3.jpg", "b/4.jpg"]
     assert len(list(walk(tree))) == 6
-    assert names(tree, "a/up/b/*") == ["a/up/b/4.jpg"]  # said explicitly, a link is followed
+    assert names(tree, "a/up/b/*") == ["a/up/b/4.jpg"]  # unless they are named
 
 
-def test_hidden_folders_are_left_out_but_the_one_that_was_named(tree):
-    touch(tree / ".hidden" / ".trash" / "8.jpg")
-    touch(tree / "a" / ".thumbnails" / "1.jpg")
-    touch(tree / "a" / ".1.jpg")
+def test_hidden_folders_are_left_out_unless_they_are_named(tree, monkeypatch):
+    for hidden in (".hidden/.trash/8.jpg", "a/.thumbnails/1.jpg", "a/.1.jpg"):
+        touch(tree / hidden)
     assert names(tree, "a") == ["a/1.jpg", "a/2.png", "a/deep/3.jpg"]
-    assert names(tree, ".hidden") == [".hidden/5.jpg"]
-    assert "/." not in "".join(str(path.relative_to(tree)) for path in walk(tree))
-
-
-def test_an_empty_path_is_not_the_current_folder(tree, monkeypatch):
+    assert names(tree, ".hidden") == names(tree, ".hidden/*") == [".hidden/5.jpg"]
     monkeypatch.chdir(tree)
     assert len(drawn(".")[0]) == 6
-    for ask in (find_sources, count_images):
+    for refuse in (find_sources, count_images):
         with pytest.raises(BadDataset):
-            ask(["7.jpg", ""])
+            refuse(["7.jpg", ""])  # an empty path is not the current folder
 
 
-def test_what_may_not_be_read_is_named_and_the_rest_is_added(hashseek, own_collection, tmp_path):
+def test_files_without_read_permission_are_skipped_and_named(hashseek, own_collection, tmp_path):
     for number, name in enumerate(("open.png", "closed/1.png", "closed/2.png")):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         draw(70 + number).save(tmp_path / name)
@@ -110,7 +103,7 @@ def test_what_may_not_be_read_is_named_and_the_rest_is_added(hashseek, own_colle
     unreadable.chmod(0)
     closed = tmp_path / "closed"
     closed.chmod(0)
-    paths = (closed, closed / "1.png", f"{closed}/*.png", tmp_path / "list.csv", unreadable, tmp_path / "open.png")
+    paths = (closed, closed / "1.png", tmp_path / "list.csv", unreadable, tmp_path / "open.png")
     command = ("index", "add", own_collection, *paths, "--device", "cpu")
     try:
         code, out, err = hashseek(*command, before="drop_rights()")
@@ -118,8 +111,8 @@ def test_what_may_not_be_read_is_named_and_the_rest_is_added(hashseek, own_colle
         verified = hashseek("index", "verify", own_collection, before="drop_rights()")
     finally:
         closed.chmod(0o755)
-    assert (code, out.split(";")[0]) == (0, "added 1, already stored 0, skipped 5")
-    names = [closed, f"{closed}/1.png", closed, "list.csv line 2", unreadable]
+    assert (code, out.split(";")[0]) == (0, "added 1, already stored 0, skipped 4")
+    names = [closed, f"{closed}/1.png", "list.csv line 2", unreadable]
     for line, name in zip(err.splitlines(), names, strict=True):
         assert line.startswith(f"skipped: {name}: ")
         assert line.endswith("Permission denied")
@@ -139,12 +132,11 @@ def test_a_folder_of_more_files_than_are_sorted_together_gives_each_once(tmp_pat
     assert found[95:] == [f"sub {number:02}/x.jpg" for number in range(25)]
 
 
-def test_sources_are_drawn_lazily_and_can_be_stopped(tree, monkeypatch):
-    asked = []
-    found = until(find_sources([tree]), lambda: len(asked) > 1)
-    for one in found:
-        asked.append(one)
-    assert len(asked) == 2
+def test_sources_are_found_lazily_and_can_be_stopped(tree):
+    taken = []
+    for one in until(find_sources([tree]), lambda: len(taken) > 1):
+        taken.append(one)
+    assert len(taken) == 2
 
 
 def test_labels_and_keys_are_added(tree):
@@ -220,7 +212,7 @@ def test_parquet(tree):
         drawn(tree / "m.parquet")
 
 
-def test_a_text_of_addresses_and_files(tree):
+def test_a_text_file_of_urls_and_files(tree):
     touch(tree / "urls.txt", "\ufeff# of today\n\nhttps://example.org/ü.jpg\na/1.jpg\r\nftp://example.org/x\n".encode())
     sources, problems = drawn(tree / "urls.txt")
     assert [source.uri for source in sources] == ["https://example.org/ü.jpg", tree / "a/1.jpg"]
@@ -246,13 +238,15 @@ BAD_ROWS = [
 ]
 
 
-@pytest.mark.parametrize("row", BAD_ROWS, ids=lambda row: str(row)[:40])
-def test_a_bad_row_is_named_and_the_others_stay(tree, row):
-    row = row if isinstance(row, bytes) else row.encode()
-    touch(tree / "m.jsonl", b'{"file": "7.jpg"}\n' + row + b'\n{"file": "a/1.jpg"}')
-    sources, [problem] = drawn(tree / "m.jsonl")
-    assert len(sources) == 2
-    assert problem.startswith("m.jsonl line 2: ")
+def test_each_bad_row_is_named_and_the_others_are_read(tree):
+    rows = [
+        row if isinstance(row, bytes) else row.encode()
+        for row in ('{"file": "7.jpg"}', *BAD_ROWS, '{"file": "a/1.jpg"}')
+    ]
+    touch(tree / "m.jsonl", b"\n".join(rows))
+    sources, problems = drawn(tree / "m.jsonl")
+    assert [source.where for source in sources] == ["m.jsonl line 1", f"m.jsonl line {len(rows)}"]
+    assert [problem.partition(":")[0] for problem in problems] == [f"m.jsonl line {n}" for n in range(2, len(rows))]
 
 
 def test_a_list_is_read_in_constant_memory(tree):
@@ -272,13 +266,13 @@ def test_a_list_is_read_in_constant_memory(tree):
 # ---------------------------------------------------------------- tars
 
 
-def test_images_in_a_tar_with_what_is_said_beside_them(tmp_path):
-    said = {"labels": ["cat"], "key": "k0", "year": 2015}
+def test_images_in_a_tar_with_metadata_from_the_files_beside_them(tmp_path):
+    metadata = {"labels": ["cat"], "key": "k0", "year": 2015}
     shard = make_tar(
         tmp_path / "a.tar",
         [
             ("x/0.jpg", jpeg(0)),
-            ("x/0.json", json.dumps(said).encode()),
+            ("x/0.json", json.dumps(metadata).encode()),
             ("x/1.txt", b"dog; brown\n"),
             ("x/1.jpg", jpeg(1)),
             ("x/2.cls", b"3 5"),
@@ -309,7 +303,7 @@ def test_images_in_a_tar_with_what_is_said_beside_them(tmp_path):
     assert not is_there(path)
 
 
-def test_the_suffix_of_a_tar_may_have_capitals_and_a_compressed_one_is_named(tmp_path):
+def test_a_tar_in_capitals_is_read_and_a_compressed_tar_is_reported(tmp_path):
     shard = make_tar(tmp_path / "A.TAR", [("0.jpg", jpeg(0))])
     for named in (shard, str(tmp_path / "*.TAR")):
         [source], problems = drawn(named)
@@ -321,10 +315,10 @@ def test_the_suffix_of_a_tar_may_have_capitals_and_a_compressed_one_is_named(tmp
         for path in (packed, str(tmp_path / f"*{name[1:]}")):
             sources, [problem] = drawn(path)
             assert (sources, problem.partition(":")[0]) == ([], str(packed))
-    assert drawn(str(tmp_path / "b*")) == ([], [])  # not asked for
+    assert drawn(str(tmp_path / "b*")) == ([], [])  # the pattern does not name the suffix
 
 
-def test_a_truncated_tar_gives_what_is_whole_and_says_where_it_ends(tmp_path):
+def test_a_damaged_tar_gives_its_whole_members_and_a_problem(tmp_path):
     shard = make_tar(tmp_path / "a.tar", [(f"{number}.jpg", jpeg(number)) for number in range(5)])
     content = shard.read_bytes()
     sources, _ = drawn(shard)
@@ -332,20 +326,12 @@ def test_a_truncated_tar_gives_what_is_whole_and_says_where_it_ends(tmp_path):
     cut, problems = drawn(shard)
     assert [s.uri for s in cut] in ([s.uri for s in sources[:3]], [s.uri for s in sources[:4]])
     assert [problem.partition(":")[0] for problem in problems] == [str(shard)]
-    for damaged in (content[:2048] + b"garbage" * 400, gzip.compress(content), b""):
-        shard.write_bytes(damaged)
-        assert [problem.partition(":")[0] for problem in drawn(shard)[1]] == [str(shard)]
-
-
-def test_a_tar_whose_member_leads_back_to_itself_ends(tmp_path):
-    """A size of -512 would make the next header this one again, for ever."""
-    shard = make_tar(tmp_path / "a.tar", [("0.jpg", jpeg(0)), ("1.jpg", jpeg(1))])
-    whole = shard.read_bytes()[: sum(512 + 512 * -(-len(jpeg(seed)) // 512) for seed in (0, 1))]
+    # A size of -512 would make the next header this one again, for ever.
     header = bytearray(tarfile.TarInfo("2.jpg").tobuf())
     header[124:136] = (2**96 - 512).to_bytes(12, "big")
     header[148:156] = b" " * 8
     header[148:156] = f"{sum(header):06o}\0 ".encode()
-    shard.write_bytes(whole + bytes(header) + bytes(2048))
-    sources, problems = drawn(shard)
-    assert len(sources) == 1
-    assert len(problems) == 1
+    two = make_tar(tmp_path / "two.tar", [("0.jpg", jpeg(0))]).read_bytes()[: 512 + 512 * -(-len(jpeg(0)) // 512)]
+    for damaged in (content[:2048] + b"garbage" * 400, gzip.compress(content), b"", two + bytes(header) + bytes(2048)):
+        shard.write_bytes(damaged)
+        assert [problem.partition(":")[0] for problem in drawn(shard)[1]] == [str(shard)]
