@@ -12,7 +12,7 @@ from hashseek.retrieval.codes import Codes
 Mask = NDArray[np.bool_]
 
 # Share of distinct codes below which each is stored once: at 0.3 a search takes 0.4 of the time, at 0.5 0.6, at 0.7 it
-# gains nothing and the lists take more memory than the repeated codes (measured at 48 bits; docs/search.md).
+# gains nothing and the lists take more memory than the repeated codes (measured at 48 bits; docs/benchmarks.md).
 COLLAPSE_BELOW = 0.5
 # Reading scattered codes takes this many times as long as reading them in order: 25 at 64 bits, 10 at 256.
 _SCATTERED = 20

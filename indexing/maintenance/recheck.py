@@ -13,8 +13,8 @@ from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadConfig, BadImage, ForeignCodes
 from hashseek.retrieval.images import Pixels
 
-# Larger shares of bits than engines and precisions change (docs/engines.md: between float32 and bf16 1.4 % in all, and
-# 7 of 48 in one code): in a sample of at least MIN_IMAGES, and in the code of one image.
+# Larger shares of bits than engines and precisions change (docs/benchmarks.md: between float32 and bf16 1.4 % in all,
+# and 7 of 48 in one code): in a sample of at least MIN_IMAGES, and in the code of one image.
 MAX_SHARE, MAX_SHARE_OF_IMAGE, MIN_IMAGES = 0.05, 0.3, 10
 _BATCH = 256
 _N_NAMED = 5  # images that a message names

@@ -1,6 +1,5 @@
 """Indexes on attributes: filters find the same with and without them, whatever happens to the catalog."""
 
-import sqlite3
 from contextlib import closing
 from dataclasses import replace
 
@@ -12,15 +11,7 @@ from hashseek.indexing.catalog.conditions import Condition, parse_condition
 from hashseek.indexing.catalog.filters import Filter, make_filter
 from hashseek.indexing.collection import CATALOG
 from hashseek.indexing.maintenance.repair import repair
-from support.collections import ATTRIBUTES, code_collection, new_images, random_codes
-
-
-def sql(path, *statements):
-    db = sqlite3.connect(path)
-    with db:
-        for statement in statements:
-            db.execute(statement)
-    db.close()
+from support.collections import ATTRIBUTES, code_collection, new_images, random_codes, sql
 
 
 def with_attributes(folder, each):

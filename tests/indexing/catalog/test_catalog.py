@@ -24,7 +24,7 @@ from hashseek.indexing.catalog import (
 from hashseek.indexing.catalog import catalog as catalog_module
 from hashseek.indexing.catalog import database as module
 from hashseek.retrieval.errors import BadCodes, BadCollection, BadConfig, UnknownImage
-from support.collections import new_images, random_codes
+from support.collections import new_images, random_codes, sql
 
 
 @pytest.fixture
@@ -43,14 +43,6 @@ def catalog(path):
 
 def images(n, *, start=0, labels=()):
     return new_images(random_codes(np.random.default_rng(start), n, 12), start=start, labels=labels)
-
-
-def sql(path, statement, *arguments):
-    db = sqlite3.connect(path)
-    with db:
-        rows = db.execute(statement, arguments).fetchall()
-    db.close()
-    return rows
 
 
 def test_a_record_is_read_as_it_was_stored(catalog):

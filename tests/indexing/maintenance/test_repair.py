@@ -11,15 +11,12 @@ from hashseek.indexing.collection import Collection
 from hashseek.indexing.maintenance.repair import repair
 from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.errors import BadCollection
-from support.collections import code_collection, new_images, random_codes
+from support.collections import code_collection, new_images, random_codes, sql
 from support.faults import content
 
 
-def sql(folder, *statements):
-    with closing(sqlite3.connect(folder / "catalog.sqlite", isolation_level=None)) as db:
-        for statement in statements:
-            db.execute(statement)
-        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+def damage_catalog(folder, *statements):
+    sql(folder / "catalog.sqlite", *statements, "PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def run_repair(folder, **options):
@@ -53,7 +50,7 @@ ROWS = {
 @pytest.mark.parametrize("damage", ROWS)
 def test_damaged_rows_are_deleted_or_recomputed(own_collection, hashseek, damage):
     expected, _ = state(own_collection)
-    sql(own_collection, "PRAGMA foreign_keys = OFF", ROWS[damage])
+    damage_catalog(own_collection, "PRAGMA foreign_keys = OFF", ROWS[damage])
     code, _, _ = hashseek("index", "verify", own_collection)
     assert code in (1, 2)
     code, out, err = hashseek("index", "verify", own_collection, "--repair", "--device", "cpu")
@@ -66,7 +63,7 @@ def test_damaged_rows_are_deleted_or_recomputed(own_collection, hashseek, damage
 def test_bits_beyond_the_length_of_a_code_are_malformed(tmp_path):
     with closing(code_collection(tmp_path, n_bits=12)) as collection:
         collection.add(new_images(random_codes(np.random.default_rng(0), 3, 12)))
-    sql(tmp_path, "UPDATE codes SET code = x'01F0' WHERE image_id = 2")
+    damage_catalog(tmp_path, "UPDATE codes SET code = x'01F0' WHERE image_id = 2")
     report = run_repair(tmp_path)
     assert FindingKind.MISSING_CODE in {finding.kind for finding in report.left}
 
@@ -74,7 +71,9 @@ def test_bits_beyond_the_length_of_a_code_are_malformed(tmp_path):
 def test_an_open_collection_does_not_find_images_that_lost_their_code(own_collection, tmp_path):
     with closing(Collection(own_collection)) as beside:
         query = beside.catalog.code(5)
-        sql(own_collection, "UPDATE codes SET code = x'0102' WHERE image_id = 5", "UPDATE images SET path = '/nowhere'")
+        damage_catalog(
+            own_collection, "UPDATE codes SET code = x'0102' WHERE image_id = 5", "UPDATE images SET path = '/nowhere'"
+        )
         report = run_repair(own_collection)
         assert (FindingKind.MISSING_CODE, 5) in {(finding.kind, finding.image_id) for finding in report.left}
         [(_, ids)] = beside.search(query, k=99)
@@ -105,7 +104,7 @@ def test_a_damaged_index_is_rebuilt(own_collection, name):
 
 
 def test_problems_that_cannot_be_repaired_are_reported(own_collection, hashseek):
-    sql(
+    damage_catalog(
         own_collection,
         "UPDATE images SET path = '/nowhere/' || id WHERE id IN (2, 3)",
         "DELETE FROM codes WHERE image_id = 3",
@@ -122,7 +121,7 @@ def test_problems_that_cannot_be_repaired_are_reported(own_collection, hashseek)
 
 def destroy(folder, table_or_index):
     """Overwrite the pages of a table or an index of the catalog."""
-    sql(folder)
+    damage_catalog(folder)
     with closing(sqlite3.connect(folder / "catalog.sqlite")) as db:
         [(page,)] = db.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table_or_index,)).fetchall()
         [(size,)] = db.execute("PRAGMA page_size").fetchall()
@@ -158,7 +157,7 @@ def test_an_sqlite_index_that_lost_rows_is_rebuilt(own_collection):
         db.execute("DROP INDEX images_by_path")
         db.execute("CREATE INDEX images_by_path ON images(path) WHERE id > 5")
         db.execute("UPDATE sqlite_master SET sql = ? WHERE name = 'images_by_path'", (statement,))
-    sql(own_collection)
+    damage_catalog(own_collection)
     assert [finding.kind for finding in state(own_collection)[1]] == [FindingKind.SQLITE] * 6
     assert run_repair(own_collection).left == []
     assert state(own_collection) == (expected, [])
