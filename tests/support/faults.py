@@ -1,6 +1,6 @@
 """Killing `hashseek` at random moments, and cutting the power, with a ledger of what had been acknowledged by then.
 
-`tests/test_faults.py` does it a few times, `bench/faults.py` as often as one likes.
+`tests/indexing/maintenance/test_faults.py` does it a few times, `bench/faults.py` as often as you like.
 """
 
 import hashlib
