@@ -329,8 +329,8 @@ def open_for_adding(folder: Path, *, checkpoint: Path | None) -> Iterator[Collec
 def _delete_if_unused(collection: Collection) -> None:
     """Delete a collection into which no process has ever stored anything."""
     folder = collection.folder
-    with suppress(HashseekError, OSError), locked(folder):  # nobody creates a collection here meanwhile
-        with collection.catalog.exclusive():  # writers who wait for this find that the file is gone
+    with suppress(HashseekError, OSError), locked(folder):  # no other process creates a collection here meanwhile
+        with collection.catalog.exclusive():  # writers that wait for this find that the file is gone
             if collection.catalog.generation() > 0:
                 return
             (folder / CATALOG).unlink()

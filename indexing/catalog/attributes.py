@@ -20,7 +20,6 @@ Ids = NDArray[np.int64]
 
 MAX_INDEXED = 32
 MAX_PATH = 512  # characters of a JSON path that gets an index
-_PREFIX = "images_by_attribute_"
 
 
 def ids_with(db: sqlite3.Connection, condition: Condition) -> Ids | None:
@@ -67,19 +66,14 @@ def add_indexes(db: sqlite3.Connection, paths: Iterable[str]) -> None:
     indexed = indexed_paths(db)
     for path in [path for path in paths if path not in indexed][: MAX_INDEXED - len(indexed)]:
         [number] = db.execute("INSERT INTO attribute_indexes (path) VALUES (?) RETURNING id", (path,)).fetchone()
-        db.execute(_statement(number, path))
-
-
-def indexes_differ(db: sqlite3.Connection) -> bool:
-    """Whether the indexes in the database are not those that the table of indexed attributes asks for."""
-    wanted = {_index_name(number): _statement(number, path) for path, number in indexed_paths(db).items()}
-    return wanted != _existing(db)
+        kind, name = json_type(path), _index_name(number)
+        db.execute(f"CREATE INDEX {name} ON images({kind}, {json_value(path)}) WHERE {kind} IS NOT NULL")
 
 
 def drop_indexes(db: sqlite3.Connection) -> None:
     """Drop all indexes on attributes, within a transaction of the caller, who then calls `rebuild_indexes`."""
-    for name in _existing(db):
-        db.execute(f"DROP INDEX {name}")
+    for number in indexed_paths(db).values():
+        db.execute(f"DROP INDEX IF EXISTS {_index_name(number)}")
     db.execute("DELETE FROM attribute_indexes")
 
 
@@ -115,15 +109,4 @@ def paths_of(attributes: Mapping[str, Any], outer: tuple[str, ...] = ()) -> list
 
 
 def _index_name(number: int) -> str:
-    return f"{_PREFIX}{int(number)}"
-
-
-def _statement(number: int, path: str) -> str:
-    kind = json_type(path)
-    return f"CREATE INDEX {_index_name(number)} ON images({kind}, {json_value(path)}) WHERE {kind} IS NOT NULL"
-
-
-def _existing(db: sqlite3.Connection) -> dict[str, str]:
-    """Name and SQL of the indexes on attributes in the database."""
-    rows = db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'index' AND name GLOB ?", (f"{_PREFIX}*",))
-    return {str(name): str(sql) for name, sql in rows}
+    return f"images_by_attribute_{int(number)}"

@@ -1,7 +1,7 @@
 """The catalog: the SQLite file that holds everything a collection knows about its images.
 
 It stores each image's path, key, content hash, size, labels and attributes, and its code in one or several code
-spaces. The generation counts committed changes; together with the ids, which are never reused, it tells an index what
+spaces. The generation counts committed changes; together with the ids, which are never reused, it shows an index what
 has changed since the index was built.
 """
 
@@ -94,7 +94,7 @@ class Catalog:
             yield
 
     def copy_to(self, copy: Path) -> None:
-        """Copy the catalog to a new single file, as of one moment; others may go on using it."""
+        """Copy the catalog to a new single file, as of one moment, while others may use it."""
         self._db.copy_to(copy)
 
     def verify(self) -> list[Finding]:
@@ -253,7 +253,7 @@ class Catalog:
         space_id = self.space.id
         with self._db.snapshot() as db:
             generation = self._db.generation(db)
-            # `optimize` deletes the list of earlier removals and updates: whoever needs it has to read everything.
+            # `optimize` deletes the list of earlier removals and updates: an older index has to read everything.
             row = db.execute("SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'forgotten'").fetchone()
             if row is not None and after_generation < row[0]:
                 after_id, after_generation = 0, -1

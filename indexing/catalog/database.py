@@ -80,7 +80,7 @@ class Database:
             self._writer.close()
 
     def is_in_place(self) -> bool:
-        """Whether the opened file is still the one at its path: somebody may have put a restored copy there."""
+        """Whether the opened file is still the one at its path, and was not replaced by a restored copy."""
         try:
             return _identity(self.path) == self._identity
         except OSError:

@@ -17,14 +17,13 @@ import numpy as np
 
 from hashseek.indexing.catalog.attributes import Ids, condition_clause, fetch_ids, ids_with
 from hashseek.indexing.catalog.conditions import Condition, parse_condition
+from hashseek.indexing.catalog.records import placeholders
 from hashseek.indexing.sorted_ids import union
 from hashseek.retrieval.errors import BadConfig
 
 # If at most this share of all images is left, further conditions are tested on those images one by one.
 _FEW = 0.05
-# Testing one image for a label takes as long as reading the ids of this many images with that label.
-_LOOKED_UP = 20
-MAX_CONDITIONS = 64  # in one filter; SQLite's own limit lies higher
+MAX_CONDITIONS = 64  # in one filter; below SQLite's own limit
 
 # What each argument of `make_filter` means, for the help of the command line and the schema of the service.
 FILTER_HELP = {
@@ -140,7 +139,10 @@ def choose(db: sqlite3.Connection, chosen: Filter) -> Chosen:
 
 
 def ids_where(db: sqlite3.Connection, chosen: Filter) -> Ids:
-    """The ids (ascending) of the images that a filter lets through."""
+    """The ids (ascending) of the images that a filter lets through.
+
+    Conditions are looked up in indexes until few images are left; the others are then tested on those images.
+    """
     found: Ids | None = None
     if chosen.keys is not None:
         query = "SELECT id AS i FROM images WHERE key IN (SELECT value FROM json_each(?))"
@@ -150,20 +152,20 @@ def ids_where(db: sqlite3.Connection, chosen: Filter) -> Ids:
         ids = np.unique(np.array([i for i in chosen.ids if 0 <= i < 2**63], np.int64))
         found = ids if found is None else _both(found, ids)
     few = int(_FEW * _count(db))
-    groups = [(label,) for label in dict.fromkeys(chosen.all_labels)] + [chosen.any_labels] * bool(chosen.any_labels)
-    if len(groups) > 1:
-        groups.sort(key=lambda labels: _count_labelled(db, labels, most=few))
-    for labels in groups:
-        found = _with_label(db, found, labels)
     clauses: list[str] = []
     values: list[Any] = []
-    for look_up, clause, clause_values in _column_conditions(db, chosen):
+    for look_up, clause, clause_values in [*_label_conditions(db, chosen, few), *_column_conditions(db, chosen)]:
         indexed = look_up() if found is None or len(found) > few else None
         if indexed is not None:
             found = indexed if found is None else _both(found, indexed)
         else:
             clauses.append(clause)
             values += clause_values
+    excluded = chosen.no_labels
+    if excluded and found is not None and len(found) <= few:
+        clauses.append(f"NOT {_has_label(excluded)}")
+        values += excluded
+        excluded = ()
     if chosen.ids is not None or clauses or found is None:
         by = ""
         if found is not None and len(found) <= few:
@@ -173,24 +175,20 @@ def ids_where(db: sqlite3.Connection, chosen: Filter) -> Ids:
         where = f" WHERE {' AND '.join(clauses)}" if clauses else ""
         matching = np.sort(fetch_ids(db, f"SELECT id AS i FROM images{by}{where}", values))
         found = matching if found is None else _both(found, matching)
-    if chosen.no_labels and len(found):
-        found = np.setdiff1d(found, _with_label(db, found, chosen.no_labels), assume_unique=True)
-    return found
+    return np.setdiff1d(found, _labelled(db, excluded), assume_unique=True) if excluded else found
 
 
-def _with_label(db: sqlite3.Connection, found: Ids | None, labels: Sequence[str]) -> Ids:
-    """Those of `found` (ascending; None: all images) that have one of the labels."""
-    if found is None or any("\0" in label for label in labels):  # json_each cuts off strings there
-        labelled = _labelled(db, labels)
-        return labelled if found is None else _both(found, labelled)
-    most = _LOOKED_UP * len(found)
-    if most >= _count(db) or _count_labelled(db, labels, most=most) <= most:
-        return _both(found, _labelled(db, labels))
-    query = (
-        "SELECT f.value AS i FROM json_each(?) AS f WHERE EXISTS (SELECT 1 FROM image_labels "
-        "WHERE image_id = f.value AND label IN (SELECT value FROM json_each(?)))"
-    )
-    return np.sort(fetch_ids(db, query, [json.dumps(found.tolist()), json.dumps(labels)]))
+def _label_conditions(db: sqlite3.Connection, chosen: Filter, few: int) -> "list[_Condition]":
+    """Conditions on labels, rare labels first."""
+    groups = [(label,) for label in dict.fromkeys(chosen.all_labels)] + [chosen.any_labels] * bool(chosen.any_labels)
+    if len(groups) > 1:
+        groups.sort(key=lambda labels: _count_labelled(db, labels, most=few))
+    return [(partial(_labelled, db, labels), _has_label(labels), list(labels)) for labels in groups]
+
+
+def _has_label(labels: Sequence[str]) -> str:
+    listed = placeholders(labels)
+    return f"EXISTS (SELECT 1 FROM image_labels WHERE image_id = images.id AND label IN ({listed}))"
 
 
 def _count_labelled(db: sqlite3.Connection, labels: Sequence[str], *, most: int) -> int:
@@ -220,13 +218,13 @@ def _count(db: sqlite3.Connection) -> int:
 
 
 # A function that looks the ids up in an index, or returns None if there is none; the same as an SQL clause; its values.
-_ColumnCondition = tuple[Callable[[], Ids | None], str, list[Any]]
+_Condition = tuple[Callable[[], Ids | None], str, list[Any]]
 
 
-def _column_conditions(db: sqlite3.Connection, chosen: Filter) -> list[_ColumnCondition]:
+def _column_conditions(db: sqlite3.Connection, chosen: Filter) -> list[_Condition]:
     """Conditions on columns of the table of images; those that probably let few images through come first."""
-    exact: list[_ColumnCondition] = []
-    ranges: list[_ColumnCondition] = []
+    exact: list[_Condition] = []
+    ranges: list[_Condition] = []
     for condition in chosen.attributes:
         kind = exact if condition.operator in ("=", "^=") else ranges
         kind.append((partial(ids_with, db, condition), *condition_clause(condition)))
@@ -238,9 +236,5 @@ def _column_conditions(db: sqlite3.Connection, chosen: Filter) -> list[_ColumnCo
     if not limits:
         return exact + ranges
     clause, times = " AND ".join(limit for limit, _ in limits), [time for _, time in limits]
-    return [*exact, (partial(_ids_added, db, clause, times), clause, times), *ranges]
-
-
-def _ids_added(db: sqlite3.Connection, clause: str, times: list[Any]) -> Ids:
-    """The ids (ascending) of the images that were added at such times."""
-    return np.sort(fetch_ids(db, f"SELECT id AS i FROM images WHERE {clause}", times))
+    look_up = lambda: np.sort(fetch_ids(db, f"SELECT id AS i FROM images WHERE {clause}", times))  # noqa: E731
+    return [*exact, (look_up, clause, times), *ranges]

@@ -7,7 +7,6 @@ from enum import Enum
 
 from hashseek.indexing.catalog import attributes
 from hashseek.indexing.catalog.records import Space
-from hashseek.indexing.catalog.schema import missing_parts, recreate_parts
 from hashseek.indexing.catalog.spaces import n_missing
 from hashseek.retrieval.codes import code_size
 
@@ -17,8 +16,6 @@ class FindingKind(Enum):
 
     SQLITE = "SQLite's own check of the file"
     ORPHANED_ROWS = "rows of images or spaces that do not exist"
-    SCHEMA = "a missing or altered index or trigger of SQLite"
-    DUPLICATE_KEY = "a key that several images have"
     ATTRIBUTES = "attributes that are not a JSON object"
     MALFORMED_CODE = "a code of the wrong type or length"
     MISSING_CODE = "an image without a code"
@@ -65,17 +62,8 @@ def _problems(db: sqlite3.Connection, space: Space) -> Iterator[Finding]:
     for table, n in orphans.items():
         if n:
             yield Finding(FindingKind.ORPHANED_ROWS, f"{n} rows of the table {table} belong to no image or code space")
-    altered = {name: kind for kind, name, _ in missing_parts(db)}
-    for name, kind in altered.items():
-        yield Finding(FindingKind.SCHEMA, f"the {kind} {name} of the catalog is missing or was altered")
-    if "images_by_key" in altered:
-        query = "SELECT key, count(*) FROM images NOT INDEXED WHERE key IS NOT NULL GROUP BY key HAVING count(*) > 1"
-        for key, n in db.execute(query):
-            yield Finding(FindingKind.DUPLICATE_KEY, f"{n} images have the key {key!r}: remove all but one of them")
     for (image_id,) in db.execute(f"SELECT id FROM images WHERE {_BAD_ATTRIBUTES}"):
         yield Finding(FindingKind.ATTRIBUTES, f"the attributes of image {image_id} are not a JSON object", image_id)
-    if attributes.indexes_differ(db):
-        yield Finding(FindingKind.SCHEMA, "the indexes on attributes of the catalog are missing or were altered")
     bad_codes, values = _malformed_codes(space.id, space.n_bits)
     for (image_id,) in db.execute(f"SELECT image_id {bad_codes}", values):
         message = f"the code of image {image_id} is not a code of {space.n_bits} bits"
@@ -85,22 +73,20 @@ def _problems(db: sqlite3.Connection, space: Space) -> Iterator[Finding]:
 
 
 def repair_rows(db: sqlite3.Connection, generation: int) -> list[str]:
-    """Recreate what is derived and delete what belongs to nothing, within a transaction that makes `generation`.
+    """Delete rows that belong to nothing and content that cannot be read, within a transaction for `generation`.
 
     Returns:
         A message for each thing that was done.
     """
-    done = [f"recreated {name} of the catalog" for name in recreate_parts(db)]
+    done = []
     for table, clause in _ORPHANS.items():
         if n := db.execute(f"DELETE FROM {table} WHERE {clause}").rowcount:
             done.append(f"deleted {n} rows of the table {table} that belonged to no image or code space")
     bad_ids = [int(row[0]) for row in db.execute(f"SELECT id FROM images WHERE {_BAD_ATTRIBUTES}")]
-    if bad_ids or attributes.indexes_differ(db):
-        attributes.drop_indexes(db)
+    if bad_ids:
+        attributes.drop_indexes(db)  # SQLite would read the invalid JSON to update them
         db.executemany("UPDATE images SET attributes = '{}' WHERE id = ?", [(image_id,) for image_id in bad_ids])
         attributes.rebuild_indexes(db)
-        done.append("rebuilt the indexes on attributes")
-    if bad_ids:
         listed = ", ".join(map(str, bad_ids))
         done.append(f"cleared the attributes of {len(bad_ids)} images, which were not a JSON object: {listed}")
     n_codes = 0

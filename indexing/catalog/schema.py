@@ -14,7 +14,6 @@ There is one version and no migration: a catalog of another version is refused w
 """
 
 import sqlite3
-from contextlib import closing
 
 APPLICATION_ID = 0x48534B31  # "HSK1"
 VERSION = 5
@@ -84,29 +83,3 @@ def create_tables(db: sqlite3.Connection) -> None:
         db.execute(statement)
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     db.execute(f"PRAGMA user_version = {VERSION}")
-
-
-def missing_parts(db: sqlite3.Connection) -> list[tuple[str, str, str]]:
-    """(type, name, SQL) of the indexes and triggers that are missing or differ from the schema."""
-    parts = "SELECT type, name, sql FROM sqlite_master WHERE type IN ('index', 'trigger') AND sql IS NOT NULL"
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as expected:
-        create_tables(expected)
-        wanted = expected.execute(parts).fetchall()
-    found = set(db.execute(parts))
-    return [part for part in wanted if part not in found]
-
-
-def recreate_parts(db: sqlite3.Connection) -> list[str]:
-    """Recreate missing or altered indexes and triggers; returns their names.
-
-    A unique index over keys that were stored twice meanwhile cannot be created, and is left out.
-    """
-    recreated = []
-    for kind, name, sql in missing_parts(db):
-        db.execute(f"DROP {kind} IF EXISTS {name}")
-        try:
-            db.execute(sql)
-        except sqlite3.IntegrityError:
-            continue
-        recreated.append(name)
-    return recreated

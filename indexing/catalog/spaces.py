@@ -148,17 +148,6 @@ class CodeSpaces:
                 found |= {int(i): (np.frombuffer(code, np.uint8), str(engine)) for i, code, engine in rows}
         return found
 
-    def codes_of_equal_content(self, ids: Sequence[int], *, space_id: int) -> list[Encoded]:
-        """Codes for those images of which another image with the same content has a code in a space."""
-        query = (
-            "SELECT c.code, coalesce(e.name, '') FROM images AS own JOIN images AS other ON other.sha256 = own.sha256 "
-            "CROSS JOIN codes AS c ON c.space_id = ? AND c.image_id = other.id "
-            "LEFT JOIN engines AS e ON e.id = c.engine WHERE own.id = ? LIMIT 1"
-        )
-        with self._db.reading() as db:
-            rows = [(image_id, db.execute(query, (space_id, image_id)).fetchone()) for image_id in ids]
-        return [(image_id, np.frombuffer(row[0], np.uint8), str(row[1])) for image_id, row in rows if row is not None]
-
     def engines(self) -> dict[str, int]:
         """Number of codes of this space per engine that computed them; "" where the engine is unknown."""
         with self._db.reading() as db:

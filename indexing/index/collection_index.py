@@ -1,7 +1,7 @@
 """The index of an open collection: what its searches see, kept up to date with the catalog and written to disk.
 
-Searches use an immutable `View`. A change makes a new view with the next search; nobody else waits for it. Images that
-came since the built segment was made are in a small fresh segment, until `merge_segments` or `save` merges the two.
+Searches use an immutable `View`. The next search after a change makes a new view; no other search waits for it. Images
+added since the built segment was created are in a small fresh segment, until `merge_segments` or `save` merges the two.
 """
 
 import logging
@@ -47,7 +47,6 @@ class CollectionIndex:
         self._lock = threading.Lock()
         self._saved: IndexVersion | None = None  # what is on disk and also in memory
         self._saved_index: weakref.ref[HammingIndex] | None = None
-        self._overwritten: IndexVersion | None = None  # what was on disk when overwriting it failed
         self._supported = {"exact"}  # kinds that are known to work on this machine
         self._view = self._open(read_only=read_only)
 
@@ -82,7 +81,7 @@ class CollectionIndex:
             Whether it was merged.
         """
         kind = self.kind
-        if self._view.kind != kind:  # another process was asked for another kind, and may have built it
+        if self._view.kind != kind:  # another process may have built another kind
             self._load_newer(kind)
         view = self.current()
         due = view.is_due or view.kind != kind
@@ -187,7 +186,7 @@ class CollectionIndex:
         """Load an index that another process has written, if it has this kind; returns what is on disk now."""
         with locked(self._folder, shared=True):
             on_disk = self._files.version()
-            if on_disk in (None, self._saved, self._overwritten) or on_disk.kind != kind:
+            if on_disk in (None, self._saved) or on_disk.kind != kind:
                 return on_disk
             try:
                 built = self._load()
@@ -206,9 +205,9 @@ class CollectionIndex:
             on_disk = self._files.version()
             if over is not None and on_disk not in over:
                 return False
-            self._saved, self._overwritten = None, on_disk  # if writing fails, what is on disk is torn or outdated
+            self._saved = None  # if writing fails, what is on disk is incomplete or outdated
             self._saved = self._files.write(merged.index, generation=view.generation, last_id=view.last_id)
-            self._saved_index, self._overwritten = weakref.ref(merged.index), None
+            self._saved_index = weakref.ref(merged.index)
         return True
 
     def _is_saved(self, view: View) -> bool:

@@ -146,14 +146,14 @@ class _Nearest:
         if not len(at):
             return
         hits = distances.take(at)
-        if self.weights is None:  # sorting small numbers is quicker than counting them
+        if self.weights is None:  # sorting small numbers is faster than counting them
             self.within += np.sort(hits.astype(np.int16)).searchsorted(self.bins, "right")
         else:
             weights = self.weights.take(at + start)
             self.within += np.bincount(hits, weights, len(self.bins)).cumsum().astype(np.int64)
         reach = self._reach()
         if reach < self.bound:
-            kept = (hits <= reach).nonzero()[0]  # with take, quicker than a mask
+            kept = (hits <= reach).nonzero()[0]  # with take, faster than a mask
             hits, at = hits.take(kept), at.take(kept)
         self.parts.append((hits, at + start))
         if reach <= self.limit:  # k are found: later rows at the same distance rank behind them

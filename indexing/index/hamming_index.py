@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 KINDS = ("exact", *APPROXIMATE, "gpu")
-# From this share of rows on, an approximate kind is asked for more than k results, and the others are left out.
+# From this share of rows on, an approximate kind fetches more than k results, and those outside are left out.
 _MOST = 0.9
 # From one id in so many images on, marking them in a table of all ids is faster than looking each of them up.
 _MANY = 20

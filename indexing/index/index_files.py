@@ -5,7 +5,8 @@ Hold the lock of the collection's folder to read or write them, or files of two 
 
 import hashlib
 import json
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ class IndexFiles:
             BadCollection: missing, damaged, of another catalog, or of a kind that this machine does not support.
         """
         manifest = self._manifest()
-        try:
+        with _as_bad_collection():
             for name in {_CODES, _IDS, *manifest["sha256"]}:
                 if _sha256(self.folder / name) != manifest["sha256"][name]:
                     raise BadCollection(f"{name} does not have the hash in its manifest")
@@ -61,13 +62,6 @@ class IndexFiles:
             version = _version(manifest)
             segment = whole(load_index(self.folder / _CODES, ids, n_bits=n_bits, kind=version.kind))
             return View(version.generation, manifest["last_id"], segment, empty(n_bits)), version
-        except BadConfig as error:  # this machine does not support its kind
-            raise BadCollection(str(error)) from None
-        except FileNotFoundError as error:
-            raise BadCollection(f"{error.filename} is missing") from None
-        # SystemError: Python 3.11 raises it where several threads parse literals at once, as NumPy does with headers.
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, SystemError) as error:
-            raise BadCollection(f"it cannot be read: {error}") from None
 
     def write(self, index: HammingIndex, *, generation: int, last_id: int) -> IndexVersion:
         """Write an index over the images up to `last_id` at a generation of the catalog; it replaces the present one.
@@ -110,8 +104,10 @@ class IndexFiles:
 
     def _manifest(self) -> dict[str, Any]:
         """The manifest, if it is complete and fits the catalog as it is now."""
-        manifest = self._read()
-        try:
+        with _as_bad_collection():
+            manifest: dict[str, Any] = json.loads((self.folder / _MANIFEST).read_text(encoding="utf-8"))
+            if manifest.pop("checksum") != _checksum(manifest):
+                raise BadCollection("its manifest does not match its own checksum")
             if manifest["space"] != self.catalog.space.id and manifest["catalog"] == self.catalog.uuid:
                 raise BadCollection("it belongs to the code space that was used before the last switch")
             for key, value in self._origin().items():
@@ -120,20 +116,20 @@ class IndexFiles:
             if manifest["generation"] > self.catalog.generation():
                 raise BadCollection("it is newer than the catalog, which was probably restored from a copy")
             return manifest
-        except (KeyError, TypeError) as error:
-            raise BadCollection(f"it cannot be read: {error}") from None
 
-    def _read(self) -> dict[str, Any]:
-        """The manifest, if it is complete."""
-        try:
-            manifest: dict[str, Any] = json.loads((self.folder / _MANIFEST).read_text(encoding="utf-8"))
-            if manifest.pop("checksum") != _checksum(manifest):
-                raise BadCollection("its manifest does not match its own checksum")
-            return manifest
-        except FileNotFoundError as error:
-            raise BadCollection(f"{error.filename} is missing") from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BadCollection(f"it cannot be read: {error}") from None
+
+@contextmanager
+def _as_bad_collection() -> Iterator[None]:
+    """Raise what goes wrong with an index file as `BadCollection`."""
+    try:
+        yield
+    except BadConfig as error:  # this machine does not support its kind
+        raise BadCollection(str(error)) from None
+    except FileNotFoundError as error:
+        raise BadCollection(f"{error.filename} is missing") from None
+    # SystemError: Python 3.11 raises it where several threads parse literals at once, as NumPy does with headers.
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SystemError) as error:
+        raise BadCollection(f"it cannot be read: {error}") from None
 
 
 def _version(manifest: dict[str, Any]) -> IndexVersion:

@@ -32,7 +32,7 @@ from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.catalog.database import Database
 from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.kept_files import FILES
-from hashseek.indexing.maintenance.scratch import scratch_directory
+from hashseek.indexing.maintenance.scratch import new_file, scratch_directory
 from hashseek.retrieval.errors import BadCollection
 from hashseek.retrieval.files import fsync_folder
 
@@ -67,26 +67,15 @@ class Contents:
 def snapshot(collection: Collection, file: Path) -> Contents:
     """Write all of `collection`, as of one moment, to a new `file`; complete and durable when it returns.
 
-    Searches go on meanwhile. Writers wait only while the catalog, the checkpoints and the latest files are copied.
+    Searches continue. Writers wait only while the catalog, the checkpoints and the latest files are copied.
 
     Raises:
-        BadCollection: the file exists already, or the catalog cannot be copied.
-        BadConfig: no permission to write in the folder of `file`.
+        BadCollection: the catalog cannot be copied.
+        BadConfig: the file exists already, its folder does not, or no permission to write there.
         OSError: the disk is full; `file` does not exist then.
     """
-    if file.exists() or file.is_symlink():
-        raise BadCollection(f"{file} exists already: name a new file, or delete it first")
-    if not file.parent.is_dir():
-        raise BadCollection(f"there is no folder {file.parent} for the snapshot: create it first")
-    with scratch_directory(file.parent) as scratch:
-        with (scratch / "packed").open("wb") as out:
-            with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
-                contents = _pack(collection, tar, scratch / CATALOG)
-            out.flush()
-            os.fsync(out.fileno())
-        (scratch / "packed").rename(file)
-    fsync_folder(file.parent)
-    return contents
+    with new_file(file) as (out, scratch), tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        return _pack(collection, tar, scratch / CATALOG)
 
 
 def restore(file: Path, folder: Path) -> Contents:
@@ -208,10 +197,10 @@ def _pack_files(tar: tarfile.TarFile, folder: Path, catalog: Path, done: set[str
         if path in done:
             continue
         try:
-            sound = _pack_file(tar, folder / path, path) == sha256
+            intact = _pack_file(tar, folder / path, path) == sha256
         except FileNotFoundError:
-            sound = False
-        if sound:
+            intact = False
+        if intact:
             done.add(path)
         else:
             lost.append(path)

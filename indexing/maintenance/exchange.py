@@ -22,14 +22,14 @@ from hashseek.indexing.catalog import Catalog, NewImage, StoredImage
 from hashseek.indexing.catalog.records import check_attributes, check_key
 from hashseek.indexing.collection import CATALOG, Collection, open_for_adding
 from hashseek.indexing.ingest.uris import is_remote
-from hashseek.indexing.maintenance.scratch import scratch_directory
+from hashseek.indexing.maintenance.scratch import new_file
 from hashseek.retrieval.checkpoint import load_header
-from hashseek.retrieval.codes import code_size
+from hashseek.retrieval.codes import check_codes, code_size
 from hashseek.retrieval.errors import BadConfig, BadDataset, ForeignCodes, HashseekError
-from hashseek.retrieval.files import fsync_folder
 
 FORMAT = 1
 GROUP = 8192  # rows that are in memory at a time
+_ABOUT = ("format", "fingerprint", "n_bits", "n_images")  # in the metadata, as `hashseek.format` and so on
 _HEX = re.compile(r"[0-9a-f]{64}")
 _MEDIA_TYPE = re.compile(r"image/[\w.+-]{1,80}")
 
@@ -46,29 +46,20 @@ def export(collection: Collection, file: Path) -> Exported:
     """Write the record and code of every image, as of one moment, to a new Parquet `file`.
 
     Raises:
-        BadConfig: pyarrow is not installed, the file exists already, or no permission to write in its folder.
+        BadConfig: pyarrow is not installed, the file exists already, its folder does not, or no permission to write.
         OSError: the disk is full; `file` does not exist then.
     """
     pa, parquet = _pyarrow()
-    if file.exists() or file.is_symlink():
-        raise BadConfig(f"{file} exists already: name a new file, or delete it first")
-    if not file.absolute().parent.is_dir():
-        raise BadConfig(f"there is no folder {file.parent} for the export: create it first")
-    with scratch_directory(file.absolute().parent) as scratch:
+    with new_file(file) as (out, scratch):
         collection.catalog.copy_to(scratch / CATALOG)
         with closing(Catalog(scratch / CATALOG, read_only=True)) as frozen:
             schema = _schema(pa, frozen)
-            with (scratch / "rows").open("wb") as out:
-                with parquet.ParquetWriter(out, schema, compression="zstd", write_page_checksum=True) as writer:
-                    n_images = n_without_code = 0
-                    for rows in _groups(collection, frozen):
-                        writer.write_table(pa.Table.from_pylist(rows, schema=schema))
-                        n_images += len(rows)
-                        n_without_code += sum(row["code"] is None for row in rows)
-                out.flush()
-                os.fsync(out.fileno())
-        (scratch / "rows").rename(file)
-    fsync_folder(file.absolute().parent)
+            n_images = n_without_code = 0
+            with parquet.ParquetWriter(out, schema, compression="zstd", write_page_checksum=True) as writer:
+                for rows in _groups(collection, frozen):
+                    writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+                    n_images += len(rows)
+                    n_without_code += sum(row["code"] is None for row in rows)
     return Exported(n_images, n_without_code)
 
 
@@ -152,28 +143,22 @@ class Export:
             schema = self._opened.schema_arrow
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._damaged(error) from None
-        about = {
-            key.decode(errors="replace"): value.decode(errors="replace")
-            for key, value in (schema.metadata or {}).items()
-        }
         try:
-            version = int(about["hashseek.format"])
-            self.fingerprint, self.n_bits = about["hashseek.fingerprint"], int(about["hashseek.n_bits"])
-            self.n_images = int(about["hashseek.n_images"])
-        except (KeyError, ValueError):
+            about = {name: schema.metadata[f"hashseek.{name}".encode()].decode() for name in _ABOUT}
+            version, self.n_bits, self.n_images = (int(about[name]) for name in ("format", "n_bits", "n_images"))
+            self.fingerprint = about["fingerprint"]
+        except (KeyError, TypeError, ValueError):
             raise BadDataset(
                 f"{file} does not name the checkpoint of its codes: import a file that `hashseek index export` wrote"
             ) from None
         if version > FORMAT:
             raise BadDataset(f"{file} has export format {version}, this Hashseek reads up to {FORMAT}: update Hashseek")
-        for name, expected in _imported(pa, self.n_bits).items():
-            if name not in schema.names:
-                raise BadDataset(f"{file} has no column {name!r}: export the collection again, with all columns")
-            if schema.field(name).type != expected:
-                raise BadDataset(
-                    f"{file} has a column {name!r} of type {schema.field(name).type}, and for {self.n_bits} bits it "
-                    f"must be {expected}: export the collection again"
-                )
+        found = dict(zip(schema.names, schema.types, strict=True))
+        wrong = [f"{name} ({kind})" for name, kind in _imported(pa, self.n_bits).items() if found.get(name) != kind]
+        if wrong:
+            raise BadDataset(
+                f"{file} has no such columns, or of other types: {', '.join(wrong)}; export the collection again"
+            )
         n_rows = sum(len(images) for images in self.batches())
         if n_rows != self.n_images:
             raise self._damaged(f"it has {n_rows} rows instead of {self.n_images}")
@@ -199,27 +184,26 @@ class Export:
 
     def _image(self, row: dict[str, Any], number: int) -> NewImage:
         try:
-            if not _HEX.fullmatch(row["sha256"] or ""):
-                raise BadDataset(f"sha256 is {row['sha256']!r}")
+            uri = row["uri"] or ""
+            is_valid = {
+                "sha256": _HEX.fullmatch(row["sha256"] or ""),
+                "uri": (is_remote(uri) or uri.startswith("/")) and "\0" not in uri,
+                "media_type": _MEDIA_TYPE.fullmatch(row["media_type"] or ""),
+                **{name: (row[name] or 0) > 0 for name in ("size", "width", "height")},
+            }
+            for name, valid in is_valid.items():
+                if not valid:
+                    raise BadDataset(f"{name} is {row[name]!r:.80}")
             if row["code"] is None:
                 raise BadDataset(
-                    "its code is missing: repair its collection (`index verify --repair`) and export it again"
+                    "its code is missing: repair its collection (`index verify --repair`), export it again"
                 )
-            if not (is_remote(row["uri"] or "") or (row["uri"] or "").startswith("/")) or "\0" in row["uri"]:
-                raise BadDataset(f"uri is {row['uri']!r:.80}, neither an absolute path nor a URL")
-            if not all(row[name] is not None and row[name] > 0 for name in ("size", "width", "height")):
-                raise BadDataset(f"size, width, height are {row['size']}, {row['width']}, {row['height']}, not above 0")
-            if not _MEDIA_TYPE.fullmatch(row["media_type"] or ""):
-                raise BadDataset(f"media_type is {row['media_type']!r:.80}")
-            code = np.frombuffer(row["code"], np.uint8)
-            spare = 8 * len(code) - self.n_bits
-            if spare and code[-1] >> (8 - spare):
-                raise BadDataset(f"its code has bits set beyond its {self.n_bits} bits")
+            code = check_codes(np.frombuffer(row["code"], np.uint8)[None], self.n_bits)[0]
             attributes = json.loads(row["attributes"] or "{}")
             check_attributes(attributes)
             key = row["key"]
             return NewImage(
-                path=str(row["uri"]),
+                path=uri,
                 sha256=row["sha256"],
                 width=int(row["width"]),
                 height=int(row["height"]),

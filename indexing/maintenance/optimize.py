@@ -19,7 +19,7 @@ MIN_AGE_SECONDS = 3600
 _FREE_SHARE = 0.1  # share of unused pages above which the catalog is rewritten
 _CHUNK = 500
 # File names that a collection gives, and temporary files of a killed process. Anything else in the folder, such as a
-# backup or somebody's checkpoint, is left alone.
+# backup or another checkpoint, is left alone.
 _OWN = re.compile(
     rf"\.?checkpoint(-[0-9a-f]{{16}})?\.safetensors(\.\w+)?|{FILES}/[0-9a-f]{{2}}/\.?[0-9a-f]{{64}}(\.\w+)*"
 )
@@ -114,7 +114,7 @@ def _unneeded(collection: Collection, paths: Iterable[Path]) -> list[Path]:
 
 
 def _compact(path: Path) -> None:
-    """Return unused pages to the disk, and truncate the write-ahead log unless somebody reads an older state."""
+    """Return unused pages to the disk, and truncate the write-ahead log unless another process reads an older state."""
     with as_hashseek_error(path), closing(sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)) as db:
         [(n_pages,)] = db.execute("PRAGMA page_count").fetchall()
         [(n_free,)] = db.execute("PRAGMA freelist_count").fetchall()

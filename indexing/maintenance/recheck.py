@@ -1,17 +1,17 @@
 """Checks stored codes: encodes some images again and compares the bits (`index verify --codes`)."""
 
-import hashlib
 from dataclasses import dataclass
 
 import numpy as np
 
 from hashseek.indexing.catalog import Finding, FindingKind, StoredImage
 from hashseek.indexing.collection import Collection
-from hashseek.indexing.ingest.uris import is_there, open_uri
+from hashseek.indexing.ingest.uris import is_there
+from hashseek.indexing.maintenance.reencode import read_image
 from hashseek.retrieval.codes import unpack
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadConfig, BadImage, ForeignCodes
-from hashseek.retrieval.images import Pixels, decode_for
+from hashseek.retrieval.images import Pixels
 
 # Larger shares of bits than engines and precisions change (docs/benchmarks.md: between float32 and bf16 1.4 % in all,
 # and 7 of 48 in one code): in a sample of at least MIN_IMAGES, and in the code of one image.
@@ -99,14 +99,10 @@ def recheck(collection: Collection, encoder: Encoder, n: int, seed: int = 0) -> 
     bits_by_engine: dict[str, dict[int, int]] = {}
 
     def load(image: StoredImage) -> tuple[tuple[StoredImage, str | None], Pixels | None]:
-        uri = collection.uri_of(image)
-        if not is_there(uri):
+        if not is_there(collection.uri_of(image)):
             return (image, None), None
         try:
-            data = open_uri(uri)
-            if hashlib.sha256(data).hexdigest() != image.sha256:
-                return (image, "its file has changed since it was added: add it again"), None
-            return (image, ""), decode_for(data, encoder.preprocessing, name=image.path)[1]
+            return (image, ""), read_image(collection, encoder, image)
         except BadImage as error:
             return (image, str(error)), None
 

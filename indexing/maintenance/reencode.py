@@ -1,6 +1,6 @@
 """Changing the model: encodes all stored images with another checkpoint, then switches searches to the new codes.
 
-Searches and additions go on with the old codes until every image has a new one. What was encoded is kept: if the
+Searches and additions use the old codes until every image has a new one. What was encoded is kept: if the
 process is killed, running it again continues where it stopped. If the new checkpoint is a truncation of one whose codes
 are stored (`hashseek.retrieval.models.truncation`), no image is read: its codes are the first bits of those.
 """
@@ -37,7 +37,7 @@ class Reencoded:
     Args:
         space: the new code space.
         total: images without a code in it at the start.
-        encoded: how many of these were encoded, or got the code of an image with the same content.
+        encoded: how many of these were encoded.
         truncated: how many got the first bits of a longer code.
         failed: id -> a message that says why the image cannot be encoded.
         switched: whether searches use the new space.
@@ -187,6 +187,19 @@ def first_bits(codes: Codes, n_bits: int) -> Codes:
     return cut
 
 
+def read_image(collection: Collection, encoder: Encoder, image: StoredImage, *, allow_private: bool = False) -> Pixels:
+    """The pixels of a stored image, prepared for `encoder`.
+
+    Raises:
+        BadImage: its file is missing, damaged, or has changed since the image was added.
+    """
+    data = open_uri(collection.uri_of(image), allow_private=allow_private)
+    if hashlib.sha256(data).hexdigest() != image.sha256:
+        raise BadImage("its file has changed since it was added")
+    with encoder.decoding():
+        return decode_for(data, encoder.preprocessing, name=image.path)[1]
+
+
 def encode_missing(
     collection: Collection, encoder: Encoder, report: Reencoded, *, allow_private: bool = False
 ) -> Iterator[Reencoded]:
@@ -194,11 +207,7 @@ def encode_missing(
 
     def load(image: StoredImage) -> tuple[tuple[StoredImage, str], Pixels | None]:
         try:
-            data = open_uri(collection.uri_of(image), allow_private=allow_private)
-            if hashlib.sha256(data).hexdigest() != image.sha256:
-                return (image, "its file has changed since it was added"), None
-            with encoder.decoding():
-                return (image, ""), decode_for(data, encoder.preprocessing, name=image.path)[1]
+            return (image, ""), read_image(collection, encoder, image, allow_private=allow_private)
         except BadImage as error:
             return (image, str(error).removeprefix(f"{image.path} ")), None
 
@@ -217,21 +226,6 @@ def encode_missing(
             report.encoded += collection.catalog.spaces.add_codes(report.space.id, rows, hashes=hashes)
         if todo:
             yield report
-    if _copy_codes(collection.catalog, report):
-        yield report
-
-
-def _copy_codes(catalog: Catalog, report: Reencoded) -> bool:
-    """Give failed images the code of an image with the same content; returns whether any got one."""
-    failed = [image for image in catalog.get(list(report.failed)) if image is not None]
-    found = catalog.spaces.codes_of_equal_content([image.id for image in failed], space_id=report.space.id)
-    if not found:
-        return False
-    hashes = {image.id: image.sha256 for image in failed}
-    report.encoded += catalog.spaces.add_codes(report.space.id, found, hashes=[hashes[row[0]] for row in found])
-    for image_id, _, _ in found:
-        del report.failed[image_id]
-    return True
 
 
 def switch_space(folder: Path, space_id: int) -> Space:

@@ -8,8 +8,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.files import fsync_folder
 
 _PREFIX = ".hashseek-unfinished-"
 
@@ -36,6 +38,28 @@ def scratch_directory(parent: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(handle)
+
+
+@contextmanager
+def new_file(file: Path) -> Iterator[tuple[BinaryIO, Path]]:
+    """An open file that becomes `file` at the end, complete and durable, or not at all; and a scratch directory.
+
+    Raises:
+        BadConfig: `file` exists already, its folder does not, or no permission to write there.
+        OSError: the disk is full.
+    """
+    parent = file.absolute().parent
+    if file.exists() or file.is_symlink():
+        raise BadConfig(f"{file} exists already: name a new file, or delete it first")
+    if not parent.is_dir():
+        raise BadConfig(f"there is no folder {file.parent}: create it first")
+    with scratch_directory(parent) as scratch:
+        with (scratch / "unfinished").open("wb") as out:
+            yield out, scratch
+            out.flush()
+            os.fsync(out.fileno())
+        (scratch / "unfinished").rename(file)
+    fsync_folder(parent)
 
 
 def _create_locked(parent: Path) -> tuple[Path, int]:

@@ -1,12 +1,9 @@
 """A collection finds exactly what its catalog holds, whatever happened to its index, its folder, or beside it."""
 
-import gc
 import hashlib
-import os
 import shutil
 import sqlite3
 import threading
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -14,11 +11,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hashseek.indexing import collection as module
-from hashseek.indexing.catalog import Catalog, CatalogReplaced, FindingKind, NewImage
+from hashseek.indexing.catalog import CatalogReplaced, FindingKind, NewImage
 from hashseek.indexing.collection import Collection, open_for_adding, open_or_create
 from hashseek.indexing.index import collection_index, segments
-from hashseek.indexing.ingest.uris import is_there
 from hashseek.indexing.maintenance.exchange import export, import_
 from hashseek.indexing.maintenance.reencode import switch_space
 from hashseek.retrieval.errors import BadCheckpoint, BadCollection, BadConfig, ForeignCodes
@@ -37,6 +32,9 @@ def check(collection, truth, queries, ks=(1, 5, 10**30)):
         for row, found in enumerate(collection.search(queries, k=k)):
             assert np.array_equal(found[0], distances[row])
             assert np.array_equal(found[1], ids[positions[row]])
+        radius = collection.n_bits // 3
+        for row, found in enumerate(collection.search(queries, k=k, max_distance=radius)):
+            assert np.array_equal(found[1], ids[positions[row]][distances[row] <= radius])
 
 
 def kinds(collection):
@@ -45,7 +43,7 @@ def kinds(collection):
 
 
 def add(collection, truth, codes, *, start):
-    outcome = collection.add(new_images(codes, start=start))
+    outcome = collection.add([replace(image, key=image.sha256) for image in new_images(codes, start=start)])
     assert all(change == "added" for _, change in outcome)
     truth.update((image_id, code) for (image_id, _), code in zip(outcome, codes, strict=True))
 
@@ -58,11 +56,18 @@ def test_any_history_of_changes_gives_what_the_oracle_gives(n_bits, fresh_limit,
     collection, beside, truth, start = code_collection(tmp_path, n_bits=n_bits), None, {}, 0
     check(collection, truth, queries)
     for _ in range(40):
-        action = rng.choice(["add", "add", "remove", "save", "reopen", "beside", "merge"])
+        action = rng.choice(["add", "add", "update", "remove", "save", "reopen", "beside", "merge"])
         if action == "add":
             n = int(rng.integers(1, 9))
             add(collection, truth, random_codes(rng, n, n_bits, 3), start=start)
             start += n
+        elif action == "update" and truth:
+            image_id = int(rng.choice(sorted(truth)))
+            truth[image_id] = random_codes(rng, 1, n_bits)[0]
+            [image] = new_images(truth[image_id][None], start=start)
+            updated = replace(image, key=collection.catalog.one(image_id).key)
+            assert collection.add([updated]) == [(image_id, "updated")]
+            start += 1
         elif action == "remove" and truth:
             gone = rng.choice(sorted(truth), min(len(truth), int(rng.integers(1, 5))), replace=False).tolist()
             collection.remove(gone)
@@ -86,19 +91,7 @@ def test_any_history_of_changes_gives_what_the_oracle_gives(n_bits, fresh_limit,
         beside.close()
 
 
-def test_max_distance_keeps_what_is_that_near_and_no_further(tmp_path):
-    collection = code_collection(tmp_path, n_bits=12)
-    collection.add(new_images(np.array([[0, 0], [1, 0], [3, 0], [7, 0], [3, 0]], np.uint8)))
-    query = np.array([[0, 0]], np.uint8)
-    for limit, ids in ((0, [1]), (1, [1, 2]), (2, [1, 2, 3, 5]), (3, [1, 2, 3, 5, 4]), (12, [1, 2, 3, 5, 4])):
-        [(_, found)] = collection.search(query, k=10, max_distance=limit)
-        assert found.tolist() == ids
-    [(_, found)] = collection.search(query, k=3, max_distance=10**30)
-    assert found.tolist() == [1, 2, 3]
-    collection.close()
-
-
-def test_what_changes_while_segments_are_merged_is_found_before_and_after(tmp_path, monkeypatch):
+def test_changes_during_a_merge_are_found_before_and_after(tmp_path, monkeypatch):
     monkeypatch.setattr(segments, "FRESH_LIMIT", 10)
     rng = np.random.default_rng(3)
     collection, truth, queries = code_collection(tmp_path, n_bits=36), {}, random_codes(rng, 3, 36)
@@ -142,7 +135,7 @@ def saved(tmp_path):
     return folder, truth, random_codes(rng, 3, 36)
 
 
-def test_an_index_that_is_behind_is_used_without_a_word(saved, caplog):
+def test_an_outdated_index_is_used_without_a_warning(saved, caplog):
     folder, truth, queries = saved
     collection = Collection(folder)
     assert collection.describe_index()["built"] == 30
@@ -153,11 +146,8 @@ def test_an_index_that_is_behind_is_used_without_a_word(saved, caplog):
 
 DAMAGES = {
     "deleted": lambda path, content: path.unlink(),
-    "emptied": lambda path, content: path.write_bytes(b""),
     "cut": lambda path, content: path.write_bytes(content[: len(content) // 2]),
-    "longer": lambda path, content: path.write_bytes(content + b"\0" * 8),
     "text": lambda path, content: path.write_bytes(b"[1, 2, 3]"),
-    "a folder": lambda path, content: (path.unlink(), path.mkdir()),
 }
 
 
@@ -168,24 +158,17 @@ def test_a_damaged_index_is_rebuilt_with_a_log_line(saved, caplog, name, damage)
     path = folder / "index" / name
     DAMAGES[damage](path, path.read_bytes())
     if name != "manifest.json" or damage != "deleted":
-        looking = Collection(folder, read_only=True)
-        assert FindingKind.SEARCH_INDEX in kinds(looking)
-        looking.close()
+        with closing(Collection(folder, read_only=True)) as reader:
+            assert FindingKind.SEARCH_INDEX in kinds(reader)
     caplog.clear()
-    collection = Collection(folder)
-    assert len(caplog.records) == 1
-    assert "is rebuilt from the catalog" in caplog.text
-    check(collection, truth, queries)
-    if damage == "a folder":
-        path.rmdir()
-    collection.save_index()
-    collection.close()
-    caplog.clear()
-    collection = Collection(folder)
-    assert not caplog.records
-    assert collection.describe_index()["built"] == len(truth)
-    check(collection, truth, queries)
-    collection.close()
+    with closing(Collection(folder)) as collection:
+        assert len(caplog.records) == 1
+        check(collection, truth, queries)
+        collection.save_index()
+    with closing(Collection(folder)) as collection:
+        assert len(caplog.records) == 1
+        assert collection.describe_index()["built"] == len(truth)
+        check(collection, truth, queries)
 
 
 def test_every_flipped_bit_of_the_index_is_noticed_or_harmless(saved, tmp_path):
@@ -194,7 +177,7 @@ def test_every_flipped_bit_of_the_index_is_noticed_or_harmless(saved, tmp_path):
     for name in ("codes.faiss", "ids.bin", "manifest.json"):
         content = (folder / "index" / name).read_bytes()
         places = [*rng.choice(len(content), 30, replace=False)]
-        if name == "manifest.json":  # the numbers that say where to go on
+        if name == "manifest.json":  # its numbers
             places += [
                 at for at in range(len(content)) if content[at : at + 1].isdigit() and b":" in content[at - 3 : at]
             ]
@@ -222,7 +205,7 @@ def test_the_index_of_another_catalog_is_not_used(saved, tmp_path, caplog):
     collection.close()
 
 
-def test_a_catalog_restored_from_a_copy_never_meets_the_index_of_what_was_lost(tmp_path, caplog):
+def test_a_catalog_restored_from_a_copy_does_not_use_a_newer_index(tmp_path, caplog):
     rng, truth, queries = np.random.default_rng(4), {}, random_codes(np.random.default_rng(1), 3, 12)
     folder = tmp_path / "collection"
     collection = code_collection(folder, n_bits=12)
@@ -264,7 +247,7 @@ def test_a_code_that_changed_in_the_catalog_is_found_by_verify(saved):
     again.close()
 
 
-def test_the_index_of_what_was_lost_is_not_used_after_a_switch_either(own_collection):
+def test_a_newer_index_is_not_used_after_a_switch_either(own_collection):
     catalog = own_collection / "catalog.sqlite"
     Collection(own_collection).close()
     shutil.copy(catalog, own_collection.parent / "copy")
@@ -280,7 +263,7 @@ def test_the_index_of_what_was_lost_is_not_used_after_a_switch_either(own_collec
     collection.close()
 
 
-def test_what_others_change_while_it_is_verified_is_no_difference(tmp_path, monkeypatch):
+def test_changes_of_others_during_verify_are_no_findings(tmp_path, monkeypatch):
     rng, collection = np.random.default_rng(0), code_collection(tmp_path, n_bits=12)
     collection.add(new_images(random_codes(rng, 20, 12)))
     beside, changes, start = Collection(tmp_path), collection.catalog.changes, [100]
@@ -302,7 +285,7 @@ def test_what_others_change_while_it_is_verified_is_no_difference(tmp_path, monk
     beside.close()
 
 
-def test_verify_names_missing_files_checkpoints_and_labels_without_image(own_collection):
+def test_verify_reports_missing_files_and_a_damaged_checkpoint(own_collection):
     collection = Collection(own_collection)
     assert collection.verify() == []
     collection.add(new_images(np.zeros((1, 6), np.uint8)))
@@ -349,17 +332,34 @@ def test_threads_that_add_remove_save_and_search_see_every_acknowledged_change(t
     collection.close()
 
 
-def test_kept_files_live_and_die_with_their_images(tmp_path):
+def test_a_kept_file_is_deleted_with_the_last_image_of_its_content(tmp_path):
     collection = code_collection(tmp_path, n_bits=8)
-    [image] = new_images(np.zeros((1, 1), np.uint8))
-    image_id, change = collection.add_with_file(image, b"content", suffix=".jpg")
-    stored = collection.catalog.one(image_id)
-    assert change == "added"
-    assert collection.owns(stored)
-    assert collection.file_of(stored).read_bytes() == b"content"
-    assert collection.add_with_file(image, b"content", suffix=".jpg") == (image_id, "known")
-    collection.remove([image_id])
-    assert not [path for path in (tmp_path / "files").rglob("*") if path.is_file()]
+    one, two = new_images(np.zeros((2, 1), np.uint8))
+    outside = tmp_path / "outside.jpg"
+    outside.write_bytes(b"one")
+
+    def put(image, key, data):
+        return collection.add_with_file(replace(image, key=key), data, suffix=".jpg")
+
+    def kept():
+        return {path.name[:64] for path in (tmp_path / "files").rglob("*") if path.is_file()}
+
+    assert [put(one, "a", b"one"), put(one, "b", b"one")] == [(1, "added"), (2, "added")]  # two images, one file
+    assert kept() == {one.sha256}
+    assert put(two, "a", b"two") == (1, "updated")
+    assert kept() == {one.sha256, two.sha256}
+    assert put(two, "b", b"two") == (2, "updated")
+    assert kept() == {two.sha256}
+    collection.remove([1])
+    assert collection.owns(collection.catalog.one(2))
+    assert collection.file_of(collection.catalog.one(2)).read_bytes() == b"two"
+    collection.file_of(collection.catalog.one(2)).unlink()
+    assert put(two, "b", b"two") == (2, "known")  # writes a lost file again
+    assert kept() == {two.sha256}
+    assert collection.add([replace(one, key="b", path=str(outside))]) == [(2, "updated")]
+    assert kept() == set()
+    assert put(one, "b", b"one") == (2, "known")  # the file outside is enough
+    assert (kept(), collection.catalog.one(2).path) == (set(), str(outside))
     collection.close()
 
 
@@ -403,7 +403,7 @@ def test_one_content_removed_and_added_at_the_same_time_keeps_its_file_if_it_is_
     other.close()
 
 
-def test_a_kept_file_that_a_list_or_an_export_names_stays(tmp_path, checkpoint, pictures):
+def test_a_kept_file_named_by_its_full_path_stays(tmp_path, checkpoint, pictures):
     collection = open_or_create(tmp_path / "c", checkpoint=checkpoint)
     data = next(pictures.glob("*.jpg")).read_bytes()
     image = NewImage(
@@ -434,38 +434,12 @@ def test_an_index_is_not_read_while_another_process_writes_it(saved):
         opening = pool.submit(lambda: Collection(folder, read_only=True).close())
         with pytest.raises(TimeoutError):
             opening.result(timeout=0.3)
-        with locked(folder.parent):  # of another folder nobody waits
+        with locked(folder.parent):  # another folder's lock is free
             pass
     assert opening.done()
 
 
-@pytest.mark.parametrize("meanwhile", ["removed", "replaced"])
-def test_an_image_that_goes_while_files_are_looked_for_is_not_said_to_lack_its_file(tmp_path, monkeypatch, meanwhile):
-    collection = code_collection(tmp_path / "collection", n_bits=8)
-    (path := tmp_path / "picture.jpg").write_bytes(b"picture")
-    [image] = new_images(random_codes(np.random.default_rng(0), 1, 8))
-    image = replace(image, path=str(path), key="mine")
-    collection.add([image])
-
-    def look(uri):
-        if path.exists():
-            path.unlink()
-            if meanwhile == "removed":
-                collection.remove([1])
-            else:
-                path.with_name("new.jpg").write_bytes(b"picture")
-                collection.add([replace(image, path=str(path.with_name("new.jpg")))])
-        return is_there(uri)
-
-    monkeypatch.setattr(module, "is_there", look)
-    assert FindingKind.MISSING_FILE not in kinds(collection)
-    if meanwhile == "replaced":
-        path.with_name("new.jpg").unlink()
-        assert FindingKind.MISSING_FILE in kinds(collection)
-    collection.close()
-
-
-def test_what_is_no_collection_is_refused_and_left_as_it_was(tmp_path, checkpoint):
+def test_other_folders_and_files_are_refused_and_not_changed(tmp_path, checkpoint):
     with pytest.raises(BadCollection):
         Collection(tmp_path / "missing")
     with pytest.raises(BadCollection):
@@ -487,66 +461,53 @@ def test_what_is_no_collection_is_refused_and_left_as_it_was(tmp_path, checkpoin
 
 
 @pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b"torn")])
-def test_a_lost_or_damaged_copy_of_the_checkpoint_is_mended_by_the_one_that_is_given(
-    own_collection, checkpoint, damage
+def test_the_given_checkpoint_replaces_a_damaged_copy_and_a_foreign_one_is_refused(
+    own_collection, checkpoint, other_checkpoint, damage
 ):
-    damage(own_collection / "checkpoint.safetensors")
-    collection = open_or_create(own_collection, checkpoint=checkpoint)
-    assert collection.checkpoint.read_bytes() == checkpoint.read_bytes()
-    assert collection.verify() == []
-    collection.close()
-
-
-def test_a_foreign_checkpoint_is_refused_by_both_fingerprints(own_collection, other_checkpoint):
-    from hashseek.retrieval.checkpoint import load_header
-
     before = {path: path.read_bytes() for path in own_collection.rglob("*") if path.is_file()}
-    ours, theirs = load_header(own_collection / "checkpoint.safetensors"), load_header(other_checkpoint)
-    with pytest.raises(ForeignCodes) as caught:
+    with pytest.raises(ForeignCodes):
         open_or_create(own_collection, checkpoint=other_checkpoint)
-    assert ours.fingerprint[:12] in str(caught.value)
-    assert theirs.fingerprint[:12] in str(caught.value)
     assert {path: path.read_bytes() for path in own_collection.rglob("*") if path.is_file()} == before
+    damage(own_collection / "checkpoint.safetensors")
+    with closing(open_or_create(own_collection, checkpoint=checkpoint)) as collection:
+        assert collection.checkpoint.read_bytes() == checkpoint.read_bytes()
+        assert collection.verify() == []
 
 
-@pytest.mark.parametrize("had_folder", [False, True])
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_new_collection_into_which_nothing_was_stored_is_deleted_again(
-    tmp_path, checkpoint, other_checkpoint, had_folder, fails
-):
-    folder = tmp_path / "collection"
-    if had_folder:
-        folder.mkdir()
-
-    def use(checkpoint, *codes):
+def test_a_new_collection_that_got_no_image_is_deleted(tmp_path, checkpoint, other_checkpoint, fails):
+    def use(folder, checkpoint, codes=None):
         with suppress(BadConfig), open_for_adding(folder, checkpoint=checkpoint) as collection:
-            if codes:
-                collection.add(new_images(*codes))
+            if codes is not None:
+                collection.add(new_images(codes))
             collection.save_index()
             if fails:
                 raise BadConfig("stopped")
 
-    use(checkpoint)
-    assert [*tmp_path.iterdir()] == ([folder] if had_folder else [])
-    assert not had_folder or not [*folder.iterdir()]
-    use(other_checkpoint, np.zeros((1, 5), np.uint8))
-    use(other_checkpoint)
-    with closing(Collection(folder)) as collection:
+    (tmp_path / "empty").mkdir()
+    for folder in (tmp_path / "empty", tmp_path / "new"):
+        use(folder, checkpoint)
+        assert folder.exists() == (folder.name == "empty")
+        assert not [*folder.glob("*")]
+        use(folder, other_checkpoint, np.zeros((1, 5), np.uint8))
+        use(folder, other_checkpoint)
+        with closing(Collection(folder)) as collection:
+            assert len(collection) == 1
+
+
+def test_another_process_may_use_a_new_collection_that_is_about_to_be_deleted(tmp_path, checkpoint):
+    image = new_images(np.zeros((1, 6), np.uint8))
+    with open_for_adding(tmp_path / "c", checkpoint=checkpoint):
+        other = Collection(tmp_path / "c")
+    with closing(other), pytest.raises(CatalogReplaced):
+        other.add(image)
+    with open_for_adding(tmp_path / "c", checkpoint=checkpoint), closing(Collection(tmp_path / "c")) as other:
+        other.add(image)
+    with closing(Collection(tmp_path / "c")) as collection:
         assert len(collection) == 1
 
 
-def test_who_adds_while_an_unused_collection_is_deleted_is_told_so(tmp_path, checkpoint):
-    with open_for_adding(tmp_path / "c", checkpoint=checkpoint):
-        other = Collection(tmp_path / "c")
-    with pytest.raises(CatalogReplaced):
-        other.add(new_images(np.zeros((1, 6), np.uint8)))
-    other.close()
-    with open_for_adding(tmp_path / "c", checkpoint=checkpoint), closing(Collection(tmp_path / "c")) as other:
-        other.add(new_images(np.zeros((1, 6), np.uint8)))
-    assert Collection(tmp_path / "c").verify()[0].kind is FindingKind.MISSING_FILE
-
-
-def test_leftovers_of_an_interrupted_creation_do_not_stand_in_the_way(tmp_path, checkpoint, other_checkpoint):
+def test_leftovers_of_an_interrupted_creation_are_replaced(tmp_path, checkpoint, other_checkpoint):
     folder = tmp_path / "collection"
     collection = open_or_create(folder, checkpoint=other_checkpoint)
     for name in ("catalog.sqlite-wal", "catalog.sqlite-shm", "catalog.sqlite"):  # as if killed before the rename
@@ -570,156 +531,17 @@ def test_saving_twice_writes_once(saved):
     manifest = folder / "index" / "manifest.json"
     before = manifest.stat()
     collection.save_index()
-    assert manifest.stat() == before
-    manifest.unlink()  # whoever did it, the next start is to have an index
+    assert manifest.stat().st_mtime_ns == before.st_mtime_ns
+    manifest.unlink()
     collection.save_index()
     assert manifest.exists()
-    collection.close()
-
-
-def test_an_index_that_was_merged_is_not_kept_in_memory(saved, monkeypatch):
-    monkeypatch.setattr(segments, "FRESH_LIMIT", 3)
-    folder, _, _ = saved
-    collection = Collection(folder)
-    first = weakref.ref(collection.index._view.built.index)
-    assert collection.merge_segments()
-    gc.collect()
-    assert first() is None
-    collection.close()
-
-
-def test_who_may_not_open_the_folder_reads_the_index_without_its_lock(saved, monkeypatch):
-    folder, truth, queries = saved
-
-    def closed(path, *of, before=os.open):
-        if path == folder:
-            raise PermissionError(13, "Permission denied")
-        return before(path, *of)
-
-    monkeypatch.setattr(os, "open", closed)
-    collection = Collection(folder, read_only=True)
-    assert collection.describe_index()["built"] == 30
-    check(collection, truth, queries)
-    collection.close()
-
-
-def test_an_index_that_is_finished_while_another_process_opens_is_not_deleted(saved):
-    folder, _, _ = saved
-    other = Collection(folder)
-    (folder / "index" / "manifest.json").write_text("{}")
-
-    def length(_):  # asked for between the look at the index and its deletion
-        other.build_index("multihash")
-        return 1
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Catalog, "__len__", length)
-        Collection(folder).close()
-    other.close()
-    collection = Collection(folder)
-    assert collection.describe_index()["kind"] == "multihash"
     collection.close()
 
 
 # ---------------------------------------------------------------- updates and code spaces
 
 
-@pytest.mark.parametrize(("n_bits", "fresh_limit"), [(12, 5), (36, 4096)])
-def test_updates_in_place_are_found_at_once_under_the_same_id(tmp_path, monkeypatch, n_bits, fresh_limit):
-    monkeypatch.setattr(segments, "FRESH_LIMIT", fresh_limit)
-    rng = np.random.default_rng(n_bits)
-    queries, truth, contents = random_codes(rng, 3, n_bits), {}, 0
-    collection = code_collection(tmp_path, n_bits=n_bits)
-    beside = Collection(tmp_path, read_only=True)
-    for step in range(30):
-        keys = rng.choice(20, 4, replace=False)
-        codes = random_codes(rng, 4, n_bits, 3)
-        images = [
-            replace(image, key=f"key {key}") for image, key in zip(new_images(codes, start=contents), keys, strict=True)
-        ]
-        contents += 4
-        for (image_id, change), code in zip(collection.add(images), codes, strict=True):
-            assert change == ("updated" if image_id in truth else "added")
-            truth[image_id] = code
-        if step % 7 == 3:
-            gone = int(rng.choice(sorted(truth)))
-            collection.remove([gone])
-            del truth[gone]
-        if step % 5 == 2:
-            collection.save_index()
-        if step % 5 == 4:
-            beside.merge_segments()
-        if step % 11 == 9:
-            collection.close()
-            collection = Collection(tmp_path)
-        check(collection, truth, queries)
-        check(beside, truth, queries)
-    assert len(truth) <= 20
-    assert kinds(collection) <= {FindingKind.MISSING_FILE, FindingKind.CHECKPOINT}
-    collection.close()
-    beside.close()
-
-
-def test_an_approximate_index_finds_an_updated_image_by_its_new_code(tmp_path):
-    rng = np.random.default_rng(0)
-    collection = code_collection(tmp_path, n_bits=64)
-    codes = random_codes(rng, 500, 64)
-    collection.add([replace(image, key=image.sha256) for image in new_images(codes)])
-    collection.build_index("hnsw")
-    [image] = new_images(random_codes(rng, 1, 64), start=9999)
-    assert collection.add([replace(image, key=f"{7:064x}")]) == [(8, "updated")]
-    for query, at in ((image.code[None], 0), (codes[7:8], None)):
-        [(distances, ids)] = collection.search(query, k=500)
-        assert sorted(ids.tolist()) == list(range(1, 501))
-        if at is not None:
-            assert (distances[0], ids[0]) == (0, 8)
-        else:
-            assert distances[0] > 0
-    collection.close()
-
-
-def test_an_effort_that_an_exact_index_does_not_know_is_refused_in_every_kind_of_search(tmp_path):
-    collection = code_collection(tmp_path, n_bits=12)
-    collection.add(new_images(np.zeros((2, 2), np.uint8)))
-    for options in ({}, {"max_distance": 3}, {"among": np.array([1])}):
-        with pytest.raises(BadConfig):
-            collection.search(np.zeros((1, 2), np.uint8), k=1, effort=3, **options)
-    collection.close()
-
-
-def kept(folder):
-    return sorted(path.name for path in (folder / "files").rglob("*") if path.is_file())
-
-
-def test_a_kept_file_goes_when_the_last_image_of_its_content_changes_or_goes(tmp_path):
-    collection = code_collection(tmp_path, n_bits=8)
-    one, two = new_images(np.zeros((2, 1), np.uint8))
-
-    def put(image, key, data):
-        return collection.add_with_file(replace(image, key=key), data, suffix=".jpg")
-
-    assert put(one, "a", b"one") == (1, "added")
-    assert put(one, "b", b"one") == (2, "added")  # two images, one file
-    assert kept(tmp_path) == [f"{one.sha256}.jpg"]
-    assert put(two, "a", b"two") == (1, "updated")
-    assert kept(tmp_path) == [f"{one.sha256}.jpg", f"{two.sha256}.jpg"]
-    assert put(two, "b", b"two") == (2, "updated")
-    assert kept(tmp_path) == [f"{two.sha256}.jpg"]
-    collection.remove([1])
-    assert collection.file_of(collection.catalog.one(2)).read_bytes() == b"two"
-    collection.file_of(collection.catalog.one(2)).unlink()
-    assert put(two, "b", b"two") == (2, "known")  # a lost file comes back
-    assert kept(tmp_path) == [f"{two.sha256}.jpg"]
-    outside = tmp_path / "outside.jpg"
-    outside.write_bytes(b"one")
-    assert collection.add([replace(one, key="b", path=str(outside))]) == [(2, "updated")]
-    assert kept(tmp_path) == []
-    assert put(one, "b", b"one") == (2, "known")  # it lies elsewhere already
-    assert (kept(tmp_path), collection.catalog.one(2).path) == ([], str(outside))
-    collection.close()
-
-
-def test_a_collection_stays_on_the_space_it_was_opened_on_and_leaves_the_index_to_the_new_one(tmp_path, caplog):
+def test_an_open_collection_keeps_its_space_after_a_switch(tmp_path, caplog):
     rng, truth = np.random.default_rng(0), {}
     collection = code_collection(tmp_path, n_bits=12)
     add(collection, truth, random_codes(rng, 20, 12), start=0)

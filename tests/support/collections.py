@@ -1,6 +1,9 @@
 """Collections of codes that no model made."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -42,3 +45,9 @@ def code_collection(folder: Path, *, n_bits: int) -> Collection:
     folder.mkdir(parents=True, exist_ok=True)
     create_catalog(folder / CATALOG, fingerprint="f" * 64, n_bits=n_bits)
     return Collection(folder)
+
+
+def sql(path: Path, *statements: str) -> list[tuple[Any, ...]]:
+    """Execute statements in the SQLite file `path`, as other programs could; returns the rows of the last one."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        return [db.execute(statement).fetchall() for statement in statements][-1]

@@ -1,6 +1,6 @@
 """Killing `hashseek` at random moments, and cutting the power, with a ledger of what had been acknowledged by then.
 
-`tests/test_faults.py` does it a few times, `bench/faults.py` as often as one likes.
+`tests/indexing/maintenance/test_faults.py` does it a few times, `bench/faults.py` as often as you like.
 """
 
 import hashlib
@@ -32,8 +32,8 @@ from support.pictures import draw
 
 OPERATIONS = ("add", "delete", "optimize", "reencode", "snapshot")
 
-# Runs in the process that is going to be killed: what was acknowledged goes to the ledger, and so does what was begun,
-# since between the commit and the acknowledgement nobody can say whether it happened.
+# Runs in the process that will be killed and writes to the ledger what was acknowledged and what was begun: between the
+# commit and the acknowledgement, either outcome is right.
 LEDGER = """
 import json, os
 import hashseek.indexing.ingest.batch
@@ -55,7 +55,7 @@ Catalog.add, Catalog.remove = add, remove
 
 @dataclass
 class Ledger:
-    """What a process that is dead by now had acknowledged."""
+    """What a killed process had acknowledged."""
 
     path: Path
     present: dict[int, str] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class Ledger:
             self.present.pop(i, None)
 
     def settle(self, found: set[int]) -> None:
-        """Note of what nobody could be sure how it ended: from now on it has to stay so."""
+        """Record the outcome of removals that were not acknowledged: from now on it must not change."""
         for what, items in (("removed", self.unsure - found), ("kept", self.unsure & found)):
             if items:
                 self.note(what, sorted(items))
@@ -90,7 +90,7 @@ class Ledger:
 
 
 def check(folder: Path, ledger: Ledger) -> list[str]:
-    """What is not as it must be after a crash, before anything was mended; empty if nothing."""
+    """What is wrong after a crash, before any repair; empty if nothing."""
     wrong = []
     with closing(Collection(folder, read_only=True)) as collection:
         images = collection.catalog.page(after=0, limit=10**7)
@@ -103,13 +103,13 @@ def check(folder: Path, ledger: Ledger) -> list[str]:
             wrong.append(f"removed and back: {back}")
         if len(set(found.values())) != len(found):
             wrong.append("an image is there twice")
-        # An index that a crash left torn is not used, and built again; nothing else may be amiss.
+        # An incomplete index is not used and will be rebuilt; anything else is an error.
         wrong += [str(one) for one in collection.verify() if one.kind is not FindingKind.SEARCH_INDEX]
         for image in images:
             if not collection.owns(image) or not collection.file_of(image).is_file():
-                continue  # what is missing is in `verify`
+                continue  # `verify` reports missing files
             if hashlib.sha256(collection.file_of(image).read_bytes()).hexdigest() != image.sha256:
-                wrong.append(f"the file of image {image.id} is not what it was")
+                wrong.append(f"the file of image {image.id} has changed")
         wrong += check_search(collection)
     return wrong
 
@@ -171,14 +171,14 @@ def content(collection: Collection) -> tuple[list[StoredImage], dict[int, tuple[
 
 
 def found(collection: Collection, seed: int = 0) -> list[tuple[list[int], list[int]]]:
-    """What some searches for everything find."""
+    """The results of some searches for everything."""
     queries = random_codes(np.random.default_rng(seed), 3, collection.n_bits)
     return [(d.tolist(), i.tolist()) for d, i in collection.search(queries, k=10**6)]
 
 
 @dataclass
 class Killed:
-    """What became of a series of kills: per operation how many hit it, and how many came too late; what was wrong."""
+    """The result of a series of kills: how many hit each operation, how many came too late, and what was wrong."""
 
     hit: dict[str, int]
     late: dict[str, int]
@@ -195,16 +195,16 @@ def kill_again_and_again(
     operations: tuple[str, ...] = OPERATIONS,
     report: Callable[[str], Any] = lambda line: None,
 ) -> Killed:
-    """Kill -9 one operation after the other at random moments of one collection's life, and look at it each time.
+    """Kill one operation after the other with SIGKILL at random moments, and check the collection each time.
 
     Args:
         start: starts `hashseek` with arguments and Python code that runs before.
         place: an empty folder.
-        checkpoints: the collection is made with the first, and re-encoded to and fro.
-        n_kills: how many must hit a process that is still at work.
+        checkpoints: the collection is created with the first, and re-encoded from one to the other.
+        n_kills: how many must hit a running process.
         seed: of the moments and of what is done.
         operations: which.
-        report: told about each.
+        report: called with a line for each kill.
     """
     rng, folder, number = random.Random(seed), place / "collection", 0
     ledger = place / "ledger"
@@ -242,7 +242,7 @@ def kill_again_and_again(
             return next(c for c in checkpoints if load_header(c).fingerprint == collection.fingerprint)
 
     def run(operation: str, *, whole: bool) -> bool:
-        """Run an operation to its end or kill it; whether it was killed."""
+        """Run an operation to its end or kill it; returns whether it was killed."""
         if not [*folder.glob("files/*/*")] or rng.random() < 0.3:
             with closing(Collection(folder)) as collection:
                 stored = upload(collection, 10_000 * seed + 5_000 + rng.randrange(5_000))
@@ -284,7 +284,7 @@ def kill_again_and_again(
         if wrong:
             killed.wrong.append(f"turn {turn}, {operation}: {wrong}")
         report(f"{turn:4} {operation:9} {'killed' if hit else 'late':7} {'; '.join(wrong) or 'ok'}")
-    # Whatever a killed process left, one that is not killed puts in order.
+    # A process that is not killed cleans up after those that were.
     with closing(Collection(folder)) as collection:
         collection.save_index()
         snapshot(collection, place / "snapshots" / "last.tar")
@@ -296,7 +296,7 @@ def kill_again_and_again(
 
 # ---------------------------------------------------------------- the power
 
-# A process that adds with and without files, removes, saves, optimizes and snapshots, until the lights go out.
+# A process that adds with and without files, removes, saves, optimizes and snapshots, until the power is cut.
 BUSY = """
 import random, sys
 from contextlib import closing
@@ -332,7 +332,7 @@ with closing(Collection(folder)) as collection:
 
 
 class NoDisk(Exception):
-    """This machine does not let us make a disk of our own; the message says why."""
+    """This machine cannot create a file system for the test; the message says why."""
 
 
 @contextmanager
@@ -375,13 +375,13 @@ def cut_the_power(
     seed: int,
     report: Callable[[str], Any] = lambda line: None,
 ) -> tuple[list[int], list[str]]:
-    """Let a process change a collection and take away, at random moments, whatever it has not made durable.
+    """Let a process change a collection, and at random moments discard whatever it has not synced to disk.
 
     Returns:
         (how many images were acknowledged at each cut, what was wrong with what was left).
 
     Raises:
-        NoDisk: this machine does not let us make a disk of our own.
+        NoDisk: this machine cannot create a file system for the test.
     """
     rng, acknowledged, wrong = random.Random(seed), [], []
     ledger = place / "ledger"
@@ -397,7 +397,7 @@ def cut_the_power(
                 wrong.append(f"the process ended: {command.err}")
                 break
             os.kill(command.pid, signal.SIGSTOP)
-            time.sleep(0.01)  # what it is in the middle of in the kernel comes to an end
+            time.sleep(0.01)  # system calls in progress end
             shutil.copy(ledger, place / "ledger at the cut")
             copy = _still(image)
             os.kill(command.pid, signal.SIGCONT)
@@ -415,7 +415,7 @@ def cut_the_power(
 
 
 def _still(image: Path) -> Path:
-    """A copy of the disk at one moment: copied until two copies are equal, for the system may be writing."""
+    """A copy of the disk at one moment: copied until two copies are equal, since the system may be writing."""
     copies = [image.with_name(f"{image.name}-{number}") for number in range(2)]
     shutil.copy(image, copies[0])
     while True:
@@ -427,7 +427,7 @@ def _still(image: Path) -> Path:
 
 
 def _look(copy: Path, place: Path, ledger: Ledger) -> list[str]:
-    """Mount what was left and look at it, as after the lights are on again."""
+    """Mount the disk as it was at the cut, and check it."""
     mounted = place / "after the cut"
     mounted.mkdir(exist_ok=True)
     _system("mount", "-o", "loop", str(copy), str(mounted))

@@ -24,7 +24,7 @@ from hashseek.indexing.catalog import (
 from hashseek.indexing.catalog import catalog as catalog_module
 from hashseek.indexing.catalog import database as module
 from hashseek.retrieval.errors import BadCodes, BadCollection, BadConfig, UnknownImage
-from support.collections import new_images, random_codes
+from support.collections import new_images, random_codes, sql
 
 
 @pytest.fixture
@@ -45,15 +45,7 @@ def images(n, *, start=0, labels=()):
     return new_images(random_codes(np.random.default_rng(start), n, 12), start=start, labels=labels)
 
 
-def sql(path, statement, *arguments):
-    db = sqlite3.connect(path)
-    with db:
-        rows = db.execute(statement, arguments).fetchall()
-    db.close()
-    return rows
-
-
-def test_a_record_comes_back_as_it_was_stored(catalog):
+def test_a_record_is_read_as_it_was_stored(catalog):
     name = "/tmp/Bild 'höhle'\n%\";--.jpg"
     [(image_id, change)] = catalog.add(
         [
@@ -81,12 +73,6 @@ def test_the_same_content_is_stored_once_and_keeps_its_first_record(catalog):
     assert catalog.lookup.ids_by_hash([second.sha256, "00", first.sha256]) == {first.sha256: 1, second.sha256: 2}
 
 
-def test_an_id_is_never_given_twice(catalog):
-    catalog.add(images(3))
-    catalog.remove([3])
-    assert catalog.add(images(1, start=9)) == [(4, "added")]
-
-
 def test_removing_is_all_or_nothing(catalog):
     catalog.add(images(3, labels=("a",)))
     generation = catalog.generation()
@@ -97,17 +83,18 @@ def test_removing_is_all_or_nothing(catalog):
     catalog.remove([1, 3])
     assert [image.id for image in catalog.page(after=0, limit=10)] == [2]
     assert catalog.label_counts() == {"a": 1}
+    assert catalog.add(images(1, start=9)) == [(4, "added")]  # ids are never reused
 
 
-@pytest.mark.parametrize("image_id", [0, -1, 7, 2**63 - 1, 2**63, 10**30])
-def test_unknown_ids_of_any_size_are_unknown(catalog, image_id):
+@pytest.mark.parametrize("image_id", [-1, 7, 2**63])
+def test_unknown_ids_of_any_size(catalog, image_id):
     catalog.add(images(1))
     for ask in (catalog.one, catalog.code):
         with pytest.raises(UnknownImage):
             ask(image_id)
 
 
-def test_many_ids_at_once_come_in_the_order_asked_for(catalog):
+def test_many_ids_at_once_keep_their_order(catalog):
     catalog.add(images(1203))
     ids = [*range(1203, 0, -1), 5000, 1]
     found = catalog.get(ids)
@@ -124,7 +111,7 @@ def test_pages_and_labels(catalog):
     assert catalog.label_counts() == {"a": 3, "b": 6}
 
 
-def test_changes_are_what_came_and_went_since(catalog):
+def test_changes_since_a_generation(catalog):
     added = images(4)
     catalog.add(added[:2])
     first = catalog.changes(after_id=0, after_generation=-1)
@@ -140,7 +127,7 @@ def test_changes_are_what_came_and_went_since(catalog):
     assert len(nothing.ids) == len(nothing.removed) == 0
 
 
-def test_a_failing_batch_leaves_nothing_behind(catalog):
+def test_a_failing_batch_stores_nothing(catalog):
     bad = NewImage("/x/\udcff.jpg", "cd" * 32, 1, 1, 1, "image/jpeg", (), np.zeros(2, np.uint8))
     with pytest.raises(UnicodeEncodeError):
         catalog.add([*images(3), bad])
@@ -149,7 +136,7 @@ def test_a_failing_batch_leaves_nothing_behind(catalog):
     assert catalog.add(images(1)) == [(1, "added")]
 
 
-def test_reading_only_refuses_every_change(path):
+def test_a_read_only_catalog_refuses_changes(path):
     catalog = Catalog(path, read_only=True)
     for change in (lambda: catalog.add(images(1)), lambda: catalog.remove([1])):
         with pytest.raises(BadCollection):
@@ -157,7 +144,7 @@ def test_reading_only_refuses_every_change(path):
     catalog.close()
 
 
-def test_a_folder_that_cannot_be_written_is_read_and_a_writer_elsewhere_is_noticed(path, start, tmp_path):
+def test_a_reader_without_write_permission_sees_later_changes(path, start, tmp_path):
     """Runs in a process without root's right to write anywhere, which sees our changes while it looks on."""
     writer = Catalog(path)
     writer.add(images(1))
@@ -198,7 +185,7 @@ sys.exit()
     path.parent.chmod(0o755)
 
 
-def test_another_writer_makes_changes_wait_and_then_fail_but_never_reads(path, monkeypatch):
+def test_a_second_writer_waits_and_fails_while_readers_continue(path, monkeypatch):
     monkeypatch.setattr(module, "BUSY_SECONDS", 0.2)
     catalog = Catalog(path)
     catalog.add(images(1))
@@ -249,7 +236,7 @@ def test_a_full_disk_loses_the_batch_and_nothing_else(small_disk):
     reopened.close()
 
 
-def test_files_that_are_no_catalog_and_other_versions_are_refused(tmp_path, path):
+def test_other_files_and_other_versions_are_refused(tmp_path, path):
     for name, content in (("text", b"no database at all" * 100), ("empty", b""), ("zero", b"\0"), ("missing", None)):
         if content is not None:
             (tmp_path / name).write_bytes(content)
@@ -270,22 +257,16 @@ def test_files_that_are_no_catalog_and_other_versions_are_refused(tmp_path, path
 @pytest.mark.parametrize(
     "damage",
     [
-        "DELETE FROM meta",
         "DELETE FROM meta WHERE key = 'generation'",
         "DELETE FROM meta WHERE key = 'uuid'",
         "DELETE FROM meta WHERE key = 'space'",
-        "UPDATE meta SET value = 'first' WHERE key = 'space'",
         "DELETE FROM spaces",
-        "UPDATE spaces SET n_bits = 'many'",
         "UPDATE spaces SET n_bits = 0",
-        "DROP TABLE meta",
-        "DROP TABLE spaces",
         "DROP TABLE codes",
-        "DROP TABLE images",
         "UPDATE codes SET code = x'010203'",
     ],
 )
-def test_a_catalog_with_a_hole_is_damaged_not_a_crash(path, damage):
+def test_missing_rows_and_tables_are_reported_as_damage(path, damage):
     writer = Catalog(path)
     writer.add(images(2))
     writer.close()
@@ -304,7 +285,7 @@ def test_a_catalog_with_a_hole_is_damaged_not_a_crash(path, damage):
         use()
 
 
-def test_a_catalog_may_lie_at_an_odd_place(tmp_path, path):
+def test_special_characters_in_the_path(tmp_path, path):
     odd = tmp_path / "a?mode=memory#b %20\nü" / "catalog.sqlite"
     odd.parent.mkdir()
     shutil.copy(path, odd)
@@ -317,15 +298,15 @@ def test_a_catalog_may_lie_at_an_odd_place(tmp_path, path):
 # ---------------------------------------------------------------- keys, attributes, files
 
 
-def image(content=0, *, key=None, code=(1, 2), **said):
+def image(content=0, *, key=None, code=(1, 2), **fields):
     """An image whose content hash is `content`."""
     base = NewImage(
         f"/photos/{content}.jpg", f"{content:064x}", 10, 20, 30, "image/jpeg", (), np.array(code, np.uint8), key
     )
-    return replace(base, **said)
+    return replace(base, **fields)
 
 
-def test_a_key_decides_what_is_one_image(catalog, monkeypatch):
+def test_images_with_keys_are_updated_in_place(catalog, monkeypatch):
     monkeypatch.setattr(catalog_module, "now", lambda: "2026-01-01T00:00:00Z")
     first = image(1, key="a/ü 1", labels=("cat",), attributes={"n": 1, "deep": {"x": [1, None]}}, engine="e1")
     assert catalog.add([first, first]) == [(1, "added"), (1, "known")]
@@ -333,10 +314,10 @@ def test_a_key_decides_what_is_one_image(catalog, monkeypatch):
     assert (stored.key, stored.attributes) == ("a/ü 1", {"n": 1, "deep": {"x": [1, None]}})
     monkeypatch.setattr(catalog_module, "now", lambda: "2026-01-02T00:00:00Z")
 
-    # said nothing new, or nothing at all: known
+    # nothing new, or nothing at all: known
     assert catalog.add([image(1, key="a/ü 1", labels=("cat",)), image(1, key="a/ü 1")]) == [(1, "known")] * 2
     assert catalog.one(1) == stored
-    # said otherwise: updated, and only what was said
+    # other labels or attributes: updated, and nothing else
     assert catalog.add([image(1, key="a/ü 1", labels=("dog", "old"))]) == [(1, "updated")]
     assert catalog.add([image(1, key="a/ü 1", attributes={"n": 2})]) == [(1, "updated")]
     assert catalog.one(1) == replace(
@@ -364,16 +345,16 @@ def test_a_key_decides_what_is_one_image(catalog, monkeypatch):
     assert catalog.add([image(2, key="b", code=(5, 6)), image(2, labels=("x",))]) == [(2, "added"), (1, "known")]
     assert catalog.lookup.ids_by_hash([f"{2:064x}"]) == {f"{2:064x}": 1}
     assert catalog.lookup.ids_by_key(["b", "c", "a/ü 1"]) == {"a/ü 1": 1, "b": 2}
-    assert catalog.spaces.engines() == {"e2": 2}  # the code was taken over, and with it who made it
+    assert catalog.spaces.engines() == {"e2": 2}  # the code was copied, and its engine with it
     catalog.remove([1])
     assert catalog.lookup.ids_by_key(["a/ü 1"]) == {}
     assert catalog.add([first]) == [(3, "added")]
     with pytest.raises(UnknownImage):
-        catalog.by_key("nobody")
+        catalog.by_key("unknown")
     assert catalog.verify() == []
 
 
-def test_the_code_of_a_content_is_known_as_long_as_an_image_has_it(catalog):
+def test_code_by_hash(catalog):
     assert catalog.lookup.code_by_hash(f"{1:064x}") is None
     catalog.add([image(1, key="a", code=(3, 4)), image(1, key="b", code=(3, 4))])
     assert catalog.lookup.code_by_hash(f"{1:064x}").tolist() == [3, 4]
@@ -383,7 +364,7 @@ def test_the_code_of_a_content_is_known_as_long_as_an_image_has_it(catalog):
     assert catalog.lookup.code_by_hash(f"{1:064x}") is None
 
 
-def test_files_are_known_by_size_and_time(catalog):
+def test_records_by_path_have_size_and_time(catalog):
     catalog.add([image(1, mtime_ns=2**61), image(2), image(3, path="/photos/1.jpg", bytes=31, mtime_ns=7)])
 
     def known(*paths):
@@ -403,7 +384,7 @@ def test_files_are_known_by_size_and_time(catalog):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "fields",
     [
         {"key": ""},
         {"key": "a\0b"},
@@ -414,12 +395,13 @@ def test_files_are_known_by_size_and_time(catalog):
         {"attributes": {"x": object()}},
         {"attributes": {"x": "\ud800"}},
         {"attributes": [1]},
+        {"attributes": {"a": [{2.5: 1}]}},
         {"attributes": {"x": reduce(lambda inner, _: [inner], range(5000), [])}},
     ],
 )
-def test_keys_and_attributes_have_limits_and_a_batch_beyond_them_stores_nothing(catalog, said):
+def test_keys_and_attributes_have_limits_and_a_batch_beyond_them_stores_nothing(catalog, fields):
     with pytest.raises(BadConfig) as caught:
-        catalog.add([image(1), image(2, **said)])
+        catalog.add([image(1), image(2, **fields)])
     assert "\n" not in str(caught.value)
     assert len(catalog) == 0
     at_the_limit = {"key": "ü" * 512, "attributes": {"x": "y" * (16_384 - 8)}}
@@ -434,7 +416,7 @@ def filled(catalog, n=5):
     catalog.add([image(i, code=(i, 0), engine="torch") for i in range(n)])
 
 
-def test_a_space_is_built_beside_and_switched_to_when_every_image_has_its_code(catalog, path):
+def test_building_switching_and_dropping_a_code_space(catalog, path):
     filled(catalog)
     space = catalog.spaces.begin("e" * 64, 20, "other.safetensors")
     assert (space.id, space.state, catalog.spaces.active().id) == (2, "building", 1)
@@ -458,7 +440,7 @@ def test_a_space_is_built_beside_and_switched_to_when_every_image_has_its_code(c
     assert opened.changes(after_id=0, after_generation=-1).codes.tolist() == [[i, i, 1] for i in range(1, 5)]
     assert opened.spaces.engines() == {"": 1, "openvino": 3}
     assert catalog.spaces.engines() == {"torch": 4}
-    assert catalog.code(1).tolist() == [[0, 0]]  # whoever opened it earlier still searches the old codes
+    assert catalog.code(1).tolist() == [[0, 0]]  # opened earlier: still the old codes
     with pytest.raises(SpaceRetired):
         catalog.add([image(77)])
     assert opened.add([image(77, code=(1, 1, 1))]) == [(6, "added")]
@@ -476,7 +458,7 @@ def test_a_space_is_built_beside_and_switched_to_when_every_image_has_its_code(c
     opened.close()
 
 
-def test_new_content_makes_the_codes_of_every_space_worthless(catalog):
+def test_new_content_deletes_the_codes_in_every_space(catalog):
     catalog.add([image(1, key="a"), image(2, key="b")])
     catalog.spaces.begin("e" * 64, 12, "x")
     catalog.spaces.add_codes(2, [(1, np.zeros(2, np.uint8), ""), (2, np.zeros(2, np.uint8), "")])
@@ -500,7 +482,7 @@ def test_an_updated_code_is_a_change(catalog):
     catalog.add([image(9, key="k1", code=(99, 0)), image(10, key="k9", code=(10, 0))])
     since = catalog.changes(after_id=4, after_generation=seen.generation)
     assert (since.ids.tolist(), since.codes.tolist(), since.removed.tolist()) == ([2, 5], [[99, 0], [10, 0]], [2])
-    catalog.spaces.add_codes(1, [(3, np.array([7, 7], np.uint8), "mended")])
+    catalog.spaces.add_codes(1, [(3, np.array([7, 7], np.uint8), "torch")])
     again = catalog.changes(after_id=5, after_generation=since.generation)
     assert (again.ids.tolist(), again.codes.tolist(), again.removed.tolist()) == ([3], [[7, 7]], [3])
     catalog.remove([2])
@@ -518,7 +500,7 @@ def test_a_calibration_is_kept_with_its_space(catalog, path):
     assert catalog.spaces.calibration() is None
 
 
-def test_a_catalog_that_was_exchanged_takes_nothing_from_those_who_opened_the_old_one(catalog, path, tmp_path):
+def test_a_replaced_catalog_file_refuses_changes(catalog, path, tmp_path):
     filled(catalog)
     shutil.copy(path, tmp_path / "restored")
     (tmp_path / "restored").replace(path)

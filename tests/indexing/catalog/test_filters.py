@@ -1,4 +1,4 @@
-"""A filter lets through exactly the images that a plain loop over their records would, whoever asks and however."""
+"""A filter lets through exactly the images that a plain loop over their records would."""
 
 import json
 import operator
@@ -11,7 +11,7 @@ import pytest
 
 from hashseek.indexing.catalog import NewImage
 from hashseek.indexing.catalog.conditions import Condition, parse_condition
-from hashseek.indexing.catalog.filters import Filter, make_filter, parse_time
+from hashseek.indexing.catalog.filters import MAX_CONDITIONS, Filter, make_filter, parse_time
 from hashseek.indexing.catalog.records import check_attributes
 from hashseek.indexing.collection import Collection
 from hashseek.retrieval.errors import BadConfig
@@ -26,8 +26,8 @@ def described(tmp_path_factory):
     images = new_images(random_codes(np.random.default_rng(0), len(ATTRIBUTES), 12))
     collection.add(
         [
-            NewImage(**{**vars(image), "attributes": said, "key": f"key/{i}"})
-            for i, (image, said) in enumerate(zip(images, ATTRIBUTES, strict=True))
+            NewImage(**{**vars(image), "attributes": attributes, "key": f"key/{i}"})
+            for i, (image, attributes) in enumerate(zip(images, ATTRIBUTES, strict=True))
         ]
     )
     yield collection.catalog
@@ -38,30 +38,22 @@ def described(tmp_path_factory):
     ("text", "ids"),
     [
         ("year=2015", [2]),
-        ("year=2016", [3]),
-        ("year=2015.0", [2]),
         ("year>=2015", [2, 3, 4]),
         ("year>2015", [3, 4]),
         ("year<2015", [1]),
         ("year<=2015.5", [1, 2, 4]),
-        ("year>=-1e3", [1, 2, 3, 4]),
         ('year>="2015"', [3, 5]),
         ('year="2016"', [3]),
         ('year="2015"', []),
-        ("year^=20", [3]),
-        ("year=unknown", [5]),
         ("year=true", [8]),
         ("year=1", []),
         ("camera=X", [1]),
         ("camera.model=X", [2, 3]),
         (" camera.model = x ", [4]),
-        ("camera.model.deeper=X", []),
         ("title^=ab", [1, 2]),
         ("title^=Ä", [3]),
         ("title^=", [1, 2, 3, 4]),
         ("title=", [4]),
-        ("title^=a%", []),
-        ("title=5", [5]),
         ("title>abc", [2, 3]),
         ("flag=true", [5, 7]),
         ('flag="true"', [7]),
@@ -70,7 +62,6 @@ def described(tmp_path_factory):
         ("zip=01234", [6, 7]),
         ('zip="01234"', [6]),
         ("zip=1234", [7, 9]),
-        ("date>=2015-01-01", [8, 9]),
         ("date>=2015-06-02", [9]),
         ("date<2016", []),
         ('date<"2016"', [8]),
@@ -79,19 +70,19 @@ def described(tmp_path_factory):
         ("year') OR 1=1 --=x", []),
     ],
 )
-def test_what_each_condition_means(described, text, ids):
+def test_conditions(described, text, ids):
     assert described.ids_where(make_filter(where=[text])).tolist() == ids
 
 
 @pytest.mark.parametrize(
     "text", ["", "year", "=2015", "year==2015", "year!=2015", "year=>2015", "year<>1", "a~=b", '"a"=b', "a\0=b"]
 )
-def test_what_is_no_condition_is_refused(text):
+def test_invalid_conditions_are_refused(text):
     with pytest.raises(BadConfig):
         parse_condition(text)
 
 
-def test_a_condition_made_by_hand_is_checked_too(described):
+def test_invalid_condition_objects_are_refused(described):
     for condition in (Condition("a", "LIKE", "x"), Condition('a"b', "=", "x"), Condition("", "=", "x")):
         with pytest.raises(BadConfig):
             described.ids_where(Filter(attributes=(condition,)))
@@ -106,17 +97,17 @@ def test_a_condition_made_by_hand_is_checked_too(described):
         ("2026-01-31T23:59:59.5Z", "2026-02-01T00:00:00Z"),
     ],
 )
-def test_times_are_read_as_the_catalog_writes_them(text, stored):
+def test_times_are_parsed_to_the_catalogs_format(text, stored):
     assert parse_time(text) == stored
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "2026-13-01", "1e9", "9999-12-31T23:59:59-10:00"])
-def test_what_is_no_time_is_refused(text):
+def test_invalid_times_are_refused(text):
     with pytest.raises(BadConfig):
         parse_time(text)
 
 
-@pytest.mark.parametrize("name", ["a\\", "a\\b", "\\u0061", "a\nb", "a\tb", "é", "$", "#-1", "[0]", "a'b", "a\\.b"])
+@pytest.mark.parametrize("name", ["a\\b", "\\u0061", "a\nb", "é", "$", "[0]", "a'b"])
 def test_an_attribute_of_any_name_is_found(tmp_path, name):
     with closing(code_collection(tmp_path / "c", n_bits=16)) as collection:
         [first, second] = new_images(random_codes(np.random.default_rng(0), 2, 16))
@@ -136,29 +127,31 @@ def test_large_whole_numbers_are_compared_exactly(tmp_path):
         assert above.tolist() == [1, 2, 4]
 
 
-def test_a_text_with_a_nul_is_refused_since_it_would_pass_for_its_beginning():
-    for said in ({"a": "x\0y"}, {"a\0": 1}, {"a": [{"b": "\0"}]}, {"a": "\\\0"}):
+def test_attributes_with_a_nul_are_refused():
+    for attributes in ({"a": "x\0y"}, {"a\0": 1}, {"a": [{"b": "\0"}]}, {"a": "\\\0"}):
         with pytest.raises(BadConfig):
-            check_attributes(said)
+            check_attributes(attributes)
     assert check_attributes({"a": "\\u0000"}) == r'{"a":"\\u0000"}'
 
 
-def test_ids_keys_and_nothing_at_all(described):
+def test_filters_by_id_by_key_and_empty_filters(described):
     assert described.ids_where(Filter(ids=(3, 99, 1, 3, -1, 2**63, 10**40))).tolist() == [1, 3]
     assert described.ids_where(Filter(ids=())).tolist() == []
     assert described.ids_where(Filter(keys=("key/4", "key", "KEY/1", "'"))).tolist() == [5]
     assert described.ids_where(Filter(keys=("key/4\0", "\0"))).tolist() == []
     assert described.ids_where(Filter()).tolist() == list(range(1, len(ATTRIBUTES) + 1))
     assert make_filter() is None
-    with pytest.raises(BadConfig):
-        make_filter(all_labels=["\udcff"])
+    assert make_filter(where=["a=1"] * MAX_CONDITIONS)
+    for options in ({"all_labels": ["\udcff"]}, {"where": ["a=1"] * (MAX_CONDITIONS + 1)}):
+        with pytest.raises(BadConfig):
+            make_filter(**options)
 
 
 COMPARE = {"=": operator.eq, ">=": operator.ge, "<": operator.lt}
 
 
 def lets_through(chosen, image):
-    """The same, said in Python, for integer attributes only."""
+    """The same in Python, for integer attributes only."""
     labels = set(image.labels)
     return (
         (not chosen.any_labels or bool(labels & set(chosen.any_labels)))
@@ -175,9 +168,9 @@ def lets_through(chosen, image):
     )
 
 
-@pytest.mark.parametrize("looked_up", [0, 20, 10_000])  # labels of each image, by what is cheaper, of all images
-def test_random_filters_agree_with_a_loop_and_searches_among_them_with_the_oracle(tmp_path, monkeypatch, looked_up):
-    monkeypatch.setattr("hashseek.indexing.catalog.filters._LOOKED_UP", looked_up)
+@pytest.mark.parametrize("few", [0, 0.05, 1])  # look every condition up, as usual, or test images one by one
+def test_random_filters_agree_with_a_loop_and_searches_among_them_with_the_oracle(tmp_path, monkeypatch, few):
+    monkeypatch.setattr("hashseek.indexing.catalog.filters._FEW", few)
     rng = np.random.default_rng(7)
     collection = code_collection(tmp_path, n_bits=36)
     truth = {}
@@ -215,12 +208,12 @@ def test_random_filters_agree_with_a_loop_and_searches_among_them_with_the_oracl
             collection.save_index()
         images = collection.catalog.page(after=0, limit=10_000)
         query = random_codes(rng, 1, 36)
-        filters = [Filter(no_labels=("a",)), Filter(no_labels=("b", "rare")), Filter(no_labels=("nobody's",))]
+        filters = [Filter(no_labels=("a",)), Filter(no_labels=("b", "rare")), Filter(no_labels=("unused",))]
         filters += [
             Filter(
-                any_labels=some(["a", "rare", "nobody's", "a\0b"], 2),
+                any_labels=some(["a", "rare", "unused", "a\0b"], 2),
                 all_labels=some(["a", "b"], 1),
-                no_labels=some(["b", "c", "nobody's"], 2),
+                no_labels=some(["b", "c", "unused"], 2),
                 attributes=tuple(Condition("n", str(op), "2") for op in some(list(COMPARE), 1)),
                 ids=None if rng.random() < 0.8 else some(range(300), 50),
                 keys=None if rng.random() < 0.8 else some([f"k{i}" for i in range(300)], 50),
@@ -241,7 +234,7 @@ def test_random_filters_agree_with_a_loop_and_searches_among_them_with_the_oracl
     collection.close()
 
 
-def test_a_remembered_answer_is_forgotten_with_the_next_change_of_any_process(tmp_path):
+def test_cached_filters_are_invalidated_by_changes_of_any_process(tmp_path):
     collection = code_collection(tmp_path, n_bits=12)
     first, second = new_images(np.zeros((2, 2), np.uint8), labels=("cat",))
     collection.add([first])
@@ -258,7 +251,7 @@ def test_a_remembered_answer_is_forgotten_with_the_next_change_of_any_process(tm
     beside.close()
 
 
-def test_the_command_searches_among_what_its_options_say(indexed, tmp_path, pictures, hashseek):
+def test_filter_options_of_the_command(indexed, tmp_path, pictures, hashseek):
     folder = shutil.copytree(indexed, tmp_path / "c", ignore=shutil.ignore_patterns("*-wal", "*-shm"))
     collection = Collection(folder)
     records = collection.catalog.page(after=0, limit=99)
@@ -279,15 +272,16 @@ def test_the_command_searches_among_what_its_options_say(indexed, tmp_path, pict
 
     even = {image.id for image in records if "even" in image.labels}
     threes = {image.id for image in records if "three" in image.labels}
-    assert {hit["id"] for hit in found("--label", "even")} == even
-    assert {hit["id"] for hit in found("--label", "even", "--label", "three")} == even & threes
-    assert {hit["id"] for hit in found("--any-label", "even", "--any-label", "three")} == even | threes
-    assert {hit["id"] for hit in found("--label", "even", "--without", "three")} == even - threes
-    hits = found("--where", "n>=3", "--where", "n<5")
+    for options, ids in (
+        (("--label", "even", "--label", "three"), even & threes),
+        (("--any-label", "even", "--any-label", "three"), even | threes),
+        (("--label", "even", "--without", "three"), even - threes),
+        (("--added-before", "2020-01-01"), set()),
+    ):
+        assert {hit["id"] for hit in found(*options)} == ids
+    hits = found("--where", "n>=3", "--where", "n<5", "--added-after", "2020-01-01")
     assert sorted((hit["key"], hit["attributes"]["n"]) for hit in hits) == [("made 3", 3), ("made 4", 4)]
     assert [hit["key"] for hit in found("--key", "made 7")] == ["made 7"]
-    assert found("--added-before", "2020-01-01") == []
-    assert len(found("--added-after", "2020-01-01")) == len(records) + len(codes)
     for options in (("--where", "n!=3"), ("--added-after", "soon")):
         code, out, err = hashseek("search", folder, picture, *options)
         assert (code, out) == (2, "")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hashseek.indexing.index.approximate import GOOD_RECALL, default_effort
-from hashseek.indexing.index.hamming_index import APPROXIMATE, KINDS, build_index, load_index, save_index
+from hashseek.indexing.index.hamming_index import APPROXIMATE, build_index, load_index, save_index
 from hashseek.indexing.index.multi_index_hashing import build_table, flips, substring
 from hashseek.retrieval.codes import pad
 from hashseek.retrieval.errors import BadCollection, BadConfig
@@ -60,7 +60,7 @@ def test_results_are_true_distances_in_order_without_repetition(index, data):
                 assert len(np.unique(row)) == len(row)
 
 
-def test_recall_on_other_queries_is_about_what_the_index_says(index, data):
+def test_recall_on_other_queries_is_about_the_measured_one(index, data):
     effort = default_effort(index.recall)
     assert index.recall[effort] >= GOOD_RECALL
     assert recall(index, data) == recall(index, data, effort=effort) > GOOD_RECALL - 0.1
@@ -96,7 +96,7 @@ def test_ranges_and_small_subsets_are_exact(index, data):
         assert np.array_equal(near, ids[order])
 
 
-def test_what_is_left_out_is_not_found(index, data):
+def test_excluded_rows_are_not_found(index, data):
     _, _, xq = data
     distances, found = index.search(xq, k=3)
     mask = ~np.isin(index.ids, found[:, 0])
@@ -138,27 +138,27 @@ def test_a_structure_that_is_damaged_or_gone_is_refused(index, data, tmp_path):
     path, beside = save_index(index, tmp_path / "codes.faiss")
     for content in (beside.read_bytes()[:200], b"", None):
         beside.unlink() if content is None else beside.write_bytes(content)
-        with pytest.raises(BadCollection, match="not a readable index"):
+        with pytest.raises(BadCollection):
             load_index(path, ids, n_bits=N_BITS, kind=index.kind)
 
 
-def test_efforts_that_are_none_are_refused(index, data):
+def test_invalid_efforts_are_refused(index, data):
     xb, ids, xq = data
     for effort in (0, -3, 10**6):
-        with pytest.raises(BadConfig, match=f"effort is the number of .*, not {effort}"):
+        with pytest.raises(BadConfig, match=str(effort)):
             index.search(xq, k=1, effort=effort)
-    with pytest.raises(BadConfig, match="kind exact is exact and takes no effort"):
+    with pytest.raises(BadConfig):
         build_index(xb, ids, n_bits=N_BITS).search(xq, k=1, effort=4)
 
 
 def test_unknown_kinds_are_refused():
-    with pytest.raises(BadConfig, match=f"no index of kind 'lsh': use one of {', '.join(KINDS)}"):
+    with pytest.raises(BadConfig, match="lsh"):
         build_index(np.zeros((1, 1), np.uint8), np.zeros(1, np.int64), n_bits=8, kind="lsh")
 
 
 @pytest.mark.skipif(hasattr(faiss, "GpuIndexBinaryFlat") and faiss.get_num_gpus() > 0, reason="there is a GPU")
-def test_without_a_gpu_the_kind_gpu_is_one_sentence():
-    with pytest.raises(BadConfig, match="needs a GPU .*: choose exact"):
+def test_without_a_gpu_the_kind_gpu_is_refused():
+    with pytest.raises(BadConfig):
         build_index(np.zeros((1, 1), np.uint8), np.zeros(1, np.int64), n_bits=8, kind="gpu")
 
 

@@ -1,4 +1,4 @@
-"""`index verify --codes`: stored codes are those that the images have, or it is said."""
+"""`index verify --codes`: stored codes are compared with new ones."""
 
 import hashlib
 import sqlite3
@@ -36,7 +36,7 @@ def flip(collection: Collection, image_id: int, n_bits: int) -> None:
         )
 
 
-def test_codes_made_the_same_way_are_the_same(indexed, encoder):
+def test_the_same_engine_gives_the_same_codes(indexed, encoder):
     with closing(Collection(indexed, read_only=True)) as collection:
         found = recheck(collection, encoder, 1000)
         assert found.engine == encoder.engine
@@ -48,7 +48,7 @@ def test_codes_made_the_same_way_are_the_same(indexed, encoder):
         assert few[0].n_images == 5
 
 
-def test_a_code_that_is_not_its_images_is_a_problem(own_collection, encoder):
+def test_wrong_codes_are_found(own_collection, encoder):
     with closing(Collection(own_collection)) as collection:
         flip(collection, 3, 16)  # of 12 x 48 bits: below the limit of the sample, not that of an image
         found = recheck(collection, encoder, 1000)
@@ -65,7 +65,7 @@ def test_a_code_that_is_not_its_images_is_a_problem(own_collection, encoder):
         assert "more than the 5 %" in str(finding)
 
 
-def test_it_is_told_by_engine_what_differs(own_collection, encoder, tmp_path):
+def test_differences_are_reported_per_engine(own_collection, encoder, tmp_path):
     draw(77).save(tmp_path / "77.png")
     draw(78).save(tmp_path / "78.png")
     with closing(Collection(own_collection)) as collection:
@@ -85,7 +85,7 @@ def test_it_is_told_by_engine_what_differs(own_collection, encoder, tmp_path):
         assert found.findings == ()  # 8.3 %, but of one image
 
 
-def test_gone_and_changed_files_are_told_apart(own_collection, encoder, tmp_path):
+def test_missing_and_changed_files(own_collection, encoder, tmp_path):
     paths = [tmp_path / f"{seed}.png" for seed in (90, 91, 92)]
     for seed, path in zip((90, 91, 92), paths, strict=True):
         draw(seed).save(path)

@@ -11,18 +11,15 @@ from hashseek.indexing.collection import Collection
 from hashseek.indexing.maintenance.repair import repair
 from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.errors import BadCollection
-from support.collections import code_collection, new_images, random_codes
+from support.collections import code_collection, new_images, random_codes, sql
 from support.faults import content
 
 
-def sql(folder, *statements):
-    with closing(sqlite3.connect(folder / "catalog.sqlite", isolation_level=None)) as db:
-        for statement in statements:
-            db.execute(statement)
-        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+def damage_catalog(folder, *statements):
+    sql(folder / "catalog.sqlite", *statements, "PRAGMA wal_checkpoint(TRUNCATE)")
 
 
-def mend(folder, **options):
+def run_repair(folder, **options):
     return repair(folder, device="cpu", **options)
 
 
@@ -31,7 +28,7 @@ def state(folder):
         return content(collection), collection.verify()
 
 
-def test_nothing_is_done_to_a_sound_collection(own_collection, hashseek):
+def test_an_intact_collection_is_not_changed(own_collection, hashseek):
     before = {
         path: path.read_bytes() for path in own_collection.rglob("*") if path.is_file() and "sqlite-" not in path.name
     }
@@ -51,9 +48,9 @@ ROWS = {
 
 
 @pytest.mark.parametrize("damage", ROWS)
-def test_rows_are_dropped_or_made_again(own_collection, hashseek, damage):
+def test_damaged_rows_are_deleted_or_recomputed(own_collection, hashseek, damage):
     expected, _ = state(own_collection)
-    sql(own_collection, "PRAGMA foreign_keys = OFF", ROWS[damage])
+    damage_catalog(own_collection, "PRAGMA foreign_keys = OFF", ROWS[damage])
     code, _, _ = hashseek("index", "verify", own_collection)
     assert code in (1, 2)
     code, out, err = hashseek("index", "verify", own_collection, "--repair", "--device", "cpu")
@@ -66,16 +63,18 @@ def test_rows_are_dropped_or_made_again(own_collection, hashseek, damage):
 def test_bits_beyond_the_length_of_a_code_are_malformed(tmp_path):
     with closing(code_collection(tmp_path, n_bits=12)) as collection:
         collection.add(new_images(random_codes(np.random.default_rng(0), 3, 12)))
-    sql(tmp_path, "UPDATE codes SET code = x'01F0' WHERE image_id = 2")
-    report = mend(tmp_path)
+    damage_catalog(tmp_path, "UPDATE codes SET code = x'01F0' WHERE image_id = 2")
+    report = run_repair(tmp_path)
     assert FindingKind.MISSING_CODE in {finding.kind for finding in report.left}
 
 
-def test_a_search_that_is_under_way_does_not_find_what_lost_its_code(own_collection, tmp_path):
+def test_an_open_collection_does_not_find_images_that_lost_their_code(own_collection, tmp_path):
     with closing(Collection(own_collection)) as beside:
         query = beside.catalog.code(5)
-        sql(own_collection, "UPDATE codes SET code = x'0102' WHERE image_id = 5", "UPDATE images SET path = '/nowhere'")
-        report = mend(own_collection)
+        damage_catalog(
+            own_collection, "UPDATE codes SET code = x'0102' WHERE image_id = 5", "UPDATE images SET path = '/nowhere'"
+        )
+        report = run_repair(own_collection)
         assert (FindingKind.MISSING_CODE, 5) in {(finding.kind, finding.image_id) for finding in report.left}
         [(_, ids)] = beside.search(query, k=99)
         assert sorted(ids.tolist()) == [1, 2, 3, 4, *range(6, 13)]
@@ -96,39 +95,21 @@ def test_a_lost_checkpoint_is_copied_from_the_one_that_is_given(own_collection, 
 
 
 @pytest.mark.parametrize("name", ["codes.faiss", "ids.bin", "manifest.json"])
-def test_a_damaged_index_is_built_again(own_collection, name):
+def test_a_damaged_index_is_rebuilt(own_collection, name):
     (own_collection / "index" / name).write_bytes(b"torn")
-    assert len(mend(own_collection).done) == 1
+    assert len(run_repair(own_collection).done) == 1
     with closing(Collection(own_collection, read_only=True)) as collection:
         assert collection.verify() == []
         assert collection.describe_index()["built"] == 12
 
 
-def test_indexes_and_triggers_that_were_dropped_or_altered_are_recreated_as_far_as_possible(own_collection):
-    sql(
-        own_collection,
-        "DROP TRIGGER delete_codes_with_image",
-        "DROP INDEX images_by_path",
-        "CREATE INDEX images_by_path ON images(path) WHERE id > 5",
-        "DROP INDEX images_by_key",
-        "UPDATE images SET key = 'twice' WHERE id IN (2, 3)",
-    )
-    before, findings = state(own_collection)
-    assert [finding.kind for finding in findings] == [FindingKind.SCHEMA] * 3 + [FindingKind.DUPLICATE_KEY]
-    assert [f.kind for f in mend(own_collection).left] == [FindingKind.SCHEMA, FindingKind.DUPLICATE_KEY]
-    assert state(own_collection)[0] == before
-    with closing(Collection(own_collection)) as collection:
-        collection.remove([3])
-    assert mend(own_collection).left == []
-
-
-def test_what_cannot_be_repaired_is_named(own_collection, hashseek):
-    sql(
+def test_problems_that_cannot_be_repaired_are_reported(own_collection, hashseek):
+    damage_catalog(
         own_collection,
         "UPDATE images SET path = '/nowhere/' || id WHERE id IN (2, 3)",
         "DELETE FROM codes WHERE image_id = 3",
     )
-    left = {(finding.kind, finding.image_id) for finding in mend(own_collection).left}
+    left = {(finding.kind, finding.image_id) for finding in run_repair(own_collection).left}
     missing, uncoded = FindingKind.MISSING_FILE, FindingKind.MISSING_CODE
     assert left == {(missing, 2), (missing, 3), (uncoded, 3), (uncoded, None)}
     code, _, err = hashseek("index", "verify", own_collection, "--repair", "--device", "cpu")
@@ -140,7 +121,7 @@ def test_what_cannot_be_repaired_is_named(own_collection, hashseek):
 
 def destroy(folder, table_or_index):
     """Overwrite the pages of a table or an index of the catalog."""
-    sql(folder)
+    damage_catalog(folder)
     with closing(sqlite3.connect(folder / "catalog.sqlite")) as db:
         [(page,)] = db.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table_or_index,)).fetchall()
         [(size,)] = db.execute("PRAGMA page_size").fetchall()
@@ -153,7 +134,7 @@ def test_damaged_pages_of_the_catalog_are_refused_and_the_file_is_not_touched(ow
     destroy(own_collection, "images")
     before = (own_collection / "catalog.sqlite").read_bytes()
     with pytest.raises(CatalogDamaged):
-        mend(own_collection)
+        run_repair(own_collection)
     code, _, err = hashseek("index", "verify", own_collection, "--repair")
     assert (code, err.count("\n"), "Traceback" in err) == (2, 1, False)
     assert ".recover" in err
@@ -161,10 +142,10 @@ def test_damaged_pages_of_the_catalog_are_refused_and_the_file_is_not_touched(ow
 
 
 @pytest.mark.parametrize("content", [b"", b"no catalog at all" * 999])
-def test_what_is_no_catalog_any_more_is_refused_and_not_touched(own_collection, content):
+def test_an_overwritten_catalog_is_refused_and_not_touched(own_collection, content):
     (own_collection / "catalog.sqlite").write_bytes(content)
     with pytest.raises(BadCollection):
-        mend(own_collection)
+        run_repair(own_collection)
     assert (own_collection / "catalog.sqlite").read_bytes() == content
 
 
@@ -176,7 +157,7 @@ def test_an_sqlite_index_that_lost_rows_is_rebuilt(own_collection):
         db.execute("DROP INDEX images_by_path")
         db.execute("CREATE INDEX images_by_path ON images(path) WHERE id > 5")
         db.execute("UPDATE sqlite_master SET sql = ? WHERE name = 'images_by_path'", (statement,))
-    sql(own_collection)
+    damage_catalog(own_collection)
     assert [finding.kind for finding in state(own_collection)[1]] == [FindingKind.SQLITE] * 6
-    assert mend(own_collection).left == []
+    assert run_repair(own_collection).left == []
     assert state(own_collection) == (expected, [])
