@@ -227,8 +227,6 @@ def _column_names(reader: Iterator[list[str]], source: Path, one_of: Sequence[st
         names = next(reader, [])
     except csv.Error as error:
         raise BadDataset(f"{source} line 1 is not CSV: {error}; it must name the columns") from None
-    if any("\0" in name for name in names):  # UTF-16 that was read with "surrogateescape"
-        raise BadDataset(f"{source} is not UTF-8 text: save it as UTF-8")
     known = {*one_of, "labels", "split"}
     names = [name.strip().lower() if name.strip().lower() in known else name for name in names]
     if not set(one_of) & set(names):
