@@ -18,7 +18,7 @@ from hashseek.retrieval.errors import BadDataset
 
 OnError = Literal["skip", "stop"]
 Row = tuple[int, dict[str, Any]]  # the line that it begins at, values by column
-# How a list may call a split -> what it is called here. Validation images are never used in training, as queries.
+# Names of splits in label files -> our names. Validation images are never used in training, so they are queries.
 SPLITS = {
     "train": "train",
     "training": "train",

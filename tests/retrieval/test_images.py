@@ -160,7 +160,6 @@ def test_exif_orientation_turns_the_picture(kind, number, red_at):
 
 @pytest.mark.parametrize("kind", ["WEBP", "AVIF", "GIF", "TIFF", "BMP", "PNG", "JPEG"])
 def test_every_kind_is_read_whichever_comes_first(kind):
-    """In a process of its own format table: a missing entry once made everything but JPEG unreadable."""
     if kind not in FORMATS:
         pytest.skip(f"this Pillow is built without {kind}")
     picture = decode(encoded(draw(3), kind))

@@ -159,7 +159,7 @@ def test_a_file_that_is_no_list_is_refused(folder, content):
 
 
 @pytest.mark.parametrize("row", ['"a.jpg,cat,', 'a.jpg,"cat,', 'a.jpg,cat,"a dog'])
-def test_an_open_quote_costs_the_lines_up_to_the_next_quote_and_they_are_named(folder, row):
+def test_an_open_quote_skips_the_lines_up_to_the_next_quote(folder, row):
     path = write(folder, f'file,labels,title\n{row}\nb.jpg,dog,\n"c, d.jpg",cat,"x"\nü ü.jpg,cat,\n')
     found = read(path, ignore_columns=("title",))
     assert [(item.file, item.line) for item in found.items] == [("ü ü.jpg", 5)]
@@ -172,7 +172,7 @@ def test_an_open_quote_costs_the_lines_up_to_the_next_quote_and_they_are_named(f
     assert "lines 3 to 4" in found.problems[0].reason
 
 
-def test_a_field_that_is_too_long_costs_only_its_row(folder):
+def test_a_field_that_is_too_long_skips_only_its_row(folder):
     [problem] = read(write(folder, f"file,labels\na.jpg,{'x' * 200_000}\nb.jpg,dog\n")).problems
     assert problem.where == "labels.csv line 2"
 

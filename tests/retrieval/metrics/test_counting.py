@@ -18,8 +18,8 @@ from support import hamming_oracle as hamming
 
 
 @pytest.mark.parametrize("in_int8", [False, True])
-@pytest.mark.parametrize("n_bits", [1, 7, 12, 48, 64, 126, 127, 128, 200, 1024])
-@pytest.mark.parametrize("n_labels", [1, 9, 38, 80, 130])
+@pytest.mark.parametrize("n_bits", [1, 12, 64, 126, 127, 128, 1024])
+@pytest.mark.parametrize("n_labels", [1, 38, 130])
 def test_histograms_equal_the_oracle(n_bits, n_labels, in_int8, monkeypatch):
     monkeypatch.setattr(counting, "_has_int8", lambda: in_int8)
     rng = np.random.default_rng(n_bits + n_labels)

@@ -70,14 +70,10 @@ def without_values(monkeypatch):
         yield
 
 
-def test_every_name_of_torchvision_is_a_backbone_without_its_classifier(without_values):
+def test_every_classification_network_of_torchvision_is_a_backbone():
     assert len(BACKBONES) >= 80
     for name in BACKBONES:
-        backbone, width = build_backbone(name)
-        removed = [place for place, module in backbone.named_modules() if isinstance(module, Removed)]
-        assert len(removed) == 1, name
-        assert width >= 400, name
-        assert default_preprocessing(name).size >= 224
+        assert default_preprocessing(name).size >= 224, name
         assert weight_sets(name), name
 
 
@@ -85,6 +81,7 @@ def test_every_name_of_torchvision_is_a_backbone_without_its_classifier(without_
 def test_features_have_their_width_and_states_their_names(name, without_values):
     backbone, width = build_backbone(name)
     assert width == FAMILIES[name]
+    assert sum(isinstance(module, Removed) for module in backbone.modules()) == 1
     size = default_preprocessing(name).size
     assert backbone.eval()(torch.zeros(2, 3, size, size)).flatten(1).shape == (2, width)
     options = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
@@ -146,7 +143,7 @@ def test_the_backbone_of_a_checkpoint_loads_without_its_hash_layer(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["googlenet", "squeezenet1_1", "mnasnet0_5"])
-def test_torchvisions_own_state_dict_loads_whatever_the_width_of_its_classifier(name, tmp_path):
+def test_state_dicts_of_torchvision_load_with_any_number_of_classes(name, tmp_path):
     torch.manual_seed(1)
     options = {"init_weights": False} if name == "googlenet" else {}
     network = getattr(models, name)(weights=None, num_classes=7, **options)
@@ -297,7 +294,7 @@ def test_batch_norm_centres_every_bit_and_takes_a_batch_of_one_by_its_running_st
 
 
 @pytest.mark.parametrize("head", ["linear", "linear_bn", "mlp"])
-def test_the_head_computes_in_float32_whatever_the_backbone_does(head):
+def test_the_head_always_computes_in_float32(head):
     torch.manual_seed(0)
     model = HashModel(backbone="mlp:4-8", n_bits=6, head=head).eval()
     vectors = torch.randn(5, 4)

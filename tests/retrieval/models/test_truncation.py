@@ -14,6 +14,7 @@ from hashseek.retrieval.models.truncation import lengths_of, truncate
 from hashseek.training.config import parse_config
 from hashseek.training.data.datasets.shapes import render_shapes
 from hashseek.training.loop.fit import fit
+from support.in_process import run_command
 
 PREPROCESSING = Preprocessing(size=48, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
 
@@ -38,17 +39,17 @@ def test_the_short_code_is_the_prefix_of_the_long_one(tmp_path, head):
     assert whole.model.n_bits == 32  # as it was
 
 
-def test_the_command_writes_a_checkpoint_with_a_fingerprint_of_its_own(tmp_path, hashseek):
+def test_the_command_writes_a_checkpoint_with_a_fingerprint_of_its_own(tmp_path, capsys):
     path = tmp_path / "best.safetensors"
     whole = nested(path, "linear")
-    code, printed, _ = hashseek("truncate", path, "--bits", 12)
+    code, printed, _ = run_command(capsys, "truncate", path, "--bits", 12)
     assert code == 0
     short = load_checkpoint(tmp_path / "best-12.safetensors")  # checks its fingerprint
     assert printed.strip() == str(tmp_path / "best-12.safetensors")
     assert short.header.n_bits == 12
     assert short.header.fingerprint not in (whole.header.fingerprint, truncate(whole, 8).header.fingerprint)
     for bits, value in ((16, "8, 12, 32"), (12, "best-12.safetensors")):  # not trained for; exists
-        code, _, error = hashseek("truncate", path, "--bits", bits)
+        code, _, error = run_command(capsys, "truncate", path, "--bits", bits)
         assert code == 2
         assert value in error
 
