@@ -1,6 +1,6 @@
 """Binary codes: the only owner of sign(0), bit order and code width.
 
-Bit j of a code is 1 iff output j > 0 (so 0 gives 0); it lies in byte j // 8 at bit j % 8, and the unused high
+Bit j of a code is 1 iff output j > 0 (so 0 gives 0); it is stored in byte j // 8 at bit j % 8, and the unused high
 bits of the last byte are 0. `n_bits` counts bits (1 to 1024), `code_size` counts bytes.
 """
 
@@ -60,11 +60,6 @@ def pad(codes: Codes, size: int) -> Codes:
     padded = np.zeros((len(codes), size), dtype=np.uint8)
     padded[:, : codes.shape[1]] = codes
     return padded
-
-
-def as_words(codes: Codes) -> NDArray[np.uint64]:
-    """Codes (B, ceil(code_size / 8)) as 64-bit words, zero padded: fast to XOR and count."""
-    return pad(codes, -(-codes.shape[1] // 8) * 8).view(np.uint64)
 
 
 def check_codes(codes: Codes, n_bits: int) -> Codes:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 
 class DecodeEncodeLock:
-    """Many threads may decode at a time, or one may encode. A thread that waits to encode goes first."""
+    """Many threads may decode at once, or one may encode. A thread that waits to encode goes first."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -19,7 +19,7 @@ class DecodeEncodeLock:
 
     @contextmanager
     def decoding(self) -> Iterator[None]:
-        """Wait until nobody encodes or waits to encode."""
+        """Context in which no thread encodes."""
         with self._changed:
             self._changed.wait_for(lambda: not self._encoding)
             self._n_decoding += 1
@@ -32,7 +32,7 @@ class DecodeEncodeLock:
 
     @contextmanager
     def encoding(self) -> Iterator[None]:
-        """Let no thread start to decode, and wait for those that do."""
+        """Context in which no other thread decodes or encodes."""
         with self._changed:
             self._changed.wait_for(lambda: not self._encoding)
             self._encoding = True

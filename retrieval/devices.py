@@ -41,7 +41,7 @@ def pick_device(name: str = "auto") -> torch.device:
     except RuntimeError:
         raise BadConfig(f"there is no device {name!r}: use auto, cpu, cuda or cuda:N") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise BadConfig(f"device {name} was asked for, but this machine has {torch.cuda.device_count()} GPUs")
+        raise BadConfig(f"there is no device {name}: this machine has {torch.cuda.device_count()} GPUs")
     return device
 
 
@@ -55,9 +55,11 @@ def pick_dtype(precision: str, device: torch.device) -> torch.dtype:
 
     if precision not in PRECISIONS:
         raise BadConfig(f"there is no precision {precision!r}: use one of {', '.join(PRECISIONS)}")
-    if precision == "bf16" or (precision == "auto" and has_bf16(device)):
-        return torch.bfloat16
-    return torch.float32
+    if precision == "auto":  # without bf16 matrix units, bf16 is slower than float32
+        on_gpu = device.type == "cuda"
+        fast = torch.cuda.is_bf16_supported() if on_gpu else bool({"avx512_bf16", "amx_bf16"} & cpu_flags())
+        return torch.bfloat16 if fast else torch.float32
+    return torch.bfloat16 if precision == "bf16" else torch.float32
 
 
 def pick_inference_dtype(precision: str, device: torch.device) -> torch.dtype:
@@ -69,15 +71,8 @@ def pick_inference_dtype(precision: str, device: torch.device) -> torch.dtype:
     import torch
 
     if precision == "auto" and device.type == "cpu":
-        return torch.bfloat16 if "amx_bf16" in _cpu_flags() else torch.float32
+        return torch.bfloat16 if "amx_bf16" in cpu_flags() else torch.float32
     return pick_dtype(precision, device)
-
-
-def has_bf16(device: torch.device) -> bool:
-    """Whether the device has bf16 matrix units; without them bf16 is slower than float32."""
-    import torch
-
-    return torch.cuda.is_bf16_supported() if device.type == "cuda" else _cpu_has_bf16()
 
 
 def n_cores() -> int:
@@ -85,12 +80,9 @@ def n_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _cpu_has_bf16() -> bool:
-    return bool({"avx512_bf16", "amx_bf16"} & _cpu_flags())
-
-
 @cache
-def _cpu_flags() -> frozenset[str]:
+def cpu_flags() -> frozenset[str]:
+    """Instruction sets of the processor, such as "avx512_vnni"; empty where Linux does not list them."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:

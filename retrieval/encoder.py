@@ -58,7 +58,7 @@ class Encoder:
         self.batch_size = batch_size or self._engine.batch_size
         self.engine, self.device, self.dtype = self._engine.name, self._engine.device, self._engine.dtype
         self.head = checkpoint.model.head.to(self.device).eval()
-        # A pass uses every core already: two at a time would only compete.
+        # A pass already uses every core: two at once would only compete.
         self._lock = DecodeEncodeLock()
 
     @property

@@ -1,22 +1,12 @@
-"""The exception tree. Every error that a user can cause derives from `HashseekError`.
+"""The exceptions. Every error that a user can cause derives from `HashseekError`.
 
-    HashseekError
-    ├── BadConfig          a setting, option or argument outside its limits
-    ├── BadCodes           codes or labels of the wrong shape, type or width
-    ├── BadImage           a file that is not a usable image
-    ├── BadCheckpoint      a checkpoint or weights file that cannot be trusted
-    ├── BadDataset         a data set that is missing, inconsistent or empty
-    ├── BadCollection      a collection that is missing, damaged or locked
-    │   └── ForeignCodes   codes of another checkpoint
-    └── UnknownImage       an id that the collection does not hold
-
-A message is one sentence that names the value, the limit and the remedy. The CLI prints it and exits with 2;
-the API answers with a problem JSON.
+Each message names the value, the limit and the remedy. The CLI prints it and exits with 2; the API answers with a
+problem JSON.
 """
 
 
 class HashseekError(Exception):
-    """Base of every error that a user can cause and mend."""
+    """Base of every error that a user can cause and fix."""
 
 
 class BadConfig(HashseekError):

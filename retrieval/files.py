@@ -51,8 +51,8 @@ def fsync_folder(folder: Path) -> None:
 def locked(folder: Path, *, shared: bool = False) -> Iterator[None]:
     """Hold the lock of `folder`; other processes and threads wait. The system releases it if the process dies.
 
-    Several may hold it `shared` at a time. It locks the folder itself, so that no lock file is left behind and readers
-    need no permission to write; a reader who may not even open the folder goes on without the lock.
+    Several may hold it `shared` at once. It locks the folder itself, so that no lock file is left behind and readers
+    need no permission to write; a reader who may not even open the folder continues without the lock.
 
     Raises:
         OSError: the folder cannot be opened, and the lock is not `shared`.

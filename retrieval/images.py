@@ -77,13 +77,7 @@ class Preprocessing:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Preprocessing:
         """Build from the JSON form."""
-        return cls(
-            size=int(values["size"]),
-            mean=_triple(values["mean"]),
-            std=_triple(values["std"]),
-            crop_fraction=float(values["crop_fraction"]),
-            interpolation=str(values.get("interpolation", "bilinear")),
-        )
+        return cls(**{**values, "mean": tuple(values["mean"]), "std": tuple(values["std"])})
 
 
 def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
@@ -187,8 +181,3 @@ def normalizer(preprocessing: Preprocessing, device: torch.device) -> Callable[[
         return ((pixels.to(device) - mean) / std).contiguous(memory_format=torch.channels_last)
 
     return normalize
-
-
-def _triple(values: Any) -> tuple[float, float, float]:
-    red, green, blue = (float(value) for value in values)
-    return red, green, blue

@@ -18,7 +18,7 @@ from hashseek.retrieval.errors import BadDataset
 
 OnError = Literal["skip", "stop"]
 Row = tuple[int, dict[str, Any]]  # the line that it begins at, values by column
-# How a list may call a split -> what it is called here. Validation images are never used in training, as queries.
+# Names of splits in label files -> our names. Validation images are never used in training, so they are queries.
 SPLITS = {
     "train": "train",
     "training": "train",
@@ -227,8 +227,6 @@ def _column_names(reader: Iterator[list[str]], source: Path, one_of: Sequence[st
         names = next(reader, [])
     except csv.Error as error:
         raise BadDataset(f"{source} line 1 is not CSV: {error}; it must name the columns") from None
-    if any("\0" in name for name in names):  # UTF-16 that was read with "surrogateescape"
-        raise BadDataset(f"{source} is not UTF-8 text: save it as UTF-8")
     known = {*one_of, "labels", "split"}
     names = [name.strip().lower() if name.strip().lower() in known else name for name in names]
     if not set(one_of) & set(names):

@@ -37,13 +37,13 @@ def load_ahead(
     running: deque[Future[R]] = deque()
     with ThreadPoolExecutor(n_workers or min(16, n_cores() + 1)) as pool:
         try:
-            asked = time.monotonic()
+            started = time.monotonic()
             for item in items:
                 running.append(pool.submit(load, item) if in_thread(item) else _loaded(load, item))
-                is_slow = time.monotonic() - asked > _SLOW_SOURCE
+                is_slow = time.monotonic() - started > _SLOW_SOURCE
                 while len(running) > depth or (is_slow and running and running[0].done()):
                     yield running.popleft().result()
-                asked = time.monotonic()
+                started = time.monotonic()
             while running:
                 yield running.popleft().result()
         finally:

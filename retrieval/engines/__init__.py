@@ -24,8 +24,8 @@ from hashseek.retrieval.images import Pixels, Preprocessing
 class Engine(Protocol):
     """Computes the features of a backbone.
 
-    `name` tells engine, device and precision. A collection stores it with every code, so it must stay the same from
-    version to version. `batch_size` is a good number of images per call.
+    `name` consists of engine, device and precision. A collection stores it with every code, so it must stay the same
+    from version to version. `batch_size` is a good number of images per call.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """Features by OpenVINO on a CPU, several times as fast as PyTorch for small networks. Needs `hashseek[openvino]`.
 
-Every image is a request of its own, and OpenVINO runs as many at a time as suits the processor. That is faster than
+Every image is a request of its own, and OpenVINO runs as many in parallel as suits the processor. That is faster than
 batches of 32, whose activations do not fit the caches, and an image's features cannot depend on its batch.
 """
 

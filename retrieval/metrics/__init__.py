@@ -1,7 +1,7 @@
 """Retrieval metrics from packed codes and multi-hot labels, exact over ties.
 
 Hamming distances are small integers, so the order of ties decides most of a ranking. Here a ranking is the histogram
-of its distances: how many items of each gain lie at each distance from the query. The *expected* metric over a random
+of its distances: how many items of each gain have each distance from the query. The *expected* metric over a random
 order of each group of ties follows in closed form, and so do its smallest and its largest value. Nothing is sorted, and
 no Q x N matrix is built.
 
@@ -10,37 +10,14 @@ no Q x N matrix is built.
     bootstrap(ndcg(found, n=100).expected)
 """
 
-from hashseek.retrieval.metrics.calibration import (
-    Calibration,
-    calibrate,
-)
-from hashseek.retrieval.metrics.code_statistics import (
-    BitStatistics,
-    ClassDistances,
-    bit_statistics,
-    class_distances,
-)
-from hashseek.retrieval.metrics.counting import (
-    Histograms,
-    histograms,
-    without_self,
-)
-from hashseek.retrieval.metrics.intervals import (
-    Comparison,
-    Interval,
-    bootstrap,
-    compare,
-)
-from hashseek.retrieval.metrics.labels import (
-    PerLabel,
-    per_label,
-    remarks,
-)
+from hashseek.retrieval.metrics.calibration import Calibration, calibrate
+from hashseek.retrieval.metrics.code_statistics import BitStatistics, bit_statistics, class_distances
+from hashseek.retrieval.metrics.counting import Histograms, histograms, without_self
+from hashseek.retrieval.metrics.intervals import bootstrap, compare
+from hashseek.retrieval.metrics.labels import per_label, remarks
 from hashseek.retrieval.metrics.ranking_metrics import (
     GAINS,
     NORMALIZERS,
-    Gain,
-    Lookup,
     Normalizer,
     average_cumulative_gain,
     average_precision,
@@ -56,37 +33,22 @@ from hashseek.retrieval.metrics.ranking_metrics import (
     weighted_average_precision,
 )
 from hashseek.retrieval.metrics.rankings import (
-    TIE_POLICIES,
-    TiePolicy,
     average_precision_of_ranking,
     count_gains,
-    evaluate_codes,
     gains_of,
     histograms_of_ranking,
     metrics_of_ranking,
-    rank_by_id,
-    relevance,
 )
-from hashseek.retrieval.metrics.ties import (
-    MetricValues,
-)
+from hashseek.retrieval.metrics.ties import MetricValues
 
 __all__ = [
     "GAINS",
     "NORMALIZERS",
-    "TIE_POLICIES",
     "BitStatistics",
     "Calibration",
-    "ClassDistances",
-    "Comparison",
-    "Gain",
     "Histograms",
-    "Interval",
-    "Lookup",
     "MetricValues",
     "Normalizer",
-    "PerLabel",
-    "TiePolicy",
     "average_cumulative_gain",
     "average_precision",
     "average_precision_of_ranking",
@@ -97,7 +59,6 @@ __all__ = [
     "compare",
     "count_gains",
     "effective_n",
-    "evaluate_codes",
     "gains_of",
     "histograms",
     "histograms_of_ranking",
@@ -108,10 +69,8 @@ __all__ = [
     "per_label",
     "precision",
     "precision_curve",
-    "rank_by_id",
     "recall",
     "recall_curve",
-    "relevance",
     "remarks",
     "tied_at_cut",
     "weighted_average_precision",

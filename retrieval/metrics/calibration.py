@@ -35,7 +35,7 @@ class Calibration:
             BadConfig: `precision` is not between 0 and 1.
         """
         if not 0 <= precision <= 1:
-            raise BadConfig(f"a precision lies between 0 and 1, not {precision}")
+            raise BadConfig(f"a precision must be between 0 and 1, not {precision}")
         enough = np.flatnonzero(np.asarray(self.within_radius) >= precision)
         return int(enough[-1]) if len(enough) else None
 

@@ -1,4 +1,4 @@
-"""Statistics of the codes themselves: how far apart classes lie, and how well the bits are used."""
+"""Statistics of the codes themselves: how far apart the classes are, and how well the bits are used."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from hashseek.retrieval.codes import Codes, check_codes, unpack
 from hashseek.retrieval.errors import BadCodes
 from hashseek.retrieval.metrics.counting import Histograms
 
-# Codes that are unpacked at a time.
+# Codes per block; a block is unpacked into floats.
 _ROWS = 2**16
 
 

@@ -1,4 +1,4 @@
-"""Rankings as histograms: how many items of each gain lie at each Hamming distance from each query.
+"""Rankings as histograms: how many items of each gain have each Hamming distance from each query.
 
 One matrix product gives both. The row of an item holds its bits and its labels; the column of a query holds +1 or -1
 for each bit and a weight for each label. Their product is `distance + stride * shared labels`, a small integer that is
@@ -8,8 +8,6 @@ exists and nothing is sorted.
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hashseek.retrieval.codes import Codes, check_codes
-from hashseek.retrieval.devices import n_cores, pick_device
+from hashseek.retrieval.devices import cpu_flags, n_cores, pick_device
 from hashseek.retrieval.errors import BadCodes
 
 Floats = NDArray[np.float64]
@@ -35,7 +33,7 @@ _PAIRS_WORTH_A_THREAD = 2**21
 class Histograms:
     """Rankings of Q queries as counts per Hamming distance.
 
-    `total[q, d]` items lie at distance d from query q, and `relevant[q, d]` of them share a label with it, both
+    `total[q, d]` items are at distance d from query q, and `relevant[q, d]` of them share a label with it, both
     (Q, K + 1). `gains[q, g, d]` of them share exactly g labels, (Q, G + 1, K + 1); None unless `graded=True`.
     """
 
@@ -238,11 +236,6 @@ def _count(
     return np.concatenate(parts)
 
 
-@cache
 def _has_int8() -> bool:
     """Whether the CPU has int8 matrix instructions; without them torch uses a slow loop."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return False
-    return "avx512_vnni" in flags or "amx_int8" in flags
+    return bool({"avx512_vnni", "amx_int8"} & cpu_flags())

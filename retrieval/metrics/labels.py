@@ -39,7 +39,7 @@ def remarks(
     ns: Sequence[int | None] = (),
     label_names: Sequence[str] = (),
 ) -> list[str]:
-    """Warnings about an evaluation, one sentence each: an N larger than the database, labels without images.
+    """Warnings about an evaluation: an N larger than the database, labels without images.
 
     Args:
         query_labels: 0/1 (Q, C).

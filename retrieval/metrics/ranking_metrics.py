@@ -142,20 +142,16 @@ def _relevant_among_first(found: Histograms, ns: Sequence[int]) -> MetricValues:
 
 
 def metrics_of_histograms(
-    found: Histograms,
-    *,
-    ns: Sequence[int | None],
-    normalizer: Normalizer = "retrieved",
-    gain: Gain = "exponential",
+    found: Histograms, *, ns: Sequence[int | None], normalizer: Normalizer = "retrieved"
 ) -> dict[str, MetricValues]:
     """Every metric at every N, by names such as "AP@1000" and "nDCG@all", from histograms with `graded=True`."""
     result = {}
     for n in ns:
-        name = name_of_n(n)
+        name = "all" if n is None else str(n)
         result[f"AP@{name}"] = average_precision(found, n=n, normalizer=normalizer)
         result[f"precision@{name}"] = precision(found, n=n)
         result[f"recall@{name}"] = recall(found, n=n)
-        result[f"nDCG@{name}"] = ndcg(found, n=n, gain=gain)
+        result[f"nDCG@{name}"] = ndcg(found, n=n)
         result[f"ACG@{name}"] = average_cumulative_gain(found, n=n)
         result[f"WAP@{name}"] = weighted_average_precision(found, n=n, normalizer=normalizer)
     return result
@@ -213,11 +209,6 @@ def effective_n(n: int | None, n_database: int) -> int:
     if n is not None and n < 1:
         raise BadConfig(f"N must be at least 1, not {n}")
     return n_database if n is None else min(n, n_database)
-
-
-def name_of_n(n: int | None) -> str:
-    """How N is written in the name of a metric: its digits, or "all"."""
-    return "all" if n is None else str(n)
 
 
 def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:

@@ -119,20 +119,13 @@ def weighted_precision(
     expected = _expectation(before[0], cut, room, harmonic, divisor, all_relevant)
 
     def worst_of(h: Counts) -> Floats:
-        last = _least_sum(cut, cut_levels, values, room, h, harmonic)
-        return over(h, before[1] + last)
+        return over(h, before[1] + _least_sum(cut, cut_levels, values, room, h, harmonic))
 
-    # The sum is convex in h, and R is constant or grows with h, so their ratio has one valley: find it by bisection.
-    low, high = least.copy(), most.copy()
-    while (low < high).any():
-        middle = (low + high) // 2
-        falls = (worst_of(np.minimum(middle + 1, most)) < worst_of(middle)) & (middle < high)
-        low, high = np.where(falls, middle + 1, low), np.where(falls, high, middle)
-    worst = worst_of(low)
-    best_first = before[2] + _greatest_sum(cut, cut_levels, values, least, harmonic)
-    best = np.maximum(
-        over(least, best_first), over(most, before[2] + _greatest_sum(cut, cut_levels, values, most, harmonic))
-    )
+    def best_of(h: Counts) -> Floats:
+        return over(h, before[2] + _greatest_sum(cut, cut_levels, values, h, harmonic))
+
+    worst = _least_of_valley(worst_of, least, most)
+    best = np.maximum(best_of(least), best_of(most))
     if len(values) > 1:
         # With equal gains each further item adds a greater term than the one before it, so the mean falls and then
         # rises, and the best value is at an end. Falling gains can turn this around: try every number.
@@ -142,6 +135,19 @@ def weighted_precision(
             value = before[2][row] + _sums_best_first(cut, cut_levels, values, row)[h]
             best[row] = max(best[row], float((value / np.maximum(r, 1)).max()))
     return MetricValues(expected, worst, best)
+
+
+def _least_of_valley(function: Callable[[Counts], Floats], low: Counts, high: Counts) -> Floats:
+    """The least value of `function` between `low` and `high`, by bisection.
+
+    `worst_of` falls and then rises: its sum is convex in h, and R is constant or grows with h.
+    """
+    end = high
+    while (low < high).any():
+        middle = (low + high) // 2
+        falls = (function(np.minimum(middle + 1, end)) < function(middle)) & (middle < high)
+        low, high = np.where(falls, middle + 1, low), np.where(falls, high, middle)
+    return function(low)
 
 
 @lru_cache(maxsize=4)

@@ -10,7 +10,8 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 Pair = tuple[str, str]
 
-# Tracing replaces `nn.Module.__call__` for the whole process: one at a time, and other threads are passed through.
+# Tracing replaces `nn.Module.__call__` for the whole process, so only one thread may trace at once. Calls of other
+# threads are passed through.
 _TRACING = threading.Lock()
 
 

@@ -1,4 +1,4 @@
-"""Decoding and encoding take turns: never at a time, and neither waits for ever."""
+"""Decoding and encoding take turns: never both at once, and neither waits for ever."""
 
 import threading
 import time
@@ -6,7 +6,7 @@ import time
 from hashseek.retrieval.decode_encode_lock import DecodeEncodeLock
 
 
-def test_nobody_decodes_while_one_encodes_and_everybody_gets_a_turn():
+def test_no_thread_decodes_while_one_encodes_and_every_thread_gets_a_turn():
     turns = DecodeEncodeLock()
     state = {"decoding": 0, "encoding": 0, "most": 0, "decoded": 0, "encoded": 0}
     lock, wrong = threading.Lock(), []
@@ -36,7 +36,7 @@ def test_nobody_decodes_while_one_encodes_and_everybody_gets_a_turn():
     assert not any(thread.is_alive() for thread in threads)
     assert wrong == []
     assert (state["decoded"], state["encoded"]) == (240, 60)
-    assert state["most"] > 1  # several decode at a time
+    assert state["most"] > 1  # several decode at once
 
 
 def test_a_turn_ends_where_an_error_does():

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from hashseek.retrieval.codes import pack, unpack
-from hashseek.retrieval.errors import BadCodes
 from support import hamming_oracle as hamming
 
 
@@ -29,21 +28,10 @@ def test_equal_distances_come_by_ascending_id():
     assert ids.tolist() == [[1, 3, 2, 4, 0]]
 
 
-@pytest.mark.parametrize(("k", "n"), [(1, 1), (3, 3), (5, 5), (6, 5), (10**12, 5)])
-def test_k_beyond_the_database_gives_all_of_it(k, n):
-    distances, ids = hamming.search(np.zeros((2, 1), np.uint8), np.arange(5, dtype=np.uint8)[:, None], k=k)
-    assert distances.shape == ids.shape == (2, n)
-
-
-def test_an_empty_database_or_no_query_gives_empty_results():
-    empty, one = np.zeros((0, 2), np.uint8), np.zeros((1, 2), np.uint8)
-    assert hamming.search(one, empty, k=3)[1].shape == (1, 0)
-    assert hamming.search(empty, one, k=3)[1].shape == (0, 1)
-
-
-def test_no_result_asked_for_and_codes_of_other_widths_are_refused():
-    one = np.zeros((1, 2), np.uint8)
-    with pytest.raises(BadCodes, match="at least 1, not 0"):
-        hamming.search(one, one, k=0)
-    with pytest.raises(BadCodes, match="2 bytes and database codes 3"):
-        hamming.distances(one, np.zeros((1, 3), np.uint8))
+def test_k_beyond_the_database_gives_all_of_it_and_an_empty_database_nothing():
+    xb = np.arange(5, dtype=np.uint8)[:, None]
+    for k, n in ((3, 3), (6, 5), (10**12, 5)):
+        distances, ids = hamming.search(np.zeros((2, 1), np.uint8), xb, k=k)
+        assert distances.shape == ids.shape == (2, n)
+    assert hamming.search(xb, xb[:0], k=3)[1].shape == (5, 0)
+    assert hamming.search(xb[:0], xb, k=3)[1].shape == (0, 3)

@@ -1,4 +1,4 @@
-"""Whatever a file holds: a picture as a person would see it, or one sentence that says what is wrong."""
+"""Every file decodes to the picture that a person would see, or is refused with a reason."""
 
 import io
 import os
@@ -137,7 +137,7 @@ def test_a_picture_is_decoded_as_a_person_sees_it(name):
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 @pytest.mark.parametrize(
     ("number", "red_at"),
-    # Where the stored left edge comes to lie, EXIF 2.32, tag 0x0112.
+    # Where the stored left edge is shown, EXIF 2.32, tag 0x0112.
     [(1, "left"), (2, "right"), (3, "right"), (4, "left"), (5, "top"), (6, "top"), (7, "bottom"), (8, "bottom")],
 )
 def test_exif_orientation_turns_the_picture(kind, number, red_at):
@@ -160,7 +160,6 @@ def test_exif_orientation_turns_the_picture(kind, number, red_at):
 
 @pytest.mark.parametrize("kind", ["WEBP", "AVIF", "GIF", "TIFF", "BMP", "PNG", "JPEG"])
 def test_every_kind_is_read_whichever_comes_first(kind):
-    """In a process of its own format table: a missing entry once made everything but JPEG unreadable."""
     if kind not in FORMATS:
         pytest.skip(f"this Pillow is built without {kind}")
     picture = decode(encoded(draw(3), kind))

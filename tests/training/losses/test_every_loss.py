@@ -1,4 +1,4 @@
-"""What every loss must do, whatever it computes."""
+"""What every loss must do, by name."""
 
 import copy
 import math
@@ -401,7 +401,7 @@ from hashseek.training.losses.hyperparameters import Number
 class Shrink(Loss):
     """Mean square of the outputs."""
 
-    source = "nobody"
+    source = "none"
     formula = "none"
     use = "never"
 

@@ -17,7 +17,7 @@ def test_three_rows_worked_by_hand():
     outputs = torch.tensor([[4.0, 0.0], [0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
     labels = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 0, 0]])
     e = math.exp
-    # Label 0: cosines 1, 0 with, -1 without. Label 1: 0 with, 1, 0 without. Label 2: nobody with, -1, 0, 1 without.
+    # Cosines of rows with and without a label. Label 0: 1, 0 and -1. Label 1: 0 and 1, 0. Label 2: none and -1, 0, 1.
     positive = (math.log(1 + e(-1) + e(1)) + math.log(1 + e(1))) / 2
     negative = (math.log(1 + e(-1)) + math.log(1 + e(3) + e(1)) + math.log(1 + e(-1) + e(1) + e(3))) / 3
     terms = loss(outputs, labels)
