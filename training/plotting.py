@@ -90,7 +90,7 @@ def draw(panels: Sequence[Panel]) -> str:
             axes.set(title=panel.title, xlabel=panel.x_label)
             for number, series in enumerate(panel.series):
                 marker = "o" if len(series.x) == 1 else ""
-                axes.plot(series.x, series.y, marker, ls="-", color=SERIES[number % len(SERIES)], label=series.name)
+                axes.plot(series.x, series.y, marker=marker, color=SERIES[number % len(SERIES)], label=series.name)
             if panel.whole_x:
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             if panel.from_zero:
