@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from hashseek.retrieval.errors import HashseekError
+from hashseek.training.config import load_config
 
 CONFIG = "shapes_shufflenet_v2_hyp2_48"
 
@@ -30,7 +31,8 @@ def demo(
     started = time.perf_counter()
     data, run, collection = folder / "shapes", folder / "run", folder / "collection"
     checkpoint, report = run / "best.safetensors", run / "evaluation" / "report.md"
-    _step("data", "render", data, "--n-query", 300, "--n-database", 2000)
+    sizes = load_config(Path(CONFIG)).data.options()
+    _step("data", "render", data, "--n-query", sizes["n_query"], "--n-database", sizes["n_database"])
     if not (run / "last.safetensors").is_file():
         _step("train", CONFIG, f"data.root={data}", "--out", run, *(["--resume"] if run.exists() else []))
     _step("index", "add", collection, data / "labels.csv", "--split", "database", "--checkpoint", checkpoint)

@@ -66,11 +66,12 @@ def hbl_table_2(
     An interrupted run continues with the same command. Two processes can share a run folder if each works on one data
     set (--data).
     """
+    from experiments.comparison import read_rows
     from experiments.hbl_report import as_markdown
-    from experiments.hbl_table_2 import read_rows, run
+    from experiments.hbl_table_2 import rows_file, run
 
     if report_only:
-        if not any(read_rows(out, name) for name in Data):
+        if not any(rows_file(out, name).is_file() for name in Data):
             raise BadConfig(f"{out} holds no finished seed yet: run without --report-only first")
     else:
         for name in data or list(Data):
@@ -84,7 +85,7 @@ def hbl_table_2(
                 n_folds=folds,
                 say=_say,
             )
-    typer.echo(as_markdown([row for name in Data for row in read_rows(out, name)]), nl=False)
+    typer.echo(as_markdown([row for name in Data for row in read_rows(rows_file(out, name))]), nl=False)
 
 
 @reproduce.command("mirflickr")

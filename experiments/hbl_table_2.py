@@ -7,18 +7,16 @@ trials.sqlite3   every trial of the search
 rows.jsonl       one line per finished seed, with its scores on the query split
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from experiments import hbl
+from experiments.comparison import read_rows, write_rows
 from hashseek.retrieval.errors import BadConfig, HashseekError
-from hashseek.retrieval.files import write_atomically
 from hashseek.training.data.splits import Splits
 from hashseek.training.runs.sweep import locked, next_trial, open_study
 
@@ -56,21 +54,20 @@ def run(
             for seed in range(n_seeds):
                 for variant, settings in variants.items():
                     key = {"data": data, "method": method, "variant": variant, "seed": seed, "trial": best.number}
-                    rows = read_rows(folder, data)
+                    rows = read_rows(rows_file(folder, data))
                     if any(all(row[name] == value for name, value in key.items()) for row in rows):
                         continue
                     choice = hbl.Choice(**best.user_attrs["choice"])
                     found = hbl.query_scores(splits, method=method, settings=settings, choice=choice, seed=seed)
                     rows.append({**key, "settings": settings, "choice": asdict(choice), "figures": found})
-                    write_atomically(place / "rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+                    write_rows(rows_file(folder, data), rows)
                     name = f"{data} {method} {variant}".strip()
                     say(f"{name} seed {seed}: p@1 {found['folds']['p@1']:.4f}, mAP {found['folds']['mAP']:.4f}")
 
 
-def read_rows(folder: Path, data: str) -> list[dict[str, Any]]:
-    """The finished seeds of a data set."""
-    file = folder / data / "rows.jsonl"
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
+def rows_file(folder: Path, data: str) -> Path:
+    """The finished seeds of a data set, one per line."""
+    return folder / data / "rows.jsonl"
 
 
 def _search(

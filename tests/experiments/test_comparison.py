@@ -16,7 +16,7 @@ from hashseek.training.data.datasets.shapes import render_shapes
 @pytest.fixture(scope="session")
 def base(tmp_path_factory) -> tuple[str, ...]:
     root = tmp_path_factory.mktemp("shapes")
-    render_shapes(root, n_query=12, n_train=50, n_database=40, size=32, seed=0)
+    render_shapes(root, n_query=8, n_train=40, n_database=20, size=32, seed=0)
     return (
         "data.name=folder",
         f"data.root={json.dumps(str(root))}",
@@ -39,15 +39,14 @@ def test_every_method_is_a_valid_configuration_with_a_space_that_it_knows():
 
 def test_an_interrupted_comparison_continues_into_one_table(base, tmp_path, monkeypatch):
     monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
-    out, methods = tmp_path / "out", ("hyp2", "mulsupcon")
+    out, methods = tmp_path / "out", ("hyp2",)
     assert as_markdown(out, methods=methods) == "no run is finished yet\n"
-    experiment = Experiment(bits=(12,), n_seeds=1, n_trials=2, epochs=2, base=base)
-    run(out, experiment, methods=methods, jobs=2)
+    experiment = Experiment(bits=(12,), n_seeds=1, n_trials=1, epochs=2, base=base)
+    run(out, experiment, methods=methods, jobs=1)
     before = rows_of(out, "hyp2")
     assert [(row["n_bits"], row["seed"]) for row in before] == [(12, 0)]
     table = as_markdown(out, methods=methods)
     assert f"| HyP2 | {before[0]['mAP']:.4f} ± " in table
-    assert "| MulSupCon + quantisation | " in table
 
     def broken(*arguments):
         raise KeyboardInterrupt
@@ -65,12 +64,12 @@ def test_an_interrupted_comparison_continues_into_one_table(base, tmp_path, monk
         assert 0 < row["worst"] <= row["mAP"] <= row["best"] <= 1
     assert {path.name for path in (out / "hyp2").iterdir()} == {"chosen.json", "rows.jsonl"}
     with pytest.raises(BadConfig, match="model.n_bits"):
-        run(tmp_path / "never", replace(experiment, bits=(12, 2000)), methods=methods, jobs=2)
+        run(tmp_path / "never", replace(experiment, bits=(12, 2000)), methods=methods, jobs=1)
     with pytest.raises(BadConfig, match="'epochs': 3"):
-        run(out, replace(experiment, epochs=3), methods=methods, jobs=2)
+        run(out, replace(experiment, epochs=3), methods=methods, jobs=1)
 
 
-def test_hyp2_and_the_strongest_others_are_fine_tuned_once_and_an_interrupted_run_goes_on(base, tmp_path, monkeypatch):
+def test_hyp2_and_the_strongest_others_are_fine_tuned_once(base, tmp_path, monkeypatch):
     monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
     out = tmp_path / "out"
     validation = {"hyp2": 0.5, "hashnet": 0.9, "dpsh": 0.6, "csq": 0.7}
@@ -94,10 +93,10 @@ def test_hyp2_and_the_strongest_others_are_fine_tuned_once_and_an_interrupted_ru
         with pytest.raises(KeyboardInterrupt):
             finetuned.run_finetuned(out, ["hashnet"], base=tiny)
     trained = (out / "finetuned" / "hashnet" / "best.safetensors").stat().st_mtime_ns
-    finetuned.run_finetuned(out, ["hashnet", "csq"], base=tiny)
+    finetuned.run_finetuned(out, ["hashnet"], base=tiny)
     assert (out / "finetuned" / "hashnet" / "best.safetensors").stat().st_mtime_ns == trained
     rows = read_rows(out / finetuned.ROWS)
-    assert [row["method"] for row in rows] == ["hashnet", "csq"]
+    assert [row["method"] for row in rows] == ["hashnet"]
     config = json.loads((out / "finetuned" / "hashnet" / "config.json").read_text())
     assert (config["loss"]["continuation"], config["optimizer"]["lr"]) == ("iteration", 0.001)
     for row in rows:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import optuna
@@ -16,10 +15,9 @@ import torch
 from experiments import hbl
 from experiments.__main__ import reproduce
 from experiments.hbl_report import FIGURES, as_markdown
-from hashseek.retrieval.errors import BadCodes, BadConfig, BadDataset
+from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.training.data.datasets import vectors
 from hashseek.training.evaluation.logistic_regression import fit_probe
-from hashseek.training.losses import build_loss
 from hashseek.training.runs.sweep import locked
 
 
@@ -50,6 +48,12 @@ def root(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(autouse=True)
+def _small_budget(monkeypatch):
+    monkeypatch.setattr(hbl, "CYCLES", (2,))
+    monkeypatch.setattr(hbl, "DECAYS", (0.1,))
+
+
 def arguments(root, out, *more):
     return ["hbl-table-2", "--root", str(root), "--out", str(out), "--folds", "2", *more]
 
@@ -73,39 +77,41 @@ def trials_of(out, data, method):
 
 
 def test_the_whole_command_in_miniature(root, tmp_path, capsys):
-    more = ("--method", "any", "--method", "any+hbl", "--trials", "1", "--seeds", "2")
+    more = ("--data", "scene", "--method", "any", "--method", "any+hbl", "--trials", "1", "--seeds", "2")
     printed = call(capsys, root, tmp_path, *more)
-    for data in ("scene", "yeast"):
-        rows = rows_of(tmp_path, data)
-        kinds = [(row["method"], row["variant"], row["seed"]) for row in rows]
-        assert sorted(kinds) == sorted(
-            [("any", "", 0), ("any", "", 1)]
-            + [("any+hbl", variant, seed) for variant in ("", "margins off") for seed in (0, 1)]
-        )
-        off = [row for row in rows if row["variant"]]
-        assert {row["settings"]["lam"] for row in off} == {0}
-        plain = [row for row in rows if row["method"] == "any"]
-        mean = np.mean([row["figures"]["folds"]["mAP"] for row in plain])
-        assert f"{mean:.4f} ± " in printed.out
-        assert min(row["figures"]["folds"]["mAP"] for row in plain) > 0.9  # blobs that a line cannot part
-        for row in rows:
-            figures = row["figures"]
-            assert figures["folds"]["mAP"] == figures["oracle"]["mAP"]
-            assert all(figures["oracle"][name] >= figures["folds"][name] for name in FIGURES)
-    assert "At or above the paper, mean over seeds: mAP in 4 of 4 rows" in printed.out
+    rows = rows_of(tmp_path, "scene")
+    kinds = [(row["method"], row["variant"], row["seed"]) for row in rows]
+    assert sorted(kinds) == sorted(
+        [("any", "", 0), ("any", "", 1)]
+        + [("any+hbl", variant, seed) for variant in ("", "margins off") for seed in (0, 1)]
+    )
+    off = [row for row in rows if row["variant"]]
+    assert {row["settings"]["lam"] for row in off} == {0}
+    plain = [row for row in rows if row["method"] == "any"]
+    mean = np.mean([row["figures"]["folds"]["mAP"] for row in plain])
+    assert f"{mean:.4f} ± " in printed.out
+    assert min(row["figures"]["folds"]["mAP"] for row in plain) > 0.9  # blobs that a line cannot part
+    for row in rows:
+        figures = row["figures"]
+        assert figures["folds"]["mAP"] == figures["oracle"]["mAP"]
+        assert all(figures["oracle"][name] >= figures["folds"][name] for name in FIGURES)
+    assert "At or above the paper, mean over seeds: mAP in 2 of 2 rows" in printed.out
     assert "scene | MulSupCon | paper | 0.7935 | 0.8401" in printed.out
     assert "Any-Loss + HBL - the same settings with lam = 0" in printed.out
 
     again = call(capsys, root, tmp_path, *more)
-    assert again.out == printed.out
-    assert again.err == ""  # nothing is repeated
+    assert (again.out, again.err) == (printed.out, "")  # nothing is repeated
     assert call(capsys, root, tmp_path, "--report-only").out == printed.out
 
 
-def test_a_run_killed_between_trials_goes_on_as_an_unbroken_one(root, tmp_path, capsys):
+def test_a_run_killed_between_trials_resumes_as_if_uninterrupted(root, tmp_path, capsys):
     more = ("--data", "yeast", "--method", "mulsupcon", "--trials", "3", "--seeds", "1")
-    call(capsys, root, tmp_path / "unbroken", *more)
-    code = "import sys; from experiments.__main__ import reproduce; reproduce(args=sys.argv[1:])"
+    call(capsys, root, tmp_path / "uninterrupted", *more)
+    code = (
+        "import sys; from experiments import hbl; from experiments.__main__ import reproduce\n"
+        "hbl.CYCLES, hbl.DECAYS = (2,), (0.1,)\n"
+        "reproduce(args=sys.argv[1:])"
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", code, *arguments(root, tmp_path / "killed", *more)],
         stderr=subprocess.PIPE,
@@ -114,17 +120,16 @@ def test_a_run_killed_between_trials_goes_on_as_an_unbroken_one(root, tmp_path, 
     with process:
         for line in process.stderr:
             if "trial 1 of 3" in line:
-                time.sleep(0.05)  # into the second trial
                 process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
     assert not (tmp_path / "killed" / "yeast" / "rows.jsonl").exists()
     resumed = call(capsys, root, tmp_path / "killed", *more)
     assert "trial 1 of 3" not in resumed.err  # what was finished is not done again
-    assert "trial 2 of 3" in resumed.err
+    assert "trial 3 of 3" in resumed.err
     assert trials_of(tmp_path / "killed", "yeast", "mulsupcon") == trials_of(
-        tmp_path / "unbroken", "yeast", "mulsupcon"
+        tmp_path / "uninterrupted", "yeast", "mulsupcon"
     )
-    assert rows_of(tmp_path / "killed", "yeast") == rows_of(tmp_path / "unbroken", "yeast")
+    assert rows_of(tmp_path / "killed", "yeast") == rows_of(tmp_path / "uninterrupted", "yeast")
 
 
 def test_the_test_part_has_no_say_in_what_is_chosen(tmp_path, capsys):
@@ -157,20 +162,6 @@ def test_other_data_folds_and_processes_are_refused_and_so_is_a_report_of_nothin
         call(capsys, root, tmp_path / "out", *more)
 
 
-def diverges(*arguments, **settings):
-    raise BadCodes("NaN in row 3")
-
-
-def test_trials_that_diverge_count_and_a_search_without_a_score_is_refused(root, tmp_path, capsys, monkeypatch):
-    more = ("--data", "scene", "--method", "any", "--trials", "2", "--seeds", "1")
-    with monkeypatch.context() as patched:
-        patched.setattr(hbl, "cross_validate", diverges)
-        with pytest.raises(BadConfig, match="all 2 trials of any failed"):
-            call(capsys, root, tmp_path, *more)
-    with pytest.raises(BadConfig, match="all 2 trials of any failed"):  # they are not repeated
-        call(capsys, root, tmp_path, *more)
-
-
 def test_training_depends_on_its_seed_and_on_nothing_else_random(root):
     train = vectors.scene(root=str(root)).train
     x, _ = hbl.standardized(train.vectors, train.vectors)
@@ -187,36 +178,6 @@ def test_training_depends_on_its_seed_and_on_nothing_else_random(root):
     assert torch.equal(weights(0), weights(0))
     assert not torch.equal(weights(0), weights(1))
     assert not torch.equal(weights(0), weights(0, lam=0.0))  # the gate opens: the margins take part
-
-
-def test_cycles_lengthen_and_the_encoder_parts_what_the_vectors_do_not(root):
-    splits = vectors.yeast(root=str(root))
-    x, held = hbl.standardized(splits.train.vectors, splits.query.vectors)
-    y = torch.from_numpy(splits.train.labels.astype(np.float32))
-    steps = []
-
-    class Counted(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.loss = build_loss("mulsupcon", n_classes=3, n_bits=hbl.WIDTH)
-
-        def forward(self, *args, **kwargs):
-            steps.append(len(args[0]))
-            return self.loss(*args, **kwargs)
-
-    settings = {k: v for k, v in hbl.defaults("mulsupcon").items() if k != "tau"} | {"batch_size": 25, "first_cycle": 3}
-    encoders = hbl.train_encoder(x, y, loss=Counted(), seed=0, **settings)
-    for _, epochs in zip(range(2), (3, 9), strict=True):
-        encoder = next(encoders)
-        assert len(steps) == epochs * 2  # 60 rows at about 25 a step: two steps of 30
-    assert set(steps) == {30}
-    encoder = next(encoders)
-
-    def right(seen, unseen):
-        probabilities = fit_probe(seen, y, weight_decay=0.1).probabilities(unseen).numpy()
-        return ((probabilities >= 0.5) == splits.query.labels).mean()
-
-    assert right(encoder.probed(x)["embedding"], encoder.probed(held)["embedding"]) > right(x, held) + 0.1
 
 
 def test_every_point_of_the_search_space_can_be_trained(root):

@@ -44,6 +44,6 @@ def train(
     progress = Progress()
     result = fit(settings, out=folder, resume=resume, progress=progress)
     progress.console.print(
-        f"best epoch {result.best_epoch + 1} with validation mAP {result.best_score:.4f}; run folder {folder}"
+        f"best epoch {result.best_epoch} with validation mAP {result.best_score:.4f}; run folder {folder}"
     )
     typer.echo(result.run.best)

@@ -55,7 +55,7 @@ OnEpoch = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run: its folder, the best epoch (counted from 0) and the validation mAP of that epoch."""
+    """A finished run: its folder, the best epoch (counted from 1) and the validation mAP of that epoch."""
 
     run: Run
     best_epoch: int
@@ -119,7 +119,7 @@ def _fit(
 
 @dataclass(frozen=True)
 class _Job:
-    """A run that is ready to train. `first_epoch` is above 0 in a resumed run."""
+    """A run that is ready to train. `n_epochs` are finished already in a resumed run."""
 
     run: Run
     splits: Splits
@@ -127,7 +127,7 @@ class _Job:
     preprocessing: Preprocessing | None
     data: TrainingData
     state: State
-    first_epoch: int
+    n_epochs: int
 
 
 def _prepare(fabric: Fabric, config: Config, out: Path, resume: bool, shown: Progress) -> _Job:
@@ -157,18 +157,18 @@ def _prepare(fabric: Fabric, config: Config, out: Path, resume: bool, shown: Pro
     observed_labels = torch.from_numpy(observed.astype(np.float32)).to(fabric.device)
     data = TrainingData(source, train.labels, observed_labels, fit_rows, val_rows)
     state = _initial_state(fabric, config, network, objective, keys, n_images=len(fit_rows))
-    first_epoch = 0
+    n_epochs = 0
     if saved is not None:
         state.load(saved)
-        first_epoch = saved["epoch"] + 1
-        state.records = earlier_records(run, first_epoch)
+        n_epochs = saved["n_epochs"]
+        state.records = earlier_records(run, n_epochs)
     if config.train.compile:
         model.backbone.compile()
     fabric.barrier()  # every process has looked at the folder, and found nothing wrong with the data
     if fabric.is_global_zero:
         start_run(run, config)
-        write_start(run, config, splits, data, device=fabric.device, first_epoch=first_epoch)
-    return _Job(run, splits, held_out, preprocessing, data, state, first_epoch)
+        write_start(run, config, splits, data, device=fabric.device, first_epoch=n_epochs + 1)
+    return _Job(run, splits, held_out, preprocessing, data, state, n_epochs)
 
 
 def _move_to_device(fabric: Fabric, config: Config, network: Network, objective: Objective, keys: Keys | None) -> None:
@@ -198,20 +198,20 @@ def _train(
 ) -> None:
     run, state = job.run, job.state
     score_name = f"val_mAP@{config.train.val_n}"
-    for epoch in range(job.first_epoch, config.train.epochs):
+    for epoch in range(job.n_epochs, config.train.epochs):
         if state.is_patience_over(config):
             break
         record = _train_and_validate(fabric, config, job, epoch, shown)
         state.records.append(record)
         is_best = record[score_name] > state.best_score
         if is_best:
-            state.best_score, state.best_epoch = record[score_name], epoch
+            state.best_score, state.best_epoch = record[score_name], record["epoch"]
         if tracker is not None:
             if is_best:
                 _save(run.best, job, config, record)
             # The state comes last: if we are killed before it is written, this epoch is repeated with the same result.
             write_log(run, state.records)
-            save_state(run, state.saved(config, epoch=epoch))
+            save_state(run, state.saved(config))
             tracker.epoch(record)
         shown.end_epoch(record, is_best=is_best)
         if on_epoch is not None:
@@ -233,7 +233,7 @@ def _train_and_validate(fabric: Fabric, config: Config, job: _Job, epoch: int, s
     average_buffers(state.network, state.ema)
     score = validate(fabric, config, state.evaluated, job.data)
     return {
-        "epoch": epoch,
+        "epoch": epoch + 1,
         "loss": sum(means.values()),
         **{f"loss_{name}": value for name, value in means.items()},
         "lr": state.optimizer.param_groups[0]["lr"],

@@ -50,7 +50,7 @@ class State:
     ema: HashModel | None
     records: list[dict[str, Any]]
     best_score: float = -math.inf
-    best_epoch: int = -1
+    best_epoch: int = 0
 
     @property
     def evaluated(self) -> HashModel:
@@ -72,16 +72,17 @@ class State:
 
     def is_patience_over(self, config: Config) -> bool:
         """Whether `train.patience` epochs in a row brought no better validation score."""
-        return config.train.patience is not None and len(self.records) > self.best_epoch + config.train.patience
+        return config.train.patience is not None and len(self.records) >= self.best_epoch + config.train.patience
 
-    def saved(self, config: Config, *, epoch: int) -> dict[str, Any]:
-        """The state after `epoch`. A frozen backbone is left out: the configuration names its weights."""
+    def saved(self, config: Config) -> dict[str, Any]:
+        """What a resumed run needs. A frozen backbone is left out: the configuration names its weights."""
         frozen = config.model.freeze_backbone
         parts = {
             name: {key: value for key, value in part.state_dict().items() if not (frozen and "backbone." in key)}
             for name, part in self._parts().items()
         }
-        return {**parts, "epoch": epoch, "best_score": self.best_score, "best_epoch": self.best_epoch}
+        best = {"best_score": self.best_score, "best_epoch": self.best_epoch}
+        return {**parts, "n_epochs": len(self.records), **best}
 
     def load(self, saved: dict[str, Any]) -> None:
         """Restore what `saved` returned."""

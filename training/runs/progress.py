@@ -70,7 +70,7 @@ class Progress:
             self._bar = None
         shown = "  ".join(f"{name} {value:.4f}" for name, value in record.items() if name.startswith(("loss", "val_")))
         self.console.print(
-            f"epoch {record['epoch'] + 1}  {shown}  {record['images_per_s']:.0f} images/s  {record['seconds']:.1f} s"
+            f"epoch {record['epoch']}  {shown}  {record['images_per_s']:.0f} images/s  {record['seconds']:.1f} s"
             + ("  best" if is_best else "")
         )
 

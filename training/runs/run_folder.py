@@ -14,7 +14,6 @@ last.safetensors    checkpoint of the last epoch
 import io
 import json
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,61 +25,21 @@ from hashseek.retrieval.files import write_atomically
 from hashseek.training.config import Config
 
 
-@dataclass(frozen=True)
 class Run:
-    """Paths of one run folder."""
+    """Paths of one run folder; what they hold is described above."""
 
-    folder: Path
-
-    @property
-    def config(self) -> Path:
-        """The configuration."""
-        return self.folder / "config.json"
-
-    @property
-    def environment(self) -> Path:
-        """What each start of the run was computed with."""
-        return self.folder / "environment.json"
-
-    @property
-    def splits(self) -> Path:
-        """What it was trained on."""
-        return self.folder / "splits.json"
-
-    @property
-    def tensorboard(self) -> Path:
-        """Folder of TensorBoard's event file."""
-        return self.folder / "tensorboard"
-
-    @property
-    def report(self) -> Path:
-        """One page about the run."""
-        return self.folder / "report.md"
-
-    @property
-    def curves(self) -> Path:
-        """The curves of that page."""
-        return self.folder / "curves.svg"
-
-    @property
-    def log(self) -> Path:
-        """One JSON line per epoch."""
-        return self.folder / "log.jsonl"
-
-    @property
-    def state(self) -> Path:
-        """State after the last finished epoch."""
-        return self.folder / "state.pt"
-
-    @property
-    def best(self) -> Path:
-        """Checkpoint of the best epoch."""
-        return self.folder / "best.safetensors"
-
-    @property
-    def last(self) -> Path:
-        """Checkpoint of the last epoch."""
-        return self.folder / "last.safetensors"
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config = folder / "config.json"
+        self.environment = folder / "environment.json"
+        self.splits = folder / "splits.json"
+        self.tensorboard = folder / "tensorboard"
+        self.report = folder / "report.md"
+        self.curves = folder / "curves.svg"
+        self.log = folder / "log.jsonl"
+        self.state = folder / "state.pt"
+        self.best = folder / "best.safetensors"
+        self.last = folder / "last.safetensors"
 
 
 def saved_state(run: Run, config: Config, *, resume: bool) -> dict[str, Any] | None:

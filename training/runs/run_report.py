@@ -41,7 +41,7 @@ def write_report(run: Run, records: Sequence[dict[str, Any]]) -> None:
 
 def panels(records: Sequence[dict[str, Any]]) -> list[Panel]:
     """Loss terms, validation score with its best epoch, learning rate and throughput, over epochs counted from 1."""
-    epochs = [record["epoch"] + 1 for record in records]
+    epochs = [record["epoch"] for record in records]
 
     def column(key: str) -> list[float]:
         return [float(record.get(key, "nan")) for record in records]
@@ -53,7 +53,7 @@ def panels(records: Sequence[dict[str, Any]]) -> list[Panel]:
     score = next(key for key in records[0] if key.startswith("val_"))
     best = max(records, key=lambda record: (record[score], -record["epoch"]))
     name = f"Validation {score.removeprefix('val_')}"
-    mark = (best["epoch"] + 1, best[score], f"best: {best[score]:.4f}")
+    mark = (best["epoch"], best[score], f"best: {best[score]:.4f}")
     speed = Series("images/s", epochs, column("images_per_s"))
     return [
         Panel("Loss" if len(terms) > 1 else f"Loss: {losses[0].name}", losses, whole_x=True),
@@ -71,8 +71,8 @@ def _result(run: Run, config: Config, records: Sequence[dict[str, Any]]) -> Rows
     speeds = sorted(record["images_per_s"] for record in records)
     name = f"validation {score.removeprefix('val_')}"
     return [
-        (f"best {name}", f"{best[score]:.4f}, epoch {best['epoch'] + 1} ({run.best.name})"),
-        (f"last {name}", f"{last[score]:.4f}, epoch {last['epoch'] + 1}"),
+        (f"best {name}", f"{best[score]:.4f}, epoch {best['epoch']} ({run.best.name})"),
+        (f"last {name}", f"{last[score]:.4f}, epoch {last['epoch']}"),
         ("epochs", f"{len(records)} of {config.train.epochs}"),
         ("time", f"{_duration(seconds)} in epochs, {speeds[len(speeds) // 2]:,.0f} images/s (median)"),
     ]
@@ -111,7 +111,7 @@ def _computed_with(run: Run) -> Rows:
         names = ("python", "torch", "torchvision", "numpy")
         versions = ", ".join(f"{name} {start[name]}" for name in names if name in start)
         machine = f"{start['device']}, {start['cores']} cores, {start['devices']} process(es)"
-        rows.append((f"from epoch {start['first_epoch'] + 1}", f"{start['started']}, {start['command']}"))
+        rows.append((f"from epoch {start['first_epoch']}", f"{start['started']}, {start['command']}"))
         rows.append(("", f"{versions}; {machine}; git: {state}"))
     return rows
 

@@ -101,7 +101,8 @@ def sweep(
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         _describe(folder, {"config": content, "space": dict(space), "seed": seed, "prune": prune})
-        median = optuna.pruners.MedianPruner(UNPRUNED_TRIALS, math.ceil(UNPRUNED_EPOCHS * config.train.epochs))
+        n_unpruned = math.ceil(UNPRUNED_EPOCHS * config.train.epochs)
+        median = optuna.pruners.MedianPruner(UNPRUNED_TRIALS, n_unpruned + 1)  # steps are epochs from 1
         study = open_study(folder / "sweep.db", "sweep", median if prune else optuna.pruners.NopPruner())
         while (trial := next_trial(study, n_trials, seed=seed, n_random=RANDOM_TRIALS)) is not None:
             values = {name: trial._suggest(name, one) for name, one in distributions.items()}

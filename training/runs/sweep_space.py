@@ -12,12 +12,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hashseek.retrieval.errors import BadConfig
 from hashseek.training.config import Config, parse_config, set_value
@@ -27,7 +23,6 @@ Space = Mapping[str, Any]
 """Ranges and choices by setting, as they stand in the file."""
 Distributions = dict[str, BaseDistribution]
 
-KEYS = ("low", "high", "log", "step")
 # These change how trials are scored, so that their scores would not compare.
 MEASURES = ("train.val_fraction", "train.val_n", "train.val_database")
 SECTIONS = ("model", "loss", "partner", "projection", "memory", "optimizer", "train")
@@ -57,9 +52,7 @@ def check_space(content: Mapping[str, Any], space: Distributions, *, source: str
     for key, distribution in space.items():
         section = key.partition(".")[0]
         if section not in SECTIONS or "." not in key:
-            raise BadConfig(
-                f"the sweep's setting {key!r} is not written section.key with a section of {', '.join(SECTIONS)}"
-            )
+            raise BadConfig(f"the sweep has no setting {key!r}: write section.key with one of {', '.join(SECTIONS)}")
         if key in MEASURES:
             raise BadConfig(f"the sweep's setting {key!r} decides how trials are scored: leave it out")
         for value in _ends(distribution):
@@ -89,41 +82,38 @@ def _looks_nested(value: Mapping[str, Any]) -> bool:
     return all(isinstance(inner, (Mapping, list)) for inner in value.values())
 
 
+class _Range(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    low: int | float
+    high: int | float
+    log: bool = False
+    step: int | float | None = None
+
+
+KEYS = tuple(_Range.model_fields)
+
+
 def _distribution(key: str, value: Any) -> BaseDistribution:
     if isinstance(value, list):
         if len(value) < 2 or not all(isinstance(choice, (bool, int, float, str)) for choice in value):
-            raise BadConfig(
-                f"the choices of {key!r} are {value!r}: give at least two numbers, words, or true and false"
-            )
+            raise BadConfig(f"the choices of {key!r} are {value!r}: give at least two numbers, words or booleans")
         return CategoricalDistribution(value)
-    if not isinstance(value, Mapping):
-        raise BadConfig(f"the range of {key!r} is {value!r}: write {{low = ..., high = ...}}, or a list of choices")
-    for name in value:
-        if name not in KEYS:
-            close = difflib.get_close_matches(name, KEYS, n=1, cutoff=0.5)
-            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(KEYS)}"
-            raise BadConfig(f"the range of {key!r} has no {name!r}: {hint}")
-    missing = [name for name in ("low", "high") if name not in value]
-    if missing:
-        raise BadConfig(f"the range of {key!r} has no {missing[0]!r}: write {{low = ..., high = ...}}")
-    low, high, step = value["low"], value["high"], value.get("step")
-    log = value.get("log", False)
-    for name, number in (("low", low), ("high", high), ("step", step)):
-        is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
-        if number is not None and not (is_number and math.isfinite(number)):
-            raise BadConfig(f"the range of {key!r} has {name} = {number!r}, which is no number")
-    if not isinstance(log, bool):
-        raise BadConfig(f"the range of {key!r} has log = {log!r}: it is true or false")
-    if low >= high:
-        raise BadConfig(f"the range of {key!r} goes from {low} to {high}: high must be greater than low")
-    if log and low <= 0:
-        raise BadConfig(f"the range of {key!r} starts at {low}: on a logarithmic scale it must start above 0")
-    if step is not None and (log or step <= 0 or not math.isclose(round((high - low) / step), (high - low) / step)):
-        why = "has a logarithmic scale" if log else f"from {low} to {high} is no multiple of it"
-        raise BadConfig(f"the range of {key!r} has the step {step}, but it {why}")
-    if all(isinstance(number, int) for number in (low, high, 1 if step is None else step)):
-        return IntDistribution(low, high, log=log, step=step or 1)
-    return FloatDistribution(low, high, log=log, step=step)
+    try:
+        found = _Range.model_validate(value)
+        low, high, step = found.low, found.high, found.step
+        if step and not math.isclose(round((high - low) / step), (high - low) / step):
+            raise ValueError(f"high - low is not a multiple of step {step}")
+        if all(isinstance(number, int) for number in (low, high, step or 1)):
+            return IntDistribution(int(low), int(high), log=found.log, step=1 if step is None else int(step))
+        return FloatDistribution(low, high, log=found.log, step=step)
+    except ValueError as error:  # from pydantic or Optuna
+        first = error.errors()[0] if isinstance(error, ValidationError) else None
+        reason = str(error) if first is None else ": ".join(map(str, (*first["loc"][:1], first["msg"])))
+        raise BadConfig(
+            f"the range of {key!r} is {value!r}, but {reason}; write a list of choices, or {{low = ..., high = ...}} "
+            "with log = true or step = ... where needed"
+        ) from None
 
 
 def _ends(distribution: BaseDistribution) -> tuple[Any, ...]:

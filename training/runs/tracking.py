@@ -117,4 +117,4 @@ def _open_tensorboard(run: Run, records: Sequence[Record]) -> Any:
 
 def _add_scalars(writer: Any, record: Record, when: float) -> None:
     for name, value in scalars(record).items():
-        writer.add_scalar(name, value, record["epoch"] + 1, walltime=when)
+        writer.add_scalar(name, value, record["epoch"], walltime=when)

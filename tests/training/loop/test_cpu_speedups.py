@@ -8,7 +8,7 @@ from torch import nn
 
 from hashseek.retrieval.models.batch_norm_folding import conv_norm_pairs
 from hashseek.retrieval.models.hash_model import HashModel
-from hashseek.training.loop.cpu_speedups import _FoldedBatchNorm, _FoldedConv, fold_frozen_batch_norm, keep_freed_memory
+from hashseek.training.loop.cpu_speedups import fold_frozen_batch_norm, keep_freed_memory
 
 
 def frozen_model(backbone: str) -> HashModel:
@@ -45,30 +45,6 @@ def test_folding_changes_neither_outputs_nor_gradients(backbone, n_pairs):
     for name, parameter in plain.named_parameters():
         if parameter.grad is not None:
             torch.testing.assert_close(ours[name].grad, parameter.grad, msg=name)
-
-
-def test_only_batch_norm_that_alone_reads_a_convolution_is_folded():
-    class Branching(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b, self.c = (nn.Conv2d(3, 3, 1) for _ in range(3))
-            self.na, self.nb, self.shared = (nn.BatchNorm2d(3) for _ in range(3))
-
-        def forward(self, x):
-            a = self.a(x)
-            x = self.na(a) + a  # read twice
-            x = self.shared(self.b(x))
-            return self.nb(self.c(self.shared(x)))
-
-    class Untraceable(Branching):
-        def forward(self, x):
-            return super().forward(x) if x.sum() > 0 else x
-
-    network = Branching()
-    fold_frozen_batch_norm(network)
-    assert [name for name, module in network.named_modules() if isinstance(module, _FoldedBatchNorm)] == ["nb"]
-    assert [name for name, module in network.named_modules() if isinstance(module, _FoldedConv)] == ["c"]
-    assert conv_norm_pairs(Untraceable()) == []
 
 
 def test_a_copy_folds_its_own_batch_norm():

@@ -44,7 +44,7 @@ def curves(run: Run) -> np.ndarray:
 def test_two_processes_give_the_curve_of_one_with_the_same_global_batch(pictures, tmp_path):
     # With a small rate: with a larger one batch norm amplifies rounding to a percent within a few steps.
     batch_norm = {"model": {"backbone": "resnet18", "head": "linear_bn"}, "optimizer": {"lr": 1e-5}}
-    for name, sections in {"hyp2": {}, "everything": EVERYTHING, "batch norm": batch_norm}.items():
+    for name, sections in {"everything": EVERYTHING, "batch norm": batch_norm}.items():
         one = fit(config(pictures, **sections), out=tmp_path / name / "one")
         two = fit(config(pictures, train={"devices": 2}, **sections), out=tmp_path / name / "two")
         np.testing.assert_allclose(curves(two.run), curves(one.run), rtol=2e-3)
