@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hashseek.retrieval.errors import BadDataset
-from hashseek.retrieval.label_files import Problem, find_label_file, read_label_file, read_rows
+from hashseek.retrieval.label_files import Problem, find_label_file, parse_split, read_label_file, read_rows
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_the_same_as_jsonl(folder):
         b"file,labels\nsub\\a.jpg,cat\n",  # a Windows path
     ],
 )
-def test_what_other_programs_write_is_understood(folder, content):
+def test_variants_of_other_programs_are_read(folder, content):
     (folder / "sub").mkdir()
     (folder / "sub" / "a.jpg").write_bytes(b"x")
     (folder / "labels.csv").write_bytes(content)
@@ -64,10 +64,10 @@ def test_what_other_programs_write_is_understood(folder, content):
     assert (item.file, item.labels, item.path) == ("sub/a.jpg", ("cat",), folder / "sub/a.jpg")
 
 
-@pytest.mark.parametrize("name", ["Train", "training", "test", "val", "valid", "validation", "query", "database"])
-def test_the_usual_names_of_splits_are_known(folder, name):
-    [item] = read(write(folder, f"file,labels,split\na.jpg,x,{name}\n"), "stop").items
-    assert item.split == {"tr": "train", "da": "database"}.get(name[:2].lower(), "query")
+def test_the_usual_names_of_splits_are_known():
+    assert [parse_split(name)[0] for name in ("Train", " test", "validation", "retrieval")] == [
+        *("train", "query", "query", "database")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -99,11 +99,8 @@ def test_a_bad_line_is_named_and_skipped_or_the_list_refused(folder, line, reaso
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ("not json", "not JSON"),
-        ("[1]", "not a JSON object"),
         pytest.param("[" * 100_000, "not JSON", id="too many brackets"),
-        pytest.param('{"file": ' + "9" * 5000 + "}", "not JSON", id="too many digits"),
-        ('{"labels": ["x"]}', "names no file"),
+        ("[1]", "not a JSON object"),
         ('{"file": 5}', "names no file"),
         ('{"file": "b.jpg", "labels": {"x": 1}}', "neither text nor a list"),
         ('{"file": "b.jpg", "labels": "x", "split": ["train"]}', "its split is"),
@@ -147,11 +144,11 @@ def test_labels_can_be_left_out_by_pattern(folder):
         (b"file\tlabels\na.jpg\tdog\n", "separate its columns by commas"),
         (b"file,labels\n\xff\xfe.jpg,x\n", "not UTF-8"),
         ("file,labels\na.jpg,x\n".encode("utf-16"), "not UTF-8"),
-        (b"file,labels,File\na.jpg,x,b.jpg\n", "`file` twice"),
+        (b"file,labels,File\na.jpg,x,b.jpg\n", "two columns `file`"),
         (b'"file,labels\na.jpg,x\n', "line 1 is not CSV"),
     ],
 )
-def test_a_file_that_is_no_list_is_refused(folder, content, reason):
+def test_a_file_that_is_not_a_label_file_is_refused(folder, content, reason):
     (folder / "labels.csv").write_bytes(content)
     with pytest.raises(BadDataset, match=reason):
         read(folder / "labels.csv")
@@ -165,7 +162,7 @@ def test_an_open_quote_costs_the_lines_up_to_the_next_quote_and_they_are_named(f
     [problem] = found.problems
     assert problem.skipped
     assert "lines 2 to 4" in problem.reason
-    # Without another quote it goes on to the end.
+    # Without another quote the rest of the file is skipped.
     found = read(write(folder, 'file,labels\na.jpg,cat\nb.jpg,"dog\nc.jpg,x\n'))
     assert [item.file for item in found.items] == ["a.jpg"]
     assert "lines 3 to 4" in found.problems[0].reason
@@ -204,8 +201,7 @@ def test_rows_are_read_one_by_one_and_names_need_not_be_utf_8(folder):
     assert next(rows) == (1, {"file": "a.jpg"})
     assert next(rows) == (2, {"file": "\udcff.jpg"})
     assert isinstance(next(rows), Problem)
-    with pytest.raises(BadDataset):
-        list(read_rows(folder / "labels.csv", one_of=("file",), errors="strict"))
     (folder / "labels.csv").write_bytes("file,labels\na.jpg,x\n".encode("utf-16"))
-    with pytest.raises(BadDataset, match="UTF-8"):
-        list(read_rows(folder / "labels.csv", one_of=("path", "file"), errors="surrogateescape"))
+    for missing_or_utf_16 in ("nowhere.csv", "labels.csv"):
+        with pytest.raises(BadDataset):
+            list(read_rows(folder / missing_or_utf_16, one_of=("path", "file"), errors="surrogateescape"))
