@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,16 +155,24 @@ def load_header(path: Path | str) -> Header:
 def load_checkpoint(path: Path | str) -> Checkpoint:
     """Read a checkpoint and check its weights against its fingerprint.
 
+    A file never makes Python import a module: a backbone "module:function" is built only if the caller has imported
+    the module.
+
     Raises:
-        BadCheckpoint: missing, foreign, truncated, of a newer format, or changed.
+        BadCheckpoint: missing, foreign, truncated, of a newer format, changed, or with a backbone of a module that is
+            not imported.
     """
     # Here, not above: commands that read only headers start without torch.
+    from hashseek.retrieval.models.backbones import is_from_outside
     from hashseek.retrieval.models.hash_model import HashModel
     from hashseek.retrieval.models.pretrained_weights import copy_state
 
     path = Path(path)
     content, tensors = _read(path, weights=True)
     header = _parse(path, content)
+    module = header.backbone.partition(":")[0]
+    if is_from_outside(header.backbone) and module not in sys.modules:
+        raise BadCheckpoint(f"{path} has the backbone {header.backbone!r}: import {module} first, if you trust it")
     model = HashModel(backbone=header.backbone, n_bits=header.n_bits, head=header.head)
     wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
     if wanted != {name: tensor.shape for name, tensor in tensors.items()}:

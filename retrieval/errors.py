@@ -4,6 +4,9 @@ Each message names the value, the limit and the remedy. The CLI prints it and ex
 problem JSON.
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class HashseekError(Exception):
     """Base of every error that a user can cause and fix."""
@@ -39,3 +42,10 @@ class ForeignCodes(BadCollection):
 
 class UnknownImage(HashseekError):
     """No image with this id is in the collection."""
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the closest known one, or the first ten."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else "it has " + ", ".join(known[:10] + ["..."] * (len(known) > 10))

@@ -1,12 +1,11 @@
 """Label files: `labels.csv` or `labels.jsonl`, the list of a folder's images with their labels.
 
 Columns (CSV) or keys (JSONL): `file` (relative to the list's folder), `labels` (separated by `;`, or a JSON array) and
-optionally `split` (see `SPLITS`). Training reads whole files with `read_label_file`; indexing reads rows with
-`read_rows`, since its lists may be longer than memory.
+optionally `split` (see `SPLITS`). Training reads whole files with `read_label_file`; indexing reads single rows with
+`read_rows`, because its lists may not fit into memory.
 """
 
 import csv
-import difflib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,11 +13,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
-from hashseek.retrieval.errors import BadDataset
+from hashseek.retrieval.errors import BadDataset, suggest
 
 OnError = Literal["skip", "stop"]
-Row = tuple[int, dict[str, Any]]  # the line that it begins at, values by column
-# Names of splits in label files -> our names. Validation images are never used in training, so they are queries.
+Row = tuple[int, dict[str, Any]]  # number of its first line, values by column
+# Name of a split in a list -> its name here. Validation images become queries; training never uses them.
 SPLITS = {
     "train": "train",
     "training": "train",
@@ -46,9 +45,9 @@ class Item:
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is wrong with an input: it was `skipped`, or used after a correction that `reason` names.
+    """A problem of an input: `reason` says why it was `skipped`, or what was corrected.
 
-    `where` names the line or file, `uri` the image where one is known; `missing`: its file does not exist.
+    `where` is the line or file, `uri` the image if it is known; `missing`: its file does not exist.
     """
 
     where: str
@@ -63,7 +62,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class LabelFile:
-    """The usable images of a label file, and what is wrong with its other lines."""
+    """The usable images of a label file, and the problems of its other lines."""
 
     source: Path
     items: tuple[Item, ...]
@@ -99,7 +98,7 @@ def read_label_file(
         source: the file.
         on_error: "stop" refuses the file if any line has a problem; "skip" leaves bad lines out and reports them.
         split_column: the column with the split.
-        ignore_columns: columns that are known and not needed.
+        ignore_columns: columns to ignore; other unknown columns are problems.
         drop_labels: shell patterns of labels to leave out, such as `*_r1`.
 
     Raises:
@@ -118,9 +117,9 @@ def read_label_file(
         where = f"{source.name} line {line}"
         for column in sorted(values.keys() - known):
             known.add(column)
-            close = difflib.get_close_matches(column, ("labels", split_column), n=1)
-            hint = f"did you mean {close[0]!r}?" if close else "name it in ignore_columns if it is not needed"
-            problems.append(Problem(where, f"unknown column {column!r}: {hint}", skipped=False))
+            hint = suggest(column, ("file", "labels", split_column))
+            unknown = f"unknown column {column!r}: {hint}, or list it in ignore_columns"
+            problems.append(Problem(where, unknown, skipped=False))
         labels, remarks = parse_labels(values.get("labels"), drop_labels, used_patterns)
         split, reason = parse_split(values.get(split_column))
         file, path = _find_image(source.parent, values.get("file"))
@@ -150,7 +149,7 @@ def read_label_file(
 def refuse(
     source: Path, problems: Sequence[Problem], *, skip: str = '--on-error skip (in a config: data.on_error = "skip")'
 ) -> None:
-    """Raise `BadDataset` with the number of problems and the first of them; `skip` says how to leave them out."""
+    """Raise `BadDataset` with the number of problems and the first five; `skip` is the option that leaves them out."""
     shown = "; ".join(str(problem) for problem in problems[:5])
     more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
     raise BadDataset(
@@ -160,13 +159,13 @@ def refuse(
 
 
 def _find_image(folder: Path, file: Any) -> tuple[str, Path | None]:
-    """(name, path) of the image that a row names; the path is None if there is no such file."""
+    """(name, path) of the image in a row; the path is None if there is no such file."""
     file = file.strip() if isinstance(file, str) else ""
-    for name in (file, file.replace("\\", "/")):  # a list from Windows may have backslashes
+    for name in (file, file.replace("\\", "/")):  # lists from Windows have backslashes
         try:
             if name and (folder / name).is_file():
                 return name, folder / name
-        except (OSError, ValueError):  # the name is too long or holds a NUL: no file has it
+        except (OSError, ValueError):  # the name is too long or has a NUL
             break
     return file, None
 
@@ -179,10 +178,10 @@ def read_rows(
     Args:
         source: the file.
         one_of: columns of which a .csv file must have at least one.
-        errors: text that is not UTF-8 is refused ("strict") or read as Python reads file names ("surrogateescape").
+        errors: refuse text that is not UTF-8 ("strict"), or decode it as Python decodes file names ("surrogateescape").
 
     Raises:
-        BadDataset: the file cannot be read, or the first line of a .csv file does not name its columns.
+        BadDataset: the file cannot be read, or the first line of a .csv file does not name the columns.
     """
     try:
         with source.open(encoding="utf-8-sig", errors=errors, newline="") as file:
@@ -197,25 +196,25 @@ def read_rows(
 
 
 def _csv_rows(lines: Iterator[str], source: Path, one_of: Sequence[str]) -> Iterator[Row | Problem]:
-    reader = csv.reader(lines, strict=True)  # otherwise a quote that is left open swallows the rest of the file
+    reader = csv.reader(lines, strict=True)  # otherwise an unclosed quote swallows the rest of the file
     names = _column_names(reader, source, one_of)
     while True:
         first = reader.line_num + 1
         reason = None
         try:
             fields = next(reader, None)
-        except csv.Error as error:  # the next row begins at the next line
+        except csv.Error as error:  # reading continues at the next line
             fields, reason = [], f"it is not CSV: {error}"
         if fields is None:
             return
         row = dict(zip(names, fields, strict=False))
         if fields and len(fields) != len(names):
             reason = f"it has {len(fields)} fields, but the first line names {len(names)} columns"
-        elif {"\n", "\r"} & set(row.get("labels", "")):  # paths and attributes may have several lines
-            reason = "its labels go over several lines"
+        elif {"\n", "\r"} & set(row.get("labels", "")):  # other columns may have several lines
+            reason = "its labels have several lines"
         if reason is not None:
             last = reader.line_num
-            swallowed = f"; lines {first} to {last} are skipped: is a quote left open?" if last > first else ""
+            swallowed = f"; lines {first} to {last} are skipped: is a quote not closed?" if last > first else ""
             yield Problem(f"{source.name} line {first}", reason + swallowed)
         elif fields:
             yield first, row
@@ -227,6 +226,8 @@ def _column_names(reader: Iterator[list[str]], source: Path, one_of: Sequence[st
         names = next(reader, [])
     except csv.Error as error:
         raise BadDataset(f"{source} line 1 is not CSV: {error}; it must name the columns") from None
+    if any("\0" in name for name in names):  # UTF-16, read with "surrogateescape"
+        raise BadDataset(f"{source} is not UTF-8 text: save it as UTF-8")
     known = {*one_of, "labels", "split"}
     names = [name.strip().lower() if name.strip().lower() in known else name for name in names]
     if not set(one_of) & set(names):
@@ -240,7 +241,7 @@ def _column_names(reader: Iterator[list[str]], source: Path, one_of: Sequence[st
         raise BadDataset(f"{source} has no column {columns}: its first line is {found or 'empty'}")
     repeated = next((name for name in names if name and names.count(name) > 1), None)
     if repeated is not None:
-        raise BadDataset(f"{source} names the column `{repeated}` twice in its first line: name each once")
+        raise BadDataset(f"{source} has two columns `{repeated}`: rename one")
     return names
 
 
@@ -260,7 +261,7 @@ def _jsonl_rows(lines: Iterator[str], source: Path) -> Iterator[Row | Problem]:
 
 
 def parse_labels(value: Any, drop: Sequence[str], used: set[str]) -> tuple[tuple[str, ...], list[str]]:
-    """(labels, remarks) of a cell; patterns of `drop` that match a label are added to `used`."""
+    """(labels, corrections) of a cell; patterns of `drop` that match a label are added to `used`."""
     if value is None:
         return (), []
     if not isinstance(value, str | list):
@@ -282,7 +283,7 @@ def parse_labels(value: Any, drop: Sequence[str], used: set[str]) -> tuple[tuple
 
 
 def parse_split(value: Any) -> tuple[str | None, str | None]:
-    """(split, what is wrong with it) of a cell; (None, None) for an empty one."""
+    """(split, None) of a cell, (None, reason) if it is not a split, (None, None) if it is empty."""
     if value is None or value == "":
         return None, None
     split = SPLITS.get(str(value).strip().lower())

@@ -1,6 +1,5 @@
 """The training configuration: a TOML file with `key=value` overrides, checked. Every setting is described here once."""
 
-import difflib
 import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,10 +19,10 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.errors import BadConfig, suggest
 from hashseek.retrieval.models import MAX_WIDTH
 
-if TYPE_CHECKING:  # it loads torch, and a mistake in a configuration is to be told at once
+if TYPE_CHECKING:  # it loads torch, and a mistake in a configuration is reported at once
     from hashseek.retrieval.images import Preprocessing
 
 
@@ -303,7 +302,7 @@ class Config(_Section):
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a TOML file, or a shipped configuration, and apply overrides such as `model.n_bits=24`.
 
-    An override that names another loss or data set drops the file's settings for the old one.
+    An override that names another loss or data set removes the file's settings of the old one.
 
     Raises:
         BadConfig: no such file, not TOML, a misspelt key, or a value outside its limits.
@@ -381,9 +380,7 @@ def _explain(error: ValidationError) -> str:
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(str(first["loc"][-1]), _keys(first["loc"][:-1]), n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(_keys(first['loc'][:-1]))}"
-        return f"there is no setting {place!r}: {hint}"
+        return f"there is no setting {place!r}: {suggest(str(first['loc'][-1]), _keys(first['loc'][:-1]))}"
     if first["type"] == "missing":
         return f"the setting {place!r} is missing"
     message = first["msg"].removeprefix("Value error, ")

@@ -67,8 +67,7 @@ BACKBONES: dict[str, Callable[[], tuple[nn.Module, int]]] = {
 def build_backbone(name: str) -> tuple[nn.Module, int]:
     """The backbone `name` with random weights, and the width D of its features.
 
-    A name "module:function" calls that function, which makes a checkpoint with such a backbone as trustworthy as the
-    module it names.
+    A name "module:function" imports the module and calls the function.
 
     Raises:
         BadConfig: there is no backbone of that name, or its package is missing.
@@ -77,7 +76,7 @@ def build_backbone(name: str) -> tuple[nn.Module, int]:
         return mlp.build(name)
     if name.startswith(timm_backbones.PREFIX):
         return timm_backbones.build(name)
-    if ":" in name:
+    if is_from_outside(name):
         return _from_outside(name)
     return _torchvision_builder(name)()
 
@@ -85,6 +84,11 @@ def build_backbone(name: str) -> tuple[nn.Module, int]:
 def is_vector_backbone(name: str) -> bool:
     """Whether the backbone takes vectors instead of images."""
     return name.startswith(mlp.PREFIXES)
+
+
+def is_from_outside(name: str) -> bool:
+    """Whether `name` is "module:function", a function from outside the package."""
+    return ":" in name and not is_vector_backbone(name) and not name.startswith(timm_backbones.PREFIX)
 
 
 def default_preprocessing(name: str, *, weights: str = "default") -> Preprocessing | None:
@@ -102,7 +106,7 @@ def default_preprocessing(name: str, *, weights: str = "default") -> Preprocessi
         return None
     if name.startswith(timm_backbones.PREFIX):
         return timm_backbones.preprocessing(name)
-    if ":" in name:
+    if is_from_outside(name):
         return _torchvision_preprocessing("resnet50", "IMAGENET1K_V1")
     _torchvision_builder(name)
     return _torchvision_preprocessing(name, weights)

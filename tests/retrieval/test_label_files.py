@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hashseek.retrieval.errors import BadDataset
-from hashseek.retrieval.label_files import Problem, find_label_file, read_label_file, read_rows
+from hashseek.retrieval.label_files import Problem, find_label_file, parse_split, read_label_file, read_rows
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_the_same_as_jsonl(folder):
         b"file,labels\nsub\\a.jpg,cat\n",  # a Windows path
     ],
 )
-def test_what_other_programs_write_is_understood(folder, content):
+def test_variants_of_other_programs_are_read(folder, content):
     (folder / "sub").mkdir()
     (folder / "sub" / "a.jpg").write_bytes(b"x")
     (folder / "labels.csv").write_bytes(content)
@@ -64,10 +64,10 @@ def test_what_other_programs_write_is_understood(folder, content):
     assert (item.file, item.labels, item.path) == ("sub/a.jpg", ("cat",), folder / "sub/a.jpg")
 
 
-@pytest.mark.parametrize("name", ["Train", "training", "test", "val", "valid", "validation", "query", "database"])
-def test_the_usual_names_of_splits_are_known(folder, name):
-    [item] = read(write(folder, f"file,labels,split\na.jpg,x,{name}\n"), "stop").items
-    assert item.split == {"tr": "train", "da": "database"}.get(name[:2].lower(), "query")
+def test_the_usual_names_of_splits_are_known():
+    assert [parse_split(name)[0] for name in ("Train", " test", "validation", "retrieval")] == [
+        *("train", "query", "query", "database")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_an_open_quote_skips_the_lines_up_to_the_next_quote(folder, row):
     [problem] = found.problems
     assert problem.skipped
     assert "lines 2 to 4" in problem.reason
-    # Without another quote it reaches to the end.
+    # Without another quote the rest of the file is skipped.
     found = read(write(folder, 'file,labels\na.jpg,cat\nb.jpg,"dog\nc.jpg,x\n'))
     assert [item.file for item in found.items] == ["a.jpg"]
     assert "lines 3 to 4" in found.problems[0].reason
@@ -205,5 +205,7 @@ def test_rows_are_read_one_by_one_and_names_need_not_be_utf_8(folder):
     assert next(rows) == (1, {"file": "a.jpg"})
     assert next(rows) == (2, {"file": "\udcff.jpg"})
     assert isinstance(next(rows), Problem)
-    with pytest.raises(BadDataset):
-        list(read_rows(folder / "labels.csv", one_of=("file",), errors="strict"))
+    (folder / "labels.csv").write_bytes("file,labels\na.jpg,x\n".encode("utf-16"))
+    for missing_or_utf_16 in ("nowhere.csv", "labels.csv"):
+        with pytest.raises(BadDataset):
+            list(read_rows(folder / missing_or_utf_16, one_of=("path", "file"), errors="surrogateescape"))

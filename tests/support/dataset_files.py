@@ -1,8 +1,12 @@
-"""Pictures and facts about splits for the tests of data sets."""
+"""Writes miniature data sets and reads splits, for the tests of data sets."""
 
 import csv
 import gzip
+import io
 import os
+import shutil
+import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +21,27 @@ def picture(file: Path, seed: int) -> None:
     """A small JPEG that no other seed gives."""
     file.parent.mkdir(parents=True, exist_ok=True)
     draw(seed, (24, 20)).save(file, "JPEG", quality=80)
+
+
+def damage_file(path: Path, change: Callable[[str], str] | None) -> None:
+    """Rewrite the text of a file with `change`; None deletes the file or folder."""
+    if change is not None:
+        path.write_text(change(path.read_text()))
+    elif path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def write_tar(file: Path, members: dict[str, bytes], layout: int = tarfile.GNU_FORMAT) -> Path:
+    """A tar of files by name."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(file, "w", format=layout) as tar:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return file
 
 
 def sizes(splits) -> tuple[int, int, int]:

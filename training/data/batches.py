@@ -1,6 +1,6 @@
-"""Where batches come from: cached features of a frozen backbone, feature vectors, or augmented images.
+"""Batches for training and outputs for validation, from augmented images, cached features, or feature vectors.
 
-Everything random is drawn from (seed, epoch, row), so that a resumed run sees what an unbroken one would have seen.
+All randomness is drawn from (seed, epoch, row), so that a resumed run sees the same batches as an uninterrupted one.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,8 +30,8 @@ Rows: TypeAlias = NDArray[np.int64]
 class Source:
     """Batches for the network and outputs for validation.
 
-    `batches(rows, batch_size, epoch)` yields (inputs, rows), where inputs hold `views` rows for each of rows, view
-    after view; `encode(model, rows)` gives outputs (n, K) without augmentation.
+    `batches(rows, batch_size, epoch)` yields (inputs, rows); inputs hold all rows of the first view, then all of the
+    second; `encode(model, rows)` gives outputs (n, K) without augmentation.
     """
 
     batches: Callable[[Rows, int, int], Iterator[tuple[Tensor, Rows]]]
@@ -44,7 +44,7 @@ def build_source(
     """The source for the training split: vectors if it has some, cached features if the backbone is frozen.
 
     Raises:
-        BadConfig: vectors for a backbone of images, images for one of vectors, or noise for images.
+        BadConfig: vectors for an image backbone, images for a vector backbone, or noise for images.
     """
     if train.vectors is not None:
         if config.model.freeze_backbone:
@@ -66,14 +66,10 @@ def build_source(
 
 
 def _frozen(config: Config, model: HashModel, images: Images, fabric: Fabric, progress: Progress) -> Source:
-    def compute() -> NDArray[np.float32]:
-        with progress.task("features of the frozen backbone", len(images)) as advance:
-            return features_of(model, images, device=fabric.device, precision=config.train.precision, advance=advance)
-
-    # The first process computes them into the cache, the others read them there.
-    with fabric.rank_zero_first():
-        found = compute()
-    return _in_memory(torch.from_numpy(found).to(fabric.device), views=1, noise=None, encode=_encode_features)
+    # The first process computes the features into the cache, the others read them there.
+    with fabric.rank_zero_first(), progress.task("features of the frozen backbone", len(images)) as advance:
+        features = features_of(model, images, device=fabric.device, precision=config.train.precision, advance=advance)
+    return _in_memory(torch.from_numpy(features).to(fabric.device), lambda model, rows: model.head(rows))
 
 
 def _vectors(config: Config, model: HashModel, vectors: NDArray[np.float32], device: torch.device) -> Source:
@@ -86,38 +82,29 @@ def _vectors(config: Config, model: HashModel, vectors: NDArray[np.float32], dev
         )
     if not np.isfinite(vectors).all():
         row = int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
-        raise BadDataset(f"the data set {config.data.name!r} has a vector with NaN or infinity, the {row + 1}th")
-    rows = torch.from_numpy(vectors).to(device)
-    scale = rows.std(dim=0) * config.train.noise
-
-    def noise(chosen: Tensor, generator: torch.Generator) -> Tensor:
-        return chosen + scale * torch.randn(chosen.shape, generator=generator).to(device)
-
-    return _in_memory(
-        rows,
-        views=config.train.views,
-        noise=noise if config.train.noise else None,
-        encode=_encode_vectors,
-        seed=config.train.seed,
-    )
+        raise BadDataset(f"the data set {config.data.name!r} has NaN or infinity in row {row}")
+    rows, train = torch.from_numpy(vectors).to(device), config.train
+    noise = rows.std(dim=0) * train.noise if train.noise else None
+    return _in_memory(rows, lambda model, rows: model(rows), views=train.views, noise=noise, seed=train.seed)
 
 
 def _in_memory(
     stored: Tensor,
-    *,
-    views: int,
-    noise: Callable[[Tensor, torch.Generator], Tensor] | None,
     encode: Callable[[HashModel, Tensor], Tensor],
+    *,
+    views: int = 1,
+    noise: Tensor | None = None,
     seed: int = 0,
 ) -> Source:
+    """Batches of the rows of `stored` (n, D), with Gaussian noise of the standard deviations `noise` (D,)."""
+
     def batches(rows: Rows, batch_size: int, epoch: int) -> Iterator[tuple[Tensor, Rows]]:
         for start in range(0, len(rows), batch_size):
             chosen = rows[start : start + batch_size]
             inputs = stored[torch.from_numpy(chosen).to(stored.device)].repeat(views, 1)
             if noise is not None:
-                first = int(chosen[0]) if len(chosen) else 0
-                generator = torch.Generator().manual_seed(hash((seed, epoch, start, first)) % 2**63)
-                inputs = noise(inputs, generator)
+                generator = torch.Generator().manual_seed(hash((seed, epoch, start, int(chosen[0]))) % 2**63)
+                inputs = inputs + noise * torch.randn(inputs.shape, generator=generator).to(stored.device)
             yield inputs, chosen
 
     def outputs(model: HashModel, rows: Rows) -> NDArray[np.float32]:
@@ -127,16 +114,6 @@ def _in_memory(
         return found
 
     return Source(batches, outputs)
-
-
-def _encode_features(model: HashModel, features: Tensor) -> Tensor:
-    outputs: Tensor = model.head(features)
-    return outputs
-
-
-def _encode_vectors(model: HashModel, vectors: Tensor) -> Tensor:
-    outputs: Tensor = model(vectors)
-    return outputs
 
 
 def _augmented(config: Config, images: Images, fabric: Fabric) -> Source:

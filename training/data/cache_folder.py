@@ -1,4 +1,4 @@
-"""Where things that can be computed again are kept between runs, and what tells files apart."""
+"""The folder for files that can be computed again, and the digest of input files that such a file depends on."""
 
 import hashlib
 import os
@@ -18,7 +18,7 @@ def cache_folder() -> Path:
 
 
 def digest_files(paths: Sequence[Path]) -> str:
-    """Hexadecimal SHA-256 over path, size and time of change of files or tar members, in their order.
+    """Hexadecimal SHA-256 over path, size and modification time of files or tar members, in their order.
 
     Raises:
         BadDataset: a file is gone or cannot be read.

@@ -1,4 +1,4 @@
-"""Features of a frozen backbone, computed once and kept on disk for every later run that needs the same ones."""
+"""Features of a frozen backbone, computed once and cached on disk for later runs."""
 
 import hashlib
 import io
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hashseek.retrieval.checkpoint import digest_weights
 from hashseek.retrieval.devices import pick_dtype
 from hashseek.retrieval.files import write_atomically
-from hashseek.retrieval.images import Preprocessing, normalizer
+from hashseek.retrieval.images import normalizer
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.data.augmentation import Augmentation
 from hashseek.training.data.cache_folder import cache_folder, digest_files
@@ -33,14 +33,14 @@ def features_of(
     precision: str,
     advance: Callable[[int], None] = lambda _: None,
 ) -> NDArray[np.float32]:
-    """Features (n, D) of `images`, from the cache if the same were computed before.
+    """Features (n, D) of `images`, from the cache if they are in it.
 
-    The cache's key holds everything that decides them: backbone weights, preprocessing, precision, and each file's
-    path, size and time of change. `advance` is told how many images each step finished.
+    The cache key depends on backbone weights, preprocessing, precision, and each file's path, size and modification
+    time. `advance` is called with the number of images that each step finished.
     """
     dtype = pick_dtype(precision, device)
     file = _file(model, images, dtype)
-    cached = _read(file, n_rows=len(images), width=model.n_features)
+    cached = _read(file)
     if cached is not None:
         advance(len(images))
         return cached
@@ -60,30 +60,24 @@ def features_of(
 
 
 def has_features(model: HashModel, images: Images, *, device: torch.device, precision: str) -> bool:
-    """Whether `features_of` would find the features of `images` in the cache; they then were decoded without error."""
-    file = _file(model, images, pick_dtype(precision, device))
-    return _read(file, n_rows=len(images), width=model.n_features) is not None
+    """Whether the features of `images` are in the cache, which implies that all images could be decoded."""
+    return _file(model, images, pick_dtype(precision, device)).is_file()
 
 
-def _read(file: Path, *, n_rows: int, width: int) -> NDArray[np.float32] | None:
-    """The features in `file`; None if there are none, or the file is torn: they are then computed again."""
+def _read(file: Path) -> NDArray[np.float32] | None:
+    """The features in `file`; None if the file does not exist or is damaged."""
     if not file.is_file():
         return None
     try:
-        found: NDArray[np.float32] = np.load(file)
+        features: NDArray[np.float32] = np.load(file)
     except (ValueError, EOFError, OSError) as error:
         _log.warning("%s cannot be read (%s): its features are computed again", file, error)
         return None
-    return found if found.shape == (n_rows, width) else None
+    return features
 
 
 def _file(model: HashModel, images: Images, dtype: torch.dtype) -> Path:
-    return cache_folder() / "features" / f"{_key(model, images, dtype)}.npy"
-
-
-def _key(model: HashModel, images: Images, dtype: torch.dtype) -> str:
-    preprocessing: Preprocessing = images.preprocessing
     digest = hashlib.sha256(f"{model.backbone_name} {digest_weights(model.backbone)} {dtype}\n".encode())
-    digest.update(json.dumps(preprocessing.as_dict(), sort_keys=True).encode())
+    digest.update(json.dumps(images.preprocessing.as_dict(), sort_keys=True).encode())
     digest.update(digest_files(images.split.paths).encode())
-    return digest.hexdigest()
+    return cache_folder() / "features" / f"{digest.hexdigest()}.npy"

@@ -1,18 +1,17 @@
-"""Labels held out of training, to learn what codes are worth for things that training never named.
+"""Holds labels out of training, to measure how well codes retrieve labels that training never saw.
 
 Source: Sablayrolles, Douze, Usunier and Jégou, "How should we evaluate supervised hashing?", ICASSP 2017, who hold out
-a quarter of the classes. There an image has one class; here it may have several labels, so that an image with any
-held-out label is kept from training, and relevance is counted by the held-out labels alone.
+a quarter of the classes. Their images have one class; here an image may have several labels, so an image with any
+held-out label is left out of training, and relevance is counted by the held-out labels alone.
 """
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
-from hashseek.retrieval.errors import BadConfig, BadDataset
+from hashseek.retrieval.errors import BadConfig, BadDataset, suggest
 from hashseek.training.data.splits import Split, Splits
 
 LabelPart = Literal["all", "seen", "held-out"]
@@ -25,7 +24,7 @@ def choose_held_out(
 
     Args:
         label_names: of the data set.
-        held_out: names, or a share of the labels to draw. seed: of the draw.
+        held_out: names, or a share of the labels to choose at random with `seed`.
 
     Raises:
         BadConfig: an unknown name, a share outside 0 to 1, or fewer than two labels on either side.
@@ -42,7 +41,8 @@ def choose_held_out(
     else:
         for name in held_out:
             if name not in label_names:
-                raise BadConfig(f"data.held_out names {name!r}, {_hint(name, label_names)}")
+                hint = suggest(name, label_names)
+                raise BadConfig(f"data.held_out names {name!r}, which is not a label of the data set: {hint}")
         chosen = set(held_out)
         asked = f"data.held_out names {len(chosen)} of {len(label_names)} labels and"
     n_seen = len(label_names) - len(chosen)
@@ -55,16 +55,17 @@ def choose_held_out(
 
 
 def label_part(splits: Splits, held_out: Sequence[str], part: LabelPart) -> Splits:
-    """The splits as far as a model concerns them that was trained without the labels `held_out`.
+    """The part of the splits that evaluates a model trained without the labels `held_out`.
 
-    Its training split is always that without any image that carries one of them. "all": queries and database are left
-    as they are. "seen": without any image that carries a held-out label, and without the columns of those labels; what
-    training sees. "held-out": only images that carry a held-out label, and only the columns of those labels.
+    Training images with a held-out label are always removed. Queries and database depend on `part`:
 
-    The fingerprint stays that of the whole data set, to which the names belong.
+    "all": unchanged. "seen": images without a held-out label, and the columns of the other labels; what training sees.
+    "held-out": images with a held-out label, and the columns of the held-out labels.
+
+    The fingerprint stays that of the whole data set.
 
     Raises:
-        BadDataset: the set has not all of the labels, or a split is left without an image.
+        BadDataset: the data set lacks one of the labels, or a split would be empty.
     """
     names = splits.label_names
     if part != "all" and (missing := [name for name in held_out if name not in names]):
@@ -98,7 +99,7 @@ def label_part(splits: Splits, held_out: Sequence[str], part: LabelPart) -> Spli
 
 
 def training_splits(splits: Splits, held_out: Sequence[str]) -> Splits:
-    """What training sees: `label_part` "seen", once it is certain that the held-out part can be evaluated.
+    """The splits for training: `label_part` "seen", after checking that the held-out part can be evaluated.
 
     Raises:
         BadDataset: see `label_part`.
@@ -107,9 +108,3 @@ def training_splits(splits: Splits, held_out: Sequence[str]) -> Splits:
         return splits
     label_part(splits, held_out, "held-out")
     return label_part(splits, held_out, "seen")
-
-
-def _hint(name: str, label_names: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, label_names, n=1)
-    few = ", ".join(label_names[:10]) + (", ..." if len(label_names) > 10 else "")
-    return "which is no label of the data set: " + (f"did you mean {close[0]!r}?" if close else f"it has {few}")

@@ -1,14 +1,14 @@
-"""Missing labels: some of the positive labels of a training set are hidden, as when nobody annotated them."""
+"""Hides some of the positive labels of a training set, to simulate incomplete annotation."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 
 def drop_labels(labels: NDArray[np.uint8], *, share: float, single: bool, seed: int) -> NDArray[np.uint8]:
-    """Labels (n, C) of which each positive is kept with probability `share`, or one a row with `single`.
+    """Labels (n, C) with each positive kept with probability `share`, or with `single` one random positive per row.
 
-    Drawn for each row from (seed, row): the same in every run of a seed. A row may lose all its labels; with `single`
-    it keeps one, drawn evenly.
+    Drawn for each row from (seed, row), so that every run of a seed hides the same labels. A row may lose all its
+    labels, except with `single`.
 
     Source: the protocols of CLML (75 %, 40 %, single positive).
     """

@@ -1,18 +1,17 @@
 """Decoded images on disk: one memory-mapped array that later epochs and later runs read instead of decoding.
 
-Files lie in `$HASHSEEK_CACHE/images` (see `training.data.cache_folder`) and may be deleted at any time. Each is written
-under another name and renamed when it is whole, so a half-written one is never read.
+Files are in `$HASHSEEK_CACHE/images` (see `training.data.cache_folder`) and may be deleted at any time. Each is written
+under a temporary name and renamed when it is complete, so a partial file is never read.
 """
 
-import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock
 from numpy.typing import NDArray
 
 from hashseek.retrieval.errors import BadConfig
@@ -20,13 +19,13 @@ from hashseek.retrieval.files import fsync_folder
 from hashseek.retrieval.images import Pixels, Preprocessing
 from hashseek.training.data.cache_folder import cache_folder, digest_files
 
-# What a full disk would take down with it: leave some for the run's own files.
+# Bytes to leave free for the run's own files.
 RESERVE = 2**30
 _REMEDY = "point HASHSEEK_CACHE at a larger disk, or set train.cache = none"
 
 
 def cache_file(paths: Sequence[Path], preprocessing: Preprocessing) -> Path:
-    """Where the decoded images of `paths` are kept: decided by path, size and time of each, and by size and crop."""
+    """The cache file for the decoded images of `paths`, named by path, size and time of each and by the input size."""
     what = f"{digest_files(paths)} {preprocessing.size} {preprocessing.crop_fraction}"
     return cache_folder() / "images" / f"{hashlib.sha256(what.encode()).hexdigest()}.npy"
 
@@ -35,16 +34,13 @@ def check_disk(file: Path, n_bytes: int) -> None:
     """Check that `n_bytes` more fit onto the disk of `file`.
 
     Raises:
-        BadConfig: they do not, or its folder cannot be made.
+        BadConfig: they do not, or its folder cannot be created.
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(file.parent).free
-        writable = os.access(file.parent, os.W_OK)
     except OSError as error:
-        raise BadConfig(f"{file.parent} cannot be made: {error.strerror or error}; {_REMEDY}") from None
-    if not writable:
-        raise BadConfig(f"{file.parent} cannot be written: permission denied; {_REMEDY}")
+        raise BadConfig(f"{file.parent} cannot be created: {error.strerror or error}; {_REMEDY}") from None
     if n_bytes + RESERVE > free:
         raise BadConfig(
             f"the decoded images need {n_bytes / 2**30:.1f} GiB and {RESERVE / 2**30:.0f} GiB to spare, but the disk "
@@ -60,18 +56,18 @@ def open_images(file: Path) -> Pixels:
 
 
 def write_images(file: Path, rows: Iterable[Pixels], *, shape: tuple[int, ...]) -> None:
-    """Write the images `rows` as an array of `shape` (n, size, size, 3); another process doing so is waited for.
+    """Write the images `rows` as an array of `shape` (n, size, size, 3), unless another process has just written it.
 
     Raises:
         BadConfig: the disk is full or cannot be written.
     """
     part = file.with_suffix(".part")
     try:
-        with _locked(file.with_suffix(".lock")):
+        with FileLock(file.with_suffix(".lock")):
             if file.is_file():
-                return  # the process that was waited for wrote it
+                return  # another process wrote it while this one waited
             try:
-                # Written, not mapped: on a full disk a mapped page kills the process without a word.
+                # Not memory-mapped: on a full disk a mapped write kills the process.
                 with part.open("wb") as output:
                     header = {"descr": "|u1", "fortran_order": False, "shape": shape}
                     np.lib.format.write_array_header_2_0(output, header)
@@ -87,10 +83,3 @@ def write_images(file: Path, rows: Iterable[Pixels], *, shape: tuple[int, ...]) 
         raise BadConfig(
             f"the decoded images cannot be written to {file.parent}: {error.strerror or error}; {_REMEDY}"
         ) from None
-
-
-@contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    with file.open("wb") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield

@@ -1,10 +1,12 @@
-"""Used by several data sets: a cached table of files and labels, random splits, and `Splits` made from both."""
+"""A table of image files and labels, its cache, and its splits; the data sets of published benchmarks use it."""
 
 import hashlib
 import io
+import json
 import logging
 import os
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,18 +25,18 @@ Labels = NDArray[np.uint8]
 Rows = NDArray[np.int64]
 
 _log = logging.getLogger(__name__)
-_FORMAT = 1  # counts up whenever a table is stored otherwise
+_FORMAT = 2  # increased whenever the stored form of a table changes
 
 
 class Incomplete(BadDataset):
-    """Files of the data set are missing or truncated, which a download would fix."""
+    """Files of the data set are missing or truncated; a download would fix it."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """The images of a set before they are split: files below a folder, and multi-hot labels (n, C).
+    """The images of a data set before they are split: files below a folder, and multi-hot labels (n, C).
 
-    `remarks` are (file, what is wrong with it) of images that are not in the table.
+    `remarks` are pairs (file, reason) of images that were left out.
     """
 
     files: tuple[str, ...]
@@ -58,7 +60,7 @@ def first_folder(root: Path, candidates: Sequence[str], *, what: str, remedy: st
     """The first of the folders `candidates` (below `root`) that exists.
 
     Raises:
-        Incomplete: none exists; the message names `what` was looked for and the `remedy`.
+        Incomplete: none exists; the message names `what` is missing and the `remedy`.
     """
     for candidate in candidates:
         if (root / candidate).is_dir():
@@ -69,7 +71,7 @@ def first_folder(root: Path, candidates: Sequence[str], *, what: str, remedy: st
 
 
 def read_lines(path: Path, *, what: str, remedy: str) -> list[str]:
-    """The lines of a text file that are not empty, without spaces at their ends.
+    """The lines of a text file, stripped, without empty ones.
 
     Raises:
         Incomplete: the file is missing.
@@ -93,9 +95,9 @@ def prepared(kind: str, sources: Sequence[Path], build: Callable[[], Table]) -> 
     """The result of `build`, cached until a file in `sources` changes its size or modification time.
 
     Args:
-        kind: name and version of the reader; another one gives another table.
+        kind: name and version of the reader, part of the cache key.
         sources: all files that `build` reads.
-        build: reads them.
+        build: reads the table from them.
     """
     key = hashlib.sha256(f"{kind} {_FORMAT} {digest_files(sources)}".encode()).hexdigest()
     file = cache_folder() / "datasets" / f"{key}.npz"
@@ -112,13 +114,9 @@ def prepared(kind: str, sources: Sequence[Path], build: Callable[[], Table]) -> 
 
 def _dump(table: Table) -> bytes:
     buffer = io.BytesIO()
-    np.savez(
-        buffer,
-        files=_as_bytes(table.files),
-        labels=np.packbits(table.labels, axis=1),
-        label_names=_as_bytes(table.label_names),
-        remarks=_as_bytes([part for remark in table.remarks for part in remark]),
-    )
+    # JSON keeps file names that are not UTF-8: their bytes are escaped as surrogates.
+    texts = json.dumps([table.files, table.label_names, table.remarks]).encode()
+    np.savez(buffer, labels=np.packbits(table.labels, axis=1), texts=np.frombuffer(texts, np.uint8))
     return buffer.getvalue()
 
 
@@ -126,30 +124,21 @@ def _load(file: Path) -> Table | None:
     try:
         content = io.BytesIO(file.read_bytes())  # given the path, NumPy leaves a damaged file open
         with np.load(content, allow_pickle=False) as stored:
-            files, names, remarks = (_as_texts(stored[key]) for key in ("files", "label_names", "remarks"))
+            files, names, remarks = json.loads(stored["texts"].tobytes())
             labels = np.unpackbits(stored["labels"], axis=1, count=len(names))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         _log.warning("%s is damaged: the data set is read again", file)
         return None
-    return Table(files, labels, names, tuple(zip(remarks[::2], remarks[1::2], strict=True)))
-
-
-def _as_bytes(texts: Sequence[str]) -> NDArray[np.uint8]:
-    # A file name cannot contain NUL.
-    return np.frombuffer("".join(f"{text}\0" for text in texts).encode(errors="surrogateescape"), np.uint8)
-
-
-def _as_texts(stored: NDArray[np.uint8]) -> tuple[str, ...]:
-    return tuple(stored.tobytes().decode(errors="surrogateescape").split("\0")[:-1])
+    return Table(tuple(files), labels, tuple(names), tuple((name, reason) for name, reason in remarks))
 
 
 # --- splits --------------------------------------------------------------------------------------------------
 
 
-def draw(n: int, *, n_query: int, n_train: int, seed: int) -> dict[str, Rows]:
-    """Random rows of n images: queries, training images, and the rest as database.
+def draw(n: int, *, n_query: int, n_train: int, seed: int, train_in_database: bool = False) -> dict[str, Rows]:
+    """Random rows of n images: queries, training images, and the rest (or all but the queries) as database.
 
     Raises:
         BadConfig: a split would be empty.
@@ -163,14 +152,16 @@ def draw(n: int, *, n_query: int, n_train: int, seed: int) -> dict[str, Rows]:
     return {
         "query": order[:n_query],
         "train": order[n_query : n_query + n_train],
-        "database": order[n_query + n_train :],
+        "database": order[n_query if train_in_database else n_query + n_train :],
     }
 
 
-def draw_per_label(labels: Labels, *, n_query: int, n_train: int, seed: int) -> dict[str, Rows]:
+def draw_per_label(
+    labels: Labels, *, n_query: int, n_train: int, seed: int, train_in_database: bool = False
+) -> dict[str, Rows]:
     """Like `draw`, with equally many queries and training images for each label, rarest label first.
 
-    An image is drawn for one label and may have others too.
+    An image is chosen for one of its labels and may have others.
 
     Raises:
         BadConfig: the numbers are not multiples of the number of labels, or a label has too few images.
@@ -178,8 +169,8 @@ def draw_per_label(labels: Labels, *, n_query: int, n_train: int, seed: int) -> 
     n, n_labels = labels.shape
     if n_query < 1 or n_train < 1 or n_query % n_labels or n_train % n_labels:
         raise BadConfig(
-            f"n_query {n_query} and n_train {n_train} must be multiples of the number of labels, {n_labels}: equally "
-            "many are drawn for each"
+            f"n_query {n_query} and n_train {n_train} must be multiples of the number of labels, {n_labels}: every "
+            "label gets the same number"
         )
     order = np.random.default_rng(seed).permutation(n)
     free = np.ones(n, bool)
@@ -189,8 +180,8 @@ def draw_per_label(labels: Labels, *, n_query: int, n_train: int, seed: int) -> 
             chosen = order[free[order] & (labels[order, column] == 1)][:wanted]
             if len(chosen) < wanted:
                 raise BadConfig(
-                    f"n_query {n_query} and n_train {n_train} ask for more images of a label than there are: only "
-                    f"{int(labels[:, column].sum())} of {n} images have the label number {column}"
+                    f"n_query {n_query} and n_train {n_train} need more images of a label than exist: only "
+                    f"{int(labels[:, column].sum())} of {n} images have label number {column}"
                 )
             free[chosen] = False
             parts[split].append(chosen)
@@ -198,16 +189,18 @@ def draw_per_label(labels: Labels, *, n_query: int, n_train: int, seed: int) -> 
     rows["database"] = order[free[order]]
     if not len(rows["database"]):
         raise BadConfig(f"n_query {n_query} and n_train {n_train} leave no image of {n} for the database: lower them")
+    if train_in_database:
+        rows["database"] = np.concatenate([rows["train"], rows["database"]])
     return rows
 
 
 def rows_of(
     table: Table, listed: Mapping[str, Sequence[str]], *, source: str, remedy: str, on_error: OnError
 ) -> tuple[dict[str, Rows], list[Problem]]:
-    """The rows of `table` that the lists name; only the last part of a path counts.
+    """The rows of `table` that the lists name; files are compared by name, without their folders.
 
     Raises:
-        Incomplete: a name is not in the table and `on_error` is "stop"; with "skip" it becomes a problem.
+        Incomplete: a name is not in the table and `on_error` is "stop"; with "skip" it is a problem.
     """
     row_of = {file.rpartition("/")[2]: row for row, file in enumerate(table.files)}
     rows, unknown = {}, []
@@ -218,7 +211,7 @@ def rows_of(
     if unknown and on_error == "stop":
         raise Incomplete(
             f"{len(unknown):,} images of the lists have no labels in {source}, for example {unknown[0]}: {remedy}, or "
-            "leave them out with on_error = skip"
+            "skip them with on_error = skip"
         )
     return rows, [Problem(source, f"the file {file} of the lists has no labels here") for file in unknown]
 
@@ -239,14 +232,14 @@ def split_table(
 
     Args:
         table: files and labels.
-        rows: of the table, for each of query, train and database.
+        rows: rows of the table for each of query, train and database.
         root: the folder that the files are relative to.
-        source: what messages call the set.
+        source: the data set's name in messages.
         remedy: how to get missing images.
         train_in_database: see `join_splits`.
-        published: images in query, train and database as published; other numbers are remarked on.
-        problems: what was found before.
-        on_error: "stop" refuses a set of which images are missing, "skip" leaves them out.
+        published: published sizes of query, train and database; a note reports other sizes.
+        problems: problems found earlier.
+        on_error: "stop" refuses missing images, "skip" leaves them out.
 
     Raises:
         Incomplete: images are missing.
@@ -264,19 +257,17 @@ def split_table(
         if on_error == "stop":
             raise Incomplete(
                 f"{len(missing):,} of the {len(used):,} images that {source} lists are not in {root}, {example}: "
-                f"{remedy}, or leave them out with on_error = skip"
+                f"{remedy}, or skip them with on_error = skip"
             )
         for row in missing.tolist():
             problems.append(Problem(source, f"the file {table.files[row]} does not exist", missing=True))
-        gone = np.zeros(len(table.files), bool)
-        gone[missing] = True
-        rows = {split: rows[split][~gone[rows[split]]] for split in NAMES}
+        rows = {split: rows[split][~np.isin(rows[split], missing)] for split in NAMES}
     parts, files = {}, {}
     for split in NAMES:
         files[split] = [table.files[row] for row in rows[split].tolist()]
         paths = tuple(root / file for file in files[split])
         parts[split] = Split(paths, table.labels[rows[split]], tuple(files[split]))
-    problems += remarks_on_numbers(parts, source=source, published=published)
+    problems += notes_on_sizes(parts, source=source, published=published)
     return join_splits(
         parts,
         files,
@@ -288,34 +279,34 @@ def split_table(
     )
 
 
-def remarks_on_numbers(
+def notes_on_sizes(
     parts: Mapping[str, Split], *, source: str, published: tuple[int, int, int] | None = None
 ) -> list[Problem]:
     """Notes on images without labels, and on splits that differ in size from the published ones."""
-    remarks = []
+    notes = []
     bare = {split: int((~parts[split].labels.any(axis=1)).sum()) for split in NAMES}
     if any(bare.values()):
         text = ", ".join(f"{count:,} of {split}" for split, count in bare.items() if count)
-        remarks.append(
+        notes.append(
             Problem(source, f"images without a label are kept, but are relevant to no query: {text}", skipped=False)
         )
     if published is not None:
         for split, count in zip(("query", "train", "database"), published, strict=True):
             if len(parts[split]) != count:
                 reason = f"{len(parts[split]):,} images in its {split} split, while the published one has {count:,}"
-                remarks.append(Problem(source, f"{reason}: figures are not comparable", skipped=False))
-    return remarks
+                notes.append(Problem(source, f"{reason}: figures are not comparable", skipped=False))
+    return notes
 
 
 def absent(root: Path, files: Sequence[str]) -> NDArray[np.bool_]:
-    """Which of `files` (below `root`) do not exist; folders are listed, since asking for each file takes minutes."""
+    """Which of `files` (below `root`) do not exist; folders are listed, because a `stat` per file takes minutes."""
     listed: dict[str, set[str]] = {}
     missing = np.zeros(len(files), bool)
     for row, file in enumerate(files):
         folder, _, name = file.rpartition("/")
         if folder not in listed:
             try:
-                listed[folder] = set(os.listdir(root / folder))  # noqa: PTH208 - names, a hundred thousand of them
+                listed[folder] = set(os.listdir(root / folder))  # noqa: PTH208 - a hundred thousand names
             except OSError:
                 listed[folder] = set()
         missing[row] = name not in listed[folder]
@@ -323,10 +314,6 @@ def absent(root: Path, files: Sequence[str]) -> NDArray[np.bool_]:
 
 
 def _refuse_repeats(files: Sequence[str], source: str) -> None:
-    if len(set(files)) == len(files):
-        return
-    seen: set[str] = set()
-    for file in files:
-        if file in seen:
-            raise BadDataset(f"{source} lists the image {file} more than once: list it once")
-        seen.add(file)
+    file, count = next(iter(Counter(files).most_common(1)), ("", 0))
+    if count > 1:
+        raise BadDataset(f"{source} lists the image {file} {count} times: list it once")

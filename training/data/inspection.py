@@ -1,20 +1,18 @@
 """Statistics of a data set, for `hashseek data inspect`."""
 
 import hashlib
-import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hashseek.retrieval.load_ahead import load_ahead
 from hashseek.retrieval.tar_members import find_member, stored_in
 from hashseek.training.data.splits import NAMES, Split, Splits, never_in_training
 
-_THREADS, _CHUNK = 8, 256
 _SHOWN = 10
 
 
@@ -53,7 +51,6 @@ def inspect_splits(
         },
         "pairs": _pairs(everything.labels, splits.label_names),
         "missing": {"count": len(missing), "examples": [str(problem) for problem in missing[:_SHOWN]]},
-        "unlisted": _unlisted(everything),
         "problems": [str(problem) for problem in splits.problems if problem not in missing],
         "duplicates": _duplicates(splits, everything, advance) if duplicates and everything.vectors is None else None,
     }
@@ -85,8 +82,6 @@ def as_text(facts: dict[str, Any], *, n_pairs: int = 10) -> str:
         lines.append(f"  {pair['labels'][0]} + {pair['labels'][1]}: {pair['images']:,}; {pair['lift']}")
     lines += ["", f"missing files: {facts['missing']['count']:,}"]
     lines += [f"  {example}" for example in facts["missing"]["examples"]]
-    if facts["unlisted"]:
-        lines.append(f"image files in the same folders that the data set does not use: {facts['unlisted']:,}")
     found = facts["duplicates"]
     if found is not None:
         lines.append(
@@ -118,23 +113,6 @@ def _distinct(splits: Splits) -> Split:
     )
 
 
-def _unlisted(everything: Split) -> int:
-    """The number of image files in the data set's folders that are not part of it."""
-    from hashseek.retrieval.images import SUFFIXES  # late: it loads torch
-
-    if everything.vectors is not None:
-        return 0
-    listed: dict[Path, set[str]] = defaultdict(set)
-    for path in everything.paths:
-        if find_member(path) is None:
-            listed[path.parent].add(path.name)
-    count = 0
-    for folder, names in listed.items():
-        there = {name for name in os.listdir(folder) if os.path.splitext(name)[1].lower() in SUFFIXES}  # noqa: PTH122, PTH208
-        count += len(there - names)
-    return count
-
-
 def _pairs(labels: NDArray[np.uint8], names: Sequence[str]) -> list[dict[str, Any]]:
     """Pairs of labels by the number of images with both; independent labels would have lift 1."""
     as_float = labels.astype(np.float32)
@@ -155,12 +133,18 @@ def _pairs(labels: NDArray[np.uint8], names: Sequence[str]) -> list[dict[str, An
 
 def _duplicates(splits: Splits, everything: Split, advance: Callable[[int], None]) -> dict[str, Any]:
     """Groups of files with equal content. Only files of equal size are read."""
+    of_size: dict[int | None, list[Path]] = defaultdict(list)
+    for path in everything.paths:
+        of_size[_size(path)].append(path)
+    alike = [path for size, paths in of_size.items() if size and len(paths) > 1 for path in paths]
+    advance(len(everything) - len(alike))
+    of_content: dict[bytes, list[Path]] = defaultdict(list)
+    for path, digest in zip(alike, load_ahead(alike, _digest, depth=64), strict=True):
+        if digest is not None:
+            of_content[digest].append(path)
+        advance(1)
     queries = set(splits.query.paths)
-    empty = sorted(path for path in everything.paths if _size(path) == 0)
-    alike: dict[Any, list[Path]] = {None: [path for path in everything.paths if _size(path)]}
-    for step in (_size, _digest):
-        alike = _regrouped(alike, step, advance if step is _size else lambda _: None)
-    groups = sorted((sorted(group) for group in alike.values()), key=lambda group: group[0])
+    groups = sorted(sorted(group) for group in of_content.values() if len(group) > 1)
     across = [group for group in groups if 0 < sum(path in queries for path in group) < len(group)]
     shown = [*across, *(group for group in groups if group not in across)][:_SHOWN]
     return {
@@ -168,24 +152,8 @@ def _duplicates(splits: Splits, everything: Split, advance: Callable[[int], None
         "files": sum(map(len, groups)),
         "across": len(across),
         "examples": [[str(path) for path in group] for group in shown],
-        "empty": [str(path) for path in empty],
+        "empty": [str(path) for path in sorted(of_size[0])],
     }
-
-
-def _regrouped(
-    groups: dict[Any, list[Path]], step: Callable[[Path], Any], advance: Callable[[int], None]
-) -> dict[Any, list[Path]]:
-    """Split groups by what `step` returns for each file, and drop groups of one file."""
-    entries = [(key, path) for key, group in groups.items() for path in group]
-    finer: dict[Any, list[Path]] = defaultdict(list)
-    with ThreadPoolExecutor(_THREADS) as pool:
-        chunks = [entries[start : start + _CHUNK] for start in range(0, len(entries), _CHUNK)]
-        for chunk, found in zip(chunks, pool.map(lambda chunk: [step(path) for _, path in chunk], chunks), strict=True):
-            for (key, path), value in zip(chunk, found, strict=True):
-                if value is not None:
-                    finer[key, value].append(path)
-            advance(len(chunk))
-    return {key: group for key, group in finer.items() if len(group) > 1}
 
 
 def _size(path: Path) -> int | None:
@@ -199,7 +167,7 @@ def _size(path: Path) -> int | None:
 
 
 def _digest(path: Path) -> bytes | None:
-    """SHA-256 of an image file or tar member; None if it cannot be read, which other commands report."""
+    """SHA-256 of an image file or tar member; None if it cannot be read."""
     member = find_member(path)
     try:
         with stored_in(path).open("rb") as file:

@@ -16,9 +16,9 @@ NAMES = ("train", "query", "database")
 
 @dataclass(frozen=True)
 class Split:
-    """Images of one split with their multi-hot labels (n, C), 0/1, and the line of the list each came from.
+    """Images of one split with their multi-hot labels (n, C), 0/1, and the line or file that each came from.
 
-    A set of feature vectors has `vectors` (n, D) in place of the images; its `paths` name the file and the row.
+    A data set of feature vectors has `vectors` (n, D) instead of images; its `paths` name the file and the row.
     """
 
     paths: tuple[Path, ...]
@@ -42,7 +42,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Splits:
-    """train, query and database of one protocol. `fingerprint` (SHA-256) changes if any file or label of them does."""
+    """train, query and database of one protocol. `fingerprint` is a SHA-256 over their file names and labels."""
 
     train: Split
     query: Split
@@ -53,20 +53,8 @@ class Splits:
     on_error: OnError = "stop"
 
 
-def make_splits(
-    items: Sequence[Item],
-    label_names: Sequence[str],
-    *,
-    source: str,
-    train_in_database: bool = False,
-    problems: Sequence[Problem] = (),
-    on_error: OnError = "stop",
-) -> Splits:
-    """Group items that all have a split; the other arguments are those of `join_splits`.
-
-    Raises:
-        BadDataset: a split is empty, fewer than two labels occur, or an image is in more than one split.
-    """
+def group_items(items: Sequence[Item], label_names: Sequence[str]) -> tuple[dict[str, Split], dict[str, list[str]]]:
+    """The splits of items that all have one, and the file names of each split, for `join_splits`."""
     column = {name: index for index, name in enumerate(label_names)}
     parts, files = {}, {}
     for split in NAMES:
@@ -77,15 +65,7 @@ def make_splits(
         where = tuple(f"line {item.line} ({item.file})" if item.line else item.file for item in chosen)
         parts[split] = Split(tuple(item.path for item in chosen), labels, where)
         files[split] = [item.file for item in chosen]
-    return join_splits(
-        parts,
-        files,
-        label_names,
-        source=source,
-        train_in_database=train_in_database,
-        problems=problems,
-        on_error=on_error,
-    )
+    return parts, files
 
 
 def join_splits(
@@ -102,12 +82,12 @@ def join_splits(
 
     Args:
         parts: query, train and database.
-        files: of each split, the names of its images relative to the data set; they go into the fingerprint.
+        files: for each split, the names of its images relative to the data set, for the fingerprint.
         label_names: one per column of the labels.
         source: the data set's name in messages.
         train_in_database: whether training images may be in the database; queries never may.
-        problems: what was found while reading.
-        on_error: what to do with images that turn out to be broken later.
+        problems: problems found while reading.
+        on_error: whether images that turn out to be broken later are skipped.
 
     Raises:
         BadDataset: a split is empty, there are fewer than two labels, or an image is in two splits.
@@ -121,7 +101,7 @@ def join_splits(
     _check_overlap(parts, source=source, train_in_database=train_in_database)
     problems = list(problems)
     if parts["train"].labels.sum(axis=0).max() <= 1:
-        reason = "no two training images share a label: there is nothing to learn from them"
+        reason = "no two training images share a label: training cannot learn anything"
         problems.append(Problem(source, reason, skipped=False))
     return Splits(
         train=parts["train"],

@@ -1,4 +1,4 @@
-"""Training images: decoded once if they fit in memory or on disk, and augmented reproducibly."""
+"""Training images: decoded once if they fit in memory or on disk, and augmented reproducibly; `batches` reads them."""
 
 import logging
 import math
@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class Images:
-    """The images of a split as uint8 pixels (3, size, size) by row. Nothing is decoded before it is asked for.
+    """The images of a split as uint8 pixels (3, size, size) by row, decoded on first use.
 
     Args:
         split: the images.
@@ -38,14 +38,12 @@ class Images:
             "auto": memory if they fit into `cache_gib`, else memmap if they fit on the disk, else none.
 
     Raises:
-        BadConfig: `cache` is none of these, or there is not enough room.
+        BadConfig: there is not enough room for `cache`.
     """
 
     def __init__(
         self, split: Split, preprocessing: Preprocessing, *, cache_gib: float = 4, cache: Cache = "auto"
     ) -> None:
-        if cache not in get_args(Cache):
-            raise BadConfig(f"there is no cache {cache!r}: use one of {', '.join(get_args(Cache))}")
         self.split = split
         self.preprocessing = preprocessing
         self._shape = (len(split), preprocessing.size, preprocessing.size, 3)
@@ -62,7 +60,7 @@ class Images:
         """Preprocessed uint8 pixels (3, size, size) of one image.
 
         Raises:
-            BadDataset: the image cannot be decoded any more, because its file was changed after the start.
+            BadDataset: the image cannot be decoded, because its file was changed after the start of the run.
         """
         stored = self._open()
         if stored is None:
@@ -89,7 +87,7 @@ class Images:
             rows: which images, in this order.
             batch_size: b; the last batch may be smaller.
             augmentation: the random changes.
-            seed: decides every change, together with the row and the view.
+            seed: seed of the changes, together with the row and the view.
             views: augmented copies of each image: all rows of the batch once, then all of them again.
             device: where the batch goes. A GPU flips and crops the whole batch at once.
 
@@ -120,7 +118,7 @@ class Images:
             yield batch, chosen
 
     def _choose(self, cache: Cache, cache_gib: float) -> Cache:
-        """The cache that was asked for, and for "auto" the first that has room."""
+        """`cache`, or for "auto" the first cache that has room."""
         n_bytes = math.prod(self._shape)
         if cache == "auto" and n_bytes <= cache_gib * 2**30:
             return "memory"
@@ -143,7 +141,7 @@ class Images:
         return cache
 
     def _open(self) -> Pixels | None:
-        """The array of decoded images in memory or on disk, which is created if it does not exist."""
+        """The array of decoded images in memory or on disk, created on first use; None without a cache."""
         if self._stored is not None or self.cache == "none":
             return self._stored
         with self._opening:
@@ -173,7 +171,7 @@ def _memory() -> int:
 
 
 def without_broken(split: Split, *, on_error: OnError, source: str) -> tuple[Split, list[Problem]]:
-    """The images of `split` that decode, and the problems of those that do not.
+    """The images of `split` that can be decoded, and the problems of the others.
 
     Raises:
         BadDataset: an image is broken and `on_error` is "stop", or no image is left.

@@ -4,13 +4,12 @@ To add one here, write such a function in a module of this folder and add a line
 outside the package is named "module:function" instead.
 """
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any
 
-from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.errors import BadConfig, suggest
 from hashseek.retrieval.plugins import load_named
 from hashseek.training.data.splits import Split, Splits
 
@@ -62,9 +61,7 @@ def check_options(name: str, options: dict[str, Any]) -> None:
         return
     for option in options:
         if option not in parameters:
-            close = difflib.get_close_matches(option, parameters, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(parameters)}"
-            raise BadConfig(f"the data set {name!r} has no option {option!r}: {hint}")
+            raise BadConfig(f"the data set {name!r} has no option {option!r}: {suggest(option, parameters)}")
     for option, parameter in parameters.items():
         if parameter.default is parameter.empty and option not in options:
             raise BadConfig(f"the data set {name!r} needs the option {option!r}")

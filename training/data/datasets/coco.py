@@ -25,7 +25,7 @@ from hashseek.training.data.image_table import (
 from hashseek.training.data.splits import NAMES, Splits
 
 _HOST = "http://images.cocodataset.org"
-# Checksums as widely published; of train2014.zip two different ones are, so it is treated as unknown.
+# Checksums as widely published; two different ones are published for train2014.zip, so it has none here.
 ARCHIVES = {
     2014: (
         Archive(f"{_HOST}/annotations/annotations_trainval2014.zip", "0a379cfc70b0e71301e0f377548639bd"),
@@ -44,7 +44,7 @@ _PUBLISHED = {  # images with at least one object: 122,218 of either year
     ("official", 2014): (40137, 82081, 82081),
     ("official", 2017): (4952, 117266, 117266),
 }
-# Outlines of objects are nearly all of a file of annotations, and nothing here needs them.
+# Outlines of objects are most of an annotation file, and nothing here needs them.
 _OUTLINE = re.compile(rb'("segmentation"\s*:\s*)(?:\[[\[\]\d\s.,eE+-]*\]|\{[^{}]*\})')
 
 
@@ -66,13 +66,14 @@ def coco(
 
     Args:
         root: folder with `annotations`, `train2014` and `val2014` (or 2017), as the official archives unpack.
-        year: of the set; both hold the same images, split otherwise.
-        protocol: "hashing" splits all images anew, "official" has train as training set and database, val as queries.
-        lists: folder with train.txt, test.txt, database.txt of a hashing repository, which say who is in which split;
-            the labels are the official ones. None draws a seeded split.
-        n_query: queries of a seeded split.
-        n_train: its training images; the rest is its database.
-        split_seed: its seed.
+        year: of the data set; both have the same images in different official splits.
+        protocol: "hashing" pools and splits all images; "official" has train as training set and database, val as
+            queries.
+        lists: folder with train.txt, test.txt, database.txt of a hashing repository, which assign images to splits;
+            the labels are the official ones. None makes a random split.
+        n_query: queries of a random split.
+        n_train: training images of a random split; the rest is its database.
+        split_seed: seed of a random split.
         train_in_database: training images are in the database too.
         drop_queries: leave queries out of the database: HashNet's list repeats all 5,000.
         download: fetch the official archives (19 GB) if images or annotations are missing.
@@ -80,7 +81,7 @@ def coco(
 
     Raises:
         BadDataset: images, annotations or lists are missing or damaged.
-        BadConfig: no such year or protocol, or a split that cannot be.
+        BadConfig: no such year or protocol, or a split that is not possible.
 
     Source: Lin et al., ECCV 2014; HashNet (Cao et al., ICCV 2017).
     """
@@ -111,12 +112,16 @@ def coco(
             repeated = np.isin(rows["database"], rows["query"])
             if drop_queries and repeated.any():
                 rows["database"] = rows["database"][~repeated]
-                reason = f"{int(repeated.sum()):,} queries that the database repeats were left out of it"
+                reason = f"{int(repeated.sum()):,} queries were removed from the database"
                 problems.append(Problem(lists, reason, skipped=False))
         else:
-            rows = draw(len(table.files), n_query=n_query, n_train=n_train, seed=split_seed)
-            if train_in_database:
-                rows["database"] = np.concatenate([rows["train"], rows["database"]])
+            rows = draw(
+                len(table.files),
+                n_query=n_query,
+                n_train=n_train,
+                seed=split_seed,
+                train_in_database=train_in_database,
+            )
         n_query_published, n_train_published, rest = _PUBLISHED[protocol, year]
         if protocol == "hashing" and train_in_database:
             rest += n_train_published
@@ -153,7 +158,7 @@ def _annotated(root: Path, year: int, *, remedy: str) -> Table:
 
 
 def _read_instances(file: Path, folder: str, *, remedy: str) -> Table:
-    """Images of one file of annotations that have an object; the labels in the order of the categories' ids."""
+    """The images of one annotation file that have an object, with labels in the order of the categories' ids."""
     try:
         content: dict[str, Any] = json.loads(_OUTLINE.sub(rb"\g<1>0", file.read_bytes()))
         names = {category["id"]: category["name"] for category in content["categories"]}
@@ -164,9 +169,9 @@ def _read_instances(file: Path, folder: str, *, remedy: str) -> Table:
         labels = np.zeros((len(files), len(names)), np.uint8)
         labels[[row[image] for image, _ in pairs], [column[category] for _, category in pairs]] = 1
     except json.JSONDecodeError as error:
-        raise Incomplete(f"{file} is cut off or no JSON ({error.msg} at byte {error.pos:,}): {remedy}") from None
+        raise Incomplete(f"{file} is truncated or not JSON ({error.msg} at byte {error.pos:,}): {remedy}") from None
     except (KeyError, TypeError) as error:
-        raise BadDataset(f"{file} is no file of instances of COCO (it lacks {error}): {remedy}") from None
+        raise BadDataset(f"{file} is not a COCO instances file (it lacks {error}): {remedy}") from None
     table = Table(
         tuple(f"{folder}/{name}" for name in files.values()), labels, tuple(names[key] for key in sorted(names))
     )

@@ -1,7 +1,6 @@
 """Data set `folder`: any folder with a `labels.csv` or `labels.jsonl`, or with one subfolder per class."""
 
 import csv
-import difflib
 import io
 import os
 import re
@@ -11,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from hashseek.retrieval.errors import BadConfig, BadDataset
+from hashseek.retrieval.errors import BadConfig, BadDataset, suggest
 from hashseek.retrieval.files import write_atomically
 from hashseek.retrieval.label_files import SPLITS, Item, LabelFile, Problem, find_label_file, read_label_file, refuse
 from hashseek.training.data.image_table import check_on_error
-from hashseek.training.data.splits import Splits, check_label_names, make_splits
+from hashseek.training.data.splits import Splits, check_label_names, group_items, join_splits
 
 
 def folder(
@@ -34,20 +33,20 @@ def folder(
     """A folder of images with a label file, or with one subfolder per class.
 
     Without a label file the name of a subfolder is the label of its images: `root/CLASS/...`, or `root/train/CLASS/...`
-    and `root/test/CLASS/...`. If there are training images and queries but no database, the training images are
-    searched, as in the protocol of PASCAL VOC.
+    and `root/test/CLASS/...`. If there are training images and queries but no database, the training images are the
+    database, as in the protocol of PASCAL VOC.
 
     Args:
         root: the folder, or the label file itself; `$NAME` is taken from the environment.
         split_column: column with the split: train, query (also test, val) or database (also retrieval).
-        ignore_columns: columns that are known and not needed.
+        ignore_columns: columns to ignore; other unknown columns are reported.
         drop_labels: patterns of labels to leave out, such as `*_r1`.
         labels: keep only these labels, in this order; None keeps all that occur, sorted.
         on_error: "stop" refuses a label file with problems and broken images, "skip" leaves them out.
-        query_fraction: share of the images that become queries if there are no splits; the rest is split by ...
-        train_fraction: ... the share that becomes training images; what remains is the database.
-        split_seed: seed of that split.
-        split_file: where to write that split, as a label file that can be used as `root`; None: nowhere.
+        query_fraction: without splits, the share of the images that become queries.
+        train_fraction: without splits, the share that become training images; the rest is the database.
+        split_seed: seed of a random split.
+        split_file: file to write a random split to, as a label file that can be used as `root`.
 
     Raises:
         BadDataset: no images or labels, bad lines under "stop", an empty split, or a label that never occurs.
@@ -88,8 +87,8 @@ def folder(
         items += tuple(replace(item, split="database") for item in items if item.split == "train")
         reason = "no image is in the database split: queries are searched in the training images"
         problems.append(Problem(str(found.source), reason, skipped=False))
-    return make_splits(
-        items,
+    return join_splits(
+        *group_items(items, names),
         names,
         source=str(found.source),
         train_in_database=train_in_database,
@@ -110,7 +109,7 @@ def _read_class_folders(root: Path) -> LabelFile:
     items, problems = [], []
     for parent in folders if has_splits else [root]:
         split = SPLITS[parent.name.lower()] if has_splits else None
-        problems += [Problem(str(path), "the image is in no folder of a class") for path in images(parent, "*")]
+        problems += [Problem(str(path), "the image is not in the folder of a class") for path in images(parent, "*")]
         for class_folder in sorted(path for path in parent.iterdir() if path.is_dir()):
             for path in images(class_folder, "**/*"):
                 items.append(Item(path, path.relative_to(root).as_posix(), (class_folder.name,), split))
@@ -139,9 +138,7 @@ def _keep_labels(items: Sequence[Item], labels: Sequence[str], source: str) -> l
     occurring = {label for item in items for label in item.labels}
     for label in labels:
         if label not in occurring:
-            close = difflib.get_close_matches(label, occurring, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(sorted(occurring)[:10])}"
-            raise BadDataset(f"the label {label!r} never occurs in {source}: {hint}")
+            raise BadDataset(f"the label {label!r} never occurs in {source}: {suggest(label, sorted(occurring))}")
     wanted = set(labels)
     kept = [replace(item, labels=tuple(name for name in item.labels if name in wanted)) for item in items]
     return [item for item in kept if item.labels]
@@ -154,7 +151,7 @@ def _split(items: Sequence[Item], *, query_fraction: float, train_fraction: floa
             f"query_fraction {query_fraction} and train_fraction {train_fraction} of {len(items)} images leave a split "
             "empty: both must be above 0, together below 1, and there must be enough images"
         )
-    # Sorted by name first: the split depends on the files alone and not on their order in the list.
+    # Sorted by name first, so that the split does not depend on the order of the list.
     by_name = sorted(items, key=lambda item: item.file)
     order = np.random.default_rng(seed).permutation(len(items))
     split = np.full(len(items), "database", dtype=object)
@@ -168,6 +165,6 @@ def _write_list(path: Path, items: Sequence[Item]) -> None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("file", "labels", "split"))
     for item in items:
-        # The list will be in another folder than the images, so it has their full paths.
+        # Full paths, because the list may be in another folder than the images.
         writer.writerow((item.path.resolve(), ";".join(item.labels), item.split))
     write_atomically(path, text.getvalue().encode())

@@ -1,7 +1,7 @@
-"""Data set `lists`: the list files of the hashing papers, lines of a path and one 0 or 1 a label.
+"""Data set `lists`: the list files of the hashing papers; each line has a path and a 0 or 1 per label.
 
-The layout of HashNet's, DeepHash-pytorch's and HyP2's repositories: `train.txt`, `test.txt` (the queries) and
-`database.txt`, each line `images/0001.jpg 0 1 0 ... 1`.
+The repositories of HashNet, DeepHash-pytorch and HyP2 have `train.txt`, `test.txt` (the queries) and `database.txt`
+with lines such as `images/0001.jpg 0 1 0 ... 1`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from hashseek.training.data.image_table import (
 )
 from hashseek.training.data.splits import NAMES, Splits
 
-_REMEDY = "correct root and strip_prefix, which together make a line's path"
+_REMEDY = "correct root and strip_prefix: the path of an image is root and the line without the prefix"
 
 
 def lists(
@@ -47,14 +47,14 @@ def lists(
         train: name of the list of training images.
         query: name of the list of queries.
         database: name of the list of the database.
-        label_names: names of the columns, or a file with one a line; None numbers them from 0.
-        strip_prefix: start of the paths that is taken off, such as `./data/coco/`.
+        label_names: names of the columns, or a file with one per line; None numbers them from 0.
+        strip_prefix: prefix to remove from the paths, such as `./data/coco/`.
         train_in_database: the protocol has training images in the database too, as DeepHash-pytorch's NUS-WIDE.
         drop_queries: leave queries out of the database, where HashNet's COCO list repeats them.
         on_error: "stop" refuses bad lines and missing images, "skip" leaves them out.
 
     Raises:
-        BadDataset: no lists, lines of another form, labels that contradict each other, or images in two splits.
+        BadDataset: missing lists, malformed lines, contradictory labels, or images in two splits.
     """
     folder = Path(expand(root))
     return read_lists(
@@ -86,10 +86,10 @@ def read_lists(
     remedy: str = _REMEDY,
     on_error: OnError = "stop",
 ) -> Splits:
-    """The splits that the three lists in `folder` make of the images below `root`; see `lists`.
+    """The splits that the three lists in `folder` define for the images below `root`; see `lists`.
 
     Raises:
-        BadDataset: as `lists` says, or the lists have not the `n_labels` that the set has.
+        BadDataset: as for `lists`, or the lists do not have `n_labels` labels.
     """
     tables, problems = {}, []
     for split in NAMES:
@@ -102,14 +102,14 @@ def read_lists(
     wanted = n_labels if label_names is None else len(label_names)
     if len(set(width.values())) > 1 or wanted not in (None, width["train"]):
         found = ", ".join(f"{names[split]} {width[split]}" for split in NAMES)
-        ask = "as many in each list" if wanted is None else f"{wanted}, as many as the set has label names"
-        raise BadDataset(
-            f"the lists in {folder} have other numbers of labels ({found}) than {ask}: take lists of one set"
-        )
+        expected = "the same number in each" if wanted is None else str(wanted)
+        raise BadDataset(f"the lists in {folder} have {found} labels, but must have {expected}: use lists of one set")
     if drop_queries:
-        tables["database"], repeated = _without(tables["database"], tables["query"])
-        if repeated:
-            reason = f"{repeated:,} queries that the database repeats were left out of it"
+        queries, whole = set(tables["query"].files), tables["database"]
+        kept = np.array([row for row, file in enumerate(whole.files) if file not in queries], np.int64)
+        tables["database"] = whole.take(kept)
+        if repeated := len(whole.files) - len(kept):
+            reason = f"{repeated:,} queries were removed from the database"
             problems.append(Problem(names["database"], reason, skipped=False))
     table, rows = _united(tables, folder)
     if label_names is not None:
@@ -128,7 +128,7 @@ def read_lists(
 
 
 def read_list(file: Path, *, strip_prefix: str = "") -> tuple[Table, list[Problem]]:
-    """The usable lines of one list, their labels named by number, and what is wrong with the others.
+    """The usable lines of one list, with labels named by number, and the problems of the other lines.
 
     Raises:
         BadDataset: no such file, or a first line without labels.
@@ -136,51 +136,31 @@ def read_list(file: Path, *, strip_prefix: str = "") -> tuple[Table, list[Proble
     try:
         lines = file.read_bytes().splitlines()
     except FileNotFoundError:
-        raise Incomplete(f"there is no list {file}: put it there, or name the file that you have") from None
+        raise Incomplete(f"there is no list {file}: put it there, or correct the name") from None
     except OSError as error:
         raise BadDataset(f"{file} cannot be read: {error.strerror or error}") from None
-    numbers = [number for number, line in enumerate(lines, start=1) if line.strip()]
-    kept = [lines[number - 1].rstrip() for number in numbers]
-    n_labels = _count_labels(kept[0]) if kept else 0
+    n_labels = _count_labels(next((line for line in lines if line.strip()), b""))
     if not n_labels:
-        raise BadDataset(f"{file} is no list of lines `path 0 1 0 ...`: its first line ends in no label")
-    # All labels at once: the last 2C - 1 characters of each line, digits and spaces in turn.
-    width = 2 * n_labels - 1
-    ends = np.frombuffer(b"".join(line[-width:].rjust(width) for line in kept), np.uint8).reshape(len(kept), width)
-    labels = ends[:, ::2] - ord("0")
-    spaced = (ends[:, 1::2] == ord(" ")).all(axis=1) & (labels <= 1).all(axis=1)
-    files, rows, problems = [], [], []
-    for row, line in enumerate(kept):
-        name = line[:-width]
-        if not (spaced[row] and name[-1:] == b" "):
-            parts = line.rsplit(None, n_labels)
-            values = parts[1:]
-            if len(parts) <= n_labels or not all(value in (b"0", b"1") for value in values):
-                where = f"{file.name} line {numbers[row]}"
-                problems.append(Problem(where, f"it is not a path and {n_labels} labels of 0 or 1"))
-                continue
-            name, labels[row] = parts[0], [int(value) for value in values]
-        text = name.strip().decode(errors="surrogateescape").removeprefix(strip_prefix).removeprefix("./")
-        files.append(text)
-        rows.append(row)
-    if strip_prefix and not any(line.startswith(strip_prefix.encode(errors="surrogateescape")) for line in kept):
+        raise BadDataset(f"{file} does not have lines `path 0 1 0 ...`: its first line has no labels")
+    files, labels, problems = [], [], []
+    for number, line in enumerate(lines, start=1):
+        name, *values = line.rsplit(None, n_labels) or (b"",)
+        if len(values) == n_labels and set(values) <= {b"0", b"1"}:
+            files.append(name.strip().decode(errors="surrogateescape"))
+            labels.append(b"".join(values))
+        elif line.strip():
+            problems.append(Problem(f"{file.name} line {number}", f"it is not a path and {n_labels} labels of 0 or 1"))
+    if strip_prefix and not any(name.startswith(strip_prefix) for name in files):
         raise BadConfig(f"no path in {file} starts with strip_prefix = {strip_prefix!r}: correct or remove it")
-    return Table(tuple(files), labels[rows], tuple(str(column) for column in range(n_labels))), problems
+    matrix = np.frombuffer(b"".join(labels), np.uint8).reshape(-1, n_labels) - ord("0")
+    names = tuple(name.removeprefix(strip_prefix).removeprefix("./") for name in files)
+    return Table(names, matrix, tuple(str(column) for column in range(n_labels))), problems
 
 
 def _count_labels(line: bytes) -> int:
-    count = 0
-    for part in reversed(line.split()[1:]):
-        if part not in (b"0", b"1"):
-            break
-        count += 1
-    return count
-
-
-def _without(table: Table, other: Table) -> tuple[Table, int]:
-    named = set(other.files)
-    rows = np.array([row for row, file in enumerate(table.files) if file not in named], np.int64)
-    return table.take(rows), len(table.files) - len(rows)
+    """The number of 0 and 1 at the end of a line, after the path."""
+    values = line.split()[:0:-1]
+    return next((count for count, value in enumerate(values) if value not in (b"0", b"1")), len(values))
 
 
 def _united(tables: Mapping[str, Table], folder: Path) -> tuple[Table, dict[str, Rows]]:
@@ -204,7 +184,7 @@ def _united(tables: Mapping[str, Table], folder: Path) -> tuple[Table, dict[str,
 
 
 def read_label_names(label_names: str | Sequence[str] | None) -> Sequence[str] | None:
-    """Names as they are given, or the lines of the file that is."""
+    """`label_names`, or the lines of the file that it names."""
     if not isinstance(label_names, str):
         return label_names
     return read_lines(Path(expand(label_names)), what="the file of label names", remedy="correct label_names")

@@ -1,6 +1,5 @@
 """Data set `mirflickr`: MIRFLICKR-25000, 38 labels (24 topics, and `_r1` where 14 of them are what a picture shows)."""
 
-import csv
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from hashseek.retrieval.errors import BadConfig, BadDataset
-from hashseek.retrieval.label_files import OnError
+from hashseek.retrieval.label_files import OnError, Problem, parse_labels, parse_split, read_rows
 from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.datasets.lists import NAMES_OF_LISTS, read_list
 from hashseek.training.data.download import Archive, read_or_download
@@ -43,7 +42,6 @@ ARCHIVES = (
     Archive(f"{_HOST}/{_ANNOTATIONS}.zip", None, into=_ANNOTATIONS),
 )
 _REMEDY = f"unpack mirflickr25k.zip and {_ANNOTATIONS}.zip (press.liacs.nl/mirflickr) in root, or set download = true"
-_SPLITS = {"query": "query", "test": "query", "train": "train", "database": "database", "retrieval": "database"}
 _PUBLISHED = {"hyp2": (1000, 4000, 19581), "deephash": (1000, 4000, 20000)}
 
 
@@ -63,21 +61,21 @@ def mirflickr(
 
     Args:
         root: folder with `mirflickr` (im1.jpg to im25000.jpg) and `mirflickr25k_annotations_v080`, as the official
-            archives unpack; or with `images` and a `labels.csv` that says file, labels, split and deephash_split.
-        protocol: "hyp2" leaves the 419 images without labels out; "deephash" keeps them, in the database 20,000.
-        lists: who is in which split: a CSV file with the columns file and split (for deephash: deephash_split), a
+            archives unpack; or with `images` and a `labels.csv` with columns file, labels, split and deephash_split.
+        protocol: "hyp2" leaves out the 419 images without labels; "deephash" keeps them, with 20,000 in the database.
+        lists: the images of each split: a CSV file with the columns file and split (for deephash: deephash_split), a
             folder with train.txt, test.txt, database.txt (DeepHash-pytorch), or HyP2's repository (its flickr.txt).
-            None: the columns of labels.csv; without these a seeded split of the sizes n_query and n_train.
-        n_query: queries of a seeded split.
-        n_train: training images of a seeded split; the rest is its database.
-        split_seed: its seed.
+            None: the columns of labels.csv, or else a random split of the sizes n_query and n_train.
+        n_query: queries of a random split.
+        n_train: training images of a random split; the rest is its database.
+        split_seed: seed of a random split.
         drop_labels: patterns of labels to leave out, such as `*_r1`.
         download: fetch the official archives (3.1 GB) if images or annotations are missing.
         on_error: "stop" refuses missing images, "skip" leaves them out.
 
     Raises:
         BadDataset: images, annotations or lists are missing, damaged, or contradict each other.
-        BadConfig: no such protocol, or a seeded split with an empty part.
+        BadConfig: no such protocol, or a random split with an empty part.
 
     Source: Huiskes and Lew, ACM MIR 2008; HyP2 (Xu et al., ACM MM 2022), Table 2; DeepHash-pytorch, data/mirflickr.
     """
@@ -89,7 +87,9 @@ def mirflickr(
         own_list = folder / "labels.csv"
         if own_list.is_file():
             listed = _read_csv(own_list, protocol)
-            table, pictures = _joined(listed), folder
+            files = tuple(file for split in NAMES for file in listed[split].files)
+            table = Table(files, np.concatenate([listed[split].labels for split in NAMES]), LABELS)
+            pictures = folder
         else:
             listed, table = {}, _annotated(folder)
             pictures = first_folder(folder, ("mirflickr", "images"), what="the pictures im1.jpg, ...", remedy=_REMEDY)
@@ -122,12 +122,12 @@ def mirflickr(
 
 
 def _annotated(root: Path) -> Table:
-    """All images with the labels of the official annotations: one file a label, one image number a line."""
+    """All images with the labels of the official annotations: a file per label, an image number per line."""
     folder = first_folder(root, (_ANNOTATIONS, "annotations"), what="the annotations of MIRFLICKR", remedy=_REMEDY)
     files = [folder / f"{label}.txt" for label in LABELS]
     gone = [file.name for file in files if not file.is_file()]
     if gone:
-        raise Incomplete(f"{folder} has not the annotations {', '.join(gone[:5])} ({len(gone)} of 38): {_REMEDY}")
+        raise Incomplete(f"{folder} lacks the annotations {', '.join(gone[:5])} ({len(gone)} of 38): {_REMEDY}")
 
     def build() -> Table:
         labels = np.zeros((N_IMAGES, len(LABELS)), np.uint8)
@@ -136,7 +136,7 @@ def _annotated(root: Path) -> Table:
             numbers = [int(line) if line.isascii() and line.isdigit() else 0 for line in lines]
             bad = next((line for line, number in zip(lines, numbers, strict=True) if not 1 <= number <= N_IMAGES), None)
             if bad is not None:
-                raise BadDataset(f"{file} has the line {bad!r}, no image number from 1 to {N_IMAGES}: {_REMEDY}")
+                raise BadDataset(f"{file} has the line {bad!r}, not an image number from 1 to {N_IMAGES}: {_REMEDY}")
             labels[np.array(numbers, np.int64) - 1, column] = 1
         return Table(tuple(f"im{number}.jpg" for number in range(1, N_IMAGES + 1)), labels, LABELS)
 
@@ -154,52 +154,39 @@ def _read_assignment(path: Path, protocol: str) -> dict[str, Table]:
         file = path / NAMES_OF_LISTS[split]
         listed[split], problems = read_list(file)
         if problems:
-            raise BadDataset(f"{problems[0]} (in {path}): mend the list")
+            raise BadDataset(f"{problems[0]} (in {path}): correct the list")
         if len(listed[split].label_names) != len(LABELS):
-            raise BadDataset(f"{file} has {len(listed[split].label_names)} labels, MIRFLICKR has 38: take its lists")
+            raise BadDataset(f"{file} has {len(listed[split].label_names)} labels, but MIRFLICKR has 38: use its lists")
     return listed
 
 
 def _read_csv(file: Path, protocol: str) -> dict[str, Table]:
-    parts: dict[str, list[tuple[str, str]]] = {split: [] for split in NAMES}
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as lines:
-            reader = csv.DictReader(lines)
-            columns = reader.fieldnames or ()
-            column = "deephash_split" if protocol == "deephash" and "deephash_split" in columns else "split"
-            for needed in ("file", "labels", column):
-                if needed not in columns:
-                    raise BadDataset(f"{file} has no column {needed!r}: it needs file, labels and {column}")
-            for row in reader:
-                split = _SPLITS.get(row[column] or "")
-                if split is None:
-                    raise BadDataset(
-                        f"{file} line {reader.line_num} has the {column} {row[column]!r}, not query, train or database"
-                    )
-                if not row["file"]:
-                    raise BadDataset(f"{file} line {reader.line_num} names no file: fill it, or delete the line")
-                parts[split].append((row["file"], row["labels"] or ""))
-    except (UnicodeDecodeError, csv.Error, OSError) as error:
-        raise BadDataset(f"{file} cannot be read as CSV: {error}") from None
-    column_of = {label: column for column, label in enumerate(LABELS)}
-    tables = {}
-    for split, listed in parts.items():
-        labels = np.zeros((len(listed), len(LABELS)), np.uint8)
-        for row_number, (name, text) in enumerate(listed):
-            for label in filter(None, text.split(";")):
-                if label not in column_of:
-                    raise BadDataset(
-                        f"{file} gives {name} the label {label!r}, none of the 38 of MIRFLICKR: correct it"
-                    )
-                labels[row_number, column_of[label]] = 1
-        tables[split] = Table(tuple(name for name, _ in listed), labels, LABELS)
-    return tables
+    """Files and labels of each split from the columns file, labels and split or deephash_split."""
+    files: dict[str, list[str]] = {split: [] for split in NAMES}
+    labels: dict[str, list[list[bool]]] = {split: [] for split in NAMES}
+    for row in read_rows(file, one_of=("file",), errors="strict"):
+        if isinstance(row, Problem):
+            raise BadDataset(f"{file}: {row}")
+        line, values = row
+        column = "deephash_split" if protocol == "deephash" and "deephash_split" in values else "split"
+        split, _ = parse_split(values.get(column))
+        if split is None or not values.get("file"):
+            raise BadDataset(f"{file} line {line} lacks a file, or a valid split in the column {column}: correct it")
+        found, _ = parse_labels(values.get("labels"), (), set())
+        if unknown := [label for label in found if label not in LABELS]:
+            raise BadDataset(f"{file} line {line} has {unknown[0]!r}, which is not a label of MIRFLICKR: correct it")
+        files[split].append(values["file"])
+        labels[split].append([label in found for label in LABELS])
+    return {
+        split: Table(tuple(files[split]), np.array(labels[split], np.uint8).reshape(-1, len(LABELS)), LABELS)
+        for split in NAMES
+    }
 
 
 def _read_hyp2(folder: Path) -> dict[str, Table]:
     """HyP2's permutation: its first 1,000 numbers are the queries, the next 4,000 the training images."""
     images = folder / "data" / "flickr25k" / "img.txt"
-    names = read_lines(images, what="HyP2's list of images", remedy="take the whole repository of HyP2")
+    names = read_lines(images, what="HyP2's list of images", remedy="use the whole repository of HyP2")
     try:
         order = np.array(json.loads((folder / "flickr.txt").read_text()), np.int64)
     except (ValueError, TypeError) as error:
@@ -211,13 +198,8 @@ def _read_hyp2(folder: Path) -> dict[str, Table]:
     return {split: Table(tuple(names), none, ()).take(rows) for split, rows in parts.items()}
 
 
-def _joined(parts: Mapping[str, Table]) -> Table:
-    files = tuple(file for split in NAMES for file in parts[split].files)
-    return Table(files, np.concatenate([parts[split].labels for split in NAMES]), LABELS)
-
-
 def _compare(table: Table, listed: Mapping[str, Table], annotations: str, lists: str) -> None:
-    """Refuse lists that give an image other labels than the annotations do."""
+    """Refuse lists whose labels differ from the annotations."""
     row_of = {file.rpartition("/")[2]: row for row, file in enumerate(table.files)}
     other = []
     for part in listed.values():
@@ -228,20 +210,17 @@ def _compare(table: Table, listed: Mapping[str, Table], annotations: str, lists:
                     other.append(file)
     if other:
         raise BadDataset(
-            f"{len(other):,} images have other labels in {lists} than in {annotations}, for example {other[0]}: take "
-            "lists of this version of the set"
+            f"{len(other):,} images have other labels in {lists} than in {annotations}, for example {other[0]}: use "
+            "lists of this version of the data set"
         )
 
 
 def _without_labels(table: Table, patterns: Sequence[str], source: str) -> Table:
-    for pattern in patterns:
-        if not any(fnmatchcase(label, pattern) for label in LABELS):
+    dropped = {pattern: {label for label in LABELS if fnmatchcase(label, pattern)} for pattern in patterns}
+    for pattern, matching in dropped.items():
+        if not matching:
             raise BadDataset(f"no label of {source} matches drop_labels = {pattern!r}: correct or remove the pattern")
-    kept = [
-        column
-        for column, label in enumerate(table.label_names)
-        if not any(fnmatchcase(label, pattern) for pattern in patterns)
-    ]
+    kept = [column for column, label in enumerate(LABELS) if not any(label in found for found in dropped.values())]
     return replace(table, labels=table.labels[:, kept], label_names=tuple(table.label_names[column] for column in kept))
 
 

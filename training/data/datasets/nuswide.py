@@ -47,19 +47,19 @@ def nuswide(
     Args:
         root: folder with `Flickr` (or `images`), `Groundtruth`, `ImageList` and `ConceptsList`, as published; with
             `lists`, the folder that their paths are relative to.
-        n_labels: the most frequent 21 (or another number), or all 81; images with none of them are left out.
-        lists: folder with train.txt, test.txt, database.txt of a hashing repository; None draws a seeded split.
-        label_names: names of the columns of such lists, or a file with one a line; None numbers them.
+        n_labels: use the most frequent 21 labels (or another number), or all 81; images with none are left out.
+        lists: folder with train.txt, test.txt, database.txt of a hashing repository; None makes a random split.
+        label_names: names of the columns of such lists, or a file with one per line; None numbers them.
         strip_prefix: see the data set `lists`.
-        n_query: queries of a seeded split; None: 2,100, 100 a label, or 5,000 at random for more than 21 labels.
-        n_train: its training images; None: 10,500, 500 a label, or 10,000 at random for more than 21 labels.
-        split_seed: its seed.
+        n_query: queries of a random split; None: 100 per label (2,100), or 5,000 for more than 21 labels.
+        n_train: its training images; None: 500 per label (10,500), or 10,000 for more than 21 labels.
+        split_seed: seed of a random split.
         train_in_database: training images are in the database too, as in DeepHash-pytorch's lists.
         on_error: "stop" refuses missing images (many have left Flickr), "skip" leaves them out.
 
     Raises:
         BadDataset: images, labels or lists are missing, damaged, or contradict each other.
-        BadConfig: n_labels, n_query or n_train that cannot be.
+        BadConfig: n_labels, n_query or n_train outside its limits.
 
     Source: Chua et al., CIVR 2009; HyP2 (Xu et al., ACM MM 2022), Table 2.
     """
@@ -78,12 +78,11 @@ def nuswide(
     per_label = n_labels <= 21
     n_query = (100 * n_labels if per_label else 5000) if n_query is None else n_query
     n_train = (500 * n_labels if per_label else 10000) if n_train is None else n_train
+    sizes = {"n_query": n_query, "n_train": n_train, "seed": split_seed}
     if per_label:
-        rows = draw_per_label(table.labels, n_query=n_query, n_train=n_train, seed=split_seed)
+        rows = draw_per_label(table.labels, **sizes, train_in_database=train_in_database)
     else:
-        rows = draw(len(table.files), n_query=n_query, n_train=n_train, seed=split_seed)
-    if train_in_database:
-        rows["database"] = np.concatenate([rows["train"], rows["database"]])
+        rows = draw(len(table.files), **sizes, train_in_database=train_in_database)
     pictures = first_folder(folder, ("Flickr", "images", "Images"), what="the pictures of NUS-WIDE", remedy=_REMEDY)
     return split_table(
         _placed(table, pictures),
@@ -98,13 +97,10 @@ def nuswide(
 
 
 def _annotated(root: Path) -> Table:
-    """All images with all labels, from AllLabels or, where that is not there, TrainTestLabels."""
+    """All images with all labels, from the folder AllLabels or else TrainTestLabels."""
     truth = first_folder(root, ("Groundtruth", "GroundTruth"), what="the labels of NUS-WIDE", remedy=_REMEDY)
     lists = first_folder(root, ("ImageList", "."), what="the lists of images", remedy=_REMEDY)
-    concepts = next(
-        (root / place for place in ("ConceptsList/Concepts81.txt", "Concepts81.txt") if (root / place).is_file()),
-        root / "ConceptsList" / "Concepts81.txt",
-    )
+    concepts = first_folder(root, ("ConceptsList", "."), what="the list of labels", remedy=_REMEDY) / "Concepts81.txt"
     names = read_lines(concepts, what="the list of the 81 labels", remedy=_REMEDY)
     if (truth / "AllLabels").is_dir():
         parts = [(lists / "Imagelist.txt", truth / "AllLabels", "")]
@@ -132,17 +128,17 @@ def _annotated(root: Path) -> Table:
 
 
 def _read_column(file: Path, n_images: int) -> Labels:
-    """One label of all images: a 0 or 1 a line."""
+    """One label of all images: a 0 or 1 per line."""
     digits = np.frombuffer(file.read_bytes().translate(None, b" \t\r\n"), np.uint8) - ord("0")
     if (digits > 1).any():
-        raise BadDataset(f"{file} holds something else than lines of 0 or 1: {_REMEDY}")
+        raise BadDataset(f"{file} has lines other than 0 or 1: {_REMEDY}")
     if len(digits) != n_images:
         raise BadDataset(f"{file} has {len(digits):,} lines for {n_images:,} images: {_REMEDY}")
     return digits
 
 
 def _most_frequent(table: Table, n_labels: int) -> Table:
-    """The images that have one of the `n_labels` most frequent labels, and these labels in their old order."""
+    """The images with at least one of the `n_labels` most frequent labels, which keep their order."""
     if not 2 <= n_labels <= len(table.label_names):
         raise BadConfig(f"n_labels must be 2 to {len(table.label_names)}, not {n_labels}")
     counts = table.labels.sum(axis=0, dtype=np.int64)
@@ -153,7 +149,7 @@ def _most_frequent(table: Table, n_labels: int) -> Table:
 
 
 def _placed(table: Table, pictures: Path) -> Table:
-    """The table with the files as they lie in `pictures`: in a folder a category as published, or all in one."""
+    """The table with paths below `pictures`: one folder per category, as published, or all images in one folder."""
     if (pictures / table.files[0].partition("/")[0]).is_dir():
         return table
     return replace(table, files=tuple(file.rpartition("/")[2] for file in table.files))

@@ -1,8 +1,8 @@
 """Data set `shards`: tar files as webdataset writes them, for sets that are too large for a disk of small files.
 
-A shard holds `NAME.jpg` (or another image) and beside it the labels: `NAME.json` (a list of labels, or an object whose
-`labels` is one), `NAME.txt` (labels separated by `;` or lines) or `NAME.cls` (numbers of labels). Images are never
-unpacked: where they lie in the tar is found out once, kept, and read there.
+A shard holds `NAME.jpg` (or another image) and its labels: `NAME.json` (a list of labels, or an object whose `labels`
+is one), `NAME.txt` (labels separated by `;` or lines) or `NAME.cls` (numbers of labels). Images are never unpacked:
+each is read from its place in the tar, and an index of the places is cached.
 """
 
 import glob
@@ -18,10 +18,10 @@ from hashseek.retrieval.label_files import Problem, refuse
 from hashseek.retrieval.tar_members import member_path
 from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.datasets.lists import read_label_names
-from hashseek.training.data.image_table import Labels, Table, check_on_error, prepared, remarks_on_numbers
+from hashseek.training.data.image_table import Labels, Table, check_on_error, notes_on_sizes, prepared
 from hashseek.training.data.splits import NAMES, Split, Splits, join_splits
 
-_LABEL_SUFFIXES = (".json", ".cls", ".txt")  # in the order in which they are asked
+_LABEL_SUFFIXES = (".json", ".cls", ".txt")  # in the order of precedence
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
 
 
@@ -40,13 +40,13 @@ def shards(
         train: the training shards, such as `/data/train-*.tar`; or several such patterns.
         query: the shards with the queries.
         database: the shards of the database.
-        label_names: the labels, in the order of the columns, or a file with one a line; numbers in the shards count
-            from 0 in them. None takes all that occur, sorted.
+        label_names: the labels in the order of the columns, or a file with one per line; a number in a shard is an
+            index into them, from 0. None takes all labels that occur, sorted.
         train_in_database: the protocol has training images in the database too.
-        on_error: "stop" refuses images without labels and labels without image, "skip" leaves them out.
+        on_error: "stop" refuses images without labels and labels without an image, "skip" leaves them out.
 
     Raises:
-        BadDataset: no shard, a damaged or compressed one, labels that are none, or images in two splits.
+        BadDataset: no shard, a damaged or compressed one, unknown or malformed labels, or images in two splits.
     """
     mode = check_on_error(on_error)
     found = {
@@ -63,9 +63,9 @@ def shards(
     for split in NAMES:
         paths = tuple(member_path(file, place) for file in found[split] for place in tables[file].files)
         parts[split] = Split(paths, np.concatenate([labels[file] for file in found[split]]), tuple(map(str, paths)))
-        # What goes into the fingerprint leaves out the folder of the shards and the places in them.
+        # The fingerprint does not depend on the folder of the shards or the places in them.
         files[split] = [f"{file.name}/{_name(place)}" for file in found[split] for place in tables[file].files]
-    problems += remarks_on_numbers(parts, source="the shards")
+    problems += notes_on_sizes(parts, source="the shards")
     return join_splits(
         parts,
         files,
@@ -87,8 +87,8 @@ def _find(patterns: str | Sequence[str], split: str) -> list[Path]:
     wrong = [file for file in found if file.suffix != ".tar" or not file.is_file()]
     if wrong:
         raise BadDataset(
-            f"{wrong[0]} ({split}) is no file named .tar: shards are tar files without compression, whose images are "
-            "read where they lie"
+            f"{wrong[0]} ({split}) is not a .tar file: shards are uncompressed tar files, because images are read from "
+            "inside them"
         )
     if len(set(found)) < len(found):
         raise BadConfig(f"{split} names the shard {found[-1]} more than once: name each once")
@@ -137,14 +137,14 @@ def _members(shard: Path) -> dict[str, tuple[int, int]]:
     """Offset and size of each file in a tar."""
     with shard.open("rb") as content:
         if content.read(6).startswith(_COMPRESSED):
-            raise BadDataset(f"{shard} is compressed: decompress it, images are read where they lie in the tar")
+            raise BadDataset(f"{shard} is compressed: decompress it, because images are read from inside the tar")
     try:
         with tarfile.open(shard, "r:") as packed:
             places = {member.name: (member.offset_data, member.size) for member in packed if _is_plain(member)}
             end = packed.offset
     except tarfile.TarError as error:
         raise BadDataset(f"{shard} is damaged or cut off ({error}): write or download it again") from None
-    with shard.open("rb") as content:  # tarfile stops at what is no header and says nothing
+    with shard.open("rb") as content:  # tarfile stops silently at a damaged header
         content.seek(end)
         if content.read(512).strip(b"\0"):
             raise BadDataset(f"{shard} is damaged at byte {end:,}: write or download it again")
@@ -156,10 +156,10 @@ def _is_plain(member: tarfile.TarInfo) -> bool:
 
 
 def _parse(texts: dict[str, bytes]) -> list[str]:
-    """The labels that the files beside an image say, the first kind that says some; numbers as text.
+    """The labels of an image, from the first kind of label file that has some; numbers as text.
 
     Raises:
-        ValueError: there are none, or they cannot be read.
+        ValueError: there are no labels, or they cannot be read.
     """
     for kind in _LABEL_SUFFIXES:
         if kind not in texts:
@@ -175,14 +175,14 @@ def _parse(texts: dict[str, bytes]) -> list[str]:
                 raise ValueError(f"its .json file is not JSON: {error.msg}") from None
             found = content.get("labels") if isinstance(content, dict) else content
             if found is None:
-                continue  # only remarks of another kind
+                continue  # JSON with a caption, say, but without labels
             if not isinstance(found, list) or not all(isinstance(label, str | int) for label in found):
-                raise ValueError("the labels in its .json file are no list of names or numbers")
+                raise ValueError("the labels in its .json file are not a list of names or numbers")
             return [str(label) for label in found]
         if kind == ".cls":
             numbers = text.split()
             if not all(number.isascii() and number.isdigit() for number in numbers):
-                raise ValueError("its .cls file holds something else than numbers of labels")
+                raise ValueError("its .cls file does not hold label numbers")
             return [str(int(number)) for number in numbers]
         return [stripped for part in text.replace("\n", ";").split(";") if (stripped := part.strip())]
     raise ValueError("it has no labels: no .json, .cls or .txt file of the same name")
@@ -194,13 +194,13 @@ def _all_names(tables: Iterable[Table]) -> tuple[str, ...]:
 
 
 def _as_columns(table: Table, names: Sequence[str], shard: Path) -> Labels:
-    """The labels of a shard in the columns of `names`; a number that is no name counts in them."""
+    """The labels of a shard in the columns of `names`; a number that is not a name is an index into them."""
     column_of = {name: column for column, name in enumerate(names)}
     labels = np.zeros((len(table.files), len(names)), np.uint8)
     for index, label in enumerate(table.label_names):
         column = column_of.get(label, int(label) if label.isascii() and label.isdigit() else -1)
         if not 0 <= column < len(names):
-            raise BadDataset(f"{shard} has the label {label!r}, none of the {len(names)} label_names: correct them")
+            raise BadDataset(f"{shard} has the label {label!r}, which is not in label_names: add it")
         labels[:, column] |= table.labels[:, index]
     return labels
 

@@ -1,8 +1,8 @@
-"""Data sets of feature vectors: an npz file with arrays X (n, D), Y (n, C) 0/1, label_names (C,) and, if there is an
-official split, split (n,) of "train" and "test" (or "none" throughout).
+"""Data sets of feature vectors: an npz file with arrays X (n, D), Y (n, C) 0/1, label_names (C,) and optionally split
+(n,): "train" or "test" for each row, or "none" for all.
 
-The query split is the official test part; train and database are both the training part, as a protocol on so few rows
-has it: the database may equal the training split. Vectors are given as they are in the file, not standardised.
+The query split is the official test part; the training part is both training split and database, as usual for such
+small data sets. Vectors are not standardised.
 """
 
 import hashlib
@@ -45,12 +45,12 @@ def yeast(*, root: str = HOME) -> Splits:
 
 
 def emotions(*, root: str = HOME, query_fraction: float = 0.3, split_seed: int = 0) -> Splits:
-    """Emotions (Trohidis et al., 2008): 593 pieces of music as 72 numbers, 6 labels; a drawn split.
+    """Emotions (Trohidis et al., 2008): 593 pieces of music as 72 numbers, 6 labels; a random split.
 
     Args:
         root: the folder that holds emotions.npz.
         query_fraction: share of the rows that become queries; the others are training split and database.
-        split_seed: seed of that draw.
+        split_seed: seed of a random split.
 
     Raises:
         BadDataset: as `vectors`.
@@ -60,12 +60,12 @@ def emotions(*, root: str = HOME, query_fraction: float = 0.3, split_seed: int =
 
 
 def cal500(*, root: str = HOME, query_fraction: float = 0.3, split_seed: int = 0) -> Splits:
-    """CAL500 (Turnbull et al., 2008): 502 songs as 68 numbers, 174 labels; a drawn split.
+    """CAL500 (Turnbull et al., 2008): 502 songs as 68 numbers, 174 labels; a random split.
 
     Args:
         root: the folder that holds CAL500.npz.
         query_fraction: share of the rows that become queries; the others are training split and database.
-        split_seed: seed of that draw.
+        split_seed: seed of a random split.
 
     Raises:
         BadDataset: as `vectors`.
@@ -80,7 +80,7 @@ def vectors(*, path: str, query_fraction: float = 0.3, split_seed: int = 0) -> S
     Args:
         path: the file; `$NAME` is taken from the environment.
         query_fraction: share of the rows that become queries if the file has no split; an official split is kept.
-        split_seed: seed of that draw.
+        split_seed: seed of a random split.
 
     Raises:
         BadDataset: no such file, not an npz, an array missing, of a wrong shape or with wrong values, or an empty part.
@@ -111,8 +111,8 @@ def _named(name: str, root: str, **options: Any) -> Splits:
         folder = Path(expand(root))
     except BadConfig:
         raise BadConfig(
-            f"the data set {name} lies in {root}, but that variable is not set: set HASHSEEK_DATA to the folder that "
-            f"holds vectors/{name}.npz, or give the folder of {name}.npz as root"
+            f"the data set {name} is in {root}, but HASHSEEK_DATA is not set: set it to the folder that holds "
+            f"vectors/{name}.npz, or set root to the folder of {name}.npz"
         ) from None
     return vectors(path=str(folder / f"{name}.npz"), **options)
 
@@ -124,12 +124,12 @@ def _read(
     if not file.is_file():
         raise BadDataset(f"{file} is missing: name an npz file with X, Y and label_names")
     try:
-        # Opened here: of a broken archive numpy leaves the file open.
+        # Opened here, because numpy does not close a damaged archive.
         with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
             found = {name: arrays[name] for name in ("X", "Y", "label_names", "split") if name in arrays}
     except (BadZipFile, EOFError, ValueError, OSError, AttributeError, TypeError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise BadDataset(f"{file} is no npz file of plain arrays ({reason}): make it with numpy.savez") from None
+        raise BadDataset(f"{file} is not an npz file of plain arrays ({reason}): write it with numpy.savez") from None
     for name in ("X", "Y", "label_names"):
         if name not in found:
             raise BadDataset(f"{file} has no array {name}: it needs X (n, D), Y (n, C) and label_names (C,)")
@@ -141,24 +141,24 @@ def _read(
         )
     check_label_names(names, source=str(file))
     if x.dtype.kind not in "fiu" or not np.isfinite(x).all():
-        raise BadDataset(f"X of {file} holds NaN, infinity or no numbers: every entry must be a finite number")
+        raise BadDataset(f"X of {file} has NaN, infinity or text: every entry must be a finite number")
     if not np.isin(y, (0, 1)).all():
-        raise BadDataset(f"Y of {file} holds {y[~np.isin(y, (0, 1))][0]}: labels must be 0 or 1")
+        raise BadDataset(f"Y of {file} has {y[~np.isin(y, (0, 1))][0]}: labels must be 0 or 1")
     return x.astype(np.float32), y.astype(np.uint8), names, _official(found.get("split"), len(x), file)
 
 
 def _official(split: NDArray[Any] | None, n: int, file: Path) -> NDArray[np.str_] | None:
-    """The checked split of n rows; None if there is none, which a file may also say by "none" for every row."""
+    """The checked split of n rows; None if there is no split, or it is "none" for every row."""
     if split is None:
         return None
     split = split.astype(str)
-    said = sorted(set(split.ravel().tolist()))
-    if said == ["none"]:
+    values = sorted(set(split.ravel().tolist()))
+    if values == ["none"]:
         return None
-    if split.shape != (n,) or said != ["test", "train"]:
+    if split.shape != (n,) or values != ["test", "train"]:
         raise BadDataset(
-            f"split of {file} must say train or test for each of the {n} rows, and both must occur; it has shape "
-            f"{split.shape} and says {', '.join(said[:5])}"
+            f"split of {file} must be train or test for each of the {n} rows, and both must occur; it has shape "
+            f"{split.shape} and the values {', '.join(values[:5])}"
         )
     return split
 

@@ -179,12 +179,12 @@ def _labels_of(file: Path, *, remedy: str) -> list[int]:
         objects = ET.parse(file).getroot().findall("object")
     except ET.ParseError as error:
         raise Incomplete(f"{file} is damaged ({error}): {remedy}") from None
-    # Names of an object's parts (head, hand, foot) lie deeper and are no labels.
+    # Parts of an object (head, hand, foot) are nested deeper; their names are not labels.
     names = {name.text for name in (found.find("name") for found in objects) if name is not None}
     unknown = names.difference(LABELS)
     if unknown:
         raise BadDataset(
-            f"{file} has an object {sorted(map(str, unknown))[0]!r}, which is none of the 20 labels of VOC"
+            f"{file} has an object {sorted(map(str, unknown))[0]!r}, which is not one of the 20 labels of VOC"
         )
     return [int(label in names) for label in LABELS]
 

@@ -109,7 +109,7 @@ def test_one_folder_per_split_and_class(root, names):
     assert {path.parent.parent.name for path in splits.query.paths} == set(names) - {"train", "database"}
     if "database" in names:
         assert splits.problems == ()
-    else:  # the training images are searched, and that is said
+    else:  # the training images become the database, and a note says so
         assert splits.database.paths == splits.train.paths
         assert not splits.problems[0].skipped
 
@@ -131,12 +131,12 @@ def test_a_label_for_each_image_is_warned_about(root):
 def test_broken_images_are_refused_or_skipped_by_line(root):
     (root / "03.png").write_bytes((root / "03.png").read_bytes()[:100])
     (root / "04.png").write_text("text")
-    splits = build_splits("folder", root=str(root), query_fraction=0.05, train_fraction=0.9)
-    broken = [i for i, path in enumerate(splits.train.paths) if path.name in ("03.png", "04.png")]
+    database = build_splits("folder", root=str(root), query_fraction=0.05, train_fraction=0.05).database
+    broken = {path.name for path in database.paths} & {"03.png", "04.png"}
     with pytest.raises(BadDataset, match=r"line \d+ \(0[34].png\)"):
-        without_broken(splits.train, on_error="stop", source="here")
-    kept, problems = without_broken(splits.train, on_error="skip", source="here")
-    assert len(kept) == len(splits.train) - len(broken)
+        without_broken(database, on_error="stop", source="here")
+    kept, problems = without_broken(database, on_error="skip", source="here")
+    assert len(kept) == len(database) - len(broken)
     assert len(problems) == len(broken) > 0
 
 

@@ -1,7 +1,6 @@
-"""Data sets of feature vectors: the splits of a file, and one sentence for every way a file can be wrong."""
+"""Data sets of feature vectors: the splits of a file, and the refusal of wrong files."""
 
 import os
-import re
 
 import numpy as np
 import pytest
@@ -65,46 +64,45 @@ def test_the_fingerprint_follows_values_and_labels(write, arrays):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "named"),
     [
-        ({"Y": None}, "no array Y"),
-        ({"label_names": None}, "no array label_names"),
-        ({"X": np.zeros((29, 4), np.float32)}, r"X is \(29, 4\), Y \(30, 3\)"),
-        ({"X": np.zeros(30, np.float32)}, r"X is \(30,\)"),
+        ({"Y": None}, "Y"),
+        ({"label_names": None}, "label_names"),
+        ({"X": np.zeros((29, 4), np.float32)}, r"\(29, 4\), Y \(30, 3\)"),
+        ({"X": np.zeros(30, np.float32)}, r"\(30,\)"),
         ({"label_names": np.array(["a", "b"])}, "2 label names"),
         ({"X": np.full((30, 4), np.nan, np.float32)}, "NaN"),
-        ({"X": np.full((30, 4), "1")}, "no numbers"),
-        ({"Y": np.full((30, 3), 2, np.uint8)}, "Y of .* holds 2: labels must be 0 or 1"),
-        ({"split": np.array(["valid"] * 30)}, "train or test .* says valid"),
-        ({"split": np.array(["train"] * 30)}, "both must occur"),
-        ({"split": np.array(["train"] * 12)}, r"shape \(12,\) and says train"),
+        ({"X": np.full((30, 4), "1")}, "text"),
+        ({"Y": np.full((30, 3), 2, np.uint8)}, "Y of .* 2"),
+        ({"split": np.array(["valid"] * 30)}, "valid"),
+        ({"split": np.array(["train"] * 30)}, "train"),
+        ({"split": np.array(["train"] * 12)}, r"\(12,\)"),
         ({"Y": np.zeros((30, 1), np.uint8), "label_names": np.array(["a"])}, "1 label"),
-        ({"Y": np.array([[{}] * 3] * 30)}, "no npz file of plain arrays"),
+        ({"Y": np.array([[{}] * 3] * 30)}, "npz"),
     ],
 )
-def test_a_wrong_file_is_refused_in_one_sentence(write, changes, message):
-    with pytest.raises(BadDataset, match=message):
+def test_wrong_arrays_are_refused(write, changes, named):
+    with pytest.raises(BadDataset, match=named):
         vectors(path=write(**changes))
 
 
-@pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04 torn"])
-def test_what_is_no_npz_is_refused(tmp_path, content):
-    (tmp_path / "set.npz").write_bytes(content)
-    with pytest.raises(BadDataset, match=re.escape(str(tmp_path / "set.npz")) + " is no npz file"):
-        vectors(path=str(tmp_path / "set.npz"))
-
-
-def test_a_missing_file_and_a_missing_variable_are_named(tmp_path, monkeypatch):
-    with pytest.raises(BadDataset, match=r"scene\.npz is missing"):
+@pytest.mark.parametrize("content", [None, b"", b"text", b"PK\x03\x04 torn"])
+def test_a_missing_or_damaged_file_is_refused(tmp_path, content):
+    if content is not None:
+        (tmp_path / "scene.npz").write_bytes(content)
+    with pytest.raises(BadDataset, match=r"scene\.npz"):
         sets.scene(root=str(tmp_path))
+
+
+def test_a_missing_variable_is_named(monkeypatch):
     monkeypatch.delenv("HASHSEEK_DATA", raising=False)
-    with pytest.raises(BadConfig, match="set HASHSEEK_DATA to the folder that holds vectors/yeast.npz"):
+    with pytest.raises(BadConfig, match="HASHSEEK_DATA"):
         sets.yeast()
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, 0.01])
 def test_a_fraction_that_leaves_a_split_empty_is_refused(write, fraction):
-    with pytest.raises(BadConfig, match=f"query_fraction {fraction} of the 30 rows"):
+    with pytest.raises(BadConfig, match=f"query_fraction {fraction}"):
         vectors(path=write(split=None), query_fraction=fraction)
 
 
