@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -163,16 +162,18 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
             not imported.
     """
     # Here, not above: commands that read only headers start without torch.
-    from hashseek.retrieval.models.backbones import is_from_outside
+    from hashseek.retrieval.models.backbones import is_from_outside, is_trusted
     from hashseek.retrieval.models.hash_model import HashModel
     from hashseek.retrieval.models.pretrained_weights import copy_state
 
     path = Path(path)
     content, tensors = _read(path, weights=True)
     header = _parse(path, content)
-    module = header.backbone.partition(":")[0]
-    if is_from_outside(header.backbone) and module not in sys.modules:
-        raise BadCheckpoint(f"{path} has the backbone {header.backbone!r}: import {module} first, if you trust it")
+    if is_from_outside(header.backbone) and not is_trusted(header.backbone):
+        raise BadCheckpoint(
+            f"{path} has the backbone {header.backbone!r}, which is code outside Hashseek: "
+            f"if you trust it, set HASHSEEK_PLUGINS={header.backbone.partition(':')[0]}"
+        )
     model = HashModel(backbone=header.backbone, n_bits=header.n_bits, head=header.head)
     wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
     if wanted != {name: tensor.shape for name, tensor in tensors.items()}:

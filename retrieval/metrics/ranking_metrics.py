@@ -11,8 +11,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from hashseek.retrieval.codes import Codes
 from hashseek.retrieval.errors import BadCodes, BadConfig
-from hashseek.retrieval.metrics.counting import Counts, Floats, Histograms
+from hashseek.retrieval.metrics.counting import Counts, Floats, Histograms, Labels, histograms
 from hashseek.retrieval.metrics.ties import MetricValues, discounted_sum, weighted_precision
 
 Normalizer = Literal["retrieved", "possible", "relevant"]
@@ -139,6 +140,33 @@ def _relevant_among_first(found: Histograms, ns: Sequence[int]) -> MetricValues:
         worst[query] = np.interp(ns, late[0][query], late[1][query])
         best[query] = np.interp(ns, early[0][query], early[1][query])
     return MetricValues(expected, worst, best)
+
+
+def evaluate_codes(
+    query_codes: Codes,
+    database_codes: Codes,
+    query_labels: Labels,
+    database_labels: Labels,
+    *,
+    n_bits: int,
+    ns: Sequence[int | None] = (100, 1000, 5000),
+    normalizer: Normalizer = "retrieved",
+    device: str = "cpu",
+) -> dict[str, MetricValues]:
+    """Every metric of each query at every N, by names such as "AP@1000" and "nDCG@all".
+
+    Args:
+        query_codes, database_codes, query_labels, database_labels, n_bits, device: see `histograms`.
+        ns: how many ranks count; None means all.
+        normalizer: see `average_precision`.
+
+    Raises:
+        BadCodes, BadConfig: see `histograms`; or an N < 1.
+    """
+    found = histograms(
+        query_codes, database_codes, query_labels, database_labels, n_bits=n_bits, graded=True, device=device
+    )
+    return metrics_of_histograms(found, ns=ns, normalizer=normalizer)
 
 
 def metrics_of_histograms(

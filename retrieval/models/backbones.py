@@ -10,6 +10,7 @@ kinds of names:
 """
 
 import difflib
+import os
 from collections.abc import Callable
 from functools import partial
 
@@ -125,10 +126,23 @@ def _torchvision_preprocessing(name: str, weights: str) -> Preprocessing:
     )
 
 
+def is_trusted(name: str) -> bool:
+    """Whether a checkpoint may have the backbone `name`, "module:function": loading it runs that function.
+
+    It may if this process has built that backbone already, as training does, or if the environment variable
+    HASHSEEK_PLUGINS (module names, separated by commas) has its module.
+    """
+    return name in _built or name.partition(":")[0] in os.environ.get("HASHSEEK_PLUGINS", "").split(",")
+
+
+_built: set[str] = set()
+
+
 def _from_outside(name: str) -> tuple[nn.Module, int]:
     made = load_named(name, kind="backbone")()
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module) and isinstance(made[1], int)):
         raise BadConfig(f"the backbone {name!r} must return (nn.Module, feature width), not {type(made).__name__}")
+    _built.add(name)
     return made
 
 
