@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from hashseek.retrieval.errors import HashseekError
-from hashseek.training.config import load_config
 
 CONFIG = "shapes_shufflenet_v2_hyp2_48"
 
@@ -24,16 +23,14 @@ def demo(
     folder: Annotated[Path, typer.Option(help="Folder for data, run and collection.")] = Path(".demo"),
     port: Annotated[int, typer.Option(help="Port of the search page.")] = 8000,
 ) -> None:
-    """Render the built-in data set, train on it, index it, evaluate, and serve the search page.
+    """Train on the built-in data set, index it, evaluate, and serve the search page.
 
     A second run reuses the results of the first.
     """
     started = time.perf_counter()
     data, run, collection = folder / "shapes", folder / "run", folder / "collection"
     checkpoint, report = run / "best.safetensors", run / "evaluation" / "report.md"
-    sizes = load_config(Path(CONFIG)).data.options()
-    _step("data", "render", data, "--n-query", sizes["n_query"], "--n-database", sizes["n_database"])
-    if not (run / "last.safetensors").is_file():
+    if not (run / "last.safetensors").is_file():  # training renders the data set first
         _step("train", CONFIG, f"data.root={data}", "--out", run, *(["--resume"] if run.exists() else []))
     _step("index", "add", collection, data / "labels.csv", "--split", "database", "--checkpoint", checkpoint)
     if _is_about(checkpoint, report):

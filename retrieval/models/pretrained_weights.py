@@ -88,6 +88,9 @@ def _read_state(path: Path) -> dict[str, Tensor]:
 
 def _load_matching(backbone: nn.Module, state: dict[str, Tensor], *, name: str, source: str) -> None:
     wanted = backbone.state_dict()
+    prefixed = {f"features.{key}": value for key, value in state.items()}
+    if not wanted.keys() & state.keys() and wanted.keys() & prefixed.keys():
+        state = prefixed  # a file of the convolutional layers only
     if name.startswith(timm_backbones.PREFIX):
         state = timm_backbones.converted(backbone, state)
     if state and all(key.startswith(("backbone.", "head.")) for key in state):  # a Hashseek checkpoint

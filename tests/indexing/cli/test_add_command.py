@@ -40,6 +40,8 @@ def n_stored(folder):
 SLOW = """
 import time, hashseek.indexing.ingest.batch, hashseek.indexing.catalog
 hashseek.indexing.ingest.batch.BATCH = 4
+Loader = hashseek.indexing.ingest.batch.Loader
+hashseek.indexing.ingest.batch.Loader = lambda catalog, size, _, *rest: Loader(catalog, size, 8, *rest)
 add = hashseek.indexing.catalog.Catalog.add
 hashseek.indexing.catalog.Catalog.add = lambda *a: (time.sleep(0.15), add(*a))[1]
 """
