@@ -131,6 +131,10 @@ def verify(
         raise BadConfig("--codes and --repair cannot be used together: repair first, then verify with --codes")
     if checkpoint is not None and not repair:
         raise BadConfig("--checkpoint needs --repair: add it, or leave out --checkpoint")
+    if seed and not codes:
+        raise BadConfig("--seed needs --codes: add it, or leave out --seed")
+    if (device, precision, engine) != ("auto", "auto", "torch") and not (codes or repair):
+        raise BadConfig("--device, --precision and --engine need --codes or --repair: nothing is encoded without them")
     if repair:
         repair_and_print(collection, checkpoint, options)
         return

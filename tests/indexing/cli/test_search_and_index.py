@@ -114,6 +114,8 @@ MISTAKES = {
     "index add {collection} {tmp} --watch --split train": "--split",
     "index add {collection} {picture} --watch": "{picture}",
     "index add {collection} {tmp} --every 0": "'--every'",
+    "index verify {collection} --seed 1": "--codes",
+    "index verify {collection} --engine openvino": "--engine",
     "index add {collection} {tmp} --errors {tmp}/no/x": "{tmp}/no",
     "index remove {collection}": "--key",
     "index remove {collection} 5 cat": "'cat'",

@@ -9,6 +9,7 @@ from hashseek.retrieval.errors import BadCodes
 from hashseek.retrieval.metrics import (
     average_cumulative_gain,
     counting,
+    evaluate_codes,
     histograms,
     ndcg,
     weighted_average_precision,
@@ -97,3 +98,11 @@ def test_bad_input_is_refused(rows, n_bits, labels):
     codes = np.zeros((3, 2), np.uint8)
     with pytest.raises(BadCodes):
         histograms(codes[:rows], codes, labels, np.ones((3, 4), np.uint8), n_bits=n_bits)
+
+
+def test_evaluate_codes_finds_an_item_that_is_nearest_and_ranks_ties_at_random():
+    codes, labels = pack(np.array([[1, 1], [1, -1], [1, -1], [-1, -1]])), np.array([[1, 0], [1, 0], [0, 1], [0, 1]])
+    found = evaluate_codes(codes[:1], codes[1:], labels[:1], labels[1:], n_bits=2, ns=(1, None))
+    assert found["precision@1"].expected.tolist() == [0.5]
+    assert (found["AP@1"].worst[0], found["AP@1"].best[0]) == (0, 1)
+    assert found["AP@all"].expected.tolist() == [0.75]  # rank 1 or 2, equally likely
