@@ -146,7 +146,7 @@ class ModelSection(_Section):
     interpolation: Literal["bilinear", "bicubic"] | None = Field(
         default=None, description="`bilinear` or `bicubic`; none: as for the backbone's weights"
     )
-    head: str = Field(default="linear", description="`linear`, `linear_bn`, `mlp` or `mlp:1024`")
+    head: str = Field(default="linear", description="`linear`, `normalized`, `linear_bn`, `mlp` or `mlp:1024`")
     dropout: float = Field(default=0, ge=0, lt=1, description="dropout of the features before the heads")
     freeze_backbone: bool = Field(
         default=False, description="compute the features once and train only what follows them"

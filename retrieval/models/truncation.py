@@ -50,7 +50,7 @@ def truncate(checkpoint: Checkpoint, n_bits: int) -> Checkpoint:
 def _first(layer: nn.Module, n_bits: int) -> nn.Module:
     """The part of a linear layer, or of batch norm, that computes the first outputs."""
     if isinstance(layer, nn.Linear):
-        cut = nn.Linear(layer.in_features, n_bits)
+        cut = type(layer)(layer.in_features, n_bits)
         cut.load_state_dict({name: tensor[:n_bits] for name, tensor in layer.state_dict().items()})
         return cut
     if isinstance(layer, BatchNorm):
