@@ -120,7 +120,6 @@ def verify(
     codes: Annotated[
         int, typer.Option(min=0, help="Encode this many random images again and compare their codes.")
     ] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="With --codes: seed of the random choice.")] = 0,
     device: Device = "auto",
     precision: Precision = "auto",
     engine: Engine = "torch",
@@ -131,8 +130,6 @@ def verify(
         raise BadConfig("--codes and --repair cannot be used together: repair first, then verify with --codes")
     if checkpoint is not None and not repair:
         raise BadConfig("--checkpoint needs --repair: add it, or leave out --checkpoint")
-    if seed and not codes:
-        raise BadConfig("--seed needs --codes: add it, or leave out --seed")
     if (device, precision, engine) != ("auto", "auto", "torch") and not (codes or repair):
         raise BadConfig("--device, --precision and --engine need --codes or --repair: nothing is encoded without them")
     if repair:
@@ -146,11 +143,15 @@ def verify(
         if codes and n_images:
             from hashseek.indexing.maintenance.recheck import recheck
 
-            found = recheck(opened, Searcher.open(opened, **options).encoder, codes, seed)
+            encoder = Searcher.open(opened, **options).encoder
+            found = recheck(opened, encoder, codes)
             problems += found.findings
-            typer.echo("\n".join([f"encoded again by {found.engine}:", *(f"  {part}" for part in found.compared)]))
             for problem in found.findings:
                 typer.echo(printable(str(problem)))
+            typer.echo(
+                f"{found.n_images} images encoded again by {encoder.engine}: {found.n_differ} of "
+                f"{found.n_images * opened.n_bits} bits differ, in one image at most {found.most}"
+            )
     typer.echo(f"{n_images} images, {len(problems)} problems")
     if problems:
         raise typer.Exit(1)

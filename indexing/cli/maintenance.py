@@ -33,7 +33,7 @@ def snapshot_command(
     """Write a collection to one file: catalog, checkpoints and kept files. Other processes may use it meanwhile."""
     with closing(Collection(collection)) as opened:
         contents = snapshot(opened, file)
-    typer.echo(f"{file}: {contents.n_images} images, {_size(file.stat().st_size)}")
+    typer.echo(f"{file}: {contents.n_images} images")
     _warn_of_losses(contents, "is missing or damaged and is not in the snapshot")
 
 
@@ -63,7 +63,7 @@ def optimize_command(collection: CollectionArgument) -> None:
         n_images = len(opened)
     typer.echo(
         f"{n_images} images; merged {done.n_merged} new and dropped {done.n_removed} removed rows of the index, "
-        f"deleted {done.n_deleted} files, freed {_size(done.n_bytes)}"
+        f"deleted {done.n_deleted} files"
     )
 
 
@@ -74,7 +74,7 @@ def export_command(
     """Write all records and codes, without the image files, to a Parquet file."""
     with closing(Collection(collection, read_only=True)) as opened:
         done = export(opened, file)
-    typer.echo(f"{file}: {done.n_images} images, {_size(file.stat().st_size)}")
+    typer.echo(f"{file}: {done.n_images} images")
     if done.n_without_code:
         typer.echo(
             f"{done.n_without_code} of them have no code, so the file cannot be imported: run "
@@ -182,11 +182,3 @@ def _print_some(problems: list[str]) -> None:
         typer.echo(printable(problem), err=True)
     if len(problems) > N_SHOWN:
         typer.echo(f"and {len(problems) - N_SHOWN} more", err=True)
-
-
-def _size(n_bytes: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if n_bytes < 1000:
-            return f"{n_bytes:.0f} B" if unit == "B" else f"{n_bytes:.1f} {unit}"
-        n_bytes /= 1000
-    return f"{n_bytes:.1f} GB"

@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -19,17 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hashseek.indexing.catalog import Catalog, NewImage, StoredImage
-from hashseek.indexing.catalog.records import check_attributes, check_key
 from hashseek.indexing.collection import CATALOG, Collection, open_for_adding
 from hashseek.indexing.ingest.uris import is_remote
 from hashseek.indexing.maintenance.scratch import new_file
-from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.codes import check_codes, code_size
 from hashseek.retrieval.errors import BadConfig, BadDataset, ForeignCodes, HashseekError
 
 FORMAT = 1
 GROUP = 8192  # rows that are in memory at a time
-_ABOUT = ("format", "fingerprint", "n_bits", "n_images")  # in the metadata, as `hashseek.format` and so on
 _HEX = re.compile(r"[0-9a-f]{64}")
 _MEDIA_TYPE = re.compile(r"image/[\w.+-]{1,80}")
 
@@ -121,117 +118,100 @@ def _row(
     }
 
 
-class Export:
-    """An open export all of whose rows have been checked.
+def import_(file: Path, folder: Path, *, checkpoint: Path | None) -> dict[str, int]:
+    """Add the images of an export to the collection in `folder`, or to a new one for `checkpoint`.
 
-    Args:
-        file: that `export` wrote.
+    Keys, labels, attributes, codes and engines are kept; ids and times are new. Imported again, nothing is added twice.
+
+    Returns:
+        How many were "added", "updated" and "known".
 
     Raises:
         BadConfig: pyarrow is not installed.
-        BadDataset: missing, truncated, damaged, not an export, or of a newer Hashseek.
+        BadDataset: `file` is missing, damaged, or not what `export` writes. Rows before the damage were added.
+        ForeignCodes: the codes are of another checkpoint; nothing was added.
+        BadCollection: no collection, and no checkpoint to create one for.
     """
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        pa, parquet = _pyarrow()
-        self._arrow_error = pa.ArrowException
-        if not file.is_file():
-            raise BadDataset(f"there is no export {file}: correct the path")
-        try:
-            self._opened = parquet.ParquetFile(file, page_checksum_verification=True)
-            schema = self._opened.schema_arrow
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise self._damaged(error) from None
-        try:
-            about = {name: schema.metadata[f"hashseek.{name}".encode()].decode() for name in _ABOUT}
-            version, self.n_bits, self.n_images = (int(about[name]) for name in ("format", "n_bits", "n_images"))
-            self.fingerprint = about["fingerprint"]
-        except (KeyError, TypeError, ValueError):
-            raise BadDataset(
-                f"{file} does not name the checkpoint of its codes: import a file that `hashseek index export` wrote"
-            ) from None
-        if version > FORMAT:
-            raise BadDataset(f"{file} has export format {version}, this Hashseek reads up to {FORMAT}: update Hashseek")
-        found = dict(zip(schema.names, schema.types, strict=True))
-        wrong = [f"{name} ({kind})" for name, kind in _imported(pa, self.n_bits).items() if found.get(name) != kind]
-        if wrong:
-            raise BadDataset(
-                f"{file} has no such columns, or of other types: {', '.join(wrong)}; export the collection again"
-            )
-        n_rows = sum(len(images) for images in self.batches())
-        if n_rows != self.n_images:
-            raise self._damaged(f"it has {n_rows} rows instead of {self.n_images}")
-
-    def close(self) -> None:
-        """Close the file."""
-        self._opened.close()
-
-    def batches(self) -> Iterator[list[NewImage]]:
-        """The images, `GROUP` at most at a time.
-
-        Raises:
-            BadDataset: a row is damaged or invalid; the message names it.
-        """
-        n_rows = 0
-        try:
-            for batch in self._opened.iter_batches(batch_size=GROUP):
-                rows = batch.to_pylist()
-                yield [self._image(row, number) for number, row in enumerate(rows, start=n_rows + 1)]
-                n_rows += len(rows)
-        except (self._arrow_error, OSError, ValueError) as error:
-            raise self._damaged(error) from None
-
-    def _image(self, row: dict[str, Any], number: int) -> NewImage:
-        try:
-            uri = row["uri"] or ""
-            is_valid = {
-                "sha256": _HEX.fullmatch(row["sha256"] or ""),
-                "uri": (is_remote(uri) or uri.startswith("/")) and "\0" not in uri,
-                "media_type": _MEDIA_TYPE.fullmatch(row["media_type"] or ""),
-                **{name: (row[name] or 0) > 0 for name in ("size", "width", "height")},
-            }
-            for name, valid in is_valid.items():
-                if not valid:
-                    raise BadDataset(f"{name} is {row[name]!r:.80}")
-            if row["code"] is None:
-                raise BadDataset(
-                    "its code is missing: repair its collection (`index verify --repair`), export it again"
+    pa, parquet = _pyarrow()
+    if not file.is_file():
+        raise BadDataset(f"there is no export {file}: correct the path")
+    with _unreadable(file, pa):
+        opened = parquet.ParquetFile(file, page_checksum_verification=True)
+    outcome = {"added": 0, "updated": 0, "known": 0}
+    with closing(opened):
+        with _unreadable(file, pa):
+            fingerprint, n_images = _check_columns(pa, opened.schema_arrow)
+        with open_for_adding(folder, checkpoint=checkpoint) as collection:
+            if fingerprint != collection.fingerprint:
+                raise ForeignCodes(
+                    f"{file} holds codes of checkpoint {fingerprint[:12]}, not of {collection.fingerprint[:12]}: "
+                    "distances between them mean nothing; import it into a collection of its own checkpoint"
                 )
-            code = check_codes(np.frombuffer(row["code"], np.uint8)[None], self.n_bits)[0]
-            attributes = json.loads(row["attributes"] or "{}")
-            check_attributes(attributes)
-            key = row["key"]
-            return NewImage(
-                path=uri,
-                sha256=row["sha256"],
-                width=int(row["width"]),
-                height=int(row["height"]),
-                bytes=int(row["size"]),
-                media_type=str(row["media_type"]),
-                labels=tuple(map(str, row["labels"] or ())),
-                code=code,
-                key=None if key is None else check_key(key),
-                attributes=attributes,
-                engine=row["engine"] or "",
-            )
-        except (HashseekError, ValueError, TypeError) as error:
-            raise BadDataset(f"{self.file} row {number}: {error}; nothing was imported") from None
-
-    def _damaged(self, error: Exception | str) -> BadDataset:
-        return BadDataset(
-            f"{self.file} is damaged, cut short, or no Parquet file: {error}; export the collection again"
-        )
+            replaced = set[str]()  # kept files that a later row may name
+            try:
+                batches = opened.iter_batches(batch_size=GROUP)
+                while True:
+                    with _unreadable(file, pa):
+                        batch = next(batches, None)
+                        images = [] if batch is None else [_image(row, collection.n_bits) for row in batch.to_pylist()]
+                    if batch is None:
+                        break
+                    for _, what in collection.add(images, replaced=replaced):
+                        outcome[what] += 1
+            finally:
+                collection.drop_files(replaced)
+            collection.save_index()
+    if sum(outcome.values()) != n_images:
+        raise BadDataset(f"{file} has {sum(outcome.values())} of {n_images} rows: export the collection again")
+    return outcome
 
 
-def check_export(opened: Export, *, fingerprint: str, n_bits: int) -> None:
-    """Raise `ForeignCodes` unless the export's codes are of this checkpoint."""
-    if opened.fingerprint != fingerprint:
-        raise ForeignCodes(
-            f"{opened.file} holds codes of checkpoint {opened.fingerprint[:12]} ({opened.n_bits} bits), not of "
-            f"{fingerprint[:12]} ({n_bits} bits): distances between them mean nothing; import with the export's own "
-            "checkpoint"
-        )
+@contextmanager
+def _unreadable(file: Path, pa: ModuleType) -> Iterator[None]:
+    """Raise errors of reading an export as `BadDataset`."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError, KeyError, HashseekError) as error:
+        raise BadDataset(f"{file} is not an intact export: {error}; export the collection again") from None
+
+
+def _check_columns(pa: ModuleType, schema: Any) -> tuple[str, int]:
+    """(fingerprint, number of images) of an export with all metadata and columns."""
+    about = {name.decode(): value.decode() for name, value in (schema.metadata or {}).items()}
+    if about.get("hashseek.format") != str(FORMAT):
+        raise BadDataset("it has no or another format version, so use the Hashseek that wrote it")
+    found = dict(zip(schema.names, schema.types, strict=True))
+    expected = _imported(pa, int(about["hashseek.n_bits"]))
+    if wrong := [f"{name} ({kind})" for name, kind in expected.items() if found.get(name) != kind]:
+        raise BadDataset(f"columns are missing or have other types: {', '.join(wrong)}")
+    return about["hashseek.fingerprint"], int(about["hashseek.n_images"])
+
+
+def _image(row: dict[str, Any], n_bits: int) -> NewImage:
+    """The image of a row, whose values are checked: the file may come from elsewhere."""
+    is_valid = {
+        "code": row["code"] is not None,
+        "sha256": _HEX.fullmatch(row["sha256"] or ""),
+        "uri": is_remote(row["uri"] or "") or (row["uri"] or "").startswith("/"),
+        "media_type": _MEDIA_TYPE.fullmatch(row["media_type"] or ""),
+        **{name: (row[name] or 0) > 0 for name in ("size", "width", "height")},
+    }
+    for name, valid in is_valid.items():
+        if not valid:
+            raise BadDataset(f"the {name} of image {row.get('id')} is {row[name]!r:.80}")
+    return NewImage(
+        path=row["uri"],
+        sha256=row["sha256"],
+        width=row["width"],
+        height=row["height"],
+        bytes=row["size"],
+        media_type=row["media_type"],
+        labels=tuple(row["labels"] or ()),
+        code=check_codes(np.frombuffer(row["code"], np.uint8)[None], n_bits)[0],
+        key=row["key"],
+        attributes=json.loads(row["attributes"] or "{}"),
+        engine=row["engine"] or "",
+    )
 
 
 def _pyarrow() -> tuple[ModuleType, ModuleType]:
@@ -241,39 +221,3 @@ def _pyarrow() -> tuple[ModuleType, ModuleType]:
     except ImportError:
         raise BadConfig("Parquet needs pyarrow: pip install 'hashseek[parquet]'") from None
     return pyarrow, pyarrow.parquet
-
-
-def import_(file: Path, folder: Path, *, checkpoint: Path | None) -> dict[str, int]:
-    """Add the images of an export to the collection in `folder`, or to a new one for `checkpoint`.
-
-    Every row is checked before the first is added. Keys, labels, attributes, codes and engines are kept; ids and times
-    are new.
-
-    Returns:
-        How many were "added", "updated" and "known".
-
-    Raises:
-        BadConfig: pyarrow is not installed.
-        BadDataset: `file` is damaged, or not what `export` writes.
-        ForeignCodes: the codes are of another checkpoint.
-        BadCollection: no collection, and no checkpoint to create one for.
-    """
-    opened = Export(file)
-    try:
-        if checkpoint is not None:  # before a collection is created for it
-            header = load_header(checkpoint)
-            check_export(opened, fingerprint=header.fingerprint, n_bits=header.n_bits)
-        outcome = {"added": 0, "updated": 0, "known": 0}
-        with open_for_adding(folder, checkpoint=checkpoint) as collection:
-            check_export(opened, fingerprint=collection.fingerprint, n_bits=collection.n_bits)
-            replaced = set[str]()  # kept files that a later row may name
-            try:
-                for images in opened.batches():
-                    for _, what in collection.add(images, replaced=replaced):
-                        outcome[what] += 1
-            finally:
-                collection.drop_files(replaced)
-            collection.save_index()
-        return outcome
-    finally:
-        opened.close()

@@ -1,6 +1,5 @@
 """Tidying a collection: one merged index, a compact catalog, and no files that nothing needs."""
 
-import os
 import re
 import sqlite3
 import time
@@ -33,13 +32,11 @@ class Optimized:
         n_merged: new rows merged into the index.
         n_removed: removed rows dropped from the index.
         n_deleted: deleted files.
-        n_bytes: freed on the disk.
     """
 
     n_merged: int
     n_removed: int
     n_deleted: int
-    n_bytes: int
 
 
 def optimize(collection: Collection) -> Optimized:
@@ -52,23 +49,10 @@ def optimize(collection: Collection) -> Optimized:
         OSError: no space for the new index.
     """
     before = collection.describe_index()
-    size = size_of(collection.folder)
     collection.build_index(collection.kind)
     collection.catalog.forget_changes(collection.describe_index()["generation"])
     _compact(collection.catalog.path)
-    n_deleted = delete_unneeded(collection)
-    return Optimized(before["fresh"], before["removed"], n_deleted, max(0, size - size_of(collection.folder)))
-
-
-def size_of(folder: Path) -> int:
-    """Bytes of all files below `folder`."""
-    size = 0
-    for path in _files_below(folder):
-        try:
-            size += path.lstat().st_size
-        except FileNotFoundError:  # deleted meanwhile
-            continue
-    return size
+    return Optimized(before["fresh"], before["removed"], delete_unneeded(collection))
 
 
 def delete_unneeded(collection: Collection) -> int:
@@ -92,17 +76,12 @@ def delete_unneeded(collection: Collection) -> int:
 def _old_files(folder: Path) -> Iterator[Path]:
     """Kept files, checkpoints and their temporary files that were not written recently."""
     latest = time.time() - MIN_AGE_SECONDS
-    for path in [*folder.glob("*.safetensors"), *folder.glob(".*.safetensors.*"), *_files_below(folder / FILES)]:
+    for path in [*folder.glob("*.safetensors"), *folder.glob(".*.safetensors.*"), *(folder / FILES).rglob("*")]:
         try:
             if _OWN.fullmatch(str(path.relative_to(folder))) and path.is_file() and path.stat().st_mtime < latest:
                 yield path
         except FileNotFoundError:  # deleted meanwhile
             continue
-
-
-def _files_below(folder: Path) -> Iterator[Path]:
-    for root, _, names in os.walk(folder):
-        yield from (Path(root) / name for name in names)
 
 
 def _unneeded(collection: Collection, paths: Iterable[Path]) -> list[Path]:

@@ -1,12 +1,12 @@
-"""Scratch directories for unfinished files; those of a killed process are deleted by the next one."""
+"""New files that appear complete or not at all, and the scratch directories in which they are made."""
 
 import errno
-import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,6 +14,7 @@ from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.files import fsync_folder
 
 _PREFIX = ".hashseek-unfinished-"
+MAX_IDLE_SECONDS = 86_400  # a directory in which nothing was written for longer belongs to a process that was killed
 
 
 @contextmanager
@@ -24,9 +25,12 @@ def scratch_directory(parent: Path) -> Iterator[Path]:
         BadConfig: no permission to write in `parent`.
         OSError: `parent` does not exist, or the disk is full.
     """
-    _delete_leftovers(parent)
+    for leftover in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # another process may delete it too
+            if max(path.stat().st_mtime for path in (leftover, *leftover.iterdir())) < time.time() - MAX_IDLE_SECONDS:
+                shutil.rmtree(leftover)
     try:
-        folder, handle = _create_locked(parent)
+        folder = Path(tempfile.mkdtemp(dir=parent, prefix=_PREFIX))
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
@@ -37,7 +41,6 @@ def scratch_directory(parent: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        os.close(handle)
 
 
 @contextmanager
@@ -60,33 +63,3 @@ def new_file(file: Path) -> Iterator[tuple[BinaryIO, Path]]:
             os.fsync(out.fileno())
         (scratch / "unfinished").rename(file)
     fsync_folder(parent)
-
-
-def _create_locked(parent: Path) -> tuple[Path, int]:
-    """A new directory and the handle that locks it; the system releases the lock if this process dies."""
-    while True:
-        folder = Path(tempfile.mkdtemp(dir=parent, prefix=_PREFIX))
-        try:
-            handle = os.open(folder, os.O_RDONLY)
-        except FileNotFoundError:
-            continue  # another process took it for a leftover before it was locked
-        fcntl.flock(handle, fcntl.LOCK_SH)
-        if folder.is_dir():
-            return folder, handle
-        os.close(handle)
-
-
-def _delete_leftovers(parent: Path) -> None:
-    for leftover in parent.glob(f"{_PREFIX}*"):
-        try:
-            handle = os.open(leftover, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            continue  # in use
-        else:
-            shutil.rmtree(leftover, ignore_errors=True)
-        finally:
-            os.close(handle)
