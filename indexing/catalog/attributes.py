@@ -5,7 +5,6 @@ attribute; SQLite keeps them up to date. Filters on further names read all image
 as there is room for another index, a name without one is a name that no image has.
 """
 
-import json
 import sqlite3
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -19,24 +18,18 @@ from hashseek.indexing.sorted_ids import union
 Ids = NDArray[np.int64]
 
 MAX_INDEXED = 32
-MAX_PATH = 512  # characters of a JSON path that gets an index
 
 
 def ids_with(db: sqlite3.Connection, condition: Condition) -> Ids | None:
-    """The ids (ascending) of the images that meet a condition; None if there is no index to look them up.
-
-    Raises:
-        BadConfig: the condition has no valid name or operator.
-    """
+    """The ids (ascending) of the images that meet a condition; None if there is no index to look them up."""
     indexed = indexed_paths(db)
     queries = []
     for path in json_paths(condition.path):
         if path in indexed:
             source = f"images INDEXED BY {_index_name(indexed[path])}"
             queries += [(f"SELECT id AS i FROM {source} WHERE {c}", v) for c, v in alternatives(condition, path)]
-        elif len(indexed) >= MAX_INDEXED or len(path) > MAX_PATH:
+        elif len(indexed) >= MAX_INDEXED:
             return None
-    alternatives(condition, "$")  # raises for an unknown operator, even if no image has the attribute
     return union([fetch_ids(db, query, values) for query, values in queries])
 
 
@@ -70,24 +63,6 @@ def add_indexes(db: sqlite3.Connection, paths: Iterable[str]) -> None:
         db.execute(f"CREATE INDEX {name} ON images({kind}, {json_value(path)}) WHERE {kind} IS NOT NULL")
 
 
-def drop_indexes(db: sqlite3.Connection) -> None:
-    """Drop all indexes on attributes, within a transaction of the caller, who then calls `rebuild_indexes`."""
-    for number in indexed_paths(db).values():
-        db.execute(f"DROP INDEX IF EXISTS {_index_name(number)}")
-    db.execute("DELETE FROM attribute_indexes")
-
-
-def rebuild_indexes(db: sqlite3.Connection) -> None:
-    """Drop all indexes on attributes and create those that the stored images need, within a transaction."""
-    drop_indexes(db)
-    found = dict[str, None]()
-    for (text,) in db.execute("SELECT attributes FROM images WHERE attributes != '{}' ORDER BY id"):
-        found |= dict.fromkeys(paths_of(json.loads(text)))
-        if len(found) >= MAX_INDEXED:
-            break
-    add_indexes(db, found)
-
-
 def paths_of(attributes: Mapping[str, Any], outer: tuple[str, ...] = ()) -> list[str]:
     """The JSON paths of all strings, numbers and booleans that a condition can name.
 
@@ -105,7 +80,7 @@ def paths_of(attributes: Mapping[str, Any], outer: tuple[str, ...] = ()) -> list
             paths.append(json_path(*steps))
         elif isinstance(value, Mapping):
             paths += paths_of(value, steps)
-    return [path for path in paths if len(path) <= MAX_PATH]
+    return paths
 
 
 def _index_name(number: int) -> str:

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from hashseek.indexing.catalog import attributes
 from hashseek.indexing.catalog.records import Space
 from hashseek.indexing.catalog.spaces import n_missing
 from hashseek.retrieval.codes import code_size
@@ -46,7 +45,6 @@ _ORPHANS = {
     "updated": "image_id NOT IN (SELECT id FROM images)",
     "codes": "image_id NOT IN (SELECT id FROM images) OR space_id NOT IN (SELECT id FROM spaces)",
 }
-_BAD_ATTRIBUTES = "attributes != '{}' AND (NOT json_valid(attributes) OR json_type(attributes) != 'object')"
 
 
 def check_rows(db: sqlite3.Connection, space: Space) -> list[Finding]:
@@ -62,8 +60,8 @@ def _problems(db: sqlite3.Connection, space: Space) -> Iterator[Finding]:
     for table, n in orphans.items():
         if n:
             yield Finding(FindingKind.ORPHANED_ROWS, f"{n} rows of the table {table} belong to no image or code space")
-    for (image_id,) in db.execute(f"SELECT id FROM images WHERE {_BAD_ATTRIBUTES}"):
-        yield Finding(FindingKind.ATTRIBUTES, f"the attributes of image {image_id} are not a JSON object", image_id)
+    for (image_id,) in db.execute("SELECT id FROM images WHERE NOT json_valid(attributes)"):
+        yield Finding(FindingKind.ATTRIBUTES, f"the attributes of image {image_id} are not JSON", image_id)
     bad_codes, values = _malformed_codes(space.id, space.n_bits)
     for (image_id,) in db.execute(f"SELECT image_id {bad_codes}", values):
         message = f"the code of image {image_id} is not a code of {space.n_bits} bits"
@@ -73,7 +71,7 @@ def _problems(db: sqlite3.Connection, space: Space) -> Iterator[Finding]:
 
 
 def repair_rows(db: sqlite3.Connection, generation: int) -> list[str]:
-    """Delete rows that belong to nothing and content that cannot be read, within a transaction for `generation`.
+    """Delete rows that belong to nothing and malformed codes, within a transaction for `generation`.
 
     Returns:
         A message for each thing that was done.
@@ -82,13 +80,6 @@ def repair_rows(db: sqlite3.Connection, generation: int) -> list[str]:
     for table, clause in _ORPHANS.items():
         if n := db.execute(f"DELETE FROM {table} WHERE {clause}").rowcount:
             done.append(f"deleted {n} rows of the table {table} that belonged to no image or code space")
-    bad_ids = [int(row[0]) for row in db.execute(f"SELECT id FROM images WHERE {_BAD_ATTRIBUTES}")]
-    if bad_ids:
-        attributes.drop_indexes(db)  # SQLite would read the invalid JSON to update them
-        db.executemany("UPDATE images SET attributes = '{}' WHERE id = ?", [(image_id,) for image_id in bad_ids])
-        attributes.rebuild_indexes(db)
-        listed = ", ".join(map(str, bad_ids))
-        done.append(f"cleared the attributes of {len(bad_ids)} images, which were not a JSON object: {listed}")
     n_codes = 0
     for space_id, n_bits in db.execute("SELECT id, n_bits FROM spaces").fetchall():
         bad_codes, values = _malformed_codes(space_id, n_bits)

@@ -130,9 +130,7 @@ def stored_image(row: tuple[Any, ...]) -> StoredImage:
             raise TypeError
         described = tuple(json.loads(labels)), added_at, key, json.loads(attributes), changed_at
     except (ValueError, TypeError):
-        raise BadCollection(
-            f"the record of image {image_id} is damaged: fix it with `hashseek index verify --repair`"
-        ) from None
+        raise BadCollection(f"the record of image {image_id} is damaged: restore a snapshot") from None
     return StoredImage(image_id, path, sha256, width, height, n_bytes, media_type, *described)
 
 

@@ -20,6 +20,11 @@ from hashseek.retrieval.errors import BadCollection, BadConfig
 _SELECT = "SELECT id, fingerprint, n_bits, checkpoint, state, created_at FROM spaces"
 _HAS_NO_CODE = "NOT EXISTS (SELECT 1 FROM codes WHERE space_id = ? AND image_id = images.id)"
 
+
+class CodesMissing(BadCollection):
+    """Images have no code in the space to switch to."""
+
+
 Encoded = tuple[int, NDArray[np.uint8], str]  # id, packed code (code_size,), engine or ""
 
 
@@ -51,6 +56,15 @@ class CodeSpaces:
         """Every space, by ascending id."""
         with self._db.reading() as db:
             return _all(db)
+
+    def one(self, space_id: int) -> Space:
+        """The space with this id.
+
+        Raises:
+            BadConfig: there is none.
+        """
+        with self._db.reading() as db:
+            return _one(db, space_id)
 
     def begin(self, fingerprint: str, n_bits: int, checkpoint: str) -> Space:
         """Create an empty space for the codes of another checkpoint, whose file is called `checkpoint`."""
@@ -105,18 +119,18 @@ class CodeSpaces:
         with self._db.reading() as db:
             return n_missing(db, space_id)
 
-    def switch(self, space_id: int, *, allow_missing: bool = False) -> None:
+    def switch(self, space_id: int, *, allow_missing: int = 0) -> None:
         """Make a space the active one. Open collections keep the space with which they were opened.
 
         Raises:
             BadConfig: there is no such space.
-            BadCollection: an image has no code in it, and `allow_missing` is False.
+            CodesMissing: more than `allow_missing` images have no code in it.
         """
         with self._db.writing() as (db, _):
             space = _one(db, space_id)
             missing = n_missing(db, space_id)
-            if missing and not allow_missing:
-                raise BadCollection(
+            if missing > allow_missing:
+                raise CodesMissing(
                     f"code space {space.id} lacks the codes of {missing} images, which searches would no longer find: "
                     "finish `hashseek index reencode` first"
                 )

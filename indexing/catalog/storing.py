@@ -124,7 +124,7 @@ class Storing:
                 self.db.execute("DELETE FROM image_labels WHERE image_id = ?", (image_id,))
                 self._label(image_id, labels)
                 differs = True
-        if attributes != "{}" and not _is_same(attributes, old_attributes):
+        if attributes != "{}" and not same_attributes(json.loads(attributes), json.loads(old_attributes)):
             self.db.execute("UPDATE images SET attributes = ? WHERE id = ?", (attributes, image_id))
             self._index_attributes(image)
             differs = True
@@ -160,14 +160,6 @@ def _content(image: NewImage) -> tuple[object, ...]:
     """The columns that follow from an image's content and file."""
     size = image.width, image.height, image.bytes
     return image.sha256, image.path, *size, image.media_type, image.mtime_ns
-
-
-def _is_same(text: str, old_text: str) -> bool:
-    """Whether two JSON texts are equal; a damaged old one is equal to none."""
-    try:
-        return same_attributes(json.loads(text), json.loads(old_text))
-    except (ValueError, RecursionError):
-        return False
 
 
 def check_new(images: Sequence[NewImage]) -> list[str]:

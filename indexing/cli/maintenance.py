@@ -120,7 +120,7 @@ def reencode_command(
         steps = reencode(opened, checkpoint, without_missing=without_missing, allow_private=allow_private, **options)
         report = _with_bar(steps)
         if report.switched and drop_old:
-            drop_space(opened.folder, old.id)
+            drop_space(opened, old.id)
     _print_some(list(report.failed.values()))
     done = f"encoded {report.encoded}, shortened {report.truncated} longer codes, {len(report.failed)} failed"
     if not report.switched:
@@ -151,7 +151,8 @@ def switch_command(collection: CollectionArgument, space: SpaceArgument) -> None
     """Search with the codes of another space, such as the one before `reencode`."""
     from hashseek.indexing.maintenance.reencode import switch_space
 
-    chosen = switch_space(collection, space)
+    with closing(Collection(collection)) as opened:
+        chosen = switch_space(opened, space)
     typer.echo(f"{collection} now uses {chosen.n_bits} bits of checkpoint {chosen.fingerprint[:12]} (space {space})")
 
 
@@ -160,7 +161,8 @@ def drop_space_command(collection: CollectionArgument, space: SpaceArgument) -> 
     """Delete the codes and the checkpoint of a space that is not in use."""
     from hashseek.indexing.maintenance.reencode import drop_space
 
-    drop_space(collection, space)
+    with closing(Collection(collection)) as opened:
+        drop_space(opened, space)
     typer.echo(f"deleted space {space} of {collection}")
 
 

@@ -9,17 +9,20 @@ import fcntl
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 
 from hashseek.indexing.catalog import Catalog, Space, StoredImage
-from hashseek.indexing.collection import CATALOG, Collection
+from hashseek.indexing.catalog.spaces import CodesMissing
+from hashseek.indexing.collection import Collection
 from hashseek.indexing.ingest.uris import open_uri
 from hashseek.retrieval.checkpoint import Header, load_checkpoint, load_header
 from hashseek.retrieval.codes import Codes, code_size
+from hashseek.retrieval.devices import EncoderOptions
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.engines import check_engine
 from hashseek.retrieval.errors import BadCheckpoint, BadCollection, BadConfig, BadImage
@@ -55,21 +58,19 @@ def reencode(
     collection: Collection,
     checkpoint: Path,
     *,
-    device: str = "auto",
-    precision: str = "auto",
-    engine: str = "torch",
     without_missing: bool = False,
     allow_private: bool = False,
+    **options: Unpack[EncoderOptions],
 ) -> Iterator[Reencoded]:
     """Encode all images of `collection` with `checkpoint`, then switch searches to the new codes; yields progress.
 
     Args:
         collection: to be re-encoded.
         checkpoint: the new one.
-        device, precision, engine: see `Encoder`.
         without_missing: switch even if images cannot be encoded, because their files are missing or changed; searches
             no longer find those. Without it, the re-encoding ends without the switch.
         allow_private: fetch images from URLs in private networks, too.
+        options: of the encoder.
 
     Raises:
         BadCheckpoint: the checkpoint cannot be used.
@@ -78,7 +79,8 @@ def reencode(
     """
     header = load_header(checkpoint)
     header.image_preprocessing()
-    check_engine(engine, device=device, precision=precision)  # before anything is done
+    engine = options.get("engine", "torch")
+    check_engine(engine, device=options.get("device", "auto"), precision=options.get("precision", "auto"))
     catalog = collection.catalog
     if header.fingerprint == catalog.spaces.active().fingerprint:
         raise BadConfig(f"{checkpoint} is the checkpoint that {collection.folder} uses already: there is nothing to do")
@@ -90,22 +92,19 @@ def reencode(
             yield from _truncate_codes(catalog, source, report)
         encoder: Encoder | None = None
         while not report.switched:
-            if encoder is None and _missing(catalog, report):
-                encoder = Encoder(load_checkpoint(checkpoint), device=device, precision=precision, engine=engine)
+            if encoder is None and catalog.spaces.n_missing(space.id):
+                encoder = Encoder(load_checkpoint(checkpoint), **options)
             if encoder is not None:
                 yield from encode_missing(collection, encoder, report, allow_private=allow_private)
             if report.failed and not without_missing:
                 return
-            try:
-                catalog.spaces.switch(space.id, allow_missing=bool(report.failed))
-            except BadCollection:
-                if not _missing(catalog, report):
-                    raise
-                continue  # an image was added just now
-            report.switched = True
-        if encoder is not None and report.failed:  # images that were added just before the switch
+            with suppress(CodesMissing):  # an image was added just now
+                catalog.spaces.switch(space.id, allow_missing=len(report.failed))
+                report.switched = True
+        if encoder is not None:  # images that were added just before the switch, in place of failed ones
             yield from encode_missing(collection, encoder, report, allow_private=allow_private)
-        _build_index(collection)
+        with closing(Collection(collection.folder)) as switched:
+            switched.build_index(collection.kind)
         yield report
 
 
@@ -134,22 +133,6 @@ def _locked_space(collection: Collection, checkpoint: Path, header: Header) -> I
     finally:
         if handle >= 0:
             os.close(handle)
-
-
-def _build_index(collection: Collection) -> None:
-    """Write the index of the space that is active by now, of the same kind as before."""
-    with closing(Collection(collection.folder)) as switched:
-        switched.build_index(collection.kind)
-
-
-def _missing(catalog: Catalog, report: Reencoded) -> bool:
-    """Whether there is an image without a code that has not failed."""
-    after = 0
-    while page := catalog.spaces.missing(report.space.id, after=after, limit=BATCH):
-        if any(image.id not in report.failed for image in page):
-            return True
-        after = page[-1].id
-    return False
 
 
 def _space_to_truncate(collection: Collection, space: Space) -> Space | None:
@@ -228,42 +211,30 @@ def encode_missing(
             yield report
 
 
-def switch_space(folder: Path, space_id: int) -> Space:
-    """Switch searches of the collection in `folder` to the codes of another space.
+def switch_space(collection: Collection, space_id: int) -> Space:
+    """Switch searches of a collection, when it is opened again, to the codes of another space.
 
     Raises:
         BadConfig: there is no such space.
-        BadCollection: an image has no code in it.
+        CodesMissing: an image has no code in it.
         BadCheckpoint: its checkpoint is missing or damaged.
     """
-    _delete_newer_index(folder)
-    with closing(Catalog(folder / CATALOG)) as catalog:
-        known = {space.id: space for space in catalog.spaces.all()}
-        if space_id in known:
-            load_checkpoint(folder / known[space_id].checkpoint)  # without it nothing could be searched any more
-        catalog.spaces.switch(space_id)
-    with closing(Collection(folder)) as switched:
+    space = collection.catalog.spaces.one(space_id)
+    load_checkpoint(collection.folder / space.checkpoint)  # without it nothing could be searched any more
+    collection.catalog.spaces.switch(space_id)
+    with closing(Collection(collection.folder)) as switched:
         switched.save_index()
-    return known[space_id]
+    return space
 
 
-def drop_space(folder: Path, space_id: int) -> None:
+def drop_space(collection: Collection, space_id: int) -> None:
     """Delete a space, its codes and its checkpoint.
 
     Raises:
         BadConfig: there is no such space, or it is the active one.
     """
-    _delete_newer_index(folder)
-    with closing(Catalog(folder / CATALOG)) as catalog:
-        names = {space.id: space.checkpoint for space in catalog.spaces.all()}
-        catalog.spaces.drop(space_id)
-        if names[space_id] not in {space.checkpoint for space in catalog.spaces.all()}:
-            (folder / names[space_id]).unlink(missing_ok=True)
-
-
-def _delete_newer_index(folder: Path) -> None:
-    """Open the collection, which deletes an index that is newer than a catalog copied back from a backup.
-
-    Later the generation of the catalog could reach that of the index, which would then seem to fit.
-    """
-    Collection(folder).close()
+    spaces = collection.catalog.spaces
+    name = spaces.one(space_id).checkpoint
+    spaces.drop(space_id)
+    if name not in {space.checkpoint for space in spaces.all()}:
+        (collection.folder / name).unlink(missing_ok=True)

@@ -4,16 +4,18 @@ import sqlite3
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Unpack
 
 from hashseek.indexing.catalog import Catalog, CatalogDamaged, Finding, FindingKind
 from hashseek.indexing.catalog.database import Database
 from hashseek.indexing.catalog.integrity import repair_rows
-from hashseek.indexing.collection import CATALOG, Collection
+from hashseek.indexing.collection import CATALOG, Collection, check_checkpoint
 from hashseek.indexing.maintenance.optimize import delete_unneeded
 from hashseek.indexing.maintenance.reencode import Reencoded, encode_missing
-from hashseek.retrieval.checkpoint import load_checkpoint, load_header
+from hashseek.retrieval.checkpoint import load_checkpoint
+from hashseek.retrieval.devices import EncoderOptions
 from hashseek.retrieval.encoder import Encoder
-from hashseek.retrieval.errors import ForeignCodes, HashseekError
+from hashseek.retrieval.errors import HashseekError
 from hashseek.retrieval.files import write_atomically
 
 
@@ -25,37 +27,34 @@ class Repaired:
     left: list[Finding] = field(default_factory=list)
 
 
-def repair(
-    folder: Path,
-    *,
-    checkpoint: Path | None = None,
-    device: str = "auto",
-    precision: str = "auto",
-    engine: str = "torch",
-) -> Repaired:
+def repair(folder: Path, *, checkpoint: Path | None = None, **options: Unpack[EncoderOptions]) -> Repaired:
     """Repair the collection in `folder` as far as possible.
 
     Args:
         folder: of the collection.
         checkpoint: another copy of its checkpoint, if its own copy is lost.
-        device, precision, engine: to encode images whose codes are missing, see `Encoder`.
+        options: to encode images whose codes are missing.
 
     Raises:
         CatalogDamaged: SQLite cannot read the catalog.
         BadCollection: there is no collection, or no space or permission to write.
-        ForeignCodes: the collection has no codes of `checkpoint`; nothing was done.
+        ForeignCodes: `checkpoint` did not compute the collection's codes; nothing was done.
     """
     path = folder / CATALOG
     if checkpoint is not None:
-        _check_fingerprint(path, checkpoint)
-    report = Repaired()
-    _repair_catalog(path, report)
+        with closing(Catalog(path, read_only=True)) as catalog:
+            check_checkpoint(catalog, checkpoint)
+    report = Repaired(_repair_catalog(path))
     with closing(Collection(folder, read_only=True)) as collection:  # a writer would delete an outdated manifest
         rebuild = any(finding.kind is FindingKind.SEARCH_INDEX for finding in collection.verify())
     with closing(Collection(folder)) as collection:
         if checkpoint is not None:
-            _restore_checkpoints(collection, checkpoint, report)
-        _encode_missing(collection, report, device, precision, engine)
+            load_checkpoint(checkpoint)  # checks that its weights are intact
+            own, data = collection.checkpoint, checkpoint.read_bytes()
+            if not own.is_file() or own.read_bytes() != data:
+                write_atomically(own, data)
+                report.done.append(f"copied the checkpoint {checkpoint} to {own}")
+        _encode_missing(collection, report, options)
         if n_deleted := delete_unneeded(collection):
             report.done.append(f"deleted {n_deleted} files that no image needs")
         if report.done or rebuild:
@@ -65,38 +64,24 @@ def repair(
     return report
 
 
-def _check_fingerprint(path: Path, checkpoint: Path) -> None:
-    """Refuse a checkpoint that computed none of the codes."""
-    given = load_header(checkpoint)
-    with closing(Catalog(path, read_only=True)) as catalog:
-        spaces = catalog.spaces.all()
-    if given.fingerprint not in {space.fingerprint for space in spaces}:
-        held = " and ".join(f"{space.fingerprint[:12]} ({space.n_bits} bits)" for space in spaces)
-        raise ForeignCodes(
-            f"the collection {path.parent} holds codes of checkpoint {held}, and {checkpoint} is "
-            f"{given.fingerprint[:12]} ({given.n_bits} bits): name a copy of the collection's own checkpoint"
-        )
-
-
-def _repair_catalog(path: Path, report: Repaired) -> None:
-    """Rebuild SQLite's indexes if they are damaged, then repair the rows.
+def _repair_catalog(path: Path) -> list[str]:
+    """Rebuild SQLite's indexes if they are damaged, then repair the rows; a message for each thing that was done.
 
     Raises:
         CatalogDamaged: SQLite still finds the file damaged.
     """
-    with closing(Database(path, read_only=False)) as database:
-        with database.transaction() as db:
-            if _integrity(db) != "ok":
-                db.execute("REINDEX")
-                if (reason := _integrity(db)) != "ok":
-                    raise CatalogDamaged(path, reason)
-                report.done.append("rebuilt SQLite's indexes of the catalog")
-        with database.transaction() as db:
-            generation = database.generation(db) + 1
-            done = repair_rows(db, generation)
-            if done:
-                db.execute("UPDATE meta SET value = ? WHERE key = 'generation'", (str(generation),))
-            report.done += done
+    with closing(Database(path, read_only=False)) as database, database.transaction() as db:
+        done = []
+        if _integrity(db) != "ok":
+            db.execute("REINDEX")
+            if (reason := _integrity(db)) != "ok":
+                raise CatalogDamaged(path, reason)
+            done.append("rebuilt SQLite's indexes of the catalog")
+        generation = database.generation(db) + 1
+        done += repair_rows(db, generation)
+        if done:
+            db.execute("UPDATE meta SET value = ? WHERE key = 'generation'", (str(generation),))
+    return done
 
 
 def _integrity(db: sqlite3.Connection) -> str:
@@ -104,28 +89,14 @@ def _integrity(db: sqlite3.Connection) -> str:
     return str(db.execute("PRAGMA integrity_check(1)").fetchone()[0])
 
 
-def _restore_checkpoints(collection: Collection, checkpoint: Path, report: Repaired) -> None:
-    """Replace the copies of `checkpoint` that are missing or damaged."""
-    given = load_checkpoint(checkpoint)
-    for space in collection.catalog.spaces.all():
-        path = collection.folder / space.checkpoint
-        if space.fingerprint != given.header.fingerprint:
-            continue
-        try:
-            load_checkpoint(path)
-        except HashseekError:
-            write_atomically(path, checkpoint.read_bytes())
-            report.done.append(f"copied the checkpoint {checkpoint} to {path}")
-
-
-def _encode_missing(collection: Collection, report: Repaired, device: str, precision: str, engine: str) -> None:
+def _encode_missing(collection: Collection, report: Repaired, options: EncoderOptions) -> None:
     """Encode images that have no code, if their files exist."""
     space = collection.catalog.space
     state = Reencoded(space, collection.catalog.spaces.n_missing(space.id))
     if not state.total:
         return
     try:
-        encoder = Encoder(load_checkpoint(collection.checkpoint), device=device, precision=precision, engine=engine)
+        encoder = Encoder(load_checkpoint(collection.checkpoint), **options)
     except HashseekError as error:
         message = f"{state.total} images have no code and cannot be encoded: {error}"
         report.left.append(Finding(FindingKind.MISSING_CODE, message))

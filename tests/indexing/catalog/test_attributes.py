@@ -6,12 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hashseek.indexing.catalog import Catalog, FindingKind, attributes
+from hashseek.indexing.catalog import attributes
 from hashseek.indexing.catalog.conditions import Condition, parse_condition
 from hashseek.indexing.catalog.filters import Filter, make_filter
-from hashseek.indexing.collection import CATALOG
-from hashseek.indexing.maintenance.repair import repair
-from support.collections import ATTRIBUTES, code_collection, new_images, random_codes, sql
+from support.collections import ATTRIBUTES, code_collection, new_images, random_codes
 
 
 def with_attributes(folder, each):
@@ -109,30 +107,3 @@ def test_a_selective_condition_reads_no_image(tmp_path):
         assert len(queries) == 3  # numbers, strings that spell one, and strings
         for query in queries:
             assert "SEARCH images USING INDEX" in str(db.execute(f"EXPLAIN QUERY PLAN {query}").fetchall())
-
-
-def test_a_long_name_has_no_index_and_is_found_all_the_same(tmp_path):
-    long = "n" * attributes.MAX_PATH
-    given = [{"a": 1, long: 5}, {"a": 2, long: 6}, {"a": 3, "in": {long: 5}}]
-    with closing(with_attributes(tmp_path, given)) as collection:
-        assert indexed(collection.catalog) == {'$."a"'}
-        assert ask(collection.catalog, f"{long}=5") == [1]
-        assert ask(collection.catalog, f"{long}>=5", "a>=2") == [2]
-        assert ask(collection.catalog, f"in.{long}=5") == [3]
-
-
-@pytest.mark.parametrize("remedy", ["repair", "update"])
-def test_attributes_that_are_not_json_are_found_and_cleared_or_replaced(tmp_path, image, remedy):
-    with_attributes(tmp_path, [{"a": 1}, {"a": 2}]).close()
-    damage = "UPDATE images SET attributes = '{torn' WHERE id = 1"
-    sql(tmp_path / CATALOG, "DROP INDEX images_by_attribute_1", "DELETE FROM attribute_indexes", damage)
-    with closing(Catalog(tmp_path / CATALOG)) as catalog:
-        assert [(finding.kind, finding.image_id) for finding in catalog.verify()] == [(FindingKind.ATTRIBUTES, 1)]
-        if remedy == "update":
-            assert catalog.add([replace(image, key="key/0", attributes={"a": 5})]) == [(1, "updated")]
-    if remedy == "repair":
-        assert repair(tmp_path).done
-    with closing(Catalog(tmp_path / CATALOG)) as catalog:
-        assert catalog.verify() == []
-        assert ask(catalog, "a>=0") == ([2] if remedy == "repair" else [1, 2])
-        assert indexed(catalog) == {'$."a"'}

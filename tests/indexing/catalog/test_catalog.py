@@ -449,7 +449,7 @@ def test_building_switching_and_dropping_a_code_space(catalog, path):
         opened.spaces.drop(2)
     with pytest.raises(BadConfig):
         opened.spaces.switch(3)
-    opened.spaces.switch(1, allow_missing=True)
+    opened.spaces.switch(1, allow_missing=1)
     opened.spaces.drop(2)
     assert [space.id for space in catalog.spaces.all()] == [1]
     assert sql(path, "SELECT DISTINCT space_id FROM codes") == [(1,)]

@@ -83,18 +83,18 @@ def test_switching_back_and_dropping_the_new_space(collection, other_checkpoint)
     old, before = collection.catalog.space, codes(collection)
     new = run(collection, other_checkpoint).space
     with pytest.raises(BadConfig):
-        drop_space(collection.folder, new.id)
-    assert switch_space(collection.folder, old.id).fingerprint == old.fingerprint
+        drop_space(collection, new.id)
+    assert switch_space(collection, old.id).fingerprint == old.fingerprint
     with closing(Collection(collection.folder)) as again:
         assert codes(again) == before
         assert again.verify() == []
-    drop_space(collection.folder, new.id)
+    drop_space(collection, new.id)
     assert [path.name for path in collection.folder.glob("*.safetensors")] == ["checkpoint.safetensors"]
     for missing in (new.id, 99):
         with pytest.raises(BadConfig):
-            switch_space(collection.folder, missing)
+            switch_space(collection, missing)
         with pytest.raises(BadConfig):
-            drop_space(collection.folder, missing)
+            drop_space(collection, missing)
 
 
 def test_a_space_without_checkpoint_or_with_missing_codes_cannot_be_used(collection, other_checkpoint, pictures):
@@ -105,10 +105,10 @@ def test_a_space_without_checkpoint_or_with_missing_codes_cannot_be_used(collect
         draw(50).save(collection.folder.parent / "new.png")
         list(ingest(again, encoder, [ImageSource(collection.folder.parent / "new.png")]))
     with pytest.raises(BadCollection):
-        switch_space(collection.folder, old.id)
+        switch_space(collection, old.id)
     (collection.folder / "checkpoint.safetensors").write_bytes(b"torn")
     with pytest.raises(BadCheckpoint):
-        switch_space(collection.folder, old.id)
+        switch_space(collection, old.id)
 
 
 def test_changes_during_a_reencoding_are_included(collection, other_checkpoint, checkpoint, tmp_path, monkeypatch):

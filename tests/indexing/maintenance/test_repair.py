@@ -37,7 +37,6 @@ def test_an_intact_collection_is_not_changed(own_collection, hashseek):
 
 
 ROWS = {
-    "attributes that are no JSON": "UPDATE images SET attributes = '{x' WHERE id = 5",
     "a code that is missing": "DELETE FROM codes WHERE image_id = 5",
     "a code that is too short": "UPDATE codes SET code = x'0102' WHERE image_id = 5",
     "a code that is text": "UPDATE codes SET code = 'abcdef' WHERE image_id = 5",
