@@ -10,8 +10,7 @@ import numpy as np
 
 from hashseek.indexing.catalog import Catalog, Change, NewImage, create_catalog
 from hashseek.indexing.collection import CATALOG, check_checkpoint, check_place
-from hashseek.indexing.kept_files import with_kept_path
-from hashseek.retrieval.checkpoint import Header, load_header
+from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.codes import Codes, code_size
 from hashseek.retrieval.errors import BadCollection
 from hashseek.retrieval.images import Pixels, Preprocessing
@@ -19,36 +18,26 @@ from hashseek.retrieval.images import Pixels, Preprocessing
 
 @dataclass
 class DryRunCollection:
-    """Stands in for the collection in `folder`: images go into a copy of its catalog, and its files stay."""
+    """Stands in for a collection: images go into a copy of its catalog, and its files stay."""
 
-    folder: Path
     catalog: Catalog
 
     def add(self, images: list[NewImage], *, replaced: set[str] | None = None) -> list[tuple[int, Change]]:  # noqa: ARG002
-        """Store images in the copy, under the paths that `Collection.add` would store."""
-        ids = self.catalog.lookup.ids_by_key([image.key for image in images if image.key is not None])
-        records = [record for record in self.catalog.get(list(ids.values())) if record is not None]
-        stored = {record.key: (record.path, record.sha256) for record in records}
-        placed = []
-        for image in images:
-            placed.append(with_kept_path(self.folder, image, stored.get(image.key)))
-            if image.key is not None:
-                stored[image.key] = (placed[-1].path, image.sha256)
-        return self.catalog.add(placed)
+        """Store images in the copy."""
+        return self.catalog.add(images)
 
     def drop_files(self, paths: set[str]) -> None:
         """Delete nothing."""
 
 
+@dataclass
 class DryRunEncoder:
     """Stands in for an encoder: every code is zeros."""
 
-    engine = ""
-    batch_size = 32
-
-    def __init__(self, preprocessing: Preprocessing, *, n_bits: int) -> None:
-        self.preprocessing = preprocessing
-        self._code_size = code_size(n_bits)
+    preprocessing: Preprocessing
+    n_bits: int
+    engine: str = ""
+    batch_size: int = 32
 
     def decoding(self) -> AbstractContextManager[None]:
         """Decode without waiting."""
@@ -56,7 +45,7 @@ class DryRunEncoder:
 
     def encode_pixels(self, pixels: Pixels) -> Codes:
         """Zeros (B, code_size)."""
-        return np.zeros((len(pixels), self._code_size), np.uint8)
+        return np.zeros((len(pixels), code_size(self.n_bits)), np.uint8)
 
 
 @contextmanager
@@ -70,23 +59,16 @@ def dry_run(folder: Path, *, checkpoint: Path | None) -> Iterator[tuple[DryRunCo
     """
     with tempfile.TemporaryDirectory(prefix="hashseek-dry-run-") as scratch:
         copy = Path(scratch) / CATALOG
-        header = _copy_catalog(folder, copy, checkpoint)
+        if (folder / CATALOG).is_file():
+            with closing(Catalog(folder / CATALOG, read_only=True)) as catalog:
+                header = check_checkpoint(catalog, checkpoint or folder / catalog.space.checkpoint)
+                catalog.copy_to(copy)
+        elif checkpoint is None:
+            raise BadCollection(f"there is no collection {folder} yet: give the checkpoint for it with --checkpoint")
+        else:
+            header = load_header(checkpoint)
+            header.image_preprocessing()  # refuses a model of vectors
+            check_place(folder)
+            create_catalog(copy, fingerprint=header.fingerprint, n_bits=header.n_bits)
         with closing(Catalog(copy)) as catalog:
-            encoder = DryRunEncoder(header.image_preprocessing(), n_bits=header.n_bits)
-            yield DryRunCollection(folder, catalog), encoder
-
-
-def _copy_catalog(folder: Path, copy: Path, checkpoint: Path | None) -> Header:
-    """Copy the catalog of the collection in `folder`, or create an empty one; the header of its checkpoint."""
-    if (folder / CATALOG).is_file():
-        with closing(Catalog(folder / CATALOG, read_only=True)) as catalog:
-            header = check_checkpoint(catalog, checkpoint or folder / catalog.space.checkpoint)
-            catalog.copy_to(copy)
-        return header
-    if checkpoint is None:
-        raise BadCollection(f"there is no collection {folder} yet: give the checkpoint for it with --checkpoint")
-    header = load_header(checkpoint)
-    header.image_preprocessing()  # refuses a model of vectors
-    check_place(folder)
-    create_catalog(copy, fingerprint=header.fingerprint, n_bits=header.n_bits)
-    return header
+            yield DryRunCollection(catalog), DryRunEncoder(header.image_preprocessing(), header.n_bits)

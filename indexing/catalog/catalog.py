@@ -18,11 +18,11 @@ from hashseek.indexing.catalog.integrity import Finding, check_rows
 from hashseek.indexing.catalog.lookups import Lookups
 from hashseek.indexing.catalog.records import (
     IMAGE_COLUMNS,
+    MAX_KEY,
     Change,
     Changes,
     NewImage,
     StoredImage,
-    check_key,
     in_chunks,
     placeholders,
     stored_image,
@@ -141,28 +141,12 @@ class Catalog:
                     raise UnknownImage(f"there is no image {image_id} in the collection")
                 db.execute("INSERT OR REPLACE INTO removed VALUES (?, ?)", (image_id, generation))
 
-    def give_keys(self, keys: Mapping[str, str]) -> None:
-        """Give keys to records that have none: per path, its last record gets the key, the others are removed.
-
-        Earlier records of a path have content that is no longer there. If the key is taken, all are removed.
-
-        Args:
-            keys: path -> key.
-
-        Raises:
-            BadConfig: a key exceeds its limits; nothing is changed.
-        """
-        for key in keys.values():
-            check_key(key)
-        with self._db.writing() as (db, generation):
-            for path, key in keys.items():
-                query = "SELECT id FROM images WHERE path = ? AND key IS NULL ORDER BY id"
-                ids = [int(row[0]) for row in db.execute(query, (path,))]
-                if ids and db.execute("SELECT 1 FROM images WHERE key = ?", (key,)).fetchone() is None:
-                    db.execute("UPDATE images SET key = ? WHERE id = ?", (key, ids.pop()))
-                db.executemany("DELETE FROM images WHERE id = ?", [(image_id,) for image_id in ids])
-                gone = [(image_id, generation) for image_id in ids]
-                db.executemany("INSERT OR REPLACE INTO removed VALUES (?, ?)", gone)
+    def give_keys(self, keys: Mapping[int, str]) -> None:
+        """Give keys (by id) to records; keys that are too long or taken by another record are left out."""
+        fitting = [(key, image_id) for image_id, key in keys.items() if len(key) <= MAX_KEY]
+        if fitting:
+            with self._db.writing() as (db, _):
+                db.executemany("UPDATE OR IGNORE images SET key = ? WHERE id = ?", fitting)
 
     # ------------------------------------------------------------ reading images
 

@@ -27,17 +27,11 @@ class Lookups:
         query = "SELECT key, id FROM images WHERE key IN ({})"
         return {str(key): int(image_id) for key, image_id in self._rows(query, keys)}
 
-    def records_by_path(self, paths: Sequence[str]) -> dict[str, list[FileRecord]]:
-        """The records of each of these paths that has any, by ascending id.
-
-        A file whose content changed has several records, unless it has a key.
-        """
+    def records_by_path(self, paths: Sequence[str]) -> dict[str, FileRecord]:
+        """The record of each of these paths that has one; the last of several."""
         has_code = f"EXISTS (SELECT 1 FROM codes WHERE space_id = {self._space_id} AND image_id = images.id)"
         query = f"SELECT path, id, key, bytes, mtime_ns, {has_code} FROM images WHERE path IN ({{}}) ORDER BY id"
-        found: dict[str, list[FileRecord]] = {}
-        for path, *record in self._rows(query, paths):
-            found.setdefault(str(path), []).append(FileRecord(*record))
-        return found
+        return {str(path): FileRecord(*record) for path, *record in self._rows(query, paths)}
 
     def stored_paths(self, paths: Iterable[str]) -> set[str]:
         """Those of the paths that an image has."""

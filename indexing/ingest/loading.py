@@ -35,19 +35,17 @@ class LoadedImage:
 
     Args:
         source: where the image came from.
-        image: what to store; it has no code yet if pixels came with it.
-        unchanged: instead of `image`: the record of a file that was not read, because its size and modification time
-            are those of the record.
+        image: what to store. None for a file that was not read, because its size and modification time are those of
+            its record.
+        pixels: to encode; None if the content is stored already and `image` has its code.
     """
 
     source: ImageSource
-    image: NewImage | None = None
-    unchanged: StoredImage | None = None
+    image: NewImage | None
+    pixels: Pixels | None = None
 
 
-Step = tuple[LoadedImage | Problem, Pixels | None]
-_Item = tuple[Found, StoredImage | None]  # with its record if the file is unchanged
-_Downloaded = tuple[Found, StoredImage | None, bytes | BadImage | None]
+_Downloaded = tuple[Found | LoadedImage, bytes | BadImage | None]
 
 
 @dataclass(frozen=True)
@@ -68,32 +66,34 @@ class Loader:
     fetch: Fetch = fetch
     decoding: Callable[[], AbstractContextManager[None]] = nullcontext
 
-    def load(self, sources: Iterable[Found], *, trust_mtime: bool = False) -> Iterator[Step]:
-        """Yield (loaded image or problem, pixels to encode or None) in the order of the sources, which are read lazily.
+    def load(self, sources: Iterable[Found], *, trust_mtime: bool = False) -> Iterator[LoadedImage | Problem]:
+        """Yield loaded images and problems in the order of the sources, which are read lazily.
 
         With `trust_mtime`, files with the size and modification time of their record are not read.
         """
-        items = self._with_records(sources) if trust_mtime else ((found, None) for found in sources)
+        items = self._compared(sources) if trust_mtime else sources
         downloaded = load_ahead(
-            items, self._download, depth=2 * _DOWNLOADS, n_workers=_DOWNLOADS, in_thread=lambda item: _is_url(item[0])
+            items,
+            self._download,
+            depth=2 * _DOWNLOADS,
+            n_workers=_DOWNLOADS,
+            in_thread=lambda item: _url(item) is not None,
         )
         return load_ahead(downloaded, self._load, depth=self.depth)
 
-    def _download(self, item: _Item) -> _Downloaded:
-        found, record = item
-        if isinstance(found, ImageSource) and isinstance(found.uri, str):
-            try:
-                return found, record, self.fetch(found.uri)
-            except BadImage as error:
-                return found, record, error
-        return found, record, None
-
-    def _load(self, item: _Downloaded) -> Step:
-        found, record, data = item
-        if isinstance(found, Problem):
+    def _download(self, found: Found | LoadedImage) -> _Downloaded:
+        url = _url(found)
+        if url is None:
             return found, None
-        if record is not None:
-            return LoadedImage(found, unchanged=record), None
+        try:
+            return found, self.fetch(url)
+        except BadImage as error:
+            return found, error
+
+    def _load(self, downloaded: _Downloaded) -> LoadedImage | Problem:
+        found, data = downloaded
+        if not isinstance(found, ImageSource):
+            return found
         try:
             if isinstance(data, BadImage):
                 raise data
@@ -101,9 +101,9 @@ class Loader:
         except (BadImage, BadConfig) as error:
             uri, reason = str(found.uri), str(error)
             # A message about the file alone already starts with its name.
-            return Problem(found.name, reason if found.where else reason.removeprefix(f"{uri} "), uri=uri), None
+            return Problem(found.name, reason if found.where else reason.removeprefix(f"{uri} "), uri=uri)
 
-    def _load_image(self, source: ImageSource, data: bytes | None) -> Step:
+    def _load_image(self, source: ImageSource, data: bytes | None) -> LoadedImage:
         mtime_ns = None
         if data is None:
             data, mtime_ns = _read(Path(source.uri))
@@ -121,11 +121,11 @@ class Loader:
             mtime_ns=mtime_ns,
         )
         if (known := self._with_known_content(image)) is not None:
-            return LoadedImage(source, known), None
+            return LoadedImage(source, known)
         with self.decoding():
             picture, pixels = decode_for(data, self.preprocessing, name=str(source.uri))
         image = replace(image, width=picture.width, height=picture.height, media_type=picture.media_type)
-        return LoadedImage(source, image), pixels
+        return LoadedImage(source, image, pixels)
 
     def _with_known_content(self, image: NewImage) -> NewImage | None:
         """The image with code and size of a stored image of the same content; None if there is none."""
@@ -136,34 +136,27 @@ class Loader:
             return None
         return replace(image, width=record.width, height=record.height, media_type=record.media_type, code=code)
 
-    def _with_records(self, sources: Iterable[Found]) -> Iterator[_Item]:
-        remaining = iter(sources)
-        while chunk := list(islice(remaining, _LOOKED_UP)):
-            records = self._unchanged(chunk)
-            yield from ((found, records.get(number)) for number, found in enumerate(chunk))
-
-    def _unchanged(self, chunk: list[Found]) -> dict[int, StoredImage]:
-        """Records, by number in the chunk, that agree with their files and with all that the sources say.
+    def _compared(self, sources: Iterable[Found]) -> Iterator[Found | LoadedImage]:
+        """The sources; those files that agree with their records, which say all that the sources say, as loaded.
 
         A record without a code does not count: its file must be read to encode it.
         """
-        files: dict[int, tuple[ImageSource, str, Stamp]] = {}
-        for number, found in enumerate(chunk):
-            if isinstance(found, ImageSource) and isinstance(found.uri, Path) and find_member(found.uri) is None:
-                stamp, path = stamp_of(found.uri), stored_path(found.uri)
-                if stamp is not None and is_utf8(path):
-                    files[number] = (found, path, stamp)
-        stored = self.catalog.lookup.records_by_path([path for _, path, _ in files.values()])
-        ids: dict[int, int] = {}
-        for number, (_, path, stamp) in files.items():
-            last = stored[path][-1] if path in stored else None
-            if last is not None and last.has_code and (last.bytes, last.mtime_ns) == stamp:
-                ids[number] = last.id
-        return {
-            number: record
-            for number, record in zip(ids, self.catalog.get(list(ids.values())), strict=True)
-            if record is not None and _says_all(record, files[number][0])
-        }
+        remaining = iter(sources)
+        while chunk := list(islice(remaining, _LOOKED_UP)):
+            files = (one.uri for one in chunk if isinstance(one, ImageSource) and isinstance(one.uri, Path))
+            stored = self.catalog.lookup.records_by_path([path for path in map(stored_path, files) if is_utf8(path)])
+            unchanged = {
+                file.id: path
+                for path, file in stored.items()
+                if file.has_code and (file.bytes, file.mtime_ns) == stamp_of(Path(path))
+            }
+            records = {unchanged[one.id]: one for one in self.catalog.get(list(unchanged)) if one is not None}
+            for found in chunk:
+                if isinstance(found, ImageSource):
+                    record = records.get(stored_path(found.uri))
+                    yield found if record is None or not _says_all(record, found) else LoadedImage(found, None)
+                else:
+                    yield found
 
 
 def stamp_of(path: Path) -> Stamp | None:
@@ -183,8 +176,8 @@ def is_utf8(text: str) -> bool:
     return True
 
 
-def _is_url(found: Found) -> bool:
-    return isinstance(found, ImageSource) and isinstance(found.uri, str)
+def _url(found: Found | LoadedImage) -> str | None:
+    return found.uri if isinstance(found, ImageSource) and isinstance(found.uri, str) else None
 
 
 def _read(path: Path) -> tuple[bytes, int | None]:

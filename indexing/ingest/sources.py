@@ -86,17 +86,15 @@ def until(sources: Iterable[Found], stopped: Callable[[], bool]) -> Iterator[Fou
         yield found
 
 
-def walk(folder: Path, *, entered: Callable[[Path], object] = lambda _: None) -> Iterator[Path | Problem]:
+def walk(folder: Path) -> Iterator[Path | Problem]:
     """Image files below `folder`: first those of a folder, then its subfolders, by name.
 
-    Links to folders are not followed, so there are no loops. Hidden files and folders are left out. `entered` is called
-    with each folder before it is read.
+    Links to folders are not followed, so there are no loops. Hidden files and folders are left out.
     """
     waiting = [folder]
     while waiting:
         folders: list[Path] = []
         place = waiting.pop()
-        entered(place)
         try:
             for entry in _entries(place):
                 if entry.name.startswith("."):  # such as trash and thumbnail caches

@@ -12,7 +12,6 @@ from itertools import islice
 from pathlib import Path
 
 from hashseek.indexing.catalog import Catalog
-from hashseek.indexing.catalog.records import MAX_KEY, FileRecord
 from hashseek.indexing.ingest.batch import IngestReport
 from hashseek.indexing.ingest.loading import Stamp, is_utf8, stamp_of
 from hashseek.indexing.ingest.manifests import ImageSource
@@ -21,8 +20,8 @@ from hashseek.indexing.ingest.uris import is_there, stored_path
 from hashseek.retrieval.label_files import Problem
 
 _CHUNK = 256  # files looked up together
-_SETTLED = 60.0  # seconds since the last change of a file after which one look at it is enough
-_CHECK_ALL = 60.0  # seconds between two checks of all records for deleted files while no folder changes
+_SETTLED = 2.0  # seconds without a change after which a file counts as completely written
+_REST = 10  # the search for deleted files rests so many times as long as it took
 _PAGE = 1000
 
 
@@ -39,28 +38,20 @@ class Watch:
     def __init__(self, catalog: Catalog, folders: Sequence[Path], *, ignore: Path, labels: Sequence[str] = ()) -> None:
         self._catalog, self._folders = catalog, list(dict.fromkeys(folders))
         self._ignored, self._labels = f"{stored_path(ignore)}/", tuple(dict.fromkeys(labels))
-        self._growing: dict[str, Stamp] = {}  # files that may still be being written
         self._unusable: dict[str, Stamp] = {}  # files that failed; tried again when they change
         self._unreadable: set[str] = set()  # folders
-        self._pending: deque[tuple[str, Stamp] | None] = deque()  # sources that no report has covered yet
+        self._pending: deque[tuple[Path, Stamp] | None] = deque()  # sources that no report has covered yet
         self._n_reported = 0
-        self._folder_times: dict[str, int] = {}
-        self._check_files, self._checked_at = True, 0.0
         self._missing: set[int] = set()
+        self._next_check = 0.0
 
     def changes(self) -> Iterator[Found]:
         """New and changed files that have stopped changing, for `ingest`. Pass each of its reports to `settle`."""
         self._pending.clear()
         self._n_reported = 0
-        growing, self._growing = self._growing, {}
         unusable, self._unusable = self._unusable, {}
-        unreadable, times = set[str](), dict[str, int]()
-
-        def note_time(folder: Path) -> None:
-            stamp = stamp_of(folder)
-            times[str(folder)] = 0 if stamp is None else stamp[1]
-
-        found = (one for folder in self._folders for one in walk(folder, entered=note_time))
+        unreadable = set[str]()
+        found = (one for folder in self._folders for one in walk(folder))
         while chunk := list(islice(found, _CHUNK)):
             for problem in chunk:
                 if isinstance(problem, Problem):
@@ -68,84 +59,57 @@ class Watch:
                     if problem.where not in self._unreadable:  # report it once
                         self._pending.append(None)
                         yield problem
-            yield from self._changed([path for path in chunk if isinstance(path, Path)], growing, unusable)
-        self._check_files |= times != self._folder_times
-        self._folder_times, self._unreadable = times, unreadable
+            yield from self._changed([path for path in chunk if isinstance(path, Path)], unusable)
+        self._unreadable = unreadable
 
     def settle(self, report: IngestReport) -> None:
         """Remember which files of `changes` could not be used, according to the running report of `ingest`."""
         bad = {problem.uri for problem in report.problems if problem.skipped}
         for pending in [self._pending.popleft() for _ in range(report.done - self._n_reported)]:
-            if pending is not None and pending[0] in bad:
-                path, stamp = pending
-                self._unusable[stored_path(Path(path))] = stamp
+            if pending is not None and str(pending[0]) in bad:
+                self._unusable[stored_path(pending[0])] = pending[1]
         self._n_reported = report.done
 
     def deleted(self) -> list[int]:
-        """Ids of images whose files in these folders were missing in two rounds in a row.
+        """Ids of images whose files in these folders were missing in two checks in a row.
 
         A folder without a single image counts as a disk that is not mounted: its images stay.
         """
-        if time.monotonic() - self._checked_at < _CHECK_ALL and not self._check_files and not self._missing:
+        started = time.monotonic()
+        if started < self._next_check and not self._missing:
             return []
-        self._check_files, self._checked_at = False, time.monotonic()
         roots = tuple(f"{stored_path(folder)}/" for folder in self._folders if _has_images(folder))
         missing, after = set[int](), 0
         while roots and (page := self._catalog.page(after=after, limit=_PAGE)):
             missing |= {image.id for image in page if image.path.startswith(roots) and not is_there(image.path)}
             after = page[-1].id
         again, self._missing = missing & self._missing, missing - self._missing
+        self._next_check = time.monotonic() + _REST * (time.monotonic() - started)
         # Read once more, just before the removal: a record may name another file by now.
         records = [image for image in self._catalog.get(sorted(again)) if image is not None]
         return [image.id for image in records if image.path.startswith(roots) and not is_there(image.path)]
 
-    def _changed(
-        self, paths: list[Path], growing: dict[str, Stamp], unusable: dict[str, Stamp]
-    ) -> Iterator[ImageSource]:
+    def _changed(self, paths: list[Path], unusable: dict[str, Stamp]) -> Iterator[ImageSource]:
         """Sources of those files whose records are missing or outdated."""
         names = {path: name for path in paths if not (name := stored_path(path)).startswith(self._ignored)}
         stored = self._catalog.lookup.records_by_path([name for name in names.values() if is_utf8(name)])
-        ready: dict[str, tuple[str, Stamp]] = {}
+        ready: dict[Path, Stamp] = {}
         for path, name in names.items():
-            stamp = stamp_of(path)
-            if stamp is None or (name in stored and _is_current(stored[name], stamp)):
+            stamp, record = stamp_of(path), stored.get(name)
+            is_current = record is not None and (record.bytes, record.mtime_ns) == stamp and record.has_code
+            if stamp is None or is_current:
                 continue
             if stamp == unusable.get(name):
                 self._unusable[name] = stamp
-            elif growing.get(name) == stamp or _is_settled(path):
-                ready[name] = (str(path), stamp)
-            else:
-                self._growing[name] = stamp
-        keys = self._give_keys({name: stored.get(name, []) for name in ready})
-        for name, pending in ready.items():
-            for key in keys[name]:
-                self._pending.append(pending)
-                yield ImageSource(Path(pending[0]), () if name in stored else self._labels, key=key)
-
-    def _give_keys(self, files: dict[str, list[FileRecord]]) -> dict[str, list[str]]:
-        """The keys of the records of each file, by path; records without a key get one first.
-
-        It is set in place, so that a record keeps its id, labels and attributes even if this process is killed.
-        """
-        keyless = {
-            name: records[-1].key or name
-            for name, records in files.items()
-            if len(name) <= MAX_KEY and any(record.key is None for record in records)
-        }
-        if keyless:
-            self._catalog.give_keys(keyless)
-        found: dict[str, list[str]] = {}
-        for name, records in files.items():
-            keys = [record.key for record in records if record.key is not None]
-            keys += [keyless[name]] if name in keyless else []
-            found[name] = list(dict.fromkeys(keys)) or [name]
-        return found
-
-
-def _is_current(records: list[FileRecord], stamp: Stamp) -> bool:
-    """Whether the records of a file agree with it: all that have a key, or else the last one."""
-    keyed = [record for record in records if record.key is not None]
-    return all((record.bytes, record.mtime_ns) == stamp and record.has_code for record in keyed or records[-1:])
+            elif _is_settled(path):
+                ready[path] = stamp
+        # Records without a key get one first, in place, so that they keep their ids, labels and attributes.
+        known = {path: record for path in ready if (record := stored.get(names[path])) is not None}
+        self._catalog.give_keys({record.id: names[path] for path, record in known.items() if record.key is None})
+        for path, stamp in ready.items():
+            self._pending.append((path, stamp))
+            key = known[path].key if path in known else None
+            yield ImageSource(path, () if path in known else self._labels, key=key or names[path])
 
 
 def _is_settled(path: Path) -> bool:

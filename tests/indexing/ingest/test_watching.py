@@ -11,6 +11,7 @@ import pytest
 
 from hashseek.indexing.catalog import NewImage
 from hashseek.indexing.collection import open_or_create
+from hashseek.indexing.ingest import watching
 from hashseek.indexing.ingest.batch import ImageSource, ingest
 from hashseek.indexing.ingest.sources import find_sources
 from hashseek.indexing.ingest.uris import is_there
@@ -42,8 +43,7 @@ class Follower:
             outcome = (report.added, report.updated, report.known, report.skipped)
         return outcome
 
-    def rounds(self, n=3):
-        """The outcomes of n rounds. In the first, a changed file may still be growing."""
+    def rounds(self, n=2):
         return [self.look() for _ in range(n)]
 
     def files(self):
@@ -55,6 +55,13 @@ class Follower:
             db.execute(sql)
 
 
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    """Files count as complete at once, and every round looks for deleted files."""
+    monkeypatch.setattr(watching, "_SETTLED", -1.0)
+    monkeypatch.setattr(watching, "_REST", 0)
+
+
 @pytest.fixture
 def follower(tmp_path, checkpoint):
     folder = tmp_path / "watched"
@@ -64,58 +71,43 @@ def follower(tmp_path, checkpoint):
     collection.close()
 
 
-def test_new_and_changed_files_are_added_when_they_stop_changing(follower, tmp_path, monkeypatch):
+def test_new_and_changed_files_are_added_when_they_stop_changing(follower, monkeypatch):
     save(follower.folder / "a.png", 1)
-    save(follower.folder / "sub" / "ü\n.png", 2)
-    assert follower.rounds() == [NOTHING, (2, 0, 0, 0), NOTHING]
+    monkeypatch.setattr(watching, "_SETTLED", 60.0)
+    assert follower.look() == NOTHING
+    monkeypatch.setattr(watching, "_SETTLED", -1.0)
+    shutil.copy(follower.folder / "a.png", follower.folder / "ü\n.png")  # the same content is another image
+    assert follower.rounds() == [(2, 0, 0, 0), NOTHING]
     before = follower.files()
     save(follower.folder / "a.png", 3)
-    assert follower.rounds() == [NOTHING, (0, 1, 0, 0), NOTHING]
+    assert follower.rounds() == [(0, 1, 0, 0), NOTHING]
     assert follower.files() == before  # the record stays, and its id
     os.utime(follower.folder / "a.png")
-    assert follower.rounds() == [NOTHING, (0, 0, 1, 0), NOTHING]
-    content = save(tmp_path / "whole.png", 4).read_bytes()
-    for end in range(1000, len(content), 1000):
-        (follower.folder / "b.png").write_bytes(content[:end])
-        assert follower.look() == NOTHING
-    (follower.folder / "b.png").write_bytes(content)
-    assert follower.rounds(2) == [NOTHING, (1, 0, 0, 0)]
-    monkeypatch.setattr("hashseek.indexing.ingest.watching._SETTLED", -1.0)
-    save(follower.folder / "c.png", 5)  # as if it had not changed for a minute
-    assert follower.look() == (1, 0, 0, 0)
+    assert follower.rounds() == [(0, 0, 1, 0), NOTHING]
     assert follower.collection.verify() == []
 
 
 def test_an_unusable_file_is_reported_once_and_added_when_it_was_fixed(follower):
     (follower.folder / "a.png").write_bytes(b"no image")
-    assert follower.rounds(4) == [NOTHING, (0, 0, 0, 1), NOTHING, NOTHING]
+    assert follower.rounds(3) == [(0, 0, 0, 1), NOTHING, NOTHING]
     save(follower.folder / "a.png", 1)
-    assert follower.rounds() == [NOTHING, (1, 0, 0, 0), NOTHING]
-
-
-def test_two_files_of_one_content_are_two_images(follower):
-    shutil.copy(save(follower.folder / "a.png", 1), follower.folder / "b.png")
-    assert follower.rounds(2) == [NOTHING, (2, 0, 0, 0)]
-    (follower.folder / "a.png").unlink()
-    assert follower.watch.deleted() == []
-    assert follower.watch.deleted() == [follower.files()["a.png"]]
+    assert follower.rounds() == [(1, 0, 0, 0), NOTHING]
 
 
 def test_images_that_were_added_before_keep_their_records(follower):
     path, keyed = save(follower.folder / "a.png", 1), save(follower.folder / "b.png", 2)
     follower.add(ImageSource(path, labels=("cat",), attributes={"n": 1}), ImageSource(keyed, key="mine"))
-    assert follower.rounds() == [NOTHING] * 3
+    assert follower.look() == NOTHING
     follower.change("UPDATE images SET mtime_ns = NULL WHERE id = 1")  # as after an import
-    assert follower.rounds() == [NOTHING, (0, 0, 1, 0), NOTHING]
-    os.utime(path)
-    assert follower.rounds() == [NOTHING, (0, 0, 1, 0), NOTHING]
+    assert follower.rounds() == [(0, 0, 1, 0), NOTHING]
+    follower.change("DELETE FROM codes WHERE image_id = 1")
+    assert follower.rounds() == [(0, 0, 1, 0), NOTHING]
     save(path, 3)
     save(keyed, 4)
-    follower.look()
     assert len(list(follower.watch.changes())) == 2  # this process dies before they are stored
     follower = Follower(follower.collection, follower.folder, labels=["new", "new"])
     save(follower.folder / "c.png", 5)
-    assert follower.rounds() == [NOTHING, (1, 2, 0, 0), NOTHING]
+    assert follower.rounds() == [(1, 2, 0, 0), NOTHING]
     assert follower.files() == {"a.png": 1, "b.png": 2, "c.png": 3}
     records = follower.collection.catalog.page(after=0, limit=3)
     assert [record.key for record in records[:2]] == [os.path.realpath(path), "mine"]
@@ -123,40 +115,13 @@ def test_images_that_were_added_before_keep_their_records(follower):
     assert records[0].attributes == {"n": 1}
 
 
-def test_of_several_records_without_a_key_the_last_is_updated(follower):
-    path, other = follower.folder / "a.png", follower.folder / "b.png"
-    for seed in (1, 2, 3):  # `index add` leaves one record for each content
+def test_of_several_records_of_a_file_the_last_is_updated(follower):
+    path = follower.folder / "a.png"
+    for seed in (1, 2):  # `index add` leaves one record for each content
         follower.add(ImageSource(save(path, seed)))
-    follower.add(ImageSource(save(other, 4)), ImageSource(other))
-    follower.add(ImageSource(other, key="mine"))
-    assert len(follower.collection) == 5
     save(path, 5)
-    save(other, 6)
-    assert follower.rounds() == [NOTHING, (0, 2, 0, 0), NOTHING]
-    assert follower.files() == {"a.png": 3, "b.png": 5}
-    assert follower.collection.verify() == []
-
-
-def test_every_record_with_a_key_is_updated(follower):
-    path = save(follower.folder / "a.png", 1)
-    follower.add(ImageSource(path, ("cat",), key="K1"))
-    follower.add(ImageSource(path, ("dog",), key="K2"))
-    save(path, 2)
-    assert follower.rounds() == [NOTHING, (0, 2, 0, 0), NOTHING]
-    catalog = follower.collection.catalog
-    assert catalog.one(1).sha256 == catalog.one(2).sha256
-    assert [catalog.by_key("K1").labels, catalog.by_key("K2").labels] == [("cat",), ("dog",)]
-    path.write_bytes(b"no image")
-    assert follower.rounds(4) == [NOTHING, (0, 0, 0, 2), NOTHING, NOTHING]
-
-
-def test_an_image_without_a_code_gets_one_although_its_file_has_not_changed(follower):
-    path = save(follower.folder / "a.png", 1)
-    follower.add(ImageSource(path))
-    code = follower.collection.catalog.code(1)
-    follower.change("DELETE FROM codes")
-    assert follower.rounds() == [NOTHING, (0, 0, 1, 0), NOTHING]
-    assert (follower.collection.catalog.code(1) == code).all()
+    assert follower.rounds() == [(0, 1, 0, 0), NOTHING]
+    assert follower.collection.catalog.by_key(os.path.realpath(path)).id == 2
 
 
 @pytest.mark.parametrize(("error", "there"), [(errno.EIO, True), (errno.EACCES, True), (errno.ELOOP, False)])
@@ -176,7 +141,7 @@ def test_the_collection_s_own_files_are_not_watched(tmp_path, checkpoint):
     sha256, code = hashlib.sha256(data).hexdigest(), np.zeros(6, np.uint8)
     collection.add_with_file(NewImage("", sha256, 64, 64, len(data), "image/png", (), code), data, suffix=".png")
     save(folder / "a.png", 2)
-    assert follower.rounds() == [NOTHING, (1, 0, 0, 0), NOTHING]
+    assert follower.rounds() == [(1, 0, 0, 0), NOTHING]
     collection.close()
 
 
@@ -188,7 +153,7 @@ def test_files_count_as_deleted_when_they_are_missing_in_two_rounds(follower, tm
     elsewhere.unlink()  # not in a folder that is watched
     for seed in range(4):
         save(follower.folder / "sub" / f"{seed}.png", seed)
-    follower.rounds(2)
+    follower.look()
     files = follower.files()
     assert (follower.watch.deleted(), follower.watch.deleted()) == ([], [])
     (follower.folder / "sub" / "1.png").unlink()
@@ -198,7 +163,7 @@ def test_files_count_as_deleted_when_they_are_missing_in_two_rounds(follower, tm
     save(follower.folder / "sub" / "1.png", 1)  # some programs save by deleting and writing
     assert follower.watch.deleted() == [files["sub/2.png"]]
     follower.collection.remove([files["sub/2.png"]])
-    assert (follower.look(), follower.watch.deleted()) == ((1, 0, 0, 0), [])
+    assert (follower.look(), follower.watch.deleted()) == ((0, 0, 1, 0), [])
     packed, *others = sorted(set(follower.files()) - {"../elsewhere.png"})
     assert packed.startswith("a.tar::")
     assert others == ["away.png", "sub/0.png", "sub/1.png", "sub/3.png"]
@@ -206,7 +171,7 @@ def test_files_count_as_deleted_when_they_are_missing_in_two_rounds(follower, tm
 
 def test_a_folder_without_images_counts_as_a_disk_that_is_not_mounted(follower):
     save(follower.folder / "a.png", 1)
-    follower.rounds(2)
+    follower.look()
     follower.folder.rename(follower.folder.with_name("unmounted"))
     for is_empty in (False, True):
         if is_empty:
