@@ -53,11 +53,11 @@ class ImageSource:
 
 def find_manifest(path: Path) -> Path | None:
     """`path` itself if it is a list, or the list `labels.csv` or `labels.jsonl` in the folder `path`; else None."""
+    if path.suffix.lower() in KINDS and path.is_file():
+        return path
     try:
-        if path.suffix.lower() in KINDS and path.is_file():
-            return path
         return next((path / name for name in NAMES if (path / name).is_file()), None)
-    except PermissionError:  # of a folder: reading it will report that
+    except PermissionError:  # reading the folder will report that
         return None
 
 

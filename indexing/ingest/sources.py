@@ -20,9 +20,7 @@ KeyFrom = Literal["path", "name"]
 
 _CHUNK = 50_000  # names of a folder that are sorted together; all of them might not fit into memory
 _MAGIC = frozenset("*?[")
-_PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
 _SIDECARS = (".json", ".cls", ".txt")  # metadata beside an image in a tar; the first that has labels counts
-_MAX_SIDECAR = 2**20
 
 
 def find_sources(paths: Sequence[str | Path], *, split: str | None = None) -> Iterator[Found]:
@@ -36,12 +34,15 @@ def find_sources(paths: Sequence[str | Path], *, split: str | None = None) -> It
     Raises:
         BadDataset: at once if a path is empty or missing or a pattern matches nothing; later if a list cannot be read.
     """
-    for path in paths:
-        if path == "":  # Path("") would be the current folder
+    for path in map(str, paths):
+        if not path:  # Path("") would be the current folder
             raise BadDataset("a path is empty: name files or folders (is a shell variable empty?)")
-        if not is_remote(str(path)) and not _exists(Path(path)) and next(_matching(str(path)), None) is None:
-            nothing = "no file matches the pattern" if _MAGIC & set(str(path)) else "there is no file or folder"
-            raise BadDataset(f"{nothing} {path}: correct the path")
+        try:
+            if not is_remote(path) and not Path(path).exists() and next(_matching(path), None) is None:
+                nothing = "no file matches the pattern" if _MAGIC & set(path) else "there is no file or folder"
+                raise BadDataset(f"{nothing} {path}: correct the path")
+        except (OSError, ValueError) as error:  # no permission, too long, or it contains NUL
+            raise BadDataset(f"{path} cannot be read: {error}") from None
     return (found for path in paths for found in _sources(str(path), split))
 
 
@@ -111,9 +112,9 @@ def walk(folder: Path) -> Iterator[Path | Problem]:
 def _sources(path: str, split: str | None) -> Iterator[Found]:
     if is_remote(path):
         yield ImageSource(path)
-    elif not _exists(Path(path)):
+    elif not Path(path).exists():
         for match in _matching(path):
-            if _is_folder(match) or _is_wanted(match, path):
+            if match.is_dir() or match.suffix.lower() in (*SUFFIXES, *KINDS, ".tar"):
                 yield from _sources_of(match, split)
     else:
         yield from _sources_of(Path(path), split)
@@ -121,23 +122,14 @@ def _sources(path: str, split: str | None) -> Iterator[Found]:
 
 def _sources_of(path: Path, split: str | None) -> Iterator[Found]:
     manifest = find_manifest(path)
-    if manifest is not None and not os.access(manifest, os.R_OK):
-        yield Problem(str(manifest), "cannot be read: Permission denied", uri=str(manifest))
-    elif manifest is not None:
+    if manifest is not None:
         yield from read_manifest(manifest, split=split)
-    elif _is_folder(path):
+    elif path.is_dir():
         yield from (ImageSource(found) if isinstance(found, Path) else found for found in walk(path))
     elif path.suffix.lower() == ".tar":
         yield from _shard(path)
-    elif path.name.lower().endswith(_PACKED):
-        yield Problem(str(path), "is compressed: decompress it, because images are read in place")
     else:
         yield ImageSource(path)
-
-
-def _is_wanted(match: Path, pattern: str) -> bool:
-    """Whether a file that matches a pattern is of a kind that can be read, or the pattern names its suffix."""
-    return match.suffix.lower() in (*SUFFIXES, *KINDS, ".tar") or pattern.lower().endswith(_PACKED)
 
 
 def _shard(shard: Path) -> Iterator[Found]:
@@ -168,8 +160,6 @@ def _described(path: Path, where: str, sidecars: dict[str, Member]) -> ImageSour
     texts: dict[str, str] = {}
     for suffix in _SIDECARS:
         if suffix in sidecars:
-            if sidecars[suffix].size > _MAX_SIDECAR:
-                raise ValueError(f"its {suffix} file has more than {_MAX_SIDECAR:,} bytes")
             try:
                 texts[suffix] = read_member(sidecars[suffix], name=f"the {suffix} file").decode("utf-8-sig")
             except UnicodeDecodeError:
@@ -188,22 +178,6 @@ def _described(path: Path, where: str, sidecars: dict[str, Member]) -> ImageSour
         raise ValueError(f"has labels that are neither text nor a list: {given!r:.80}")
     labels, _ = parse_labels(given, (), set())
     return ImageSource(path, labels, where, key_of(row), attributes_of(row, set()))
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.is_file() or path.is_dir()
-    except ValueError:  # it contains NUL
-        return False
-    except PermissionError:  # in a folder without permission: reading it will report that
-        return not _MAGIC & set(str(path))
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except PermissionError:
-        return False
 
 
 def _is_picture(name: str) -> bool:
@@ -228,7 +202,7 @@ def _matching(pattern: str) -> Iterator[Path]:
     folder, wild = Path(*parts[:first]), parts[first:]
     while wild and wild[-1] == "**":  # the folder itself, which is searched with its subfolders
         wild.pop()
-    matches: Iterator[Path] = folder.glob("/".join(wild)) if wild else filter(_exists, [folder])
+    matches: Iterator[Path] = folder.glob("/".join(wild)) if wild else filter(Path.exists, [folder])
     hidden = any(part.startswith(".") for part in wild)
     while chunk := list(islice(matches, _CHUNK)):
         for path in sorted(chunk):
