@@ -5,55 +5,51 @@ import socket
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
 from hashseek.api.settings import Settings
 from hashseek.indexing.catalog import Catalog
-from hashseek.indexing.cli.options import EngineName
+from hashseek.indexing.cli.options import EngineName, PrecisionName, encoder_options
 from hashseek.retrieval.errors import BadConfig
 
 
 def serve(
     collection: Annotated[Path, typer.Argument(help="Folder of the collection.", envvar="HASHSEEK_COLLECTION")],
-    host: Annotated[str | None, typer.Option(help="Host name or IP address to listen on; default 127.0.0.1.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on, 0 for any free one; default 8000.")] = None,
+    host: Annotated[
+        str, typer.Option(help="Host name or IP address to listen on.", envvar="HASHSEEK_HOST")
+    ] = Settings.host,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on, 0 for any free one.", envvar="HASHSEEK_PORT")
+    ] = Settings.port,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Another copy of the collection's checkpoint; default: its own.")
+        Path | None,
+        typer.Option(
+            help="Another copy of the collection's checkpoint; default: its own.", envvar="HASHSEEK_CHECKPOINT"
+        ),
     ] = None,
     read_only: Annotated[
-        bool | None, typer.Option("--read-only", help="Refuse to add and remove images; default: allow.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N; default auto.")] = None,
-    precision: Annotated[
-        Literal["auto", "fp32", "bf16"] | None, typer.Option(help="Precision of the network; default auto.")
-    ] = None,
-    engine: Annotated[EngineName | None, typer.Option(help="Library that runs the network; default torch.")] = None,
+        bool, typer.Option("--read-only", help="Refuse to add and remove images.", envvar="HASHSEEK_READ_ONLY")
+    ] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", envvar="HASHSEEK_DEVICE")] = Settings.device,
+    precision: Annotated[PrecisionName, typer.Option(help="Of the network.", envvar="HASHSEEK_PRECISION")] = "auto",
+    engine: Annotated[
+        EngineName, typer.Option(help="Library that runs the network.", envvar="HASHSEEK_ENGINE")
+    ] = "torch",
+    max_upload_bytes: Annotated[
+        int, typer.Option(min=1, help="Largest upload.", envvar="HASHSEEK_MAX_UPLOAD_BYTES")
+    ] = Settings.max_upload_bytes,
+    max_k: Annotated[
+        int, typer.Option(min=1, help="Largest number of results of a search.", envvar="HASHSEEK_MAX_K")
+    ] = Settings.max_k,
 ) -> None:
     """Serve a collection over HTTP, with a search page at / and the API documentation at /docs.
 
-    Settings without an option come from the environment (HASHSEEK_HOST, HASHSEEK_PORT, HASHSEEK_READ_ONLY,
-    HASHSEEK_MAX_UPLOAD_BYTES, ...). docs/reference/http-api.md lists them all.
+    Each option can also be given as an environment variable.
     """
-    given: dict[str, Any] = {
-        "collection": collection,
-        "host": host,
-        "port": port,
-        "checkpoint": checkpoint,
-        "read_only": read_only,
-        "device": device,
-        "precision": precision,
-        "engine": engine,
-    }
-    try:
-        settings = Settings(**{key: value for key, value in given.items() if value is not None})
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        raise BadConfig(f"the setting {name} is {first['input']!r}: {first['msg']}") from None
-    run(settings)
+    encoder_options(device, precision, engine)  # refuses an unknown device
+    run(Settings(collection, checkpoint, host, port, read_only, device, precision, engine, max_upload_bytes, max_k))
 
 
 def run(settings: Settings) -> None:
