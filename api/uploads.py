@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from hashseek.indexing.catalog import Change, NewImage, StoredImage
-from hashseek.indexing.catalog.records import check_attributes, check_key
 from hashseek.indexing.searcher import Searcher
 
 SUFFIX = {
@@ -29,22 +28,26 @@ def store_upload(
         BadImage: it cannot be decoded; nothing is stored.
         BadConfig: key or attributes are outside their limits; nothing is stored.
     """
-    check_attributes(attributes)
-    if key is not None:
-        check_key(key)
     collection = searcher.collection
     sha256 = hashlib.sha256(data).hexdigest()
     known = collection.catalog.lookup.ids_by_hash([sha256])
     stored = collection.catalog.get([known[sha256]])[0] if known else None
     if stored is not None and key is None:
         return stored, "known"
-    code = collection.catalog.lookup.code_by_hash(sha256)
-    if stored is not None and code is not None:
-        size, media_type, engine = (stored.width, stored.height), stored.media_type, ""
-    else:
-        picture = searcher.decode(data, name="the upload")
-        [code] = searcher.encoder.encode([picture.image])
-        size, media_type, engine = (picture.width, picture.height), picture.media_type, searcher.encoder.engine
-    new = NewImage("", sha256, *size, len(data), media_type, labels, code, key, attributes, None, engine)
-    image_id, change = collection.add_with_file(new, data, suffix=SUFFIX.get(media_type, ""))
+    picture = searcher.decode(data, name="the upload")
+    [code] = searcher.encoder.encode([picture.image])
+    new = NewImage(
+        path="",
+        sha256=sha256,
+        width=picture.width,
+        height=picture.height,
+        bytes=len(data),
+        media_type=picture.media_type,
+        labels=labels,
+        code=code,
+        key=key,
+        attributes=attributes,
+        engine=searcher.encoder.engine,
+    )
+    image_id, change = collection.add_with_file(new, data, suffix=SUFFIX.get(picture.media_type, ""))
     return collection.catalog.one(image_id), change

@@ -14,20 +14,10 @@ if TYPE_CHECKING:
     from hashseek.indexing.searcher import Hit, Searcher
     from hashseek.retrieval.checkpoint import Checkpoint
     from hashseek.retrieval.codes import Codes
+    from hashseek.retrieval.devices import EncoderOptions
     from hashseek.retrieval.images import Pixels, Preprocessing
     from hashseek.training.evaluation.report.schema import EvaluationReport
     from hashseek.training.loop.fit import Result
-
-
-class EncoderKeywords(TypedDict, total=False):
-    """Where and how the network runs.
-
-    device: "auto", "cpu", "cuda" or "cuda:N". precision: "auto", "fp32" or "bf16". engine: "torch" or "openvino".
-    """
-
-    device: str
-    precision: str
-    engine: str
 
 
 class SearchKeywords(TypedDict, total=False):
@@ -150,7 +140,7 @@ def open_collection(
     *,
     checkpoint: str | Path | None = None,
     read_only: bool = False,
-    **options: Unpack[EncoderKeywords],
+    **options: "Unpack[EncoderOptions]",
 ) -> ImageCollection:
     """Open the collection in `folder`, or create it for the codes of `checkpoint`.
 
@@ -158,7 +148,8 @@ def open_collection(
         folder: of the collection.
         checkpoint: needed to create a collection. An existing one keeps a copy of its own.
         read_only: refuse changes; the folder need not be writable.
-        options: see `EncoderKeywords`.
+        options: `device` ("auto", "cpu", "cuda" or "cuda:N"), `precision` ("auto", "fp32" or "bf16") and `engine`
+            ("torch" or "openvino").
 
     Raises:
         BadCollection: there is no collection, and no checkpoint to create one for.
@@ -192,14 +183,15 @@ def load_checkpoint(path: str | Path) -> "Checkpoint":
 def encode(
     images: Iterable["str | Path | bytes | Image"],
     checkpoint: "str | Path | Checkpoint",
-    **options: Unpack[EncoderKeywords],
+    **options: "Unpack[EncoderOptions]",
 ) -> "Codes":
     """Packed codes (B, code_size) of images, uint8: bit j of a code is bit j % 8 of byte j // 8.
 
     Args:
         images: paths, bytes of image files, or Pillow images.
         checkpoint: its path, or the result of `load_checkpoint`.
-        options: see `EncoderKeywords`.
+        options: `device` ("auto", "cpu", "cuda" or "cuda:N"), `precision` ("auto", "fp32" or "bf16") and `engine`
+            ("torch" or "openvino").
 
     Raises:
         BadImage: an image cannot be read.
@@ -261,7 +253,7 @@ def evaluate(
         data: a folder with labels.csv, the name of a data set, or a TOML file; default: what it was trained on.
         ns: the N of mAP@N and the other metrics.
         out: write the report with its page and tables into this folder.
-        device, precision: see `EncoderKeywords`.
+        device, precision: as for `encode`.
 
     Raises:
         HashseekError: a bad checkpoint, bad data, or a value outside its limits.

@@ -51,12 +51,9 @@ class Database:
         """
         self.path = path
         if not path.is_file():
-            folder = path.parent
-            if folder.is_file():
-                raise BadCollection(f"{folder} is a file, but a collection is a folder: check the path")
             raise BadCollection(
-                f"there is no collection in {folder}: create it with "
-                f"`hashseek index add {folder} IMAGES --checkpoint FILE`"
+                f"there is no collection in {path.parent}: create it with "
+                f"`hashseek index add {path.parent} IMAGES --checkpoint FILE`"
             )
         self._identity = _identity(path)
         self._read_lock, self._write_lock = threading.Lock(), threading.Lock()
@@ -161,20 +158,11 @@ class Database:
             application = db.execute("PRAGMA application_id").fetchone()[0]
             version = int(db.execute("PRAGMA user_version").fetchone()[0])
         if application != APPLICATION_ID:
-            empty = self.path.stat().st_size == 0
+            raise BadCollection(f"{self.path} is not a Hashseek catalog: check the path, or restore a snapshot")
+        if version != VERSION:
             raise BadCollection(
-                f"{self.path} {'is empty' if empty else 'is not a Hashseek catalog'}: check the path, or restore a "
-                "snapshot"
-            )
-        if version > VERSION:
-            raise BadCollection(
-                f"{self.path} has catalog version {version}, this Hashseek reads version {VERSION}: update Hashseek"
-            )
-        if version < VERSION:
-            raise BadCollection(
-                f"{self.path} has catalog version {version} of a development version, this Hashseek reads version "
-                f"{VERSION}: export the collection with the Hashseek that wrote it and import it here, or add the "
-                "images to a new collection"
+                f"{self.path} has catalog version {version}, this Hashseek reads version {VERSION}: export the "
+                "collection with the Hashseek that wrote it, and import it here"
             )
 
     def _open_reader(self) -> sqlite3.Connection:
@@ -230,19 +218,15 @@ def as_hashseek_error(path: Path) -> Iterator[None]:
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         code = getattr(error, "sqlite_errorcode", None)  # None: an error of Python's, such as text that is not UTF-8
         primary = None if code is None else code & 0xFF
-        answer = f"SQLite reports {str(error)!r} for the catalog {path}"
+        answer = f"SQLite reports {str(error)!r} for the catalog {path}, and nothing was stored"
         if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise _locked(path) from None
-        if primary in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-            raise BadCollection(f"{answer}: check that you may write to the folder") from None
         if primary == sqlite3.SQLITE_FULL:
-            raise DiskFull(f"{answer}: nothing of the last batch was stored; free some space and try again") from None
-        if primary == sqlite3.SQLITE_IOERR:
-            raise BadCollection(f"{answer}: nothing was stored; check that the disk works and has space") from None
+            raise DiskFull(f"{answer}: free some space and try again") from None
         not_text = primary is None and not isinstance(error, sqlite3.ProgrammingError)
         if not_text or primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
             raise CatalogDamaged(path, str(error)) from None
-        raise BadCollection(f"{answer}: nothing was stored") from None
+        raise BadCollection(f"{answer}: check that you may write to the folder, and that the disk has space") from None
 
 
 def now() -> str:

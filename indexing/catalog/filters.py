@@ -144,29 +144,22 @@ def ids_where(db: sqlite3.Connection, chosen: Filter) -> Ids:
     Conditions are looked up in indexes until few images are left; the others are then tested on those images.
     """
     found: Ids | None = None
-    if chosen.keys is not None:
-        query = "SELECT id AS i FROM images WHERE key IN (SELECT value FROM json_each(?))"
-        keys = [key for key in chosen.keys if "\0" not in key]  # SQLite would look for the part before it
-        found = np.sort(fetch_ids(db, query, [json.dumps(keys)]))
-    if chosen.ids is not None:
-        ids = np.unique(np.array([i for i in chosen.ids if 0 <= i < 2**63], np.int64))
-        found = ids if found is None else _both(found, ids)
-    few = int(_FEW * _count(db))
+    few = int(_FEW * int(db.execute("SELECT max(id) FROM images").fetchone()[0] or 0))  # counting reads a whole index
     clauses: list[str] = []
     values: list[Any] = []
-    for look_up, clause, clause_values in [*_label_conditions(db, chosen, few), *_column_conditions(db, chosen)]:
+    for look_up, clause, clause_values in _conditions(db, chosen, few):
         indexed = look_up() if found is None or len(found) > few else None
-        if indexed is not None:
-            found = indexed if found is None else _both(found, indexed)
-        else:
+        if indexed is None:
             clauses.append(clause)
             values += clause_values
+        else:
+            found = indexed if found is None else _both(found, indexed)
     excluded = chosen.no_labels
     if excluded and found is not None and len(found) <= few:
         clauses.append(f"NOT {_has_label(excluded)}")
         values += excluded
         excluded = ()
-    if chosen.ids is not None or clauses or found is None:
+    if clauses or found is None:
         by = ""
         if found is not None and len(found) <= few:
             clauses.append("id IN (SELECT value FROM json_each(?))")
@@ -178,12 +171,36 @@ def ids_where(db: sqlite3.Connection, chosen: Filter) -> Ids:
     return np.setdiff1d(found, _labelled(db, excluded), assume_unique=True) if excluded else found
 
 
-def _label_conditions(db: sqlite3.Connection, chosen: Filter, few: int) -> "list[_Condition]":
-    """Conditions on labels, rare labels first."""
+# A function that looks the ids up in an index, or returns None if there is none; the same as an SQL clause; its values.
+_Condition = tuple[Callable[[], Ids | None], str, list[Any]]
+
+
+def _conditions(db: sqlite3.Connection, chosen: Filter, few: int) -> list[_Condition]:
+    """The conditions of a filter; those that probably let few images through come first."""
+
+    def on_column(clause: str, *values: Any) -> _Condition:
+        query = f"SELECT id AS i FROM images WHERE {clause}"
+        return lambda: np.sort(fetch_ids(db, query, list(values))), clause, list(values)
+
+    conditions = []
+    if chosen.keys is not None:
+        keys = [key for key in chosen.keys if "\0" not in key]  # SQLite would look for the part before it
+        conditions.append(on_column("key IN (SELECT value FROM json_each(?))", json.dumps(keys)))
+    if chosen.ids is not None:
+        ids = [i for i in chosen.ids if 0 <= i < 2**63]
+        conditions.append(on_column("id IN (SELECT value FROM json_each(?))", json.dumps(ids)))
     groups = [(label,) for label in dict.fromkeys(chosen.all_labels)] + [chosen.any_labels] * bool(chosen.any_labels)
-    if len(groups) > 1:
+    if len(groups) > 1:  # rare labels first
         groups.sort(key=lambda labels: _count_labelled(db, labels, most=few))
-    return [(partial(_labelled, db, labels), _has_label(labels), list(labels)) for labels in groups]
+    conditions += [(partial(_labelled, db, labels), _has_label(labels), list(labels)) for labels in groups]
+    exact = [one for one in chosen.attributes if one.operator in ("=", "^=")]
+    ranges = [one for one in chosen.attributes if one not in exact]
+    conditions += [(partial(ids_with, db, one), *condition_clause(one)) for one in exact]
+    limits = {"added_at >= ?": chosen.added_after, "added_at < ?": chosen.added_before}
+    if times := {clause: parse_time(time) for clause, time in limits.items() if time is not None}:
+        conditions.append(on_column(" AND ".join(times), *times.values()))
+    conditions += [(partial(ids_with, db, one), *condition_clause(one)) for one in ranges]
+    return conditions
 
 
 def _has_label(labels: Sequence[str]) -> str:
@@ -210,31 +227,3 @@ def _labelled(db: sqlite3.Connection, labels: Sequence[str]) -> Ids:
 def _both(first: Ids, second: Ids) -> Ids:
     few, many = sorted((first, second), key=len)
     return few[np.isin(few, many, assume_unique=True)]
-
-
-def _count(db: sqlite3.Connection) -> int:
-    row = db.execute("SELECT max(id) FROM images").fetchone()  # an upper bound; counting would read a whole index
-    return int(row[0] or 0)
-
-
-# A function that looks the ids up in an index, or returns None if there is none; the same as an SQL clause; its values.
-_Condition = tuple[Callable[[], Ids | None], str, list[Any]]
-
-
-def _column_conditions(db: sqlite3.Connection, chosen: Filter) -> list[_Condition]:
-    """Conditions on columns of the table of images; those that probably let few images through come first."""
-    exact: list[_Condition] = []
-    ranges: list[_Condition] = []
-    for condition in chosen.attributes:
-        kind = exact if condition.operator in ("=", "^=") else ranges
-        kind.append((partial(ids_with, db, condition), *condition_clause(condition)))
-    limits = [
-        (f"added_at {operator} ?", parse_time(time))
-        for operator, time in ((">=", chosen.added_after), ("<", chosen.added_before))
-        if time is not None
-    ]
-    if not limits:
-        return exact + ranges
-    clause, times = " AND ".join(limit for limit, _ in limits), [time for _, time in limits]
-    look_up = lambda: np.sort(fetch_ids(db, f"SELECT id AS i FROM images WHERE {clause}", times))  # noqa: E731
-    return [*exact, (look_up, clause, times), *ranges]

@@ -37,15 +37,16 @@ class Lookups:
         """Those of the paths that an image has."""
         return {str(row[0]) for row in self._rows("SELECT path FROM images WHERE path IN ({})", list(paths))}
 
-    def code_by_hash(self, sha256: str) -> NDArray[np.uint8] | None:
-        """Packed code (code_size,) of a content that is stored already, so that it need not be encoded again."""
+    def code_by_hash(self, sha256: str) -> tuple[NDArray[np.uint8], str] | None:
+        """Packed code (code_size,) and engine of a content that is stored already: it need not be encoded again."""
         with self._db.reading() as db:
             row = db.execute(  # CROSS JOIN: from the few images to their codes, whatever SQLite estimates
-                "SELECT c.code FROM images AS i CROSS JOIN codes AS c ON c.space_id = ? AND c.image_id = i.id "
-                "WHERE i.sha256 = ? LIMIT 1",
+                "SELECT c.code, coalesce(e.name, '') FROM images AS i "
+                "CROSS JOIN codes AS c ON c.space_id = ? AND c.image_id = i.id "
+                "LEFT JOIN engines AS e ON e.id = c.engine WHERE i.sha256 = ? LIMIT 1",
                 (self._space_id, sha256),
             ).fetchone()
-        return None if row is None else np.frombuffer(row[0], np.uint8)
+        return None if row is None else (np.frombuffer(row[0], np.uint8), str(row[1]))
 
     def _rows(self, query: str, values: Sequence[str]) -> list[tuple[Any, ...]]:
         rows: list[tuple[Any, ...]] = []

@@ -142,15 +142,7 @@ class Storing:
             self.db.execute("UPDATE images SET mtime_ns = ? WHERE id = ?", (image.mtime_ns, image_id))
 
     def _engine_of(self, image: NewImage) -> int | None:
-        """The engine's id; a code that was copied from equal content keeps the engine that computed it."""
-        if not image.engine:
-            # CROSS JOIN: from the few images to their codes, whatever SQLite estimates.
-            row = self.db.execute(
-                "SELECT c.engine FROM images AS i CROSS JOIN codes AS c ON c.space_id = ? AND c.image_id = i.id "
-                "WHERE i.sha256 = ? AND c.code = ? LIMIT 1",
-                (self.space_id, image.sha256, image.code.tobytes()),
-            ).fetchone()
-            return None if row is None else row[0]
+        """The id of the engine that computed the code; None if unknown."""
         if image.engine not in self._engines:
             self._engines[image.engine] = engine_id(self.db, image.engine)
         return self._engines[image.engine]

@@ -141,7 +141,7 @@ class _Run:
         """The images with their codes; content that was stored since it was loaded is not encoded again."""
         pixels = {one.image.sha256: one.pixels for one in loaded if one.image and one.pixels is not None}
         look_up = self.collection.catalog.lookup.code_by_hash
-        codes = {sha256: (code, "") for sha256 in pixels if (code := look_up(sha256)) is not None}
+        codes = {sha256: known for sha256 in pixels if (known := look_up(sha256)) is not None}
         fresh = [sha256 for sha256 in pixels if sha256 not in codes]
         if fresh:
             encoded = self.encoder.encode_pixels(np.stack([pixels[sha256] for sha256 in fresh]))
@@ -149,7 +149,7 @@ class _Run:
         images = []
         for source, image in ((one.source, one.image) for one in loaded):
             if image is not None:
-                code, engine = codes.get(image.sha256, (image.code, ""))
+                code, engine = codes.get(image.sha256, (image.code, image.engine))
                 images.append((source, replace(image, code=code, engine=engine)))
         return images
 

@@ -129,12 +129,13 @@ class Loader:
 
     def _with_known_content(self, image: NewImage) -> NewImage | None:
         """The image with code and size of a stored image of the same content; None if there is none."""
-        code = self.catalog.lookup.code_by_hash(image.sha256)
-        ids = list(self.catalog.lookup.ids_by_hash([image.sha256]).values()) if code is not None else []
+        known = self.catalog.lookup.code_by_hash(image.sha256)
+        ids = [] if known is None else list(self.catalog.lookup.ids_by_hash([image.sha256]).values())
         record = self.catalog.get(ids)[0] if ids else None
-        if record is None or code is None:
+        if known is None or record is None:
             return None
-        return replace(image, width=record.width, height=record.height, media_type=record.media_type, code=code)
+        described = replace(image, width=record.width, height=record.height, media_type=record.media_type)
+        return replace(described, code=known[0], engine=known[1])
 
     def _compared(self, sources: Iterable[Found]) -> Iterator[Found | LoadedImage]:
         """The sources; those files that agree with their records, which say all that the sources say, as loaded.

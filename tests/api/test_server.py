@@ -77,14 +77,6 @@ hashseek.api.service.Service._load = slowly
 """
 
 
-def test_it_answers_from_the_start_and_is_ready_when_loaded(serve, indexed):
-    _, client = serve(indexed, "--read-only", ready=False, before=SLOW)
-    assert client.get("/healthz/live").status_code == 200
-    assert client.get("/healthz/ready").status_code == 503
-    wait_until(lambda: client.get("/healthz/ready").status_code == 200)
-    assert len(client.post("/v1/search", files={"image": png(0)}).json()["hits"]) == 10
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_in_order(serve, own_collection, number):
     process, client = serve(own_collection, before="finish = in_order")  # including the shutdown of the interpreter
@@ -159,18 +151,6 @@ def test_a_body_that_is_too_large_is_answered_though_it_is_not_read(serve, index
     with socket.create_connection((client.base_url.host, client.base_url.port), timeout=60) as raw:
         raw.sendall(b"POST /v1/search HTTP/1.1\r\nHost: x\r\n" + headers + b"\r\n\r\n5\r\nhello\r\n")
         assert raw.recv(10_000).startswith(b"HTTP/1.1 " + status)
-
-
-def test_a_client_that_hangs_up_in_the_middle_harms_nobody(serve, indexed):
-    process, client = serve(indexed, "--read-only")
-    for _ in range(5):
-        with socket.create_connection((client.base_url.host, client.base_url.port), timeout=60) as raw:
-            raw.sendall(
-                b"POST /v1/search HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n"
-                b"Content-Type: multipart/form-data; boundary=x\r\n\r\n--x\r\n"
-            )
-    assert client.post("/v1/search", files={"image": png(0)}).status_code == 200
-    assert "Traceback" not in process.err
 
 
 def test_the_installed_command_serves_until_it_is_stopped(own_collection, tmp_path):

@@ -60,12 +60,6 @@ class HeldMerge:
         return self.merge(*arguments)
 
 
-def test_stopping_writes_the_index_and_what_was_added_is_there_again(own_collection):
-    with serving(own_collection) as client:
-        assert add(client, png(600)).status_code == 201
-    assert state_of(own_collection) == (13, 13, [])
-
-
 def test_requests_do_not_wait_for_a_merge(own_collection, monkeypatch, merges_at_once):
     with serving(own_collection) as client:
         held = HeldMerge()

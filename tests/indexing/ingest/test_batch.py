@@ -312,29 +312,3 @@ def test_the_next_search_sees_what_other_processes_did(hashseek, own_collection,
     assert found() == []
     assert len(collection) == 11
     collection.close()
-
-
-def test_without_write_permission_changes_are_refused_and_searches_work(
-    hashseek, own_collection, tmp_path, pictures, checkpoint
-):
-    before = {path: path.read_bytes() for path in own_collection.rglob("*") if path.is_file()}
-    places = [own_collection, own_collection / "index"]
-    for place in places:
-        place.chmod(0o555)
-    picture = save(tmp_path / "new.png", 78)
-    refused = [
-        hashseek("index", "add", own_collection, picture, "--device", "cpu", before="drop_rights()"),
-        hashseek("index", "remove", own_collection, 1, before="drop_rights()"),
-        hashseek("index", "add", own_collection / "sub", picture, "--checkpoint", checkpoint, before="drop_rights()"),
-        hashseek("serve", own_collection, "--port", 0, before="drop_rights()"),
-    ]
-    for code, _, err in refused:
-        assert code == 2
-        assert err.startswith("hashseek: ")
-        assert err.count("\n") == 1
-    code, out, err = hashseek("search", own_collection, picture, "-k", 3, "--device", "cpu", before="drop_rights()")
-    assert (code, err, len(out.splitlines())) == (0, "", 4)
-    assert hashseek("index", "verify", own_collection, before="drop_rights()")[:2] == (0, "12 images, 0 problems\n")
-    for place in places:
-        place.chmod(0o755)
-    assert {path: path.read_bytes() for path in own_collection.rglob("*") if path.is_file()} == before

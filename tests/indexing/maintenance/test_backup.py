@@ -94,7 +94,7 @@ def test_files_that_were_missing_before_the_snapshot_are_listed(collection, tmp_
     collection.save_index()
     code, out, err = hashseek("index", "snapshot", collection.folder, tmp_path / "s.tar")
     assert code == 1
-    assert out.startswith(f"{tmp_path}/s.tar: 18 images, ")
+    assert out == f"{tmp_path}/s.tar: 18 images\n"
     lost = sorted([images[0].path, images[1].path, "checkpoint.safetensors"])
     assert [line.split()[0] for line in err.splitlines()] == lost
     code, out, err = hashseek("index", "restore", tmp_path / "s.tar", tmp_path / "new")
@@ -220,7 +220,7 @@ def test_optimizing_frees_disk_space(tmp_path):
     with closing(sqlite3.connect(tmp_path / "catalog.sqlite")) as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     size = (tmp_path / "catalog.sqlite").stat().st_size
-    assert optimize(big).n_bytes > size / 2
+    optimize(big)
     assert (tmp_path / "catalog.sqlite").stat().st_size < size / 4
     assert not (tmp_path / "catalog.sqlite-wal").exists() or not (tmp_path / "catalog.sqlite-wal").stat().st_size
     assert len(found(big)[0][1]) == 100
@@ -258,7 +258,7 @@ def test_optimizing_deletes_unneeded_files_after_an_hour(collection):
 def test_the_commands(own_collection, hashseek, tmp_path):
     code, out, err = hashseek("index", "snapshot", own_collection, tmp_path / "s.tar")
     assert (code, err) == (0, "")
-    assert out.startswith(f"{tmp_path}/s.tar: 12 images, ")
+    assert out == f"{tmp_path}/s.tar: 12 images\n"
     code, out, err = hashseek("index", "restore", tmp_path / "s.tar", tmp_path / "new")
     assert (code, err, out.split(",")[0]) == (0, "", f"{tmp_path}/new holds 12 images")
     assert hashseek("index", "verify", tmp_path / "new")[:2] == (0, "12 images, 0 problems\n")

@@ -10,7 +10,6 @@ from hashseek.indexing.catalog import CatalogDamaged, FindingKind
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.maintenance.repair import repair
 from hashseek.retrieval.checkpoint import load_header
-from hashseek.retrieval.errors import BadCollection
 from support.collections import code_collection, new_images, random_codes, sql
 from support.faults import content
 
@@ -138,14 +137,6 @@ def test_damaged_pages_of_the_catalog_are_refused_and_the_file_is_not_touched(ow
     assert (code, err.count("\n"), "Traceback" in err) == (2, 1, False)
     assert ".recover" in err
     assert (own_collection / "catalog.sqlite").read_bytes() == before
-
-
-@pytest.mark.parametrize("content", [b"", b"no catalog at all" * 999])
-def test_an_overwritten_catalog_is_refused_and_not_touched(own_collection, content):
-    (own_collection / "catalog.sqlite").write_bytes(content)
-    with pytest.raises(BadCollection):
-        run_repair(own_collection)
-    assert (own_collection / "catalog.sqlite").read_bytes() == content
 
 
 def test_an_sqlite_index_that_lost_rows_is_rebuilt(own_collection):
