@@ -55,8 +55,6 @@ def fetch(
     allow_private: bool = False,
     max_bytes: int = MAX_BYTES,
     seconds: float = SECONDS,
-    max_redirects: int = MAX_REDIRECTS,
-    retries: int = RETRIES,
 ) -> bytes:
     """Download the content of a URL.
 
@@ -65,21 +63,19 @@ def fetch(
         allow_private: allow IP addresses that are not public (this machine, the local network).
         max_bytes: the largest response to accept.
         seconds: time limit for everything together: redirects, retries and the waits between them.
-        max_redirects: how many redirects to follow.
-        retries: after a broken connection, or a status such as 429 or 503.
 
     Raises:
         BadImage: it cannot be downloaded within these limits; the message names the URL and the limit.
     """
-    download = _Download(url, allow_private, max_bytes, max_redirects, time.monotonic() + seconds)
-    for attempt in range(retries + 1):
+    download = _Download(url, allow_private, max_bytes, time.monotonic() + seconds)
+    for attempt in range(RETRIES + 1):  # after a broken connection, or a status such as 429 or 503
         try:
             return download.run()
         except _Retriable as problem:
             wait = max(_FIRST_WAIT * 2**attempt * random.uniform(0.8, 1.2), problem.wait)
             if time.monotonic() + wait >= download.deadline:
                 raise BadImage(f"{url} {problem}, and the time limit is {seconds:g} s") from None
-            if attempt == retries:
+            if attempt == RETRIES:
                 raise BadImage(f"{url} {problem} ({attempt + 1} tries)") from None
             time.sleep(wait)
     raise AssertionError("the last attempt returns or raises")
@@ -92,13 +88,12 @@ class _Download:
     url: str
     allow_private: bool
     max_bytes: int
-    max_redirects: int
     deadline: float
 
     def run(self) -> bytes:
         """The content, after all redirects."""
         place = self.url
-        for _ in range(self.max_redirects + 1):
+        for _ in range(MAX_REDIRECTS + 1):
             content, target = self._get(place)
             if target is None:
                 return content
@@ -106,7 +101,7 @@ class _Download:
                 place = urljoin(place, target)
             except ValueError:
                 raise BadImage(f"{self.url} redirects to {_brief(target)}, which is not a URL") from None
-        raise BadImage(f"{self.url} redirects more than {self.max_redirects} times")
+        raise BadImage(f"{self.url} redirects more than {MAX_REDIRECTS} times")
 
     def _get(self, place: str) -> tuple[bytes, str | None]:
         """(content, None), or (nothing, redirect target) of the URL `place`."""
@@ -149,8 +144,6 @@ class _Download:
             if status != 200:
                 raise BadImage(f"{self.url} responded with {status} {reason}")
             promised = response.length
-            if promised is not None and promised > self.max_bytes:
-                raise BadImage(f"{self.url} has {promised:,} bytes; the limit is {self.max_bytes:,} (--url-megabytes)")
             content = bytearray()
             while block := response.read1(_BLOCK):
                 content += block

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from support.pictures import draw, encoded, labels_of, png
+from support.pictures import labels_of, png
 from support.service import add, assert_problem, hits, search, serving
 
 
@@ -79,11 +79,6 @@ def test_a_service_with_a_limit_below_the_default_returns_as_many_as_it_may(inde
         assert len(hits(search(client, png(1)))) == len(hits(client.get("/v1/images/1/similar"))) == 4
         assert len(hits(client.get("/v1/images/1/similar?k=2"))) == 2
         assert_problem(client.get("/v1/images/1/similar?k=5"), 422, "BadConfig", "5", "4")
-
-
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "TIFF", "WEBP", "BMP"])
-def test_images_of_every_format_can_be_searched_with(reader, kind):
-    assert len(hits(search(reader, encoded(draw(1), kind), k=1))) == 1
 
 
 @pytest.mark.parametrize(

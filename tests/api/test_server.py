@@ -67,16 +67,6 @@ def uploading(client, first_seed):
     thread.join()
 
 
-SLOW = """
-import hashseek.api.service, time
-load = hashseek.api.service.Service._load
-def slowly(self):
-    time.sleep(1.5)
-    load(self)
-hashseek.api.service.Service._load = slowly
-"""
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_in_order(serve, own_collection, number):
     process, client = serve(own_collection, before="finish = in_order")  # including the shutdown of the interpreter
@@ -87,13 +77,6 @@ def test_a_signal_ends_it_in_order(serve, own_collection, number):
     assert len(process.err.splitlines()) == 1
     with closing(Collection(own_collection, read_only=True)) as collection:
         assert (len(collection), collection.describe_index()["built"]) == (13, 13)
-
-
-def test_a_signal_while_it_loads_ends_it_too(serve, own_collection):
-    process, _ = serve(own_collection, ready=False, before=f"finish = in_order\n{SLOW}")
-    process.send(signal.SIGTERM)
-    assert process.wait() == 0
-    assert "Traceback" not in process.err
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)])

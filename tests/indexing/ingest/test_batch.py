@@ -16,7 +16,7 @@ from hashseek.indexing.ingest import loading
 from hashseek.indexing.ingest.batch import ImageSource, ingest
 from hashseek.indexing.ingest.sources import find_sources
 from hashseek.indexing.ingest.uris import open_uri
-from hashseek.indexing.searcher import Searcher, SearchOptions
+from hashseek.indexing.searcher import Searcher
 from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.errors import BadImage
 from hashseek.retrieval.tar_members import find_member
@@ -293,22 +293,3 @@ def test_of_several_processes_with_two_checkpoints_one_creates_the_collection(
     fingerprints = [load_header(file).fingerprint[:12] for file in (checkpoint, other_checkpoint)]
     assert all(name in process.err for process in refused for name in fingerprints)
     check_complete(tmp_path / "collection")
-
-
-def test_the_next_search_sees_what_other_processes_did(hashseek, own_collection, tmp_path):
-    collection = Collection(own_collection)
-    searcher = Searcher.open(collection, device="cpu")
-    picture = save(tmp_path / "new.png", 77)
-
-    def found():
-        [answer] = searcher.search([searcher.decode(picture.read_bytes()).image], SearchOptions(k=100))
-        return [hit.image.id for hit in answer.hits if hit.image.path == str(picture)]
-
-    assert found() == []
-    assert hashseek("index", "add", own_collection, picture, "--device", "cpu")[0] == 0
-    assert found() == [13]
-    assert len(collection) == 13
-    assert hashseek("index", "remove", own_collection, 13, 2)[0] == 0
-    assert found() == []
-    assert len(collection) == 11
-    collection.close()

@@ -70,14 +70,9 @@ class Handler(BaseHTTPRequestHandler):
         self.reply(content=CONTENT, Content_Length=2 * len(CONTENT))
         self.close_connection = True
 
-    def answer_long(self):
-        self.reply(Content_Length=10 * 2**30)
-        self.answer_endless(headers=False)
-
-    def answer_endless(self, headers=True):  # 10 GB, if it is let
-        if headers:
-            self.send_response(200)
-            self.end_headers()
+    def answer_endless(self):  # 10 GB, if it is let
+        self.send_response(200)
+        self.end_headers()
         self.close_connection = True
         for _ in range(10 * 2**10):
             self.wfile.write(bytes(2**20))
@@ -135,7 +130,6 @@ REFUSED = {
     "odd": "http://[bad",
     "file": "file:///etc/passwd",
     "short": "20,480",
-    "long": "10,737,418,240",
     "endless": "1,000,000",
     "reset": "",
     "garbage": "",
@@ -144,11 +138,12 @@ REFUSED = {
 
 @pytest.mark.parametrize("path", REFUSED)
 def test_a_refusal_names_the_url_and_the_value(server, path, monkeypatch):
+    monkeypatch.setattr(remote, "RETRIES", 1)
     private = path != "metadata"
     if not private:  # the server itself counts as public here, its redirect target does not
         monkeypatch.setattr(remote, "is_public", lambda ip: ip == "127.0.0.1" or is_public(ip))
     with pytest.raises(BadImage, match=re.escape(f"{server.url}/{path}")) as refused:
-        get(server, path, allow_private=private, max_bytes=1_000_000, retries=1)
+        get(server, path, allow_private=private, max_bytes=1_000_000)
     assert REFUSED[path] in str(refused.value)
     assert "\n" not in str(refused.value)
     assert server.sent < 50 * 2**20  # of 10 GB
