@@ -153,8 +153,8 @@ class Experiment:
     data: str = "mirflickr"
     bits: tuple[int, ...] = (12, 24, 36, 48)
     n_seeds: int = 3
-    n_trials: int = 8
-    epochs: int = 40
+    n_trials: int = 6
+    epochs: int = 30
     base: tuple[str, ...] = ()
 
     @property

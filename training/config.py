@@ -11,10 +11,8 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
     ValidationError,
     field_validator,
-    model_serializer,
     model_validator,
 )
 from pydantic.fields import FieldInfo
@@ -58,17 +56,6 @@ class DataSection(NamedSection):
         if value is None or names or (isinstance(value, int | float) and 0 < value < 1):
             return value
         raise ValueError("use a list of label names, or a share of the labels between 0 and 1")
-
-    @model_serializer(mode="wrap")
-    def _only_if_held_out(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave the two settings out where no labels are held out, so that such runs compare as equal to older ones."""
-        content: dict[str, Any] = write(self)
-        return content if self.held_out is not None else without_held_out(content)
-
-
-def without_held_out(section: dict[str, Any]) -> dict[str, Any]:
-    """The `data` section of a configuration without the settings of held-out labels."""
-    return {key: value for key, value in section.items() if key not in ("held_out", "held_out_seed")}
 
 
 class LossSection(NamedSection):

@@ -89,8 +89,6 @@ def as_text(facts: dict[str, Any], *, n_pairs: int = 10) -> str:
             f"{found['across']:,} of them both in the query split and in another"
         )
         lines += [f"  {' = '.join(group)}" for group in found["examples"]]
-        if found["empty"]:
-            lines.append(f"empty files (0 bytes): {len(found['empty']):,}, such as {found['empty'][0]}")
     lines += [f"note: {problem}" for problem in facts["problems"]]
     return "\n".join(lines)
 
@@ -152,7 +150,6 @@ def _duplicates(splits: Splits, everything: Split, advance: Callable[[int], None
         "files": sum(map(len, groups)),
         "across": len(across),
         "examples": [[str(path) for path in group] for group in shown],
-        "empty": [str(path) for path in sorted(of_size[0])],
     }
 
 

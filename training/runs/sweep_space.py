@@ -7,7 +7,6 @@
 """
 
 import copy
-import difflib
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.errors import BadConfig, suggest
 from hashseek.training.config import Config, parse_config, set_value
 from hashseek.training.losses import loss_class
 
@@ -72,14 +71,10 @@ def with_values(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[s
 def _flat(space: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Settings by their dotted names, also where TOML reads the dots as tables."""
     for key, value in space.items():
-        if isinstance(value, Mapping) and value and not set(value) & set(KEYS) and _looks_nested(value):
+        if isinstance(value, Mapping) and value and not {"low", "high"} & set(value):
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _looks_nested(value: Mapping[str, Any]) -> bool:
-    return all(isinstance(inner, (Mapping, list)) for inner in value.values())
 
 
 class _Range(BaseModel):
@@ -89,9 +84,6 @@ class _Range(BaseModel):
     high: int | float
     log: bool = False
     step: int | float | None = None
-
-
-KEYS = tuple(_Range.model_fields)
 
 
 def _distribution(key: str, value: Any) -> BaseDistribution:
@@ -134,6 +126,5 @@ def _check_hyperparameter(key: str, config: Config, space: Distributions) -> Non
     for loss in names.choices if isinstance(names, CategoricalDistribution) else (named.name,):
         known = [*loss_class(str(loss)).hyperparameters(), "quantization", "nested"]
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}"
+            hint = suggest(name, known)
             raise BadConfig(f"the sweep's setting {key!r}: the loss {loss!r} has no hyperparameter {name!r}: {hint}")

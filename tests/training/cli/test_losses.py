@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from hashseek.api.cli import build, main
 from hashseek.retrieval.errors import BadConfig
-from hashseek.training.cli.losses import as_markdown, in_full, listing
 from hashseek.training.losses import LOSSES, build_loss, loss_class
+from hashseek.training.losses.catalogue import as_markdown, in_full, listing
 from hashseek.training.losses.hashing.quantization import QUANTIZERS
 from support.paths import ROOT
 
