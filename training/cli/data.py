@@ -1,4 +1,4 @@
-"""Subcommand `data`: list the data sets, inspect one, check a folder, render the built-in set."""
+"""Subcommand `data`: list the data sets, inspect one, check a folder."""
 
 import inspect as introspection
 import json
@@ -48,22 +48,6 @@ def inspect(
     with progress.task("comparing files", n_images if duplicates else 0) as advance:
         facts = {"name": name, "options": chosen, **inspect_splits(splits, duplicates=duplicates, advance=advance)}
     typer.echo(json.dumps(facts, indent=2) if as_json else as_text(facts))
-
-
-@data.command("render")
-def render(
-    folder: Annotated[Path, typer.Argument(help="Folder for the images and labels.csv.")],
-    n_query: Annotated[int, typer.Option(help="Images in the query split.")] = 400,
-    n_train: Annotated[int, typer.Option(help="Images in the train split.")] = 3000,
-    n_database: Annotated[int, typer.Option(help="Images in the database split.")] = 3600,
-    size: Annotated[int, typer.Option(help="Side of an image in pixels.")] = 128,
-    seed: Annotated[int, typer.Option(help="Another seed gives other images.")] = 0,
-) -> None:
-    """Render the built-in data set `shapes` into a folder."""
-    splits = build_splits(
-        "shapes", root=str(folder), n_query=n_query, n_train=n_train, n_database=n_database, size=size, seed=seed
-    )
-    typer.echo(_summary(splits))
 
 
 @data.command("check")

@@ -74,7 +74,7 @@ def mirflickr(
         on_error: "stop" refuses missing images, "skip" leaves them out.
 
     Raises:
-        BadDataset: images, annotations or lists are missing, damaged, or contradict each other.
+        BadDataset: images, annotations or lists are missing or damaged.
         BadConfig: no such protocol, or a random split with an empty part.
 
     Source: Huiskes and Lew, ACM MIR 2008; HyP2 (Xu et al., ACM MM 2022), Table 2; DeepHash-pytorch, data/mirflickr.
