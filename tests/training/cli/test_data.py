@@ -7,9 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from hashseek.api.cli import build
 from hashseek.training.data.datasets import DATASETS, build_splits, data_set
 from hashseek.training.data.inspection import inspect_splits
 from support.dataset_files import DATA, needs_data, write_tar
@@ -221,29 +219,6 @@ def test_a_refused_run_can_be_repeated_with_on_error_skip(run, tmp_path):
     code, _, err = run("train", *small_training(root), "--on-error", "skip", "--resume")
     assert code == 0, err
     assert (root / "run" / "best.safetensors").is_file()
-
-
-def test_check_shows_bad_lines_when_too_few_are_left(run, tmp_path):
-    (tmp_path / "labels.csv").write_text("file,labels\ngone.jpg,circle")
-    code, out, _ = run("check", tmp_path)
-    assert code == 2
-    assert "line 2: " in out
-
-
-def test_render_writes_the_built_in_set(run, tmp_path):
-    code, out, _ = run(
-        "render", tmp_path / "new", "--n-query", 2, "--n-train", 4, "--n-database", 3, "--size", 32, "--seed", 5
-    )
-    assert code == 0
-    assert "images: train 4, query 2, database 3" in out
-    assert (tmp_path / "new" / "labels.csv").is_file()
-
-
-@pytest.mark.parametrize("command", ["list", "inspect", "check", "render"])
-def test_every_command_has_help(command):
-    shown = CliRunner().invoke(build(["data"]), ["data", command, "--help"])
-    assert shown.exit_code == 0
-    assert "Usage" in shown.output
 
 
 @needs_data

@@ -127,8 +127,3 @@ def test_jitter_stays_within_its_factors():
     assert 135 < max(levels) <= 140
     assert 95 < np.mean(levels) < 105
     assert len(set(levels)) > 50
-
-
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_every_operation_takes_a_uniform_picture(name):
-    assert OPERATIONS[name](Image.new("RGB", (20, 20), (7, 7, 7)), 0.3).size == (20, 20)

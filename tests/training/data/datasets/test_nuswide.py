@@ -105,18 +105,6 @@ def test_the_halves_and_a_flat_folder_hold_the_same_set(nus, tmp_path):
     np.testing.assert_array_equal(flat.query.labels, first.query.labels)
 
 
-def test_pictures_that_left_flickr_are_refused_or_left_out_of_the_same_split(nus):
-    whole = build_splits("nuswide", root=str(nus), **SMALL)
-    gone = [whole.train.paths[0], whole.query.paths[1], whole.database.paths[2]]
-    for path in gone:
-        path.unlink()
-    with pytest.raises(BadDataset, match="3 of the .*Flickr"):
-        build_splits("nuswide", root=str(nus), **SMALL)
-    splits = build_splits("nuswide", root=str(nus), on_error="skip", **SMALL)
-    assert list(splits.train.paths) == [path for path in whole.train.paths if path not in gone]
-    assert sum(problem.reason.endswith("does not exist") for problem in splits.problems) == 3
-
-
 LABELS_5 = "Groundtruth/AllLabels/Labels_concept05.txt"
 
 

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from hashseek.retrieval.errors import BadDataset, BadImage
-from hashseek.retrieval.images import Preprocessing, decode_for, read_bytes
+from hashseek.retrieval.images import read_bytes
 from hashseek.retrieval.tar_members import find_member, stored_in
 from hashseek.training.data.datasets import build_splits
-from hashseek.training.data.training_images import Images, without_broken
 from support.dataset_files import sizes, write_tar
 from support.pictures import draw
 
@@ -144,18 +143,6 @@ def test_a_shard_that_changed_after_it_was_indexed_is_named(root):
     member.shard.unlink()
     with pytest.raises(BadImage, match=r"0006.jpg"):
         read_bytes(last)
-
-
-def test_training_reads_members_as_it_reads_files(root, tmp_path):
-    splits = build_splits("shards", **globs(root))
-    preprocessing = Preprocessing(size=16, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
-    images = Images(splits.train, preprocessing, cache_gib=1)
-    for number in range(7):
-        (tmp_path / "single.jpg").write_bytes(jpeg(number))
-        wanted = decode_for(read_bytes(tmp_path / "single.jpg"), preprocessing)[1]
-        np.testing.assert_array_equal(images.pixels(number), wanted)
-    kept, problems = without_broken(splits.database, on_error="stop", source="shards")
-    assert (len(kept), problems) == (5, [])
 
 
 @pytest.mark.parametrize(

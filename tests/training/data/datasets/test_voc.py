@@ -127,15 +127,6 @@ def test_the_fingerprint_is_that_of_the_set_and_not_of_its_place(voc, tmp_path):
     assert build_splits("voc2007", root=str(moved / "VOCdevkit")).fingerprint == first.fingerprint
 
 
-def test_an_image_that_is_missing_is_refused_or_left_out(voc, tmp_path):
-    (voc / "JPEGImages" / "000003.jpg").unlink()
-    with pytest.raises(BadDataset, match=r"1 of the 6 .*000003.jpg"):
-        build_splits("voc2007", root=str(tmp_path))
-    splits = build_splits("voc2007", root=str(tmp_path), on_error="skip")
-    assert names(splits.train) == names(splits.database) == ["000001.jpg", "000002.jpg", "000004.jpg"]
-    assert [problem.missing for problem in splits.problems].count(True) == 1
-
-
 @pytest.mark.parametrize(
     ("place", "damage", "named"),
     [
