@@ -58,9 +58,9 @@ def hbl_table_2(
     Settings are searched on the training split only; the test part is scored once per seed, with the chosen settings.
     Two processes can share a run folder if each works on one data set (--data).
     """
-    from experiments.comparison import read_rows
     from experiments.hbl_report import as_markdown
     from experiments.hbl_table_2 import rows_file, run
+    from hashseek.training.runs.run_folder import read_records
 
     for name in data or list(HblData):
         run(
@@ -73,7 +73,7 @@ def hbl_table_2(
             n_folds=folds,
             say=_say,
         )
-    typer.echo(as_markdown([row for name in HblData for row in read_rows(rows_file(out, name))]), nl=False)
+    typer.echo(as_markdown([row for name in HblData for row in read_records(rows_file(out, name))]), nl=False)
 
 
 @reproduce.command("losses")

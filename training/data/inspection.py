@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hashseek.retrieval.errors import BadImage
 from hashseek.retrieval.load_ahead import load_ahead
-from hashseek.retrieval.tar_members import find_member, stored_in
+from hashseek.retrieval.tar_members import find_member
 from hashseek.training.data.splits import NAMES, Split, Splits, never_in_training
 
 _SHOWN = 10
@@ -165,11 +166,9 @@ def _size(path: Path) -> int | None:
 
 def _digest(path: Path) -> bytes | None:
     """SHA-256 of an image file or tar member; None if it cannot be read."""
-    member = find_member(path)
+    from hashseek.retrieval.images import read_bytes  # late: it loads torch
+
     try:
-        with stored_in(path).open("rb") as file:
-            file.seek(0 if member is None else member.offset)
-            content = file.read(_size(path))
-    except OSError:
+        return hashlib.sha256(read_bytes(path)).digest()
+    except BadImage:
         return None
-    return hashlib.sha256(content).digest()

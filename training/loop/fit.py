@@ -42,7 +42,7 @@ from hashseek.training.loop.state import State, TrainingData
 from hashseek.training.loop.sync_batch_norm import share_batch_norm
 from hashseek.training.loop.validation import validate, validation_part
 from hashseek.training.runs.progress import Progress
-from hashseek.training.runs.run_folder import Run, save_state, saved_state, start_run, write_log
+from hashseek.training.runs.run_folder import Run, save_state, saved_state, start_run, write_records
 from hashseek.training.runs.tracking import Tracker, write_start
 
 
@@ -206,7 +206,7 @@ def _train(
             if is_best:
                 _save(run.best, job, config, record)
             # The state comes last: if we are killed before it is written, this epoch is repeated with the same result.
-            write_log(run, state.records)
+            write_records(run.log, state.records)
             tracker.epoch(record)
             save_state(run, state.saved(config))
         shown.end_epoch(record, is_best=is_best)

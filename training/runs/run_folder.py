@@ -13,6 +13,7 @@ last.safetensors    checkpoint of the last epoch
 
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,16 +80,19 @@ def save_state(run: Run, state: dict[str, Any]) -> None:
     write_atomically(run.state, buffer.getvalue())
 
 
-def write_log(run: Run, records: list[dict[str, Any]]) -> None:
-    """Write the log with all epochs so far."""
-    write_atomically(run.log, "".join(json.dumps(record) + "\n" for record in records).encode())
+def write_records(file: Path, records: Sequence[dict[str, Any]]) -> None:
+    """Write all records, one JSON object per line."""
+    write_atomically(file, "".join(json.dumps(record) + "\n" for record in records).encode())
+
+
+def read_records(file: Path) -> list[dict[str, Any]]:
+    """The records in the file; none if it is missing."""
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
 
 
 def read_log(run: Run) -> list[dict[str, Any]]:
     """The epochs in the log."""
-    if not run.log.is_file():
-        return []
-    return [json.loads(line) for line in run.log.read_text(encoding="utf-8").splitlines()]
+    return read_records(run.log)
 
 
 def _load_state(path: Path) -> dict[str, Any]:

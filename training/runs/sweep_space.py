@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hashseek.retrieval.errors import BadConfig, suggest
 from hashseek.training.config import Config, parse_config, set_value
@@ -77,33 +76,19 @@ def _flat(space: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-class _Range(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-    low: int | float
-    high: int | float
-    log: bool = False
-    step: int | float | None = None
-
-
 def _distribution(key: str, value: Any) -> BaseDistribution:
-    if isinstance(value, list):
-        if len(value) < 2 or not all(isinstance(choice, (bool, int, float, str)) for choice in value):
-            raise BadConfig(f"the choices of {key!r} are {value!r}: give at least two numbers, words or booleans")
-        return CategoricalDistribution(value)
     try:
-        found = _Range.model_validate(value)
-        low, high, step = found.low, found.high, found.step
-        if step and not math.isclose(round((high - low) / step), (high - low) / step):
-            raise ValueError(f"high - low is not a multiple of step {step}")
-        if all(isinstance(number, int) for number in (low, high, step or 1)):
-            return IntDistribution(int(low), int(high), log=found.log, step=1 if step is None else int(step))
-        return FloatDistribution(low, high, log=found.log, step=step)
-    except ValueError as error:  # from pydantic or Optuna
-        first = error.errors()[0] if isinstance(error, ValidationError) else None
-        reason = str(error) if first is None else ": ".join(map(str, (*first["loc"][:1], first["msg"])))
+        if isinstance(value, list):
+            if len(value) < 2 or not all(isinstance(choice, bool | int | float | str) for choice in value):
+                raise ValueError("a list needs at least two numbers, words or booleans")
+            return CategoricalDistribution(value)
+        numbers = [value[name] for name in ("low", "high", "step") if name in value]
+        if not all(math.isfinite(number) for number in numbers):
+            raise ValueError("a range is finite")
+        return (IntDistribution if all(isinstance(number, int) for number in numbers) else FloatDistribution)(**value)
+    except (TypeError, ValueError) as error:  # from Optuna too
         raise BadConfig(
-            f"the range of {key!r} is {value!r}, but {reason}; write a list of choices, or {{low = ..., high = ...}} "
+            f"the range of {key!r} is {value!r}, but {error}; write a list of choices, or {{low = ..., high = ...}} "
             "with log = true or step = ... where needed"
         ) from None
 

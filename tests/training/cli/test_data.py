@@ -51,7 +51,7 @@ def test_hand_worked_facts(worked):
     ]
     assert facts["missing"] == {"count": 1, "examples": ["labels.csv line 10: the file 8.jpg does not exist"]}
     copies = [[str(worked / "0.jpg"), str(worked / "6.jpg")], [str(worked / "4.jpg"), str(worked / "7.jpg")]]
-    assert facts["duplicates"] == {"groups": 2, "files": 4, "across": 1, "examples": copies, "empty": []}
+    assert facts["duplicates"] == {"groups": 2, "files": 4, "across": 1, "examples": copies}
     assert facts["vectors"] is None
     assert json.loads(json.dumps(facts)) == facts
 
@@ -70,7 +70,6 @@ def test_files_of_one_size_are_duplicates_only_if_every_byte_is_the_same(tmp_pat
     found = inspect_splits(build_splits("folder", root=str(tmp_path)))["duplicates"]
     assert found["examples"] == [[str(tmp_path / "a.jpg"), str(tmp_path / "e.jpg")]]
     assert (found["groups"], found["files"], found["across"]) == (1, 2, 1)
-    assert found["empty"] == [str(tmp_path / "g.jpg"), str(tmp_path / "h.jpg")]
 
 
 def test_an_image_that_is_training_image_and_in_the_database_counts_once(tmp_path, worked):
