@@ -72,16 +72,6 @@ def test_files_of_one_size_are_duplicates_only_if_every_byte_is_the_same(tmp_pat
     assert (found["groups"], found["files"], found["across"]) == (1, 2, 1)
 
 
-def test_an_image_that_is_training_image_and_in_the_database_counts_once(tmp_path, worked):
-    (worked / "train.txt").write_text("0.jpg 1 0\n1.jpg 0 1\n")
-    (worked / "test.txt").write_text("2.jpg 1 1\n")
-    (worked / "database.txt").write_text("0.jpg 1 0\n1.jpg 0 1\n3.jpg 1 0\n")
-    facts = inspect_splits(build_splits("lists", root=str(worked), train_in_database=True))
-    assert facts["images"] == {"train": 2, "query": 1, "database": 3, "distinct": 4}
-    assert facts["labels"][0]["distinct"] == 3
-    assert facts["duplicates"]["groups"] == 0
-
-
 @pytest.mark.usefixtures("own_cache")
 def test_members_of_shards_are_compared_like_files(tmp_path):
     for split, numbers in (("train", (1, 2)), ("query", (3, 4)), ("database", (5, 3))):
@@ -232,12 +222,3 @@ def test_what_is_known_of_the_real_photographs(run):
     assert [[Path(file).name for file in group] for group in facts["duplicates"]["examples"]] == [
         ["im6602.jpg", "im6921.jpg"]
     ]
-
-
-@needs_data
-def test_vectors_have_facts_but_no_pictures(run):
-    code, out, _ = run("inspect", "scene", "--json")
-    assert code == 0
-    facts = json.loads(out)
-    assert facts["images"] == {"train": 1211, "query": 1196, "database": 1211, "distinct": 2407}
-    assert (facts["vectors"], facts["duplicates"]) == (294, None)

@@ -24,7 +24,6 @@ from hashseek.training.evaluation.report.markdown import as_markdown
 from hashseek.training.loop.fit import fit
 from hashseek.training.runs.run_folder import Run
 from support import hamming_oracle as hamming
-from support.in_process import run_command
 
 HELD_OUT = ("night", "red")
 OPTIONS = {"data_name": "shapes", "ns": (5, 20), "device": "cpu", "precision": "fp32"}
@@ -137,15 +136,7 @@ def test_reports_of_different_parts_do_not_compare(run, whole, tmp_path):
     assert "relevance by these labels alone (night, red)" in page
 
 
-def test_the_command_evaluates_the_held_out_part_by_default(run, pictures, tmp_path, capsys):
-    options = ["--data", pictures, "-n", 5, "--points", 0, "--device", "cpu", "--out", tmp_path / "report"]
-    for more, title in (((), "labels held out of training"), (("--labels", "seen"), "labels seen in training")):
-        code, out, _ = run_command(capsys, "evaluate", run.best, *options, *more)
-        assert code == 0
-        assert f"| labels used | {title}" in out
-
-
-def test_a_share_is_drawn_by_its_seed_and_recorded(whole, pictures, tmp_path, monkeypatch):
+def test_a_share_is_drawn_by_its_seed(whole):
     names = whole.label_names
     drawn = choose_held_out(names, 0.25, seed=0)
     assert len(drawn) == round(0.25 * 18)
@@ -157,11 +148,6 @@ def test_a_share_is_drawn_by_its_seed_and_recorded(whole, pictures, tmp_path, mo
     assert times.sum() == 4 * 300
     assert times.min() > 35, "every label has its turn"
     assert choose_held_out(names, None) == ()
-    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
-    result = fit(config(pictures, 0.1), out=tmp_path / "run")
-    training = load_checkpoint(result.run.best).header.training
-    assert training["held_out"] == list(choose_held_out(names, 0.1)) == list(HELD_OUT)
-    assert training["data"]["held_out"] == 0.1
 
 
 @pytest.mark.parametrize(

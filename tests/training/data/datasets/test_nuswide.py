@@ -111,12 +111,12 @@ LABELS_5 = "Groundtruth/AllLabels/Labels_concept05.txt"
 @pytest.mark.parametrize(
     ("place", "damage", "named"),
     [
-        ("Groundtruth", None, "labels of NUS-WIDE"),
+        ("Groundtruth", None, "Groundtruth"),
         ("Groundtruth/AllLabels", None, "TrainTestLabels"),
-        ("Flickr", None, "pictures of NUS-WIDE"),
+        ("Flickr", None, "Flickr"),
         ("ConceptsList", None, "Concepts81.txt"),
-        (LABELS_5, None, "1 files .*Labels_concept05.txt"),
-        (LABELS_5, lambda _: "0\n1\n0\n0\n1\n", "Labels_concept05.txt has 5 lines"),
+        (LABELS_5, None, "Labels_concept05.txt"),
+        (LABELS_5, lambda _: "0\n1\n0\n0\n1\n", "Labels_concept05.txt .* 5 .* 600"),
         (LABELS_5, lambda _: "2\n" * N, "Labels_concept05.txt"),
     ],
 )

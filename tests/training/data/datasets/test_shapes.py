@@ -75,18 +75,6 @@ def test_a_colour_is_seen_exactly_where_it_is_a_label():
     assert min(seen[colour] for colour in shapes.COLOURS) >= 7
 
 
-@pytest.mark.parametrize("texture", shapes.TEXTURES)
-def test_a_texture_puts_two_colours_on_a_thing(texture):
-    for seed in range(6):
-        deviation = []
-        for worn in ("", texture):
-            thing = shapes_drawing.Thing("square", "blue", worn, 0.5, 0.5, 0.3, 0.4)
-            picture = shapes_drawing.draw_scene(shapes_drawing.Scene("", (thing,)), np.random.default_rng(seed), 96)
-            inside = np.asarray(picture, dtype=float)[34:62, 34:62]
-            deviation.append(inside.std(axis=(0, 1)).max())
-        assert deviation[1] > 2.0 * deviation[0]
-
-
 def test_the_files_depend_on_the_seed_and_the_number_of_the_picture_alone(tmp_path):
     listing = shapes.render_shapes(tmp_path / "new" / "folder", **SMALL)
     found = rows(listing)

@@ -162,7 +162,7 @@ def test_images_without_labels_and_labels_without_image_are_refused_or_skipped(r
         return bad if bad and number == 5 else as_json(number)
 
     write_shard(root / "train-001.tar", range(4, 7), label=label, more=more)
-    with pytest.raises(BadDataset, match=f"train-001.tar has 1 problem: .*{named}"):
+    with pytest.raises(BadDataset, match=f"train-001.tar .*{named}"):
         build_splits("shards", **globs(root))
     for _ in range(2):  # read, and then from the cache
         splits = build_splits("shards", on_error="skip", **globs(root))
@@ -217,8 +217,8 @@ def test_overlapping_splits_and_wrong_patterns_are_refused(root):
     assert sizes(build_splits("shards", train_in_database=True, **globs(root) | both)) == (2, 7, 12)
     (root / "train-002.tgz").touch()
     for wrong, named in (
-        (both, "7 images .* train .* database"),
-        ({"train": f"{root}/query-000.tar"}, "2 images .* query .* train"),
+        (both, "7 .*train-000.tar"),
+        ({"train": f"{root}/query-000.tar"}, "2 .*query-000.tar"),
         ({"query": f"{root}/nothing-*.tar"}, "nothing-"),
         ({"train": f"{root}/train-*"}, "train-002.tgz"),
     ):

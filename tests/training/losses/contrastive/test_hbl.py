@@ -41,17 +41,6 @@ def test_worked_by_hand():
     assert wide == pytest.approx(0.5 * (rel + 2 * (0.3 - 0.8 + 0.9)), abs=1e-12)
 
 
-def test_median_of_an_even_number_changes_the_partition():
-    # J = .2, .2, 1, 1: the mean median .6 calls the first two hard, the lower median .2 calls none hard.
-    labels = torch.tensor([[1, 0, 0, 0, 0]])
-    ref_y = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0], [1, 0, 0, 0, 0]])
-    ref = rows_at([0.9, 0.7, 0.5, 0.2])
-    outputs = rows_at([1.0])
-    by_mean = build(5, 2, lam=1.0)(outputs, labels, memory=(ref, ref_y))["margins"].item()
-    assert by_mean == pytest.approx(0.9 - 0.2 + 0.1, abs=1e-12)
-    assert build(5, 2, lam=1.0, median="lower")(outputs, labels, memory=(ref, ref_y))["margins"] == 0
-
-
 def random_labels(seed, n_anchors, n_rows, n_classes, density):
     """Labels from rare to frequent, one anchor and one row without any."""
     generator = torch.Generator().manual_seed(seed)
@@ -130,15 +119,6 @@ def test_every_overlap_falls_on_the_side_of_the_exact_one_in_float32():
         terms = build(81, 2, lam=1.0, gamma=0.0, m_rel=2.0)(rows_at([1.0]).float(), y, memory=(ref, ref_y))
         expected = float(highest_hard - lowest_soft) + 2
         assert terms["margins"].item() == pytest.approx(expected, abs=2e-6), own_size
-
-
-def test_overlaps_that_equal_the_median_are_soft_in_float32():
-    # One third as 1/3 and as 2/6 must fall on the same side.
-    labels = torch.tensor([[1, 1, 1, 0, 0, 0, 0]])
-    ref_y = torch.tensor([[1, 0, 0, 0, 0, 0, 0], [1, 1, 0, 1, 1, 1, 0], [1, 1, 0, 1, 1, 1, 0], [1, 1, 1, 0, 0, 0, 0]])
-    ref = rows_at([0.9, 0.8, 0.7, 0.6]).float()
-    margins = build(7, 2, lam=1.0, median="lower")(rows_at([1.0]).float(), labels, memory=(ref, ref_y))["margins"]
-    assert margins == 0
 
 
 @pytest.mark.parametrize("reduction", ["labels", "sample"])
