@@ -1,8 +1,8 @@
 """`python -m experiments`: runs published experiments and prints our scores beside the published ones."""
 
-from enum import StrEnum
+from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -14,28 +14,7 @@ from hashseek.training.runs.progress import Progress
 reproduce = typer.Typer(no_args_is_help=True)
 
 
-class HblMethod(StrEnum):
-    """A row of HBL's Table II."""
-
-    ANY = "any"
-    ANY_HBL = "any+hbl"
-    MULSUPCON = "mulsupcon"
-    MULSUPCON_HBL = "mulsupcon+hbl"
-
-
-class HblData(StrEnum):
-    """A half of HBL's Table II."""
-
-    SCENE = "scene"
-    YEAST = "yeast"
-
-
-class Data(StrEnum):
-    """What all losses are compared on."""
-
-    MIRFLICKR = "mirflickr"
-    SCENE = "scene"
-    YEAST = "yeast"
+Methods = Annotated[list[str] | None, typer.Option("--method", help="Only this method; may be given again.")]
 
 
 @reproduce.callback()
@@ -45,8 +24,8 @@ def about() -> None:
 
 @reproduce.command("hbl-table-2")
 def hbl_table_2(
-    data: Annotated[list[HblData] | None, typer.Option(help="Only this data set; may be given again.")] = None,
-    method: Annotated[list[HblMethod] | None, typer.Option(help="Only this method; may be given again.")] = None,
+    data: Annotated[Literal["scene", "yeast"] | None, typer.Option(help="Only this data set.")] = None,
+    method: Methods = None,
     root: Annotated[str, typer.Option(help="Folder of scene.npz and yeast.npz.")] = vectors.HOME,
     out: Annotated[Path, typer.Option(help="Run folder; finished runs in it are kept.")] = Path("runs/hbl-table-2"),
     trials: Annotated[int, typer.Option(min=1, help="Settings tried for each method on each data set.")] = 10,
@@ -58,28 +37,32 @@ def hbl_table_2(
     Settings are searched on the training split only; the test part is scored once per seed, with the chosen settings.
     Two processes can share a run folder if each works on one data set (--data).
     """
+    from experiments.hbl import METHODS
     from experiments.hbl_report import as_markdown
     from experiments.hbl_table_2 import rows_file, run
     from hashseek.training.runs.run_folder import read_records
 
-    for name in data or list(HblData):
+    methods = _known(method, METHODS)
+    for name in [data] if data else ("scene", "yeast"):
         run(
             out,
-            name.value,
-            getattr(vectors, name.value)(root=root),
-            methods=[one.value for one in method or list(HblMethod)],
+            name,
+            getattr(vectors, name)(root=root),
+            methods=methods,
             n_trials=trials,
             n_seeds=seeds,
             n_folds=folds,
             say=_say,
         )
-    typer.echo(as_markdown([row for name in HblData for row in read_records(rows_file(out, name))]), nl=False)
+    typer.echo(
+        as_markdown([row for name in ("scene", "yeast") for row in read_records(rows_file(out, name))]), nl=False
+    )
 
 
 @reproduce.command("losses")
 def losses(
-    data: Annotated[Data, typer.Option(help="The data set.")] = Data.MIRFLICKR,
-    method: Annotated[list[str] | None, typer.Option("--method", help="Only this method; may be given again.")] = None,
+    data: Annotated[Literal["mirflickr", "scene", "yeast"], typer.Option(help="The data set.")] = "mirflickr",
+    method: Methods = None,
     bits: Annotated[
         list[int] | None, typer.Option(help="Code length; may be given again. Default 12 24 36 48.")
     ] = None,
@@ -103,15 +86,19 @@ def losses(
     from experiments.comparison import METHODS, Experiment, as_markdown, run
     from experiments.finetuned import finetuned_markdown, run_finetuned, strongest
 
-    for name in method or ():
-        if name not in METHODS:
-            raise BadConfig(f"there is no method {name!r}: choose one of {', '.join(METHODS)}")
-    methods, folder = method or list(METHODS), out or Path("runs") / data.value
-    experiment = Experiment(data.value, tuple(bits or (12, 24, 36, 48)), seeds, trials, epochs)
+    methods, folder = _known(method, METHODS), out or Path("runs") / data
+    experiment = Experiment(data, tuple(bits or (12, 24, 36, 48)), seeds, trials, epochs)
     run(folder, experiment, methods=methods, jobs=jobs, say=_say)
-    if finetuned and data is Data.MIRFLICKR:
+    if finetuned and data == "mirflickr":
         run_finetuned(folder, strongest(folder, methods, 2), progress=Progress())
     typer.echo(as_markdown(folder, methods=methods) + finetuned_markdown(folder), nl=False)
+
+
+def _known(chosen: list[str] | None, methods: Collection[str]) -> list[str]:
+    for name in chosen or ():
+        if name not in methods:
+            raise BadConfig(f"there is no method {name!r}: choose one of {', '.join(methods)}")
+    return chosen or list(methods)
 
 
 def _say(line: str) -> None:

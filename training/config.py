@@ -336,14 +336,22 @@ def parse_config(content: dict[str, Any], *, source: str) -> Config:
 
 
 def _apply(content: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals or not key.strip().rpartition(".")[0] or not key.strip().rpartition(".")[2]:
+    key, value = parse_assignment(override, example="model.n_bits=24")
+    section, _, name = key.rpartition(".")
+    if not section or not name:
         raise BadConfig(f"write an override as section.key=value, such as model.n_bits=24, not {override!r}")
+    set_value(content, key, value)
+
+
+def parse_assignment(text: str, *, example: str) -> tuple[str, Any]:
+    """Key and value of "key=value", where the value is TOML or a bare word, such as a path."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise BadConfig(f"write a setting as {example}, not {text!r}")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
-        value = text  # a bare word, such as a path
-    set_value(content, key.strip(), value)
+        return key.strip(), value
 
 
 def set_value(content: dict[str, Any], key: str, value: Any) -> None:

@@ -2,15 +2,15 @@
 
 import inspect as introspection
 import json
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from hashseek.retrieval.errors import BadConfig, BadDataset
+from hashseek.retrieval.errors import BadDataset
 from hashseek.retrieval.label_files import Problem, find_label_file, read_label_file, refuse
+from hashseek.training.config import parse_assignment
 from hashseek.training.data.datasets import DATASETS, Splits, build_splits, data_set
 from hashseek.training.data.datasets.folder import expand
 from hashseek.training.runs.progress import Progress
@@ -98,15 +98,7 @@ def _show(problems: Sequence[Problem]) -> None:
 
 def _named(name: str, options: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """(name, options) of a data set; a folder's name means the data set `folder`."""
-    chosen: dict[str, Any] = {}
-    for option in options:
-        key, equals, text = option.partition("=")
-        if not equals or not key:
-            raise BadConfig(f"an option of a data set is written key=value, such as root=/data, not {option!r}")
-        try:
-            chosen[key] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            chosen[key] = text  # a bare word, such as a path
+    chosen = dict(parse_assignment(option, example="root=/data") for option in options)
     if name not in DATASETS and Path(name).exists():
         return "folder", {"root": name, **chosen}
     return name, chosen

@@ -113,7 +113,7 @@ class Keys(nn.Module):
         self.momentum = momentum
         # A frozen backbone is shared with the network instead of copied.
         shared = {id(network.model.backbone): network.model.backbone} if network.from_features else {}
-        self.encoder = copy.deepcopy(network, shared).requires_grad_(False) if momentum else None  # type: ignore[arg-type]
+        self.encoder = copy.deepcopy(network, shared).requires_grad_(False) if momentum else None
         self.queue = queue
 
     @torch.no_grad()

@@ -108,9 +108,9 @@ def _indexed(shard: Path) -> Table:
         pictures = {name: name[: -len(suffix[name])] for name in members if suffix[name] in SUFFIXES}
         files, rows, remarks = [], [], []
         for name, stem in pictures.items():
-            found = labels_at.get(stem, {})
+            labels = labels_at.get(stem, {})
             try:
-                rows.append(_parse({kind: read_member(member, name=name) for kind, member in found.items()}))
+                rows.append(_parse({kind: read_member(member, name=name) for kind, member in labels.items()}))
                 files.append(f"{members[name].offset}+{members[name].size}/{name}")
             except ValueError as error:
                 remarks.append((name, str(error)))
