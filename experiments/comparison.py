@@ -31,7 +31,7 @@ from hashseek.training.data.cached_features import features_of
 from hashseek.training.data.datasets import Splits, build_splits
 from hashseek.training.data.training_images import Images
 from hashseek.training.loop.fit import fit, initial_model
-from hashseek.training.runs.run_folder import read_log
+from hashseek.training.runs.run_folder import read_log, read_records, write_records
 from hashseek.training.runs.sweep import sweep
 
 Space = dict[str, Any]
@@ -153,8 +153,8 @@ class Experiment:
     data: str = "mirflickr"
     bits: tuple[int, ...] = (12, 24, 36, 48)
     n_seeds: int = 3
-    n_trials: int = 8
-    epochs: int = 40
+    n_trials: int = 6
+    epochs: int = 30
     base: tuple[str, ...] = ()
 
     @property
@@ -225,19 +225,9 @@ def scores_of(query: Codes, database: Codes, splits: Splits, *, n_bits: int) -> 
     }
 
 
-def read_rows(file: Path) -> list[dict[str, Any]]:
-    """The rows of a table that runs add to; none if it is missing."""
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
-
-
-def write_rows(file: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write all rows, atomically."""
-    write_atomically(file, "".join(json.dumps(row) + "\n" for row in rows).encode())
-
-
 def rows_of(folder: Path, method: str) -> list[dict[str, Any]]:
     """The finished runs of a method."""
-    return read_rows(folder / method / "rows.jsonl")
+    return read_records(folder / method / "rows.jsonl")
 
 
 def run_method(method: str, experiment: Experiment, folder: Path) -> None:
@@ -259,7 +249,7 @@ def run_method(method: str, experiment: Experiment, folder: Path) -> None:
         of_run = (f"model.n_bits={n_bits}", f"train.seed={seed}")
         settings = (*experiment.settings, *METHODS[method].settings, *chosen, *of_run)
         rows.append({"method": method, **measure(data, settings, folder / method / f"{n_bits}-{seed}", inputs)})
-        write_rows(folder / method / "rows.jsonl", rows)
+        write_records(folder / method / "rows.jsonl", rows)
 
 
 def run(

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
-from experiments.comparison import METHODS, N, read_rows, rows_of, scores_of, write_rows
+from experiments.comparison import METHODS, N, rows_of, scores_of
 from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.training.config import load_config
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.evaluation.split_encoder import SplitEncoder
 from hashseek.training.loop.fit import fit
 from hashseek.training.runs.progress import Progress
+from hashseek.training.runs.run_folder import read_records, write_records
 
 ROWS = Path("finetuned/rows.jsonl")
 BASE = Path("mirflickr25k_mobilenet_v2_tie_aware_48_finetuned")
@@ -51,7 +52,7 @@ def run_finetuned(
         HashseekError: what a training run refuses.
     """
     progress = progress or Progress(quiet=True)
-    rows = read_rows(folder / ROWS)
+    rows = read_records(folder / ROWS)
     for method in methods:
         if method in {row["method"] for row in rows}:
             continue
@@ -69,12 +70,12 @@ def run_finetuned(
         scores = scores_of(query.codes, database.codes, splits, n_bits=config.model.n_bits)
         row = {"method": method, "n_bits": config.model.n_bits, **scores, "validation": result.best_score}
         rows.append(row)
-        write_rows(folder / ROWS, rows)
+        write_records(folder / ROWS, rows)
 
 
 def finetuned_markdown(folder: Path) -> str:
     """The table of fine-tuned runs, best first; empty if there are none."""
-    rows = sorted(read_rows(folder / ROWS), key=lambda row: -row["mAP"])
+    rows = sorted(read_records(folder / ROWS), key=lambda row: -row["mAP"])
     if not rows:
         return ""
     lines = [

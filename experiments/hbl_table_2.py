@@ -15,9 +15,9 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from experiments import hbl
-from experiments.comparison import read_rows, write_rows
 from hashseek.retrieval.errors import BadConfig, HashseekError
 from hashseek.training.data.splits import Splits
+from hashseek.training.runs.run_folder import read_records, write_records
 from hashseek.training.runs.sweep import locked, next_trial, open_study
 
 MARGINS_OFF = "margins off"
@@ -54,13 +54,13 @@ def run(
             for seed in range(n_seeds):
                 for variant, settings in variants.items():
                     key = {"data": data, "method": method, "variant": variant, "seed": seed, "trial": best.number}
-                    rows = read_rows(rows_file(folder, data))
+                    rows = read_records(rows_file(folder, data))
                     if any(all(row[name] == value for name, value in key.items()) for row in rows):
                         continue
                     choice = hbl.Choice(**best.user_attrs["choice"])
                     found = hbl.query_scores(splits, method=method, settings=settings, choice=choice, seed=seed)
                     rows.append({**key, "settings": settings, "choice": asdict(choice), "figures": found})
-                    write_rows(rows_file(folder, data), rows)
+                    write_records(rows_file(folder, data), rows)
                     name = f"{data} {method} {variant}".strip()
                     say(f"{name} seed {seed}: p@1 {found['folds']['p@1']:.4f}, mAP {found['folds']['mAP']:.4f}")
 

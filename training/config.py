@@ -11,10 +11,8 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
     ValidationError,
     field_validator,
-    model_serializer,
     model_validator,
 )
 from pydantic.fields import FieldInfo
@@ -58,17 +56,6 @@ class DataSection(NamedSection):
         if value is None or names or (isinstance(value, int | float) and 0 < value < 1):
             return value
         raise ValueError("use a list of label names, or a share of the labels between 0 and 1")
-
-    @model_serializer(mode="wrap")
-    def _only_if_held_out(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave the two settings out where no labels are held out, so that such runs compare as equal to older ones."""
-        content: dict[str, Any] = write(self)
-        return content if self.held_out is not None else without_held_out(content)
-
-
-def without_held_out(section: dict[str, Any]) -> dict[str, Any]:
-    """The `data` section of a configuration without the settings of held-out labels."""
-    return {key: value for key, value in section.items() if key not in ("held_out", "held_out_seed")}
 
 
 class LossSection(NamedSection):
@@ -349,14 +336,22 @@ def parse_config(content: dict[str, Any], *, source: str) -> Config:
 
 
 def _apply(content: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals or not key.strip().rpartition(".")[0] or not key.strip().rpartition(".")[2]:
+    key, value = parse_assignment(override, example="model.n_bits=24")
+    section, _, name = key.rpartition(".")
+    if not section or not name:
         raise BadConfig(f"write an override as section.key=value, such as model.n_bits=24, not {override!r}")
+    set_value(content, key, value)
+
+
+def parse_assignment(text: str, *, example: str) -> tuple[str, Any]:
+    """Key and value of "key=value", where the value is TOML or a bare word, such as a path."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise BadConfig(f"write a setting as {example}, not {text!r}")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
-        value = text  # a bare word, such as a path
-    set_value(content, key.strip(), value)
+        return key.strip(), value
 
 
 def set_value(content: dict[str, Any], key: str, value: Any) -> None:

@@ -7,10 +7,11 @@ from itertools import product
 import pytest
 
 from experiments import comparison, finetuned
-from experiments.comparison import METHODS, Experiment, as_markdown, read_rows, rows_of, run, run_method
+from experiments.comparison import METHODS, Experiment, as_markdown, rows_of, run, run_method
 from hashseek.retrieval.errors import BadConfig
 from hashseek.training.config import read_config
 from hashseek.training.data.datasets.shapes import render_shapes
+from hashseek.training.runs.run_folder import read_records
 
 
 @pytest.fixture(scope="session")
@@ -95,7 +96,7 @@ def test_hyp2_and_the_strongest_others_are_fine_tuned_once(base, tmp_path, monke
     trained = (out / "finetuned" / "hashnet" / "best.safetensors").stat().st_mtime_ns
     finetuned.run_finetuned(out, ["hashnet"], base=tiny)
     assert (out / "finetuned" / "hashnet" / "best.safetensors").stat().st_mtime_ns == trained
-    rows = read_rows(out / finetuned.ROWS)
+    rows = read_records(out / finetuned.ROWS)
     assert [row["method"] for row in rows] == ["hashnet"]
     config = json.loads((out / "finetuned" / "hashnet" / "config.json").read_text())
     assert (config["loss"]["continuation"], config["optimizer"]["lr"]) == ("iteration", 0.001)

@@ -12,6 +12,13 @@ from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.config import Config, parse_config
 from support.pictures import N_PICTURES, draw, encoded
 
+# A contrastive loss on a projection with a queue, beside a classification loss: every part of training at once.
+EVERYTHING: dict[str, Any] = {
+    "loss": {"name": "mulsupcon", "on": "projection", "tau": 0.2},
+    "projection": {"width": 16, "hidden": 24},
+    "memory": {"size": 40, "momentum": 0.9},  # not a multiple of the batch
+    "partner": {"name": "asl", "weight": 0.5},
+}
 PREPROCESSING = Preprocessing(size=64, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
 
 

@@ -1,16 +1,16 @@
-"""Subcommand `data`: list the data sets, inspect one, check a folder, render the built-in set."""
+"""Subcommand `data`: list the data sets, inspect one, check a folder."""
 
 import inspect as introspection
 import json
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from hashseek.retrieval.errors import BadConfig, BadDataset
+from hashseek.retrieval.errors import BadDataset
 from hashseek.retrieval.label_files import Problem, find_label_file, read_label_file, refuse
+from hashseek.training.config import parse_assignment
 from hashseek.training.data.datasets import DATASETS, Splits, build_splits, data_set
 from hashseek.training.data.datasets.folder import expand
 from hashseek.training.runs.progress import Progress
@@ -48,22 +48,6 @@ def inspect(
     with progress.task("comparing files", n_images if duplicates else 0) as advance:
         facts = {"name": name, "options": chosen, **inspect_splits(splits, duplicates=duplicates, advance=advance)}
     typer.echo(json.dumps(facts, indent=2) if as_json else as_text(facts))
-
-
-@data.command("render")
-def render(
-    folder: Annotated[Path, typer.Argument(help="Folder for the images and labels.csv.")],
-    n_query: Annotated[int, typer.Option(help="Images in the query split.")] = 400,
-    n_train: Annotated[int, typer.Option(help="Images in the train split.")] = 3000,
-    n_database: Annotated[int, typer.Option(help="Images in the database split.")] = 3600,
-    size: Annotated[int, typer.Option(help="Side of an image in pixels.")] = 128,
-    seed: Annotated[int, typer.Option(help="Another seed gives other images.")] = 0,
-) -> None:
-    """Render the built-in data set `shapes` into a folder."""
-    splits = build_splits(
-        "shapes", root=str(folder), n_query=n_query, n_train=n_train, n_database=n_database, size=size, seed=seed
-    )
-    typer.echo(_summary(splits))
 
 
 @data.command("check")
@@ -114,15 +98,7 @@ def _show(problems: Sequence[Problem]) -> None:
 
 def _named(name: str, options: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """(name, options) of a data set; a folder's name means the data set `folder`."""
-    chosen: dict[str, Any] = {}
-    for option in options:
-        key, equals, text = option.partition("=")
-        if not equals or not key:
-            raise BadConfig(f"an option of a data set is written key=value, such as root=/data, not {option!r}")
-        try:
-            chosen[key] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            chosen[key] = text  # a bare word, such as a path
+    chosen = dict(parse_assignment(option, example="root=/data") for option in options)
     if name not in DATASETS and Path(name).exists():
         return "folder", {"root": name, **chosen}
     return name, chosen

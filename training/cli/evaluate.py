@@ -143,14 +143,15 @@ def _check_service(url: str, checkpoint: Path, splits: Any, options: Any, out: P
 def data_options(checkpoint: Path, data: str | None) -> tuple[str, dict[str, Any]]:
     """Name and options of the data set that `--data` means."""
     from hashseek.retrieval.checkpoint import load_header
-    from hashseek.training.config import find_config, load_config, without_held_out
+    from hashseek.training.config import DataSection, find_config, load_config
     from hashseek.training.data.datasets import DATASETS
 
     if data is None:
         section = load_header(checkpoint).training.get("data")
         if not section:
             raise BadConfig(f"{checkpoint} does not say what it was trained on: choose a data set with --data")
-        return section["name"], {key: value for key, value in without_held_out(section).items() if key != "name"}
+        trained_on = DataSection(**section)
+        return trained_on.name, trained_on.options()
     if data.endswith(".toml"):
         config = load_config(find_config(Path(data))).data
         return config.name, config.options()
@@ -162,14 +163,10 @@ def data_options(checkpoint: Path, data: str | None) -> tuple[str, dict[str, Any
 def _check_same_data(checkpoints: Sequence[Path]) -> None:
     """Raise `BadConfig` unless all checkpoints were trained on the splits of the first."""
     from hashseek.retrieval.checkpoint import load_header
-    from hashseek.training.config import without_held_out
 
-    def trained_on(path: Path) -> Any:
-        training = load_header(path).training
-        return training.get("splits_sha256") or without_held_out(training.get("data") or {})
-
-    for path in checkpoints[1:]:
-        if trained_on(path) != trained_on(checkpoints[0]):
+    splits = [load_header(path).training.get("splits_sha256") for path in checkpoints]
+    for path, fingerprint in zip(checkpoints, splits, strict=True):
+        if fingerprint != splits[0]:
             raise BadConfig(
                 f"{checkpoints[0]} and {path} were trained on different splits: choose the data set with --data"
             )

@@ -1,16 +1,12 @@
 """The command `hashseek losses`: list the losses, show one in full, or write the tables of docs/reference/losses.md."""
 
 import shutil
-import textwrap
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from hashseek.retrieval.errors import BadConfig
-from hashseek.training.losses import LOSSES, loss_class
-from hashseek.training.losses.base import KINDS, Loss
-from hashseek.training.losses.hashing.quantization import QUANTIZERS
-from hashseek.training.losses.hyperparameters import Choice, Flag, Hyperparameter
+from hashseek.training.losses import check_name
 
 
 def losses(
@@ -18,126 +14,14 @@ def losses(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables of docs/reference/losses.md.")] = False,
 ) -> None:
     """List the losses, or show one in full: source, formula, what it needs, hyperparameters, defaults and limits."""
-    if markdown:
-        if name is not None:
-            raise BadConfig(f"--markdown prints the tables of all losses: leave out {name!r} or --markdown")
-        typer.echo(as_markdown(), nl=False)
-        return
+    if markdown and name is not None:
+        raise BadConfig(f"--markdown prints the tables of all losses: leave out {name!r} or --markdown")
+    if name is not None:
+        check_name(name)
+    from hashseek.training.losses.catalogue import as_markdown, in_full, listing  # loads torch
+
     width = max(40, min(shutil.get_terminal_size().columns, 110))
-    typer.echo(listing(width) if name is None else in_full(name, width))
-
-
-def listing(width: int) -> str:
-    """Every loss in a few lines, `width` columns wide."""
-    indent = 2 + max(map(len, LOSSES)) + 2
-    lines = []
-    for kind in KINDS:
-        lines += ["", kind.capitalize(), ""]
-        for name, loss in _of(kind):
-            settings = "; ".join(f"{hyper.name} = {_default_and_limits(hyper)}" for hyper in _hyperparameters(loss))
-            parts = [
-                f"{loss.use[:1].upper()}{loss.use[1:]}.",
-                f"{loss.source}: {loss.formula}.",
-                f"Needs: {_needs(loss) or 'nothing'}.",
-                f"{settings or 'No hyperparameters'}.",
-            ]
-            body = [line for text in parts for line in _wrapped(text, width, indent)]
-            lines += [f"  {name:<{indent - 2}}{body[0].lstrip()}", *body[1:]]
-    lines += ["", *_wrapped("`hashseek losses NAME` shows one in full. " + _OF_ALL, width, 0)]
-    return "\n".join(lines[1:])
-
-
-def in_full(name: str, width: int) -> str:
-    """One loss with its formula and the meaning of every hyperparameter.
-
-    Raises:
-        BadConfig: there is no such loss.
-    """
-    loss = loss_class(name)
-    # The docstring of a variant is followed by that of the loss it varies.
-    lines = [name, ""]
-    for part in loss.__mro__:
-        if issubclass(part, Loss) and part.source and part.__doc__:
-            lines += [*textwrap.dedent(f"    {part.__doc__}").strip().splitlines(), ""]
-    for title, text in (
-        ("use", loss.use),
-        ("source", loss.source),
-        ("formula", loss.formula),
-        ("needs", _needs(loss) or "nothing beside outputs and labels"),
-    ):
-        lines += _wrapped(f"{title:<9}{text}", width, 0, hanging=9)
-    lines += ["", "Hyperparameters:" if _hyperparameters(loss) else "It has no hyperparameters."]
-    for hyper in _hyperparameters(loss):
-        lines.append(f"  {hyper.name} = {_default_and_limits(hyper)}")
-        lines += _wrapped(hyper.limits.meaning, width, 6)
-    lines += ["", *_wrapped(_OF_LOGITS if loss.reads_logits == "instead" else _OF_OUTPUTS, width, 0)]
-    return "\n".join(lines)
-
-
-def as_markdown() -> str:
-    """The tables of docs/reference/losses.md."""
-    lines = []
-    for kind in KINDS:
-        lines += [
-            f"### {kind.capitalize()}",
-            "",
-            "| loss | use | source: formula | needs | hyperparameters: default (limits) |",
-            "|---|---|---|---|---|",
-        ]
-        for name, loss in _of(kind):
-            cells = (
-                f"`{name}`",
-                loss.use,
-                f"{loss.source}: {loss.formula}",
-                _needs(loss) or "-",
-                "<br>".join(f"`{hyper.name}`: {_default_and_limits(hyper)}" for hyper in _hyperparameters(loss)) or "-",
-            )
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-        lines.append("")
-    lines += ["### Quantisation terms", "", "| kind | term |", "|---|---|"]
-    for kind, quantizer in QUANTIZERS.items():
-        lines.append(f"| `{kind}` | {(quantizer.__doc__ or '').strip().replace('|', chr(92) + '|')} |")
-    return "\n".join(lines) + "\n"
-
-
-_QUANTIZATION = f"quantization = {{kind, weight}} with kind {', '.join(QUANTIZERS)}"
-_OF_OUTPUTS = f"It also takes {_QUANTIZATION}, and nested = {{lengths, weights}}."
-_OF_LOGITS = (
-    "It reads logits; without them the outputs are the logits, which requires as many bits as labels. It also takes "
-    f"{_QUANTIZATION}."
-)
-_OF_ALL = f"Every loss also takes {_QUANTIZATION}, and all but those of logits take nested = {{lengths, weights}}."
-
-
-def _of(kind: str) -> list[tuple[str, type[Loss]]]:
-    return [(name, loss_class(name)) for name in LOSSES if loss_class(name).kind == kind]
-
-
-def _hyperparameters(loss: type[Loss]) -> list[Hyperparameter]:
-    return list(loss.hyperparameters().values())
-
-
-def _needs(loss: type[Loss]) -> str:
-    queue = () if loss.memory_kind == "none" else ("queue (optional)",)
-    logits = {"no": (), "optional": ("logits (optional)",), "instead": ("logits",)}[loss.reads_logits]
-    return ", ".join((*loss.needs, *queue, *logits))
-
-
-def _default_and_limits(hyper: Hyperparameter) -> str:
-    limits = hyper.limits
-    if isinstance(limits, Choice | Flag):
-        values = (False, True) if isinstance(limits, Flag) else limits.values
-        return f"{_value(hyper.default)} (or {', '.join(_value(value) for value in values if value != hyper.default)})"
-    return f"{_value(hyper.default)} ({'or ' if hyper.default is None else ''}{limits})"
-
-
-def _value(value: Any) -> str:
-    """A value as in a TOML file, which has no word for none."""
-    if isinstance(value, bool) or value is None:
-        return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else f"{value:g}"
-
-
-def _wrapped(text: str, width: int, indent: int, hanging: int = 0) -> list[str]:
-    first, rest = " " * indent, " " * (indent + hanging)
-    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+    if markdown:
+        typer.echo(as_markdown(), nl=False)
+    else:
+        typer.echo(listing(width) if name is None else in_full(name, width))

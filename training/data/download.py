@@ -6,7 +6,6 @@ An interrupted download is resumed, which neither pooch nor torchvision can do: 
 import hashlib
 import http.client
 import tarfile
-import time
 import urllib.error
 import urllib.request
 import zipfile
@@ -22,11 +21,8 @@ from hashseek.training.data.image_table import Incomplete
 from hashseek.training.data.splits import Splits
 from hashseek.training.runs.progress import Progress
 
-_TRIES = 5
 _TIMEOUT = 60.0  # seconds without a byte
 _BLOCK = 2**20
-_INTERRUPTIONS = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
-_TEMPORARY = (408, 425, 429, 500, 502, 503, 504)  # HTTP errors that another try may not see
 
 
 @dataclass(frozen=True)
@@ -63,49 +59,35 @@ def read_or_download(
     return read(on_error)
 
 
-def fetch(archive: Archive, folder: Path, *, progress: Progress, pause: float = 2.0) -> Path:
-    """Download the archive into `folder` unless it is there, and check its MD5.
+def fetch(archive: Archive, folder: Path, *, progress: Progress) -> Path:
+    """Download the archive into `folder` unless it is there, and check its MD5. A partial download is resumed.
 
-    Another process that downloads the same archive is waited for. `pause` seconds pass before the second try, and twice
-    as many before each further one.
+    Another process that downloads the same archive is waited for.
 
     Raises:
-        BadDataset: no connection after 5 tries, no such file, no space, or a wrong checksum.
+        BadDataset: it cannot be downloaded or saved, or has a wrong checksum.
     """
     file, part = folder / archive.name, folder / f"{archive.name}.part"
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / f".{archive.name}.lock"):
-        for attempt in range(_TRIES):
-            if file.is_file():
-                break
-            try:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / f".{archive.name}.lock"):
+            if not file.is_file():
                 _download(archive.url, part, progress)
                 part.replace(file)
-            except _INTERRUPTIONS as error:
-                if isinstance(error, urllib.error.HTTPError) and error.code not in _TEMPORARY:
-                    raise BadDataset(
-                        f"{archive.url} cannot be downloaded ({error}): get the archive elsewhere and save it as {file}"
-                    ) from None
-                if attempt == _TRIES - 1:
-                    raise BadDataset(
-                        f"{archive.url} cannot be downloaded ({error}): run the same command again to resume it"
-                    ) from None
-                progress.console.print(f"download interrupted ({error}): trying again", markup=False)
-                time.sleep(pause * 2**attempt)
-            except OSError as error:
-                raise BadDataset(
-                    f"{archive.url} cannot be saved to {folder}: {error.strerror or error}; free some space, or choose "
-                    "another root"
-                ) from None
-        if archive.md5 is not None:
-            with file.open("rb") as content:
-                found = hashlib.file_digest(content, "md5").hexdigest()
-            if found != archive.md5:
-                file.unlink()
-                raise BadDataset(
-                    f"{archive.url} has the MD5 {found}, not the published {archive.md5}: the file was removed, "
-                    "download it again"
-                )
+    except (OSError, http.client.HTTPException) as error:  # also no connection, and a full disk
+        raise BadDataset(
+            f"{archive.url} cannot be downloaded to {folder} ({error}): run the same command again to resume it, or "
+            f"save the archive as {file}"
+        ) from None
+    if archive.md5 is not None:
+        with file.open("rb") as content:
+            found = hashlib.file_digest(content, "md5").hexdigest()
+        if found != archive.md5:
+            file.unlink()
+            raise BadDataset(
+                f"{archive.url} has the MD5 {found}, not the published {archive.md5}: the file was removed, download "
+                "it again"
+            )
     return file
 
 
@@ -117,12 +99,9 @@ def _download(url: str, part: Path, progress: Progress) -> None:
     try:
         response = urllib.request.urlopen(request, timeout=_TIMEOUT)
     except urllib.error.HTTPError as error:
-        if error.code != 416 or not have:
-            raise
-        if error.headers.get("Content-Range") == f"bytes */{have}":
-            return  # complete; only the renaming is missing
-        part.unlink()
-        raise ConnectionError(f"{part} is longer than the file on the server") from None
+        if error.code == 416 and have:
+            return  # nothing is missing but the renaming
+        raise
     with response, part.open("ab") as target:
         if response.status != 206:
             have = 0

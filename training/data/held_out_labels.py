@@ -27,13 +27,11 @@ def choose_held_out(
         held_out: names, or a share of the labels to choose at random with `seed`.
 
     Raises:
-        BadConfig: an unknown name, a share outside 0 to 1, or fewer than two labels on either side.
+        BadConfig: an unknown name, or fewer than two labels on either side.
     """
     if held_out is None:
         return ()
     if isinstance(held_out, int | float):
-        if not 0 < held_out < 1:
-            raise BadConfig(f"data.held_out is a share of the labels between 0 and 1, or their names, not {held_out}")
         n = round(held_out * len(label_names))
         drawn = np.random.default_rng((seed, 0x4E1D)).permutation(len(label_names))[:n]
         chosen = {label_names[column] for column in drawn.tolist()}

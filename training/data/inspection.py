@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hashseek.retrieval.errors import BadImage
 from hashseek.retrieval.load_ahead import load_ahead
-from hashseek.retrieval.tar_members import find_member, stored_in
+from hashseek.retrieval.tar_members import find_member
 from hashseek.training.data.splits import NAMES, Split, Splits, never_in_training
 
 _SHOWN = 10
@@ -89,8 +90,6 @@ def as_text(facts: dict[str, Any], *, n_pairs: int = 10) -> str:
             f"{found['across']:,} of them both in the query split and in another"
         )
         lines += [f"  {' = '.join(group)}" for group in found["examples"]]
-        if found["empty"]:
-            lines.append(f"empty files (0 bytes): {len(found['empty']):,}, such as {found['empty'][0]}")
     lines += [f"note: {problem}" for problem in facts["problems"]]
     return "\n".join(lines)
 
@@ -152,7 +151,6 @@ def _duplicates(splits: Splits, everything: Split, advance: Callable[[int], None
         "files": sum(map(len, groups)),
         "across": len(across),
         "examples": [[str(path) for path in group] for group in shown],
-        "empty": [str(path) for path in sorted(of_size[0])],
     }
 
 
@@ -168,11 +166,9 @@ def _size(path: Path) -> int | None:
 
 def _digest(path: Path) -> bytes | None:
     """SHA-256 of an image file or tar member; None if it cannot be read."""
-    member = find_member(path)
+    from hashseek.retrieval.images import read_bytes  # late: it loads torch
+
     try:
-        with stored_in(path).open("rb") as file:
-            file.seek(0 if member is None else member.offset)
-            content = file.read(_size(path))
-    except OSError:
+        return hashlib.sha256(read_bytes(path)).digest()
+    except BadImage:
         return None
-    return hashlib.sha256(content).digest()

@@ -37,12 +37,12 @@ from hashseek.training.loop.cpu_speedups import fold_frozen_batch_norm, keep_fre
 from hashseek.training.loop.epoch import torch_errors_as_hashseek_errors, train_epoch
 from hashseek.training.loop.network import Keys, Network, Objective, build_network
 from hashseek.training.loop.optimizers import build_optimizer, build_scheduler
-from hashseek.training.loop.parallel import average_buffers, launch, n_batches
+from hashseek.training.loop.parallel import launch, n_batches
 from hashseek.training.loop.state import State, TrainingData
 from hashseek.training.loop.sync_batch_norm import share_batch_norm
 from hashseek.training.loop.validation import validate, validation_part
 from hashseek.training.runs.progress import Progress
-from hashseek.training.runs.run_folder import Run, earlier_records, save_state, saved_state, start_run, write_log
+from hashseek.training.runs.run_folder import Run, save_state, saved_state, start_run, write_records
 from hashseek.training.runs.tracking import Tracker, write_start
 
 
@@ -119,7 +119,7 @@ def _fit(
 
 @dataclass(frozen=True)
 class _Job:
-    """A run that is ready to train. `n_epochs` are finished already in a resumed run."""
+    """A run that is ready to train."""
 
     run: Run
     splits: Splits
@@ -127,7 +127,6 @@ class _Job:
     preprocessing: Preprocessing | None
     data: TrainingData
     state: State
-    n_epochs: int
 
 
 def _prepare(fabric: Fabric, config: Config, out: Path, resume: bool, shown: Progress) -> _Job:
@@ -157,18 +156,15 @@ def _prepare(fabric: Fabric, config: Config, out: Path, resume: bool, shown: Pro
     observed_labels = torch.from_numpy(observed.astype(np.float32)).to(fabric.device)
     data = TrainingData(source, train.labels, observed_labels, fit_rows, val_rows)
     state = _initial_state(fabric, config, network, objective, keys, n_images=len(fit_rows))
-    n_epochs = 0
     if saved is not None:
         state.load(saved)
-        n_epochs = saved["n_epochs"]
-        state.records = earlier_records(run, n_epochs)
     if config.train.compile:
         model.backbone.compile()
     fabric.barrier()  # every process has looked at the folder, and found nothing wrong with the data
     if fabric.is_global_zero:
         start_run(run, config)
-        write_start(run, config, splits, data, device=fabric.device, first_epoch=n_epochs + 1)
-    return _Job(run, splits, held_out, preprocessing, data, state, n_epochs)
+        write_start(run, config, splits, data, device=fabric.device, first_epoch=len(state.records) + 1)
+    return _Job(run, splits, held_out, preprocessing, data, state)
 
 
 def _move_to_device(fabric: Fabric, config: Config, network: Network, objective: Objective, keys: Keys | None) -> None:
@@ -198,7 +194,7 @@ def _train(
 ) -> None:
     run, state = job.run, job.state
     score_name = f"val_mAP@{config.train.val_n}"
-    for epoch in range(job.n_epochs, config.train.epochs):
+    for epoch in range(len(state.records), config.train.epochs):
         if state.is_patience_over(config):
             break
         record = _train_and_validate(fabric, config, job, epoch, shown)
@@ -210,9 +206,9 @@ def _train(
             if is_best:
                 _save(run.best, job, config, record)
             # The state comes last: if we are killed before it is written, this epoch is repeated with the same result.
-            write_log(run, state.records)
-            save_state(run, state.saved(config))
+            write_records(run.log, state.records)
             tracker.epoch(record)
+            save_state(run, state.saved(config))
         shown.end_epoch(record, is_best=is_best)
         if on_epoch is not None:
             try:
@@ -230,7 +226,6 @@ def _train_and_validate(fabric: Fabric, config: Config, job: _Job, epoch: int, s
     with torch_errors_as_hashseek_errors(config, job.preprocessing, fabric.device):
         means, n_seen = train_epoch(fabric, config, state, job.data, epoch, folder=job.run.folder, progress=shown)
     trained = time.perf_counter()
-    average_buffers(state.network, state.ema)
     score = validate(fabric, config, state.evaluated, job.data)
     return {
         "epoch": epoch + 1,

@@ -80,15 +80,6 @@ class Network(nn.Module):
             parts.append(self.model.backbone)
         return nn.ModuleList(part for part in parts if part is not None)
 
-    def without_classifier(self) -> "Network":
-        """A copy without the classifier that does not learn; it shares the backbone if inputs are features."""
-        shared = {id(self.classifier): None}
-        if self.from_features:
-            shared[id(self.model.backbone)] = self.model.backbone  # type: ignore[assignment]
-        twin = copy.deepcopy(self, shared)
-        twin.logits_on = None
-        return twin.requires_grad_(False)
-
 
 class Objective(nn.Module):
     """The loss and, if there is one, the classification loss beside it: `Heads` of the whole batch -> terms by name."""
@@ -120,19 +111,16 @@ class Keys(nn.Module):
         super().__init__()
         self.on = on
         self.momentum = momentum
-        self.encoder = network.without_classifier() if momentum else None
+        # A frozen backbone is shared with the network instead of copied.
+        shared = {id(network.model.backbone): network.model.backbone} if network.from_features else {}
+        self.encoder = copy.deepcopy(network, shared).requires_grad_(False) if momentum else None
         self.queue = queue
 
     @torch.no_grad()
     def follow(self, network: Network) -> None:
         """Move the momentum encoder towards the network; called before each batch."""
         if self.encoder is not None:
-            theirs = [part for part in (network.model.head, network.projection) if part is not None]
-            own = [part for part in (self.encoder.model.head, self.encoder.projection) if part is not None]
-            if not network.from_features:
-                theirs.append(network.model.backbone)
-                own.append(self.encoder.model.backbone)
-            update_key_encoder(nn.ModuleList(own), nn.ModuleList(theirs), self.momentum)
+            update_key_encoder(self.encoder.trained(), network.trained(), self.momentum)
 
     @torch.no_grad()
     def of(self, inputs: Tensor, heads: Heads) -> Tensor:

@@ -25,7 +25,6 @@ from hashseek.retrieval.errors import BadConfig, HashseekError
 from hashseek.training.losses.memory import gather_rows
 
 T = TypeVar("T")
-_log = logging.getLogger(__name__)
 
 # It prints its precision and every process to standard error, where this run prints its progress.
 logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
@@ -55,9 +54,7 @@ def launch(function: Callable[..., T], *arguments: Any, device: str, devices: in
                 raise pickle.loads(file.read_bytes()) from None
             if not isinstance(error, ProcessExitedException):
                 raise
-            if len(list(Path(folder).glob("ended-*"))) < devices:
-                raise HashseekError(_failure(error, devices)) from None
-            _log.warning("a training process died while it shut down, after its work was done: nothing is lost")
+            raise HashseekError(_failure(error, devices)) from None
         result: T = pickle.loads((Path(folder) / "result").read_bytes())
     return result
 
@@ -90,7 +87,6 @@ def _guarded(fabric: Fabric, *, function: Callable[..., object], folder: Path, a
         raise
     if fabric.is_global_zero:
         (folder / "result").write_bytes(pickle.dumps(result))
-    (folder / f"ended-{fabric.global_rank}").touch()
     # Fabric leaves a gloo group open, and its threads can abort an interpreter that closes down (seen once in CI:
     # "terminate called without an active exception"); without the barrier, a death would also end those still at work.
     fabric.barrier()
@@ -133,23 +129,6 @@ def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
         dist.all_reduce(flat)
         for gradient, part in zip(gradients, torch.split(flat, [g.numel() for g in gradients]), strict=True):
             gradient.copy_(part.view_as(gradient))
-
-
-def average_buffers(*modules: nn.Module | None) -> None:
-    """Set every buffer of floats to its mean over all processes.
-
-    Batch norm's running statistics come from each process's own rows: without this, every process would validate
-    another model than the one that is saved.
-    """
-    if not _several():
-        return
-    buffers = [b for module in modules if module is not None for b in module.buffers() if b.is_floating_point()]
-    if buffers:
-        flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
-        dist.all_reduce(flat)
-        flat /= dist.get_world_size()
-        for buffer, part in zip(buffers, torch.split(flat, [b.numel() for b in buffers]), strict=True):
-            buffer.copy_(part.view_as(buffer))
 
 
 def _several() -> bool:

@@ -81,13 +81,13 @@ class State:
             name: {key: value for key, value in part.state_dict().items() if not (frozen and "backbone." in key)}
             for name, part in self._parts().items()
         }
-        best = {"best_score": self.best_score, "best_epoch": self.best_epoch}
-        return {**parts, "n_epochs": len(self.records), **best}
+        return {**parts, "records": self.records, "best_score": self.best_score, "best_epoch": self.best_epoch}
 
     def load(self, saved: dict[str, Any]) -> None:
         """Restore what `saved` returned."""
         for name, part in self._parts().items():
             part.load_state_dict(part.state_dict() | saved[name])
+        self.records = saved["records"]
         self.best_score, self.best_epoch = saved["best_score"], saved["best_epoch"]
 
     def _parts(self) -> dict[str, _Stateful]:

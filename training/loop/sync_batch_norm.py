@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from hashseek.retrieval.errors import BadConfig
+
 
 def share_batch_norm(network: nn.Module) -> None:
     """Let every batch norm of `network` take its statistics over all processes, in place.
@@ -28,6 +30,11 @@ class _Shared(_BatchNorm):
     def forward(self, inputs: Tensor) -> Tensor:
         if not self.training:
             return super().forward(inputs)
+        if any(True for _ in self.children()):  # timm's subclasses have an activation inside
+            raise BadConfig(
+                f"{type(self).__name__.removeprefix('Shared')} is more than a batch norm and does not train in several "
+                "processes: set model.freeze_batch_norm = true, or train.devices = 1"
+            )
         return _normalized(self, inputs)
 
 

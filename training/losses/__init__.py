@@ -13,12 +13,11 @@ Any loss takes a quantisation term, and any loss of the outputs can be applied t
     build_loss("hyp2", n_classes=C, n_bits=64, quantization={"kind": "l2", "weight": 0.1}, nested={"lengths": [16, 64]})
 """
 
-import difflib
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.errors import BadConfig, suggest
 from hashseek.retrieval.plugins import load_named
 
 if TYPE_CHECKING:
@@ -67,17 +66,21 @@ LOSSES: dict[str, str] = {
 """Every loss by name, as "module:Class". The order is that of `hashseek losses`."""
 
 
+def check_name(name: str) -> None:
+    """Raise `BadConfig` unless `name` is a key of `LOSSES`, or written as "module:Class"; does not load torch."""
+    if name not in LOSSES and ":" not in str(name):
+        hint = suggest(str(name), LOSSES)
+        raise BadConfig(f'there is no loss {name!r}: {hint} (`hashseek losses` lists all; your own is "module:Class")')
+
+
 def loss_class(name: str) -> "type[Loss]":
     """The class of the loss `name`: a key of `LOSSES`, or "module:Class" from anywhere.
 
     Raises:
         BadConfig: there is no such loss, or the class is not a subclass of `Loss`.
     """
-    if name not in LOSSES and ":" not in str(name):
-        close = difflib.get_close_matches(str(name), LOSSES, n=1)
-        others = f'choose one of {", ".join(sorted(LOSSES))}, or your own as "module:Class"'
-        raise BadConfig(f"there is no loss {name!r}: {f'did you mean {close[0]!r}?' if close else others}")
-    from hashseek.training.losses.base import Loss  # imports torch, which a misspelt name need not wait for
+    check_name(name)
+    from hashseek.training.losses.base import Loss
 
     found = load_named(LOSSES.get(name, name), kind="loss")
     if not (isinstance(found, type) and issubclass(found, Loss)):

@@ -10,13 +10,12 @@ A third part of the annotation is the keyword, if it differs from the attribute'
 is given, and `hashseek losses` and docs/reference/losses.md print the same declarations.
 """
 
-import difflib
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.errors import BadConfig, suggest
 
 
 @dataclass(frozen=True)
@@ -115,9 +114,7 @@ def check_keys(what: str, given: Mapping[str, Any], allowed: Collection[str], ne
         raise BadConfig(f"{what} must be a table with the keys {', '.join(allowed)}, not {given!r}")
     for key in given:
         if key not in allowed:
-            close = difflib.get_close_matches(key, allowed, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(allowed)}"
-            raise BadConfig(f"{what} has no hyperparameter {key!r}: {hint}")
+            raise BadConfig(f"{what} has no hyperparameter {key!r}: {suggest(key, allowed)}")
     for key in needed:
         if key not in given:
             raise BadConfig(f"{what} has no {key!r}: give {' and '.join(needed)}")

@@ -6,19 +6,18 @@ splits.json         sizes, labels and SHA-256 of the data set
 log.jsonl           one line per epoch
 tensorboard/        the same as curves for TensorBoard
 report.md, .html    one page about the run, with curves.svg
-state.pt            weights, optimizer and best score after the last finished epoch (tensors only)
+state.pt            weights, optimizer, log and best score after the last finished epoch
 best.safetensors    checkpoint of the best epoch on the validation part
 last.safetensors    checkpoint of the last epoch
 """
 
 import io
 import json
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.files import write_atomically
@@ -57,8 +56,6 @@ def saved_state(run: Run, config: Config, *, resume: bool) -> dict[str, Any] | N
         earlier = dict(json.loads(run.config.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         raise BadConfig(f"{run.config} is damaged ({error}): delete the folder and train again") from None
-    with suppress(ValidationError):  # settings that an older version did not have get their defaults
-        earlier = Config.model_validate(earlier).model_dump(mode="json")
     # How a run is followed does not change its result.
     changes = differences(earlier | {"tracking": None}, config.model_dump(mode="json") | {"tracking": None})
     if changes:
@@ -83,34 +80,19 @@ def save_state(run: Run, state: dict[str, Any]) -> None:
     write_atomically(run.state, buffer.getvalue())
 
 
-def write_log(run: Run, records: list[dict[str, Any]]) -> None:
-    """Write the log with all epochs so far."""
-    write_atomically(run.log, "".join(json.dumps(record) + "\n" for record in records).encode())
+def write_records(file: Path, records: Sequence[dict[str, Any]]) -> None:
+    """Write all records, one JSON object per line."""
+    write_atomically(file, "".join(json.dumps(record) + "\n" for record in records).encode())
+
+
+def read_records(file: Path) -> list[dict[str, Any]]:
+    """The records in the file; none if it is missing."""
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
 
 
 def read_log(run: Run) -> list[dict[str, Any]]:
     """The epochs in the log."""
-    if not run.log.is_file():
-        return []
-    return [json.loads(line) for line in run.log.read_text(encoding="utf-8").splitlines()]
-
-
-def earlier_records(run: Run, n_epochs: int) -> list[dict[str, Any]]:
-    """The log of the `n_epochs` epochs before the saved state.
-
-    Raises:
-        BadConfig: the log is missing, damaged or shorter.
-    """
-    try:
-        records = read_log(run)
-    except ValueError:  # not JSON
-        records = []
-    if len(records) < n_epochs:
-        raise BadConfig(
-            f"{run.log} is missing or damaged: it has {len(records)} readable epochs, but the saved state has "
-            f"{n_epochs}: restore it or train into another folder"
-        )
-    return records[:n_epochs]
+    return read_records(run.log)
 
 
 def _load_state(path: Path) -> dict[str, Any]:

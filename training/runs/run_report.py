@@ -50,8 +50,7 @@ def panels(records: Sequence[dict[str, Any]]) -> list[Panel]:
     losses = [Series(term.removeprefix("loss_"), epochs, column(term)) for term in terms]
     if len(terms) > 1:
         losses.append(Series("sum", epochs, column("loss")))
-    score = next(key for key in records[0] if key.startswith("val_"))
-    best = max(records, key=lambda record: (record[score], -record["epoch"]))
+    score, best = _best(records)
     name = f"Validation {score.removeprefix('val_')}"
     mark = (best["epoch"], best[score], f"best: {best[score]:.4f}")
     speed = Series("images/s", epochs, column("images_per_s"))
@@ -63,9 +62,14 @@ def panels(records: Sequence[dict[str, Any]]) -> list[Panel]:
     ]
 
 
-def _result(run: Run, config: Config, records: Sequence[dict[str, Any]]) -> Rows:
+def _best(records: Sequence[dict[str, Any]]) -> tuple[str, dict[str, Any]]:
+    """The key of the validation score, and the record of the best epoch."""
     score = next(key for key in records[0] if key.startswith("val_"))
-    best = max(records, key=lambda record: (record[score], -record["epoch"]))
+    return score, max(records, key=lambda record: (record[score], -record["epoch"]))
+
+
+def _result(run: Run, config: Config, records: Sequence[dict[str, Any]]) -> Rows:
+    score, best = _best(records)
     last = records[-1]
     seconds = sum(record["seconds"] for record in records)
     speeds = sorted(record["images_per_s"] for record in records)

@@ -4,7 +4,7 @@
     FOLDER/sweep.db         Optuna's storage (SQLite)
     FOLDER/trials/0007/     run folder of a trial; only the best trial keeps its weights
     FOLDER/best.toml        the configuration with the best values
-    FOLDER/trials.csv, sweep.svg
+    FOLDER/trials.csv       every trial: outcome, score, epochs, seconds, values
 
 A sweep that was killed continues when it is started again. The interrupted trial resumes at its last epoch, and later
 trials are the same as in an uninterrupted sweep, since each is drawn from (seed, number, trials before it).
@@ -28,7 +28,6 @@ import filelock
 import optuna
 import tomli_w
 from optuna.trial import FrozenTrial, TrialState
-from rich.table import Table
 
 from hashseek.retrieval.errors import BadConfig, HashseekError
 from hashseek.retrieval.files import write_atomically
@@ -37,7 +36,6 @@ from hashseek.training.loop.epoch import Diverged, OutOfMemory
 from hashseek.training.loop.fit import Stop, fit
 from hashseek.training.runs.progress import Progress
 from hashseek.training.runs.run_folder import Run, differences, read_log
-from hashseek.training.runs.sweep_plot import plot_trials
 from hashseek.training.runs.sweep_space import Distributions, Space, check_space, parse_space, with_values
 
 # Trials drawn at random before the sampler models what it has seen, and trials before any is pruned.
@@ -82,7 +80,6 @@ def sweep(
         folder: where everything is stored.
         seed: of the trials' settings; the seed of training is in the configuration.
         prune: end a trial whose best validation mAP so far is below the median of earlier trials at the same epoch.
-            Runs in several processes are not pruned.
         progress: where progress is printed.
         source: what messages call the configuration.
 
@@ -96,6 +93,8 @@ def sweep(
     config = parse_config(content, source=source)
     distributions = parse_space(space)
     check_space(content, distributions, source=source)
+    if config.train.devices > 1:
+        raise BadConfig(f"train.devices is {config.train.devices}, but a sweep trains in one process: set it to 1")
     if n_trials < 1:
         raise BadConfig(f"a sweep needs at least one trial, not {n_trials}")
     folder.mkdir(parents=True, exist_ok=True)
@@ -108,14 +107,13 @@ def sweep(
             values = {name: trial._suggest(name, one) for name, one in distributions.items()}
             shown = ", ".join(f"{name} = {_text(value)}" for name, value in values.items())
             try:
-                outcome = _run_trial(study, trial, with_values(content, values), folder, prune=prune)
+                outcome = _run_trial(study, trial, with_values(content, values), folder)
             except HashseekError as error:
                 raise type(error)(f"trial {trial.number} of the sweep ({shown}): {error}") from None
             progress.console.print(f"trial {trial.number}  {shown}  {outcome}", markup=False)
             _drop_weights(study, folder)
         best = _best(study, folder)
         _write_results(study, distributions, content, best, folder, score_name=f"validation mAP@{config.train.val_n}")
-    progress.console.print(table(study, distributions))
     return best
 
 
@@ -164,23 +162,6 @@ def locked(folder: Path) -> Iterator[None]:
         raise BadConfig(f"another process is working on the search in {folder}: wait for it") from None
 
 
-def table(study: optuna.Study, space: Distributions, *, n: int = 20) -> Table:
-    """The `n` best trials, for a terminal."""
-    shown = Table(title=f"{len(study.get_trials(deepcopy=False))} trials, best first")
-    for heading in ("trial", "validation mAP", "epochs", "seconds", *space):
-        shown.add_column(heading.replace(" ", "\n").replace(".", ".\n"), justify="right", no_wrap=True)
-    for trial in sorted(study.get_trials(deepcopy=False), key=_rank)[:n]:
-        score = f"{trial.value:.4f}" if trial.state == TrialState.COMPLETE else _outcome(trial)
-        shown.add_row(
-            str(trial.number),
-            score,
-            str(len(trial.intermediate_values)),
-            f"{trial.user_attrs.get('seconds', 0):.1f}",
-            *(_text(trial.params.get(name)) for name in space),
-        )
-    return shown
-
-
 def _describe(folder: Path, what: dict[str, Any]) -> None:
     """Write sweep.json, or check that the sweep in the folder is the same."""
     file = folder / "sweep.json"
@@ -197,44 +178,34 @@ def _describe(folder: Path, what: dict[str, Any]) -> None:
         write_atomically(file, json.dumps(what, indent=2).encode())
 
 
-def _run_trial(study: optuna.Study, trial: optuna.Trial, content: dict[str, Any], folder: Path, *, prune: bool) -> str:
+def _run_trial(study: optuna.Study, trial: optuna.Trial, content: dict[str, Any], folder: Path) -> str:
     """Train, tell the study the result, and return it in words."""
     run = Run(folder / "trials" / f"{trial.number:04}")
     started = time.perf_counter()
     config = parse_config(content, source="its settings")
     score_name = f"val_mAP@{config.train.val_n}"
     reported = set(study.get_trials(deepcopy=False)[trial.number].intermediate_values)
-
-    def report(record: dict[str, Any]) -> None:
-        if record["epoch"] not in reported:
-            trial.report(record[score_name], record["epoch"])
-            reported.add(record["epoch"])
-
     pruned = False
 
-    def report_and_prune(record: dict[str, Any]) -> None:
+    def report(record: dict[str, Any]) -> None:
         nonlocal pruned
-        report(record)
-        pruned = prune and trial.should_prune()
+        if record["epoch"] not in reported:  # by the process that was interrupted
+            trial.report(record[score_name], record["epoch"])
+        pruned = trial.should_prune()
         if pruned:
             raise Stop
 
     earlier = read_log(run)
-    for record in earlier:
-        report(record)
-    pruned = bool(earlier) and prune and trial.should_prune()
-    if not pruned:
-        several = config.train.devices > 1
-        try:
-            result = fit(
-                config, out=run.folder, resume=run.config.is_file(), on_epoch=None if several else report_and_prune
-            )
-        except (Diverged, OutOfMemory) as error:
-            trial.set_user_attr("reason", str(error))
-            study.tell(trial, state=TrialState.PRUNED)
-            return f"failed: {error}"
-        for record in read_log(run) if several else ():
+    try:
+        for record in earlier:
             report(record)
+        result = fit(config, out=run.folder, resume=run.config.is_file(), on_epoch=report)
+    except Stop:
+        pass
+    except (Diverged, OutOfMemory) as error:
+        trial.set_user_attr("reason", str(error))
+        study.tell(trial, state=TrialState.PRUNED)
+        return f"failed: {error}"
     trial.set_user_attr("seconds", sum(record["seconds"] for record in earlier) + time.perf_counter() - started)
     if pruned:
         study.tell(trial, state=TrialState.PRUNED)
@@ -283,8 +254,6 @@ def _write_results(
         epochs = len(trial.intermediate_values)
         writer.writerow([trial.number, _outcome(trial), value, epochs, seconds, *parameters, reason])
     write_atomically(folder / "trials.csv", rows.getvalue().encode())
-    scored = [trial for trial in trials if trial.state == TrialState.COMPLETE]
-    write_atomically(folder / "sweep.svg", plot_trials(scored, space, score_name))
 
 
 def _score(trial: FrozenTrial) -> float:

@@ -7,15 +7,13 @@
 """
 
 import copy
-import difflib
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from pydantic import BaseModel, ConfigDict, ValidationError
 
-from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.errors import BadConfig, suggest
 from hashseek.training.config import Config, parse_config, set_value
 from hashseek.training.losses import loss_class
 
@@ -72,46 +70,25 @@ def with_values(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[s
 def _flat(space: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Settings by their dotted names, also where TOML reads the dots as tables."""
     for key, value in space.items():
-        if isinstance(value, Mapping) and value and not set(value) & set(KEYS) and _looks_nested(value):
+        if isinstance(value, Mapping) and value and not {"low", "high"} & set(value):
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
 
-def _looks_nested(value: Mapping[str, Any]) -> bool:
-    return all(isinstance(inner, (Mapping, list)) for inner in value.values())
-
-
-class _Range(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-    low: int | float
-    high: int | float
-    log: bool = False
-    step: int | float | None = None
-
-
-KEYS = tuple(_Range.model_fields)
-
-
 def _distribution(key: str, value: Any) -> BaseDistribution:
-    if isinstance(value, list):
-        if len(value) < 2 or not all(isinstance(choice, (bool, int, float, str)) for choice in value):
-            raise BadConfig(f"the choices of {key!r} are {value!r}: give at least two numbers, words or booleans")
-        return CategoricalDistribution(value)
     try:
-        found = _Range.model_validate(value)
-        low, high, step = found.low, found.high, found.step
-        if step and not math.isclose(round((high - low) / step), (high - low) / step):
-            raise ValueError(f"high - low is not a multiple of step {step}")
-        if all(isinstance(number, int) for number in (low, high, step or 1)):
-            return IntDistribution(int(low), int(high), log=found.log, step=1 if step is None else int(step))
-        return FloatDistribution(low, high, log=found.log, step=step)
-    except ValueError as error:  # from pydantic or Optuna
-        first = error.errors()[0] if isinstance(error, ValidationError) else None
-        reason = str(error) if first is None else ": ".join(map(str, (*first["loc"][:1], first["msg"])))
+        if isinstance(value, list):
+            if len(value) < 2 or not all(isinstance(choice, bool | int | float | str) for choice in value):
+                raise ValueError("a list needs at least two numbers, words or booleans")
+            return CategoricalDistribution(value)
+        numbers = [value[name] for name in ("low", "high", "step") if name in value]
+        if not all(math.isfinite(number) for number in numbers):
+            raise ValueError("a range is finite")
+        return (IntDistribution if all(isinstance(number, int) for number in numbers) else FloatDistribution)(**value)
+    except (TypeError, ValueError) as error:  # from Optuna too
         raise BadConfig(
-            f"the range of {key!r} is {value!r}, but {reason}; write a list of choices, or {{low = ..., high = ...}} "
+            f"the range of {key!r} is {value!r}, but {error}; write a list of choices, or {{low = ..., high = ...}} "
             "with log = true or step = ... where needed"
         ) from None
 
@@ -134,6 +111,5 @@ def _check_hyperparameter(key: str, config: Config, space: Distributions) -> Non
     for loss in names.choices if isinstance(names, CategoricalDistribution) else (named.name,):
         known = [*loss_class(str(loss)).hyperparameters(), "quantization", "nested"]
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}"
+            hint = suggest(name, known)
             raise BadConfig(f"the sweep's setting {key!r}: the loss {loss!r} has no hyperparameter {name!r}: {hint}")

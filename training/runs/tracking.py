@@ -1,7 +1,4 @@
-"""What follows a run beside its log: TensorBoard, the run report, and notes on data and environment.
-
-The log is the truth. What a killed process did not write here is written from the log when the run resumes.
-"""
+"""What a run writes beside its log and checkpoints: TensorBoard, the run report, and notes on data and environment."""
 
 import json
 import time
@@ -32,7 +29,12 @@ class Tracker:
         self._run = run
         self._records = list(records)
         self._reported = time.monotonic()
-        self._writer = _open_tensorboard(run, records) if config.tracking.tensorboard else None
+        self._writer: Any = None
+        if config.tracking.tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            # TensorBoard then ignores what an interrupted process wrote of later epochs.
+            self._writer = SummaryWriter(str(run.tensorboard), purge_step=len(records) + 1)
 
     def __enter__(self) -> "Tracker":
         return self
@@ -41,7 +43,8 @@ class Tracker:
         """Write a finished epoch; the report only now and then."""
         self._records.append(record)
         if self._writer is not None:
-            _add_scalars(self._writer, record, time.time())
+            for name, value in scalars(record).items():
+                self._writer.add_scalar(name, value, record["epoch"])
             self._writer.flush()
         if time.monotonic() - self._reported > SECONDS_BETWEEN_REPORTS:
             write_report(self._run, self._records)
@@ -78,7 +81,7 @@ def write_start(
         BadConfig: the run that is resumed was trained on other splits.
     """
     described = {
-        "data": config.data.model_dump(mode="json"),
+        "data": config.data.model_dump(mode="json", exclude_defaults=True),
         "splits_sha256": splits.fingerprint,
         "sizes": {"train": len(splits.train), "query": len(splits.query), "database": len(splits.database)},
         "of_train": {"learnt_from": len(data.fit_rows), "validated_on": len(data.val_rows)},
@@ -97,24 +100,3 @@ def write_start(
     starts = json.loads(run.environment.read_text(encoding="utf-8")) if run.environment.is_file() else []
     starts.append({"first_epoch": first_epoch, **environment(device, devices=config.train.devices)})
     write_atomically(run.environment, json.dumps(starts, indent=2).encode())
-
-
-def _open_tensorboard(run: Run, records: Sequence[Record]) -> Any:
-    """A writer of a new event file with all epochs of the log, so that a resumed run has each epoch once."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    for file in run.tensorboard.glob("events.out.tfevents.*"):
-        file.unlink()
-    writer: Any = SummaryWriter(str(run.tensorboard))
-    left = sum(record["seconds"] for record in records)
-    ended = run.log.stat().st_mtime if records else 0.0
-    for record in records:
-        left -= record["seconds"]
-        _add_scalars(writer, record, ended - left)
-    writer.flush()
-    return writer
-
-
-def _add_scalars(writer: Any, record: Record, when: float) -> None:
-    for name, value in scalars(record).items():
-        writer.add_scalar(name, value, record["epoch"], walltime=when)

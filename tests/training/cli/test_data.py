@@ -7,9 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from hashseek.api.cli import build
 from hashseek.training.data.datasets import DATASETS, build_splits, data_set
 from hashseek.training.data.inspection import inspect_splits
 from support.dataset_files import DATA, needs_data, write_tar
@@ -53,7 +51,7 @@ def test_hand_worked_facts(worked):
     ]
     assert facts["missing"] == {"count": 1, "examples": ["labels.csv line 10: the file 8.jpg does not exist"]}
     copies = [[str(worked / "0.jpg"), str(worked / "6.jpg")], [str(worked / "4.jpg"), str(worked / "7.jpg")]]
-    assert facts["duplicates"] == {"groups": 2, "files": 4, "across": 1, "examples": copies, "empty": []}
+    assert facts["duplicates"] == {"groups": 2, "files": 4, "across": 1, "examples": copies}
     assert facts["vectors"] is None
     assert json.loads(json.dumps(facts)) == facts
 
@@ -72,17 +70,6 @@ def test_files_of_one_size_are_duplicates_only_if_every_byte_is_the_same(tmp_pat
     found = inspect_splits(build_splits("folder", root=str(tmp_path)))["duplicates"]
     assert found["examples"] == [[str(tmp_path / "a.jpg"), str(tmp_path / "e.jpg")]]
     assert (found["groups"], found["files"], found["across"]) == (1, 2, 1)
-    assert found["empty"] == [str(tmp_path / "g.jpg"), str(tmp_path / "h.jpg")]
-
-
-def test_an_image_that_is_training_image_and_in_the_database_counts_once(tmp_path, worked):
-    (worked / "train.txt").write_text("0.jpg 1 0\n1.jpg 0 1\n")
-    (worked / "test.txt").write_text("2.jpg 1 1\n")
-    (worked / "database.txt").write_text("0.jpg 1 0\n1.jpg 0 1\n3.jpg 1 0\n")
-    facts = inspect_splits(build_splits("lists", root=str(worked), train_in_database=True))
-    assert facts["images"] == {"train": 2, "query": 1, "database": 3, "distinct": 4}
-    assert facts["labels"][0]["distinct"] == 3
-    assert facts["duplicates"]["groups"] == 0
 
 
 @pytest.mark.usefixtures("own_cache")
@@ -223,29 +210,6 @@ def test_a_refused_run_can_be_repeated_with_on_error_skip(run, tmp_path):
     assert (root / "run" / "best.safetensors").is_file()
 
 
-def test_check_shows_bad_lines_when_too_few_are_left(run, tmp_path):
-    (tmp_path / "labels.csv").write_text("file,labels\ngone.jpg,circle")
-    code, out, _ = run("check", tmp_path)
-    assert code == 2
-    assert "line 2: " in out
-
-
-def test_render_writes_the_built_in_set(run, tmp_path):
-    code, out, _ = run(
-        "render", tmp_path / "new", "--n-query", 2, "--n-train", 4, "--n-database", 3, "--size", 32, "--seed", 5
-    )
-    assert code == 0
-    assert "images: train 4, query 2, database 3" in out
-    assert (tmp_path / "new" / "labels.csv").is_file()
-
-
-@pytest.mark.parametrize("command", ["list", "inspect", "check", "render"])
-def test_every_command_has_help(command):
-    shown = CliRunner().invoke(build(["data"]), ["data", command, "--help"])
-    assert shown.exit_code == 0
-    assert "Usage" in shown.output
-
-
 @needs_data
 def test_what_is_known_of_the_real_photographs(run):
     code, out, _ = run("inspect", "mirflickr", f"root={DATA}/mirflickr25k_128", "--json")
@@ -258,12 +222,3 @@ def test_what_is_known_of_the_real_photographs(run):
     assert [[Path(file).name for file in group] for group in facts["duplicates"]["examples"]] == [
         ["im6602.jpg", "im6921.jpg"]
     ]
-
-
-@needs_data
-def test_vectors_have_facts_but_no_pictures(run):
-    code, out, _ = run("inspect", "scene", "--json")
-    assert code == 0
-    facts = json.loads(out)
-    assert facts["images"] == {"train": 1211, "query": 1196, "database": 1211, "distinct": 2407}
-    assert (facts["vectors"], facts["duplicates"]) == (294, None)

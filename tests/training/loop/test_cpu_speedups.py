@@ -8,7 +8,7 @@ from torch import nn
 
 from hashseek.retrieval.models.batch_norm_folding import conv_norm_pairs
 from hashseek.retrieval.models.hash_model import HashModel
-from hashseek.training.loop.cpu_speedups import fold_frozen_batch_norm, keep_freed_memory
+from hashseek.training.loop.cpu_speedups import fold_frozen_batch_norm
 
 
 def frozen_model(backbone: str) -> HashModel:
@@ -66,11 +66,3 @@ def test_batch_norm_in_training_mode_normalizes():
     outputs = network(5 + torch.randn(8, 3, 6, 6))
     torch.testing.assert_close(outputs.mean(dim=(0, 2, 3)), torch.zeros(4), atol=1e-5, rtol=0)
     assert (network[1].running_mean != 0).any()
-
-
-def test_memory_that_is_kept_is_still_memory():
-    keep_freed_memory()
-    blocks = [torch.full((1 << 22,), float(i)) for i in range(4)]
-    del blocks[1]
-    blocks.append(torch.full((1 << 23,), 9.0))
-    assert [float(block[-1]) for block in blocks] == [0.0, 2.0, 3.0, 9.0]

@@ -297,13 +297,6 @@ def test_a_memory_is_a_pair_or_has_attributes_and_gets_no_gradient(name):
             loss(outputs, labels, memory=bad)
 
 
-@pytest.mark.parametrize("name", [name for name in LOSSES if name not in WITH_MEMORY])
-def test_a_loss_without_memory_does_not_look_at_one(name):
-    outputs, labels = rows_for(name, 0)
-    loss = build(name)
-    assert torch.equal(total(loss(outputs, labels, memory=object())), total(loss(outputs, labels)))
-
-
 # Hyperparameters: the declarations are what is checked
 
 DECLARED = [(name, key) for name in LOSSES for key in loss_class(name).hyperparameters()]

@@ -1,4 +1,3 @@
-import copy
 import math
 from collections import deque
 
@@ -11,7 +10,6 @@ from torch import nn
 
 from hashseek.retrieval.errors import BadCodes, BadConfig
 from hashseek.training.losses import build_loss
-from hashseek.training.losses.batches import Memory
 from hashseek.training.losses.contrastive.supcon import SupCon
 from hashseek.training.losses.memory import KeyQueue, gather_rows, update_key_encoder
 from support.literal_losses import batch
@@ -50,13 +48,6 @@ def test_holds_the_latest_rows_whatever_the_batch_sizes(sizes):
             torch.tensor([a for a, _ in sorted(expected)]).reshape(-1, 5),
         )
         assert [b for _, b in held] == [b for _, b in sorted(expected)]
-
-
-def test_keys_are_stored_normalised():
-    queue = queue_of(8)
-    keys, labels = batch(0)
-    queue.enqueue(3 * keys, labels)
-    torch.testing.assert_close(queue.memory().ref, F.normalize(keys).float())
 
 
 @pytest.mark.parametrize("name", ["dpsh", "dsh", "dhn", "hashnet", "idhn"])
@@ -129,16 +120,6 @@ def test_travels_with_a_checkpoint():
     assert not list(queue.parameters())
 
 
-def test_nothing_flows_into_keys():
-    queue = queue_of(6)
-    keys, labels = numbered(3)
-    keys.requires_grad_()
-    queue.enqueue(keys, labels)
-    memory = queue.memory(keys, labels)
-    assert isinstance(memory, Memory)
-    assert not memory.ref.requires_grad
-
-
 def test_float64_keys_stay_exact_beside_a_float32_queue():
     queue = queue_of(6).double()
     keys, labels = batch(0, n=3)
@@ -175,15 +156,6 @@ def test_key_encoder_moves_by_momentum_and_copies_buffers():
         assert now.grad_fn is None
     for now, target in zip(key.buffers(), query.buffers(), strict=True):
         assert torch.equal(now, target)
-
-
-def test_key_encoder_at_the_ends_of_momentum():
-    query, key = encoder(), encoder()
-    before = copy.deepcopy(key)
-    update_key_encoder(key, query, momentum=1.0)
-    assert all(torch.equal(a, b) for a, b in zip(key.parameters(), before.parameters(), strict=True))
-    update_key_encoder(key, query, momentum=0.0)
-    assert all(torch.equal(a, b) for a, b in zip(key.parameters(), query.parameters(), strict=True))
 
 
 def test_key_encoder_refuses_what_does_not_fit():

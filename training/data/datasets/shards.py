@@ -7,7 +7,6 @@ each is read from its place in the tar, and an index of the places is cached.
 
 import glob
 import json
-import tarfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -15,14 +14,13 @@ import numpy as np
 
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.label_files import Problem, refuse
-from hashseek.retrieval.tar_members import member_path
+from hashseek.retrieval.tar_members import Member, list_members, member_path, read_member
 from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.datasets.lists import read_label_names
 from hashseek.training.data.image_table import Labels, Table, check_on_error, notes_on_sizes, prepared
 from hashseek.training.data.splits import NAMES, Split, Splits, join_splits
 
 _LABEL_SUFFIXES = (".json", ".cls", ".txt")  # in the order of precedence
-_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
 
 
 def shards(
@@ -101,27 +99,22 @@ def _indexed(shard: Path) -> Table:
     def build() -> Table:
         from hashseek.retrieval.images import SUFFIXES  # late: it loads torch
 
-        places = _members(shard)
-        suffix = {name: PurePosixPath(name).suffix.lower() for name in places}
-        labels_at: dict[str, dict[str, str]] = {}
-        for name in places:
+        members = dict(list_members(shard))
+        suffix = {name: PurePosixPath(name).suffix.lower() for name in members}
+        labels_at: dict[str, dict[str, Member]] = {}
+        for name, member in members.items():
             if suffix[name] in _LABEL_SUFFIXES:
-                labels_at.setdefault(name[: -len(suffix[name])], {})[suffix[name]] = name
-        pictures = [name for name in places if suffix[name] in SUFFIXES]
-        owners = {name[: -len(suffix[name])] for name in pictures}
+                labels_at.setdefault(name[: -len(suffix[name])], {})[suffix[name]] = member
+        pictures = {name: name[: -len(suffix[name])] for name in members if suffix[name] in SUFFIXES}
         files, rows, remarks = [], [], []
-        with shard.open("rb") as content:
-            for name in pictures:
-                texts = {}
-                for kind, file in labels_at.get(name[: -len(suffix[name])], {}).items():
-                    content.seek(places[file][0])
-                    texts[kind] = content.read(places[file][1])
-                try:
-                    rows.append(_parse(texts))
-                    files.append(f"{places[name][0]}+{places[name][1]}/{name}")
-                except ValueError as error:
-                    remarks.append((name, str(error)))
-        for key in labels_at.keys() - owners:
+        for name, stem in pictures.items():
+            labels = labels_at.get(stem, {})
+            try:
+                rows.append(_parse({kind: read_member(member, name=name) for kind, member in labels.items()}))
+                files.append(f"{members[name].offset}+{members[name].size}/{name}")
+            except ValueError as error:
+                remarks.append((name, str(error)))
+        for key in labels_at.keys() - set(pictures.values()):
             remarks.append((key, "it has labels but no image"))
         names = tuple(sorted({label for row in rows for label in row}))
         column = {label: index for index, label in enumerate(names)}
@@ -131,28 +124,6 @@ def _indexed(shard: Path) -> Table:
         return Table(tuple(files), matrix, names, tuple(sorted(remarks)))
 
     return prepared("shard 1", [shard], build)
-
-
-def _members(shard: Path) -> dict[str, tuple[int, int]]:
-    """Offset and size of each file in a tar."""
-    with shard.open("rb") as content:
-        if content.read(6).startswith(_COMPRESSED):
-            raise BadDataset(f"{shard} is compressed: decompress it, because images are read from inside the tar")
-    try:
-        with tarfile.open(shard, "r:") as packed:
-            places = {member.name: (member.offset_data, member.size) for member in packed if _is_plain(member)}
-            end = packed.offset
-    except tarfile.TarError as error:
-        raise BadDataset(f"{shard} is damaged or cut off ({error}): write or download it again") from None
-    with shard.open("rb") as content:  # tarfile stops silently at a damaged header
-        content.seek(end)
-        if content.read(512).strip(b"\0"):
-            raise BadDataset(f"{shard} is damaged at byte {end:,}: write or download it again")
-    return places
-
-
-def _is_plain(member: tarfile.TarInfo) -> bool:
-    return member.isreg() and not member.issparse() and bool(PurePosixPath(member.name).stem)
 
 
 def _parse(texts: dict[str, bytes]) -> list[str]:

@@ -107,14 +107,7 @@ def vectors(*, path: str, query_fraction: float = 0.3, split_seed: int = 0) -> S
 
 
 def _named(name: str, root: str, **options: Any) -> Splits:
-    try:
-        folder = Path(expand(root))
-    except BadConfig:
-        raise BadConfig(
-            f"the data set {name} is in {root}, but HASHSEEK_DATA is not set: set it to the folder that holds "
-            f"vectors/{name}.npz, or set root to the folder of {name}.npz"
-        ) from None
-    return vectors(path=str(folder / f"{name}.npz"), **options)
+    return vectors(path=f"{root}/{name}.npz", **options)
 
 
 def _read(

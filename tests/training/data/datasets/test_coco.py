@@ -130,10 +130,10 @@ def test_lists_with_images_that_have_no_object(coco, tmp_path):
     [
         ("annotations/instances_val2014.json", lambda text: text[:-300], "instances_val2014.json"),
         ("annotations/instances_train2014.json", lambda _: "{}", "instances_train2014.json"),
-        ("annotations/instances_val2014.json", lambda text: text.replace('"dog"', '"hound"'), "categories"),
+        ("annotations/instances_val2014.json", lambda text: text.replace('"dog"', '"hound"'), "annotations"),
         ("annotations", None, "instances_train2014.json"),
-        ("val2014", None, "3 of the 7"),
-        ("", None, "MS-COCO 2014"),
+        ("val2014", None, "COCO_val2014_000000000139.jpg"),
+        ("", None, "coco"),
     ],
 )
 def test_an_incomplete_set_is_refused(coco, place, damage, named):

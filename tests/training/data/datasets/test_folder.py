@@ -1,6 +1,5 @@
 """Data set `folder`: splits are seeded and disjoint, and every bad line is named."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,6 @@ from PIL import Image
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.data.splits import never_in_training
-from hashseek.training.data.training_images import without_broken
 
 
 @pytest.fixture
@@ -55,16 +53,6 @@ def test_a_split_column_is_followed_and_retrieval_means_database(root):
     write(root, rows, "file,labels,split")
     parts = files(build_splits("folder", root=str(root)))
     assert [len(parts[name]) for name in ("query", "train", "database")] == [5, 5, 10]
-
-
-def test_jsonl_says_the_same_as_csv(root):
-    csv = build_splits("folder", root=str(root))
-    rows = [{"file": f"{n:02}.png", "labels": ["a", "b"] if n % 3 else ["c"]} for n in range(20)]
-    (root / "labels.csv").unlink()
-    (root / "labels.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    jsonl = build_splits("folder", root=str(root))
-    assert csv.fingerprint == jsonl.fingerprint
-    np.testing.assert_array_equal(csv.query.labels, jsonl.query.labels)
 
 
 def test_a_bad_line_is_refused_or_skipped(root):
@@ -114,30 +102,12 @@ def test_one_folder_per_split_and_class(root, names):
         assert not splits.problems[0].skipped
 
 
-def test_a_list_without_a_database_searches_the_training_images(root):
-    write(root, [f"{n:02}.png,{'ab'[n % 2]},{'train' if n < 15 else 'test'}" for n in range(20)], "File,Labels,Split")
-    splits = build_splits("folder", root=str(root))
-    assert (len(splits.train), len(splits.query), len(splits.database)) == (15, 5, 15)
-
-
 def test_a_label_for_each_image_is_warned_about(root):
     write(root, [f"{n:02}.png,label {n}" for n in range(20)])
     [problem] = build_splits("folder", root=str(root)).problems
     assert "no two training images share a label" in problem.reason
     write(root, [f"{n:02}.png,label {n % 5}" for n in range(20)])
     assert build_splits("folder", root=str(root)).problems == ()
-
-
-def test_broken_images_are_refused_or_skipped_by_line(root):
-    (root / "03.png").write_bytes((root / "03.png").read_bytes()[:100])
-    (root / "04.png").write_text("text")
-    database = build_splits("folder", root=str(root), query_fraction=0.05, train_fraction=0.05).database
-    broken = {path.name for path in database.paths} & {"03.png", "04.png"}
-    with pytest.raises(BadDataset, match=r"line \d+ \(0[34].png\)"):
-        without_broken(database, on_error="stop", source="here")
-    kept, problems = without_broken(database, on_error="skip", source="here")
-    assert len(kept) == len(database) - len(broken)
-    assert len(problems) == len(broken) > 0
 
 
 @pytest.mark.parametrize(

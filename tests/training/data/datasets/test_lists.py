@@ -88,7 +88,7 @@ def test_a_prefix_is_taken_off(root):
     for name in ("train", "test", "database"):
         text = (root / f"{name}.txt").read_text()
         (root / f"{name}.txt").write_text(text.replace("images/", "./data/set/images/"))
-    with pytest.raises(BadDataset, match=r"none of the 12 .* strip_prefix"):
+    with pytest.raises(BadDataset, match="data/set/images"):
         build_splits("lists", root=str(root))
     assert sizes(build_splits("lists", root=str(root), strip_prefix="./data/set/")) == (2, 4, 6)
     with pytest.raises(BadConfig, match="'./dta'"):
@@ -97,7 +97,7 @@ def test_a_prefix_is_taken_off(root):
 
 def test_missing_images_are_refused_or_left_out(root):
     (root / "images" / "07.jpg").unlink()
-    with pytest.raises(BadDataset, match=r"1 of the 12 .*images/07.jpg"):
+    with pytest.raises(BadDataset, match="images/07.jpg"):
         build_splits("lists", root=str(root))
     splits = build_splits("lists", root=str(root), on_error="skip")
     assert sizes(splits) == (2, 4, 5)
@@ -107,19 +107,19 @@ def test_missing_images_are_refused_or_left_out(root):
 
 def test_training_images_in_the_database_must_be_said_and_queries_may_not_be_there(root):
     write(root, "database", [line(i) for i in range(12) if i not in (4, 5)])
-    with pytest.raises(BadDataset, match=r"4 images .*train_in_database"):
+    with pytest.raises(BadDataset, match=r"4 .*images/00.jpg"):
         build_splits("lists", root=str(root))
     assert sizes(build_splits("lists", root=str(root), train_in_database=True)) == (2, 4, 10)
 
     write(root, "database", [line(i) for i in range(12)])
-    with pytest.raises(BadDataset, match="2 images .* query .* database"):
+    with pytest.raises(BadDataset, match=r"2 .*images/04.jpg"):
         build_splits("lists", root=str(root), train_in_database=True)
     splits = build_splits("lists", root=str(root), train_in_database=True, drop_queries=True)
     assert sizes(splits) == (2, 4, 10)
     assert "2 queries" in splits.problems[0].reason
 
     write(root, "train", [line(i) for i in range(5)])
-    with pytest.raises(BadDataset, match="1 images .* query .* train"):
+    with pytest.raises(BadDataset, match=r"1 .*images/04.jpg"):
         build_splits("lists", root=str(root), train_in_database=True, drop_queries=True)
 
 
@@ -129,7 +129,7 @@ def test_training_images_in_the_database_must_be_said_and_queries_may_not_be_the
         ("train", [], "train.txt"),
         ("train", ["images/00.jpg", "images/01.jpg"], "train.txt"),
         ("train", ["images/00.jpg 1 0", "images/01.jpg 0 1"], "train.txt 2, test.txt 3"),
-        ("train", [line(0), line(1), line(0)], "images/00.jpg 2 times"),
+        ("train", [line(0), line(1), line(0)], "images/00.jpg"),
         ("database", [line(6), line(7), line(0, "0 0 1")], "images/00.jpg"),
     ],
 )

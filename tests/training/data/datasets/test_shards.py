@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from hashseek.retrieval.errors import BadDataset, BadImage
-from hashseek.retrieval.images import Preprocessing, decode_for, read_bytes
+from hashseek.retrieval.images import read_bytes
 from hashseek.retrieval.tar_members import find_member, stored_in
 from hashseek.training.data.datasets import build_splits
-from hashseek.training.data.training_images import Images, without_broken
 from support.dataset_files import sizes, write_tar
 from support.pictures import draw
 
@@ -146,18 +145,6 @@ def test_a_shard_that_changed_after_it_was_indexed_is_named(root):
         read_bytes(last)
 
 
-def test_training_reads_members_as_it_reads_files(root, tmp_path):
-    splits = build_splits("shards", **globs(root))
-    preprocessing = Preprocessing(size=16, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
-    images = Images(splits.train, preprocessing, cache_gib=1)
-    for number in range(7):
-        (tmp_path / "single.jpg").write_bytes(jpeg(number))
-        wanted = decode_for(read_bytes(tmp_path / "single.jpg"), preprocessing)[1]
-        np.testing.assert_array_equal(images.pixels(number), wanted)
-    kept, problems = without_broken(splits.database, on_error="stop", source="shards")
-    assert (len(kept), problems) == (5, [])
-
-
 @pytest.mark.parametrize(
     ("bad", "more", "named"),
     [
@@ -175,7 +162,7 @@ def test_images_without_labels_and_labels_without_image_are_refused_or_skipped(r
         return bad if bad and number == 5 else as_json(number)
 
     write_shard(root / "train-001.tar", range(4, 7), label=label, more=more)
-    with pytest.raises(BadDataset, match=f"train-001.tar has 1 problem: .*{named}"):
+    with pytest.raises(BadDataset, match=f"train-001.tar .*{named}"):
         build_splits("shards", **globs(root))
     for _ in range(2):  # read, and then from the cache
         splits = build_splits("shards", on_error="skip", **globs(root))
@@ -230,8 +217,8 @@ def test_overlapping_splits_and_wrong_patterns_are_refused(root):
     assert sizes(build_splits("shards", train_in_database=True, **globs(root) | both)) == (2, 7, 12)
     (root / "train-002.tgz").touch()
     for wrong, named in (
-        (both, "7 images .* train .* database"),
-        ({"train": f"{root}/query-000.tar"}, "2 images .* query .* train"),
+        (both, "7 .*train-000.tar"),
+        ({"train": f"{root}/query-000.tar"}, "2 .*query-000.tar"),
         ({"query": f"{root}/nothing-*.tar"}, "nothing-"),
         ({"train": f"{root}/train-*"}, "train-002.tgz"),
     ):

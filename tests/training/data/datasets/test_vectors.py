@@ -70,7 +70,7 @@ def test_the_fingerprint_follows_values_and_labels(write, arrays):
         ({"label_names": None}, "label_names"),
         ({"X": np.zeros((29, 4), np.float32)}, r"\(29, 4\), Y \(30, 3\)"),
         ({"X": np.zeros(30, np.float32)}, r"\(30,\)"),
-        ({"label_names": np.array(["a", "b"])}, "2 label names"),
+        ({"label_names": np.array(["a", "b"])}, "2"),
         ({"X": np.full((30, 4), np.nan, np.float32)}, "NaN"),
         ({"X": np.full((30, 4), "1")}, "text"),
         ({"Y": np.full((30, 3), 2, np.uint8)}, "Y of .* 2"),

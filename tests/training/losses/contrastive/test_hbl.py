@@ -7,8 +7,6 @@ import torch
 
 from hashseek.retrieval.errors import BadConfig
 from hashseek.training.losses.contrastive.hbl import HBL, median_overlaps
-from hashseek.training.losses.contrastive.mulsupcon import MulSupCon
-from hashseek.training.losses.contrastive.supcon import SupCon
 from support import literal_losses as literal
 from support.literal_losses import batch, gradients_of
 
@@ -41,29 +39,6 @@ def test_worked_by_hand():
     assert margins == pytest.approx(0.5 * (rel + 2 * absolute), abs=1e-12)
     wide = build(3, 2, lam=0.5, gamma=2.0, m_abs=0.9)(outputs, labels, memory=(ref, ref_y))["margins"].item()
     assert wide == pytest.approx(0.5 * (rel + 2 * (0.3 - 0.8 + 0.9)), abs=1e-12)
-
-
-def test_gradient_goes_to_the_extremes_alone():
-    outputs, labels = rows_at([1.0]), torch.tensor([[1, 1, 0]])
-    ref = rows_at([0.5, 0.6, 0.95, 0.94])
-    ref_y = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 0, 0], [1, 0, 0]])
-    leaf = outputs.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(build(3, 2, lam=1.0)(leaf, labels, memory=(ref, ref_y))["margins"], leaf)
-    other = outputs.clone().requires_grad_()
-    unit = other / other.norm()
-    (expected,) = torch.autograd.grad(((ref[2] - ref[0]) * unit).sum(), other)
-    torch.testing.assert_close(gradient, expected)
-
-
-def test_median_of_an_even_number_changes_the_partition():
-    # J = .2, .2, 1, 1: the mean median .6 calls the first two hard, the lower median .2 calls none hard.
-    labels = torch.tensor([[1, 0, 0, 0, 0]])
-    ref_y = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0], [1, 0, 0, 0, 0]])
-    ref = rows_at([0.9, 0.7, 0.5, 0.2])
-    outputs = rows_at([1.0])
-    by_mean = build(5, 2, lam=1.0)(outputs, labels, memory=(ref, ref_y))["margins"].item()
-    assert by_mean == pytest.approx(0.9 - 0.2 + 0.1, abs=1e-12)
-    assert build(5, 2, lam=1.0, median="lower")(outputs, labels, memory=(ref, ref_y))["margins"] == 0
 
 
 def random_labels(seed, n_anchors, n_rows, n_classes, density):
@@ -144,50 +119,6 @@ def test_every_overlap_falls_on_the_side_of_the_exact_one_in_float32():
         terms = build(81, 2, lam=1.0, gamma=0.0, m_rel=2.0)(rows_at([1.0]).float(), y, memory=(ref, ref_y))
         expected = float(highest_hard - lowest_soft) + 2
         assert terms["margins"].item() == pytest.approx(expected, abs=2e-6), own_size
-
-
-def test_overlaps_that_equal_the_median_are_soft_in_float32():
-    # One third as 1/3 and as 2/6 must fall on the same side.
-    labels = torch.tensor([[1, 1, 1, 0, 0, 0, 0]])
-    ref_y = torch.tensor([[1, 0, 0, 0, 0, 0, 0], [1, 1, 0, 1, 1, 1, 0], [1, 1, 0, 1, 1, 1, 0], [1, 1, 1, 0, 0, 0, 0]])
-    ref = rows_at([0.9, 0.8, 0.7, 0.6]).float()
-    margins = build(7, 2, lam=1.0, median="lower")(rows_at([1.0]).float(), labels, memory=(ref, ref_y))["margins"]
-    assert margins == 0
-
-
-def test_gate_needs_k_min_positives():
-    outputs, labels = rows_at([1.0]), torch.tensor([[1, 1, 0]])
-    ref, ref_y = rows_at([0.5, 0.8, 0.3]), torch.tensor([[1, 1, 0], [1, 0, 0], [0, 0, 1]])
-    assert build(3, 2, k_min=2)(outputs, labels, memory=(ref, ref_y))["margins"] > 0
-    assert build(3, 2, k_min=3)(outputs, labels, memory=(ref, ref_y))["margins"] == 0
-    assert build(3, 2, k_min=2, gate="soft")(outputs, labels, memory=(ref, ref_y))["margins"] == 0
-
-
-def test_without_negatives_the_relative_margin_stays():
-    outputs, labels = rows_at([1.0]), torch.tensor([[1, 1, 0]])
-    ref, ref_y = rows_at([0.5, 0.8]), torch.tensor([[1, 1, 0], [1, 0, 0]])
-    margins = build(3, 2, lam=1.0)(outputs, labels, memory=(ref, ref_y))["margins"].item()
-    assert margins == pytest.approx(0.8 - 0.5 + 0.1, abs=1e-12)
-
-
-def test_margins_are_averaged_over_all_anchors():
-    labels = torch.tensor([[1, 1, 0]])
-    ref, ref_y = rows_at([0.5, 0.8]), torch.tensor([[1, 1, 0], [1, 0, 0]])
-    one = build(3, 2)(rows_at([1.0]), labels, memory=(ref, ref_y))["margins"]
-    two = build(3, 2)(rows_at([1.0, 0.0]), torch.tensor([[1, 1, 0], [0, 0, 1]]), memory=(ref, ref_y))["margins"]
-    torch.testing.assert_close(two, one / 2)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_base_is_the_loss_of_that_name(seed):
-    outputs, labels = batch(seed)
-    memory = batch(seed + 10, n=12)
-    plain = SupCon(n_classes=4, n_bits=5, reduction="batch")(outputs, labels, memory=memory)["supcon"]
-    assert torch.equal(build(k_min=64)(outputs, labels, memory=memory)["base"], plain)
-    for reduction in ("batch", "labels"):
-        plain = MulSupCon(n_classes=4, n_bits=5, reduction=reduction)(outputs, labels, memory=memory)["mulsupcon"]
-        loss = build(k_min=64, base="mulsupcon", reduction=reduction)
-        assert torch.equal(loss(outputs, labels, memory=memory)["base"], plain)
 
 
 @pytest.mark.parametrize("reduction", ["labels", "sample"])

@@ -2,15 +2,13 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from hashseek.retrieval.errors import BadConfig
 from hashseek.training.losses.batches import Batch
 from hashseek.training.losses.contrastive.contrast_sets import log_softmax
-from hashseek.training.losses.contrastive.reg import Reg, SupConReg, label_shares, regularised
-from hashseek.training.losses.contrastive.supcon import SupCon
+from hashseek.training.losses.contrastive.reg import Reg, label_shares, regularised
 from support import literal_losses as literal
-from support.literal_losses import batch, gradients_of
+from support.literal_losses import batch
 
 HAND = (
     torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]], dtype=torch.float64),
@@ -74,18 +72,6 @@ def test_a_large_alpha_cannot_divide_by_0():
     assert bool(weights.isfinite().all())
 
 
-def test_proto_anchors_count_only_where_their_class_occurs():
-    outputs, labels = batch(0, n=6, n_classes=3)
-    labels[:, 2] = 0
-    labels[:, :2] = 1
-    both = literal.total(build(Reg, 3, reduction="sum").double()(outputs, labels))
-    assert both.isfinite()
-    loss = build(Reg, 3).double()
-    by_sum = build(Reg, 3, reduction="sum").double()
-    by_sum.load_state_dict(loss.state_dict())
-    torch.testing.assert_close(literal.total(loss(outputs, labels)) * (6 + 2), literal.total(by_sum(outputs, labels)))
-
-
 def test_a_prototype_counts_if_its_label_is_in_the_batch_though_it_may_have_no_positive():
     row, both = torch.tensor([[1.0, 0.5]], dtype=torch.float64), torch.ones(1, 2)
     loss = Reg(n_classes=2, n_bits=2, alpha=-1, penalty=False).double()
@@ -104,31 +90,6 @@ def test_a_prototype_counts_if_its_label_is_in_the_batch_though_it_may_have_no_p
         assert alone["contrast"] == pytest.approx(
             literal.reg(row, torch.tensor([[1.0, 0.0]]), loss.prototypes, memory, penalty=False).item()
         )
-
-
-def test_supcon_reg_without_its_penalty_is_supcon():
-    outputs, labels = batch(0)
-    for positives in ("any", "all"):
-        terms = build(SupConReg, positives=positives)(outputs, labels)
-        plain = SupCon(n_classes=4, n_bits=5, positives=positives)(outputs, labels)["supcon"]
-        torch.testing.assert_close(terms["contrast"], plain)
-
-
-def test_single_labels_make_every_alpha_alike():
-    outputs, _ = batch(0, n=8)
-    labels = F.one_hot(torch.tensor([0, 1, 2, 0, 1, 2, 0, 3]), 4)
-    first = build().double()
-    for alpha in (-1.0, 1.0, 2.5):
-        other = build(alpha=alpha).double()
-        other.load_state_dict(first.state_dict())
-        torch.testing.assert_close(other(outputs, labels), first(outputs, labels))
-
-
-def test_memory_replaces_the_batch_but_not_the_prototypes():
-    outputs, labels = batch(0)
-    loss = build().double()
-    _, gradients = gradients_of(loss, outputs, labels, memory=batch(3, n=5))
-    assert bool(gradients[1].any())
 
 
 @pytest.mark.parametrize("hyper", [{"alpha": 1.0}, {"proto_anchors": False}, {"reduction": "sum"}])

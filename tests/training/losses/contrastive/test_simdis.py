@@ -47,13 +47,6 @@ def test_inside_has_exactly_the_gradient_of_any(seed):
         assert value >= plain
 
 
-def test_outside_has_another_gradient_than_any():
-    outputs, labels = batch(0)
-    _, (gradient,) = gradients_of(build(mode="outside_norm"), outputs, labels)
-    _, (plain,) = gradients_of(SupCon(n_classes=4, n_bits=5, tau=0.07), outputs, labels)
-    assert not torch.allclose(gradient, plain)
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_single_labels_give_supcon(mode):
     outputs, _ = batch(0, n=8)

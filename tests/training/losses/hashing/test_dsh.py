@@ -30,10 +30,3 @@ def test_long_rows_close_together_keep_their_distance():
     outputs = torch.cat([base, base + 1e-3])
     value, _ = gradients_of(build(alpha=0), outputs, torch.ones(2, 4))
     assert value.item() == pytest.approx(2.5e-6, rel=0.2)
-
-
-def test_a_batch_without_pairs_leaves_the_quantisation():
-    outputs = torch.tensor([[0.5, -0.5]])
-    terms = build(2, 2)(outputs, torch.ones(1, 2))
-    assert terms["pairs"] == 0
-    assert terms["quantization"].item() == pytest.approx(0.01)

@@ -35,15 +35,6 @@ def test_every_length_has_its_own_proxies_and_margin():
     assert set(loss(*batch(0, width=8))) == {f"{t}@{k}" for t in ("proxy", "irrelevant") for k in (4, 6, 8)}
 
 
-def test_bits_behind_a_prefix_do_not_reach_its_terms():
-    outputs, labels = batch(0, width=8)
-    loss = build().double()
-    leaf = outputs.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(loss(leaf, labels)["proxy@4"], leaf)
-    assert gradient[:, :4].any()
-    assert not gradient[:, 4:].any()
-
-
 @pytest.mark.parametrize("name", ["dpsh", "hashnet", "dsh"])
 def test_a_memory_is_cut_likewise(name):
     outputs, labels = batch(0, width=8)
@@ -51,12 +42,6 @@ def test_a_memory_is_cut_likewise(name):
     found = build(name)(outputs, labels, memory=(ref, ref_y))
     alone = build_loss(name, n_classes=4, n_bits=6)(outputs[:, :6], labels, memory=(ref[:, :6], ref_y))
     torch.testing.assert_close(found["pairs@6"], alone["pairs"])
-
-
-def test_it_goes_together_with_quantization():
-    outputs, labels = batch(0, width=8)
-    terms = build("dpsh", quantization={"kind": "l1", "weight": 0.1})(outputs, labels)
-    assert set(terms) == {"quantization", *(f"{t}@{k}" for t in ("pairs", "quantization") for k in (4, 6, 8))}
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hashseek.training.losses.hashing.orthohash import OrthoHash
-from support.literal_losses import batch, gradients_of, total
+from support.literal_losses import gradients_of
 
 
 def build(n_classes=4, n_bits=6, **hyper):
@@ -41,16 +41,3 @@ def test_arc_margin_near_a_pole_keeps_float32_exact():
         found = gradients_of(loss, rough, labels)
         torch.testing.assert_close(found[0].double(), exact[0], rtol=2e-4, atol=2e-4)
         torch.testing.assert_close(found[1][0].double(), exact[1][0], rtol=2e-4, atol=2e-4)
-
-
-@pytest.mark.parametrize("bce", [False, True])
-def test_unlabelled_rows_are_left_out(bce):
-    outputs, labels = batch(0, n=6, width=6)
-    labels[[1, 4]] = 0
-    labels[[0, 2, 3, 5], 0] = 1
-    loss = build(bce=bce)
-    kept = [0, 2, 3, 5]
-    torch.testing.assert_close(total(loss(outputs, labels)), total(loss(outputs[kept], labels[kept])))
-    value, (gradient,) = gradients_of(loss, outputs, torch.zeros(6, 4))
-    assert value == 0
-    assert not gradient.any()

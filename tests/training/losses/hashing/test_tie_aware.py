@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from hashseek.training.losses.hashing.tie_aware import TieAware, tie_aware_ap
-from support.literal_losses import batch
 
 
 def build(n_classes=4, n_bits=5, **hyper):
@@ -42,14 +41,3 @@ def test_a_perfect_ranking_has_no_missing_precision_and_the_worst_has():
     assert build(2, 3)(codes, together)["ap"].item() == pytest.approx(0, abs=1e-6)
     # One nearest that is not similar, then one of two tied: (1 + 1) / 2 over 1 + (2 + 1) / 2.
     assert build(2, 3, weight=1)(codes, apart)["ap"].item() == pytest.approx(1 - 1 / 2.5, abs=1e-6)
-
-
-def test_a_step_against_the_gradient_ranks_better():
-    outputs, labels = batch(0, n=40, width=8)
-    loss = build(n_bits=8)
-    before = loss(outputs, labels)["ap"].item()
-    for _ in range(60):
-        leaf = outputs.clone().requires_grad_()
-        sum(loss(leaf, labels).values()).backward()
-        outputs = outputs - 2 * leaf.grad
-    assert loss(outputs, labels)["ap"].item() < 0.7 * before

@@ -28,15 +28,6 @@ def test_values_that_the_papers_use(n_classes, values):
             assert zeta(n_bits, c) == pytest.approx(value, abs=1e-15)
 
 
-@pytest.mark.parametrize(
-    ("n", "k", "d"),
-    [(7, 4, 3), (15, 5, 7), (15, 7, 5), (16, 5, 8), (32, 6, 16), (48, 6, 24), (64, 7, 32), (36, 5, 17), (8, 4, 4)],
-)
-def test_well_known_codes(n, k, d):
-    assert zeta(n, 2**k) == 1 - 2 * d / n
-    assert zeta(n, 2 ** (k - 1) + 1) == 1 - 2 * d / n
-
-
 def test_the_table_is_whole(table):
     assert set(table) == {(n, k) for n in range(1, 257) for k in range(1, min(n, 8) + 1)}
 
