@@ -45,7 +45,8 @@ class HashLayer:
 def normalized(features: Features) -> Features:
     """Features (N, D) with rows of length 1; a row of zeros stays as it is."""
     lengths = np.linalg.norm(features, axis=1, keepdims=True)
-    return (features / np.maximum(lengths, 1e-12)).astype(np.float32)
+    rows: Features = (features / np.maximum(lengths, 1e-12)).astype(np.float32)
+    return rows
 
 
 def fit_hash_layer(features: Features, *, n_bits: int, method: str = "itq", seed: int = 0) -> HashLayer:
