@@ -81,18 +81,11 @@ def as_markdown() -> str:
         lines += [
             f"### {kind.capitalize()}",
             "",
-            "| loss | use | source: formula | needs | hyperparameters: default (limits) |",
-            "|---|---|---|---|---|",
+            "| loss | use | source | needs |",
+            "|---|---|---|---|",
         ]
         for name, loss in _of(kind):
-            cells = (
-                f"`{name}`",
-                loss.use,
-                f"{loss.source}: {loss.formula}",
-                _needs(loss) or "-",
-                "<br>".join(f"`{hyper.name}`: {_default_and_limits(hyper)}" for hyper in _hyperparameters(loss)) or "-",
-            )
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+            lines.append(f"| `{name}` | {loss.use} | {loss.source} | {_needs(loss) or '-'} |")
         lines.append("")
     lines += ["### Quantisation terms", "", "| kind | term |", "|---|---|"]
     for kind, quantizer in QUANTIZERS.items():
