@@ -84,8 +84,10 @@ def as_markdown() -> str:
             "| loss | use | source | needs |",
             "|---|---|---|---|",
         ]
+        above = ""
         for name, loss in _of(kind):
-            lines.append(f"| `{name}` | {loss.use} | {loss.source} | {_needs(loss) or '-'} |")
+            source, above = "the same" if loss.source == above else loss.source, loss.source
+            lines.append(f"| `{name}` | {loss.use} | {source} | {_needs(loss) or '-'} |")
         lines.append("")
     lines += ["### Quantisation terms", "", "| kind | term |", "|---|---|"]
     for kind, quantizer in QUANTIZERS.items():
