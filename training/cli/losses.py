@@ -84,10 +84,8 @@ def as_markdown() -> str:
             "| loss | use | source | needs |",
             "|---|---|---|---|",
         ]
-        above = ""
         for name, loss in _of(kind):
-            source, above = "the same" if loss.source == above else loss.source, loss.source
-            lines.append(f"| `{name}` | {loss.use} | {source} | {_needs(loss) or '-'} |")
+            lines.append(f"| `{name}` | {loss.use} | {_without_titles(loss.source)} | {_needs(loss) or '-'} |")
         lines.append("")
     lines += ["### Quantisation terms", "", "| kind | term |", "|---|---|"]
     for kind, quantizer in QUANTIZERS.items():
@@ -116,6 +114,12 @@ def _needs(loss: type[Loss]) -> str:
     queue = () if loss.memory_kind == "none" else ("queue (optional)",)
     logits = {"no": (), "optional": ("logits (optional)",), "instead": ("logits",)}[loss.reads_logits]
     return ", ".join((*loss.needs, *queue, *logits))
+
+
+def _without_titles(source: str) -> str:
+    """Authors and venue of each paper: the first and the last part of "authors, title, venue"."""
+    papers = (paper.split(", ") for paper in source.split("; "))
+    return "; ".join(", ".join(dict.fromkeys((parts[0], parts[-1]))) for parts in papers)
 
 
 def _default_and_limits(hyper: Hyperparameter) -> str:
