@@ -65,7 +65,8 @@ def in_full(name: str, width: int) -> str:
         ("formula", loss.formula),
         ("needs", _needs(loss) or "nothing beside outputs and labels"),
     ):
-        lines += _wrapped(f"{title:<9}{text}", width, 0, hanging=9)
+        if text:
+            lines += _wrapped(f"{title:<9}{text}", width, 0, hanging=9)
     lines += ["", "Hyperparameters:" if _hyperparameters(loss) else "It has no hyperparameters."]
     for hyper in _hyperparameters(loss):
         lines.append(f"  {hyper.name} = {_default_and_limits(hyper)}")
