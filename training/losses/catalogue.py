@@ -47,7 +47,8 @@ def in_full(name: str, width: int) -> str:
         ("formula", loss.formula),
         ("needs", _needs(loss) or "nothing beside outputs and labels"),
     ):
-        lines += _wrapped(f"{title:<9}{text}", width, 0, hanging=9)
+        if text:
+            lines += _wrapped(f"{title:<9}{text}", width, 0, hanging=9)
     lines += ["", "Hyperparameters:" if _hyperparameters(loss) else "It has no hyperparameters."]
     for hyper in _hyperparameters(loss):
         lines.append(f"  {hyper.name} = {_default_and_limits(hyper)}")
@@ -63,18 +64,11 @@ def as_markdown() -> str:
         lines += [
             f"### {kind.capitalize()}",
             "",
-            "| loss | use | source: formula | needs | hyperparameters: default (limits) |",
-            "|---|---|---|---|---|",
+            "| loss | use | source | needs |",
+            "|---|---|---|---|",
         ]
         for name, loss in _of(kind):
-            cells = (
-                f"`{name}`",
-                loss.use,
-                f"{loss.source}: {loss.formula}",
-                _needs(loss) or "-",
-                "<br>".join(f"`{hyper.name}`: {_default_and_limits(hyper)}" for hyper in _hyperparameters(loss)) or "-",
-            )
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+            lines.append(f"| `{name}` | {loss.use} | {_without_titles(loss.source)} | {_needs(loss) or '-'} |")
         lines.append("")
     lines += ["### Quantisation terms", "", "| kind | term |", "|---|---|"]
     for kind, quantizer in QUANTIZERS.items():
@@ -103,6 +97,12 @@ def _needs(loss: type[Loss]) -> str:
     queue = () if loss.memory_kind == "none" else ("queue (optional)",)
     logits = {"no": (), "optional": ("logits (optional)",), "instead": ("logits",)}[loss.reads_logits]
     return ", ".join((*loss.needs, *queue, *logits))
+
+
+def _without_titles(source: str) -> str:
+    """Authors and venue of each paper: the first and the last part of "authors, title, venue"."""
+    papers = (paper.split(", ") for paper in source.split("; "))
+    return "; ".join(", ".join(dict.fromkeys((parts[0], parts[-1]))) for parts in papers)
 
 
 def _default_and_limits(hyper: Hyperparameter) -> str:

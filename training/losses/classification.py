@@ -67,7 +67,8 @@ class ASL(ClassificationLoss):
 
         asl = - y (1 - q)^gamma_pos log q - (1 - y) q_m^gamma_neg log(1 - q_m), mean or sum over all B C cells
 
-    O(B C).
+    The comprehensive study (arXiv 2412.00101) shifts positives too and has other exponents: `gamma_pos = 0`,
+    `gamma_neg = 1`, `m = 0`. O(B C).
     """
 
     source = "Ridnik et al., Asymmetric Loss For Multi-Label Classification, ICCV 2021"
@@ -102,7 +103,7 @@ class ZLPR(ClassificationLoss):
         zlpr = mean or sum over rows of log(1 + sum over its labels of exp(-x))
                                       + log(1 + sum over the others of exp(x))
 
-    O(B C).
+    The study's code does not add the maxima of its log-sum-exp back: its value is off, its gradient right. O(B C).
     """
 
     source = (

@@ -7,7 +7,7 @@ A loss declares each hyperparameter once, as an annotated class attribute with i
         positives: Annotated[str, Choice("which rows count as positives", ("any", "all"))] = "any"
 
 A third part of the annotation is the keyword, if it differs from the attribute's name. `Loss` checks the values that it
-is given, and `hashseek losses` and docs/reference/losses.md print the same declarations.
+is given, and `hashseek losses` prints the same declarations.
 """
 
 import math

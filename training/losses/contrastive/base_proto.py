@@ -54,7 +54,7 @@ class LProto(ContrastiveLoss):
 
         loss_i = - mean over the labels j of i of log q_ij
 
-    A row without labels counts 0. Prototypes (C, D) are the parameter `prototypes`. O(B C D).
+    A row without labels counts 0 (NaN in the code). Prototypes (C, D) are the parameter `prototypes`. O(B C D).
     """
 
     source = STUDY

@@ -42,8 +42,17 @@ class CLML(Loss):
     floor: Annotated[
         float, Number("a label's norm counts at least this much; 1 as in the code, 0 as in the paper", least=0)
     ] = 1.0
-    delta: Annotated[float, Number("probability from which an unobserved label counts", above=0, most=1)] = 0.75
-    start_epoch: Annotated[int, Number("first epoch, from 0, with correction", least=0, whole=True)] = 1
+    delta: Annotated[
+        float,
+        Number(
+            "probability from which an unobserved label counts; 0.7, 0.75 or 0.8 in the code, compared with > there",
+            above=0,
+            most=1,
+        ),
+    ] = 0.75
+    start_epoch: Annotated[
+        int, Number("first epoch, from 0, with correction; 1 as in the code", least=0, whole=True)
+    ] = 1
     scale: Annotated[str, Choice('"mean" divides by N (the code), "none" does not (the paper)', ("mean", "none"))] = (
         "mean"
     )

@@ -56,8 +56,10 @@ class HBL(ContrastiveLoss):
     use = "margins between close and distant positives and negatives; needs a queue: a batch rarely has k_min positives"
 
     base: Annotated[str, Choice("SupCon with ANY positives, or MulSupCon", ("any", "mulsupcon"))] = "any"
-    lam: Annotated[float, Number("weight of the margins; searched in {0.001 ... 1}", least=0)] = 0.01
-    gamma: Annotated[float, Number("weight of abs beside rel; searched in {0.5 ... 2}", least=0)] = 0.8
+    lam: Annotated[float, Number("weight of the margins, the best on Scene; searched in {0.001 ... 1}", least=0)] = 0.01
+    gamma: Annotated[float, Number("weight of abs beside rel, the best on Scene; searched in {0.5 ... 2}", least=0)] = (
+        0.8
+    )
     m_rel: Annotated[float, Number("margin between hard and soft positives; 0.05 or 0.1", least=0)] = 0.1
     m_abs: Annotated[float, Number("margin between negatives and hard positives; 0.2 or 0.3", least=0)] = 0.2
     k_min: Annotated[int, Number("positives that an anchor needs; 64, 128 or 256", least=1, whole=True)] = 64

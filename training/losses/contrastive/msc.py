@@ -39,7 +39,11 @@ class MSC(ContrastiveLoss):
     needs = ("prototypes (learned)",)
 
     beta: Annotated[
-        float, Number("weight of the instances in the denominator; 0 leaves only the prototypes there", least=0)
+        float,
+        Number(
+            "weight of the instances in the denominator; 0.1 as in the code, 0 leaves only the prototypes there",
+            least=0,
+        ),
     ] = 0.1
 
     def __init__(self, **settings: Any) -> None:

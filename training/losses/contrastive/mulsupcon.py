@@ -24,8 +24,8 @@ class MulSupCon(ContrastiveLoss):
         loss    = sum over (i, j) of loss_ij / number of (i, j)
 
     An anchor with more labels weighs more, by design. A(i) is the batch without i, or exactly the memory. "labels"
-    counts empty P_ij too; "sample" is `with_weight` in the code, "batch" is used by HBL. The sums over labels become
-    one weight per pair, so that nothing is larger than B x A. O(B A (D + C)).
+    counts empty P_ij too, as both codes do; "sample" is `with_weight` in the code, "batch" is used by HBL. The
+    sums over labels become one weight per pair, so that nothing is larger than B x A. O(B A (D + C)).
     """
 
     source = "Zhang and Wu, Multi-Label Supervised Contrastive Learning, AAAI 2024"

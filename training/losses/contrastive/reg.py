@@ -41,7 +41,8 @@ class Reg(ContrastiveLoss):
 
     so the gradient at s_il is min(0, sigma - Lambda) on positives and sigma elsewhere: no positive is pushed away.
     The penalty lowers the value without bound: do not choose a model by it, look at `repulsed` instead.
-    Eqs. 16 and 18 print no minus before the logarithm; this has it. O(n A (D + C)) time, O(n A) memory with A = n.
+    Eqs. 16 and 18 print no minus before the logarithm; this has it. Table 6 has alpha 0 and 1. O(n A (D + C)) time,
+    O(n A) memory with A = n.
 
     The mean is over the valid anchors: outputs with a label, and prototypes whose label occurs in the batch. With a
     memory, the contrast set is the memory and the prototypes; anchors stay the batch and the prototypes.
@@ -54,7 +55,10 @@ class Reg(ContrastiveLoss):
 
     alpha: Annotated[
         float,
-        Number("discount of rows with further labels: 0 none; below 0 full, f = 1 only where i has every label of l"),
+        Number(
+            "discount of rows with further labels: 0 none; below 0 full, f = 1 only where i has every label of l "
+            "(a threshold, as in the code)"
+        ),
     ] = 0.0
     penalty: Annotated[bool, Flag("false leaves the second sum out (W/O-REG)")] = True
     proto_anchors: Annotated[bool, Flag("false lets only the B outputs be anchors")] = True

@@ -50,7 +50,7 @@ class HyP2(Loss):
     zeta: Annotated[
         float,
         Number(
-            "margin; none takes the exact value for K and C from coding theory",
+            "margin; none takes the exact value for K and C from coding theory, for up to 256 of both",
             least=-1,
             most=1,
             derived=lambda loss: best_zeta(loss.n_bits, loss.n_classes),

@@ -22,8 +22,9 @@ class IDHN(Loss):
                        gamma K ((theta + K) / (2 K) - s)^2            elsewhere
         quantization = alpha * mean over entries of ||h| - 1|
 
-    With a memory, whose rows are outputs before softsign, the pairs are all of batch x memory. O(B^2 (K + C)), with a
-    memory O(B Q (K + C)).
+    DeepHash-pytorch halves the inner product, which then misses its target; the authors' code is NaN for a row without
+    labels. With a memory, whose rows are outputs before softsign, the pairs are all of batch x memory. O(B^2
+    (K + C)), with a memory O(B Q (K + C)).
     """
 
     source = "Zhang et al., Improved Deep Hashing with Soft Pairwise Similarity, IEEE TMM 2020"

@@ -32,7 +32,7 @@ class TieAware(Loss):
     Both terms are 0 for a batch of one. O(B^2 (K + C)) time, O(B^2) memory.
     """
 
-    source = "Hashseek's own; He et al., Hashing as Tie-Aware Learning to Rank, CVPR 2018, with the likelihood of DPSH"
+    source = "Hashseek's own; He et al., Hashing as Tie-Aware Learning to Rank, CVPR 2018"
     formula = "training/losses/hashing/tie_aware.py; no published code"
     use = "the default: it trains the ranking itself, ties included, which is what mAP measures"
 
