@@ -10,7 +10,7 @@ from fastapi import UploadFile
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Json, StringConstraints, model_validator
 
 from hashseek.indexing.catalog.filters import FILTER_HELP, make_filter
-from hashseek.indexing.searcher import SearchOptions
+from hashseek.indexing.searcher import OVERSAMPLE, Rank, SearchOptions
 from hashseek.retrieval.errors import BadConfig, BadImage
 
 DEFAULT_K = 10
@@ -52,6 +52,18 @@ class SearchParameters(NoParameters):
         description="For approximate indexes: how thoroughly to search. /v1/stats lists some values. An exact index "
         "takes none.",
     )
+    rank: Rank | None = Field(
+        default=None,
+        description="What orders the hits: hamming (the distance), asymmetric (the query's outputs with the stored "
+        "bits) or float (the cosine of features, which the collection must keep). Default: asymmetric for an uploaded "
+        "image, hamming for a stored one.",
+    )
+    oversample: int = Field(
+        default=OVERSAMPLE,
+        ge=1,
+        le=100,
+        description="asymmetric and float order the oversample x k nearest images by Hamming distance.",
+    )
     label: list[str] = Field(default=[], description=FILTER_HELP["all_labels"])
     any_label: list[str] = Field(default=[], description=FILTER_HELP["any_labels"])
     without: list[str] = Field(default=[], description=FILTER_HELP["no_labels"])
@@ -85,6 +97,8 @@ class SearchParameters(NoParameters):
             min_precision=self.min_precision,
             among=among,
             effort=self.effort,
+            rank=self.rank,
+            oversample=self.oversample,
         )
 
 

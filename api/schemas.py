@@ -5,7 +5,7 @@ from typing import Any, Self
 from pydantic import BaseModel, computed_field
 
 from hashseek.indexing.catalog import Change, StoredImage
-from hashseek.indexing.searcher import Answer
+from hashseek.indexing.searcher import Answer, Rank
 
 
 class ImageSummary(BaseModel):
@@ -58,22 +58,25 @@ class ImagePage(BaseModel):
 class HitRecord(ImageSummary):
     """A result: rank from 1, Hamming distance in bits, and the probability that an image at this distance is relevant.
 
-    `relevance` is null where the collection has no calibration.
+    `relevance` is null where the collection has no calibration. `score` orders the hits, highest first; it is
+    null where the distance does.
     """
 
     rank: int
     distance: int
+    score: float | None
     relevance: float | None
 
 
 class SearchAnswer(BaseModel):
-    """The answer to a search: nearest first, equal distances by ascending id."""
+    """The answer to a search: nearest first, ties by ascending id. `ranked_by` is what orders the hits."""
 
     n_bits: int
     n_images: int
     fingerprint: str
     encode_ms: float
     search_ms: float
+    ranked_by: Rank
     hits: list[HitRecord]
 
     @classmethod
@@ -85,10 +88,8 @@ class SearchAnswer(BaseModel):
             fingerprint=fingerprint,
             encode_ms=round(answer.encode_ms, 3),
             search_ms=round(answer.search_ms, 3),
-            hits=[
-                HitRecord(rank=hit.rank, distance=hit.distance, relevance=hit.relevance, **vars(hit.image))
-                for hit in answer.hits
-            ],
+            ranked_by=answer.rank,
+            hits=[HitRecord(**{**vars(hit.image), **vars(hit)}) for hit in answer.hits],
         )
 
 

@@ -35,7 +35,7 @@ def store_upload(
     if stored is not None and key is None:
         return stored, "known"
     picture = searcher.decode(data, name="the upload")
-    [code] = searcher.encoder.encode([picture.image])
+    [code], [feature] = searcher.encoder.encode_with_features(searcher.encoder.pixels_of([picture.image]))
     new = NewImage(
         path="",
         sha256=sha256,
@@ -48,6 +48,7 @@ def store_upload(
         key=key,
         attributes=attributes,
         engine=searcher.encoder.engine,
+        feature=feature,
     )
     image_id, change = collection.add_with_file(new, data, suffix=SUFFIX.get(picture.media_type, ""))
     return collection.catalog.one(image_id), change

@@ -15,6 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hashseek.indexing.catalog import Catalog, Change, Finding, FindingKind, NewImage, StoredImage, create_catalog
 from hashseek.indexing.catalog.filters import Chosen, Filter
 from hashseek.indexing.catalog.integrity import UNREADABLE
@@ -194,9 +196,7 @@ class Collection:
         Raises:
             BadConfig: an effort that the index does not support, or an invalid filter.
         """
-        view = self.index.current()
-        if effort is not None and view.kind not in APPROXIMATE:
-            raise BadConfig(f"an index of kind {view.kind} is exact and takes no effort: leave it out")
+        view = self._view_for(effort)
         parts: list[Sequence[tuple[Distances, Ids]]] = []
         for segment, chosen in zip((view.built, view.fresh), self._subsets(view, among), strict=True):
             if max_distance is not None or among is not None:
@@ -207,6 +207,55 @@ class Collection:
             distances, ids = segment.index.search(query_codes, k=k, among=chosen, effort=segment_effort)
             parts.append(list(zip(distances, ids, strict=True)))
         return [merged_hits(built, fresh, k) for built, fresh in zip(*parts, strict=True)]
+
+    def candidates(
+        self,
+        query_code: Codes,
+        *,
+        n: int,
+        max_distance: int | None = None,
+        among: Ids | Filter | None = None,
+        effort: int | None = None,
+    ) -> tuple[Distances, Ids, Codes]:
+        """The `n` nearest images and all others at the distance of the last: (distances, ids, packed codes).
+
+        For ranking them by another score. An approximate index without `max_distance` and `among` gives what it finds.
+
+        Args:
+            query_code: packed (1, code_size), of this collection's checkpoint.
+            n: at least 1.
+            max_distance, among, effort: as for `search`.
+
+        Raises:
+            BadConfig: as `search`.
+        """
+        view = self._view_for(effort)
+        segments = (view.built, view.fresh)
+        parts: list[tuple[Distances, Ids]] = []
+        for segment, chosen in zip(segments, self._subsets(view, among), strict=True):
+            if max_distance is not None or among is not None:
+                radius = self.n_bits if max_distance is None else max_distance
+                parts += segment.index.range(query_code, radius=radius, k=n, among=chosen, ties=True)
+            else:
+                segment_effort = effort if segment is view.built else None
+                parts += segment.index.search_ties(query_code, k=n, among=chosen, effort=segment_effort)
+        distances, ids = merged_hits(parts[0], parts[1], n, ties=True)
+        codes = np.empty((len(ids), query_code.shape[1]), np.uint8)
+        for segment, (_, of_segment) in zip(segments, parts, strict=True):
+            inside = np.isin(ids, of_segment)
+            codes[inside] = segment.index.codes_of(ids[inside])
+        return distances, ids, codes
+
+    def _view_for(self, effort: int | None) -> View:
+        """What searches with this effort see.
+
+        Raises:
+            BadConfig: the index takes no effort.
+        """
+        view = self.index.current()
+        if effort is not None and view.kind not in APPROXIMATE:
+            raise BadConfig(f"an index of kind {view.kind} is exact and takes no effort: leave it out")
+        return view
 
     def _subsets(self, view: View, among: Ids | Filter | None) -> list[Subset]:
         """The rows of the built and of the fresh segment that may be found; cached for the last few filters."""
@@ -288,17 +337,25 @@ class Collection:
 # ---------------------------------------------------------------- opening and creating
 
 
-def open_or_create(folder: Path, *, checkpoint: Path | None) -> Collection:
+def open_or_create(folder: Path, *, checkpoint: Path | None, keep_features: bool = False) -> Collection:
     """Open the collection in `folder`, or create it for the codes of `checkpoint`.
+
+    With `keep_features`, a new collection also stores the features of every image, which `rank = "float"` compares.
 
     Raises:
         BadCollection: no collection, and no checkpoint to create one for.
         ForeignCodes: the collection was made with another checkpoint.
+        BadConfig: `keep_features`, but the collection exists and keeps none.
     """
     if not (folder / CATALOG).is_file():
-        _create(folder, checkpoint)
+        _create(folder, checkpoint, keep_features=keep_features)
     collection = Collection(folder)
     try:
+        if keep_features and not collection.catalog.keeps_features:
+            raise BadConfig(
+                f"{folder} was created without features, which later images alone would have: leave out "
+                "--keep-features, or create a new collection with it"
+            )
         if checkpoint is not None:
             check_checkpoint(collection.catalog, checkpoint)
             restore_checkpoint(collection.checkpoint, collection.fingerprint, checkpoint)
@@ -309,13 +366,13 @@ def open_or_create(folder: Path, *, checkpoint: Path | None) -> Collection:
 
 
 @contextmanager
-def open_for_adding(folder: Path, *, checkpoint: Path | None) -> Iterator[Collection]:
+def open_for_adding(folder: Path, *, checkpoint: Path | None, keep_features: bool = False) -> Iterator[Collection]:
     """`open_or_create`, closed at the end; a collection that was created but got no image is deleted again.
 
     So a refused or failed first `index add` does not leave an empty collection that is bound to its checkpoint.
     """
     is_new, has_folder = not (folder / CATALOG).is_file(), folder.is_dir()
-    with closing(open_or_create(folder, checkpoint=checkpoint)) as collection:
+    with closing(open_or_create(folder, checkpoint=checkpoint, keep_features=keep_features)) as collection:
         try:
             yield collection
         finally:
@@ -340,7 +397,7 @@ def _delete_if_unused(collection: Collection) -> None:
             path.unlink(missing_ok=True)
 
 
-def _create(folder: Path, checkpoint: Path | None) -> None:
+def _create(folder: Path, checkpoint: Path | None, *, keep_features: bool) -> None:
     """Create an empty collection; if another process was faster, its collection stays."""
     if checkpoint is None:
         raise BadCollection(
@@ -358,7 +415,7 @@ def _create(folder: Path, checkpoint: Path | None) -> None:
             path.unlink()
         write_atomically(folder / CHECKPOINT, checkpoint.read_bytes())
         temporary = folder / f"{CATALOG}.new"
-        create_catalog(temporary, fingerprint=header.fingerprint, n_bits=header.n_bits)
+        create_catalog(temporary, fingerprint=header.fingerprint, n_bits=header.n_bits, keep_features=keep_features)
         temporary.replace(folder / CATALOG)
         fsync_folder(folder)
 

@@ -14,6 +14,7 @@ from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.codes import Codes, code_size
 from hashseek.retrieval.errors import BadCollection
 from hashseek.retrieval.images import Pixels, Preprocessing
+from hashseek.retrieval.scores import Features
 
 
 @dataclass
@@ -46,6 +47,10 @@ class DryRunEncoder:
     def encode_pixels(self, pixels: Pixels) -> Codes:
         """Zeros (B, code_size)."""
         return np.zeros((len(pixels), code_size(self.n_bits)), np.uint8)
+
+    def encode_with_features(self, pixels: Pixels) -> tuple[Codes, Features]:
+        """Zeros (B, code_size) and (B, 1)."""
+        return self.encode_pixels(pixels), np.zeros((len(pixels), 1), np.float16)
 
 
 @contextmanager

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self, Unpack
+from typing import TYPE_CHECKING, Literal, Protocol, Self, Unpack, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from hashseek.indexing.calibration import radius_for, stored_calibration
-from hashseek.indexing.catalog import StoredImage
+from hashseek.indexing.catalog import Catalog, StoredImage
 from hashseek.indexing.catalog.filters import Filter
 from hashseek.indexing.collection import Collection, check_checkpoint
 from hashseek.indexing.index.hamming_index import Distances, HammingIndex, Ids, build_index
 from hashseek.retrieval.checkpoint import load_checkpoint
-from hashseek.retrieval.codes import Codes
+from hashseek.retrieval.codes import Codes, pack, unpack
 from hashseek.retrieval.devices import EncoderOptions, n_cores
-from hashseek.retrieval.errors import BadConfig, ForeignCodes
+from hashseek.retrieval.errors import BadConfig, ForeignCodes, UnknownImage
 from hashseek.retrieval.images import Picture, decode_for
+from hashseek.retrieval.scores import Features, asymmetric_scores, best, cosines, normalized
 
 if TYPE_CHECKING:
     from hashseek.retrieval.encoder import Encoder
+
+
+Rank = Literal["hamming", "asymmetric", "float"]
+RANKS: tuple[Rank, ...] = get_args(Rank)
+OVERSAMPLE = 10
+# Features of so many images are in memory at the same time.
+_FEATURES_AT_ONCE = 10_000
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,11 @@ class SearchOptions:
             to be relevant. The collection needs a calibration, see `hashseek.indexing.calibration`.
         among: only images that pass this filter are ranked.
         effort: how hard an approximate index searches, see `HammingIndex.search`; an exact index takes none.
+        rank: the order of the hits. "hamming": by Hamming distance. "asymmetric": by the query's real outputs, compared
+            with the stored bits. "float": by the cosine of the features, which the collection has to keep. None:
+            "asymmetric" for an image, "hamming" for a stored one, whose outputs are not known.
+        oversample: "asymmetric" and "float" order the `oversample` x k nearest images by Hamming distance, and all
+            others at the distance of the last. If these are all images, the order is exact.
 
     Raises:
         BadConfig: a value is outside its limits, or both `max_distance` and `min_precision` are given.
@@ -48,6 +63,8 @@ class SearchOptions:
     min_precision: float | None = None
     among: Filter | None = None
     effort: int | None = None
+    rank: Rank | None = None
+    oversample: int = OVERSAMPLE
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -59,6 +76,25 @@ class SearchOptions:
                 f"max_distance ({self.max_distance}) and min_precision ({self.min_precision}) both limit the distance: "
                 "give only one of them"
             )
+        if self.rank is not None and self.rank not in RANKS:
+            raise BadConfig(f"there is no ranking {self.rank!r}: use one of {', '.join(RANKS)}")
+        if self.oversample < 1:
+            raise BadConfig(f"oversample is a factor of k and must be at least 1, not {self.oversample}")
+
+
+@dataclass(frozen=True)
+class Query:
+    """What is compared with stored images.
+
+    Args:
+        code: packed (code_size,).
+        outputs: real outputs (K,); None for a stored image.
+        feature: (D,) from `hashseek.retrieval.scores.normalized`; None if unknown.
+    """
+
+    code: NDArray[np.uint8]
+    outputs: NDArray[np.float32] | None = None
+    feature: Features | None = None
 
 
 class Searchable(Protocol):
@@ -92,24 +128,27 @@ class InMemory:
 
 @dataclass(frozen=True)
 class Hit:
-    """One result: rank from 1, distance in bits, the image's record, and the probability that it is relevant.
+    """One result: rank from 1, Hamming distance in bits, the image's record, and the probability that it is relevant.
 
-    `relevance` is None if the collection has no calibration.
+    `relevance` is None if the collection has no calibration. `score` is what the hits are ordered by, highest first,
+    see `hashseek.retrieval.scores`; None if that is the distance.
     """
 
     rank: int
     distance: int
     image: StoredImage
     relevance: float | None = None
+    score: float | None = None
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The hits of one query, and how long encoding and searching took (milliseconds)."""
+    """The hits of one query, how long encoding and searching took (milliseconds), and what orders the hits."""
 
     hits: tuple[Hit, ...]
     encode_ms: float
     search_ms: float
+    rank: Rank
 
 
 class Searcher:
@@ -173,37 +212,114 @@ class Searcher:
         Raises:
             BadConfig: no distance is known to give `min_precision`, or the index takes no such effort.
         """
-        max_distance = self._max_distance(options)
+        self.check(options)
         started = time.perf_counter()
-        codes = self.encoder.encode(images)
+        queries = self._encode(images)
         encode_ms = 1000 * (time.perf_counter() - started) / max(len(images), 1)
-        return [self._answer(code[None], options, max_distance, encode_ms) for code in codes]
+        return [self.answer(query, options, encode_ms) for query in queries]
+
+    def search_file(self, data: bytes, options: SearchOptions, *, name: str = "the image") -> Answer:
+        """The hits of the image file with the content `data`. If that content is stored, its stored code is used.
+
+        Raises:
+            BadConfig: as `search`.
+            BadImage: it is not a usable image.
+        """
+        rank = self.check(options)
+        stored = self.collection.catalog.lookup.code_by_hash(hashlib.sha256(data).hexdigest())
+        if stored is not None and rank != "asymmetric":
+            return self.answer(Query(stored.code, feature=stored.feature), replace(options, rank=rank))
+        picture = self.decode(data, name=name)
+        started = time.perf_counter()
+        [query] = self._encode([picture.image])
+        encode_ms = 1000 * (time.perf_counter() - started)
+        if stored is not None and query.outputs is not None:
+            # Another engine may have computed the stored code; with its signs, the image still finds itself first.
+            signs = 2.0 * unpack(stored.code[None], self.encoder.n_bits)[0] - 1
+            query = replace(query, code=stored.code, outputs=np.abs(query.outputs) * signs.astype(np.float32))
+        return self.answer(query, options, encode_ms)
 
     def similar(self, image_id: int, options: SearchOptions) -> Answer:
         """The hits of a stored image. It is among them itself if it passes the filter.
 
         Raises:
-            BadConfig: as `search`.
+            BadConfig: as `search`; or `rank` is "asymmetric", which needs outputs.
             UnknownImage: there is no such image.
         """
-        max_distance = self._max_distance(options)
-        return self._answer(self.collection.catalog.code(image_id), options, max_distance)
+        rank = self.check(options, stored=True)
+        catalog = self.collection.catalog
+        [code] = catalog.code(image_id)
+        feature = None
+        if rank == "float":
+            features = catalog.spaces.features_of([image_id])[1]
+            if not len(features):
+                raise UnknownImage(f"image {image_id} was removed from the collection")
+            feature = features[0]
+        return self.answer(Query(code, feature=feature), options)
 
-    def _answer(self, code: Codes, options: SearchOptions, max_distance: int | None, encode_ms: float = 0.0) -> Answer:
-        """The hits of one code (1, code_size) with their records."""
+    def check(self, options: SearchOptions, *, stored: bool = False) -> Rank:
+        """The ranking that `options` mean for an image, or for a stored one.
+
+        Raises:
+            BadConfig: the collection does not have what the ranking or `min_precision` needs.
+        """
+        self._max_distance(options)
+        return check_rank(self.collection.catalog, options, stored=stored)
+
+    def answer(self, query: Query, options: SearchOptions, encode_ms: float = 0.0) -> Answer:
+        """The hits of one query with their records; `encode_ms` goes into the answer.
+
+        Raises:
+            BadConfig: as `search`.
+        """
         started = time.perf_counter()
-        [(distances, ids)] = self.collection.search(
-            code, k=options.k, max_distance=max_distance, among=options.among, effort=options.effort
-        )
+        rank = self.check(options, stored=query.outputs is None)
+        distances, ids, scores = self._ranked(query, rank, options)
         records = self.collection.catalog.get(ids.tolist())
-        # Images removed since they were ranked have no record any more.
-        found = [(int(d), record) for d, record in zip(distances, records, strict=True) if record is not None]
-        stored = stored_calibration(self.collection.catalog) if found else None
-        hits = tuple(
-            Hit(rank, distance, record, None if stored is None else stored.calibration.at_distance[distance])
-            for rank, (distance, record) in enumerate(found, start=1)
+        stored = stored_calibration(self.collection.catalog) if len(ids) else None
+        hits: list[Hit] = []
+        for distance, score, record in zip(distances.tolist(), scores, records, strict=True):
+            if record is not None:  # it may have been removed since it was ranked
+                relevance = None if stored is None else stored.calibration.at_distance[distance]
+                hits.append(Hit(len(hits) + 1, distance, record, relevance, score))
+        return Answer(tuple(hits), encode_ms, 1000 * (time.perf_counter() - started), rank)
+
+    def _ranked(
+        self, query: Query, rank: Rank, options: SearchOptions
+    ) -> tuple[Distances, Ids, Sequence[float | None]]:
+        """(distances, ids, scores) of the hits; scores are None if distances order them."""
+        code, k, among, effort = query.code[None], options.k, options.among, options.effort
+        max_distance = self._max_distance(options)
+        if rank == "hamming":
+            [(distances, ids)] = self.collection.search(
+                code, k=k, max_distance=max_distance, among=among, effort=effort
+            )
+            return distances, ids, [None] * len(ids)
+        distances, ids, codes = self.collection.candidates(
+            code, n=options.oversample * k, max_distance=max_distance, among=among, effort=effort
         )
-        return Answer(hits, encode_ms, 1000 * (time.perf_counter() - started))
+        if rank == "asymmetric":
+            assert query.outputs is not None
+            scores = asymmetric_scores(codes, query.outputs)
+        else:
+            assert query.feature is not None
+            scores = self._cosines(query.feature, ids)
+        first = best(scores, ids, k)
+        return distances[first], ids[first], scores[first].tolist()
+
+    def _cosines(self, feature: Features, ids: Ids) -> NDArray[np.float64]:
+        """Cosines (N,) of a feature (D,) with those of stored images; the lowest for one that was removed meanwhile."""
+        scores = np.full(len(ids), -1.0)
+        order = np.argsort(ids)
+        for start in range(0, len(ids), _FEATURES_AT_ONCE):
+            chosen = order[start : start + _FEATURES_AT_ONCE]
+            found, features = self.collection.catalog.spaces.features_of(ids[chosen].tolist())
+            scores[chosen[np.searchsorted(ids[chosen], found)]] = cosines(features, feature)
+        return scores
+
+    def _encode(self, images: Sequence[Image.Image]) -> list[Query]:
+        features, outputs = self.encoder.features_and_outputs(self.encoder.pixels_of(images))
+        return [Query(*parts) for parts in zip(pack(outputs), outputs, normalized(features), strict=True)]
 
     def _max_distance(self, options: SearchOptions) -> int | None:
         if options.min_precision is None:
@@ -216,3 +332,22 @@ class Searcher:
         if not isinstance(self.codes, Collection):
             raise TypeError("codes in memory have no records: search them with rank()")
         return self.codes
+
+
+def check_rank(catalog: Catalog, options: SearchOptions, *, stored: bool = False) -> Rank:
+    """The ranking that `options` mean in a collection, for an image or for a stored one.
+
+    Raises:
+        BadConfig: the collection does not have what the ranking needs.
+    """
+    if options.rank == "float" and not catalog.keeps_features:
+        raise BadConfig(
+            f"{catalog.path.parent} keeps no features, which the ranking float compares: use asymmetric, or create a "
+            "collection with `hashseek index add --keep-features`"
+        )
+    if options.rank == "asymmetric" and stored:
+        raise BadConfig(
+            "the ranking asymmetric needs the real outputs of the query, which are not stored with an image: search "
+            "with its file, or rank by hamming"
+        )
+    return options.rank or ("hamming" if stored else "asymmetric")

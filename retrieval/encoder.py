@@ -16,6 +16,7 @@ from hashseek.retrieval.decode_encode_lock import DecodeEncodeLock
 from hashseek.retrieval.engines import build_engine
 from hashseek.retrieval.images import Pixels, preprocess
 from hashseek.retrieval.load_ahead import load_ahead
+from hashseek.retrieval.scores import Features, normalized
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -87,9 +88,7 @@ class Encoder:
 
     def outputs(self, pixels: Pixels) -> NDArray[np.float32]:
         """Real outputs (B, K) of preprocessed uint8 pixels (B, 3, size, size)."""
-        # Under one lock: beside decoding threads, the head's small matrix products take many times as long.
-        with self._lock.encoding():
-            return self.apply_head(self._features(pixels), self.head)
+        return self.features_and_outputs(pixels)[1]
 
     def apply_head(self, features: NDArray[np.float32], head: nn.Module) -> NDArray[np.float32]:
         """Float32 outputs (B, K) of a head for features (B, D).
@@ -109,11 +108,27 @@ class Encoder:
         """Packed codes (B, code_size) of preprocessed uint8 pixels (B, 3, size, size)."""
         return pack(self.outputs(pixels))
 
+    def encode_with_features(self, pixels: Pixels) -> tuple[Codes, Features]:
+        """Packed codes (B, code_size), and features (B, D) as they are stored, of preprocessed uint8 pixels."""
+        features, outputs = self.features_and_outputs(pixels)
+        return pack(outputs), normalized(features)
+
+    def features_and_outputs(self, pixels: Pixels) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Features (B, D) and real outputs (B, K) of preprocessed uint8 pixels (B, 3, size, size)."""
+        # Under one lock: beside decoding threads, the head's small matrix products take many times as long.
+        with self._lock.encoding():
+            features = self._features(pixels)
+            return features, self.apply_head(features, self.head)
+
     def encode(self, images: Sequence[Image.Image]) -> Codes:
         """Packed codes (B, code_size) of RGB images of any size."""
+        return self.encode_pixels(self.pixels_of(images))
+
+    def pixels_of(self, images: Sequence[Image.Image]) -> Pixels:
+        """Preprocessed uint8 pixels (B, 3, size, size) of RGB images of any size."""
         size = self.preprocessing.size
         pixels = [preprocess(image, self.preprocessing) for image in images]
-        return self.encode_pixels(np.stack(pixels) if pixels else np.zeros((0, 3, size, size), np.uint8))
+        return np.stack(pixels) if pixels else np.zeros((0, 3, size, size), np.uint8)
 
     def encode_stream(
         self, items: Iterable[T], load: Callable[[T], tuple[R, Pixels | None]]

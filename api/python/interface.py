@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from hashseek.indexing.catalog import StoredImage
     from hashseek.indexing.catalog.filters import Filter
     from hashseek.indexing.ingest.batch import IngestReport
-    from hashseek.indexing.searcher import Hit, Searcher
+    from hashseek.indexing.searcher import Hit, Rank, Searcher
     from hashseek.retrieval.checkpoint import Checkpoint
     from hashseek.retrieval.codes import Codes
     from hashseek.retrieval.devices import EncoderOptions
@@ -26,7 +26,9 @@ class SearchKeywords(TypedDict, total=False):
     k: number of results, default 10. max_distance: leave out images at a larger Hamming distance (bits).
     min_precision: instead, the largest distance within which this share of the images is expected to be relevant; the
     collection needs a calibration. among: rank only images that pass this filter, see `make_filter`.
-    effort: for approximate indexes, how thoroughly to search.
+    effort: for approximate indexes, how thoroughly to search. rank: "hamming", "asymmetric" or "float", what orders the
+    hits; default "asymmetric" for an image, "hamming" for a stored one. oversample: "asymmetric" and "float" order the
+    `oversample` x k nearest images by Hamming distance, default 10.
     """
 
     k: int
@@ -34,6 +36,8 @@ class SearchKeywords(TypedDict, total=False):
     min_precision: float | None
     among: "Filter | None"
     effort: int | None
+    rank: "Rank | None"
+    oversample: int
 
 
 class ImageCollection:
@@ -108,7 +112,7 @@ class ImageCollection:
         return self.searcher.collection.catalog.one(image_id)
 
     def search(self, image: "str | Path | bytes | Image", **options: Unpack[SearchKeywords]) -> tuple["Hit", ...]:
-        """The stored images most similar to `image`, nearest first, equal distances by ascending id.
+        """The stored images most similar to `image`, nearest first, ties by ascending id.
 
         Args:
             image: a path, the bytes of an image file, or a Pillow image.
@@ -119,9 +123,14 @@ class ImageCollection:
             BadConfig: an option is outside its limits.
         """
         from hashseek.indexing.searcher import SearchOptions
+        from hashseek.retrieval.images import read_bytes
 
-        picture = _read(image, self.searcher.encoder.preprocessing)
-        [answer] = self.searcher.search([picture], SearchOptions(**options))
+        chosen = SearchOptions(**options)
+        if isinstance(image, bytes):
+            return self.searcher.search_file(image, chosen).hits
+        if isinstance(image, str | Path):
+            return self.searcher.search_file(read_bytes(Path(image)), chosen, name=str(image)).hits
+        [answer] = self.searcher.search([image.convert("RGB")], chosen)
         return answer.hits
 
     def similar(self, image_id: int, **options: Unpack[SearchKeywords]) -> tuple["Hit", ...]:
@@ -139,6 +148,7 @@ def open_collection(
     folder: str | Path,
     *,
     checkpoint: str | Path | None = None,
+    keep_features: bool = False,
     read_only: bool = False,
     **options: "Unpack[EncoderOptions]",
 ) -> ImageCollection:
@@ -147,6 +157,7 @@ def open_collection(
     Args:
         folder: of the collection.
         checkpoint: needed to create a collection. An existing one keeps a copy of its own.
+        keep_features: a new collection also stores features, which `rank="float"` compares.
         read_only: refuse changes; the folder need not be writable.
         options: `device` ("auto", "cpu", "cuda" or "cuda:N"), `precision` ("auto", "fp32" or "bf16") and `engine`
             ("torch" or "openvino").
@@ -159,9 +170,10 @@ def open_collection(
     from hashseek.indexing.searcher import Searcher
 
     path = None if checkpoint is None else Path(checkpoint)
-    collection = (
-        Collection(Path(folder), read_only=True) if read_only else open_or_create(Path(folder), checkpoint=path)
-    )
+    if read_only:
+        collection = Collection(Path(folder), read_only=True)
+    else:
+        collection = open_or_create(Path(folder), checkpoint=path, keep_features=keep_features)
     try:
         return ImageCollection(Searcher.open(collection, checkpoint=path, **options))
     except BaseException:

@@ -16,9 +16,7 @@ router = APIRouter(prefix="/v1", tags=["search"])
 def search(service: ServiceDep, searcher: SearcherDep, form: Annotated[SearchForm, MULTIPART]) -> SearchAnswer:
     """The stored images most similar to an uploaded one. Only images that pass the filters are ranked."""
     options = form.options(max_k=service.settings.max_k)
-    picture = searcher.decode(form.content(), name="the upload")
-    [answer] = searcher.search([picture.image], options)
-    return _answer(searcher, answer)
+    return _answer(searcher, searcher.search_file(form.content(), options, name="the upload"))
 
 
 @router.get("/images/{image_id}/similar")

@@ -55,9 +55,11 @@ class Catalog:
         try:
             with self._db.reading() as db:
                 row = db.execute("SELECT value FROM meta WHERE key = 'uuid'").fetchone()
+                kept = db.execute("SELECT 1 FROM meta WHERE key = 'keep_features'").fetchone()
             if row is None:
                 raise CatalogDamaged(path, "its table meta has no uuid")
             self.uuid = str(row[0])
+            self.keeps_features = kept is not None
             self.spaces = CodeSpaces(self._db)
             self.space = self.spaces.own
             self.lookup = Lookups(self._db, self.space)
@@ -113,7 +115,8 @@ class Catalog:
         given and differ. A record keeps its id.
 
         Raises:
-            BadConfig: a key or attributes exceed their limits; nothing is stored.
+            BadConfig: a key or attributes exceed their limits, or a feature is missing in a collection that keeps them;
+                nothing is stored.
             SpaceRetired: the codes belong to a space that is no longer active; nothing is stored.
         """
         texts = check_new(images)
@@ -124,7 +127,7 @@ class Catalog:
                     f"the collection {self.path.parent} was switched to another checkpoint since it was opened, and "
                     f"accepts no more codes of checkpoint {self.fingerprint[:12]}: nothing was stored, try again"
                 )
-            storing = Storing(db, self.space.id, generation, now())
+            storing = Storing(db, self.space.id, generation, now(), self.keeps_features)
             return [storing.store(image, text) for image, text in zip(images, texts, strict=True)]
 
     def remove(self, ids: Sequence[int], *, missing_ok: bool = False) -> None:

@@ -188,7 +188,14 @@ class Database:
         return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
-def create_catalog(path: Path, *, fingerprint: str, n_bits: int, checkpoint: str = "checkpoint.safetensors") -> None:
+def create_catalog(
+    path: Path,
+    *,
+    fingerprint: str,
+    n_bits: int,
+    checkpoint: str = "checkpoint.safetensors",
+    keep_features: bool = False,
+) -> None:
     """Create an empty catalog for codes of one checkpoint, complete or not at all.
 
     Args:
@@ -196,6 +203,7 @@ def create_catalog(path: Path, *, fingerprint: str, n_bits: int, checkpoint: str
         fingerprint: of the checkpoint.
         n_bits: length of its codes.
         checkpoint: its file name within the collection's folder.
+        keep_features: also store the features of every image.
     """
     with as_hashseek_error(path), closing(_connect(path, "rwc")) as db:
         db.execute("BEGIN IMMEDIATE")
@@ -206,6 +214,7 @@ def create_catalog(path: Path, *, fingerprint: str, n_bits: int, checkpoint: str
             (fingerprint, n_bits, checkpoint, now()),
         )
         meta = {"uuid": str(uuid.uuid4()), "generation": "0", "space": "1"}
+        meta |= {"keep_features": "1"} if keep_features else {}
         db.executemany("INSERT INTO meta VALUES (?, ?)", list(meta.items()))
         db.execute("COMMIT")
 

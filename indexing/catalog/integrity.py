@@ -18,6 +18,7 @@ class FindingKind(Enum):
     ATTRIBUTES = "attributes that are not a JSON object"
     MALFORMED_CODE = "a code of the wrong type or length"
     MISSING_CODE = "an image without a code"
+    MISSING_FEATURE = "a code without features in a collection that keeps features"
     WRONG_CODE = "a code that does not belong to the image's content"
     SEARCH_INDEX = "an index that does not match the catalog"
     CHECKPOINT = "the collection's copy of its checkpoint"
@@ -44,6 +45,8 @@ _ORPHANS = {
     "image_labels": "image_id NOT IN (SELECT id FROM images)",
     "updated": "image_id NOT IN (SELECT id FROM images)",
     "codes": "image_id NOT IN (SELECT id FROM images) OR space_id NOT IN (SELECT id FROM spaces)",
+    "features": "NOT EXISTS (SELECT 1 FROM codes AS c WHERE c.space_id = features.space_id AND c.image_id = "
+    "features.image_id)",
 }
 
 
@@ -68,6 +71,11 @@ def _problems(db: sqlite3.Connection, space: Space) -> Iterator[Finding]:
         yield Finding(FindingKind.MALFORMED_CODE, message, image_id)
     if n := n_missing(db, space.id):
         yield Finding(FindingKind.MISSING_CODE, f"{n} images have no code, so searches do not find them")
+    without_feature, values = _without_feature(db, space.id)
+    if n := _count(db, without_feature, values):
+        yield Finding(
+            FindingKind.MISSING_FEATURE, f"{n} images have no usable features, though the collection keeps them"
+        )
 
 
 def repair_rows(db: sqlite3.Connection, generation: int) -> list[str]:
@@ -85,8 +93,11 @@ def repair_rows(db: sqlite3.Connection, generation: int) -> list[str]:
         bad_codes, values = _malformed_codes(space_id, n_bits)
         db.execute(f"INSERT OR REPLACE INTO updated SELECT image_id, ? {bad_codes}", (generation, *values))
         n_codes += db.execute(f"DELETE {bad_codes}", values).rowcount
+        without_feature, values = _without_feature(db, space_id)
+        db.execute(f"INSERT OR REPLACE INTO updated SELECT image_id, ? FROM {without_feature}", (generation, *values))
+        n_codes += db.execute(f"DELETE FROM {without_feature}", values).rowcount
     if n_codes:
-        done.append(f"deleted {n_codes} malformed codes")
+        done.append(f"deleted {n_codes} codes that were malformed or had no features")
     return done
 
 
@@ -101,5 +112,18 @@ def _malformed_codes(space_id: int, n_bits: int) -> tuple[str, tuple[object, ...
     )
 
 
-def _count(db: sqlite3.Connection, query: str) -> int:
-    return int(db.execute(f"SELECT count(*) FROM {query}").fetchone()[0])
+def _without_feature(db: sqlite3.Connection, space_id: int) -> tuple[str, tuple[object, ...]]:
+    """SQL for the codes of a space without features of the usual length; none if the collection keeps no features."""
+    if db.execute("SELECT 1 FROM meta WHERE key = 'keep_features'").fetchone() is None:
+        return "codes WHERE FALSE", ()
+    query = "SELECT length(feature) FROM features WHERE space_id = ? GROUP BY 1 ORDER BY count(*) DESC LIMIT 1"
+    usual = db.execute(query, (space_id,)).fetchone()
+    return (
+        "codes WHERE space_id = ? AND NOT EXISTS (SELECT 1 FROM features AS f WHERE f.space_id = codes.space_id "
+        "AND f.image_id = codes.image_id AND length(f.feature) = ?)",
+        (space_id, 0 if usual is None else usual[0]),
+    )
+
+
+def _count(db: sqlite3.Connection, query: str, values: tuple[object, ...] = ()) -> int:
+    return int(db.execute(f"SELECT count(*) FROM {query}", values).fetchone()[0])

@@ -4,10 +4,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hashseek.indexing.catalog.database import Database
-from hashseek.indexing.catalog.records import FileRecord, Space, in_chunks, placeholders
+from hashseek.indexing.catalog.records import FileRecord, Space, StoredCode, in_chunks, placeholders
 
 
 class Lookups:
@@ -37,16 +36,22 @@ class Lookups:
         """Those of the paths that an image has."""
         return {str(row[0]) for row in self._rows("SELECT path FROM images WHERE path IN ({})", list(paths))}
 
-    def code_by_hash(self, sha256: str) -> tuple[NDArray[np.uint8], str] | None:
-        """Packed code (code_size,) and engine of a content that is stored already: it need not be encoded again."""
+    def code_by_hash(self, sha256: str) -> StoredCode | None:
+        """The code of a content that is stored already: it need not be encoded again."""
         with self._db.reading() as db:
             row = db.execute(  # CROSS JOIN: from the few images to their codes, whatever SQLite estimates
-                "SELECT c.code, coalesce(e.name, '') FROM images AS i "
+                "SELECT c.code, coalesce(e.name, ''), f.feature FROM images AS i "
                 "CROSS JOIN codes AS c ON c.space_id = ? AND c.image_id = i.id "
-                "LEFT JOIN engines AS e ON e.id = c.engine WHERE i.sha256 = ? LIMIT 1",
+                "LEFT JOIN engines AS e ON e.id = c.engine "
+                "LEFT JOIN features AS f ON f.space_id = c.space_id AND f.image_id = c.image_id "
+                "WHERE i.sha256 = ? LIMIT 1",
                 (self._space_id, sha256),
             ).fetchone()
-        return None if row is None else (np.frombuffer(row[0], np.uint8), str(row[1]))
+        if row is None:
+            return None
+        code, engine, feature = row
+        kept = None if feature is None else np.frombuffer(feature, np.float16)
+        return StoredCode(np.frombuffer(code, np.uint8), str(engine), kept)
 
     def _rows(self, query: str, values: Sequence[str]) -> list[tuple[Any, ...]]:
         rows: list[tuple[Any, ...]] = []

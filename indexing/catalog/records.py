@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,7 @@ class NewImage:
         attributes: a JSON object, see `check_attributes`; if empty, a stored image with this key keeps its attributes.
         mtime_ns: modification time of the file when it was read; None if it is not a file.
         engine: what computed the code, see `hashseek.retrieval.encoder`; empty if unknown.
+        feature: (D,) from `hashseek.retrieval.scores.normalized`; needed by a collection that keeps features.
     """
 
     path: str
@@ -56,6 +57,15 @@ class NewImage:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     mtime_ns: int | None = None
     engine: str = ""
+    feature: NDArray[np.float16] | None = None
+
+
+class StoredCode(NamedTuple):
+    """The packed code (code_size,) of an image, the engine that computed it, and its feature (D,) if that is kept."""
+
+    code: NDArray[np.uint8]
+    engine: str
+    feature: NDArray[np.float16] | None
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ images             one row per image; `key` is the caller's own name for it, `at
 image_labels       which image carries which label
 spaces             code spaces: codes of one checkpoint each; one is active, others are being built or kept
 codes              the code of an image in a space, and the engine that computed it
+features           the features of an image in a space: float16, length 1; for every code if meta has keep_features
 engines            names of the engines that computed codes
 attribute_indexes  attributes that have an index, see `hashseek.indexing.catalog.attributes`
 removed            ids of removed images, and the generation that removed them
@@ -16,10 +17,11 @@ There is one version and no migration: a catalog of another version is refused w
 import sqlite3
 
 APPLICATION_ID = 0x48534B31  # "HSK1"
-VERSION = 5
+VERSION = 6
 
 # `codes` is stored in the order in which an index reads it. A foreign key from it to `images` would need an index of
 # its own for every deletion, so a trigger deletes instead. `images_by_added_at` costs little: new images come last.
+# `features` keeps its row id: long rows are read twice as fast then.
 STATEMENTS = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
     """CREATE TABLE images (
@@ -66,6 +68,13 @@ STATEMENTS = (
     """CREATE TRIGGER delete_codes_with_image AFTER DELETE ON images BEGIN
         DELETE FROM codes WHERE space_id IN (SELECT id FROM spaces) AND image_id = OLD.id;
     END""",
+    """CREATE TABLE features (
+        space_id INTEGER NOT NULL,
+        image_id INTEGER NOT NULL,
+        feature BLOB NOT NULL,
+        PRIMARY KEY (space_id, image_id),
+        FOREIGN KEY (space_id, image_id) REFERENCES codes(space_id, image_id) ON DELETE CASCADE
+    )""",
     "CREATE TABLE attribute_indexes (id INTEGER PRIMARY KEY AUTOINCREMENT, path TEXT NOT NULL UNIQUE)",
     "CREATE TABLE removed (image_id INTEGER PRIMARY KEY, generation INTEGER NOT NULL)",
     "CREATE INDEX removed_by_generation ON removed(generation)",

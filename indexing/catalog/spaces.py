@@ -6,7 +6,7 @@ One space is active and answers searches; others are being built by a re-encodin
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,22 +77,31 @@ class CodeSpaces:
             ).fetchone()
             return _one(db, int(row[0]))
 
-    def add_codes(self, space_id: int, codes: Sequence[Encoded], *, hashes: Sequence[str] | None = None) -> int:
+    def add_codes(
+        self,
+        space_id: int,
+        codes: Sequence[Encoded],
+        *,
+        hashes: Sequence[str] | None = None,
+        features: Mapping[int, NDArray[np.float16]] | None = None,
+    ) -> int:
         """Store the codes of images in a space, in one transaction; returns how many. Durable when it returns.
 
         Args:
             space_id: of the codes.
             codes: one per image; an id that is no longer stored is skipped.
             hashes: content hash of each encoded image; an image whose content has changed since is skipped.
+            features: (D,) by id; needed for every code if the collection keeps features.
 
         Raises:
-            BadConfig: there is no such space.
+            BadConfig: there is no such space, or a feature is missing.
             BadCodes: a code does not have the space's width.
         """
         with self._db.writing() as (db, generation):
             space = _one(db, space_id)
             if codes:
                 check_codes(np.stack([code for _, code, _ in codes]), space.n_bits)
+            keep_features = db.execute("SELECT 1 FROM meta WHERE key = 'keep_features'").fetchone() is not None
             engines: dict[str, int | None] = {}
             stored = 0
             for row, (image_id, code, engine) in enumerate(codes):
@@ -103,6 +112,8 @@ class CodeSpaces:
                     "WHERE id = ? AND (?5 IS NULL OR sha256 = ?5)",
                     (space.id, code.tobytes(), engines[engine], image_id, None if hashes is None else hashes[row]),
                 ).rowcount
+                if n and keep_features:
+                    insert_feature(db, space.id, image_id, (features or {}).get(image_id))
                 if n and space.state == "ready":  # another process may be searching it
                     note_update(db, image_id, generation)
                 stored += n
@@ -162,6 +173,29 @@ class CodeSpaces:
                 found |= {int(i): (np.frombuffer(code, np.uint8), str(engine)) for i, code, engine in rows}
         return found
 
+    def features_of(
+        self, ids: Sequence[int], *, space_id: int | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.float16]]:
+        """(ids (n,), features (n, D)) of those of the images that have features in a space, in no order.
+
+        Raises:
+            CatalogDamaged: features have different lengths.
+        """
+        rows: list[tuple[int, bytes]] = []
+        query, space = (
+            "SELECT image_id, feature FROM features WHERE space_id = ? AND image_id IN",
+            space_id or self.own.id,
+        )
+        with self._db.reading() as db:
+            for chunk in in_chunks([int(i) for i in ids]):
+                rows += db.execute(f"{query} ({placeholders(chunk)})", (space, *chunk))
+        sizes = {len(feature) for _, feature in rows}
+        if len(sizes) > 1 or any(size % 2 for size in sizes):
+            raise CatalogDamaged(self._db.path, f"stored features have {sorted(sizes)} bytes")
+        found = np.fromiter((image_id for image_id, _ in rows), np.int64, len(rows))
+        joined = np.frombuffer(b"".join(feature for _, feature in rows), np.float16)
+        return found, joined.reshape(len(rows), -1 if rows else 0)
+
     def engines(self) -> dict[str, int]:
         """Number of codes of this space per engine that computed them; "" where the engine is unknown."""
         with self._db.reading() as db:
@@ -212,6 +246,20 @@ def engine_id(db: sqlite3.Connection, name: str) -> int | None:
         return None
     db.execute("INSERT OR IGNORE INTO engines (name) VALUES (?)", (name,))
     return int(db.execute("SELECT id FROM engines WHERE name = ?", (name,)).fetchone()[0])
+
+
+def insert_feature(db: sqlite3.Connection, space_id: int, image_id: int, feature: NDArray[np.float16] | None) -> None:
+    """Store the feature (D,) of an image whose code was stored in the same transaction.
+
+    Raises:
+        BadConfig: it is missing, for example in an import.
+    """
+    if feature is None:
+        raise BadConfig(
+            "this collection keeps the features of its images, and an image came without: add the images themselves, "
+            "or import into a collection that keeps no features; nothing was stored"
+        )
+    db.execute("INSERT OR REPLACE INTO features VALUES (?, ?, ?)", (space_id, image_id, feature.tobytes()))
 
 
 def note_update(db: sqlite3.Connection, image_id: int, generation: int) -> None:

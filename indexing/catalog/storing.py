@@ -14,7 +14,7 @@ from hashseek.indexing.catalog.records import (
     placeholders,
     same_attributes,
 )
-from hashseek.indexing.catalog.spaces import engine_id, note_update
+from hashseek.indexing.catalog.spaces import engine_id, insert_feature, note_update
 
 
 @dataclass
@@ -26,12 +26,14 @@ class Storing:
         space_id: of the codes.
         generation: that the transaction makes.
         time: of the records.
+        keep_features: also store features.
     """
 
     db: sqlite3.Connection
     space_id: int
     generation: int
     time: str
+    keep_features: bool
     _engines: dict[str, int | None] = field(default_factory=dict)
     _indexed: set[str] = field(default_factory=set)
 
@@ -107,6 +109,8 @@ class Storing:
     def _insert_code(self, image_id: int, image: NewImage) -> None:
         row = (self.space_id, image_id, image.code.tobytes(), self._engine_of(image))
         self.db.execute("INSERT INTO codes VALUES (?, ?, ?, ?)", row)
+        if self.keep_features:
+            insert_feature(self.db, self.space_id, image_id, image.feature)
 
     def _give_code(self, image_id: int, image: NewImage) -> None:
         """Store the code of an image that has none, for example because a re-encoding could not read its file."""

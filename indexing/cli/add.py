@@ -47,6 +47,13 @@ def add(
         Path | None,
         typer.Option(help="Required for a new collection; an existing one has its own copy."),
     ] = None,
+    keep_features: Annotated[
+        bool,
+        typer.Option(
+            "--keep-features",
+            help="For a new collection: also store features (2 bytes a number), for `search --rank float`.",
+        ),
+    ] = False,
     split: Annotated[
         Literal["query", "train", "database"] | None, typer.Option(help="Add only this split of a list.")
     ] = None,
@@ -113,7 +120,7 @@ def add(
             typer.echo(f"dry run: {outcome}; nothing was written; {collection} holds {n_images} images")
             _exit_with_code(report, strict=strict)
             return
-        opened = stack.enter_context(open_for_adding(collection, checkpoint=checkpoint))
+        opened = stack.enter_context(open_for_adding(collection, checkpoint=checkpoint, keep_features=keep_features))
         n_total = None if watch else total()
         encoder = Searcher.open(opened, **options).encoder
         stop = stack.enter_context(_stop_on_signals())

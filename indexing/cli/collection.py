@@ -17,7 +17,7 @@ from hashseek.indexing.cli.maintenance import repair_and_print
 from hashseek.indexing.cli.options import CollectionArgument, Device, Engine, Precision, encoder_options
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.printing import printable
-from hashseek.indexing.searcher import Answer, Searcher, SearchOptions
+from hashseek.indexing.searcher import OVERSAMPLE, Answer, Rank, Searcher, SearchOptions, check_rank
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import read_bytes
 
@@ -173,6 +173,16 @@ def search(
     effort: Annotated[
         int | None, typer.Option(help="How hard an approximate index searches; `index stats` shows some values.")
     ] = None,
+    rank: Annotated[
+        Rank,
+        typer.Option(
+            help="What orders the hits: the distance, the query's real outputs with the stored bits, or the cosine of "
+            "features (see `index add --keep-features`)."
+        ),
+    ] = "asymmetric",
+    oversample: Annotated[
+        int, typer.Option(help="asymmetric and float order the oversample x k nearest images by Hamming distance.")
+    ] = OVERSAMPLE,
     label: Annotated[list[str] | None, typer.Option(help=FILTER_HELP["all_labels"])] = None,
     any_label: Annotated[list[str] | None, typer.Option(help=FILTER_HELP["any_labels"])] = None,
     without: Annotated[list[str] | None, typer.Option(help=FILTER_HELP["no_labels"])] = None,
@@ -194,31 +204,36 @@ def search(
         added_after=added_after,
         added_before=added_before,
     )
-    options = SearchOptions(k, max_distance, min_precision, among, effort)
+    options = SearchOptions(k, max_distance, min_precision, among, effort, rank, oversample)
     encoding = encoder_options(device, precision, engine)
     with closing(Collection(collection, read_only=True)) as opened:
+        check_rank(opened.catalog, options)
         data = read_bytes(image)
         searcher = Searcher.open(opened, checkpoint=checkpoint, **encoding)
-        picture = searcher.decode(data, name=str(image))
-        [answer] = searcher.search([picture.image], options)
+        answer = searcher.search_file(data, options, name=str(image))
     if as_json:
-        hits = [
-            {"rank": hit.rank, "distance": hit.distance, "relevance": hit.relevance, **asdict(hit.image)}
-            for hit in answer.hits
-        ]
-        typer.echo(json.dumps({"n_bits": opened.n_bits, "fingerprint": opened.fingerprint, "hits": hits}, indent=2))
+        hits = []
+        for hit in answer.hits:
+            values = asdict(hit)
+            hits.append(values | values.pop("image"))
+        content = {"n_bits": opened.n_bits, "fingerprint": opened.fingerprint, "ranked_by": answer.rank, "hits": hits}
+        typer.echo(json.dumps(content, indent=2))
     else:
         typer.echo(_table(answer))
 
 
 def _table(answer: Answer) -> str:
-    """Rank, distance in bits, id, path and labels of each hit; in a calibrated collection also its relevance."""
+    """Rank, score, distance in bits, id, path and labels of each hit; in a calibrated collection also its relevance."""
     calibrated = any(hit.relevance is not None for hit in answer.hits)
-    rows = [("rank", "bits", *(["relevance"] if calibrated else []), "id", "path", "labels")]
+    scored = answer.rank != "hamming"
+    rows = [
+        ("rank", *(["score"] if scored else []), "bits", *(["relevance"] if calibrated else []), "id", "path", "labels")
+    ]
     for hit in answer.hits:
         path, labels = printable(hit.image.path), printable("; ".join(hit.image.labels))
         relevance = [] if hit.relevance is None else [f"{hit.relevance:.3f}"]
-        rows.append((str(hit.rank), str(hit.distance), *relevance, str(hit.image.id), path, labels))
+        score = [] if hit.score is None else [f"{hit.score:.3f}"]
+        rows.append((str(hit.rank), *score, str(hit.distance), *relevance, str(hit.image.id), path, labels))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)

@@ -70,12 +70,16 @@ class PlainCodes:
         codes: Codes = self.codes[rows]
         return codes
 
-    def search(self, xq: Codes, *, k: int, limit: int, among: Subset | None) -> list[Candidates]:
-        """The at most k nearest rows within `limit` bits of each query, nearest first, ties by ascending row."""
+    def search(self, xq: Codes, *, k: int, limit: int, among: Subset | None, ties: bool = False) -> list[Candidates]:
+        """The at most k nearest rows within `limit` bits of each query, nearest first, ties by ascending row.
+
+        With `ties`, also all others at the distance of the k-th.
+        """
         if among is not None and among.is_small:
-            return _search_gathered(self, xq, k=k, limit=limit, among=among)
+            return _search_gathered(self, xq, k=k, limit=limit, among=among, ties=ties)
         usable = None if among is None else among.mask
-        return [ranked(*found, k) for found in candidates(xq, self.codes, k=k, limit=limit, usable=usable)]
+        found = candidates(xq, self.codes, k=k, limit=limit, usable=usable, ties=ties)
+        return [ranked(*of_query, k, ties=ties) for of_query in found]
 
 
 @dataclass(frozen=True)
@@ -126,14 +130,14 @@ class DistinctCodes:
         codes: Codes = self.distinct[self._code_of[rows]]
         return codes
 
-    def search(self, xq: Codes, *, k: int, limit: int, among: Subset | None) -> list[Candidates]:
-        """The at most k nearest rows within `limit` bits of each query, nearest first, ties by ascending row."""
+    def search(self, xq: Codes, *, k: int, limit: int, among: Subset | None, ties: bool = False) -> list[Candidates]:
+        """See `PlainCodes.search`."""
         if among is not None and among.n * _SCATTERED < len(self.distinct):
-            return _search_gathered(self, xq, k=k, limit=limit, among=among)
+            return _search_gathered(self, xq, k=k, limit=limit, among=among, ties=ties)
         counts = self._counts if among is None else self._counts_among(among)
         usable = None if among is None else counts > 0
         found = candidates(xq, self.distinct, k=k, limit=limit, usable=usable, weights=counts)
-        return [self._expanded(distances, at, k, among) for distances, at in found]
+        return [self._expanded(distances, at, k, among, ties) for distances, at in found]
 
     def _counts_among(self, among: Subset) -> NDArray[np.int64]:
         """Rows of each code that are in `among`."""
@@ -144,11 +148,11 @@ class DistinctCodes:
         return among.counts
 
     def _expanded(
-        self, distances: NDArray[np.int32], at: NDArray[np.int64], k: int, among: Subset | None
+        self, distances: NDArray[np.int32], at: NDArray[np.int64], k: int, among: Subset | None, ties: bool
     ) -> Candidates:
         """The rows of the codes `at`, ranked."""
         first, lengths = self.starts[at], self._counts[at]
-        if among is None:
+        if among is None and not ties:
             lengths = np.minimum(lengths, k)  # further rows rank behind these
         ends = np.cumsum(lengths)
         places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(first - ends + lengths, lengths)
@@ -156,15 +160,15 @@ class DistinctCodes:
         if among is not None:
             kept = among.mask[rows]
             rows, distances = rows[kept], distances[kept]
-        return ranked(distances, rows, k)
+        return ranked(distances, rows, k, ties=ties)
 
 
 def _search_gathered(
-    where: PlainCodes | DistinctCodes, xq: Codes, *, k: int, limit: int, among: Subset
+    where: PlainCodes | DistinctCodes, xq: Codes, *, k: int, limit: int, among: Subset, ties: bool
 ) -> list[Candidates]:
     """Search among few rows by copying their codes together."""
-    found = candidates(xq, where.gather(among.rows), k=k, limit=limit)
-    return [ranked(distances, among.rows[at], k) for distances, at in found]
+    found = candidates(xq, where.gather(among.rows), k=k, limit=limit, ties=ties)
+    return [ranked(distances, among.rows[at], k, ties=ties) for distances, at in found]
 
 
 def arrange(codes: Codes) -> PlainCodes | DistinctCodes:

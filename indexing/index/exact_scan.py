@@ -47,6 +47,7 @@ def candidates(
     limit: int,
     usable: NDArray[np.bool_] | None = None,
     weights: NDArray[np.int64] | None = None,
+    ties: bool = False,
 ) -> list[Candidates]:
     """For each query, rows of `xb` among which are its k nearest: (distances, rows), in no order.
 
@@ -58,8 +59,9 @@ def candidates(
         usable: (N,) rows that may be found; None: all.
         weights: (N,) number of results that each row stands for. All ties are returned then, because the order of
             rows is not the order of results.
+        ties: return all rows at the distance of the k-th.
     """
-    searches = [_Nearest(k, limit, usable, weights) for _ in xq]
+    searches = [_Nearest(k, limit, usable, weights, ties) for _ in xq]
     n_threads = min(n_cores(), 1 + len(xq) * xb.nbytes // _BYTES_PER_THREAD)
     if n_threads == 1:
         _scan(searches, xq, xb, 0, len(xb))
@@ -87,15 +89,17 @@ def candidates(
     return merged
 
 
-def ranked(distances: Distances, rows: Rows, k: int) -> Candidates:
-    """The k nearest, nearest first, equal distances by ascending row."""
+def ranked(distances: Distances, rows: Rows, k: int, *, ties: bool = False) -> Candidates:
+    """The k nearest, and with `ties` all others at the distance of the k-th; equal distances by ascending row."""
     if not len(rows):
         return distances, rows
     span = int(rows.max()) + 1
     keys = distances * np.int64(span) + rows  # one number to sort by, which is faster than two
-    if len(keys) > 4 * k:
+    if len(keys) > 4 * k and not ties:
         keys = np.partition(keys, k - 1)[:k]
     keys.sort()
+    if ties and len(keys) > k:
+        k = int(keys.searchsorted((keys[k - 1] // span + 1) * span))
     keys = keys[:k]
     return (keys // span).astype(np.int32), keys % span
 
@@ -122,8 +126,15 @@ def _scan(searches: "list[_Nearest]", xq: Codes, xb: Codes, start: int, stop: in
 class _Nearest:
     """The k nearest of one query among the rows so far, and how near a further row must be to be a candidate."""
 
-    def __init__(self, k: int, limit: int, usable: NDArray[np.bool_] | None, weights: NDArray[np.int64] | None) -> None:
-        self.k, self.usable, self.weights = k, usable, weights
+    def __init__(
+        self,
+        k: int,
+        limit: int,
+        usable: NDArray[np.bool_] | None,
+        weights: NDArray[np.int64] | None,
+        ties: bool,
+    ) -> None:
+        self.k, self.usable, self.weights, self.ties = k, usable, weights, ties
         self.limit = self.bound = min(limit, MAX_BITS)
         self.bins = np.arange(self.limit + 1, dtype=np.int16)
         self.within = np.zeros(self.limit + 1, np.int64)  # results within each distance
@@ -131,7 +142,7 @@ class _Nearest:
 
     def further(self) -> "_Nearest":
         """A search over later rows that starts with the bound of this one."""
-        other = _Nearest(self.k, self.limit, self.usable, self.weights)
+        other = _Nearest(self.k, self.limit, self.usable, self.weights, self.ties)
         other.bound, other.within = self.bound, self.within.copy()
         return other
 
@@ -157,7 +168,7 @@ class _Nearest:
             hits, at = hits.take(kept), at.take(kept)
         self.parts.append((hits, at + start))
         if reach <= self.limit:  # k are found: later rows at the same distance rank behind them
-            self.bound = reach - 1 if self.weights is None else reach
+            self.bound = reach - 1 if self.weights is None and not self.ties else reach
 
     def _reach(self) -> int:
         """The distance of the k-th nearest so far; above the limit if there are fewer."""

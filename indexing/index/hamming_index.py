@@ -147,11 +147,17 @@ class HammingIndex:
         return distances, self.ids[rows]
 
     def range(
-        self, query_codes: Codes, *, radius: int, k: int | None = None, among: Subset | None = None
+        self,
+        query_codes: Codes,
+        *,
+        radius: int,
+        k: int | None = None,
+        among: Subset | None = None,
+        ties: bool = False,
     ) -> list[tuple[Distances, Ids]]:
         """Everything within `radius` bits, inclusive: (distances, ids) for each query, nearest first, ties by id.
 
-        Exact in every kind. With `k`, at most the k nearest of them.
+        Exact in every kind. With `k`, at most the k nearest of them; with `ties`, also all at the distance of the k-th.
 
         Raises:
             BadCodes: queries of another width, radius < 0 or k < 1.
@@ -166,8 +172,34 @@ class HammingIndex:
         k = len(self) if k is None else min(k, len(self))
         if k == 0 or (among is not None and among.n == 0):
             return [(np.zeros(0, np.int32), np.zeros(0, np.int64)) for _ in xq]
-        found = self.rows.search(xq, k=k, limit=min(radius, self.n_bits), among=among)
+        found = self.rows.search(xq, k=k, limit=min(radius, self.n_bits), among=among, ties=ties)
         return [(distances, self.ids[rows]) for distances, rows in found]
+
+    def search_ties(
+        self, query_codes: Codes, *, k: int, among: Subset | None = None, effort: int | None = None
+    ) -> list[tuple[Distances, Ids]]:
+        """The k nearest and all others at the distance of the k-th, otherwise as `search`: (distances, ids) per query.
+
+        Of approximate kinds, those among the 2k nearest that the structure finds.
+        """
+
+        def scan(queries: Codes) -> list[tuple[Distances, Ids]]:
+            return self.range(queries, radius=self.n_bits, k=k, among=among, ties=True)
+
+        if self.approximate is None and (self.gpu is None or (among is not None and among.n < len(self))):
+            return scan(query_codes)
+        results = []
+        found = self.search(query_codes, k=2 * k, among=among, effort=effort)
+        for row, (distances, ids) in enumerate(zip(*found, strict=True)):
+            n = int(distances.searchsorted(distances[k - 1], "right")) if len(distances) > k else len(distances)
+            # The GPU returned no further ones at this distance, so there may be more.
+            is_cut = self.gpu is not None and n == len(distances) < len(self)
+            results.append(scan(query_codes[row : row + 1])[0] if is_cut else (distances[:n], ids[:n]))
+        return results
+
+    def codes_of(self, ids: Ids) -> Codes:
+        """Packed codes (n, code_size) of ids that the index has."""
+        return self.rows.gather(np.searchsorted(self.ids, ids))[:, : code_size(self.n_bits)]
 
     def describe(self) -> dict[str, Any]:
         """Kind, arrangement, sizes and measured recall."""

@@ -105,10 +105,15 @@ def joined(
     return whole(build_index(merged_codes, merged_ids, n_bits=n_bits, kind=kind))
 
 
-def merged_hits(built: tuple[Distances, Ids], fresh: tuple[Distances, Ids], k: int) -> tuple[Distances, Ids]:
-    """The k nearest among the results of both segments for one query."""
+def merged_hits(
+    built: tuple[Distances, Ids], fresh: tuple[Distances, Ids], k: int, *, ties: bool = False
+) -> tuple[Distances, Ids]:
+    """The k nearest among the results of both segments for one query; with `ties`, and all as near as the k-th."""
     if not len(fresh[0]):
         return built
     distances, ids = np.concatenate([built[0], fresh[0]]), np.concatenate([built[1], fresh[1]])
-    order = np.lexsort((ids, distances))[:k]
+    order = np.lexsort((ids, distances))
+    if ties and len(order) > k:
+        k = int(np.count_nonzero(distances <= distances[order[k - 1]]))
+    order = order[:k]
     return distances[order], ids[order]

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hashseek.indexing.catalog import Change, NewImage
+from hashseek.indexing.catalog.records import StoredCode
 from hashseek.indexing.ingest.loading import Fetch, LoadedImage, Loader
 from hashseek.indexing.ingest.manifests import ImageSource
 from hashseek.indexing.ingest.remote import fetch
 from hashseek.indexing.ingest.sources import Found
 from hashseek.retrieval.errors import BadImage, HashseekError
+from hashseek.retrieval.images import Pixels
 from hashseek.retrieval.label_files import OnError, Problem
 
 if TYPE_CHECKING:
@@ -144,14 +146,20 @@ class _Run:
         codes = {sha256: known for sha256 in pixels if (known := look_up(sha256)) is not None}
         fresh = [sha256 for sha256 in pixels if sha256 not in codes]
         if fresh:
-            encoded = self.encoder.encode_pixels(np.stack([pixels[sha256] for sha256 in fresh]))
-            codes |= {sha256: (code, self.encoder.engine) for sha256, code in zip(fresh, encoded, strict=True)}
+            codes.update(zip(fresh, self._encode_pixels(np.stack([pixels[sha256] for sha256 in fresh])), strict=True))
         images = []
         for source, image in ((one.source, one.image) for one in loaded):
             if image is not None:
-                code, engine = codes.get(image.sha256, (image.code, image.engine))
-                images.append((source, replace(image, code=code, engine=engine)))
+                encoded = codes.get(image.sha256)
+                images.append((source, image if encoded is None else replace(image, **encoded._asdict())))
         return images
+
+    def _encode_pixels(self, pixels: Pixels) -> list[StoredCode]:
+        engine = self.encoder.engine
+        if not self.collection.catalog.keeps_features:
+            return [StoredCode(code, engine, None) for code in self.encoder.encode_pixels(pixels)]
+        both = zip(*self.encoder.encode_with_features(pixels), strict=True)
+        return [StoredCode(code, engine, feature) for code, feature in both]
 
     def _notes(
         self, new: Sequence[tuple[ImageSource, NewImage]], outcome: Sequence[tuple[int, Change]]

@@ -135,7 +135,7 @@ class Loader:
         if known is None or record is None:
             return None
         described = replace(image, width=record.width, height=record.height, media_type=record.media_type)
-        return replace(described, code=known[0], engine=known[1])
+        return replace(described, **known._asdict())
 
     def _compared(self, sources: Iterable[Found]) -> Iterator[Found | LoadedImage]:
         """The sources; those files that agree with their records, which say all that the sources say, as loaded.

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Unpack
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hashseek.indexing.catalog import Catalog, Space, StoredImage
 from hashseek.indexing.catalog.spaces import CodesMissing
@@ -158,7 +159,12 @@ def _truncate_codes(catalog: Catalog, source: Space, report: Reencoded) -> Itera
         if found:
             codes = first_bits(np.stack([longer[image.id][0] for image in found]), space.n_bits)
             rows = [(image.id, code, longer[image.id][1]) for image, code in zip(found, codes, strict=True)]
-            report.truncated += catalog.spaces.add_codes(space.id, rows, hashes=[image.sha256 for image in found])
+            report.truncated += catalog.spaces.add_codes(
+                space.id,
+                rows,
+                hashes=[image.sha256 for image in found],
+                features=dict(zip(*catalog.spaces.features_of(list(longer), space_id=source.id), strict=True)),
+            )
             yield report
         after = page[-1].id
 
@@ -194,19 +200,27 @@ def encode_missing(
         except BadImage as error:
             return (image, str(error).removeprefix(f"{image.path} ")), None
 
+    def encode(pixels: Pixels) -> NDArray[np.void]:
+        codes, features = encoder.encode_with_features(pixels)
+        rows = np.empty(len(codes), [("code", np.uint8, codes.shape[1:]), ("feature", np.float16, features.shape[1:])])
+        rows["code"], rows["feature"] = codes, features
+        return rows
+
     after = 0
     while page := collection.catalog.spaces.missing(report.space.id, after=after, limit=BATCH):
         after = page[-1].id
-        rows, hashes = [], []
+        rows, hashes, features = [], [], {}
         todo = [image for image in page if image.id not in report.failed]
-        for (image, problem), code in encoder.encode_stream(todo, load):
-            if code is None:
+        for (image, problem), row in encoder.stream(todo, load, encode):
+            if row is None:
                 report.failed[image.id] = f"image {image.id} ({image.path}): {problem}"
             else:
-                rows.append((image.id, code, encoder.engine))
+                features[image.id] = row["feature"]
+                rows.append((image.id, row["code"], encoder.engine))
                 hashes.append(image.sha256)
         if rows:
-            report.encoded += collection.catalog.spaces.add_codes(report.space.id, rows, hashes=hashes)
+            spaces = collection.catalog.spaces
+            report.encoded += spaces.add_codes(report.space.id, rows, hashes=hashes, features=features)
         if todo:
             yield report
 

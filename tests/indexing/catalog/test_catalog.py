@@ -293,9 +293,9 @@ def test_images_with_keys_are_updated_in_place(catalog, monkeypatch):
 def test_code_by_hash(catalog):
     assert catalog.lookup.code_by_hash(f"{1:064x}") is None
     catalog.add([image(1, key="a", code=(3, 4)), image(1, key="b", code=(3, 4))])
-    assert catalog.lookup.code_by_hash(f"{1:064x}")[0].tolist() == [3, 4]
+    assert catalog.lookup.code_by_hash(f"{1:064x}").code.tolist() == [3, 4]
     catalog.remove([1])
-    assert catalog.lookup.code_by_hash(f"{1:064x}")[0].tolist() == [3, 4]
+    assert catalog.lookup.code_by_hash(f"{1:064x}").code.tolist() == [3, 4]
     catalog.add([image(2, key="b", code=(9, 9))])
     assert catalog.lookup.code_by_hash(f"{1:064x}") is None
 
