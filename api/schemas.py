@@ -104,6 +104,7 @@ class Stats(BaseModel):
     labels: dict[str, int]
     engines: dict[str, int]
     read_only: bool
+    keeps_features: bool
     version: str
     index: dict[str, Any]
 

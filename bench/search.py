@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import faiss
 import numpy as np
@@ -27,8 +28,10 @@ import numpy as np
 from hashseek.indexing.catalog import Catalog, NewImage, create_catalog
 from hashseek.indexing.index.duplicates import groups
 from hashseek.indexing.index.hamming_index import HammingIndex, build_index, load_index, save_index
+from hashseek.indexing.searcher import OVERSAMPLE
 from hashseek.retrieval.codes import Codes, pad
 from hashseek.retrieval.devices import n_cores
+from hashseek.retrieval.scores import asymmetric_scores, best
 
 try:
     import usearch.index as usearch
@@ -158,6 +161,27 @@ def filters(n: int, rounds: int) -> None:
         print(
             f"| {share:g} | {ours:.2f} | {theirs:.2f} | {ratio(times, 'FAISS', 'ours'):.1f} | {first:.1f} |", flush=True
         )
+
+
+def rankings(n: int, rounds: int) -> None:
+    """Asymmetric ranking of the nearest codes beside the Hamming search."""
+    for n_bits, k in ((256, 100), (256, 10), (48, 100)):
+        xb, xq = random_codes(n, n_bits), random_codes(64, n_bits, seed=1)
+        outputs = np.random.default_rng(2).standard_normal((64, n_bits)).astype(np.float32)
+        index = build_index(xb, np.arange(n), n_bits=n_bits)
+
+        def hamming(i: int, index: HammingIndex = index, xq: Codes = xq, k: int = k) -> object:
+            return index.search(xq[i % 64 : i % 64 + 1], k=k)
+
+        def asymmetric(
+            i: int, index: HammingIndex = index, xq: Codes = xq, k: int = k, outputs: Any = outputs
+        ) -> object:
+            [(_, ids)] = index.search_ties(xq[i % 64 : i % 64 + 1], k=OVERSAMPLE * k)
+            scores = asymmetric_scores(index.codes_of(ids), outputs[i % 64])
+            return ids[best(scores, ids, k)]
+
+        times = timed({"hashseek": hamming, f"asymmetric, {OVERSAMPLE} x k candidates": asymmetric}, rounds)
+        table(f"{n:,} codes of {n_bits} bits: one query, k = {k}", times)
 
 
 def sizes(n: int) -> None:
@@ -322,7 +346,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--graph-rows", type=int, default=200_000, help="codes for approximate kinds (200,000)")
     parser.add_argument("--duplicate-rows", type=int, default=1_000_000, help="codes for near-duplicates (1,000,000)")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--only", nargs="*", help="parts: 48, 64, equal, filters, sizes, kinds, duplicates (all)")
+    parser.add_argument(
+        "--only", nargs="*", help="parts: 48, 64, equal, filters, rankings, sizes, kinds, duplicates (all)"
+    )
     parser.add_argument("--plot", type=Path, help="write curves over N and K to this SVG or PNG")
     parser.add_argument("--cpu", action="store_true", help="CPU time of all threads, where the machine is busy")
     options = parser.parse_args(arguments)
@@ -339,6 +365,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "64": lambda: exact(options.rows, 64, options.rounds),
         "equal": lambda: exact(options.rows, 48, options.rounds, n_distinct=options.rows // 50),
         "filters": lambda: filters(options.rows, options.rounds),
+        "rankings": lambda: rankings(min(options.rows, 10**6), options.rounds),
         "sizes": lambda: sizes(options.rows),
         "kinds": lambda: kinds(options.graph_rows, options.rounds),
         "duplicates": lambda: duplicates(options.duplicate_rows),

@@ -41,6 +41,7 @@ def stats(service: ServiceDep, searcher: SearcherDep) -> Stats:
         labels=collection.catalog.label_counts(),
         engines=collection.catalog.spaces.engines(),
         read_only=service.settings.read_only,
+        keeps_features=collection.catalog.keeps_features,
         version=version("hashseek"),
         index=collection.describe_index(),
     )

@@ -204,7 +204,7 @@ function showStoredQuery(image) {
 }
 
 function showAnswer({ id, upload, max }, answer, labels) {
-  const { hits, n_bits, n_images } = answer;
+  const { hits, n_bits, n_images, ranked_by } = answer;
   current = { hits, labels: new Set(labels), n_bits, id };
   pairs(ui.summary, [
     ["Code", counted(n_bits, "bit")],
@@ -212,8 +212,10 @@ function showAnswer({ id, upload, max }, answer, labels) {
     ["Encode", id === null ? ms(answer.encode_ms) : "stored code"],
     ["Search", ms(answer.search_ms)],
     ["Hits", number(hits.length)],
+    ["Ordered by", { hamming: "distance", asymmetric: "outputs and distance", float: "features" }[ranked_by]],
   ]);
-  const range = hits.length ? `, ${hits[0].distance} to ${counted(hits.at(-1).distance, "bit")} away` : "";
+  const distances = hits.map((hit) => hit.distance); // not ascending where outputs or features order the hits
+  const range = hits.length ? `, ${Math.min(...distances)} to ${counted(Math.max(...distances), "bit")} away` : "";
   ui.status.textContent = `${counted(hits.length, "hit")}${range}`;
   ui.hits.replaceChildren(...hits.map(hitCard));
   ui.add.hidden = !upload || upload.stored !== null || stats.read_only;

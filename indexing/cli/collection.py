@@ -72,6 +72,7 @@ def stats(
             "bits": opened.n_bits,
             "fingerprint": opened.fingerprint,
             "index": opened.describe_index(),
+            "features": "kept" if opened.catalog.keeps_features else "not kept",
             "spaces": {
                 str(space.id): f"{space.fingerprint[:12]} ({space.n_bits} bits, {state_of(space)})"
                 for space in opened.catalog.spaces.all()

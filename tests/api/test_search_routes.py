@@ -1,9 +1,11 @@
 """Searching over HTTP: hits, parameters, filters, and what is refused."""
 
 import re
+from contextlib import closing
 
 import pytest
 
+from hashseek.indexing.collection import open_or_create
 from support.pictures import labels_of, png
 from support.service import add, assert_problem, hits, search, serving
 
@@ -52,7 +54,7 @@ def test_pages_load_nothing_from_another_host(reader):
 
 def test_every_stored_picture_finds_itself_at_distance_0(reader, pictures):
     for file in sorted(path for path in pictures.rglob("*") if path.is_file()):
-        content = search(reader, file.read_bytes(), k=12).json()
+        content = search(reader, file.read_bytes(), k=12, rank="hamming").json()
         found = content["hits"]
         assert (content["n_bits"], content["n_images"], len(found)) == (48, 12, 12)
         assert [hit["rank"] for hit in found] == list(range(1, 13))
@@ -64,14 +66,47 @@ def test_every_stored_picture_finds_itself_at_distance_0(reader, pictures):
 
 def test_max_distance_and_k_agree_between_search_and_similar(reader, pictures):
     data = (pictures / "picture 00.jpg").read_bytes()
-    everything = hits(search(reader, data, k=10_000))
+    ranked = {"rank": "hamming"}
+    everything = hits(search(reader, data, k=10_000, **ranked))
     [image_id] = [hit["id"] for hit in everything if hit["distance"] == 0]
     limit = everything[5]["distance"]
     near = [hit for hit in everything if hit["distance"] <= limit]
-    assert hits(search(reader, data, k=100, max_distance=limit)) == near
+    assert hits(search(reader, data, k=100, max_distance=limit, **ranked)) == near
     assert hits(reader.get(f"/v1/images/{image_id}/similar", params={"k": 100, "max_distance": limit})) == near
-    assert hits(search(reader, data, k=100, max_distance=10**30)) == everything
-    assert hits(search(reader, data)) == everything[:10]
+    assert hits(search(reader, data, k=100, max_distance=10**30, **ranked)) == everything
+    assert hits(search(reader, data, **ranked)) == everything[:10]
+
+
+def test_rankings_say_what_orders_their_hits(reader, pictures):
+    data, similar = (pictures / "picture 00.jpg").read_bytes(), "/v1/images/1/similar"
+    for answer, rank in (
+        (search(reader, data), "asymmetric"),
+        (search(reader, data, rank="asymmetric", oversample=100), "asymmetric"),
+        (search(reader, data, rank="hamming"), "hamming"),
+        (reader.get(similar), "hamming"),
+    ):
+        found = hits(answer)
+        assert answer.json()["ranked_by"] == rank
+        by_score = sorted(
+            found, key=lambda hit: (-(hit["score"] or 0), hit["distance"] * (rank == "hamming"), hit["id"])
+        )
+        assert found == by_score
+        assert all((hit["score"] is None) == (rank == "hamming") for hit in found)
+    assert_problem(reader.get(similar, params={"rank": "asymmetric"}), 422, "BadConfig", "hamming")
+    assert_problem(search(reader, data, rank="float"), 422, "BadConfig", "--keep-features")
+
+
+def test_a_collection_that_keeps_features_ranks_uploads_by_them(checkpoint, tmp_path):
+    with closing(open_or_create(tmp_path / "keeping", checkpoint=checkpoint, keep_features=True)):
+        pass
+    with serving(tmp_path / "keeping") as client:
+        assert client.get("/v1/stats").json()["keeps_features"] is True
+        ids = [add(client, png(seed)).json()["id"] for seed in range(5)]
+        [first, *others] = hits(search(client, png(2), rank="float", k=5))
+        assert (first["id"], len(others)) == (ids[2], 4)
+        assert first["score"] == pytest.approx(1, abs=1e-3)
+        by_id = hits(client.get(f"/v1/images/{ids[2]}/similar", params={"rank": "float", "k": 5}))
+        assert by_id == [first, *others]
 
 
 def test_a_service_with_a_limit_below_the_default_returns_as_many_as_it_may(indexed):
@@ -91,6 +126,9 @@ def test_a_service_with_a_limit_below_the_default_returns_as_many_as_it_may(inde
         ({"max_distance": -1}, "max_distance"),
         ({"max_distance": "nan"}, "max_distance"),
         ({"min_precision": 1.5}, "min_precision"),
+        ({"rank": "cosine"}, "rank"),
+        ({"oversample": 0}, "oversample"),
+        ({"oversample": 101}, "oversample"),
         ({"id": "x"}, "id"),
         ({"lable": "odd"}, "lable"),
     ],
@@ -132,7 +170,7 @@ def test_every_route_refuses_unknown_parameters(reader, method, url, name):
 
 SEARCH_PARAMETERS = {
     "label", "any_label", "without", "where", "id", "key", "added_after", "added_before", "k", "max_distance",
-    "min_precision", "effort",
+    "min_precision", "effort", "rank", "oversample",
 }  # fmt: skip
 
 
@@ -152,15 +190,16 @@ def test_an_empty_value_counts_as_not_given(reader):
 
 
 def test_both_ways_to_search_have_the_same_filters(client):
+    ranked = {"k": 99, "rank": "hamming"}
     for n in range(6):
         add(client, png(540 + n), key=f"k{n}", labels="made;even" if n % 2 else "made", attributes=f'{{"n": {n}}}')
-    everything = {hit["id"]: hit for hit in hits(search(client, png(540), k=99))}
+    everything = {hit["id"]: hit for hit in hits(search(client, png(540), **ranked))}
     assert len(everything) == 18
 
     def ids(**filters):
-        found = hits(search(client, png(540), k=99, **filters))
+        found = hits(search(client, png(540), **ranked, **filters))
         assert found == [dict(everything[hit["id"]], rank=rank) for rank, hit in enumerate(found, 1)]
-        by_id = hits(client.get("/v1/images/13/similar", params={"k": 99, **filters}))
+        by_id = hits(client.get("/v1/images/13/similar", params=ranked | filters))
         assert [(hit["id"], hit["distance"]) for hit in by_id] == [(hit["id"], hit["distance"]) for hit in found]
         return {hit["id"] for hit in found}
 

@@ -203,8 +203,8 @@ def test_the_commands_calibrate_and_search_by_precision(own_collection, pictures
     assert all(hit["relevance"] == kept.at_distance[hit["distance"]] for hit in hits)
     assert all(hit["distance"] <= kept.radius(0.3) for hit in hits)
     lines = run(*search)[1].splitlines()
-    assert lines[0].split() == ["rank", "bits", "relevance", "id", "path", "labels"]
-    assert lines[1].split()[2] == f"{kept.at_distance[hits[0]['distance']]:.3f}"
+    assert lines[0].split() == ["rank", "score", "bits", "relevance", "id", "path", "labels"]
+    assert lines[1].split()[3] == f"{kept.at_distance[hits[0]['distance']]:.3f}"
 
 
 def test_the_service_searches_by_precision_and_returns_relevances(calibrated, pictures):

@@ -22,6 +22,7 @@ from hashseek.retrieval.codes import Codes
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.metrics import average_precision_of_ranking, bit_statistics, gains_of, histograms
+from hashseek.retrieval.scores import Scores, asymmetric_scores, best, cosines
 from hashseek.training.data.splits import Split, Splits
 from hashseek.training.evaluation.assembly import (
     N_NEAREST,
@@ -35,7 +36,7 @@ from hashseek.training.evaluation.assembly import (
 from hashseek.training.evaluation.candidates import group_by_backbone, load_candidates
 from hashseek.training.evaluation.report.measurements import Measurements, measure_histograms
 from hashseek.training.evaluation.report.projection import Points, project
-from hashseek.training.evaluation.report.schema import ComparedModel, EvaluationReport
+from hashseek.training.evaluation.report.schema import ComparedModel, EvaluationReport, RankingScore
 from hashseek.training.evaluation.split_encoder import EncodedSplit, SplitEncoder, random_head, untrained_model
 
 Baseline = Literal["none", "random-directions", "untrained"]
@@ -46,6 +47,8 @@ _BASELINE_NAMES: dict[Baseline, str] = {
 
 # Rankings are as long as the largest N. This many of their ranks are in memory at the same time.
 RANKS_PER_BLOCK = 2**22
+# This many scores of query and database image are in memory at the same time.
+SCORES_PER_BLOCK = 2**25
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,7 @@ def evaluate(
         computed_in=model.encoder.computed_in,
         points=_project(task, database, n_points),
         bits=bit_statistics(database.codes, n_bits=model.n_bits, outputs=database.outputs),
+        rankings=_rankings(task, model, found),
         **fields,
     )
 
@@ -244,6 +248,41 @@ def _rank(task: EvaluationTask, model: _EncodedData, n_relevant: np.ndarray) -> 
         np.concatenate([rows for _, rows in nearest]),
         [np.concatenate(values) for values in average_precision],
     )
+
+
+def _rankings(task: EvaluationTask, model: _EncodedData, found: Measurements) -> list[RankingScore]:
+    """All three rankings of the whole database, at each N."""
+    query, database = model.query, model.database
+    scores = [
+        RankingScore("hamming", score.n, score.mean_average_precision.expected, score.precision.expected)
+        for score in found.scores
+    ]
+
+    def asymmetric(chosen: slice) -> Scores:
+        return np.stack([asymmetric_scores(database.codes, outputs) for outputs in query.outputs[chosen]])
+
+    def by_cosine(chosen: slice) -> Scores:
+        return cosines(database.features, query.features[chosen])
+
+    rows, block = np.arange(len(database)), max(1, SCORES_PER_BLOCK // len(database))
+    rankings: dict[str, Callable[[slice], Scores]] = {"asymmetric": asymmetric, "float": by_cosine}
+    for rank, score in rankings.items():
+        hits = []
+        for start in range(0, len(query), block):
+            chosen = slice(start, start + block)
+            ranked = np.stack([best(row, rows, max(task.ns)) for row in score(chosen)])
+            hits.append(gains_of(ranked, query.labels[chosen], database.labels) > 0)
+        scores += _scores_of_ranking(rank, np.concatenate(hits), task, found.n_relevant)
+    return sorted(scores, key=lambda score: score.n)
+
+
+def _scores_of_ranking(rank: str, hits: np.ndarray, task: EvaluationTask, n_relevant: np.ndarray) -> list[RankingScore]:
+    """The scores at each N from the relevance (Q, n) of ranked images."""
+    scores = []
+    for n in task.ns:
+        ap = average_precision_of_ranking(hits[:, :n], n_relevant=n_relevant, normalizer=task.options.normalizer)
+        scores.append(RankingScore(rank, n, float(ap.mean()), float(hits[:, :n].mean())))
+    return scores
 
 
 def _project(task: EvaluationTask, database: EncodedSplit, n_points: int) -> Points:

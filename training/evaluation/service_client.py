@@ -91,9 +91,11 @@ class ServiceClient:
         return sorted(stored, key=lambda image: image.id)
 
     def search(self, path: Path, k: int) -> SearchResponse:
-        """The k nearest images of the one at `path`, which is sent unchanged."""
+        """The k nearest images, by Hamming distance, of the one at `path`, which is sent unchanged."""
         image = ("query", read_bytes(path), "application/octet-stream")
-        return self._request("POST", "/v1/search", SearchResponse, data={"k": str(k)}, files={"image": image})
+        return self._request(
+            "POST", "/v1/search", SearchResponse, data={"k": str(k), "rank": "hamming"}, files={"image": image}
+        )
 
     def _request(self, method: str, path: str, kind: type[_T], **content: Any) -> _T:
         try:

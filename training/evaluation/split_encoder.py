@@ -18,6 +18,7 @@ from hashseek.retrieval.images import Pixels, decode_for, read_bytes
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.retrieval.models.heads import build_head
 from hashseek.retrieval.models.mlp import Mlp, n_inputs_of
+from hashseek.retrieval.scores import Features, normalized
 from hashseek.training.config import parse_config
 from hashseek.training.data.splits import Split, Splits
 from hashseek.training.loop.fit import initial_model
@@ -26,11 +27,12 @@ from hashseek.training.runs.progress import Progress
 
 @dataclass(frozen=True)
 class EncodedSplit:
-    """A split by one model: codes (n, code_size), outputs (n, K) and labels (n, C)."""
+    """A split by one model: codes (n, code_size), outputs (n, K), labels (n, C), and features (n, D) of length 1."""
 
     codes: Codes
     outputs: NDArray[np.float32]
     labels: NDArray[np.uint8]
+    features: Features
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -59,22 +61,25 @@ class SplitEncoder:
         """Outputs and codes of a split, in its order, for each head; the features are computed only once."""
         if self.encoder is None:
             with torch.inference_mode():
-                features = self.model.features(torch.from_numpy(split.vectors)).float()
-                outputs = [head(features).numpy() for head in heads]
+                found = self.model.features(torch.from_numpy(split.vectors)).float()
+                outputs, features = [head(found).numpy() for head in heads], normalized(found.numpy())
         else:
-            outputs = _encode_images(self.encoder, split.paths, heads, progress, title)
-        return [EncodedSplit(pack(part), part, split.labels) for part in outputs]
+            outputs, features = _encode_images(self.encoder, split.paths, heads, progress, title)
+        return [EncodedSplit(pack(part), part, split.labels, features) for part in outputs]
 
 
 def _encode_images(
     encoder: Encoder, paths: Sequence[Path], heads: Sequence[nn.Module], progress: Progress, title: str
-) -> list[NDArray[np.float32]]:
+) -> tuple[list[NDArray[np.float32]], Features]:
+    """Outputs (n, K) of each head, and features (n, D) of length 1."""
     widths: list[int] = []
+    kept: list[Features] = []
 
     def encode(pixels: Pixels) -> NDArray[np.float32]:
         features = encoder.features(pixels)
         outputs = [encoder.apply_head(features, head) for head in heads]
         widths[:] = [part.shape[1] for part in outputs]
+        kept.append(normalized(features))
         return np.concatenate(outputs, axis=1)
 
     def load(path: Path) -> tuple[Path, Pixels]:
@@ -89,7 +94,7 @@ def _encode_images(
                 rows.append(row)
                 advance(1)
     parts: list[NDArray[np.float32]] = np.split(np.stack(rows), np.cumsum(widths)[:-1], axis=1)
-    return parts
+    return parts, np.concatenate(kept)
 
 
 def describe_model(header: Header, computed_in: str) -> dict[str, Any]:

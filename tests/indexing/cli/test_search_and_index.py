@@ -54,17 +54,22 @@ def test_adding_a_list_takes_its_labels_and_split(hashseek, tmp_path, checkpoint
 
 def test_searching_prints_a_table_or_json(hashseek, indexed, pictures):
     picture = pictures / "Höhle, 2 °C" / "picture 07.jpg"
-    code, out, err = hashseek("search", indexed, picture, "-k", 3, "--device", "cpu")
-    assert (code, err) == (0, "")
-    header, first, *others = out.splitlines()
-    assert header.split() == ["rank", "bits", "id", "path", "labels"]
-    assert first.split()[:2] == ["1", "0"]
-    assert str(picture) in first
-    assert first.endswith("odd")
-    assert len(others) == 2
+    for rank, columns in (("hamming", []), ("asymmetric", ["score"])):
+        code, out, err = hashseek("search", indexed, picture, "-k", 3, "--rank", rank, "--device", "cpu")
+        assert (code, err) == (0, "")
+        header, first, *others = out.splitlines()
+        assert header.split() == ["rank", *columns, "bits", "id", "path", "labels"]
+        assert (first.split()[0], first.split()[len(columns) + 1]) == ("1", "0")
+        assert str(picture) in first
+        assert first.endswith("odd")
+        assert len(others) == 2
+    code, _, err = hashseek("search", indexed, picture, "--rank", "float", "--device", "cpu")
+    assert (code, "--keep-features" in err) == (2, True)
     code, out, _ = hashseek("search", indexed, picture, "-k", 1000, "--json", "--device", "cpu")
     content = json.loads(out)
     assert (code, content["n_bits"], len(content["hits"])) == (0, 48, N_PICTURES)
+    scores = [hit["score"] for hit in content["hits"]]
+    assert (content["ranked_by"], scores) == ("asymmetric", sorted(scores, reverse=True))
     best = content["hits"][0]
     assert (best["rank"], best["distance"], best["path"], best["labels"]) == (1, 0, str(picture), ["odd"])
     assert [hit["rank"] for hit in content["hits"]] == list(range(1, 13))

@@ -21,6 +21,7 @@ from hashseek.training.data.datasets import build_splits
 from hashseek.training.data.datasets.shapes import render_shapes
 from hashseek.training.evaluation.assembly import EvaluationOptions
 from hashseek.training.evaluation.evaluate import evaluate
+from hashseek.training.evaluation.report.markdown import summary
 from hashseek.training.evaluation.report.schema import load_report
 from hashseek.training.evaluation.split_overlaps import overlaps
 from support import hamming_oracle as hamming
@@ -42,6 +43,42 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     training = {"data": {"name": "folder", "root": str(root / "data")}}
     save_checkpoint(root / "model.safetensors", model, preprocessing, label_names=("a",), training=training)
     return root / "data", root / "model.safetensors"
+
+
+def test_all_three_rankings_equal_loops_over_the_database(world):
+    data, checkpoint = world
+    splits = build_splits("folder", root=str(data))
+    report = evaluate(checkpoint, splits, EvaluationOptions("shapes", ns=(5, None), **CPU), n_points=0).report
+    encoder = Encoder(load_checkpoint(checkpoint), device="cpu", precision="fp32")
+
+    def encode(split):
+        pixels = np.stack([decode_for(read_bytes(path), encoder.header.preprocessing)[1] for path in split.paths])
+        features, outputs = encoder.features_and_outputs(pixels)
+        return outputs.astype(float), (features / np.linalg.norm(features, axis=1)[:, None]).astype(np.float16)
+
+    (outputs, features), (stored_outputs, stored) = encode(splits.query), encode(splits.database)
+    scores = {
+        "asymmetric": outputs @ np.where(stored_outputs > 0, 1, -1).T,
+        "float": features.astype(float) @ stored.astype(float).T,
+    }
+    relevant = splits.query.labels @ splits.database.labels.T > 0
+    found = {(score.rank, score.n): score for score in report.rankings}
+    assert list(found) == [(rank, n) for n in (5, 60) for rank in ("hamming", "asymmetric", "float")]
+    for rank, of_pairs in scores.items():
+        for n in (5, 60):
+            ap, precision = [], []
+            for row, relevance in zip(of_pairs.round(9), relevant, strict=True):
+                order = sorted(range(60), key=lambda at, row=row: (-row[at], at))[:n]
+                hits = [bool(relevance[at]) for at in order]
+                at_hits = [sum(hits[: i + 1]) / (i + 1) for i in range(n) if hits[i]]
+                ap.append(sum(at_hits) / len(at_hits) if at_hits else 0)
+                precision.append(sum(hits) / n)
+            assert found[rank, n].mean_average_precision == pytest.approx(np.mean(ap))
+            assert found[rank, n].precision == pytest.approx(np.mean(precision))
+    for score in report.scores:
+        assert found["hamming", score.n].mean_average_precision == score.mean_average_precision.expected
+        assert found["hamming", score.n].precision == score.precision.expected
+    assert "asymmetric" in summary(report)
 
 
 def test_metrics_equal_those_of_the_oracle(world):

@@ -54,6 +54,20 @@ class Score:
 
 
 @dataclass(frozen=True)
+class RankingScore:
+    """Mean AP@N and precision@N of one order of the whole database.
+
+    `rank` is "hamming" (expected over ties), "asymmetric" (the query's real outputs with the stored bits) or "float"
+    (the cosine of the features), the latter two with ties in the order of the database.
+    """
+
+    rank: str
+    n: int
+    mean_average_precision: float
+    precision: float
+
+
+@dataclass(frozen=True)
 class Curves:
     """Precision and recall over rank (at `ns`) and over Hamming radius 0..K; null where nothing was retrieved.
 
@@ -181,7 +195,8 @@ class EvaluationReport:
     `command` are the protocol; `notes` are warnings, and say why a field is null. `ties` says whether the metrics are
     expectations over ties with bounds, or those of the one order that a service gave. `held_out` are labels that were
     never used in training, and `labels_used` says which images and labels count, see `training.data.held_out_labels`.
-    `models` are this and other checkpoints on the same queries and database.
+    `models` are this and other checkpoints on the same queries and database. `rankings` are other orders by the same
+    model.
     """
 
     title: str
@@ -205,6 +220,7 @@ class EvaluationReport:
     labels_used: Literal["all", "seen", "held-out"] = "all"
     held_out: list[str] = field(default_factory=list)
     models: list[ComparedModel] = field(default_factory=list)
+    rankings: list[RankingScore] = field(default_factory=list)
     served: ServiceAgreement | None = None
     notes: list[str] = field(default_factory=list)
     baseline: list[Score] = field(default_factory=list)

@@ -27,6 +27,14 @@ def sections(report: EvaluationReport) -> list[Section]:
     warning = f"Not the usual protocol: {protocol_of(report)}. " if report.held_out else ""
     found = [
         Section("metrics", "Metrics", warning + explanation(report), score_tables(report)),
+        Section(
+            "rankings",
+            "Rankings",
+            "The whole database, ordered in three ways: hamming compares codes; asymmetric compares the query's real "
+            "outputs with the stored bits; float compares features by their cosine. `hashseek search --rank` has the "
+            "same three.",
+            [_rankings(report)] if report.rankings else [],
+        ),
         Section("curves", "Curves and distances"),
         Section("models", f"mAP@{n} by code length", tables=[_models(report)] if report.models else []),
         Section(
@@ -100,6 +108,15 @@ def _scores(scores: Sequence[Score], caption: str, *, bounds: bool) -> list[Tabl
     header = ["N", "mAP@N", "±", *ties, "mean over labels"]
     further = ["N", "precision@N", *ties[:1], "recall@N", "nDCG@N", "ACG@N", "WAP@N"]
     return [Table(header, first, bold=1, caption=caption), Table(further, second)]
+
+
+def _rankings(report: EvaluationReport) -> Table:
+    of_hamming = {score.n: score.mean_average_precision for score in report.rankings if score.rank == "hamming"}
+    rows = []
+    for score in report.rankings:
+        ap = score.mean_average_precision
+        rows.append([score.rank, str(score.n), number(ap), f"{ap - of_hamming[score.n]:+.4f}", number(score.precision)])
+    return Table(["ranking", "N", "mAP@N", "beside hamming", "precision@N"], rows, text_columns=1, bold=2)
 
 
 def _models(report: EvaluationReport) -> Table:
