@@ -47,7 +47,7 @@ def search_ten(address: str, root: Path) -> None:
         for row in queries:
             started = time.perf_counter()
             answer = client.post(
-                "/v1/search", files={"image": (root / row["file"]).read_bytes()}, data={"k": "10"}
+                "/v1/search", files={"image": (root / row["file"]).read_bytes()}, data={"k": "10", "rank": "hamming"}
             ).raise_for_status()
             milliseconds = 1000 * (time.perf_counter() - started)
             hits, labels = answer.json()["hits"], set(row["labels"].split(";"))

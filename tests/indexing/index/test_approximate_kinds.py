@@ -173,6 +173,10 @@ def test_a_gpu_finds_what_the_oracle_finds(n_distinct):
         distances, found = index.search(xq, k=k)
         assert np.array_equal(distances, wanted[0])
         assert np.array_equal(found, ids[wanted[1]])
+        everything = hamming.search(xq, xb, k=5000)
+        for row, (_, near) in enumerate(index.search_ties(xq, k=k)):
+            as_near = everything[0][row] <= wanted[0][row, -1]
+            assert np.array_equal(near, ids[everything[1][row][as_near]])
 
 
 @pytest.mark.parametrize(("first", "width"), [(0, 1), (3, 8), (60, 10), (64, 22), (119, 9)])
