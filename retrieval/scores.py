@@ -14,7 +14,7 @@ Scores = NDArray[np.float64]
 
 # (256, 8): the bits of every byte, -1 or 1
 _SIGNS = 2.0 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") - 1
-_ROWS = 4096  # of features at a time, which fit into the caches in float64
+_ROWS = 512  # of features at a time, which fit into the caches in float64
 
 
 def asymmetric_scores(codes: Codes, outputs: NDArray[np.floating]) -> Scores:
@@ -49,8 +49,12 @@ def normalized(features: NDArray[np.floating]) -> Features:
 def cosines(features: Features, query: Features) -> Scores:
     """Cosines of features (N, D) with those of queries (D,) or (Q, D), all from `normalized`: (N,) or (Q, N)."""
     wanted = query.astype(np.float64)
-    parts = [wanted @ features[start : start + _ROWS].astype(np.float64).T for start in range(0, len(features), _ROWS)]
-    return np.concatenate(parts, axis=-1) if parts else np.zeros((*query.shape[:-1], 0))
+    scores = np.empty((*query.shape[:-1], len(features)))
+    for start in range(0, len(features), _ROWS):
+        rows = features[start : start + _ROWS].astype(np.float64)
+        # For one query, threads of a BLAS library would cost more than they gain.
+        scores[..., start : start + _ROWS] = np.einsum("nd,d->n", rows, wanted) if query.ndim == 1 else wanted @ rows.T
+    return scores
 
 
 def best(scores: Scores, ids: NDArray[np.int64], k: int) -> NDArray[np.int64]:
