@@ -8,13 +8,14 @@ are stored (`hashseek.retrieval.models.truncation`), no image is read: its codes
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Unpack
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hashseek.indexing.catalog import Catalog, Space, StoredImage
 from hashseek.indexing.catalog.spaces import CodesMissing
@@ -31,6 +32,8 @@ from hashseek.retrieval.images import Pixels, decode_for
 from hashseek.retrieval.models.truncation import truncate
 
 BATCH = 256
+
+EncodedImage = tuple[StoredImage, NDArray[np.uint8], str]  # with its packed code (code_size,) and the engine
 
 
 @dataclass
@@ -60,6 +63,7 @@ def reencode(
     *,
     without_missing: bool = False,
     allow_private: bool = False,
+    encoded: Sequence[EncodedImage] = (),
     **options: Unpack[EncoderOptions],
 ) -> Iterator[Reencoded]:
     """Encode all images of `collection` with `checkpoint`, then switch searches to the new codes; yields progress.
@@ -70,6 +74,7 @@ def reencode(
         without_missing: switch even if images cannot be encoded, because their files are missing or changed; searches
             no longer find those. Without it, the re-encoding ends without the switch.
         allow_private: fetch images from URLs in private networks, too.
+        encoded: images that were encoded with the checkpoint before.
         options: of the encoder.
 
     Raises:
@@ -87,6 +92,10 @@ def reencode(
     with _locked_space(collection, checkpoint, header) as space:
         report = Reencoded(space, catalog.spaces.n_missing(space.id))
         yield report
+        for start in range(0, len(encoded), BATCH):
+            part = encoded[start : start + BATCH]
+            rows = [(image.id, code, name) for image, code, name in part]
+            report.encoded += catalog.spaces.add_codes(space.id, rows, hashes=[image.sha256 for image, _, _ in part])
         source = _space_to_truncate(collection, space)
         if source is not None:
             yield from _truncate_codes(catalog, source, report)
