@@ -221,7 +221,8 @@ def create_collection(
         BadImage: an image is unusable, and `on_error` is "stop".
     """
     from hashseek.indexing.collection import open_or_create
-    from hashseek.indexing.fitting import FitOptions, fit_to_sources, plan_collection
+    from hashseek.indexing.fit_options import FitOptions
+    from hashseek.indexing.fitting import fit_to_sources, plan_collection
     from hashseek.indexing.ingest.sources import find_sources
     from hashseek.indexing.searcher import Searcher
 

@@ -12,14 +12,8 @@ from hashseek.indexing.cli.maintenance import print_change, with_bar
 from hashseek.indexing.cli.options import AllowPrivate, CollectionArgument, Device, Engine, Precision, encoder_options
 from hashseek.indexing.cli.output import Output
 from hashseek.indexing.collection import CATALOG, Collection
-from hashseek.indexing.fitting import (
-    DEFAULT_BACKBONE,
-    DEFAULT_BITS,
-    FitOptions,
-    Fitting,
-    find_network,
-    network_for_refit,
-)
+from hashseek.indexing.fit_options import DEFAULT_BACKBONE, DEFAULT_BITS, FitOptions, find_network, network_for_refit
+from hashseek.indexing.fitting import Fitting
 from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import Preprocessing

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from hashseek.indexing.catalog import Catalog, StoredImage
 from hashseek.indexing.catalog.filters import Filter
 from hashseek.indexing.collection import CHECKPOINT, Collection
-from hashseek.indexing.fitting import Fitting, Network, Progress, sample, too_few
+from hashseek.indexing.fit_options import Network
+from hashseek.indexing.fitting import Fitting, Progress, sample, too_few
 from hashseek.indexing.maintenance.reencode import EncodedImage, Reencoded, read_image, reencode
 from hashseek.retrieval.devices import EncoderOptions
 from hashseek.retrieval.errors import BadConfig, BadImage

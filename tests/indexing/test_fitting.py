@@ -15,7 +15,8 @@ from PIL.PngImagePlugin import PngInfo
 import hashseek
 from hashseek.indexing import fitting
 from hashseek.indexing.collection import open_or_create
-from hashseek.indexing.fitting import FitOptions, find_network, fit_to_sources, plan_collection
+from hashseek.indexing.fit_options import FitOptions, find_network
+from hashseek.indexing.fitting import fit_to_sources, plan_collection
 from hashseek.indexing.ingest import loading
 from hashseek.indexing.ingest.batch import ingest
 from hashseek.indexing.ingest.sources import find_sources

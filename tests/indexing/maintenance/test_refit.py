@@ -7,7 +7,7 @@ import pytest
 
 import hashseek
 from hashseek.indexing.collection import Collection
-from hashseek.indexing.fitting import FitOptions, network_for_refit
+from hashseek.indexing.fit_options import FitOptions, network_for_refit
 from hashseek.indexing.maintenance import reencode as reencode_module
 from hashseek.indexing.maintenance.refit import change_codes, fit_to_collection
 from hashseek.retrieval.errors import BadConfig, BadDataset
