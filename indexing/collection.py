@@ -401,7 +401,8 @@ def _create(folder: Path, checkpoint: Path | None, *, keep_features: bool) -> No
     """Create an empty collection; if another process was faster, its collection stays."""
     if checkpoint is None:
         raise BadCollection(
-            f"there is no collection in {folder} yet: name the checkpoint to create it with (--checkpoint)"
+            f"there is no collection in {folder} yet: name the checkpoint to create it with (--checkpoint), or create "
+            "it from images alone with `hashseek index add` or hashseek.create_collection"
         )
     header = load_header(checkpoint)
     header.image_preprocessing()  # refuses a model of feature vectors

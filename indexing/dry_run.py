@@ -10,11 +10,13 @@ import numpy as np
 
 from hashseek.indexing.catalog import Catalog, Change, NewImage, create_catalog
 from hashseek.indexing.collection import CATALOG, check_checkpoint, check_place
-from hashseek.retrieval.checkpoint import load_header
+from hashseek.retrieval.checkpoint import Header, load_header
 from hashseek.retrieval.codes import Codes, code_size
-from hashseek.retrieval.errors import BadCollection
 from hashseek.retrieval.images import Pixels, Preprocessing
 from hashseek.retrieval.scores import Features
+
+# Of a new collection without a checkpoint; which images can be used does not depend on it.
+_TO_BE_FITTED = Header("", 8, Preprocessing(size=224, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)), (), fingerprint="")
 
 
 @dataclass
@@ -58,7 +60,7 @@ def dry_run(folder: Path, *, checkpoint: Path | None) -> Iterator[tuple[DryRunCo
     """What to give to `ingest` for a dry run over the collection in `folder`, which need not exist yet.
 
     Raises:
-        BadCollection: there is no collection and no checkpoint to create it with, or the folder cannot become one.
+        BadCollection: there is no collection, and the folder cannot become one.
         ForeignCodes: the collection was made with another checkpoint.
         OSError: there is no room for the copy in the folder for temporary files (TMPDIR).
     """
@@ -68,10 +70,8 @@ def dry_run(folder: Path, *, checkpoint: Path | None) -> Iterator[tuple[DryRunCo
             with closing(Catalog(folder / CATALOG, read_only=True)) as catalog:
                 header = check_checkpoint(catalog, checkpoint or folder / catalog.space.checkpoint)
                 catalog.copy_to(copy)
-        elif checkpoint is None:
-            raise BadCollection(f"there is no collection {folder} yet: give the checkpoint for it with --checkpoint")
         else:
-            header = load_header(checkpoint)
+            header = _TO_BE_FITTED if checkpoint is None else load_header(checkpoint)
             header.image_preprocessing()  # refuses a model of vectors
             check_place(folder)
             create_catalog(copy, fingerprint=header.fingerprint, n_bits=header.n_bits)

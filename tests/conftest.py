@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from support.commands import FORK_SERVER, Command
-from support.models import tiny_checkpoint
+from support.models import squeezenet_weights, tiny_checkpoint
 from support.pictures import N_PICTURES, draw, labels_of
 
 torch.set_num_threads(1)
@@ -38,6 +38,12 @@ def checkpoint(tmp_path_factory) -> Path:
 def other_checkpoint(tmp_path_factory) -> Path:
     """Another one, of 36 bits."""
     return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint") / "other.safetensors", n_bits=36, seed=2)
+
+
+@pytest.fixture(scope="session")
+def weights(tmp_path_factory) -> Path:
+    """Weights of a SqueezeNet that was never trained."""
+    return squeezenet_weights(tmp_path_factory.mktemp("weights") / "squeezenet.safetensors")
 
 
 @pytest.fixture(scope="session")

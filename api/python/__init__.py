@@ -19,7 +19,15 @@ from hashseek.retrieval.errors import HashseekError
 if TYPE_CHECKING:
     from hashseek.indexing.catalog.filters import make_filter
     from hashseek.indexing.searcher import Hit
-    from hashseek.interface import ImageCollection, encode, evaluate, load_checkpoint, open_collection, train
+    from hashseek.interface import (
+        ImageCollection,
+        create_collection,
+        encode,
+        evaluate,
+        load_checkpoint,
+        open_collection,
+        train,
+    )
     from hashseek.retrieval.encoder import Encoder
     from hashseek.training.losses import build_loss
 
@@ -29,6 +37,7 @@ __all__ = [
     "Hit",
     "ImageCollection",
     "build_loss",
+    "create_collection",
     "encode",
     "evaluate",
     "load_checkpoint",

@@ -10,12 +10,14 @@ if TYPE_CHECKING:
 
     from hashseek.indexing.catalog import StoredImage
     from hashseek.indexing.catalog.filters import Filter
+    from hashseek.indexing.fitting import FirstFit
     from hashseek.indexing.ingest.batch import IngestReport
     from hashseek.indexing.searcher import Hit, Rank, Searcher
     from hashseek.retrieval.checkpoint import Checkpoint
     from hashseek.retrieval.codes import Codes
     from hashseek.retrieval.devices import EncoderOptions
     from hashseek.retrieval.images import Pixels, Preprocessing
+    from hashseek.retrieval.label_files import OnError
     from hashseek.training.evaluation.report.schema import EvaluationReport
     from hashseek.training.loop.fit import Result
 
@@ -47,7 +49,10 @@ class ImageCollection:
 
     Attributes:
         searcher: does the work; its `collection` and `encoder` offer more than is shown here.
+        report: how many images `create_collection` added and skipped; otherwise None.
     """
+
+    report: "IngestReport | None" = None
 
     def __init__(self, searcher: "Searcher") -> None:
         self.searcher = searcher
@@ -83,12 +88,22 @@ class ImageCollection:
         Raises:
             BadImage: an image is unusable, and `on_error` is "stop". What was added before stays.
         """
+        return self._add(sources, labels, on_error)
+
+    def _add(
+        self,
+        sources: Sequence[str | Path],
+        labels: Sequence[str],
+        on_error: "OnError",
+        first: "FirstFit | None" = None,
+    ) -> "IngestReport":
         from hashseek.indexing.ingest.batch import IngestReport, ingest
         from hashseek.indexing.ingest.sources import describe, find_sources
 
         found = describe(find_sources(sources), labels=labels)
+        images = found if first is None else first.reuse(found)
         report, problems = IngestReport(), []
-        for report in ingest(self.searcher.collection, self.searcher.encoder, found, on_error=on_error):
+        for report in ingest(self.searcher.collection, self.searcher.encoder, images, on_error=on_error):
             problems += report.problems
         report.problems = problems
         self.searcher.collection.save_index()
@@ -154,6 +169,8 @@ def open_collection(
 ) -> ImageCollection:
     """Open the collection in `folder`, or create it for the codes of `checkpoint`.
 
+    `create_collection` creates one without a checkpoint.
+
     Args:
         folder: of the collection.
         checkpoint: needed to create a collection. An existing one keeps a copy of its own.
@@ -179,6 +196,60 @@ def open_collection(
     except BaseException:
         collection.close()
         raise
+
+
+def create_collection(
+    folder: str | Path,
+    *sources: str | Path,
+    labels: Sequence[str] = (),
+    on_error: Literal["skip", "stop"] = "skip",
+    n_bits: int = 128,
+    backbone: str | None = None,
+    weights: str | Path = "default",
+    preprocessing: Mapping[str, Any] | None = None,
+    **options: "Unpack[EncoderOptions]",
+) -> ImageCollection:
+    """Create a collection of images without a checkpoint: a hash layer is fitted to them, without labels.
+
+    The features are those of a published network; at most 20,000 of the images are used for the fit.
+
+    Args:
+        folder: a new or an empty one.
+        sources, labels, on_error: as for `ImageCollection.add`.
+        n_bits: length of the codes.
+        backbone: a network of torchvision, or timm:NAME; default: mobilenet_v3_large.
+        weights: a file; by default the published weights, which are downloaded once.
+        preprocessing: how the file's weights differ from the published ones, such as {"mean": (0.5, 0.5, 0.5)}; the
+            fields are those of `Preprocessing`.
+        options: see `hashseek.retrieval.devices.EncoderOptions`.
+
+    Returns:
+        The collection; its `report` says what was added.
+
+    Raises:
+        BadCollection: the folder is not empty.
+        BadDataset: no two images differ.
+        BadCheckpoint: the weights cannot be downloaded, or do not fit.
+        BadImage: an image is unusable, and `on_error` is "stop".
+    """
+    from hashseek.indexing.collection import open_or_create
+    from hashseek.indexing.fit_options import FitOptions
+    from hashseek.indexing.fitting import fit_to_sources, plan_collection
+    from hashseek.indexing.ingest.sources import find_sources
+    from hashseek.indexing.searcher import Searcher
+
+    fit = FitOptions(n_bits, backbone, str(weights), preprocessing or {})
+    plan = plan_collection(Path(folder), fit, find_sources(sources))
+    first = fit_to_sources(find_sources(sources), plan, on_error=on_error, **options)
+    with first.checkpoint() as checkpoint:
+        collection = open_or_create(Path(folder), checkpoint=checkpoint)
+    try:
+        created = ImageCollection(Searcher(first.fitting.encoder, collection))
+        created.report = created._add(sources, labels, on_error, first)
+    except BaseException:
+        collection.close()
+        raise
+    return created
 
 
 def load_checkpoint(path: str | Path) -> "Checkpoint":

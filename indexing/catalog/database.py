@@ -52,8 +52,7 @@ class Database:
         self.path = path
         if not path.is_file():
             raise BadCollection(
-                f"there is no collection in {path.parent}: create it with "
-                f"`hashseek index add {path.parent} IMAGES --checkpoint FILE`"
+                f"there is no collection in {path.parent}: create it with `hashseek index add {path.parent} IMAGES`"
             )
         self._identity = _identity(path)
         self._read_lock, self._write_lock = threading.Lock(), threading.Lock()

@@ -1,38 +1,38 @@
 """The subcommand `index add`."""
 
-import json
 import os
+import shlex
 import signal
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Literal, TextIO
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from hashseek.indexing.cli.fitting import Backbone, Bits, FitChoice, PreprocessingOption, Weights, print_fit
 from hashseek.indexing.cli.options import AllowPrivate, CollectionArgument, Device, Engine, Precision, encoder_options
-from hashseek.indexing.collection import Collection, open_for_adding
+from hashseek.indexing.cli.output import Output
+from hashseek.indexing.collection import CATALOG, Collection, open_for_adding
 from hashseek.indexing.dry_run import dry_run as open_dry_run
+from hashseek.indexing.fitting import FirstFit, fit_to_sources, plan_collection
 from hashseek.indexing.index.hamming_index import APPROXIMATE
 from hashseek.indexing.ingest.batch import IngestReport, ingest
+from hashseek.indexing.ingest.loading import Fetch
 from hashseek.indexing.ingest.remote import MAX_BYTES, SECONDS, fetch
 from hashseek.indexing.ingest.sources import Found, KeyFrom, count_images, describe, find_sources, until
+from hashseek.indexing.ingest.uris import is_remote
 from hashseek.indexing.ingest.watching import Watch
 from hashseek.indexing.kept_files import FILES
 from hashseek.indexing.printing import printable
 from hashseek.indexing.searcher import Searcher
 from hashseek.retrieval.errors import BadConfig
-from hashseek.retrieval.label_files import Problem
-
-_N_SHOWN = 20  # problems printed on the terminal if a file receives all of them
-_PROGRESS_SECONDS = 30.0  # between two lines of progress if there is no terminal
+from hashseek.retrieval.label_files import OnError
 
 
 def add(
@@ -45,8 +45,12 @@ def add(
     ],
     checkpoint: Annotated[
         Path | None,
-        typer.Option(help="Required for a new collection; an existing one has its own copy."),
+        typer.Option(help="Of a new collection; without one, a hash layer is fitted to the images, without labels."),
     ] = None,
+    bits: Bits = None,
+    backbone: Backbone = None,
+    weights: Weights = None,
+    preprocessing: PreprocessingOption = None,
     keep_features: Annotated[
         bool,
         typer.Option(
@@ -89,6 +93,9 @@ def add(
 ) -> None:
     """Add images to a collection. If it is interrupted, run the same command again: nothing is stored twice.
 
+    A new collection needs no checkpoint: the features of a published network are turned into codes by a hash layer that
+    is fitted to the images (at most 20,000 of them), without labels.
+
     Exit codes: 0 if images were stored (now or earlier), 1 if there were none to store, 2 if the command was refused,
     3 with --strict if an image was skipped, 130 or 143 if it was stopped.
     """
@@ -98,46 +105,133 @@ def add(
     for option, value in excluded.items():
         if watch and value:
             raise BadConfig(f"--watch and {option} cannot be used together: leave one out")
+    choice = FitChoice(bits, backbone, weights, preprocessing)
+    if checkpoint is not None and choice.is_given:
+        raise BadConfig("--checkpoint has a hash layer: leave out --bits, --backbone, --weights and --preprocessing")
     options = encoder_options(device, precision, engine)
-    folders = [_watchable(path) for path in paths] if watch else []
-    sources = find_sources(paths, split=split)
     get = partial(fetch, allow_private=allow_private, max_bytes=url_megabytes * 2**20, seconds=url_seconds)
+    folders = [_watchable(path) for path in paths] if watch else []
+    sources = _Sources(paths, split, label or [], key_from, on_error)
+    sources.check()
+    started = time.monotonic()
     with ExitStack() as stack:
-        output = _Output(errors, stack.enter_context(_open_errors(errors)) if errors else None)
-
-        def total() -> int | None:
-            # Counting refuses bad lists early with --on-error stop; otherwise only a progress bar needs the number.
-            needed = output.is_terminal or on_error == "stop"
-            return count_images(paths, split=split, on_error=on_error) if needed else None
-
+        output = Output(errors, stack.enter_context(_open_errors(errors)) if errors else None)
+        plan = None
+        if not (collection / CATALOG).is_file() and checkpoint is None:
+            sources.refuse_problems()
+            plan = plan_collection(collection, choice.options(), sources.found())
+        elif choice.is_given:
+            choice.check_agrees(collection)
         if dry_run:
-            target, stand_in = stack.enter_context(open_dry_run(collection, checkpoint=checkpoint))
-            described = describe(sources, labels=label or [], key_from=key_from)
-            reports = ingest(target, stand_in, described, on_error=on_error, trust_mtime=trust_mtime, fetch=get)
-            n_images = len(target.catalog)
-            report = output.follow(reports, total())
-            outcome = _outcome(report, prefix="would be ")
-            typer.echo(f"dry run: {outcome}; nothing was written; {collection} holds {n_images} images")
-            _exit_with_code(report, strict=strict)
+            _dry_run(collection, checkpoint, sources, get, output, trust_mtime=trust_mtime, strict=strict)
             return
-        opened = stack.enter_context(open_for_adding(collection, checkpoint=checkpoint, keep_features=keep_features))
-        n_total = None if watch else total()
-        encoder = Searcher.open(opened, **options).encoder
+        first = None
+        if plan is not None:
+            with output.progress("computing features") as progress:
+                first = fit_to_sources(
+                    sources.found(), plan, on_error=on_error, fetch=get, progress=progress, **options
+                )
+            print_fit(first.fitting, first.n_images, first.fallback)
+        opened = stack.enter_context(_open(collection, checkpoint, first, keep_features=keep_features))
+        n_total = None if watch else sources.total(output)
+        encoder = Searcher.open(opened, **options).encoder if first is None else first.fitting.encoder
         stop = stack.enter_context(_stop_on_signals())
-        store = partial(ingest, opened, encoder, on_error=on_error, fetch=get)
+
+        def store(found: Iterable[Found], *, trust_mtime: bool = False) -> Generator[IngestReport, None, None]:
+            images = found if first is None else first.reuse(found)
+            return ingest(opened, encoder, images, on_error=on_error, trust_mtime=trust_mtime, fetch=get)
+
         if watch:
             watched = Watch(opened.catalog, folders, ignore=opened.folder / FILES, labels=label or [])
             report = _follow_folders(watched, opened, store, stop, output, prune=prune, every=every)
         else:
-            described = describe(until(sources, stop.event.is_set), labels=label or [], key_from=key_from)
-            reports = stack.enter_context(closing(store(described, trust_mtime=trust_mtime)))
+            found = until(sources.found(), stop.event.is_set)
+            reports = stack.enter_context(closing(store(found, trust_mtime=trust_mtime)))
             report = output.follow(reports, n_total)
         opened.save_index()
         n_images = len(opened)
-    typer.echo(f"{_outcome(report)}; {collection} holds {n_images} images")
+        seconds = f"; {time.monotonic() - started:.1f} s" if first is not None else ""
+        typer.echo(f"{_outcome(report)}; {collection} holds {n_images} images{seconds}")
+        if first is not None and not stop.code:
+            _suggest(opened)
     if stop.code:
         typer.echo("stopped: run the same command again to continue; nothing is stored twice", err=True)
         raise typer.Exit(stop.code)
+    _exit_with_code(report, strict=strict)
+
+
+@dataclass(frozen=True)
+class _Sources:
+    """The images that the command names."""
+
+    paths: list[str]
+    split: str | None
+    labels: list[str]
+    key_from: KeyFrom | None
+    on_error: OnError
+
+    def check(self) -> None:
+        """Refuse paths that do not exist."""
+        find_sources(self.paths, split=self.split)
+
+    def refuse_problems(self) -> None:
+        """With --on-error stop, refuse lists with problems."""
+        if self.on_error == "stop":
+            count_images(self.paths, split=self.split, on_error="stop")
+
+    def found(self) -> Iterator[Found]:
+        """The images with their labels and keys, and problems; found anew by each call."""
+        return describe(find_sources(self.paths, split=self.split), labels=self.labels, key_from=self.key_from)
+
+    def total(self, output: Output) -> int | None:
+        """Their number if something needs it: a progress bar, or --on-error stop, which refuses bad lists early."""
+        if not output.is_terminal and self.on_error == "skip":
+            return None
+        return count_images(self.paths, split=self.split, on_error=self.on_error)
+
+
+@contextmanager
+def _open(
+    folder: Path, checkpoint: Path | None, first: FirstFit | None, *, keep_features: bool
+) -> Iterator[Collection]:
+    """The collection, created if it is new."""
+    with ExitStack() as stack:
+        if first is not None:
+            with first.checkpoint() as fitted:
+                opened = stack.enter_context(open_for_adding(folder, checkpoint=fitted, keep_features=keep_features))
+        else:
+            opened = stack.enter_context(open_for_adding(folder, checkpoint=checkpoint, keep_features=keep_features))
+        yield opened
+
+
+def _suggest(collection: Collection) -> None:
+    """Print the two commands that come next."""
+    path = next((image.path for image in collection.catalog.page(after=0, limit=1)), "")
+    if path:
+        name = shlex.quote(str(collection.folder))
+        image = "PICTURE.jpg" if is_remote(path) else shlex.quote(path)
+        typer.echo(f"next:\n  hashseek search {name} {printable(image)}\n  hashseek serve {name}")
+
+
+def _dry_run(
+    folder: Path,
+    checkpoint: Path | None,
+    sources: _Sources,
+    get: Fetch,
+    output: Output,
+    *,
+    trust_mtime: bool,
+    strict: bool,
+) -> None:
+    """Print what would happen."""
+    with open_dry_run(folder, checkpoint=checkpoint) as (target, stand_in):
+        reports = ingest(
+            target, stand_in, sources.found(), on_error=sources.on_error, trust_mtime=trust_mtime, fetch=get
+        )
+        n_images = len(target.catalog)
+        report = output.follow(reports, sources.total(output))
+    outcome = _outcome(report, prefix="would be ")
+    typer.echo(f"dry run: {outcome}; nothing was written; {folder} holds {n_images} images")
     _exit_with_code(report, strict=strict)
 
 
@@ -172,7 +266,7 @@ def _follow_folders(
     collection: Collection,
     store: Callable[[Iterable[Found]], Generator[IngestReport, None, None]],
     stop: "_Stop",
-    output: "_Output",
+    output: Output,
     *,
     prune: bool,
     every: float,
@@ -196,51 +290,6 @@ def _follow_folders(
         total = total.plus(report)
         if stop.event.wait(every):
             return total
-
-
-class _Output:
-    """Prints progress and problems, and writes all problems to a file if there is one."""
-
-    def __init__(self, path: Path | None, file: TextIO | None) -> None:
-        self._path, self._file, self._n_shown = path, file, 0
-        self._console = Console(stderr=True)
-
-    @property
-    def is_terminal(self) -> bool:
-        """Whether a progress bar can be shown."""
-        return self._console.is_terminal
-
-    def follow(self, reports: Iterable[IngestReport], total: int | None) -> IngestReport:
-        """Show progress as a bar, or as a line every 30 s without a terminal; returns the last report."""
-        report, started = IngestReport(), time.monotonic()
-        next_line = started + _PROGRESS_SECONDS
-        columns = TextColumn("adding"), BarColumn(), TextColumn("{task.fields[state]}"), TimeRemainingColumn()
-        with Progress(*columns, console=self._console, transient=True, disable=not self.is_terminal) as bar:
-            task = bar.add_task("adding", total=total, state="")
-            for report in reports:
-                speed = report.done / max(time.monotonic() - started, 1e-9)
-                state = f"{report.done:,} of {total:,}" if total is not None else f"{report.done:,}"
-                state += f", {speed:,.0f} images/s, {report.skipped:,} skipped"
-                bar.update(task, completed=report.done, state=state)
-                self.show(report.problems)
-                if not self.is_terminal and time.monotonic() >= next_line:
-                    typer.echo(state, err=True)
-                    next_line = time.monotonic() + _PROGRESS_SECONDS
-        return report
-
-    def show(self, problems: Iterable[Problem]) -> None:
-        """Print problems; if a file receives all of them, only the first ones."""
-        for problem in problems:
-            if self._file is not None:
-                self._file.write(json.dumps(asdict(problem)) + "\n")
-            if self._file is None or self._n_shown < _N_SHOWN:
-                line = f"{'skipped' if problem.skipped else 'note'}: {printable(str(problem))}"
-                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-            elif self._n_shown == _N_SHOWN:
-                typer.echo(f"more problems are in {self._path}", err=True)
-            self._n_shown += 1
-        if self._file is not None:
-            self._file.flush()
 
 
 @dataclass

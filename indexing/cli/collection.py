@@ -12,6 +12,7 @@ from hashseek.indexing.catalog.filters import FILTER_HELP, make_filter
 from hashseek.indexing.catalog.records import Space
 from hashseek.indexing.cli.add import add
 from hashseek.indexing.cli.calibrate import calibrate
+from hashseek.indexing.cli.fitting import refit
 from hashseek.indexing.cli.maintenance import app as maintenance
 from hashseek.indexing.cli.maintenance import repair_and_print
 from hashseek.indexing.cli.options import CollectionArgument, Device, Engine, Precision, encoder_options
@@ -25,6 +26,7 @@ app = typer.Typer()
 app.add_typer(maintenance)
 app.command()(add)
 app.command()(calibrate)
+app.command()(refit)
 
 
 @app.command()

@@ -118,9 +118,14 @@ def reencode_command(
 
         old = opened.catalog.space
         steps = reencode(opened, checkpoint, without_missing=without_missing, allow_private=allow_private, **options)
-        report = _with_bar(steps)
+        report = with_bar(steps)
         if report.switched and drop_old:
             drop_space(opened, old.id)
+    print_change(collection, report, old.id, drop_old=drop_old)
+
+
+def print_change(collection: Path, report: "Reencoded", old_id: int, *, drop_old: bool) -> None:
+    """Say what a change of codes did; exits with 1 if searches still use the old codes."""
     _print_some(list(report.failed.values()))
     done = f"encoded {report.encoded}, shortened {report.truncated} longer codes, {len(report.failed)} failed"
     if not report.switched:
@@ -128,13 +133,13 @@ def reencode_command(
             f"{done}; not switched: restore the files and run it again, or add --without-missing to leave them out"
         )
         raise typer.Exit(1)
-    kept = "deleted" if drop_old else f"kept: delete it with `hashseek index drop-space {collection} {old.id}`"
+    kept = "deleted" if drop_old else f"kept: delete it with `hashseek index drop-space {collection} {old_id}`"
     typer.echo(
-        f"{done}; {collection} now uses {report.space.n_bits} bits (space {report.space.id}); space {old.id} {kept}"
+        f"{done}; {collection} now uses {report.space.n_bits} bits (space {report.space.id}); space {old_id} {kept}"
     )
 
 
-def _with_bar(steps: "Iterator[Reencoded]") -> "Reencoded":
+def with_bar(steps: "Iterator[Reencoded]") -> "Reencoded":
     """Run all steps with a progress bar if there is a terminal; the last one."""
     report = next(steps)
     console = Console(stderr=True)

@@ -63,7 +63,7 @@ class IngestReport:
 def ingest(
     collection: "Collection | DryRunCollection",
     encoder: "Encoder | DryRunEncoder",
-    sources: Iterable[Found],
+    sources: Iterable[Found | LoadedImage],
     *,
     on_error: OnError = "skip",
     trust_mtime: bool = False,
@@ -74,7 +74,7 @@ def ingest(
     Args:
         collection: where to store them.
         encoder: with the collection's checkpoint.
-        sources: from `find_sources`; read lazily.
+        sources: from `find_sources`, read lazily; or loaded and encoded with `encoder` before.
         on_error: "skip" leaves out images that cannot be used, "stop" raises.
         trust_mtime: do not read files whose size and modification time are those of their record.
         fetch: returns the content behind a URL, see `hashseek.indexing.ingest.remote.fetch`.

@@ -53,25 +53,27 @@ class Loader:
     """Loads sources for one run of `ingest`.
 
     Args:
-        catalog: content that it holds already is neither decoded nor encoded again.
+        catalog: content that it holds already is neither decoded nor encoded again; None: there is no collection yet.
         preprocessing: of the encoder.
         depth: images decoded ahead.
         fetch: returns the content behind a URL, or raises `BadImage`.
         decoding: a context for decoding an image, see `Encoder.decoding`.
     """
 
-    catalog: Catalog
+    catalog: Catalog | None
     preprocessing: Preprocessing
     depth: int
     fetch: Fetch = fetch
     decoding: Callable[[], AbstractContextManager[None]] = nullcontext
 
-    def load(self, sources: Iterable[Found], *, trust_mtime: bool = False) -> Iterator[LoadedImage | Problem]:
+    def load(
+        self, sources: Iterable[Found | LoadedImage], *, trust_mtime: bool = False
+    ) -> Iterator[LoadedImage | Problem]:
         """Yield loaded images and problems in the order of the sources, which are read lazily.
 
         With `trust_mtime`, files with the size and modification time of their record are not read.
         """
-        items = self._compared(sources) if trust_mtime else sources
+        items = self._compared(self.catalog, sources) if trust_mtime and self.catalog is not None else sources
         downloaded = load_ahead(
             items,
             self._download,
@@ -108,7 +110,7 @@ class Loader:
         if data is None:
             data, mtime_ns = _read(Path(source.uri))
         image = NewImage(
-            path=_checked_path(source),
+            path=checked_path(source),
             sha256=hashlib.sha256(data).hexdigest(),
             width=0,
             height=0,
@@ -129,6 +131,8 @@ class Loader:
 
     def _with_known_content(self, image: NewImage) -> NewImage | None:
         """The image with code and size of a stored image of the same content; None if there is none."""
+        if self.catalog is None:
+            return None
         known = self.catalog.lookup.code_by_hash(image.sha256)
         ids = [] if known is None else list(self.catalog.lookup.ids_by_hash([image.sha256]).values())
         record = self.catalog.get(ids)[0] if ids else None
@@ -137,7 +141,8 @@ class Loader:
         described = replace(image, width=record.width, height=record.height, media_type=record.media_type)
         return replace(described, **known._asdict())
 
-    def _compared(self, sources: Iterable[Found]) -> Iterator[Found | LoadedImage]:
+    @staticmethod
+    def _compared(catalog: Catalog, sources: Iterable[Found | LoadedImage]) -> Iterator[Found | LoadedImage]:
         """The sources; those files that agree with their records, which say all that the sources say, as loaded.
 
         A record without a code does not count: its file must be read to encode it.
@@ -145,13 +150,13 @@ class Loader:
         remaining = iter(sources)
         while chunk := list(islice(remaining, _LOOKED_UP)):
             files = (one.uri for one in chunk if isinstance(one, ImageSource) and isinstance(one.uri, Path))
-            stored = self.catalog.lookup.records_by_path([path for path in map(stored_path, files) if is_utf8(path)])
+            stored = catalog.lookup.records_by_path([path for path in map(stored_path, files) if is_utf8(path)])
             unchanged = {
                 file.id: path
                 for path, file in stored.items()
                 if file.has_code and (file.bytes, file.mtime_ns) == stamp_of(Path(path))
             }
-            records = {unchanged[one.id]: one for one in self.catalog.get(list(unchanged)) if one is not None}
+            records = {unchanged[one.id]: one for one in catalog.get(list(unchanged)) if one is not None}
             for found in chunk:
                 if isinstance(found, ImageSource):
                     record = records.get(stored_path(found.uri))
@@ -190,7 +195,7 @@ def _read(path: Path) -> tuple[bytes, int | None]:
     return data, before[1] if before is not None and find_member(path) is None else None
 
 
-def _checked_path(source: ImageSource) -> str:
+def checked_path(source: ImageSource) -> str:
     """The path to store; raises `BadImage` or `BadConfig` if something about the image cannot be stored."""
     path = stored_path(source.uri)
     if not is_utf8("".join((path, *source.labels))):

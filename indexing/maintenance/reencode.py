@@ -8,7 +8,7 @@ are stored (`hashseek.retrieval.models.truncation`), no image is read: its codes
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +32,9 @@ from hashseek.retrieval.images import Pixels, decode_for
 from hashseek.retrieval.models.truncation import truncate
 
 BATCH = 256
+
+# With its packed code (code_size,), its feature (D,) of `scores.normalized`, and the engine.
+EncodedImage = tuple[StoredImage, NDArray[np.uint8], NDArray[np.float16], str]
 
 
 @dataclass
@@ -61,6 +64,7 @@ def reencode(
     *,
     without_missing: bool = False,
     allow_private: bool = False,
+    encoded: Sequence[EncodedImage] = (),
     **options: Unpack[EncoderOptions],
 ) -> Iterator[Reencoded]:
     """Encode all images of `collection` with `checkpoint`, then switch searches to the new codes; yields progress.
@@ -71,6 +75,7 @@ def reencode(
         without_missing: switch even if images cannot be encoded, because their files are missing or changed; searches
             no longer find those. Without it, the re-encoding ends without the switch.
         allow_private: fetch images from URLs in private networks, too.
+        encoded: images that were encoded with the checkpoint before.
         options: of the encoder.
 
     Raises:
@@ -88,6 +93,14 @@ def reencode(
     with _locked_space(collection, checkpoint, header) as space:
         report = Reencoded(space, catalog.spaces.n_missing(space.id))
         yield report
+        for start in range(0, len(encoded), BATCH):
+            part = encoded[start : start + BATCH]
+            report.encoded += catalog.spaces.add_codes(
+                space.id,
+                [(image.id, code, name) for image, code, _, name in part],
+                hashes=[image.sha256 for image, _, _, _ in part],
+                features={image.id: feature for image, _, feature, _ in part},
+            )
         source = _space_to_truncate(collection, space)
         if source is not None:
             yield from _truncate_codes(catalog, source, report)

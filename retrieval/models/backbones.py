@@ -9,7 +9,6 @@ kinds of names:
     my_module:function  a function from outside the package that returns (nn.Module, feature width)
 """
 
-import difflib
 import os
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +19,7 @@ from torchvision import models
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import Preprocessing
 from hashseek.retrieval.models import mlp, timm_backbones
+from hashseek.retrieval.models.published_weights import unknown_backbone
 from hashseek.retrieval.plugins import load_named
 
 # The weights of these networks expect mean = std = 0.5. torchvision takes ImageNet's and converts them inside the
@@ -148,10 +148,5 @@ def _from_outside(name: str) -> tuple[nn.Module, int]:
 
 def _torchvision_builder(name: str) -> Callable[[], tuple[nn.Module, int]]:
     if name not in BACKBONES:
-        close = difflib.get_close_matches(name, BACKBONES, n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else "try resnet50 or mobilenet_v2;"
-        raise BadConfig(
-            f"there is no backbone {name!r}: {hint} other names are those of torchvision's classification networks, "
-            'timm:NAME, mlp:WIDTHS and "module:function"'
-        )
+        raise unknown_backbone(name)
     return BACKBONES[name]

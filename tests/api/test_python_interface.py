@@ -18,10 +18,11 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 @pytest.fixture
-def working_folder(tmp_path, monkeypatch, checkpoint, own_cache):
+def working_folder(tmp_path, monkeypatch, checkpoint, weights, own_cache):
     """A current folder with what the page talks about."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(checkpoint.read_bytes())
+    (tmp_path / "squeezenet1_1.safetensors").write_bytes(weights.read_bytes())
     (tmp_path / "photos").mkdir()
     draw(1).save("query.jpg")
     for seed, name in enumerate(("one", "two", "three"), start=1):

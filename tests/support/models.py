@@ -5,9 +5,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 
 from hashseek.retrieval.checkpoint import save_checkpoint
 from hashseek.retrieval.images import Preprocessing, decode_for, normalizer
+from hashseek.retrieval.models.backbones import build_backbone
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.config import Config, parse_config
 from support.pictures import N_PICTURES, draw, encoded
@@ -43,6 +45,15 @@ def tiny_checkpoint(path: Path, *, n_bits: int, seed: int) -> Path:
         margin = gaps.amax(dim=0).min() / 2
         assert margin > 1e-4 * outputs.abs().max(), "an output is so near 0 that rounding may flip its bit"
     save_checkpoint(path, model, PREPROCESSING, label_names=("even", "odd"))
+    return path
+
+
+def squeezenet_weights(path: Path) -> Path:
+    """An untrained SqueezeNet as plain weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        network, _ = build_backbone("squeezenet1_1")
+    save_file(network.state_dict(), path)
     return path
 
 

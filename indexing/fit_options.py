@@ -1,0 +1,151 @@
+"""The network whose features a hash layer is fitted to: its name and weights, checked without importing torch."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hashseek.indexing.collection import Collection
+from hashseek.retrieval.checkpoint import Header, load_header
+from hashseek.retrieval.codes import check_n_bits
+from hashseek.retrieval.errors import BadCheckpoint, BadConfig
+from hashseek.retrieval.images import Preprocessing
+from hashseek.retrieval.models.published_weights import (
+    FILES,
+    SUFFIXES,
+    check_image_backbone,
+    default_weights,
+    fetch_default_weights,
+)
+
+# Of torchvision's networks that encode above 100 images/s on one core (docs/benchmarks.md), the published weights of
+# this one and of regnet_y_400mf classify ImageNet best (75.3 and 75.8 %); this one needs half of the multiplications.
+DEFAULT_BACKBONE = "mobilenet_v3_large"
+DEFAULT_BITS = 128
+_EXAMPLE = Preprocessing(size=224, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))  # to check changes of it
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """Which network, and how many bits.
+
+    Args:
+        n_bits: K.
+        backbone: a network that takes images; None: that of `weights` if they are a checkpoint, else
+            `DEFAULT_BACKBONE`.
+        weights: "default" (the published ones), "none" (random), or a file, see `load_backbone_weights`.
+        preprocessing: the fields of `Preprocessing` in which the weights differ from the backbone's published ones.
+    """
+
+    n_bits: int = DEFAULT_BITS
+    backbone: str | None = None
+    weights: str = "default"
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A backbone with its weights.
+
+    Args:
+        backbone: its name.
+        weights: "default", "none" or the path of a file.
+        file: with the weights, which may have to be downloaded; None where timm keeps them.
+        own: header of the file if it is a checkpoint, which has the preprocessing.
+        changes: fields in which the preprocessing differs from that, or from that of the published weights.
+    """
+
+    backbone: str
+    weights: str
+    file: Path | None
+    own: Header | None
+    changes: Mapping[str, Any]
+
+    def download(self) -> None:
+        """Get published weights of torchvision if they are missing.
+
+        Raises:
+            BadCheckpoint: they cannot be downloaded.
+        """
+        if self.weights == "default" and self.file is not None:
+            fetch_default_weights(self.backbone)
+
+    def describe(self) -> dict[str, Any]:
+        """What the header of a checkpoint says about it."""
+        fitted = {} if self.own is None else self.own.training.get("fit", {})
+        if fitted:  # its backbone has the weights from which it was made
+            return {name: fitted[name] for name in ("backbone", "weights", "weights_sha256")}
+        digest = None
+        if self.file is not None:
+            with self.file.open("rb") as content:
+                digest = hashlib.file_digest(content, "sha256").hexdigest()
+        weights = self.weights if self.file is None else self.file.name
+        return {"backbone": self.backbone, "weights": weights, "weights_sha256": digest}
+
+
+def find_network(options: FitOptions) -> Network:
+    """The network that the options name. Does not import torch.
+
+    Raises:
+        BadConfig: there is no such backbone, or a value is outside its limits.
+        BadCheckpoint: there is no such file, it belongs to another backbone, or the backbone has no published weights.
+    """
+    check_n_bits(options.n_bits)
+    file = None if options.weights in ("default", "none") else Path(options.weights)
+    own = None if file is None else _checked_weights(file)
+    backbone = options.backbone or (DEFAULT_BACKBONE if own is None else own.backbone)
+    check_image_backbone(backbone)
+    if own is not None and own.backbone != backbone:
+        raise BadCheckpoint(f"{file} is a checkpoint of {own.backbone}, not of {backbone}: leave out the backbone")
+    if options.weights == "default" and ":" in backbone and not backbone.startswith("timm:"):
+        raise BadCheckpoint(f"there are no published weights for {backbone}: name a file with them (--weights FILE)")
+    changed(_EXAMPLE, options.preprocessing)
+    if options.weights == "default" and backbone in FILES:
+        file = default_weights(backbone)
+    return Network(backbone, options.weights, file, own, options.preprocessing)
+
+
+def network_for_refit(collection: Collection, options: FitOptions) -> Network:
+    """The network that the options name; by default the one that the collection has, with its weights.
+
+    Raises:
+        BadConfig: the collection has a trained checkpoint, and the options name no network; otherwise as
+            `find_network`.
+    """
+    if options.backbone is not None or options.weights != "default":
+        return find_network(options)
+    header = load_header(collection.checkpoint)
+    if "fit" not in header.training:
+        raise BadConfig(
+            f"{collection.folder} was made with a trained checkpoint, which a refit would replace by less: train again "
+            "and run `hashseek index reencode`, or name a backbone"
+        )
+    own = FitOptions(options.n_bits, header.backbone, str(collection.checkpoint), options.preprocessing)
+    return find_network(own)
+
+
+def _checked_weights(path: Path) -> Header | None:
+    """The header of a weights file that is a checkpoint of Hashseek; None for plain weights."""
+    if not path.is_file():
+        raise BadCheckpoint(f"there is no weights file {path}: correct the path, or leave it out for published weights")
+    if path.suffix not in SUFFIXES:
+        raise BadCheckpoint(f"weights must be a file of {', '.join(SUFFIXES)}, not {path.name}")
+    try:
+        return load_header(path)
+    except BadCheckpoint:  # of plain weights, or damaged, which loading them will tell
+        return None
+
+
+def changed(preprocessing: Preprocessing, changes: Mapping[str, Any]) -> Preprocessing:
+    """The preprocessing with these fields changed.
+
+    Raises:
+        BadConfig: it has no such field, or a value is outside its limits.
+    """
+    unknown = set(changes) - set(Preprocessing.__dataclass_fields__)
+    if unknown:
+        raise BadConfig(
+            f"preprocessing has no {', '.join(sorted(unknown))}: it has {', '.join(Preprocessing.__dataclass_fields__)}"
+        )
+    return replace(preprocessing, **changes)

@@ -1,0 +1,147 @@
+"""`hashseek index add` of a new collection without a checkpoint, and `index refit`."""
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+
+from hashseek.indexing.collection import Collection
+from support.commands import wait_until
+from support.pictures import save
+
+FIT = ("--backbone", "squeezenet1_1", "--preprocessing", "size=64,mean=0.5,std=0.25/0.25/0.25", "--bits", 6)
+PAUSE = """
+import time, hashseek.indexing.{module} as m
+function = m.{name}
+m.{name} = lambda *a, **k: (print("here", file=__import__("sys").stderr), time.sleep(1), function(*a, **k))[2]
+"""
+
+
+def n_stored(folder):
+    with closing(Collection(folder, read_only=True)) as opened:
+        assert opened.verify() == []
+        return len(opened)
+
+
+def test_pictures_alone_make_a_collection_that_the_printed_commands_search(hashseek, tmp_path, pictures, weights):
+    folder = tmp_path / "my photos"
+    command = ("index", "add", folder, pictures, *FIT, "--weights", weights, "--device", "cpu")
+    code, out, err = hashseek(*command)
+    assert (code, err) == (0, "")
+    fitted, counts, _, search, serve = out.splitlines()
+    assert re.match("fitted 6 bits to 12 images without labels", fitted)
+    assert re.fullmatch(rf"added 12, already stored 0, skipped 0; {folder} holds 12 images; [\d.]+ s", counts)
+    assert serve == f"  hashseek serve '{folder}'"
+    image = search.partition("' ")[2].strip("'")
+    code, out, _ = hashseek("search", folder, image, "-k", 3, "--device", "cpu")
+    assert code == 0
+    assert image in out.splitlines()[1]
+    # The same command again, with all or none of its options, and options that contradict the collection.
+    for again in (command, ("index", "add", folder, pictures, "--device", "cpu")):
+        assert hashseek(*again)[:2] == (0, f"added 0, already stored 12, skipped 0; {folder} holds 12 images\n")
+    for option in (("--bits", 8), ("--backbone", "resnet18"), ("--preprocessing", "size=96"), ("--weights", image)):
+        assert hashseek("index", "add", folder, pictures, *option)[0] == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_killed_while_it_fits_leaves_nothing_and_one_killed_later_continues(
+    hashseek, start, tmp_path, pictures, weights, number
+):
+    folder = tmp_path / "c"
+    command = ("index", "add", folder, pictures, *FIT, "--weights", weights, "--device", "cpu")
+    process = start(*command, before=PAUSE.format(module="fitting", name="_fitted"))
+    wait_until(lambda: "here" in process.err)
+    process.send(number)
+    assert process.wait() != 0
+    assert not folder.exists()
+    process = start(*command, before=PAUSE.format(module="catalog", name="Catalog.add"))
+    wait_until(lambda: "here" in process.err)
+    process.send(signal.SIGKILL)
+    assert process.wait() != 0
+    assert hashseek(*command)[0] == 0
+    assert n_stored(folder) == 12
+
+
+PROGRAM = """
+import sys, time
+from hashseek.retrieval.models import published_weights
+published_weights._SOURCE = "http://127.0.0.1:9/"
+from hashseek.api.cli import main
+try:
+    main(sys.argv[1:])
+finally:
+    print("torch" in sys.modules, time.process_time())
+"""
+
+
+@pytest.mark.parametrize(
+    ("paths", "options", "named"),
+    [
+        ("pictures", (), "mobilenet_v3_large-5c1a4163.pth"),
+        ("pictures", ("--backbone", "resnet5"), "resnet50"),
+        ("pictures", ("--weights", "none.safetensors"), "none.safetensors"),
+        ("pictures", ("--preprocessing", "means=0.5"), "means=0.5"),
+        ("pictures", ("--bits", "0"), "0"),
+        ("pictures", ("--checkpoint", "model.safetensors", "--bits", "64"), "--checkpoint"),
+        ("empty", (), "images"),
+        ("alike", (), "3 images"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_torch_is_imported(tmp_path, pictures, paths, options, named):
+    (tmp_path / "empty").mkdir()
+    for name in "abc":
+        save(tmp_path / "alike" / f"{name}.png", 1)
+    place = pictures if paths == "pictures" else tmp_path / paths
+    command = (sys.executable, "-c", PROGRAM, "index", "add", str(tmp_path / "c"), str(place), *options)
+    environment = {"TORCH_HOME": str(tmp_path / "torch"), "HOME": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    has_torch, seconds = done.stdout.split()
+    assert (done.returncode, has_torch) == (2, "False")
+    assert len(done.stderr.splitlines()) == 1
+    assert named in done.stderr
+    assert float(seconds) < 2  # 0.5 s; the bound leaves room for a slow machine
+    assert not (tmp_path / "c").exists()
+
+
+def test_refit_fits_to_what_the_collection_holds_by_now(hashseek, tmp_path, pictures, weights):
+    folder, few = tmp_path / "c", tmp_path / "few"
+    few.mkdir()
+    for name in ("picture 00.jpg", "picture 01.jpg", "picture 04.jpg"):
+        shutil.copy(pictures / name, few / name)
+    create = ("index", "add", folder, few, *FIT, "--weights", weights, "--device", "cpu")
+    code, out, _ = hashseek(*create)
+    assert code == 0
+    assert "index refit" in out
+    assert hashseek("index", "add", folder, pictures, "--device", "cpu")[0] == 0
+    code, out, _ = hashseek("index", "refit", folder, "--drop-old", "--device", "cpu")
+    assert code == 0
+    assert "index refit" not in out
+    assert n_stored(folder) == 12
+    with closing(Collection(folder, read_only=True)) as opened:
+        refitted, n_bits = opened.fingerprint, opened.n_bits
+        assert [space.state for space in opened.catalog.spaces.all()] == ["ready"]
+    # A collection that was made of all of them in the first place has the same hash layer.
+    whole = ("index", "add", tmp_path / "whole", few, pictures, *FIT, "--weights", weights, "--device", "cpu")
+    assert hashseek(*whole)[0] == 0
+    with closing(Collection(tmp_path / "whole", read_only=True)) as opened:
+        assert (opened.fingerprint, opened.n_bits) == (refitted, n_bits)
+    assert hashseek("index", "refit", folder, "--device", "cpu")[0] == 2
+    assert hashseek("index", "refit", folder, "--bits", 5, "--device", "cpu")[0] == 0
+    assert hashseek("search", folder, few / "picture 00.jpg", "--device", "cpu")[0] == 0
+
+
+def test_features_of_the_fit_are_kept_and_a_refit_replaces_them(hashseek, tmp_path, pictures, weights):
+    folder = tmp_path / "kept"
+    fit = (*FIT, "--weights", weights, "--device", "cpu")
+    assert hashseek("index", "add", folder, pictures, *fit, "--keep-features")[0] == 0
+    picture = pictures / "picture 00.jpg"
+    code, out, _ = hashseek("search", folder, picture, "--rank", "float", "-k", 2, "--device", "cpu")
+    assert (code, str(picture) in out.splitlines()[1]) == (0, True)
+    assert hashseek("index", "refit", folder, "--bits", 5, "--device", "cpu")[0] == 0
+    assert n_stored(folder) == 12  # verify finds a feature for every code
+    again = hashseek("search", folder, picture, "--rank", "float", "-k", 2, "--device", "cpu")[1]
+    assert again.splitlines()[1].split()[1] == out.splitlines()[1].split()[1]  # the same cosine

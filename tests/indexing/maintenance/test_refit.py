@@ -1,0 +1,75 @@
+"""Fitting the hash layer of a collection anew: codes are those of the new checkpoint, nothing is encoded twice."""
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import hashseek
+from hashseek.indexing.collection import Collection
+from hashseek.indexing.fit_options import FitOptions, network_for_refit
+from hashseek.indexing.maintenance import reencode as reencode_module
+from hashseek.indexing.maintenance.refit import change_codes, fit_to_collection
+from hashseek.retrieval.errors import BadConfig, BadDataset
+from hashseek.retrieval.images import decode_for
+
+OPTIONS = {"device": "cpu", "precision": "fp32"}
+
+
+@pytest.fixture
+def collection(tmp_path, pictures, weights):
+    preprocessing = {"size": 64, "mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
+    with hashseek.create_collection(
+        tmp_path / "c",
+        pictures,
+        n_bits=6,
+        backbone="squeezenet1_1",
+        weights=weights,
+        preprocessing=preprocessing,
+        **OPTIONS,
+    ) as made:
+        yield made.searcher.collection
+
+
+def refit(collection, n_bits):
+    network = network_for_refit(collection, FitOptions(n_bits))
+    return fit_to_collection(collection, network, n_bits, **OPTIONS)
+
+
+def test_the_codes_are_those_of_the_new_checkpoint_and_nothing_is_encoded_twice(collection, monkeypatch):
+    fitted = refit(collection, 5)
+    assert (fitted.n_images, fitted.fallback) == (12, "")
+
+    def encode_nothing(*_, **__):
+        raise AssertionError("an image was encoded twice")
+
+    monkeypatch.setattr(reencode_module, "Encoder", encode_nothing)
+    steps = change_codes(collection, fitted, **OPTIONS)
+    next(steps)
+    steps.close()  # interrupted; the same again continues in the space that was begun
+    assert len(collection.catalog.spaces.all()) == 2
+    *_, report = change_codes(collection, refit(collection, 5), **OPTIONS)
+    assert report.switched
+    with closing(Collection(collection.folder)) as now:
+        assert len(now.catalog.spaces.all()) == 2
+        assert (now.n_bits, now.verify()) == (5, [])
+        with hashseek.open_collection(now.folder, **OPTIONS) as opened:
+            for record in now.catalog.page(after=0, limit=99):
+                image = decode_for(Path(record.path).read_bytes(), opened.searcher.encoder.preprocessing)[0].image
+                assert opened.searcher.encoder.encode([image]).tobytes() == now.catalog.code(record.id).tobytes()
+
+
+def test_the_network_stays_unless_another_is_named_and_its_origin_is_remembered(collection, own_collection, tmp_path):
+    fitted = refit(collection, 4)
+    *_, _ = change_codes(collection, fitted, **OPTIONS)
+    with closing(Collection(collection.folder)) as now:
+        header = hashseek.load_checkpoint(now.checkpoint).header
+        assert header.preprocessing == fitted.fitting.preprocessing
+        assert header.training["fit"]["weights"] == "squeezenet.safetensors"
+        with pytest.raises(BadConfig):  # nothing has changed
+            list(change_codes(now, refit(now, 4), **OPTIONS))
+        now.remove([record.id for record in now.catalog.page(after=1, limit=99)])
+        with pytest.raises(BadDataset):
+            refit(now, 4)
+    with closing(Collection(own_collection)) as trained, pytest.raises(BadConfig):
+        network_for_refit(trained, FitOptions(8))

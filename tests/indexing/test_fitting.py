@@ -1,0 +1,207 @@
+"""A collection of pictures alone: fitted once, nothing is encoded twice, and codes are those of the checkpoint."""
+
+import csv
+import os
+import shutil
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL.PngImagePlugin import PngInfo
+
+import hashseek
+from hashseek.indexing import fitting
+from hashseek.indexing.collection import open_or_create
+from hashseek.indexing.fit_options import FitOptions, find_network
+from hashseek.indexing.fitting import fit_to_sources, plan_collection
+from hashseek.indexing.ingest import loading
+from hashseek.indexing.ingest.batch import ingest
+from hashseek.indexing.ingest.sources import find_sources
+from hashseek.retrieval.checkpoint import load_checkpoint, load_header
+from hashseek.retrieval.encoder import Encoder
+from hashseek.retrieval.errors import BadCheckpoint, BadCodes, BadCollection, BadConfig, BadDataset, BadImage
+from hashseek.retrieval.images import decode_for
+from support.dataset_files import write_tar
+from support.pictures import draw, png, save
+
+PREPROCESSING = {"size": 64, "mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
+
+
+def options(weights, n_bits=4):
+    return FitOptions(n_bits, "squeezenet1_1", str(weights), PREPROCESSING)
+
+
+def fit(folder, weights, *paths, n_bits=4, **keywords):
+    plan = plan_collection(folder, options(weights, n_bits), find_sources(paths))
+    return fit_to_sources(find_sources(paths), plan, device="cpu", precision="fp32", **keywords)
+
+
+def stored_codes(collection):
+    records = collection.catalog.page(after=0, limit=1000)
+    codes = collection.catalog.spaces.codes_of([record.id for record in records])
+    return {record.path: codes[record.id][0].tobytes() for record in records}
+
+
+@pytest.mark.parametrize("most", [20_000, 9])
+def test_each_picture_is_decoded_once_and_gets_the_code_of_the_checkpoint(
+    tmp_path, pictures, weights, monkeypatch, most
+):
+    folder = shutil.copytree(pictures, tmp_path / "pictures")
+    shutil.copy(folder / "picture 04.jpg", folder / "copy.jpg")
+    (folder / "broken.png").write_bytes(b"x")
+    decoded = Counter()
+
+    def count(data, preprocessing, *, name):
+        decoded[Path(name).name] += 1
+        return decode_for(data, preprocessing, name=name)
+
+    monkeypatch.setattr(loading, "decode_for", count)
+    monkeypatch.setattr(fitting, "MAX_FITTED", most)
+    first = fit(tmp_path / "c", weights, folder)
+    with first.checkpoint() as checkpoint:
+        collection = open_or_create(tmp_path / "c", checkpoint=checkpoint)
+    with closing(collection):
+        *_, report = ingest(collection, first.fitting.encoder, first.reuse(find_sources([folder])))
+        assert (report.added, report.known, report.skipped) == (12, 1, 1)
+        assert collection.verify() == []
+        found = stored_codes(collection)
+        assert collection.catalog.spaces.engines() == {first.fitting.encoder.engine: 12}
+    del decoded["broken.png"]
+    assert decoded.pop("copy.jpg", 0) <= 1
+    assert set(decoded.values()) == {1}
+    assert first.n_images <= min(12, most)
+    header = load_header(tmp_path / "c" / "checkpoint.safetensors")
+    assert header.label_names == ()
+    record = header.training["fit"]
+    assert (record["method"], record["n_images"], record["labels"]) == ("itq", first.n_images, "none")
+    assert (record["backbone"], record["weights"], len(record["weights_sha256"])) == (
+        "squeezenet1_1",
+        "squeezenet.safetensors",
+        64,
+    )
+    encoder = Encoder(load_checkpoint(tmp_path / "c" / "checkpoint.safetensors"), device="cpu", precision="fp32")
+    for path, code in found.items():
+        assert encoder.encode([decode_for(Path(path).read_bytes(), encoder.preprocessing)[0].image]).tobytes() == code
+    assert len(set(found.values())) > 6
+
+
+def test_a_picture_that_changes_after_the_fit_is_encoded_anew(tmp_path, pictures, weights):
+    folder = shutil.copytree(pictures, tmp_path / "pictures")
+    first = fit(tmp_path / "c", weights, folder)
+    changed = save(folder / "picture 04.jpg", 77)
+    with first.checkpoint() as checkpoint, closing(open_or_create(tmp_path / "c", checkpoint=checkpoint)) as collection:
+        list(ingest(collection, first.fitting.encoder, first.reuse(find_sources([folder]))))
+        record = next(record for record in collection.catalog.page(after=0, limit=99) if record.path == str(changed))
+        picture, pixels = decode_for(changed.read_bytes(), first.fitting.preprocessing)
+        assert (record.bytes, record.width) == (changed.stat().st_size, picture.width)
+        expected = first.fitting.encoder.encode_pixels(pixels[None])
+        assert collection.catalog.code(record.id).tobytes() == expected.tobytes()
+
+
+def test_urls_are_fetched_once_and_images_in_a_tar_are_not_read_again(tmp_path, weights):
+    files = {f"{seed}.png": png(seed) for seed in range(8)}
+    shard = write_tar(tmp_path / "shard.tar", files)
+    urls = {f"https://example.org/{seed}.png": png(seed) for seed in range(8, 12)}
+    (tmp_path / "list.txt").write_text("\n".join(urls))
+    remaining = dict(urls)
+    paths = shard, tmp_path / "list.txt"
+    first = fit(tmp_path / "c", weights, *paths, fetch=remaining.pop)
+    assert not remaining
+    with first.checkpoint() as checkpoint, closing(open_or_create(tmp_path / "c", checkpoint=checkpoint)) as collection:
+        first.fitting.encoder.encode_pixels = None
+        *_, report = ingest(collection, first.fitting.encoder, first.reuse(find_sources(paths)), fetch=remaining.pop)
+        assert (report.added, report.skipped) == (12, 0)
+        assert collection.verify() == []
+
+
+def test_few_pictures_get_a_random_rotation_and_the_fit_does_not_depend_on_chance(tmp_path, pictures, weights):
+    first, again = (fit(tmp_path / "c", weights, pictures, n_bits=32) for _ in range(2))
+    assert first.fallback
+    assert first.fitting.record["method"] == "random"
+    codes = np.stack([image.code for _, image in first.encoded.values()])
+    assert len(np.unique(codes, axis=0)) == 12
+    assert codes.tobytes() == np.stack([image.code for _, image in again.encoded.values()]).tobytes()
+    assert fit(tmp_path / "c", weights, pictures, n_bits=6).fallback == ""
+
+
+def test_pictures_to_which_nothing_can_be_fitted_are_refused(tmp_path, weights, pictures):
+    alike = tmp_path / "alike"
+    for name in "abc":
+        save(alike / f"{name}.png", 5)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    for paths, error in (([alike], BadDataset), ([tmp_path / "empty"], BadDataset)):
+        with pytest.raises(error):
+            plan_collection(tmp_path / "c", options(weights), find_sources(paths))
+    with pytest.raises(BadCollection):
+        plan_collection(tmp_path / "full", options(weights), find_sources([pictures]))
+    note = PngInfo()
+    note.add_text("note", "other bytes, same picture")
+    draw(5).save(alike / "d.png", pnginfo=note)
+    with pytest.raises(BadDataset):
+        fit(tmp_path / "c", weights, alike)
+    (alike / "e.png").write_bytes(b"x")
+    with pytest.raises(BadImage):
+        fit(tmp_path / "c", weights, alike, on_error="stop")
+    assert not (tmp_path / "c").exists()
+
+
+def test_options_that_cannot_be_right_are_refused(tmp_path, weights, checkpoint):
+    (tmp_path / "weights.bin").touch()
+    for wrong, error in [
+        (FitOptions(n_bits=0), BadCodes),
+        (FitOptions(backbone="squeezenet"), BadConfig),
+        (FitOptions(backbone="my_module:function"), BadCheckpoint),
+        (FitOptions(weights=str(tmp_path / "none.pth")), BadCheckpoint),
+        (FitOptions(weights=str(tmp_path / "weights.bin")), BadCheckpoint),
+        (FitOptions(backbone="resnet18", weights=str(checkpoint)), BadCheckpoint),
+        (FitOptions(preprocessing={"std": (0, 1, 1)}), BadConfig),
+        (FitOptions(preprocessing={"mena": (0, 1, 1)}), BadConfig),
+    ]:
+        with pytest.raises(error):
+            find_network(wrong)
+    with pytest.raises(BadCheckpoint):
+        fitting.Fitting(find_network(FitOptions(backbone="resnet18", weights=str(weights))), 8)
+
+
+def test_weights_that_are_a_checkpoint_bring_backbone_and_preprocessing(tmp_path, checkpoint, pictures):
+    own = load_checkpoint(checkpoint)
+    with hashseek.create_collection(
+        tmp_path / "c", pictures, n_bits=5, weights=checkpoint, device="cpu", labels=["drawn"]
+    ) as collection:
+        assert (collection.report.added, len(collection)) == (12, 12)
+        assert collection.get(1).labels == ("drawn",)
+        found = load_checkpoint(collection.searcher.collection.checkpoint)
+        [hit] = collection.search(pictures / "picture 04.jpg", k=1)
+        assert (hit.distance, hit.image.path) == (0, str(pictures / "picture 04.jpg"))
+    assert found.header.preprocessing == own.header.preprocessing
+    assert (found.header.backbone, found.header.n_bits, found.header.head) == ("squeezenet1_1", 5, "normalized")
+    for name, value in own.model.backbone.state_dict().items():
+        assert torch.equal(found.model.backbone.state_dict()[name], value)
+    with pytest.raises(BadCollection):
+        hashseek.create_collection(tmp_path / "c", pictures, weights=checkpoint)
+
+
+@pytest.mark.skipif("HASHSEEK_DATA" not in os.environ, reason="HASHSEEK_DATA is not set")
+def test_photographs_that_look_alike_come_first(tmp_path):
+    """Photographs of COCO share a label with their neighbours more often than with others."""
+    data = Path(os.environ["HASHSEEK_DATA"]) / "coco256"
+    weights = data.parent / "backbones" / "squeezenet1_1_features.safetensors"
+    with hashseek.create_collection(
+        tmp_path / "c", data / "images", backbone="squeezenet1_1", weights=weights, device="cpu"
+    ) as collection:
+        opened = collection.searcher.collection
+        records = opened.catalog.page(after=0, limit=1000)
+        found = [[hit.image.id for hit in collection.similar(record.id, k=6)][1:] for record in records]
+    with (data / "labels.csv").open() as lines:
+        labels = {Path(row["file"]).name: set(row["labels"].split(";")) for row in csv.DictReader(lines)}
+    of = {record.id: labels[Path(record.path).name] for record in records}
+    share = np.mean(
+        [bool(of[record.id] & of[hit]) for record, hits in zip(records, found, strict=True) for hit in hits]
+    )
+    chance = np.mean([bool(a & b) for i, a in enumerate(of.values()) for j, b in enumerate(of.values()) if i != j])
+    assert share > chance + 0.15
