@@ -256,7 +256,8 @@ def test_a_newer_index_is_not_used_after_a_switch_either(own_collection):
     collection.save_index()
     collection.close()
     shutil.copy(own_collection.parent / "copy", catalog)
-    switch_space(own_collection, 1)  # makes the catalog as new as the index
+    with closing(Collection(own_collection)) as collection:
+        switch_space(collection, 1)  # makes the catalog as new as the index
     collection = Collection(own_collection)
     assert len(collection) == len(collection.catalog) == 12
     assert collection.verify() == []
