@@ -125,7 +125,7 @@ def verify(
     ] = 0,
     device: Device = "auto",
     precision: Precision = "auto",
-    engine: Engine = "torch",
+    engine: Engine = "auto",
 ) -> None:
     """Check that catalog, codes, index, checkpoint and image files agree; exits with 1 if they do not."""
     options = encoder_options(device, precision, engine)
@@ -133,7 +133,7 @@ def verify(
         raise BadConfig("--codes and --repair cannot be used together: repair first, then verify with --codes")
     if checkpoint is not None and not repair:
         raise BadConfig("--checkpoint needs --repair: add it, or leave out --checkpoint")
-    if (device, precision, engine) != ("auto", "auto", "torch") and not (codes or repair):
+    if (device, precision, engine) != ("auto", "auto", "auto") and not (codes or repair):
         raise BadConfig("--device, --precision and --engine need --codes or --repair: nothing is encoded without them")
     if repair:
         repair_and_print(collection, checkpoint, options)
@@ -195,7 +195,7 @@ def search(
     added_before: Annotated[str | None, typer.Option(help=FILTER_HELP["added_before"])] = None,
     device: Device = "auto",
     precision: Precision = "auto",
-    engine: Engine = "torch",
+    engine: Engine = "auto",
 ) -> None:
     """Find the stored images most similar to an image, nearest first."""
     among = make_filter(
