@@ -12,6 +12,7 @@ from hashseek.indexing.catalog.filters import FILTER_HELP, make_filter
 from hashseek.indexing.catalog.records import Space
 from hashseek.indexing.cli.add import add
 from hashseek.indexing.cli.calibrate import calibrate
+from hashseek.indexing.cli.duplicates import duplicates
 from hashseek.indexing.cli.fitting import refit
 from hashseek.indexing.cli.maintenance import app as maintenance
 from hashseek.indexing.cli.maintenance import repair_and_print
@@ -27,6 +28,7 @@ app.add_typer(maintenance)
 app.command()(add)
 app.command()(calibrate)
 app.command()(refit)
+app.command()(duplicates)
 
 
 @app.command()
@@ -92,23 +94,6 @@ def stats(
 
 def _line(content: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in content.items())
-
-
-@app.command()
-def duplicates(
-    collection: CollectionArgument,
-    radius: Annotated[int, typer.Option(help="Bits by which two linked images may differ; 0: equal codes.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list per group, one group a line.")] = False,
-) -> None:
-    """Print groups of near-duplicates: images linked by chains of neighbours within the radius."""
-    with closing(Collection(collection, read_only=True)) as opened:
-        for ids in opened.duplicates(radius=radius):
-            records = [image for image in opened.catalog.get(ids.tolist()) if image is not None]
-            if as_json:
-                typer.echo(json.dumps([{"id": image.id, "key": image.key, "path": image.path} for image in records]))
-            else:
-                lines = [f"{image.id}  {printable(image.path)}" for image in records]
-                typer.echo("\n".join(lines) + "\n")
 
 
 @app.command()
