@@ -49,6 +49,7 @@ class OpenVinoEngine:
         self._settings: dict[str, Any] = {
             "INFERENCE_PRECISION_HINT": "bf16" if wanted == torch.bfloat16 else "f32",
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+            "ENABLE_CPU_PINNING": False,  # two processes with one thread each would share a core
         }
         # A single image gets all threads; many images get one or a few threads each. Both give the same numbers.
         alone = self._compiled("LATENCY")
