@@ -36,7 +36,7 @@ def serve(
     precision: Annotated[PrecisionName, typer.Option(help="Of the network.", envvar="HASHSEEK_PRECISION")] = "auto",
     engine: Annotated[
         EngineName, typer.Option(help="Library that runs the network.", envvar="HASHSEEK_ENGINE")
-    ] = "torch",
+    ] = "auto",
     max_upload_bytes: Annotated[
         int, typer.Option(min=1, help="Largest upload.", envvar="HASHSEEK_MAX_UPLOAD_BYTES")
     ] = Settings.max_upload_bytes,

@@ -15,6 +15,6 @@ class Settings:
     read_only: bool = False
     device: str = "auto"
     precision: str = "auto"
-    engine: str = "torch"
+    engine: str = "auto"
     max_upload_bytes: int = 32 * 2**20
     max_k: int = 10_000

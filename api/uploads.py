@@ -16,6 +16,7 @@ SUFFIX = {
     "image/bmp": ".bmp",
     "image/tiff": ".tif",
     "image/avif": ".avif",
+    "image/heif": ".heic",
 }
 
 

@@ -187,7 +187,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=160, help="side of an image in pixels")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--backbone", default="mobilenet_v2")
-    parser.add_argument("--engine", default="torch", help="torch or openvino")
+    parser.add_argument("--engine", default="auto", help="auto, torch or openvino")
     parser.add_argument("--network", type=int, default=512, help="images per round of the network alone")
     parser.add_argument("--loop", type=int, default=256, help="images per round of the plain loop")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "hashseek-bench-ingest")

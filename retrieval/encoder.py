@@ -30,7 +30,7 @@ class Encoder:
         checkpoint: from `load_checkpoint`.
         device: "auto", "cpu", "cuda" or "cuda:N".
         precision: "auto" (the faster one on this device), "fp32" or "bf16". The head always runs in float32.
-        engine: the library that runs the backbone, a name in `hashseek.retrieval.engines.ENGINES`.
+        engine: the library that runs the backbone, "auto", "torch" or "openvino", see `hashseek.retrieval.engines`.
         batch_size: images per network pass; None: what suits the engine.
 
     Attributes:
@@ -48,14 +48,21 @@ class Encoder:
         *,
         device: str = "auto",
         precision: str = "auto",
-        engine: str = "torch",
+        engine: str = "auto",
         batch_size: int | None = None,
     ) -> None:
         self.header = checkpoint.header
         self.preprocessing = checkpoint.header.image_preprocessing()
         self.n_features = checkpoint.model.n_features
         backbone = checkpoint.model.backbone.eval()
-        self._engine = build_engine(engine, backbone, self.preprocessing, device=device, precision=precision)
+        self._engine = build_engine(
+            engine,
+            backbone,
+            self.preprocessing,
+            device=device,
+            precision=precision,
+            backbone=checkpoint.model.backbone_name,
+        )
         self.batch_size = batch_size or self._engine.batch_size
         self.engine, self.device, self.dtype = self._engine.name, self._engine.device, self._engine.dtype
         self.head = checkpoint.model.head.to(self.device).eval()

@@ -1,4 +1,4 @@
-"""Atomic writes, which leave the old or the complete new file after a crash, and a lock between processes."""
+"""Atomic writes, which leave the old or the complete new file after a crash; a lock between processes; the cache."""
 
 import fcntl
 import os
@@ -69,3 +69,10 @@ def locked(folder: Path, *, shared: bool = False) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def cache_folder() -> Path:
+    """For files that can be computed again: `$HASHSEEK_CACHE`, `$XDG_CACHE_HOME/hashseek` or `~/.cache/hashseek`."""
+    if "HASHSEEK_CACHE" in os.environ:
+        return Path(os.environ["HASHSEEK_CACHE"])
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "hashseek"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,14 +23,23 @@ if TYPE_CHECKING:
 # Pillow also knows formats that start other programs, so only these are allowed. Naming a format that this build of
 # Pillow lacks would make it refuse all others. MPO has no entry of its own: JPEG opens it.
 Image.init()
-FORMATS = tuple(kind for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF") if kind in Image.OPEN)
-SUFFIXES = frozenset((".jpg", ".jpeg", ".jpe", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif"))
+with suppress(ImportError):
+    import pillow_heif
+
+    # Without thumbnails, which are not the picture made smaller; one thread, because pictures are decoded in threads.
+    pillow_heif.register_heif_opener(thumbnails=False, depth_images=False, aux_images=False, decode_threads=1)
+FORMATS = tuple(kind for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "HEIF") if kind in Image.OPEN)
+SUFFIXES = frozenset(
+    (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic", ".heif", ".hif")
+)
 INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 MAX_PIXELS = 100_000_000
 MAX_BYTES = 256 * 2**20
 
 # `decode` checks the size in the header itself, with a clearer error.
 Image.MAX_IMAGE_PIXELS = None
+
+_HEIC = re.compile(rb".{4}ftyp(hei[cmsx]|hev[cmsx]|mif1|msf1)", re.DOTALL)
 
 Pixels = NDArray[np.uint8]
 
@@ -135,6 +146,8 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
     except BadImage:
         raise
     except UnidentifiedImageError:
+        if "HEIF" not in FORMATS and _HEIC.match(data):
+            raise BadImage(f"{name} is a HEIC picture, which needs a package: pip install 'hashseek[heif]'") from None
         kinds = ", ".join(FORMATS)
         raise BadImage(f"{name} is not an image of a kind that Hashseek reads ({kinds})") from None
     except Exception as error:  # decoders raise nearly anything on damaged data

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side; every library reads it when it is loaded
+os.environ["HASHSEEK_ENGINE"] = "torch"  # converting a network takes a second; tests/retrieval/test_engines.py does
 
 import pytest
 import torch

@@ -177,7 +177,7 @@ def open_collection(
         keep_features: a new collection also stores features, which `rank="float"` compares.
         read_only: refuse changes; the folder need not be writable.
         options: `device` ("auto", "cpu", "cuda" or "cuda:N"), `precision` ("auto", "fp32" or "bf16") and `engine`
-            ("torch" or "openvino").
+            ("auto", "torch" or "openvino").
 
     Raises:
         BadCollection: there is no collection, and no checkpoint to create one for.
@@ -274,7 +274,7 @@ def encode(
         images: paths, bytes of image files, or Pillow images.
         checkpoint: its path, or the result of `load_checkpoint`.
         options: `device` ("auto", "cpu", "cuda" or "cuda:N"), `precision` ("auto", "fp32" or "bf16") and `engine`
-            ("torch" or "openvino").
+            ("auto", "torch" or "openvino").
 
     Raises:
         BadImage: an image cannot be read.

@@ -89,7 +89,7 @@ def add(
     ] = SECONDS,
     device: Device = "auto",
     precision: Precision = "auto",
-    engine: Engine = "torch",
+    engine: Engine = "auto",
 ) -> None:
     """Add images to a collection. If it is interrupted, run the same command again: nothing is stored twice.
 

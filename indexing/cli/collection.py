@@ -12,6 +12,7 @@ from hashseek.indexing.catalog.filters import FILTER_HELP, make_filter
 from hashseek.indexing.catalog.records import Space
 from hashseek.indexing.cli.add import add
 from hashseek.indexing.cli.calibrate import calibrate
+from hashseek.indexing.cli.duplicates import duplicates
 from hashseek.indexing.cli.fitting import refit
 from hashseek.indexing.cli.maintenance import app as maintenance
 from hashseek.indexing.cli.maintenance import repair_and_print
@@ -27,6 +28,7 @@ app.add_typer(maintenance)
 app.command()(add)
 app.command()(calibrate)
 app.command()(refit)
+app.command()(duplicates)
 
 
 @app.command()
@@ -95,23 +97,6 @@ def _line(content: dict[str, Any]) -> str:
 
 
 @app.command()
-def duplicates(
-    collection: CollectionArgument,
-    radius: Annotated[int, typer.Option(help="Bits by which two linked images may differ; 0: equal codes.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list per group, one group a line.")] = False,
-) -> None:
-    """Print groups of near-duplicates: images linked by chains of neighbours within the radius."""
-    with closing(Collection(collection, read_only=True)) as opened:
-        for ids in opened.duplicates(radius=radius):
-            records = [image for image in opened.catalog.get(ids.tolist()) if image is not None]
-            if as_json:
-                typer.echo(json.dumps([{"id": image.id, "key": image.key, "path": image.path} for image in records]))
-            else:
-                lines = [f"{image.id}  {printable(image.path)}" for image in records]
-                typer.echo("\n".join(lines) + "\n")
-
-
-@app.command()
 def verify(
     collection: CollectionArgument,
     repair: Annotated[
@@ -125,7 +110,7 @@ def verify(
     ] = 0,
     device: Device = "auto",
     precision: Precision = "auto",
-    engine: Engine = "torch",
+    engine: Engine = "auto",
 ) -> None:
     """Check that catalog, codes, index, checkpoint and image files agree; exits with 1 if they do not."""
     options = encoder_options(device, precision, engine)
@@ -133,7 +118,7 @@ def verify(
         raise BadConfig("--codes and --repair cannot be used together: repair first, then verify with --codes")
     if checkpoint is not None and not repair:
         raise BadConfig("--checkpoint needs --repair: add it, or leave out --checkpoint")
-    if (device, precision, engine) != ("auto", "auto", "torch") and not (codes or repair):
+    if (device, precision, engine) != ("auto", "auto", "auto") and not (codes or repair):
         raise BadConfig("--device, --precision and --engine need --codes or --repair: nothing is encoded without them")
     if repair:
         repair_and_print(collection, checkpoint, options)
@@ -195,7 +180,7 @@ def search(
     added_before: Annotated[str | None, typer.Option(help=FILTER_HELP["added_before"])] = None,
     device: Device = "auto",
     precision: Precision = "auto",
-    engine: Engine = "torch",
+    engine: Engine = "auto",
 ) -> None:
     """Find the stored images most similar to an image, nearest first."""
     among = make_filter(

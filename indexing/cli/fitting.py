@@ -124,7 +124,7 @@ def refit(
     allow_private: AllowPrivate = False,
     device: Device = "auto",
     precision: Precision = "auto",
-    engine: Engine = "torch",
+    engine: Engine = "auto",
 ) -> None:
     """Fit the hash layer anew to the images that the collection holds by now, without labels, and change to it.
 

@@ -106,7 +106,7 @@ def reencode_command(
     allow_private: AllowPrivate = False,
     device: Device = "auto",
     precision: Precision = "auto",
-    engine: Engine = "torch",
+    engine: Engine = "auto",
 ) -> None:
     """Encode all images with another checkpoint, then switch to it. If interrupted, run the same command again.
 

@@ -8,7 +8,7 @@ import typer
 from hashseek.retrieval.devices import EncoderOptions
 from hashseek.retrieval.errors import BadConfig
 
-EngineName = Literal["torch", "openvino"]
+EngineName = Literal["auto", "torch", "openvino"]
 PrecisionName = Literal["auto", "fp32", "bf16"]
 
 CollectionArgument = Annotated[Path, typer.Argument(help="Folder of the collection.")]
@@ -17,7 +17,7 @@ Precision = Annotated[
     PrecisionName, typer.Option(help="Precision of the network; auto: the faster one on this device.")
 ]
 Engine = Annotated[
-    EngineName, typer.Option(help="Library that runs the network; openvino is faster on a CPU but needs its package.")
+    EngineName, typer.Option(help="Library that runs the network; auto: openvino on a CPU, torch on a GPU.")
 ]
 AllowPrivate = Annotated[
     bool, typer.Option("--allow-private", help="Also download URLs of this machine and of private networks.")

@@ -85,7 +85,7 @@ def reencode(
     """
     header = load_header(checkpoint)
     header.image_preprocessing()
-    engine = options.get("engine", "torch")
+    engine = options.get("engine", "auto")
     check_engine(engine, device=options.get("device", "auto"), precision=options.get("precision", "auto"))
     catalog = collection.catalog
     if header.fingerprint == catalog.spaces.active().fingerprint:

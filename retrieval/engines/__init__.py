@@ -1,12 +1,15 @@
-"""Engines: libraries that run a backbone for the encoder. `ENGINES` maps a name to the class.
+"""Engines: libraries that run a backbone for the encoder.
 
     torch      PyTorch, on a CPU or a GPU
-    openvino   OpenVINO, on a CPU; an optional package
+    openvino   OpenVINO, on a CPU
+    auto       OpenVINO on a CPU; PyTorch on a GPU, without OpenVINO, and for networks that it cannot convert
 
-docs/benchmarks.md compares their speed and shows how well their codes agree.
+The environment variable HASHSEEK_ENGINE says which engine "auto" means. docs/benchmarks.md compares their speed and
+shows how well their codes agree.
 """
 
-from collections.abc import Callable
+import logging
+import os
 from typing import Protocol
 
 import numpy as np
@@ -15,7 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hashseek.retrieval.devices import pick_device, pick_dtype
-from hashseek.retrieval.engines.openvino_engine import OpenVinoEngine, check_openvino
+from hashseek.retrieval.engines.openvino_engine import OpenVinoEngine, check_openvino, has_openvino
 from hashseek.retrieval.engines.torch_engine import TorchEngine
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import Pixels, Preprocessing
@@ -37,11 +40,19 @@ class Engine(Protocol):
         """Features (B, D) of preprocessed uint8 pixels (B, 3, size, size), B >= 1. Not thread-safe."""
 
 
-ENGINES: dict[str, Callable[..., Engine]] = {"torch": TorchEngine, "openvino": OpenVinoEngine}
+ENGINES = ("auto", "torch", "openvino")
+
+_log = logging.getLogger("hashseek")
 
 
 def build_engine(
-    name: str, network: nn.Module, preprocessing: Preprocessing, *, device: str = "auto", precision: str = "auto"
+    name: str,
+    network: nn.Module,
+    preprocessing: Preprocessing,
+    *,
+    device: str = "auto",
+    precision: str = "auto",
+    backbone: str | None = None,
 ) -> Engine:
     """The engine `name` for a backbone in evaluation mode. The backbone is not changed.
 
@@ -51,12 +62,21 @@ def build_engine(
         preprocessing: size, mean and standard deviation of the input.
         device: "auto", "cpu", "cuda" or "cuda:N".
         precision: "fp32", "bf16" or "auto": the faster one on this device, see `pick_inference_dtype`.
+        backbone: name of the network, to cache its converted form; None: it is not cached.
 
     Raises:
         BadConfig: the engine is unknown, or cannot run this network on this device in this precision.
     """
     check_engine(name, device=device, precision=precision)
-    return ENGINES[name](network, preprocessing, device=device, precision=precision)
+    name = _chosen(name)
+    if name == "openvino" or (name == "auto" and pick_device(device).type == "cpu" and has_openvino()):
+        try:
+            return OpenVinoEngine(network, preprocessing, device=device, precision=precision, backbone=backbone)
+        except BadConfig as error:
+            if name == "openvino":
+                raise
+            _log.warning("encoding with torch: %s", error)
+    return TorchEngine(network, preprocessing, device=device, precision=precision)
 
 
 def check_engine(name: str, *, device: str = "auto", precision: str = "auto") -> None:
@@ -65,9 +85,14 @@ def check_engine(name: str, *, device: str = "auto", precision: str = "auto") ->
     Raises:
         BadConfig: it does not.
     """
+    name = _chosen(name)
     if name not in ENGINES:
         raise BadConfig(f"there is no engine {name!r}: use one of {', '.join(ENGINES)}")
     pick_device(device)
     pick_dtype(precision, torch.device("cpu"))
     if name == "openvino":
         check_openvino(device)
+
+
+def _chosen(name: str) -> str:
+    return os.environ.get("HASHSEEK_ENGINE", "auto") if name == "auto" else name

@@ -1,4 +1,4 @@
-"""Features by OpenVINO on a CPU, several times as fast as PyTorch for small networks. Needs `hashseek[openvino]`.
+"""Features by OpenVINO on a CPU, several times as fast as PyTorch for small networks.
 
 Every image is a request of its own, and OpenVINO runs as many in parallel as suits the processor. That is faster than
 batches of 32, whose activations do not fit the caches, and an image's features cannot depend on its batch.
@@ -7,7 +7,7 @@ batches of 32, whose activations do not fit the caches, and an image's features 
 import importlib
 import importlib.util
 import sys
-import warnings
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,42 +16,63 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hashseek.retrieval.devices import pick_device, pick_inference_dtype
+from hashseek.retrieval.engines.openvino_models import load_model, reason_of
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import Pixels, Preprocessing
 
 
 class OpenVinoEngine:
-    """See `Engine`. Converting a network takes some seconds.
+    """See `Engine`. Converting a network takes some seconds, reading a converted one from the cache tenths of a second.
+
+    Args:
+        network, preprocessing, device, precision: see `build_engine`.
+        backbone: name of the network, part of its key in the cache; None: it is not cached.
 
     Raises:
         BadConfig: OpenVINO is not installed or cannot convert this network, or the device or precision does not exist.
     """
 
     def __init__(
-        self, network: nn.Module, preprocessing: Preprocessing, *, device: str = "auto", precision: str = "auto"
+        self,
+        network: nn.Module,
+        preprocessing: Preprocessing,
+        *,
+        device: str = "auto",
+        precision: str = "auto",
+        backbone: str | None = None,
     ) -> None:
         check_openvino(device)
         self.device = torch.device("cpu")
         wanted = pick_inference_dtype(precision, self.device)
-        ov = _import_openvino()
-        model = _converted(ov, network, preprocessing)
-        settings = {
+        self._ov = _import_openvino()
+        self._model = load_model(self._ov, network, preprocessing, backbone)
+        self._settings: dict[str, Any] = {
             "INFERENCE_PRECISION_HINT": "bf16" if wanted == torch.bfloat16 else "f32",
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+            "ENABLE_CPU_PINNING": False,  # two processes with one thread each would share a core
         }
-        core = ov.Core()
         # A single image gets all threads; many images get one or a few threads each. Both give the same numbers.
-        self._alone = core.compile_model(model, "CPU", settings | {"PERFORMANCE_HINT": "LATENCY"})
-        self._many = core.compile_model(model, "CPU", settings | {"PERFORMANCE_HINT": "THROUGHPUT"})
-        found = str(self._alone.get_property("INFERENCE_PRECISION_HINT").get_type_name())
+        alone = self._compiled("LATENCY")
+        self._request = alone.create_infer_request()
+        found = str(alone.get_property("INFERENCE_PRECISION_HINT").get_type_name())
         self.dtype = {"bf16": torch.bfloat16, "f32": torch.float32}[found]
         if self.dtype != wanted:
             raise BadConfig(f"OpenVINO runs in {found} on this processor, not in {precision}: use --precision auto")
-        self._request = self._alone.create_infer_request()
-        self._queue = ov.AsyncInferQueue(self._many)
-        self._queue.set_callback(_keep)
         self.batch_size = 128  # large, because some cores idle at the end of a batch
         self.name = f"openvino cpu {str(self.dtype).removeprefix('torch.')}"
+
+    def _compiled(self, hint: str) -> Any:
+        try:
+            return self._ov.Core().compile_model(self._model, "CPU", self._settings | {"PERFORMANCE_HINT": hint})
+        except RuntimeError as error:
+            raise BadConfig(f"OpenVINO cannot run this backbone ({reason_of(error)}): use --engine torch") from None
+
+    @cached_property
+    def _queue(self) -> Any:
+        """Compiled when it is used, because a search needs none."""
+        queue: Any = self._ov.AsyncInferQueue(self._compiled("THROUGHPUT"))
+        queue.set_callback(_keep)
+        return queue
 
     def __call__(self, pixels: Pixels) -> NDArray[np.float32]:
         """Features (B, D) of preprocessed uint8 pixels (B, 3, size, size)."""
@@ -74,36 +95,17 @@ def _features(outputs: NDArray[np.float32]) -> NDArray[np.float32]:
     return outputs.reshape(1, -1).astype(np.float32)
 
 
-def _converted(ov: Any, network: nn.Module, preprocessing: Preprocessing) -> Any:
-    """OpenVINO's form of `network` for one image of uint8 pixels (1, 3, size, size), normalisation included."""
-    size = preprocessing.size
-    try:
-        with warnings.catch_warnings(), torch.inference_mode():
-            warnings.simplefilter("ignore")  # PyTorch's own deprecations, which OpenVINO triggers
-            exported = torch.export.export(network.cpu(), (torch.zeros(1, 3, size, size),))
-            model = ov.convert_model(exported)
-        model.reshape([1, 3, size, size])
-        steps = ov.preprocess.PrePostProcessor(model)
-        pixels = steps.input()
-        pixels.tensor().set_element_type(ov.Type.u8).set_layout(ov.Layout("NCHW"))
-        pixels.model().set_layout(ov.Layout("NCHW"))
-        pixels.preprocess().convert_element_type(ov.Type.f32)
-        pixels.preprocess().mean([255 * value for value in preprocessing.mean])
-        pixels.preprocess().scale([255 * value for value in preprocessing.std])
-        return steps.build()
-    except Exception as error:  # PyTorch and OpenVINO raise dozens of types
-        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
-        raise BadConfig(f"OpenVINO cannot convert this backbone ({reason}): use --engine torch") from None
-
-
 def check_openvino(device: str) -> None:
     """Raise `BadConfig` unless the package is installed and `device` is "auto" or a CPU."""
     if device != "auto" and pick_device(device).type != "cpu":
         raise BadConfig(f"the engine openvino runs on the CPU, not on {device}: use --device cpu")
-    if importlib.util.find_spec("openvino") is None:
-        raise BadConfig(
-            "the engine openvino needs the package openvino: install it with pip install 'hashseek[openvino]'"
-        )
+    if not has_openvino():
+        raise BadConfig("the engine openvino needs the package openvino: `pip install openvino`, or use --engine torch")
+
+
+def has_openvino() -> bool:
+    """Whether the package is installed."""
+    return importlib.util.find_spec("openvino") is not None
 
 
 def _import_openvino() -> Any:

@@ -1,8 +1,9 @@
 """Backbones of the optional package timm: `timm:NAME`, with or without a tag, such as timm:resnet10t.c3_in1k."""
 
+import copy
 import difflib
 import importlib
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -67,6 +68,19 @@ def converted(network: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]
     except Exception:  # made for other weights; the caller says which names do not fit
         return state
     return renamed
+
+
+def for_one_size(network: Any, size: int) -> nn.Module:
+    """A copy of timm's `VisionTransformer` that takes images of this size only; any other network as it is.
+
+    Built as above, it resamples its positions whenever it is exported, an operation that OpenVINO lacks.
+    """
+    if type(network).__name__ != "VisionTransformer" or not getattr(network, "dynamic_img_size", False):
+        return cast(nn.Module, network)
+    network = copy.deepcopy(network)
+    network.set_input_size((size, size))
+    network.dynamic_img_size, network.patch_embed.flatten = False, True
+    return cast(nn.Module, network)
 
 
 def _find(name: str) -> tuple[Any, str, dict[str, Any]]:

@@ -1,9 +1,11 @@
 """Encoder engines: folding changes nothing, codes do not depend on the batch, and engines agree."""
 
 import copy
-import importlib.util
+import os
 import sys
 import threading
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,18 +17,16 @@ from hashseek.retrieval import devices
 from hashseek.retrieval.checkpoint import load_checkpoint, save_checkpoint
 from hashseek.retrieval.codes import unpack
 from hashseek.retrieval.encoder import Encoder
-from hashseek.retrieval.engines import ENGINES, build_engine, check_engine
+from hashseek.retrieval.engines import build_engine, check_engine, openvino_models
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import Preprocessing, normalizer, preprocess
-from hashseek.retrieval.models.backbones import build_backbone
+from hashseek.retrieval.models.backbones import build_backbone, default_preprocessing
 from hashseek.retrieval.models.batch_norm_folding import conv_norm_pairs, fold
 from hashseek.retrieval.models.hash_model import HashModel
 from support.models import PREPROCESSING
 from support.pictures import N_PICTURES, draw
 
-HAS_OPENVINO = importlib.util.find_spec("openvino") is not None
-needs_openvino = pytest.mark.skipif(not HAS_OPENVINO, reason="the package openvino is not installed")
-NAMES = [pytest.param(name, marks=needs_openvino if name == "openvino" else ()) for name in ENGINES]
+NAMES = ("torch", "openvino")
 CPU = torch.device("cpu")
 
 
@@ -44,12 +44,42 @@ def network(name: str, *, seed: int = 0) -> nn.Module:
     return module
 
 
+class Depends(nn.Module):
+    """Takes a branch that depends on its input, which cannot be exported."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean((2, 3)) if x.sum() > 0 else -x.mean((2, 3))
+
+
+class Small(nn.Module):
+    """One convolution and one linear layer."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.conv, self.linear = nn.Conv2d(3, width, 8, stride=8), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.conv(x).relu().mean((2, 3)))
+
+
 def pictures(n: int, preprocessing: Preprocessing) -> np.ndarray:
     return np.stack([preprocess(draw(seed), preprocessing) for seed in range(n)])
 
 
+def logged(caplog) -> list[str]:
+    return [record.levelname for record in caplog.records if record.name == "hashseek"]
+
+
 def relative(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def module_cache(tmp_path_factory) -> Iterator[None]:
+    """A cache for all tests of this file, so that each network is converted once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HASHSEEK_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -133,24 +163,21 @@ def test_a_network_that_cannot_be_traced_is_left_as_it_is():
     assert build_engine("torch", module, preprocessing, device="cpu", precision="fp32").name == "torch cpu float32"
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_float32_features_are_those_of_the_network(name):
+def test_float32_features_of_torch_are_those_of_the_network():
     module = network("resnet18")
     pixels = pictures(5, PREPROCESSING)
-    engine = build_engine(name, module, PREPROCESSING, device="cpu", precision="fp32")
-    assert sys.modules.get("openvino_telemetry") is None  # which would send usage data
-    assert engine.name == ("openvino cpu float32" if name == "openvino" else "torch cpu float32 folded")
+    engine = build_engine("torch", module, PREPROCESSING, device="cpu", precision="fp32")
+    assert engine.name == "torch cpu float32 folded"
     with torch.inference_mode():
         expected = module(normalizer(PREPROCESSING, CPU)(torch.from_numpy(pixels))).numpy()
     assert relative(engine(pixels), expected) < 1e-4
 
 
-@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("precision", ["fp32", "auto"])
-def test_an_image_has_one_code_alone_in_any_batch_and_again(name, precision, centred):
+def test_torch_gives_an_image_one_code_alone_in_any_batch_and_again(precision, centred):
     pixels = pictures(N_PICTURES, PREPROCESSING)
     loaded = load_checkpoint(centred)
-    encoder = Encoder(loaded, device="cpu", precision=precision, engine=name)
+    encoder = Encoder(loaded, device="cpu", precision=precision, engine="torch")
     codes = encoder.encode_pixels(pixels)
     assert len(np.unique(codes, axis=0)) > N_PICTURES // 2  # or equal codes would show nothing
     np.testing.assert_array_equal(encoder.encode_pixels(pixels), codes)
@@ -170,22 +197,145 @@ def test_an_output_of_the_head_does_not_depend_on_the_images_beside_it(precision
     np.testing.assert_array_equal(np.concatenate(alone), outputs)
 
 
-@needs_openvino
-def test_openvino_gives_the_same_numbers_alone_and_in_a_batch_whatever_the_threads():
-    """Exactly, features and not only bits: 17 images keep every request busy more than once."""
-    module = network("squeezenet1_1")
-    pixels = np.concatenate([pictures(N_PICTURES, PREPROCESSING), pictures(5, PREPROCESSING)])
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory) -> dict[str, Path]:
+    """Checkpoints of 64 bits as they come from the generator of random numbers, by backbone."""
+    folder = tmp_path_factory.mktemp("plain")
+    for backbone in ("squeezenet1_1", "timm:test_vit"):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(7)
+            model = HashModel(backbone=backbone, n_bits=64).eval()
+        preprocessing = default_preprocessing(backbone)
+        assert preprocessing is not None
+        save_checkpoint(folder / backbone, model, replace(preprocessing, size=96), label_names=())
+    return {file.name: file for file in folder.iterdir()}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("backbone", ["squeezenet1_1", "timm:test_vit"])
+def test_openvino_computes_every_output_to_the_last_bit_as_in_any_other_batch(backbone, precision, plain):
+    """Also with other threads. The weights are plainly random, and 40 images keep every request busy many times."""
+    if backbone.startswith("timm:"):
+        pytest.importorskip("timm")
+    if precision == "bf16" and "amx_bf16" not in devices.cpu_flags():
+        pytest.skip("this processor does not multiply bf16")
+    loaded = load_checkpoint(plain[backbone])
+    pixels = pictures(40, loaded.header.image_preprocessing())
     found = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
         try:
-            engine = build_engine("openvino", module, PREPROCESSING)
+            encoder = Encoder(loaded, device="cpu", precision=precision, engine="openvino")
         finally:
             torch.set_num_threads(1)
-        found.append(engine(pixels))
-        np.testing.assert_array_equal(np.concatenate([engine(one[None]) for one in pixels]), found[-1])
-    np.testing.assert_array_equal(found[0], found[1])
-    np.testing.assert_array_equal(found[0][:5], found[0][-5:])
+        for batch_size in (1, 3, 32):
+            encoder.batch_size = batch_size
+            found.append(encoder.outputs(pixels))
+    assert len(np.unique(found[0], axis=0)) == len(pixels)
+    for outputs in found[1:]:
+        np.testing.assert_array_equal(outputs, found[0])
+
+
+@pytest.mark.parametrize("backbone", ["squeezenet1_1", "timm:test_vit"])
+def test_engines_and_batches_change_float32_outputs_by_rounding_alone(backbone, plain):
+    if backbone.startswith("timm:"):
+        pytest.importorskip("timm")
+    loaded = load_checkpoint(plain[backbone])
+    pixels = pictures(35, loaded.header.image_preprocessing())
+    openvino_encoder = Encoder(loaded, device="cpu", precision="fp32", engine="openvino")
+    assert openvino_encoder.engine == "openvino cpu float32"
+    assert sys.modules.get("openvino_telemetry") is None  # which would send usage data
+    expected = openvino_encoder.outputs(pixels)
+    torch_encoder = Encoder(loaded, device="cpu", precision="fp32", engine="torch")
+    for batch_size in (1, 3, 32):
+        torch_encoder.batch_size = batch_size
+        found = torch_encoder.outputs(pixels)
+        assert relative(found, expected) < 1e-4
+        differ = (found > 0) != (expected > 0)
+        assert (np.abs(expected[differ]) < 1e-4 * np.abs(expected).max()).all()
+
+
+def test_auto_is_openvino_on_a_cpu_and_torch_for_what_it_cannot_convert(monkeypatch, caplog, checkpoint):
+    monkeypatch.delenv("HASHSEEK_ENGINE")
+    assert Encoder(load_checkpoint(checkpoint), device="cpu").engine.startswith("openvino cpu ")
+    assert not logged(caplog)
+    engine = build_engine("auto", Depends(), PREPROCESSING, device="cpu")
+    assert engine.name.startswith("torch cpu ")
+    assert logged(caplog) == ["WARNING"]
+    with pytest.raises(BadConfig):
+        build_engine("openvino", Depends(), PREPROCESSING, device="cpu")
+    monkeypatch.setenv("HASHSEEK_ENGINE", "torch")
+    assert Encoder(load_checkpoint(checkpoint), device="cpu").engine.startswith("torch cpu ")
+    monkeypatch.setenv("HASHSEEK_ENGINE", "steam")
+    with pytest.raises(BadConfig):
+        check_engine("auto")
+
+
+def test_a_network_that_openvino_converts_wrongly_runs_on_torch(monkeypatch):
+    class Noisy(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.mean((2, 3)) + torch.rand(1, 3)
+
+    with pytest.raises(BadConfig):
+        build_engine("openvino", Noisy().eval(), PREPROCESSING, device="cpu")
+
+
+class TestCacheOfConvertedNetworks:
+    def test_a_network_is_converted_once_and_computes_the_same(self, own_cache, monkeypatch):
+        network, pixels = Small(), pictures(3, PREPROCESSING)
+        first = build_engine("openvino", network, PREPROCESSING, device="cpu", backbone="small")(pixels)
+        monkeypatch.setattr(torch.export, "export", None)
+        again = build_engine("openvino", network, PREPROCESSING, device="cpu", backbone="small")(pixels)
+        np.testing.assert_array_equal(again, first)
+
+    def test_other_weights_preprocessing_or_names_have_files_of_their_own(self, own_cache):
+        one, other = Small(), Small()
+        keys = ((one, 64, "a"), (other, 64, "a"), (one, 65, "a"), (one, 64, "b"))
+        paths = {
+            openvino_models._file(network, replace(PREPROCESSING, size=size), name) for network, size, name in keys
+        }
+        assert len(paths) == 4
+        # The code of a network from outside may change.
+        build_engine("openvino", one, PREPROCESSING, device="cpu", backbone="module:Outside")
+        assert not own_cache.exists()
+
+    def test_a_damaged_file_is_written_again(self, own_cache, caplog, monkeypatch):
+        network, pixels = Small(), pictures(3, PREPROCESSING)
+        expected = build_engine("openvino", network, PREPROCESSING, device="cpu", backbone="small")(pixels)
+        [file] = own_cache.glob("openvino/*")
+        whole = file.read_bytes()
+        changed = whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]
+        for damaged in (changed, whole[: len(whole) // 2], b""):
+            caplog.clear()
+            file.write_bytes(damaged)
+            again = build_engine("openvino", network, PREPROCESSING, device="cpu", backbone="small")(pixels)
+            np.testing.assert_array_equal(again, expected)
+            assert logged(caplog) == ["WARNING"]
+        monkeypatch.setattr(torch.export, "export", None)
+        build_engine("openvino", network, PREPROCESSING, device="cpu", backbone="small")
+
+    def test_without_a_place_to_write_there_is_no_cache_and_one_log_line(self, small_disk, monkeypatch, caplog):
+        (small_disk / "file").touch()
+        full = small_disk / "full"
+        full.mkdir()
+        network, pixels = Small(width=600), pictures(3, PREPROCESSING)  # 1.4 MB of weights
+        found = []
+        for cache in (small_disk / "file", full):
+            caplog.clear()
+            monkeypatch.setenv("HASHSEEK_CACHE", str(cache))
+            found.append(build_engine("openvino", network, PREPROCESSING, device="cpu", backbone="small")(pixels))
+            assert logged(caplog) == ["WARNING"]
+        np.testing.assert_array_equal(*found)
+        assert not [path for path in full.rglob("*") if path.is_file()]
+
+    def test_the_longest_unused_files_make_room(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(openvino_models, "_KEPT_BYTES", 25)
+        for number, name in enumerate(["old", "older", "new"]):
+            (tmp_path / f"{name}.model").write_bytes(b"x" * 10)
+            os.utime(tmp_path / f"{name}.model", (1000 - 10 * number,) * 2)
+        os.utime(tmp_path / "new.model", (2000, 2000))  # used again
+        openvino_models._delete_old(tmp_path)
+        assert {file.name for file in tmp_path.iterdir()} == {"old.model", "new.model"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -244,16 +394,6 @@ def test_what_is_not_available_is_refused(monkeypatch, checkpoint):
     monkeypatch.setitem(sys.modules, "openvino", None)
     with pytest.raises(BadConfig):
         Encoder(loaded, engine="openvino", device="cpu")
-
-
-@needs_openvino
-def test_a_network_that_openvino_cannot_convert_is_refused():
-    class Depends(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.mean((2, 3)) if x.sum() > 0 else -x.mean((2, 3))
-
-    with pytest.raises(BadConfig):
-        build_engine("openvino", Depends(), PREPROCESSING)
 
 
 def test_other_threads_encode_while_a_network_is_folded():

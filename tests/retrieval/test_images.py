@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hashseek.retrieval import images
 from hashseek.retrieval.errors import BadConfig, BadImage
 from hashseek.retrieval.images import (
     FORMATS,
@@ -24,6 +25,7 @@ from hashseek.retrieval.images import (
 )
 from support.pictures import draw
 
+needs_heif = pytest.mark.skipif("HEIF" not in FORMATS, reason="the package pillow-heif is not installed")
 PREPROCESSING = Preprocessing(size=64, mean=(0.5, 0.4, 0.3), std=(0.25, 0.2, 0.1))
 
 
@@ -55,16 +57,35 @@ def palette(transparency=None):
 
 
 def oriented(number, kind="JPEG"):
-    """A picture of 30 x 20 px whose left third is red, to be shown as EXIF orientation `number` says."""
+    """A picture of 30 x 20 px whose left third is red, to be shown as EXIF orientation `number` says.
+
+    HEIF has transformations of its own, and pillow-heif writes those.
+    """
     image = Image.new("RGB", (30, 20), "blue")
     image.paste((255, 0, 0), (0, 0, 10, 20))
     exif = Image.Exif()
     exif[0x112] = number
-    return encoded(image, kind, exif=exif, **({"quality": 95} if kind == "JPEG" else {}))
+    return encoded(image, kind, exif=exif.tobytes(), **({"quality": 95} if kind == "JPEG" else {}))
 
 
 def near(pixel, wanted, tolerance=3):
     return all(abs(a - b) <= tolerance for a, b in zip(pixel, wanted, strict=True))
+
+
+def deep_heic(bits):
+    """A HEIC picture of 64 x 48 px with 10 or 12 bits per channel: a third of the full red, none of the others."""
+    import pillow_heif
+
+    values = np.zeros((48, 64, 3), np.uint16)
+    values[..., 0] = 65535 // 3
+    picture = pillow_heif.from_bytes(mode="RGB;16", size=(64, 48), data=values.tobytes())
+    buffer = io.BytesIO()
+    before, pillow_heif.options.SAVE_HDR_TO_12_BIT = pillow_heif.options.SAVE_HDR_TO_12_BIT, bits == 12
+    picture.save(buffer, quality=-1, chroma=444)
+    pillow_heif.options.SAVE_HDR_TO_12_BIT = before
+    stored = pillow_heif.open_heif(io.BytesIO(buffer.getvalue()), convert_hdr_to_8bit=False)
+    assert stored.info["bit_depth"] == bits
+    return buffer.getvalue()
 
 
 GREY_RAMP = np.array([[0, 257, 32896, 65535]], np.uint16)
@@ -120,6 +141,21 @@ GOOD = {
 }
 
 
+if "HEIF" in FORMATS:
+    half = Image.new("RGBA", (64, 64), (0, 0, 0, 0))
+    GOOD |= {
+        "HEIC": (encoded(Image.new("RGB", (64, 48), (200, 100, 50)), "HEIF"), (64, 48), {(60, 40): (200, 100, 50)}),
+        "HEIC of 10 bits": (deep_heic(10), (64, 48), {(30, 20): (85, 0, 0)}),
+        "HEIC of 12 bits": (deep_heic(12), (64, 48), {(30, 20): (85, 0, 0)}),
+        "transparent HEIC": (encoded(half, "HEIF"), (64, 64), {(30, 20): (255, 255, 255)}),
+        "HEIC in tiles": (
+            encoded(Image.new("RGB", (700, 600), (200, 100, 50)), "HEIF", tile_size=256),
+            (700, 600),
+            {(690, 590): (200, 100, 50)},
+        ),
+    }
+
+
 @pytest.mark.parametrize("name", GOOD)
 def test_a_picture_is_decoded_as_a_person_sees_it(name):
     data, size, colours = GOOD[name]
@@ -134,7 +170,7 @@ def test_a_picture_is_decoded_as_a_person_sees_it(name):
     assert pixels.dtype == np.uint8
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", pytest.param("HEIF", marks=needs_heif)])
 @pytest.mark.parametrize(
     ("number", "red_at"),
     # Where the stored left edge is shown, EXIF 2.32, tag 0x0112.
@@ -158,7 +194,7 @@ def test_exif_orientation_turns_the_picture(kind, number, red_at):
     assert near(picture.image.getpixel(places[opposite]), (0, 0, 255), 20)
 
 
-@pytest.mark.parametrize("kind", ["WEBP", "AVIF", "GIF", "TIFF", "BMP", "PNG", "JPEG"])
+@pytest.mark.parametrize("kind", ["WEBP", "AVIF", "GIF", "TIFF", "BMP", "PNG", "JPEG", "HEIF"])
 def test_every_kind_is_read_whichever_comes_first(kind):
     if kind not in FORMATS:
         pytest.skip(f"this Pillow is built without {kind}")
@@ -207,6 +243,24 @@ def test_the_limit_on_pixels_is_exact():
     assert MAX_PIXELS == 100_000_000
 
 
+@needs_heif
+def test_a_heic_picture_is_measured_before_it_is_decoded():
+    data = encoded(draw(5, (640, 480)), "HEIF", thumbnails=[160])
+    with pytest.raises(BadImage, match="307,199"):
+        decode(data, max_pixels=640 * 480 - 1)
+    small, _ = decode_for(data, PREPROCESSING)
+    assert small.image.size == (640, 480)  # decoded itself, not its thumbnail
+    with pytest.raises(BadImage):
+        decode(data[: len(data) // 2])
+
+
+@needs_heif
+def test_without_its_package_a_heic_picture_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(images, "FORMATS", tuple(kind for kind in FORMATS if kind != "HEIF"))
+    with pytest.raises(BadImage, match="hashseek\\[heif\\]"):
+        decode(encoded(draw(5), "HEIF"))
+
+
 def test_damage_anywhere_gives_a_picture_or_our_own_error():
     rng = np.random.default_rng(0)
     for data in (
@@ -215,6 +269,7 @@ def test_damage_anywhere_gives_a_picture_or_our_own_error():
         encoded(draw(2), "GIF"),
         encoded(draw(2), "WEBP"),
         encoded(draw(2), "TIFF"),
+        *([encoded(draw(2), "HEIF")] if "HEIF" in FORMATS else []),
     ):
         for _ in range(60):
             torn = bytearray(data)

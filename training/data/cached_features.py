@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from hashseek.retrieval.checkpoint import digest_weights
 from hashseek.retrieval.devices import pick_dtype
-from hashseek.retrieval.files import write_atomically
+from hashseek.retrieval.files import cache_folder, write_atomically
 from hashseek.retrieval.images import normalizer
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.data.augmentation import Augmentation
-from hashseek.training.data.cache_folder import cache_folder, digest_files
+from hashseek.training.data.file_digests import digest_files
 from hashseek.training.data.training_images import Images
 
 BATCH = 32

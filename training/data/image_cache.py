@@ -1,7 +1,7 @@
 """Decoded images on disk: one memory-mapped array that later epochs and later runs read instead of decoding.
 
-Files are in `$HASHSEEK_CACHE/images` (see `training.data.cache_folder`) and may be deleted at any time. Each is written
-under a temporary name and renamed when it is complete, so a partial file is never read.
+Files are in `$HASHSEEK_CACHE/images` (see `retrieval.files.cache_folder`) and may be deleted at any time. Each is
+written under a temporary name and renamed when it is complete, so a partial file is never read.
 """
 
 import hashlib
@@ -15,9 +15,9 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from hashseek.retrieval.errors import BadConfig
-from hashseek.retrieval.files import fsync_folder
+from hashseek.retrieval.files import cache_folder, fsync_folder
 from hashseek.retrieval.images import Pixels, Preprocessing
-from hashseek.training.data.cache_folder import cache_folder, digest_files
+from hashseek.training.data.file_digests import digest_files
 
 # Bytes to leave free for the run's own files.
 RESERVE = 2**30

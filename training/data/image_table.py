@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hashseek.retrieval.errors import BadConfig, BadDataset
-from hashseek.retrieval.files import write_atomically
+from hashseek.retrieval.files import cache_folder, write_atomically
 from hashseek.retrieval.label_files import OnError, Problem
-from hashseek.training.data.cache_folder import cache_folder, digest_files
+from hashseek.training.data.file_digests import digest_files
 from hashseek.training.data.splits import NAMES, Split, Splits, join_splits
 
 Labels = NDArray[np.uint8]

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from hashseek.retrieval.errors import BadConfig, BadDataset
+from hashseek.retrieval.files import cache_folder
 from hashseek.retrieval.images import Preprocessing, decode_for
 from hashseek.training.data import image_cache
 from hashseek.training.data.augmentation import Augmentation
-from hashseek.training.data.cache_folder import cache_folder, digest_files
+from hashseek.training.data.file_digests import digest_files
 from hashseek.training.data.splits import Split
 from hashseek.training.data.training_images import Images
 from support.commands import wait_until

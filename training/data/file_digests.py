@@ -1,20 +1,12 @@
-"""The folder for files that can be computed again, and the digest of input files that such a file depends on."""
+"""The digest of input files that a cached file depends on."""
 
 import hashlib
-import os
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 from hashseek.retrieval.errors import BadDataset
 from hashseek.retrieval.tar_members import stored_in
-
-
-def cache_folder() -> Path:
-    """`$HASHSEEK_CACHE`, else `$XDG_CACHE_HOME/hashseek`, else `~/.cache/hashseek`."""
-    if "HASHSEEK_CACHE" in os.environ:
-        return Path(os.environ["HASHSEEK_CACHE"])
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "hashseek"
 
 
 def digest_files(paths: Sequence[Path]) -> str:

@@ -1,0 +1,75 @@
+"""The subcommand `index duplicates`."""
+
+import json
+from collections.abc import Mapping
+from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from hashseek.indexing.cli.options import CollectionArgument, Device, Engine, Precision, encoder_options
+from hashseek.indexing.collection import Collection
+from hashseek.indexing.printing import printable
+from hashseek.indexing.searcher import Searcher
+from hashseek.retrieval.errors import BadConfig
+
+if TYPE_CHECKING:
+    from hashseek.indexing.maintenance.flips import Orientation
+
+
+def duplicates(
+    collection: CollectionArgument,
+    radius: Annotated[int, typer.Option(help="Bits by which two linked images may differ; 0: equal codes.")],
+    flips: Annotated[
+        bool,
+        typer.Option("--flips", help="Also link mirrored and turned copies: encodes every image in 6 orientations."),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list per group, one group a line.")] = False,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    engine: Engine = "auto",
+) -> None:
+    """Print groups of near-duplicates: images linked by chains of neighbours within the radius.
+
+    With --flips, each image has its orientation relative to the first of its group.
+    """
+    encoding = encoder_options(device, precision, engine)
+    if (device, precision, engine) != ("auto", "auto", "auto") and not flips:
+        raise BadConfig("--device, --precision and --engine need --flips: nothing is encoded without it")
+    with closing(Collection(collection, read_only=True)) as opened:
+        if not flips:
+            for ids in opened.duplicates(radius=radius):
+                _print_group(opened, dict.fromkeys(ids.tolist()), as_json=as_json)
+            return
+        from hashseek.indexing.maintenance.flips import flipped_groups
+
+        encoder = Searcher.open(opened, **encoding).encoder
+        console = Console(stderr=True)
+        columns = TextColumn("encoding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+            task = bar.add_task("encoding", total=len(opened))
+            found = flipped_groups(opened, encoder, radius=radius, advance=partial(bar.advance, task))
+        for group in found.groups:
+            _print_group(opened, group, as_json=as_json)
+        for image_id, problem in found.unreadable.items():
+            typer.echo(f"image {image_id} was compared by its stored code only: {printable(problem)}", err=True)
+
+
+def _print_group(opened: Collection, group: "Mapping[int, Orientation | None]", *, as_json: bool) -> None:
+    records = [image for image in opened.catalog.get(list(group)) if image is not None]
+    if as_json:
+        content = []
+        for image in records:
+            entry: dict[str, Any] = {"id": image.id, "key": image.key, "path": image.path}
+            if (orientation := group[image.id]) is not None:
+                entry |= {"mirrored": orientation.mirrored, "turned": 90 * orientation.quarters}
+            content.append(entry)
+        typer.echo(json.dumps(content))
+        return
+    for image in records:
+        how = str(group[image.id] or "")
+        typer.echo(f"{image.id}  {printable(image.path)}" + (f"  ({how})" if how else ""))
+    typer.echo()

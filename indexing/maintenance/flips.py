@@ -1,0 +1,150 @@
+"""Copies that were mirrored or turned by quarters (`index duplicates --flips`).
+
+Every image is read again and encoded in six other orientations, and these codes are searched among the stored ones. The
+seventh, a quarter turn clockwise, is left out: its pairs are found from the other image.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hashseek.indexing.catalog import StoredImage
+from hashseek.indexing.collection import Collection
+from hashseek.indexing.index.duplicates import groups
+from hashseek.indexing.index.hamming_index import HammingIndex, Ids
+from hashseek.indexing.maintenance.reencode import read_image
+from hashseek.retrieval.encoder import Encoder
+from hashseek.retrieval.errors import BadImage
+from hashseek.retrieval.images import Pixels
+
+_PAGE = 256
+
+
+@dataclass(frozen=True)
+class Orientation:
+    """How an image differs from another: mirrored left to right, then turned counter-clockwise by quarters (0 to 3)."""
+
+    mirrored: bool = False
+    quarters: int = 0
+
+    def of(self, pixels: Pixels) -> Pixels:
+        """Square images (B, 3, size, size), mirrored and turned."""
+        mirrored = pixels[..., ::-1] if self.mirrored else pixels
+        return np.ascontiguousarray(np.rot90(mirrored, self.quarters, axes=(-2, -1)))
+
+    def after(self, first: "Orientation") -> "Orientation":
+        """Both in turn: `first`, then this one."""
+        quarters = self.quarters + (-first.quarters if self.mirrored else first.quarters)
+        return Orientation(self.mirrored != first.mirrored, quarters % 4)
+
+    def inverse(self) -> "Orientation":
+        """What undoes it."""
+        return self if self.mirrored else Orientation(False, -self.quarters % 4)
+
+    def __str__(self) -> str:
+        turned = f"turned {90 * self.quarters}° counter-clockwise" if self.quarters else ""
+        return ", ".join(filter(None, ["mirrored" if self.mirrored else "", turned]))
+
+
+SAME = Orientation()
+_ENCODED = [Orientation(False, 1), Orientation(False, 2), *(Orientation(True, quarters) for quarters in range(4))]
+
+
+@dataclass(frozen=True)
+class Flipped:
+    """Groups of copies, and the images that could not be read, with the reason.
+
+    Args:
+        groups: by their first image; each maps an id to the orientation of that image relative to the first.
+        unreadable: these images took part with their stored codes only; some of their links may be missing.
+    """
+
+    groups: list[dict[int, Orientation]]
+    unreadable: dict[int, str]
+
+
+def flipped_groups(
+    collection: Collection, encoder: Encoder, *, radius: int, advance: Callable[[int], None] = lambda _: None
+) -> Flipped:
+    """Groups as in `Collection.duplicates` that also link mirrored and turned copies.
+
+    Args:
+        collection: may be open read-only.
+        encoder: of its checkpoint.
+        radius: bits by which the codes of two linked images may differ.
+        advance: called with the number of images that each step finished.
+
+    Raises:
+        BadConfig: radius is below 0, or not below the length of the codes.
+    """
+    index = collection.index.merged()
+    upright = {int(ids[0]): ids for ids in groups(index, radius=radius)}
+    order = np.argsort(index.ids)
+    first_of = index.ids[order]  # of the group without flips, by ascending id
+    for first, ids in upright.items():
+        first_of[np.searchsorted(index.ids, ids, sorter=order)] = first
+    links: dict[int, dict[int, Orientation]] = {}
+    unreadable: dict[int, str] = {}
+    for image_id, codes, problem in _encoded(collection, encoder, index.ids[order]):
+        if codes is None:
+            unreadable[image_id] = problem
+        else:
+            first = int(first_of[np.searchsorted(index.ids, image_id, sorter=order)])
+            for other, orientation in _links(index, codes, radius, order, first_of):
+                if other != first:
+                    links.setdefault(first, {}).setdefault(other, orientation)
+                    links.setdefault(other, {}).setdefault(first, orientation.inverse())
+        advance(1)
+    return Flipped(list(_joined(upright, links)), unreadable)
+
+
+def _encoded(collection: Collection, encoder: Encoder, ids: Ids) -> Iterator[tuple[int, NDArray[np.uint8] | None, str]]:
+    """(id, codes in the orientations of `_ENCODED` (6, code_size) or None, why there are none) of each image."""
+
+    def load(image: StoredImage) -> tuple[tuple[int, str], Pixels | None]:
+        try:
+            return (image.id, ""), read_image(collection, encoder, image)
+        except BadImage as error:
+            return (image.id, str(error)), None
+
+    def encode(pixels: Pixels) -> NDArray[np.uint8]:
+        return np.stack([encoder.encode_pixels(orientation.of(pixels)) for orientation in _ENCODED], axis=1)
+
+    def images() -> Iterator[StoredImage]:
+        for start in range(0, len(ids), _PAGE):
+            page = collection.catalog.get(ids[start : start + _PAGE].tolist())
+            yield from (image for image in page if image is not None)
+
+    for (image_id, problem), codes in encoder.stream(images(), load, encode):
+        yield image_id, codes, problem
+
+
+def _links(
+    index: HammingIndex, codes: NDArray[np.uint8], radius: int, order: Ids, first_of: Ids
+) -> Iterator[tuple[int, Orientation]]:
+    """(first image of a group, orientation) of the groups that hold the image in another orientation."""
+    for orientation, (_, found) in zip(_ENCODED, index.range(codes, radius=radius), strict=True):
+        for first in np.unique(first_of[np.searchsorted(index.ids, found, sorter=order)]):
+            yield int(first), orientation
+
+
+def _joined(upright: dict[int, Ids], links: dict[int, dict[int, Orientation]]) -> Iterator[dict[int, Orientation]]:
+    """Groups of groups that are linked, by their first image."""
+    seen: set[int] = set()
+    for start in sorted({*upright, *links}):
+        if start in seen:
+            continue
+        reached = {start: SAME}
+        waiting = deque([start])
+        while waiting:
+            here = waiting.popleft()
+            for other, orientation in links.get(here, {}).items():
+                if other not in reached:
+                    reached[other] = orientation.after(reached[here])
+                    waiting.append(other)
+        seen |= reached.keys()
+        members = {int(i): reached[first] for first in reached for i in upright.get(first, [first])}
+        yield dict(sorted(members.items()))

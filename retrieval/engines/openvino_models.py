@@ -1,0 +1,150 @@
+"""OpenVINO's form of a backbone. Converting takes seconds, so the result is cached in `$HASHSEEK_CACHE/openvino`.
+
+A file holds a SHA-256 over the rest, the length of the graph, the graph (XML) and the weights. Nothing in it depends on
+the processor or the precision. Files may be deleted at any time; the most recently used ones are kept.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import warnings
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from hashseek.retrieval.checkpoint import digest_weights
+from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.files import cache_folder, write_atomically
+from hashseek.retrieval.images import Preprocessing, normalizer
+from hashseek.retrieval.models import timm_backbones
+from hashseek.retrieval.models.backbones import is_from_outside
+
+_FORMAT = 1  # raise it when the conversion changes
+_KEPT_BYTES = 2 * 2**30
+_MAX_DIFFERENCE = 0.01  # of the largest feature; measured: below 0.0001
+
+_log = logging.getLogger("hashseek")
+
+
+def load_model(ov: Any, network: nn.Module, preprocessing: Preprocessing, backbone: str | None) -> Any:
+    """OpenVINO's form of `network` for one image of uint8 pixels (1, 3, size, size), normalisation included.
+
+    Args:
+        ov: the package openvino.
+        network: in evaluation mode.
+        preprocessing: of its input.
+        backbone: its name. None, or the name of a network from outside, whose code may change: nothing is cached.
+
+    Raises:
+        BadConfig: OpenVINO cannot convert the network.
+    """
+    if backbone is None or is_from_outside(backbone):
+        return _converted(ov, network, preprocessing)
+    file = _file(network, preprocessing, backbone)
+    content = _read(file)
+    if content is None:
+        model = _converted(ov, network, preprocessing)
+        try:
+            content = _as_bytes(ov, model)
+            write_atomically(file, content)
+            _delete_old(file.parent)
+        except (OSError, RuntimeError) as error:
+            _log.warning("the converted network cannot be cached, so every start converts it again: %s", error)
+            return model
+    length = int.from_bytes(content[32:40], "little")
+    weights = np.frombuffer(content, np.uint8, offset=40 + length)
+    return ov.Core().read_model(content[40 : 40 + length], ov.Tensor(weights))
+
+
+def _file(network: nn.Module, preprocessing: Preprocessing, backbone: str) -> Path:
+    packages = ["openvino", "torch", "torchvision", *(["timm"] if backbone.startswith("timm:") else [])]
+    versions = [(package, version(package)) for package in packages]
+    key = json.dumps([_FORMAT, versions, backbone, digest_weights(network), preprocessing.as_dict()])
+    return cache_folder() / "openvino" / f"{hashlib.sha256(key.encode()).hexdigest()}.model"
+
+
+def _read(file: Path) -> bytes | None:
+    """The content of a file; None if there is no undamaged file."""
+    try:
+        content = file.read_bytes()
+    except OSError:
+        return None
+    if content[:32] != hashlib.sha256(memoryview(content)[32:]).digest():
+        _log.warning("%s is damaged: the network is converted again", file)
+        return None
+    with suppress(OSError):  # another user's, or a read-only disk
+        os.utime(file)
+    return content
+
+
+def _as_bytes(ov: Any, model: Any) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        graph = Path(folder, "model.xml")
+        ov.save_model(model, graph, compress_to_fp16=False)
+        xml, weights = graph.read_bytes(), graph.with_suffix(".bin").read_bytes()
+    content = len(xml).to_bytes(8, "little") + xml + weights
+    return hashlib.sha256(content).digest() + content
+
+
+def _delete_old(folder: Path) -> None:
+    files = {}
+    for file in folder.glob("*.model"):
+        with suppress(FileNotFoundError):  # another process deletes too
+            files[file] = file.stat()
+    n_bytes = 0
+    for file, status in sorted(files.items(), key=lambda item: -item[1].st_mtime_ns):
+        n_bytes += status.st_size
+        if n_bytes > _KEPT_BYTES:
+            file.unlink(missing_ok=True)
+
+
+def _converted(ov: Any, network: nn.Module, preprocessing: Preprocessing) -> Any:
+    size = preprocessing.size
+    network = network.cpu()
+    try:
+        with warnings.catch_warnings(), torch.inference_mode():
+            warnings.simplefilter("ignore")  # PyTorch's own deprecations, which OpenVINO triggers
+            fixed = timm_backbones.for_one_size(network, size)
+            exported = torch.export.export(fixed, (torch.zeros(1, 3, size, size),))
+            model = ov.convert_model(exported)
+        model.reshape([1, 3, size, size])
+        steps = ov.preprocess.PrePostProcessor(model)
+        pixels = steps.input()
+        pixels.tensor().set_element_type(ov.Type.u8).set_layout(ov.Layout("NCHW"))
+        pixels.model().set_layout(ov.Layout("NCHW"))
+        pixels.preprocess().convert_element_type(ov.Type.f32)
+        pixels.preprocess().mean([255 * value for value in preprocessing.mean])
+        pixels.preprocess().scale([255 * value for value in preprocessing.std])
+        model = steps.build()
+        difference = _difference(ov, model, network, preprocessing)
+    except Exception as error:  # PyTorch and OpenVINO raise dozens of types
+        raise BadConfig(f"OpenVINO cannot convert this backbone ({reason_of(error)}): use --engine torch") from None
+    if not difference <= _MAX_DIFFERENCE:  # nan is not
+        raise BadConfig(
+            f"OpenVINO converts this backbone wrongly (its features differ by {difference:.1%}): use --engine torch"
+        )
+    return model
+
+
+def _difference(ov: Any, model: Any, network: nn.Module, preprocessing: Preprocessing) -> float:
+    """Largest difference from PyTorch's features of a random image, as a share of the largest feature."""
+    size = preprocessing.size
+    pixels = np.random.default_rng(0).integers(0, 256, (1, 3, size, size), dtype=np.uint8)
+    with torch.inference_mode():
+        expected = network(normalizer(preprocessing, torch.device("cpu"))(torch.from_numpy(pixels))).flatten().numpy()
+    compiled = ov.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    found = compiled([pixels])[0].reshape(-1)
+    return float(np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-12))
+
+
+def reason_of(error: Exception) -> str:
+    """The line of an error's message that says most: PyTorch writes it first, OpenVINO last."""
+    lines = (str(error).strip() or type(error).__name__).splitlines()
+    return lines[-1 if type(error).__module__.startswith("openvino") else 0]
