@@ -187,13 +187,11 @@ class Fitting:
 
 def _fitted(features: Features, n_bits: int) -> tuple[str, HashLayer, str]:
     """Method, hash layer, and why the method is not ITQ."""
-    n = len(features)
-    reason = f"ITQ needs {2 * n_bits:,} different images, and there are {n:,}"
-    if n >= 2 * n_bits:
-        try:
-            return "itq", fit_hash_layer(features, n_bits=n_bits, method="itq", seed=SEED), ""
-        except BadConfig as error:
-            reason = str(error)
+    try:
+        return "itq", fit_hash_layer(features, n_bits=n_bits, method="itq", seed=SEED), ""
+    except BadConfig:
+        n, width = features.shape
+        reason = f"ITQ cannot make {n_bits} bits of {n:,} different images with features of {width:,} numbers"
     return "random", fit_hash_layer(features, n_bits=n_bits, method="random", seed=SEED), reason
 
 

@@ -147,10 +147,10 @@ def test_labels_keys_and_attributes_of_a_list_are_stored(hashseek, own_collectio
 
 
 def test_without_a_terminal_progress_is_a_line_now_and_then(hashseek, own_collection, pictures):
-    before = "import hashseek.indexing.cli.add; hashseek.indexing.cli.add._PROGRESS_SECONDS = 0"
+    before = "import hashseek.indexing.cli.output as output; output._PROGRESS_SECONDS = 0"
     code, _, err = hashseek("index", "add", own_collection, pictures, "--device", "cpu", before=before)
     assert code == 0
-    assert err.startswith("12, ")
+    assert err.startswith("adding: 12, ")
     assert err.endswith(" images/s, 0 skipped\n")
 
 
