@@ -184,7 +184,12 @@ class TrainSection(_Section):
         description="rows in memory at once per process; the gradient stays that of the whole batch",
     )
     seed: int = Field(default=0, ge=0, le=2**32 - 1, description="seed of everything random")
-    val_fraction: float = Field(default=0.1, gt=0, lt=1, description="share of the training split used for validation")
+    val_fraction: float = Field(
+        default=0.1,
+        gt=0,
+        lt=1,
+        description="share of the training split used for validation; unsupervised losses use none",
+    )
     val_n: int = Field(default=1000, ge=1, description="N of the validation mAP@N, which chooses the epoch")
     val_database: Literal["training", "held-out"] = Field(
         default="training",
@@ -206,7 +211,9 @@ class TrainSection(_Section):
     )
     compile: bool = Field(default=False, description="torch.compile the backbone: gains nothing on a CPU")
     views: Literal[1, 2] = Field(
-        default=1, description="augmented copies of every image per batch; with a key encoder the second makes the keys"
+        default=1,
+        description="augmented copies of every image per batch, which on a frozen backbone differ by dropout alone; "
+        "with a key encoder the second makes the keys",
     )
     flip: bool = Field(default=True, description="mirror half of the images")
     min_crop: float = Field(
@@ -278,10 +285,10 @@ class Config(_Section):
                 f"train.single_label keeps one label per image, and train.keep_labels is {self.train.keep_labels}: use "
                 "only one of them"
             )
-        if self.train.views > 1 and self.model.freeze_backbone:
+        if self.train.views > 1 and self.model.freeze_backbone and not self.model.dropout:
             raise ValueError(
-                "train.views is 2, but with model.freeze_backbone features are computed once, from one view: use only "
-                "one of them"
+                "train.views is 2, but with model.freeze_backbone features are computed once, so both views are the "
+                "same: set model.dropout, which drops other features of each view"
             )
         return self
 

@@ -30,6 +30,10 @@ class Batch(NamedTuple):
     """Logits (B, C), for a loss that reads them beside the outputs."""
     epoch: int
     """The current epoch, from 0."""
+    features: Tensor | None = None
+    """Features (B, D) that the outputs are computed from, for a loss that reads them."""
+    views: int = 1
+    """How many views of each image the rows are, view after view."""
 
     @property
     def others(self) -> Memory:
