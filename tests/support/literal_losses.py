@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hashseek.training.losses import loss_class
+
 Memory = tuple[Tensor, Tensor]
 Row = tuple[Tensor, frozenset[int]]
 
@@ -28,6 +30,12 @@ def batch(seed: int, n: int = 7, width: int = 5, n_classes: int = 4, density: fl
     if seed % 3 == 2:
         labels[:, -1] = 0
     return outputs, labels
+
+
+def views_and_features(name: str, n: int) -> dict[str, Any]:
+    """What the loss `name` needs beside n (even) outputs: features, or the word that they are two views."""
+    loss = loss_class(name)
+    return {"features": batch(2, n=n, width=11)[0] if loss.reads_features else None, "views": loss.n_views}
 
 
 def cos(a: Tensor, b: Tensor) -> Tensor:
