@@ -110,7 +110,7 @@ def test_itq_cca_follows_the_labels() -> None:
     """Two labels sit in directions of little variance, beside loud ones that say nothing of them."""
     rng = np.random.default_rng(0)
     labels = rng.integers(2, size=(2000, 2)).astype(np.uint8)
-    loud = 5 + 3 * rng.standard_normal((2000, 6))
+    loud = 5 + 2 * rng.standard_normal((2000, 6))
     quiet = labels + 0.05 * rng.standard_normal((2000, 2))
     features = np.concatenate([loud, quiet], axis=1).astype(np.float32)
 
