@@ -260,7 +260,6 @@ def main() -> None:
             queued[name] = case(build(name), outputs, labels, memory=memory)
         else:
             given: dict[str, Any] = {"logits": logits, "epoch": 1} if loss_class(name).reads_logits != "no" else {}
-            given["views"] = loss_class(name).n_views
             if loss_class(name).reads_features:
                 given["features"] = torch.randn(B, CLML_WIDTH, generator=generator)
             cases[name] = case(build(name), outputs, labels, **given)

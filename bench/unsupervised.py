@@ -47,7 +47,7 @@ BITS = (16, 32, 48, 64, 128, 256)
 N = 1000
 OVERSAMPLE = 10
 CONFIG = "mirflickr25k_mobilenet_v2_{}"
-TRAINED = {"cibhash": "cibhash_64", "bihalf": "bihalf_64", "hyp2": "hyp2_48", "tie_aware": "tie_aware_48"}
+TRAINED = {"bihalf": "bihalf_64", "hyp2": "hyp2_48", "tie_aware": "tie_aware_48"}
 FEW = (50, 100, 200, 500, 1000, 3205)
 FEW_BITS = 128
 SEEDS = range(3)
@@ -169,7 +169,7 @@ def table_of_methods(bits: Sequence[int], data: Data) -> None:
     print(f"\nmAP@{N}, Hamming / asymmetric; cosine of the features: {of_order(data.cosines, data):.3f}\n")
     header("method", [f"{n_bits} bits" for n_bits in bits])
     itq: list[Scores] = []
-    for method in (*METHODS, "cibhash", "bihalf", "itq_cca", "hyp2", "tie_aware"):
+    for method in (*METHODS, "bihalf", "itq_cca", "hyp2", "tie_aware"):
         build = partial(trained, method) if method in TRAINED else partial(fitted, method, data=data)
         cells: list[object] = []
         for n_bits in bits:

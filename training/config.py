@@ -211,9 +211,7 @@ class TrainSection(_Section):
     )
     compile: bool = Field(default=False, description="torch.compile the backbone: gains nothing on a CPU")
     views: Literal[1, 2] = Field(
-        default=1,
-        description="augmented copies of every image per batch, which on a frozen backbone differ by dropout alone; "
-        "with a key encoder the second makes the keys",
+        default=1, description="augmented copies of every image per batch; with a key encoder the second makes the keys"
     )
     flip: bool = Field(default=True, description="mirror half of the images")
     min_crop: float = Field(
@@ -285,10 +283,10 @@ class Config(_Section):
                 f"train.single_label keeps one label per image, and train.keep_labels is {self.train.keep_labels}: use "
                 "only one of them"
             )
-        if self.train.views > 1 and self.model.freeze_backbone and not self.model.dropout:
+        if self.train.views > 1 and self.model.freeze_backbone:
             raise ValueError(
-                "train.views is 2, but with model.freeze_backbone features are computed once, so both views are the "
-                "same: set model.dropout, which drops other features of each view"
+                "train.views is 2, but with model.freeze_backbone features are computed once, from one view: use only "
+                "one of them"
             )
         return self
 

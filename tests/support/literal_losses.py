@@ -32,10 +32,9 @@ def batch(seed: int, n: int = 7, width: int = 5, n_classes: int = 4, density: fl
     return outputs, labels
 
 
-def views_and_features(name: str, n: int) -> dict[str, Any]:
-    """What the loss `name` needs beside n (even) outputs: features, or the word that they are two views."""
-    loss = loss_class(name)
-    return {"features": batch(2, n=n, width=11)[0] if loss.reads_features else None, "views": loss.n_views}
+def features_for(name: str, n: int) -> dict[str, Any]:
+    """Features for n outputs, if the loss `name` reads some."""
+    return {"features": batch(2, n=n, width=11)[0]} if loss_class(name).reads_features else {}
 
 
 def cos(a: Tensor, b: Tensor) -> Tensor:

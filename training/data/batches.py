@@ -69,8 +69,7 @@ def _frozen(config: Config, model: HashModel, images: Images, fabric: Fabric, pr
     # The first process computes the features into the cache, the others read them there.
     with fabric.rank_zero_first(), progress.task("features of the frozen backbone", len(images)) as advance:
         features = features_of(model, images, device=fabric.device, precision=config.train.precision, advance=advance)
-    rows = torch.from_numpy(features).to(fabric.device)
-    return _in_memory(rows, lambda model, rows: model.head(rows), views=config.train.views)
+    return _in_memory(torch.from_numpy(features).to(fabric.device), lambda model, rows: model.head(rows))
 
 
 def _vectors(config: Config, model: HashModel, vectors: NDArray[np.float32], device: torch.device) -> Source:

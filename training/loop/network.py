@@ -91,12 +91,10 @@ class Objective(nn.Module):
         self.partner = partner
         self.weight = weight
 
-    def forward(
-        self, heads: Heads, labels: Tensor, *, memory: Memory | None, epoch: int, views: int = 1
-    ) -> dict[str, Tensor]:
+    def forward(self, heads: Heads, labels: Tensor, *, memory: Memory | None, epoch: int) -> dict[str, Tensor]:
         """Weighted terms, 0-dim; training minimises their sum."""
         logits = heads.get("logits")
-        given = {"memory": memory, "logits": logits, "epoch": epoch, "features": heads.get("features"), "views": views}
+        given = {"memory": memory, "logits": logits, "epoch": epoch, "features": heads.get("features")}
         terms: dict[str, Tensor] = self.loss(heads[self.on], labels, **given)
         if self.partner is not None:
             found = self.partner(heads[self.on], labels, logits=logits, epoch=epoch)
@@ -165,11 +163,6 @@ def build_network(config: Config, model: HashModel, *, n_classes: int) -> tuple[
         raise BadConfig(
             f"the loss {(partner or config.loss).name!r} learns from labels, but the data set has none: use one of "
             f"{', '.join(known)}"
-        )
-    needed = loss_class(config.loss.name).n_views
-    if config.train.views < needed:
-        raise BadConfig(
-            f"the loss {config.loss.name!r} compares {needed} views of an image: set train.views = {needed}"
         )
     logits_on = partner.on if partner is not None else on if classifies else None
     if partner is not None and "quantization" in partner.options() and "quantization" in config.loss.options():

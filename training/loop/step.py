@@ -42,28 +42,21 @@ def backward(
     if keys is not None:
         keys.follow(network)
     seen, key_inputs = inputs, inputs
-    if views > 1 and keys is not None and keys.encoder is not None:
-        seen, key_inputs, views = inputs[: len(labels)], inputs[len(labels) :], 1
-    labels = labels.repeat(views, 1)
+    if views > 1:
+        if keys is None or keys.encoder is None:
+            labels = labels.repeat(views, 1)
+        else:
+            seen, key_inputs = inputs[: len(labels)], inputs[len(labels) :]
 
     if chunk_size is None or len(seen) <= chunk_size:
         with autocast():
             heads = network(seen)
         own = _keys(keys, key_inputs, heads, autocast=autocast)
-        terms = _terms(objective, heads, keys, own, labels, epoch=epoch, views=views)
+        terms = _terms(objective, heads, keys, own, labels, epoch=epoch)
         _total(terms).backward()  # type: ignore[no-untyped-call]
     else:
         terms = _in_chunks(
-            network,
-            objective,
-            keys,
-            seen,
-            key_inputs,
-            labels,
-            epoch=epoch,
-            autocast=autocast,
-            chunk_size=chunk_size,
-            views=views,
+            network, objective, keys, seen, key_inputs, labels, epoch=epoch, autocast=autocast, chunk_size=chunk_size
         )
     sum_gradients(network.parameters())
     return {name: value.detach() for name, value in terms.items()}
@@ -80,7 +73,6 @@ def _in_chunks(
     epoch: int,
     autocast: Autocast,
     chunk_size: int,
-    views: int,
 ) -> dict[str, Tensor]:
     chunks = torch.split(inputs, chunk_size)
     states, parts = [], []
@@ -90,7 +82,7 @@ def _in_chunks(
             parts.append(network(chunk))
     heads = {name: torch.cat([part[name] for part in parts]).requires_grad_() for name in parts[0]}
     own = _keys(keys, key_inputs, heads, autocast=autocast, chunk_size=chunk_size)
-    terms = _terms(objective, heads, keys, own, labels, epoch=epoch, views=views)
+    terms = _terms(objective, heads, keys, own, labels, epoch=epoch)
     _total(terms).backward()  # type: ignore[no-untyped-call]
     after = _random_state(inputs.device)
     start = 0
@@ -133,22 +125,11 @@ def _keys(
 
 
 def _terms(
-    objective: Objective,
-    heads: Heads,
-    keys: Keys | None,
-    own: Tensor | None,
-    labels: Tensor,
-    *,
-    epoch: int,
-    views: int,
+    objective: Objective, heads: Heads, keys: Keys | None, own: Tensor | None, labels: Tensor, *, epoch: int
 ) -> dict[str, Tensor]:
     memory: Memory | None = None if keys is None or own is None else keys.memory(own, labels)
-
-    def of_all(rows: Tensor) -> Tensor:  # the first view of all processes, then their second
-        return torch.cat([gather(part) for part in rows.chunk(views)])
-
-    everyone = {name: of_all(rows) for name, rows in heads.items()}
-    terms: dict[str, Tensor] = objective(everyone, of_all(labels), memory=memory, epoch=epoch, views=views)
+    everyone = {name: gather(rows) for name, rows in heads.items()}
+    terms: dict[str, Tensor] = objective(everyone, gather(labels), memory=memory, epoch=epoch)
     return terms
 
 

@@ -61,7 +61,6 @@ LOSSES: dict[str, str] = {
         "zlpr": "classification:ZLPR",
         "hill": "classification:Hill",
         "splc": "classification:SPLC",
-        "cibhash": "unsupervised:CIBHash",
         "bihalf": "unsupervised:BiHalf",
     }.items()
 }

@@ -45,8 +45,6 @@ class Loss(nn.Module):
     """Whether it reads logits: beside the outputs if they are given, or instead of them."""
     reads_features: ClassVar[bool] = False
     """Whether it reads the features that the outputs are computed from."""
-    n_views: ClassVar[int] = 1
-    """How many views of each image it needs."""
 
     def __init__(self, *, n_classes: int, n_bits: int, **settings: Any) -> None:
         super().__init__()
@@ -90,7 +88,6 @@ class Loss(nn.Module):
         logits: Tensor | None = None,
         epoch: int = 0,
         features: Tensor | None = None,
-        views: int = 1,
     ) -> dict[str, Tensor]:
         """The weighted terms by name, 0-dim, in float32 or float64; their sum is what is minimised.
 
@@ -104,14 +101,13 @@ class Loss(nn.Module):
             logits: (B, C).
             epoch: the current epoch, from 0.
             features: (B, D), what the outputs are computed from.
-            views: how many views of each image the rows are: all rows of the first view, then all of the next.
 
         Raises:
             BadCodes: wrong shapes, labels that are not 0/1, or outputs, logits or memory that are NaN or infinite.
         """
         with torch.autocast(outputs.device.type, enabled=False):
             batch = self._checked(outputs, labels, memory, logits, epoch)
-            return self.terms(batch._replace(features=features, views=views))
+            return self.terms(batch._replace(features=features))
 
     def _checked(self, outputs: Tensor, labels: Tensor, memory: object, logits: Tensor | None, epoch: int) -> Batch:
         """What `forward` was given, checked."""

@@ -32,8 +32,6 @@ class Batch(NamedTuple):
     """The current epoch, from 0."""
     features: Tensor | None = None
     """Features (B, D) that the outputs are computed from, for a loss that reads them."""
-    views: int = 1
-    """How many views of each image the rows are, view after view."""
 
     @property
     def others(self) -> Memory:

@@ -1,9 +1,8 @@
-"""Losses that read no labels: two views of an image, or the features of pairs, say what belongs together."""
+"""Losses that read no labels."""
 
 from typing import Annotated, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from hashseek.retrieval.errors import BadCodes
@@ -17,49 +16,6 @@ class UnsupervisedLoss(Loss):
     """A loss that does not look at the labels. The data set need not have any (C = 0)."""
 
     kind = "unsupervised"
-
-
-class CIBHash(UnsupervisedLoss):
-    """Contrast of the codes of two views, and agreement of their probabilities.
-
-    With p = sigmoid(output) the probability of a bit, p' that of the other view, b = sign(output) with the gradient of
-    p, and s_ij = cos(b_i, b_j):
-
-        contrast  = mean over rows i of log sum over j != i of exp(s_ij / tau) - s_ii' / tau, i' the other view of i
-        agreement = beta * mean over rows of sum over bits of KL(p || p'), p' without gradient
-
-    The first is NT-Xent (Chen et al., SimCLR, ICML 2020) on codes. One view has nothing to compare and counts 0.
-    O(B^2 K).
-    """
-
-    source = "Qiu et al., Unsupervised Hashing with Contrastive Information Bottleneck, IJCAI 2021"
-    formula = "section 3; code qiuzx2/CIBHash, read"
-    use = "without labels: learns what augmentation or dropout leaves unchanged"
-    needs: ClassVar[tuple[str, ...]] = ("two views",)
-    n_views = 2
-
-    tau: Annotated[float, Number("temperature", above=0)] = 0.3
-    beta: Annotated[float, Number("weight of the agreement", least=0)] = 0.001
-
-    def terms(self, batch: Batch) -> dict[str, Tensor]:
-        """The terms "contrast" and "agreement"."""
-        outputs = batch.outputs
-        if batch.views < 2 or not len(outputs):
-            return {"contrast": outputs.sum() * 0, "agreement": outputs.sum() * 0}
-        if batch.views > 2 or len(outputs) % 2:
-            raise BadCodes(f"CIBHash compares two views, not {batch.views} in {len(outputs)} rows: set train.views = 2")
-        p = torch.sigmoid(outputs)
-        codes = normalize(_signs(outputs, p))
-        scores = inner_products(codes, codes) / self.tau
-        partners = scores.diagonal(len(outputs) // 2)
-        others = scores.masked_fill(torch.eye(len(scores), dtype=torch.bool, device=scores.device), -torch.inf)
-        # log p = output + log(1 - p), which leaves this of KL(p || p').
-        target = outputs.detach().roll(len(outputs) // 2, dims=0)
-        diverged = p * (outputs - target) + F.logsigmoid(-outputs) - F.logsigmoid(-target)
-        return {
-            "contrast": others.logsumexp(dim=1).mean() - partners.mean(),
-            "agreement": self.beta * diverged.sum(dim=1).mean(),
-        }
 
 
 class BiHalf(UnsupervisedLoss):
@@ -93,7 +49,7 @@ class BiHalf(UnsupervisedLoss):
         if self.centre and len(x):
             x = normalize(x - x.mean(dim=0))
         halves = bi_half(outputs.detach())
-        codes = normalize(_signs(halves, outputs))
+        codes = normalize(halves + (outputs - outputs.detach()))  # straight through
         others = torch.ones(len(x), len(x), dtype=x.dtype, device=x.device).fill_diagonal_(0)
         away = inner_products(codes, codes) - inner_products(x, x)
         return {
@@ -106,9 +62,3 @@ def bi_half(outputs: Tensor) -> Tensor:
     """Codes (B, K) of -1 and 1 in which every bit is 1 in the B // 2 rows of its largest outputs."""
     ranks = outputs.argsort(dim=0, descending=True, stable=True).argsort(dim=0)
     return torch.where(ranks < len(outputs) // 2, 1.0, -1.0).to(outputs)
-
-
-def _signs(values: Tensor, like: Tensor) -> Tensor:
-    """-1 and 1 by the sign of `values` (-1 at 0), with the gradient of `like` (straight through)."""
-    signs = torch.where(values > 0, 1.0, -1.0).to(like)
-    return signs + (like - like.detach())

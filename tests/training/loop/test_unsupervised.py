@@ -24,7 +24,6 @@ config = partial(run_config, train__epochs=4)
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 FROZEN = {"freeze_backbone": True, "dropout": 0.2, "head": "normalized"}
-CIBHASH: dict[str, Any] = {"loss": {"name": "cibhash"}, "train__views": 2}
 BIHALF: dict[str, Any] = {"loss": {"name": "bihalf"}}
 
 
@@ -37,8 +36,8 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "sections",
-    [CIBHASH, CIBHASH | {"model": FROZEN}, BIHALF, BIHALF | {"model": FROZEN | {"dropout": 0.0}}],
-    ids=["cibhash", "cibhash frozen", "bihalf", "bihalf frozen"],
+    [BIHALF, BIHALF | {"model": FROZEN}],
+    ids=["trained backbone", "frozen backbone"],
 )
 def test_a_folder_of_pictures_is_enough(pictures, tmp_path, sections):
     data = {"name": "pictures", "root": str(pictures)}
@@ -67,31 +66,16 @@ def test_labels_change_nothing(pictures, tmp_path):
     (tmp_path / "shuffled" / "labels.csv").write_text("\n".join([header, *lines]) + "\n")
     weights = []
     for root in (pictures, tmp_path / "shuffled"):
-        run = fit(config(root, **CIBHASH, model=FROZEN), out=tmp_path / f"run-{root.name}").run
+        run = fit(config(root, **BIHALF, model=FROZEN), out=tmp_path / f"run-{root.name}").run
         weights.append(load_file(run.last)["head.weight"])
     assert torch.equal(*weights)
 
 
-def test_two_processes_pair_the_views_as_one_does(pictures, tmp_path):
-    """Without dropout, which each process draws for itself."""
-    data = {"name": "pictures", "root": str(pictures)}
-    curves = [
-        [record["loss"] for record in read_log(fit(settings, out=tmp_path / str(n)).run)]
-        for n in (1, 2)
-        for settings in [config(pictures, **CIBHASH, data=data, train__devices=n, optimizer__lr=1e-5)]
-    ]
-    np.testing.assert_allclose(curves[1], curves[0], rtol=2e-3)
-
-
-def test_what_needs_labels_or_views_is_refused(pictures, tmp_path):
+def test_what_needs_labels_is_refused(pictures, tmp_path):
     data = {"name": "pictures", "root": str(pictures)}
     for sections in ({}, {**BIHALF, "partner": {"name": "bce"}}):
-        with pytest.raises(BadConfig, match="cibhash"):
+        with pytest.raises(BadConfig, match="use one of bihalf"):
             fit(config(pictures, data=data, **sections), out=tmp_path / "run")
-    with pytest.raises(BadConfig, match="views = 2"):
-        fit(config(pictures, data=data, loss={"name": "cibhash"}), out=tmp_path / "run")
-    with pytest.raises(BadConfig, match="dropout"):
-        config(pictures, **CIBHASH, model__freeze_backbone=True)
     content = config(pictures, **BIHALF).model_dump(mode="json")
     with pytest.raises(BadConfig, match="bihalf"):
         sweep(content, {"optimizer.lr": [1e-4, 1e-3]}, n_trials=1, folder=tmp_path / "sweep")

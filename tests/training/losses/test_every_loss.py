@@ -15,7 +15,7 @@ from hashseek.training.losses.base import KINDS
 from hashseek.training.losses.batches import check_batch
 from hashseek.training.losses.hyperparameters import Choice, Flag, Number
 from support.edge_batches import edge_batches
-from support.literal_losses import CASES, batch, gradients_of, literal_gradients_of, total, views_and_features
+from support.literal_losses import CASES, batch, features_for, gradients_of, literal_gradients_of, total
 
 # Batches as small as these leave half of HBL untrained, which it says.
 pytestmark = pytest.mark.filterwarnings("ignore:HBL's margins need")
@@ -63,7 +63,7 @@ def memories_for(name, *memories):
 def everything_for(name, hyper):
     """A loss and all that it may be given, in float32; HBL with its gate open."""
     outputs, labels = rows_for(name, 0, n=24)
-    given = {"epoch": 2, **views_and_features(name, 24)}
+    given = {"epoch": 2, **features_for(name, 24)}
     if name not in CLASSIFICATION:
         given["logits"] = rows_for("bce", 1, n=24)[0].float()
     if name in WITH_MEMORY:

@@ -79,10 +79,9 @@ class Quantized(nn.Module):
         logits: Tensor | None = None,
         epoch: int = 0,
         features: Tensor | None = None,
-        views: int = 1,
     ) -> dict[str, Tensor]:
         """The terms of the loss, and "quantization"; see `Loss.forward`."""
-        given = {"memory": memory, "logits": logits, "epoch": epoch, "features": features, "views": views}
+        given = {"memory": memory, "logits": logits, "epoch": epoch, "features": features}
         terms: dict[str, Tensor] = dict(self.loss(outputs, labels, **given))
         with torch.autocast(outputs.device.type, enabled=False):
             term = self.weight * QUANTIZERS[self.kind](raised(outputs))
