@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint links unit bench-engines bench-eval bench-filters bench-ingest bench-losses bench-search bench-train faults photographs clean
+.PHONY: demo test lint links unit bench-engines bench-eval bench-filters bench-ingest bench-losses bench-search bench-train bench-unsupervised faults photographs clean
 
 demo: .venv/installed
 	$(BIN)/hashseek demo $(ARGS)
@@ -38,6 +38,9 @@ bench-search: .venv/installed
 
 bench-train: .venv/installed
 	$(BIN)/python bench/training_speed.py $(ARGS)
+
+bench-unsupervised: .venv/installed
+	$(BIN)/python bench/unsupervised.py $(ARGS)
 
 faults: .venv/installed-test
 	$(BIN)/python bench/faults.py $(ARGS)

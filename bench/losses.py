@@ -260,6 +260,8 @@ def main() -> None:
             queued[name] = case(build(name), outputs, labels, memory=memory)
         else:
             given: dict[str, Any] = {"logits": logits, "epoch": 1} if loss_class(name).reads_logits != "no" else {}
+            if loss_class(name).reads_features:
+                given["features"] = torch.randn(B, CLML_WIDTH, generator=generator)
             cases[name] = case(build(name), outputs, labels, **given)
     queued["hbl, base mulsupcon"] = case(build("hbl", base="mulsupcon"), outputs, labels, memory=memory)
     queued["hbl, labels equally frequent"] = case(build("hbl"), outputs, rare[0], memory=rare[1])

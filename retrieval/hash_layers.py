@@ -6,8 +6,9 @@ checkpoint, training to start a hash layer, evaluation as a baseline.
 random   a random rotation, the locality-sensitive hashing of Charikar (STOC 2002)
 pca      the principal directions
 itq      these, rotated so that the signs lose least: Gong and Lazebnik, "Iterative Quantization" (CVPR 2011)
+itq_cca  the directions that correlate most with labels, rotated in the same way (section 4 there): needs labels
 
-All three work on features of length 1 (cosine similarity) and subtract their mean.
+All work on features of length 1 (cosine similarity) and subtract their mean.
 """
 
 from collections.abc import Callable
@@ -20,8 +21,11 @@ from hashseek.retrieval.codes import check_n_bits
 from hashseek.retrieval.errors import BadConfig
 
 Features = NDArray[np.float32]
+Labels = NDArray[np.uint8]
 
 ITQ_ROUNDS = 50  # as in the paper
+RIDGE = 1.0
+"""What CCA adds to the variance of each feature and label, as a share of their mean variance; chosen on photographs."""
 
 
 @dataclass(frozen=True)
@@ -49,26 +53,45 @@ def normalized(features: Features) -> Features:
     return rows
 
 
-def fit_hash_layer(features: Features, *, n_bits: int, method: str = "itq", seed: int = 0) -> HashLayer:
-    """Fit a hash layer to features (N, D) of images without labels.
+def fit_hash_layer(
+    features: Features, *, n_bits: int, method: str = "itq", seed: int = 0, labels: Labels | None = None
+) -> HashLayer:
+    """Fit a hash layer to features (N, D) of images.
 
     Args:
         features: N >= 1 rows; `pca` and `itq` need more than `n_bits` rows that differ.
-        n_bits: K; `pca` and `itq` give at most D.
-        method: a name in `METHODS`.
-        seed: of the random rotation, from which `itq` starts as well.
+        n_bits: K; `pca` and `itq` give at most D, `itq_cca` at most C.
+        method: a name in `METHODS`, or "itq_cca".
+        seed: of the random rotation, from which `itq` and `itq_cca` start as well.
+        labels: 0/1 (N, C), for `itq_cca` and no other method.
 
     Raises:
-        BadConfig: the method is unknown, there are too few rows, or the features are too narrow for so many bits.
+        BadConfig: the method is unknown, labels are missing or not used, there are too few rows, or the features or
+            labels are too few for so many bits.
     """
-    if method not in METHODS:
-        raise BadConfig(f"there is no method {method!r} to fit a hash layer: use one of {', '.join(METHODS)}")
+    if method not in (*METHODS, "itq_cca"):
+        names = ", ".join((*METHODS, "itq_cca"))
+        raise BadConfig(f"there is no method {method!r} to fit a hash layer: use one of {names}")
     check_n_bits(n_bits)
-    rows = normalized(features)
+    rows, rng = normalized(features), np.random.default_rng(seed)
     mean = rows.mean(0)
-    directions = METHODS[method](rows - mean, n_bits, np.random.default_rng(seed))
+    if method == "itq_cca":
+        directions = itq_cca(rows - mean, n_bits, rng, labels)
+    elif labels is not None:
+        raise BadConfig(f"the method {method} uses no labels: leave them out, or use itq_cca")
+    else:
+        directions = METHODS[method](rows - mean, n_bits, rng)
     weight = np.ascontiguousarray(directions.T, dtype=np.float32)
     return HashLayer(weight, -(weight @ mean))
+
+
+def best_method(n_images: int, n_bits: int) -> str:
+    """The method without labels for a fit to so many images that differ: `itq` as soon as there are more than bits.
+
+    At 32 and 128 bits ITQ was far better than random directions from the first image more than bits
+    (docs/explanation/unsupervised.md).
+    """
+    return "itq" if n_images > n_bits else "random"
 
 
 def random_rotation(centred: Features, n_bits: int, rng: np.random.Generator) -> Features:
@@ -94,16 +117,57 @@ def principal_directions(centred: Features, n_bits: int, _: np.random.Generator)
 
 
 def itq(centred: Features, n_bits: int, rng: np.random.Generator) -> Features:
-    """Directions (D, K): the principal ones times the rotation R that minimises |sign(V R) - V R| (section 2.2)."""
-    principal = principal_directions(centred, n_bits, rng)
-    projected = centred @ principal
-    rotation = random_rotation(projected, n_bits, rng)
-    for _ in range(ITQ_ROUNDS):
+    """Directions (D, K): the principal ones, rotated."""
+    return _rotated(centred, principal_directions(centred, n_bits, rng), rng)
+
+
+def itq_cca(centred: Features, n_bits: int, rng: np.random.Generator, labels: Labels | None) -> Features:
+    """Directions (D, K): the canonical ones, rotated."""
+    if labels is None:
+        raise BadConfig("the method itq_cca learns from labels: give labels, or use itq")
+    return _rotated(centred, canonical_directions(centred, n_bits, labels), rng)
+
+
+def canonical_directions(centred: Features, n_bits: int, labels: Labels) -> Features:
+    """Directions (D, K) of the largest correlation with the labels (N, C), each times its correlation (section 4)."""
+    n_labels = labels.shape[1]
+    if n_bits > min(n_labels, centred.shape[1]):
+        raise BadConfig(
+            f"{n_labels} labels and features of {centred.shape[1]} numbers give itq_cca at most "
+            f"{min(n_labels, centred.shape[1])} bits, not {n_bits}: ask for fewer bits, or use itq"
+        )
+    counted = labels - labels.mean(0)
+    n = len(labels)
+    whiten = _inverse_root(centred.T @ centred / n)
+    left, correlations, _ = np.linalg.svd(whiten @ (centred.T @ counted / n) @ _inverse_root(counted.T @ counted / n))
+    directions: Features = (whiten @ (left[:, :n_bits] * correlations[:n_bits])).astype(np.float32)
+    return directions
+
+
+def _inverse_root(covariance: NDArray[np.floating]) -> NDArray[np.float64]:
+    """(S + ridge)^(-1/2) of a covariance matrix S."""
+    values, vectors = np.linalg.eigh(covariance.astype(np.float64))
+    values = np.maximum(values, 0) + max(RIDGE * values.mean(), 1e-12)
+    root: NDArray[np.float64] = vectors / np.sqrt(values) @ vectors.T
+    return root
+
+
+def _rotated(centred: Features, directions: Features, rng: np.random.Generator) -> Features:
+    projected = centred @ directions
+    rotated: Features = directions @ best_rotation(projected, random_rotation(projected, projected.shape[1], rng))
+    return rotated
+
+
+def best_rotation(projected: Features, rotation: Features, *, rounds: int = ITQ_ROUNDS) -> Features:
+    """The rotation R (K, K) that makes |sign(V R) - V R| small for V (N, K), starting from `rotation` (section 2.2).
+
+    Each round takes the signs for the rotation and then the best rotation for the signs, so the error never rises.
+    """
+    for _ in range(rounds):
         signs = np.where(projected @ rotation >= 0, np.float32(1), np.float32(-1))
         left, _, right = np.linalg.svd(projected.T @ signs)
         rotation = left @ right
-    directions: Features = principal @ rotation
-    return directions
+    return rotation
 
 
 METHODS: dict[str, Callable[[Features, int, np.random.Generator], Features]] = {

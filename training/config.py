@@ -184,7 +184,12 @@ class TrainSection(_Section):
         description="rows in memory at once per process; the gradient stays that of the whole batch",
     )
     seed: int = Field(default=0, ge=0, le=2**32 - 1, description="seed of everything random")
-    val_fraction: float = Field(default=0.1, gt=0, lt=1, description="share of the training split used for validation")
+    val_fraction: float = Field(
+        default=0.1,
+        gt=0,
+        lt=1,
+        description="share of the training split used for validation; unsupervised losses use none",
+    )
     val_n: int = Field(default=1000, ge=1, description="N of the validation mAP@N, which chooses the epoch")
     val_database: Literal["training", "held-out"] = Field(
         default="training",

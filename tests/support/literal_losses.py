@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hashseek.training.losses import loss_class
+
 Memory = tuple[Tensor, Tensor]
 Row = tuple[Tensor, frozenset[int]]
 
@@ -28,6 +30,11 @@ def batch(seed: int, n: int = 7, width: int = 5, n_classes: int = 4, density: fl
     if seed % 3 == 2:
         labels[:, -1] = 0
     return outputs, labels
+
+
+def features_for(name: str, n: int) -> dict[str, Any]:
+    """Features for n outputs, if the loss `name` reads some."""
+    return {"features": batch(2, n=n, width=11)[0]} if loss_class(name).reads_features else {}
 
 
 def cos(a: Tensor, b: Tensor) -> Tensor:

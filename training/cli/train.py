@@ -1,5 +1,6 @@
 """Subcommand `train`."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -43,7 +44,6 @@ def train(
 
     progress = Progress()
     result = fit(settings, out=folder, resume=resume, progress=progress)
-    progress.console.print(
-        f"best epoch {result.best_epoch} with validation mAP {result.best_score:.4f}; run folder {folder}"
-    )
+    score = "" if math.isnan(result.best_score) else f" with validation mAP {result.best_score:.4f}"
+    progress.console.print(f"best epoch {result.best_epoch}{score}; run folder {folder}")
     typer.echo(result.run.best)

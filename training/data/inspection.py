@@ -71,7 +71,7 @@ def as_text(facts: dict[str, Any], *, n_pairs: int = 10) -> str:
     of_images = facts["labels_per_image"]
     histogram = ", ".join(f"{count} on {n:,}" for count, n in of_images["images"].items())
     lines += [f"labels per image: {of_images['mean']} on average; {histogram}", ""]
-    width = max(5, *(len(label["name"]) for label in facts["labels"]))
+    width = max(len(name) for name in ("label", *(label["name"] for label in facts["labels"])))
     lines.append(f"{'label':{width}} {'train':>8} {'query':>8} {'database':>8} {'share':>7}")
     for label in sorted(facts["labels"], key=lambda label: -label["distinct"]):
         numbers = " ".join(f"{label[split]:8,}" for split in NAMES)

@@ -114,6 +114,19 @@ def join_splits(
     )
 
 
+def unlabelled_splits(items: Sequence[Item], *, on_error: OnError) -> Splits:
+    """The splits of training images without labels: no queries, no database, C = 0."""
+    parts, files = group_items(items, ())
+    return Splits(
+        train=parts["train"],
+        query=parts["query"],
+        database=parts["database"],
+        label_names=(),
+        fingerprint=_fingerprint(parts, files, ()),
+        on_error=on_error,
+    )
+
+
 def _check_overlap(parts: Mapping[str, Split], *, source: str, train_in_database: bool) -> None:
     queries, training = set(parts["query"].paths), set(parts["train"].paths)
     shared = {("query", "train"): queries & training}
@@ -148,6 +161,12 @@ def check_label_names(label_names: Sequence[str], *, source: str) -> None:
             f"{source} has {len(label_names)} label{only}: with fewer than two labels every image is relevant to "
             "every other and there is nothing to learn"
         )
+
+
+def check_labelled(splits: Splits) -> None:
+    """Raise `BadDataset` if the data set has no labels, and so nothing to score by."""
+    if not splits.label_names:
+        raise BadDataset("the data set has no labels, so that nothing is relevant to a query: evaluate on one that has")
 
 
 def never_in_training(splits: Splits) -> list[str]:

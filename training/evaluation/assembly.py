@@ -15,7 +15,7 @@ from hashseek.retrieval.checkpoint import Header
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.metrics import Normalizer, effective_n, remarks
 from hashseek.training.data.held_out_labels import LabelPart, label_part
-from hashseek.training.data.splits import Split, Splits
+from hashseek.training.data.splits import Split, Splits, check_labelled
 from hashseek.training.data.training_images import without_broken
 from hashseek.training.evaluation.candidates import Candidate
 from hashseek.training.evaluation.report.examples import confusions, examples, random_queries, worst_queries
@@ -121,11 +121,12 @@ def prepare(candidates: Sequence[Candidate], splits: Splits, options: Evaluation
     """Check that the candidates can be evaluated on the splits, and leave out broken images.
 
     Raises:
-        HashseekError: N < 1; images where a checkpoint encodes vectors, or the other way round; broken images with
-            on_error = "stop"; or `labels` for checkpoints without held-out labels.
+        HashseekError: N < 1; a data set without labels; images where a checkpoint encodes vectors, or the other way
+            round; broken images with on_error = "stop"; or `labels` for checkpoints without held-out labels.
     """
     for n in options.ns:
         effective_n(n, 1)
+    check_labelled(splits)
     first = candidates[0]
     for each in candidates:
         check_kind(each.header, splits, name=each.name)

@@ -13,7 +13,7 @@ from hashseek.retrieval.errors import BadCheckpoint, BadDataset
 from hashseek.retrieval.models.mlp import Mlp
 from hashseek.training.data.cached_features import features_of
 from hashseek.training.data.hidden_labels import drop_labels
-from hashseek.training.data.splits import Split, Splits
+from hashseek.training.data.splits import Split, Splits, check_labelled
 from hashseek.training.data.training_images import Images, without_broken
 from hashseek.training.evaluation.classification_metrics import class_and_overall, figures, mean_average_precision
 from hashseek.training.evaluation.logistic_regression import Probe, fit_probe
@@ -55,9 +55,11 @@ def probe_checkpoint(
         loss, CP, CR, CF1, OP, OR, OF1.
 
     Raises:
-        HashseekError: images are broken, the data set does not fit the checkpoint, or the training split is too small.
+        HashseekError: the data set has no labels, images are broken, the data set does not fit the checkpoint, or the
+            training split is too small.
     """
     progress = progress or Progress(quiet=True)
+    check_labelled(splits)
 
     def read(split: Split, title: str) -> tuple[Tensor, NDArray[np.uint8]]:
         if split.vectors is None:

@@ -5,6 +5,7 @@ and resumed ends with the same weights as one that was not interrupted.
 """
 
 import copy
+import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -55,7 +56,10 @@ OnEpoch = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run: its folder, the best epoch (counted from 1) and the validation mAP of that epoch."""
+    """A finished run: its folder, the best epoch (counted from 1) and the validation mAP of that epoch.
+
+    An unsupervised loss is not validated: its best epoch is the last, with a score of NaN.
+    """
 
     run: Run
     best_epoch: int
@@ -199,9 +203,11 @@ def _train(
             break
         record = _train_and_validate(fabric, config, job, epoch, shown)
         state.records.append(record)
-        is_best = record[score_name] > state.best_score
+        # Without labels there is nothing to choose an epoch by: the last one counts.
+        score = record.get(score_name, math.nan)
+        is_best = math.isnan(score) or score > state.best_score
         if is_best:
-            state.best_score, state.best_epoch = record[score_name], record["epoch"]
+            state.best_score, state.best_epoch = score, record["epoch"]
         if tracker is not None:
             if is_best:
                 _save(run.best, job, config, record)
@@ -226,13 +232,14 @@ def _train_and_validate(fabric: Fabric, config: Config, job: _Job, epoch: int, s
     with torch_errors_as_hashseek_errors(config, job.preprocessing, fabric.device):
         means, n_seen = train_epoch(fabric, config, state, job.data, epoch, folder=job.run.folder, progress=shown)
     trained = time.perf_counter()
-    score = validate(fabric, config, state.evaluated, job.data)
+    validated = len(job.data.val_rows) > 0
+    score = {f"val_mAP@{config.train.val_n}": validate(fabric, config, state.evaluated, job.data)} if validated else {}
     return {
         "epoch": epoch + 1,
         "loss": sum(means.values()),
         **{f"loss_{name}": value for name, value in means.items()},
         "lr": state.optimizer.param_groups[0]["lr"],
-        f"val_mAP@{config.train.val_n}": score,
+        **score,
         "images_per_s": n_seen / (trained - started),
         "seconds": time.perf_counter() - started,
     }
@@ -292,12 +299,12 @@ def _training_images(
 
 def _save(path: Path, job: _Job, config: Config, record: dict[str, Any]) -> None:
     held_out = {"held_out": list(job.held_out)} if job.held_out else {}
-    score_name = f"val_mAP@{config.train.val_n}"
+    scores = {key: value for key, value in record.items() if key == "epoch" or key.startswith("val_")}
     save_checkpoint(
         path,
         job.state.evaluated,
         job.preprocessing,
         label_names=job.splits.label_names,
         training={**config.model_dump(mode="json"), "splits_sha256": job.splits.fingerprint, **held_out},
-        scores={"epoch": record["epoch"], score_name: record[score_name]},
+        scores=scores,
     )

@@ -94,7 +94,8 @@ class Objective(nn.Module):
     def forward(self, heads: Heads, labels: Tensor, *, memory: Memory | None, epoch: int) -> dict[str, Tensor]:
         """Weighted terms, 0-dim; training minimises their sum."""
         logits = heads.get("logits")
-        terms: dict[str, Tensor] = self.loss(heads[self.on], labels, memory=memory, logits=logits, epoch=epoch)
+        given = {"memory": memory, "logits": logits, "epoch": epoch, "features": heads.get("features")}
+        terms: dict[str, Tensor] = self.loss(heads[self.on], labels, **given)
         if self.partner is not None:
             found = self.partner(heads[self.on], labels, logits=logits, epoch=epoch)
             terms = terms | {name: self.weight * value for name, value in found.items()}
@@ -134,6 +135,11 @@ class Keys(nn.Module):
         return memory
 
 
+def is_unsupervised(config: Config) -> bool:
+    """Whether training reads no labels."""
+    return loss_class(config.loss.name).kind == "unsupervised" and config.partner is None
+
+
 def build_network(config: Config, model: HashModel, *, n_classes: int) -> tuple[Network, Objective, Keys | None]:
     """Network, losses and memory as `config` says.
 
@@ -152,6 +158,12 @@ def build_network(config: Config, model: HashModel, *, n_classes: int) -> tuple[
         raise BadConfig(
             f"loss.name {config.loss.name!r} and partner.name {partner.name!r} both classify: leave the partner out"
         )
+    if not n_classes and not is_unsupervised(config):
+        known = [name for name in LOSSES if loss_class(name).kind == "unsupervised"]
+        raise BadConfig(
+            f"the loss {(partner or config.loss).name!r} learns from labels, but the data set has none: use one of "
+            f"{', '.join(known)}"
+        )
     logits_on = partner.on if partner is not None else on if classifies else None
     if partner is not None and "quantization" in partner.options() and "quantization" in config.loss.options():
         raise BadConfig("loss.quantization and partner.quantization are the same term: keep loss.quantization")
@@ -165,7 +177,7 @@ def build_network(config: Config, model: HashModel, *, n_classes: int) -> tuple[
         projection = (config.projection.hidden or model.n_features, config.projection.width)
     network = Network(
         model,
-        reads={on},
+        reads={on, "features"} if loss_class(config.loss.name).reads_features else {on},
         logits_on=logits_on,
         n_classes=n_classes,
         projection=projection,

@@ -11,6 +11,7 @@ from hashseek.retrieval.metrics import average_precision, histograms, without_se
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.config import Config
 from hashseek.training.data.batches import Rows
+from hashseek.training.loop.network import is_unsupervised
 from hashseek.training.loop.state import TrainingData
 from hashseek.training.losses.memory import gather_rows
 
@@ -19,7 +20,9 @@ MAX_DATABASE = 10_000
 
 
 def validation_part(n: int, config: Config) -> tuple[Rows, Rows]:
-    """Rows to train on and rows to validate on, of `n`, each ascending."""
+    """Rows to train on and rows to validate on, of `n`, each ascending; an unsupervised loss trains on all."""
+    if is_unsupervised(config):
+        return np.arange(n), np.arange(0)
     n_val = round(n * config.train.val_fraction)
     if n_val < 1 or n_val >= n:
         raise BadDataset(

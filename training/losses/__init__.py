@@ -61,6 +61,7 @@ LOSSES: dict[str, str] = {
         "zlpr": "classification:ZLPR",
         "hill": "classification:Hill",
         "splc": "classification:SPLC",
+        "bihalf": "unsupervised:BiHalf",
     }.items()
 }
 """Every loss by name, as "module:Class". The order is that of `hashseek losses`."""

@@ -10,7 +10,7 @@ from hashseek.retrieval.errors import BadCodes
 from hashseek.training.losses.batches import Batch, check_batch, check_memory
 from hashseek.training.losses.hyperparameters import Hyperparameter, Number, check, check_keys
 
-KINDS = ("hashing", "contrastive", "classification")
+KINDS = ("hashing", "contrastive", "classification", "unsupervised")
 
 
 class Loss(nn.Module):
@@ -43,10 +43,13 @@ class Loss(nn.Module):
     """Whether it compares with a memory, and how a queue should keep the rows: as they are, or with length 1."""
     reads_logits: ClassVar[Literal["no", "optional", "instead"]] = "no"
     """Whether it reads logits: beside the outputs if they are given, or instead of them."""
+    reads_features: ClassVar[bool] = False
+    """Whether it reads the features that the outputs are computed from."""
 
     def __init__(self, *, n_classes: int, n_bits: int, **settings: Any) -> None:
         super().__init__()
-        check("n_classes", n_classes, Number("C, number of labels", least=1, whole=True))
+        least = 0 if self.kind == "unsupervised" else 1
+        check("n_classes", n_classes, Number("C, number of labels", least=least, whole=True))
         check("n_bits", n_bits, Number("K, width of the outputs", least=1, whole=True))
         self.n_classes = n_classes
         self.n_bits = n_bits
@@ -84,6 +87,7 @@ class Loss(nn.Module):
         memory: object = None,
         logits: Tensor | None = None,
         epoch: int = 0,
+        features: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """The weighted terms by name, 0-dim, in float32 or float64; their sum is what is minimised.
 
@@ -96,12 +100,14 @@ class Loss(nn.Module):
             memory: rows to compare with, (ref (Q, K), ref_y (Q, C)); see `Memory`.
             logits: (B, C).
             epoch: the current epoch, from 0.
+            features: (B, D), what the outputs are computed from.
 
         Raises:
             BadCodes: wrong shapes, labels that are not 0/1, or outputs, logits or memory that are NaN or infinite.
         """
         with torch.autocast(outputs.device.type, enabled=False):
-            return self.terms(self._checked(outputs, labels, memory, logits, epoch))
+            batch = self._checked(outputs, labels, memory, logits, epoch)
+            return self.terms(batch._replace(features=features))
 
     def _checked(self, outputs: Tensor, labels: Tensor, memory: object, logits: Tensor | None, epoch: int) -> Batch:
         """What `forward` was given, checked."""

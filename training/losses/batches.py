@@ -30,6 +30,8 @@ class Batch(NamedTuple):
     """Logits (B, C), for a loss that reads them beside the outputs."""
     epoch: int
     """The current epoch, from 0."""
+    features: Tensor | None = None
+    """Features (B, D) that the outputs are computed from, for a loss that reads them."""
 
     @property
     def others(self) -> Memory:

@@ -50,33 +50,39 @@ def panels(records: Sequence[dict[str, Any]]) -> list[Panel]:
     losses = [Series(term.removeprefix("loss_"), epochs, column(term)) for term in terms]
     if len(terms) > 1:
         losses.append(Series("sum", epochs, column("loss")))
-    score, best = _best(records)
-    name = f"Validation {score.removeprefix('val_')}"
-    mark = (best["epoch"], best[score], f"best: {best[score]:.4f}")
+    validation = []
+    for score, best in _best(records):
+        name = f"Validation {score.removeprefix('val_')}"
+        mark = (best["epoch"], best[score], f"best: {best[score]:.4f}")
+        validation.append(Panel(name, [Series(name, epochs, column(score))], whole_x=True, mark=mark))
     speed = Series("images/s", epochs, column("images_per_s"))
     return [
         Panel("Loss" if len(terms) > 1 else f"Loss: {losses[0].name}", losses, whole_x=True),
-        Panel(name, [Series(name, epochs, column(score))], whole_x=True, mark=mark),
+        *validation,
         Panel("Learning rate", [Series("lr", epochs, column("lr"))], whole_x=True),
         Panel("Throughput, images/s", [speed], whole_x=True, from_zero=True),
     ]
 
 
-def _best(records: Sequence[dict[str, Any]]) -> tuple[str, dict[str, Any]]:
-    """The key of the validation score, and the record of the best epoch."""
-    score = next(key for key in records[0] if key.startswith("val_"))
-    return score, max(records, key=lambda record: (record[score], -record["epoch"]))
+def _best(records: Sequence[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    """The key of the validation score and the record of the best epoch; nothing for a loss that reads no labels."""
+    scores = [key for key in records[0] if key.startswith("val_")]
+    return [(score, max(records, key=lambda record: (record[score], -record["epoch"]))) for score in scores]
 
 
 def _result(run: Run, config: Config, records: Sequence[dict[str, Any]]) -> Rows:
-    score, best = _best(records)
+    rows = []
     last = records[-1]
+    for score, best in _best(records):
+        name = f"validation {score.removeprefix('val_')}"
+        rows += [
+            (f"best {name}", f"{best[score]:.4f}, epoch {best['epoch']} ({run.best.name})"),
+            (f"last {name}", f"{last[score]:.4f}, epoch {last['epoch']}"),
+        ]
     seconds = sum(record["seconds"] for record in records)
     speeds = sorted(record["images_per_s"] for record in records)
-    name = f"validation {score.removeprefix('val_')}"
     return [
-        (f"best {name}", f"{best[score]:.4f}, epoch {best['epoch']} ({run.best.name})"),
-        (f"last {name}", f"{last[score]:.4f}, epoch {last['epoch']}"),
+        *rows,
         ("epochs", f"{len(records)} of {config.train.epochs}"),
         ("time", f"{_duration(seconds)} in epochs, {speeds[len(speeds) // 2]:,.0f} images/s (median)"),
     ]

@@ -34,6 +34,7 @@ from hashseek.retrieval.files import write_atomically
 from hashseek.training.config import parse_config
 from hashseek.training.loop.epoch import Diverged, OutOfMemory
 from hashseek.training.loop.fit import Stop, fit
+from hashseek.training.loop.network import is_unsupervised
 from hashseek.training.runs.progress import Progress
 from hashseek.training.runs.run_folder import Run, differences, read_log
 from hashseek.training.runs.sweep_space import Distributions, Space, check_space, parse_space, with_values
@@ -91,6 +92,11 @@ def sweep(
     progress = progress or Progress(quiet=True)
     content = {key: copy.deepcopy(value) for key, value in config_content.items() if key != "sweep"}
     config = parse_config(content, source=source)
+    if is_unsupervised(config):
+        raise BadConfig(
+            f"a sweep compares validation scores, and the loss {config.loss.name!r}, which reads no labels, has none: "
+            "train it with `hashseek train`"
+        )
     distributions = parse_space(space)
     check_space(content, distributions, source=source)
     if config.train.devices > 1:

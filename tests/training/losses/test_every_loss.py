@@ -15,7 +15,7 @@ from hashseek.training.losses.base import KINDS
 from hashseek.training.losses.batches import check_batch
 from hashseek.training.losses.hyperparameters import Choice, Flag, Number
 from support.edge_batches import edge_batches
-from support.literal_losses import CASES, batch, gradients_of, literal_gradients_of, total
+from support.literal_losses import CASES, batch, features_for, gradients_of, literal_gradients_of, total
 
 # Batches as small as these leave half of HBL untrained, which it says.
 pytestmark = pytest.mark.filterwarnings("ignore:HBL's margins need")
@@ -24,6 +24,7 @@ WRAPPED = ("hyp2", {"nested": {"lengths": [5, 6]}, "quantization": {"kind": "log
 ALL = [*CASES, ("clml", {}), ("clml", {"floor": 0.0, "scale": "none", "count_empty": True}), WRAPPED]
 CLASSIFICATION = [name for name in LOSSES if loss_class(name).reads_logits == "instead"]
 WITH_MEMORY = [name for name in LOSSES if loss_class(name).memory_kind != "none"]
+UNSUPERVISED = [(name, {}) for name in LOSSES if loss_class(name).kind == "unsupervised"]
 CONTRASTIVE = [name for name in LOSSES if loss_class(name).kind == "contrastive" and name != "clml"]
 IGNORES_LENGTHS = [*CONTRASTIVE, "hyp2", "hyp2_proxy", "hyp2_pair", "hyp2_proxy_pair", "orthohash", "proxy_anchor"]
 
@@ -62,7 +63,7 @@ def memories_for(name, *memories):
 def everything_for(name, hyper):
     """A loss and all that it may be given, in float32; HBL with its gate open."""
     outputs, labels = rows_for(name, 0, n=24)
-    given = {"epoch": 2}
+    given = {"epoch": 2, **features_for(name, 24)}
     if name not in CLASSIFICATION:
         given["logits"] = rows_for("bce", 1, n=24)[0].float()
     if name in WITH_MEMORY:
@@ -143,7 +144,7 @@ def extreme_batches(width, n_classes, dtype):
     return batches
 
 
-@pytest.mark.parametrize(("name", "options"), ALL, ids=str)
+@pytest.mark.parametrize(("name", "options"), [*ALL, *UNSUPERVISED], ids=str)
 def test_float32_stays_close_half_is_raised_and_autocast_changes_nothing(name, options):
     loss, outputs, labels, given = everything_for(name, options)
     for context in (given, {**given, "memory": None}):
@@ -362,7 +363,8 @@ def test_unknown_names_and_sizes(name):
     for key in (*loss_class(name).hyperparameters(), "quantization"):
         with pytest.raises(BadConfig, match=f"did you mean '{key}'"):
             build(name, **{f"{key}x": 1})
-    for n_classes, n_bits in ((0, 4), (4, 0), (4, -1), (True, 4), (4.0, 4)):
+    too_few = -1 if loss_class(name).kind == "unsupervised" else 0
+    for n_classes, n_bits in ((too_few, 4), (4, 0), (4, -1), (True, 4), (4.0, 4)):
         with pytest.raises(BadConfig):
             build_loss(name, n_classes=n_classes, n_bits=n_bits)
 

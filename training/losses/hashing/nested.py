@@ -63,6 +63,7 @@ class Nested(nn.Module):
         memory: object = None,
         logits: Tensor | None = None,
         epoch: int = 0,
+        features: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Terms "<term>@<length>"; the rows of a memory are cut to the same prefixes. See `Loss.forward`."""
         if outputs.ndim != 2 or outputs.shape[1] != self.n_bits:
@@ -71,6 +72,7 @@ class Nested(nn.Module):
         terms = {}
         for length, weight, loss in zip(self.lengths, self.weights, self.losses, strict=True):
             cut = None if held is None else (held.ref[:, :length], held.ref_y)
-            found = loss(outputs[:, :length], labels, memory=cut, logits=logits, epoch=epoch)
+            given = {"memory": cut, "logits": logits, "epoch": epoch, "features": features}
+            found = loss(outputs[:, :length], labels, **given)
             terms.update({f"{term}@{length}": weight * value for term, value in found.items()})
         return terms

@@ -78,9 +78,11 @@ class Quantized(nn.Module):
         memory: object = None,
         logits: Tensor | None = None,
         epoch: int = 0,
+        features: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """The terms of the loss, and "quantization"; see `Loss.forward`."""
-        terms: dict[str, Tensor] = dict(self.loss(outputs, labels, memory=memory, logits=logits, epoch=epoch))
+        given = {"memory": memory, "logits": logits, "epoch": epoch, "features": features}
+        terms: dict[str, Tensor] = dict(self.loss(outputs, labels, **given))
         with torch.autocast(outputs.device.type, enabled=False):
             term = self.weight * QUANTIZERS[self.kind](raised(outputs))
             if not torch.compiler.is_compiling() and not bool(torch.isfinite(term)):

@@ -4,7 +4,7 @@ import torch
 from hashseek.retrieval.errors import BadCodes, BadConfig
 from hashseek.training.losses import LOSSES, build_loss, loss_class
 from hashseek.training.losses.hashing.zeta import zeta
-from support.literal_losses import batch
+from support.literal_losses import batch, features_for
 
 CLASSIFICATION = [name for name in LOSSES if loss_class(name).reads_logits == "instead"]
 
@@ -19,12 +19,13 @@ def build(name="hyp2", n_bits=8, n_classes=4, nested=None, **hyper):
 
 @pytest.mark.parametrize("name", [name for name in LOSSES if name not in CLASSIFICATION])
 def test_it_is_the_loss_of_every_prefix(name):
-    outputs, labels = batch(0, n=9, width=8)
+    outputs, labels = batch(0, n=8, width=8)
+    given = features_for(name, 8)
     loss = build(name, nested={"lengths": [4, 6, 8], "weights": [0.5, 2, 1]})
-    found = loss(outputs, labels)
+    found = loss(outputs, labels, **given)
     assert len(found) % 3 == 0
     for length, weight, part in zip((4, 6, 8), (0.5, 2, 1), loss.losses, strict=True):
-        for term, value in part(outputs[:, :length], labels).items():
+        for term, value in part(outputs[:, :length], labels, **given).items():
             torch.testing.assert_close(found[f"{term}@{length}"], weight * value)
 
 

@@ -6,7 +6,7 @@ import torch
 from hashseek.retrieval.errors import BadCodes, BadConfig
 from hashseek.training.losses import LOSSES, build_loss
 from hashseek.training.losses.hashing.quantization import QUANTIZERS
-from support.literal_losses import batch
+from support.literal_losses import batch, features_for
 
 # Says that batches as small as these leave half of it untrained.
 pytestmark = pytest.mark.filterwarnings("ignore:HBL's margins need")
@@ -81,12 +81,13 @@ def test_binary_outputs_cost_nothing_and_long_ones_stay_finite(kind):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_any_loss_takes_it(name):
-    outputs, labels = batch(0, width=4)
+    outputs, labels = batch(0, n=8, width=4)
+    given = features_for(name, 8)
     torch.manual_seed(0)
     plain = build_loss(name, n_classes=4, n_bits=4)
     torch.manual_seed(0)
     loss = build_loss(name, n_classes=4, n_bits=4, quantization={"kind": "l2", "weight": 0.3})
-    terms, more = plain(outputs, labels), loss(outputs, labels)
+    terms, more = plain(outputs, labels, **given), loss(outputs, labels, **given)
     extra = 0.3 * QUANTIZERS["l2"](outputs)
     torch.testing.assert_close(more["quantization"], terms.pop("quantization", 0) + extra)
     for term, value in terms.items():

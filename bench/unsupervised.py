@@ -1,0 +1,233 @@
+"""Codes without labels on real photographs, beside supervised ones and the real-valued features, as Markdown tables.
+
+    HASHSEEK_DATA=../shared/data make bench-unsupervised          # all tables; some minutes for the features at first
+    make bench-unsupervised ARGS="16 64"                          # these lengths
+    make bench-unsupervised ARGS=time                             # the time of a fit alone, which needs no data
+
+MIRFLICKR-25k (the 128 px copy), frozen MobileNet v2. Hash layers are fitted to the 3,205 training pictures; 793 queries
+are searched in 15,667 pictures that no fit has seen. Labels score; only supervised losses and itq_cca learn from them.
+
+Three rankings of the same codes: by Hamming distance (mAP@1000 expected over ties), by the query's outputs against the
+stored signs ("asymmetric"; ties by id), and by the cosine of the features among the first 10 k Hamming hits, the last
+distance taken whole ("float").
+"""
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hashseek.retrieval.checkpoint import load_checkpoint
+from hashseek.retrieval.codes import pack
+from hashseek.retrieval.devices import n_cores, pick_device
+from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.hash_layers import METHODS, best_method, fit_hash_layer, normalized
+from hashseek.retrieval.metrics import average_precision, average_precision_of_ranking, gains_of, histograms
+from hashseek.retrieval.models.backbones import default_preprocessing
+from hashseek.retrieval.models.batch_norm_folding import fold
+from hashseek.training.config import Config, load_config
+from hashseek.training.data.cached_features import features_of
+from hashseek.training.data.datasets import build_splits
+from hashseek.training.data.splits import Splits
+from hashseek.training.data.training_images import Images
+from hashseek.training.loop.fit import fit, initial_model
+from hashseek.training.runs.progress import Progress
+
+Rows = NDArray[np.float32]
+Encode = Callable[[Rows], Rows]  # features (N, D) -> outputs (N, K)
+
+BITS = (16, 32, 48, 64, 128, 256)
+N = 1000
+OVERSAMPLE = 10
+CONFIG = "mirflickr25k_mobilenet_v2_{}"
+TRAINED = {"bihalf": "bihalf_64", "hyp2": "hyp2_48", "tie_aware": "tie_aware_48"}
+FEW = (50, 100, 200, 500, 1000, 3205)
+FEW_BITS = 128
+SEEDS = range(3)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Features of the three splits."""
+
+    splits: Splits
+    train: Rows
+    query: Rows
+    database: Rows
+
+    @cached_property
+    def cosines(self) -> Rows:
+        """Cosines (Q, N) of queries and database."""
+        return normalized(self.query) @ normalized(self.database).T
+
+
+def load(config: Config) -> Data:
+    """Features of the frozen backbone, from the cache if they are in it; batch norm is folded as in an encoder."""
+    splits = build_splits(config.data.name, **config.data.options())
+    default = default_preprocessing(config.model.backbone, weights=config.model.weights)
+    assert default is not None  # the backbone is one for images
+    model, preprocessing = initial_model(config), config.model.preprocessing(default)
+    found = []
+    for split in (splits.train, splits.query, splits.database):
+        if split is splits.query:  # training computes its features without folding
+            model.backbone, _ = fold(model.backbone)
+        images = Images(split, preprocessing, cache="none")
+        with Progress().task("features", len(images)) as advance:
+            precision = config.train.precision
+            found.append(features_of(model, images, device=pick_device("cpu"), precision=precision, advance=advance))
+    return Data(splits, *found)
+
+
+# Scores
+
+
+def signs(outputs: Rows) -> Rows:
+    return np.where(outputs > 0, np.float32(1), np.float32(-1))
+
+
+def of_order(scores: Rows, data: Data, n: int = N) -> float:
+    """mAP@n of the ranking by descending score, ties by id."""
+    ids = np.argsort(-scores, axis=1, kind="stable")[:, :n]
+    gains = gains_of(ids, data.splits.query.labels, data.splits.database.labels)
+    return float(average_precision_of_ranking(gains > 0, n_relevant=(gains > 0).sum(axis=1)).mean())
+
+
+def by_hamming(query: Rows, database: Rows, data: Data) -> float:
+    labels = data.splits.query.labels, data.splits.database.labels
+    found = histograms(pack(query), pack(database), *labels, n_bits=query.shape[1])
+    return float(average_precision(found, n=N).expected.mean())
+
+
+def by_cosine_of_hits(query: Rows, database: Rows, data: Data, n: int) -> float:
+    """mAP@n of the first OVERSAMPLE x n Hamming hits, ordered by the cosine of their features."""
+    near = signs(query) @ signs(database).T  # K - 2 x Hamming distance
+    last = -np.partition(-near, OVERSAMPLE * n - 1, axis=1)[:, OVERSAMPLE * n - 1]
+    return of_order(np.where(near >= last[:, None], data.cosines, -np.inf).astype(np.float32), data, n)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """mAP@1000 of two rankings, and the outputs (Q, K) and (N, K) that they rank."""
+
+    hamming: float
+    asymmetric: float
+    outputs: tuple[Rows, Rows]
+
+    def __str__(self) -> str:
+        return f"{self.hamming:.3f} / {self.asymmetric:.3f}"
+
+
+def scores(encode: Encode, data: Data) -> Scores:
+    query, database = encode(data.query), encode(data.database)
+    return Scores(
+        by_hamming(query, database, data), of_order(query @ signs(database).T, data), outputs=(query, database)
+    )
+
+
+# Methods
+
+
+def fitted(method: str, n_bits: int, data: Data) -> Encode:
+    labels = data.splits.train.labels if method == "itq_cca" else None
+    return fit_hash_layer(data.train, n_bits=n_bits, method=method, labels=labels)
+
+
+def trained(method: str, n_bits: int) -> Encode:
+    """The shipped configuration at this length; a supervised one keeps the best epoch of its validation part."""
+    settings = [f"model.n_bits={n_bits}", "tracking.tensorboard=false", "train.device=cpu"]
+    with tempfile.TemporaryDirectory() as folder:
+        run = fit(load_config(Path(CONFIG.format(TRAINED[method])), settings), out=Path(folder) / "run").run
+        model = load_checkpoint(run.best).model.eval()
+
+    def encode(rows: Rows) -> Rows:
+        with torch.inference_mode():
+            return model.outputs(torch.from_numpy(rows)).numpy()
+
+    return encode
+
+
+# Tables
+
+
+def row(*cells: object) -> None:
+    print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+
+
+def header(first: str, columns: Sequence[object]) -> None:
+    row(first, *columns)
+    row("---", *("---:" for _ in columns))
+
+
+def table_of_methods(bits: Sequence[int], data: Data) -> None:
+    print(f"\nmAP@{N}, Hamming / asymmetric; cosine of the features: {of_order(data.cosines, data):.3f}\n")
+    header("method", [f"{n_bits} bits" for n_bits in bits])
+    itq: list[Scores] = []
+    for method in (*METHODS, "bihalf", "itq_cca", "hyp2", "tie_aware"):
+        build = partial(trained, method) if method in TRAINED else partial(fitted, method, data=data)
+        cells: list[object] = []
+        for n_bits in bits:
+            try:
+                cells.append(scores(build(n_bits=n_bits), data))
+            except BadConfig:  # more bits than labels
+                cells.append("-")
+        row(method, *cells)
+        if method == "itq":
+            itq = [cell for cell in cells if isinstance(cell, Scores)]
+    for n in (N, 100):
+        print(f"\nmAP@{n} of itq's first {OVERSAMPLE} x {n} Hamming hits by cosine; of all by cosine: ", end="")
+        print(f"{of_order(data.cosines, data, n):.4f}\n")
+        header("", [f"{n_bits} bits" for n_bits in bits])
+        row("itq, float", *(f"{by_cosine_of_hits(*each.outputs, data, n):.4f}" for each in itq))
+
+
+def table_of_few(data: Data) -> None:
+    """mAP@1000 of hash layers fitted to few pictures, the mean of several draws of pictures and directions."""
+    print(
+        f"\nmAP@{N} by Hamming distance at {FEW_BITS} bits, fitted to n of the training pictures, {len(SEEDS)} draws\n"
+    )
+    header("n", ("random", "itq", "best_method"))
+    for n in FEW:
+        cells = []
+        for method in ("random", "itq"):
+            if method == "itq" and n <= FEW_BITS:  # refused
+                cells.append("-")
+                continue
+            values = []
+            for seed in SEEDS:
+                chosen = np.random.default_rng(seed).permutation(len(data.train))[:n]
+                layer = fit_hash_layer(data.train[chosen], n_bits=FEW_BITS, method=method, seed=seed)
+                values.append(by_hamming(layer(data.query), layer(data.database), data))
+            cells.append(f"{np.mean(values):.3f}")
+        row(n, *cells, best_method(n, FEW_BITS))
+
+
+def time_of_fit(n: int = 20_000, width: int = 1280, n_bits: int = 256) -> None:
+    rng = np.random.default_rng(0)
+    spread = np.exp(-np.arange(width) / 200)  # of the principal directions, about as that of MobileNet v2
+    features = np.maximum(rng.standard_normal((n, width)) * spread + rng.random(width), 0).astype(np.float32)
+    for method in METHODS:
+        started = time.perf_counter()
+        fit_hash_layer(features, n_bits=n_bits, method=method)
+        seconds = time.perf_counter() - started
+        print(f"fit of {method} to {n:,} x {width} features, {n_bits} bits, {n_cores()} cores: {seconds:.1f} s")
+
+
+def main() -> None:
+    time_of_fit()
+    if sys.argv[1:] == ["time"]:
+        return
+    bits = [int(value) for value in sys.argv[1:]] or BITS
+    data = load(load_config(Path(CONFIG.format("hyp2_48"))))
+    table_of_methods(bits, data)
+    table_of_few(data)
+
+
+if __name__ == "__main__":
+    main()
