@@ -29,14 +29,18 @@ def demo(
     """
     started = time.perf_counter()
     data, run, collection = folder / "shapes", folder / "run", folder / "collection"
+    unlabelled = folder / "without-labels"
     checkpoint, report = run / "best.safetensors", run / "evaluation" / "report.md"
     if not (run / "last.safetensors").is_file():  # training renders the data set first
         _step("train", CONFIG, f"data.root={data}", "--out", run, *(["--resume"] if run.exists() else []))
     _step("index", "add", collection, data / "labels.csv", "--split", "database", "--checkpoint", checkpoint)
+    # The same pictures as if they had no labels: a hash layer is fitted to their colours, with no network to download.
+    _step("index", "add", unlabelled, data / "labels.csv", "--split", "database", "--backbone", "pixels", "--bits", 48)
     if _is_about(checkpoint, report):
         typer.echo(report.read_text(encoding="utf-8"))
     else:
-        _step("evaluate", checkpoint, "-n", 100, "-n", 1000, "--baseline", "untrained", "--out", report.parent)
+        both = (checkpoint, unlabelled / "checkpoint.safetensors")
+        _step("evaluate", *both, "-n", 100, "-n", 1000, "--baseline", "untrained", "--out", report.parent)
     typer.echo(f"checkpoint  {checkpoint}")
     typer.echo(f"report      {report}")
     typer.echo(f"collection  {collection}")

@@ -28,7 +28,7 @@ from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.codes import pack
 from hashseek.retrieval.devices import n_cores, pick_device
 from hashseek.retrieval.errors import BadConfig
-from hashseek.retrieval.hash_layers import METHODS, best_method, fit_hash_layer, normalized
+from hashseek.retrieval.hash_layers import METHODS, fit_hash_layer, normalized
 from hashseek.retrieval.metrics import average_precision, average_precision_of_ranking, gains_of, histograms
 from hashseek.retrieval.models.backbones import default_preprocessing
 from hashseek.retrieval.models.batch_norm_folding import fold
@@ -192,7 +192,7 @@ def table_of_few(data: Data) -> None:
     print(
         f"\nmAP@{N} by Hamming distance at {FEW_BITS} bits, fitted to n of the training pictures, {len(SEEDS)} draws\n"
     )
-    header("n", ("random", "itq", "best_method"))
+    header("n", ("random", "itq"))
     for n in FEW:
         cells = []
         for method in ("random", "itq"):
@@ -205,7 +205,7 @@ def table_of_few(data: Data) -> None:
                 layer = fit_hash_layer(data.train[chosen], n_bits=FEW_BITS, method=method, seed=seed)
                 values.append(by_hamming(layer(data.query), layer(data.database), data))
             cells.append(f"{np.mean(values):.3f}")
-        row(n, *cells, best_method(n, FEW_BITS))
+        row(n, *cells)
 
 
 def time_of_fit(n: int = 20_000, width: int = 1280, n_bits: int = 256) -> None:

@@ -85,15 +85,6 @@ def fit_hash_layer(
     return HashLayer(weight, -(weight @ mean))
 
 
-def best_method(n_images: int, n_bits: int) -> str:
-    """The method without labels for a fit to so many images that differ: `itq` as soon as there are more than bits.
-
-    At 32 and 128 bits ITQ was far better than random directions from the first image more than bits
-    (docs/explanation/unsupervised.md).
-    """
-    return "itq" if n_images > n_bits else "random"
-
-
 def random_rotation(centred: Features, n_bits: int, rng: np.random.Generator) -> Features:
     """Directions (D, K): orthogonal in groups of D."""
     width = centred.shape[1]

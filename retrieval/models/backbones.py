@@ -1,9 +1,10 @@
 """Backbones by name, with the preprocessing that each was trained with; `HashModel` builds on them.
 
-A backbone maps normalised images (B, 3, H, W), or the rows (B, D) of a vector data set, to features. There are four
+A backbone maps normalised images (B, 3, H, W), or the rows (B, D) of a vector data set, to features. There are five
 kinds of names:
 
     resnet18            a classification network of torchvision without its last layer; torchvision's state dicts fit
+    pixels              no network: the picture shrunk to 8 x 8 pixels, which tells colours and layout apart
     timm:convnext_atto  a network of the optional package timm
     mlp:294-512-512     fully connected layers over vectors of 294 numbers
     my_module:function  a function from outside the package that returns (nn.Module, feature width)
@@ -19,7 +20,7 @@ from torchvision import models
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import Preprocessing
 from hashseek.retrieval.models import mlp, timm_backbones
-from hashseek.retrieval.models.published_weights import unknown_backbone
+from hashseek.retrieval.models.published_weights import PIXELS, unknown_backbone
 from hashseek.retrieval.plugins import load_named
 
 # The weights of these networks expect mean = std = 0.5. torchvision takes ImageNet's and converts them inside the
@@ -75,6 +76,8 @@ def build_backbone(name: str) -> tuple[nn.Module, int]:
     """
     if is_vector_backbone(name):
         return mlp.build(name)
+    if name == PIXELS:
+        return nn.AdaptiveAvgPool2d(8), 3 * 8 * 8
     if name.startswith(timm_backbones.PREFIX):
         return timm_backbones.build(name)
     if is_from_outside(name):
@@ -107,6 +110,8 @@ def default_preprocessing(name: str, *, weights: str = "default") -> Preprocessi
         return None
     if name.startswith(timm_backbones.PREFIX):
         return timm_backbones.preprocessing(name)
+    if name == PIXELS:
+        return Preprocessing(size=64, mean=(0, 0, 0), std=(1, 1, 1), crop_fraction=1.0)
     if is_from_outside(name):
         return _torchvision_preprocessing("resnet50", "IMAGENET1K_V1")
     _torchvision_builder(name)

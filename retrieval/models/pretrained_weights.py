@@ -11,6 +11,7 @@ from torchvision import models
 from hashseek.retrieval.errors import BadCheckpoint, HashseekError
 from hashseek.retrieval.models import timm_backbones
 from hashseek.retrieval.models.backbones import BACKBONES, Removed
+from hashseek.retrieval.models.published_weights import PIXELS
 
 # Heads beside the classifier that some networks use in training only.
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
@@ -30,7 +31,7 @@ def load_backbone_weights(backbone: nn.Module, *, name: str, weights: str) -> No
     Raises:
         BadCheckpoint: no such weights, the file is missing or damaged, or keys or shapes do not match.
     """
-    if weights == "none":
+    if weights == "none" or (weights == "default" and name == PIXELS):
         return
     if weights == "default" and name not in BACKBONES and not name.startswith(timm_backbones.PREFIX):
         raise BadCheckpoint(f"there are no published weights for {name}: set model.weights to none, or to a file")

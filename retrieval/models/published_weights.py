@@ -18,6 +18,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from hashseek.retrieval.errors import BadCheckpoint, BadConfig
 from hashseek.retrieval.files import write_atomically
 
+PIXELS = "pixels"  # the backbone that is no network
 SUFFIXES = (".safetensors", ".pth", ".pt")
 _SOURCE = "https://download.pytorch.org/models/"
 _TIMEOUT = 20.0  # seconds without an answer
@@ -30,7 +31,7 @@ def unknown_backbone(name: str) -> BadConfig:
     hint = f"did you mean {' or '.join(close)}?" if close else "try resnet50 or mobilenet_v2;"
     return BadConfig(
         f"there is no backbone {name!r}: {hint} other names are those of torchvision's classification networks, "
-        'timm:NAME, mlp:WIDTHS and "module:function"'
+        'pixels, timm:NAME, mlp:WIDTHS and "module:function"'
     )
 
 
@@ -44,7 +45,7 @@ def check_image_backbone(name: str) -> None:
         raise BadConfig(f"the backbone {name} takes vectors, not images: choose one for images")
     if name.startswith("timm:") and importlib.util.find_spec("timm") is None:
         raise BadConfig(f"the backbone {name} needs the package timm: install it with pip install 'hashseek[timm]'")
-    if ":" not in name and name not in FILES:
+    if ":" not in name and name != PIXELS and name not in FILES:
         raise unknown_backbone(name)
 
 
@@ -72,7 +73,8 @@ def fetch_default_weights(name: str) -> Path:
             error.close()
         raise BadCheckpoint(
             f"the weights of {name} could not be downloaded ({reason}): go online once, copy {path.name} to "
-            f"{path.parent}, or name a file with other weights of this network (--weights FILE)"
+            f"{path.parent}, name a file with other weights of this network (--weights FILE), or use no network "
+            f"(--backbone {PIXELS})"
         ) from None
     wanted = path.stem.rpartition("-")[2]  # torchvision's names end with the beginning of the SHA-256
     found = hashlib.sha256(content).hexdigest()

@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.hash_layers import (
     METHODS,
-    best_method,
     best_rotation,
     fit_hash_layer,
     normalized,
@@ -139,13 +138,6 @@ def test_itq_cca_follows_the_labels() -> None:
 def test_refuses(features: NDArray[np.float32], n: int, settings: dict[str, object], named: str) -> None:
     with pytest.raises(BadConfig, match=named):
         fit_hash_layer(features[:n], **settings)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("n", [1, 12, 13, 400])
-def test_the_best_method_can_be_fitted(features: NDArray[np.float32], n: int) -> None:
-    method = best_method(n, 12)
-    assert method == ("itq" if n > 12 else "random")
-    assert fit_hash_layer(features[:n], n_bits=12, method=method)(features).shape == (400, 12)
 
 
 def test_rows_that_are_all_alike_are_refused() -> None:

@@ -161,12 +161,12 @@ def data_options(checkpoint: Path, data: str | None) -> tuple[str, dict[str, Any
 
 
 def _check_same_data(checkpoints: Sequence[Path]) -> None:
-    """Raise `BadConfig` unless all checkpoints were trained on the splits of the first."""
+    """Raise `BadConfig` unless all checkpoints that were trained on labels were trained on the splits of the first."""
     from hashseek.retrieval.checkpoint import load_header
 
     splits = [load_header(path).training.get("splits_sha256") for path in checkpoints]
     for path, fingerprint in zip(checkpoints, splits, strict=True):
-        if fingerprint != splits[0]:
+        if fingerprint not in (None, splits[0]):
             raise BadConfig(
                 f"{checkpoints[0]} and {path} were trained on different splits: choose the data set with --data"
             )

@@ -31,6 +31,8 @@ class Candidate:
     def method(self) -> str:
         """What it was trained with: the loss, the backbone, and whether that was frozen."""
         training = self.header.training
+        if "fit" in training:
+            return f"{training['fit']['method']} without labels, {self.header.backbone}"
         loss = training.get("loss") or {}
         frozen = (training.get("model") or {}).get("freeze_backbone")
         words = [str(loss.get("name", "unknown loss")), self.header.backbone]

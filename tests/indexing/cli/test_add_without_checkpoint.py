@@ -1,5 +1,6 @@
 """`hashseek index add` of a new collection without a checkpoint, and `index refit`."""
 
+import json
 import re
 import shutil
 import signal
@@ -45,6 +46,15 @@ def test_pictures_alone_make_a_collection_that_the_printed_commands_search(hashs
         assert hashseek(*again)[:2] == (0, f"added 0, already stored 12, skipped 0; {folder} holds 12 images\n")
     for option in (("--bits", 8), ("--backbone", "resnet18"), ("--preprocessing", "size=96"), ("--weights", image)):
         assert hashseek("index", "add", folder, pictures, *option)[0] == 2
+
+
+def test_pixels_need_no_weights(hashseek, tmp_path, pictures):
+    folder = tmp_path / "c"
+    assert hashseek("index", "add", folder, pictures, "--backbone", "pixels", "--bits", 8, "--device", "cpu")[0] == 0
+    with closing(Collection(folder, read_only=True)) as opened:
+        image = opened.catalog.page(after=0, limit=1)[0]
+    code, out, _ = hashseek("search", folder, image.path, "-k", 1, "--json", "--device", "cpu")
+    assert (code, json.loads(out)["hits"][0]["id"]) == (0, image.id)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

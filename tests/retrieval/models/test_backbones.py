@@ -28,6 +28,7 @@ from hashseek.training.loop.fit import fit
 from support.models import run_config
 from support.pictures import draw
 
+EIGHT_BY_EIGHT = torch.arange(3 * 8 * 8.0).reshape(1, 3, 8, 8)
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 BICUBIC = {"interpolation": "bicubic"}
@@ -442,3 +443,10 @@ def test_an_unknown_network_of_timm(name):
     pytest.importorskip("timm")
     with pytest.raises(BadConfig, match="timm"):
         build_backbone(name)
+
+
+def test_pixels_are_the_means_of_8_by_8_fields():
+    picture = EIGHT_BY_EIGHT.repeat_interleave(8, 2).repeat_interleave(8, 3)
+    model = HashModel(backbone="pixels", n_bits=4, head="normalized").eval()
+    assert torch.equal(model.features(picture), EIGHT_BY_EIGHT.flatten(1))
+    load_backbone_weights(model.backbone, name="pixels", weights="default")  # nothing to download
