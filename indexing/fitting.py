@@ -188,7 +188,7 @@ class Fitting:
 def _fitted(features: Features, n_bits: int) -> tuple[str, HashLayer, str]:
     """Method, hash layer, and why the method is not ITQ."""
     try:
-        return "itq", fit_hash_layer(features, n_bits=n_bits, method="itq", seed=SEED), ""
+        return "weighted_itq", fit_hash_layer(features, n_bits=n_bits, method="weighted_itq", seed=SEED), ""
     except BadConfig:
         n, width = features.shape
         reason = f"ITQ cannot make {n_bits} bits of {n:,} different images with features of {width:,} numbers"

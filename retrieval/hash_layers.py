@@ -3,10 +3,11 @@
 `fit_hash_layer` is the one contract: features in, a `HashLayer` out. `index add` uses it for a collection without a
 checkpoint, training to start a hash layer, evaluation as a baseline.
 
-random   a random rotation, the locality-sensitive hashing of Charikar (STOC 2002)
-pca      the principal directions
-itq      these, rotated so that the signs lose least: Gong and Lazebnik, "Iterative Quantization" (CVPR 2011)
-itq_cca  the directions that correlate most with labels, rotated in the same way (section 4 there): needs labels
+random        a random rotation, the locality-sensitive hashing of Charikar (STOC 2002)
+pca           the principal directions
+itq           these, rotated so that the signs lose least: Gong and Lazebnik, "Iterative Quantization" (CVPR 2011)
+weighted_itq  the principal directions, each times the fourth root of the deviation along it, rotated in the same way
+itq_cca       the directions that correlate most with labels, rotated in the same way (section 4 there): needs labels
 
 All work on features of length 1 (cosine similarity) and subtract their mean.
 """
@@ -59,10 +60,10 @@ def fit_hash_layer(
     """Fit a hash layer to features (N, D) of images.
 
     Args:
-        features: N >= 1 rows; `pca` and `itq` need more than `n_bits` rows that differ.
-        n_bits: K; `pca` and `itq` give at most D, `itq_cca` at most C.
+        features: N >= 1 rows; all methods but `random` need more than `n_bits` rows that differ.
+        n_bits: K; at most D but for `random`, and at most C for `itq_cca`.
         method: a name in `METHODS`, or "itq_cca".
-        seed: of the random rotation, from which `itq` and `itq_cca` start as well.
+        seed: of the random rotation, from which the other rotations start as well.
         labels: 0/1 (N, C), for `itq_cca` and no other method.
 
     Raises:
@@ -110,6 +111,17 @@ def principal_directions(centred: Features, n_bits: int, _: np.random.Generator)
 def itq(centred: Features, n_bits: int, rng: np.random.Generator) -> Features:
     """Directions (D, K): the principal ones, rotated."""
     return _rotated(centred, principal_directions(centred, n_bits, rng), rng)
+
+
+def weighted_itq(centred: Features, n_bits: int, rng: np.random.Generator) -> Features:
+    """Directions (D, K): the principal ones, each times the fourth root of the standard deviation along it, rotated.
+
+    Codes can hold more bits than the features have directions that matter; ITQ gives the others as many bits. The
+    weights take them from these, as those of the correlations do in `canonical_directions`.
+    """
+    directions = principal_directions(centred, n_bits, rng)
+    deviations = (centred @ directions).std(0)
+    return _rotated(centred, directions * (deviations / deviations.max()) ** np.float32(0.25), rng)
 
 
 def itq_cca(centred: Features, n_bits: int, rng: np.random.Generator, labels: Labels | None) -> Features:
@@ -165,4 +177,5 @@ METHODS: dict[str, Callable[[Features, int, np.random.Generator], Features]] = {
     "random": random_rotation,
     "pca": principal_directions,
     "itq": itq,
+    "weighted_itq": weighted_itq,
 }
