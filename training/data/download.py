@@ -90,7 +90,8 @@ def _check_md5(archive: Archive, file: Path) -> None:
     if found != archive.md5:
         file.unlink()
         raise BadDataset(
-            f"{archive.url} has the MD5 {found}, not the published {archive.md5}: the file was removed, download it again"
+            f"{archive.url} has the MD5 {found}, not the published {archive.md5}: the file was removed, so run the "
+            "same command again"
         )
 
 
