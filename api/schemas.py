@@ -69,7 +69,7 @@ class HitRecord(ImageSummary):
 
 
 class SearchAnswer(BaseModel):
-    """The answer to a search: nearest first, ties by ascending id. `ranked_by` is what orders the hits."""
+    """The answer to a search: best first, ties by ascending id. `ranked_by` is what orders the hits."""
 
     n_bits: int
     n_images: int

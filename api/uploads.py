@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from hashseek.indexing.catalog import Change, NewImage, StoredImage
+from hashseek.indexing.catalog.records import StoredCode
 from hashseek.indexing.searcher import Searcher
+from hashseek.retrieval.images import Picture
 
 SUFFIX = {
     "image/jpeg": ".jpg",
@@ -33,23 +35,26 @@ def store_upload(
     sha256 = hashlib.sha256(data).hexdigest()
     known = collection.catalog.lookup.ids_by_hash([sha256])
     stored = collection.catalog.get([known[sha256]])[0] if known else None
-    if stored is not None and key is None:
-        return stored, "known"
-    picture = searcher.decode(data, name="the upload")
-    [code], [feature] = searcher.encoder.encode_with_features(searcher.encoder.pixels_of([picture.image]))
+    encoded = collection.catalog.lookup.code_by_hash(sha256)
+    if stored is not None and encoded is not None:
+        if key is None:
+            return stored, "known"
+        image: StoredImage | Picture = stored  # one content has one code, whatever the engine is now
+    else:
+        image = searcher.decode(data, name="the upload")
+        [code], [feature] = searcher.encoder.encode_with_features(searcher.encoder.pixels_of([image.image]))
+        encoded = StoredCode(code, searcher.encoder.engine, feature)
     new = NewImage(
         path="",
         sha256=sha256,
-        width=picture.width,
-        height=picture.height,
+        width=image.width,
+        height=image.height,
         bytes=len(data),
-        media_type=picture.media_type,
+        media_type=image.media_type,
         labels=labels,
-        code=code,
         key=key,
         attributes=attributes,
-        engine=searcher.encoder.engine,
-        feature=feature,
+        **encoded._asdict(),
     )
-    image_id, change = collection.add_with_file(new, data, suffix=SUFFIX.get(picture.media_type, ""))
+    image_id, change = collection.add_with_file(new, data, suffix=SUFFIX.get(image.media_type, ""))
     return collection.catalog.one(image_id), change

@@ -100,10 +100,11 @@ def _content(source: ImageSource) -> str:
 
 
 def too_few(n: int) -> BadDataset:
-    """The error about `n` images that are all alike."""
+    """The error about `n` images, all alike."""
+    found = {0: "is no image that can be used", 1: "is only one image"}.get(n, f"are {n:,} images, all alike")
     return BadDataset(
-        f"the paths have {n:,} images but no two that differ, and a hash layer is fitted to what differs: add other "
-        "images, or name a checkpoint (--checkpoint)"
+        f"a hash layer is fitted to what differs between images, but there {found}: add other images, or use a trained "
+        "checkpoint"
     )
 
 

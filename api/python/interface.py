@@ -127,7 +127,7 @@ class ImageCollection:
         return self.searcher.collection.catalog.one(image_id)
 
     def search(self, image: "str | Path | bytes | Image", **options: Unpack[SearchKeywords]) -> tuple["Hit", ...]:
-        """The stored images most similar to `image`, nearest first, ties by ascending id.
+        """The stored images most similar to `image`, best first, ties by ascending id.
 
         Args:
             image: a path, the bytes of an image file, or a Pillow image.
@@ -207,6 +207,7 @@ def create_collection(
     backbone: str | None = None,
     weights: str | Path = "default",
     preprocessing: Mapping[str, Any] | None = None,
+    keep_features: bool = False,
     **options: "Unpack[EncoderOptions]",
 ) -> ImageCollection:
     """Create a collection of images without a checkpoint: a hash layer is fitted to them, without labels.
@@ -221,6 +222,7 @@ def create_collection(
         weights: a file; by default the published weights, which are downloaded once.
         preprocessing: how the file's weights differ from the published ones, such as {"mean": (0.5, 0.5, 0.5)}; the
             fields are those of `Preprocessing`.
+        keep_features: also store the features, which `rank="float"` compares.
         options: see `hashseek.retrieval.devices.EncoderOptions`.
 
     Returns:
@@ -242,7 +244,7 @@ def create_collection(
     plan = plan_collection(Path(folder), fit, find_sources(sources))
     first = fit_to_sources(find_sources(sources), plan, on_error=on_error, **options)
     with first.checkpoint() as checkpoint:
-        collection = open_or_create(Path(folder), checkpoint=checkpoint)
+        collection = open_or_create(Path(folder), checkpoint=checkpoint, keep_features=keep_features)
     try:
         created = ImageCollection(Searcher(first.fitting.encoder, collection))
         created.report = created._add(sources, labels, on_error, first)

@@ -164,8 +164,8 @@ def search(
     rank: Annotated[
         Rank,
         typer.Option(
-            help="What orders the hits: the distance, the query's real outputs with the stored bits, or the cosine of "
-            "features (see `index add --keep-features`)."
+            help="What orders the hits: hamming, the distance; asymmetric, the query's real outputs against the stored "
+            "bits; float, the cosine of the features (see `index add --keep-features`)."
         ),
     ] = "asymmetric",
     oversample: Annotated[
@@ -182,7 +182,7 @@ def search(
     precision: Precision = "auto",
     engine: Engine = "auto",
 ) -> None:
-    """Find the stored images most similar to an image, nearest first."""
+    """Find the stored images most similar to an image, best first."""
     among = make_filter(
         all_labels=label or (),
         any_labels=any_label or (),

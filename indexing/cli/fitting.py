@@ -156,10 +156,10 @@ def refit(
 
 def print_fit(fitting: Fitting, n_images: int, fallback: str) -> None:
     """Say how a hash layer was fitted."""
-    method = "a random rotation" if fallback else "ITQ"
+    method = "a random rotation of" if fallback else "ITQ on"
     typer.echo(
-        f"fitted {fitting.model.n_bits} bits to {n_images:,} images without labels: features of "
-        f"{fitting.network.backbone} and {method}"
+        f"fitted {fitting.model.n_bits} bits to {n_images:,} images without labels: {method} the features of "
+        f"{fitting.network.backbone}"
     )
     if fallback:
         typer.echo(f"{fallback}; when the collection has grown, fit it anew with `hashseek index refit`")

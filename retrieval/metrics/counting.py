@@ -56,14 +56,9 @@ class Histograms:
 
     @property
     def n_relevant(self) -> Counts:
-        """How many items of the database are relevant to each query, (Q,)."""
+        """How many items of the database are relevant to each query, (Q,); without any, a query scores 0."""
         result: Counts = self.relevant.sum(axis=1)
         return result
-
-    @property
-    def without_relevant(self) -> int:
-        """How many queries have no relevant item in the database; they score 0 in every metric."""
-        return int((self.n_relevant == 0).sum())
 
 
 def histograms(

@@ -11,7 +11,7 @@ from torchvision import models
 from hashseek.retrieval.errors import BadCheckpoint, HashseekError
 from hashseek.retrieval.models import timm_backbones
 from hashseek.retrieval.models.backbones import BACKBONES, Removed
-from hashseek.retrieval.models.published_weights import PIXELS
+from hashseek.retrieval.models.published_weights import PIXELS, SUFFIXES
 
 # Heads beside the classifier that some networks use in training only.
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
@@ -69,8 +69,8 @@ def _read_state(path: Path) -> dict[str, Tensor]:
         raise BadCheckpoint(
             f"there is no weights file {path}: set model.weights to none, default, a weight set's name, or a file"
         )
-    if path.suffix not in (".safetensors", ".pth", ".pt"):
-        raise BadCheckpoint(f"weights must be a .safetensors, .pth or .pt file, not {path.name}")
+    if path.suffix not in SUFFIXES:
+        raise BadCheckpoint(f"weights must be a file of {', '.join(SUFFIXES)}, not {path.name}")
     try:
         if path.suffix == ".safetensors":
             state = load_file(path)

@@ -9,6 +9,7 @@ from urllib.parse import quote
 import pytest
 from PIL import Image
 
+from support.collections import sql
 from support.pictures import N_PICTURES, draw, encoded, png
 from support.service import add, assert_problem, hits, kept_files, search
 
@@ -204,6 +205,22 @@ def test_an_image_has_the_key_and_attributes_it_was_given(client, key):
     assert (hit["id"], hit["key"], hit["attributes"]) == (record["id"], key, attributes)
     assert client.delete(url).status_code == 204
     assert_problem(client.delete(url), 404, "UnknownImage")
+
+
+def test_known_content_keeps_its_code_and_gets_one_if_it_has_none(client, own_collection):
+    codes = "SELECT hex(code) FROM codes WHERE image_id >= 13 ORDER BY image_id"
+    catalog = own_collection / "catalog.sqlite"
+    add(client, png(540))
+    [(by_this_engine,)] = sql(catalog, codes)
+    # As another engine would have computed it.
+    [(stored,)] = sql(catalog, "UPDATE codes SET code = zeroblob(length(code)) WHERE image_id = 13", codes)
+    assert stored != by_this_engine
+    assert add(client, png(540), key="twin").json()["change"] == "added"
+    assert sql(catalog, codes) == [(stored,), (stored,)]
+    # As after a change of model that could not read the file.
+    sql(catalog, "DELETE FROM codes WHERE image_id >= 13")
+    assert add(client, png(540)).json()["id"] == 13
+    assert sql(catalog, codes) == [(by_this_engine,)]
 
 
 def test_an_upload_under_a_known_key_replaces_the_image(client, own_collection):

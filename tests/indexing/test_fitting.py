@@ -171,13 +171,14 @@ def test_options_that_cannot_be_right_are_refused(tmp_path, weights, checkpoint)
 def test_weights_that_are_a_checkpoint_bring_backbone_and_preprocessing(tmp_path, checkpoint, pictures):
     own = load_checkpoint(checkpoint)
     with hashseek.create_collection(
-        tmp_path / "c", pictures, n_bits=5, weights=checkpoint, device="cpu", labels=["drawn"]
+        tmp_path / "c", pictures, n_bits=5, weights=checkpoint, keep_features=True, device="cpu", labels=["drawn"]
     ) as collection:
         assert (collection.report.added, len(collection)) == (12, 12)
         assert collection.get(1).labels == ("drawn",)
         found = load_checkpoint(collection.searcher.collection.checkpoint)
         [hit] = collection.search(pictures / "picture 04.jpg", k=1)
         assert (hit.distance, hit.image.path) == (0, str(pictures / "picture 04.jpg"))
+        assert collection.search(pictures / "picture 04.jpg", k=1, rank="float")[0].image.id == hit.image.id
     assert found.header.preprocessing == own.header.preprocessing
     assert (found.header.backbone, found.header.n_bits, found.header.head) == ("squeezenet1_1", 5, "normalized")
     for name, value in own.model.backbone.state_dict().items():

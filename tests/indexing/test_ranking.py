@@ -166,7 +166,7 @@ def keeping(pictures, checkpoint, tmp_path):
 
 def features_by_hand(collection, encoder, ids):
     """The features of stored files, encoded again."""
-    images = [encoder.preprocessing and collection.file_of(collection.catalog.one(i)).read_bytes() for i in ids]
+    images = [collection.file_of(collection.catalog.one(i)).read_bytes() for i in ids]
     searcher = Searcher(encoder, collection)
     return normalized(encoder.features(encoder.pixels_of([searcher.decode(data).image for data in images])))
 

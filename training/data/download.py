@@ -74,21 +74,25 @@ def fetch(archive: Archive, folder: Path, *, progress: Progress) -> Path:
             if not file.is_file():
                 _download(archive.url, part, progress)
                 part.replace(file)
+            if archive.md5 is not None:
+                _check_md5(archive, file)
     except (OSError, http.client.HTTPException) as error:  # also no connection, and a full disk
         raise BadDataset(
             f"{archive.url} cannot be downloaded to {folder} ({error}): run the same command again to resume it, or "
             f"save the archive as {file}"
         ) from None
-    if archive.md5 is not None:
-        with file.open("rb") as content:
-            found = hashlib.file_digest(content, "md5").hexdigest()
-        if found != archive.md5:
-            file.unlink()
-            raise BadDataset(
-                f"{archive.url} has the MD5 {found}, not the published {archive.md5}: the file was removed, download "
-                "it again"
-            )
     return file
+
+
+def _check_md5(archive: Archive, file: Path) -> None:
+    with file.open("rb") as content:
+        found = hashlib.file_digest(content, "md5").hexdigest()
+    if found != archive.md5:
+        file.unlink()
+        raise BadDataset(
+            f"{archive.url} has the MD5 {found}, not the published {archive.md5}: the file was removed, so run the "
+            "same command again"
+        )
 
 
 def _download(url: str, part: Path, progress: Progress) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hashseek.retrieval.errors import BadImage
+from hashseek.retrieval.images import read_bytes
 from hashseek.retrieval.load_ahead import load_ahead
 from hashseek.retrieval.tar_members import find_member
 from hashseek.training.data.splits import NAMES, Split, Splits, never_in_training
@@ -166,8 +167,6 @@ def _size(path: Path) -> int | None:
 
 def _digest(path: Path) -> bytes | None:
     """SHA-256 of an image file or tar member; None if it cannot be read."""
-    from hashseek.retrieval.images import read_bytes  # late: it loads torch
-
     try:
         return hashlib.sha256(read_bytes(path)).digest()
     except BadImage:

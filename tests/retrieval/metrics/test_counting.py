@@ -62,7 +62,7 @@ def test_labels_of_no_image_and_images_without_labels_are_counted_as_irrelevant(
     codes = np.zeros((3, 1), np.uint8)
     found = histograms(codes, codes, np.zeros((3, 4), np.uint8), np.ones((3, 4), np.uint8), n_bits=8, graded=True)
     assert found.gains.shape == (3, 1, 9)
-    assert found.without_relevant == 3
+    assert (found.n_relevant == 0).sum() == 3
     for n in (1, None):
         for figure in (ndcg, average_cumulative_gain, weighted_average_precision):
             assert np.stack(figure(found, n=n)).tolist() == [[0] * 3] * 3

@@ -12,6 +12,7 @@ import numpy as np
 
 from hashseek.retrieval.errors import BadConfig, BadDataset, suggest
 from hashseek.retrieval.files import write_atomically
+from hashseek.retrieval.images import SUFFIXES
 from hashseek.retrieval.label_files import SPLITS, Item, LabelFile, Problem, find_label_file, read_label_file, refuse
 from hashseek.training.data.image_table import check_on_error
 from hashseek.training.data.splits import Splits, check_label_names, group_items, join_splits
@@ -99,7 +100,6 @@ def folder(
 
 def _read_class_folders(root: Path) -> LabelFile:
     """The images in `root/CLASS/` or `root/SPLIT/CLASS/`."""
-    from hashseek.retrieval.images import SUFFIXES  # late: it loads torch
 
     def images(folder: Path, pattern: str) -> list[Path]:
         return sorted(path for path in folder.glob(pattern) if path.suffix.lower() in SUFFIXES)

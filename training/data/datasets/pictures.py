@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from hashseek.retrieval.errors import BadDataset
+from hashseek.retrieval.images import SUFFIXES
 from hashseek.retrieval.label_files import Item
 from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.image_table import check_on_error
@@ -21,8 +22,6 @@ def pictures(*, root: str, on_error: str = "stop") -> Splits:
     Raises:
         BadDataset: there is no such folder, or it has no images.
     """
-    from hashseek.retrieval.images import SUFFIXES  # late: it loads torch
-
     mode = check_on_error(on_error)
     place = Path(expand(root))
     if not place.is_dir():

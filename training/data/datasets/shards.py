@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from hashseek.retrieval.errors import BadConfig, BadDataset
+from hashseek.retrieval.images import SUFFIXES
 from hashseek.retrieval.label_files import Problem, refuse
 from hashseek.retrieval.tar_members import Member, list_members, member_path, read_member
 from hashseek.training.data.datasets.folder import expand
@@ -97,8 +98,6 @@ def _indexed(shard: Path) -> Table:
     """The images of a shard as `OFFSET+SIZE/NAME`, with their labels by name."""
 
     def build() -> Table:
-        from hashseek.retrieval.images import SUFFIXES  # late: it loads torch
-
         members = dict(list_members(shard))
         suffix = {name: PurePosixPath(name).suffix.lower() for name in members}
         labels_at: dict[str, dict[str, Member]] = {}
