@@ -148,7 +148,7 @@ class Fitting:
         """Fit the hash layer to features (N, D) of different images.
 
         Returns:
-            Why the layer was not fitted by ITQ; empty if it was.
+            Why the layer was not fitted by weighted ITQ; empty if it was.
 
         Raises:
             BadDataset: the features are all alike.
@@ -187,7 +187,7 @@ class Fitting:
 
 
 def _fitted(features: Features, n_bits: int) -> tuple[str, HashLayer, str]:
-    """Method, hash layer, and why the method is not ITQ."""
+    """Method, hash layer, and why the method is not weighted ITQ."""
     try:
         return "weighted_itq", fit_hash_layer(features, n_bits=n_bits, method="weighted_itq", seed=SEED), ""
     except BadConfig:
@@ -203,7 +203,7 @@ class FirstFit:
     Args:
         fitting: with the fitted layer.
         n_images: images to which it was fitted, all different.
-        fallback: why it was not fitted by ITQ; empty if it was.
+        fallback: why it was not fitted by weighted ITQ; empty if it was.
         encoded: these images with their codes, and with size and time of their files before they were read.
     """
 

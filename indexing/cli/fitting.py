@@ -156,7 +156,7 @@ def refit(
 
 def print_fit(fitting: Fitting, n_images: int, fallback: str) -> None:
     """Say how a hash layer was fitted."""
-    method = "a random rotation of" if fallback else "ITQ on"
+    method = "a random rotation of" if fallback else "weighted ITQ on"
     typer.echo(
         f"fitted {fitting.model.n_bits} bits to {n_images:,} images without labels: {method} the features of "
         f"{fitting.network.backbone}"

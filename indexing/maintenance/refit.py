@@ -28,7 +28,7 @@ class Refit:
     Args:
         fitting: with the fitted layer.
         n_images: images to which it was fitted, all different.
-        fallback: why it was not fitted by ITQ; empty if it was.
+        fallback: why it was not fitted by weighted ITQ; empty if it was.
         encoded: these images with their codes.
     """
 

@@ -76,7 +76,7 @@ def test_each_picture_is_decoded_once_and_gets_the_code_of_the_checkpoint(
     header = load_header(tmp_path / "c" / "checkpoint.safetensors")
     assert header.label_names == ()
     record = header.training["fit"]
-    assert (record["method"], record["n_images"], record["labels"]) == ("itq", first.n_images, "none")
+    assert (record["method"], record["n_images"], record["labels"]) == ("weighted_itq", first.n_images, "none")
     assert (record["backbone"], record["weights"], len(record["weights_sha256"])) == (
         "squeezenet1_1",
         "squeezenet.safetensors",

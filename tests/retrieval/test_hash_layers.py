@@ -33,11 +33,18 @@ def quantisation_error(outputs: NDArray[np.float32]) -> float:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_directions_are_orthonormal_and_outputs_centred(features: NDArray[np.float32], method: str) -> None:
+def test_directions_are_orthonormal_or_weighted_and_outputs_centred(features: NDArray[np.float32], method: str) -> None:
     layer = fit_hash_layer(features, n_bits=16, method=method)
     assert layer.weight.dtype == layer.bias.dtype == np.float32
-    np.testing.assert_allclose(layer.weight @ layer.weight.T, np.eye(16), atol=1e-5)
     np.testing.assert_allclose(layer(features).mean(0), 0, atol=1e-5)
+    if method != "weighted_itq":
+        np.testing.assert_allclose(layer.weight @ layer.weight.T, np.eye(16), atol=1e-5)
+        return
+    # Rotated by R, the weighted directions P D keep their lengths: W'W = P D D P', with D the fourth roots.
+    rows = normalized(features)
+    deviations = np.linalg.svd(rows - rows.mean(0), compute_uv=False)[:16]
+    lengths = np.linalg.svd(layer.weight, compute_uv=False)
+    np.testing.assert_allclose(lengths, (deviations / deviations[0]) ** 0.25, rtol=1e-3)
 
 
 @pytest.mark.parametrize("method", METHODS)
