@@ -48,7 +48,7 @@ def create_app(settings: Settings) -> FastAPI:
         response.headers["X-Content-Type-Options"] = "nosniff"
         return response
 
-    for group in (search, images, health, web):
-        app.include_router(group.router)
+    for router in (search.json_router, search.router, images.router, health.router, web.router):
+        app.include_router(router)
     app.mount("/web", StaticFiles(directory=web.FOLDER), name="web")
     return app

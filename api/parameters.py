@@ -7,7 +7,16 @@ counts as not given: a browser sends one for every field that was not filled in.
 from typing import Annotated, Any
 
 from fastapi import UploadFile
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Json, StringConstraints, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    Json,
+    StringConstraints,
+    model_validator,
+)
 
 from hashseek.indexing.catalog.filters import FILTER_HELP, make_filter
 from hashseek.indexing.searcher import OVERSAMPLE, Rank, SearchOptions
@@ -23,7 +32,9 @@ class NoParameters(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_empty(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def _drop_empty(cls, values: Any) -> Any:
+        if not isinstance(values, dict):  # a JSON body may be anything
+            return values
         kept = {
             name: [item for item in value if item != ""] if isinstance(value, list) else value
             for name, value in values.items()
@@ -117,6 +128,12 @@ class WithImage(NoParameters):
         if not data:
             raise BadImage("the upload is empty (0 bytes)")
         return data
+
+
+class SearchVector(SearchParameters):
+    """A search with a vector, sent as JSON."""
+
+    vector: list[FiniteFloat] = Field(description="As many numbers as the vectors of the collection have.")
 
 
 class SearchForm(SearchParameters, WithImage):

@@ -80,7 +80,7 @@ def install(app: FastAPI) -> None:
         if first["type"] == "missing":
             detail = f"the request has no {name}"
         elif first["type"] == "extra_forbidden":
-            where = "query string" if first["loc"][0] == "query" else "form"
+            where = "query string" if first["loc"][0] == "query" else "request body"
             detail = f"unknown parameter {name[:40]!r} in the {where}: nothing was done, see /docs"
         else:
             detail = f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}"

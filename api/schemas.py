@@ -21,9 +21,9 @@ class ImageSummary(BaseModel):
 
     @computed_field  # type: ignore[prop-decorator]
     @property
-    def url(self) -> str:
-        """Where this service has the file."""
-        return f"/v1/images/{self.id}/file"
+    def url(self) -> str | None:
+        """Where this service has the file; null for a vector, which has none."""
+        return f"/v1/images/{self.id}/file" if self.path else None
 
 
 class ImageRecord(ImageSummary):

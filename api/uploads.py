@@ -30,8 +30,9 @@ def store_upload(
     Raises:
         BadImage: it cannot be decoded; nothing is stored.
         BadConfig: key or attributes are outside their limits; nothing is stored.
+        BadCheckpoint: the collection holds vectors.
     """
-    collection = searcher.collection
+    collection, encoder = searcher.collection, searcher.image_encoder
     sha256 = hashlib.sha256(data).hexdigest()
     known = collection.catalog.lookup.ids_by_hash([sha256])
     stored = collection.catalog.get([known[sha256]])[0] if known else None
@@ -42,8 +43,8 @@ def store_upload(
         image: StoredImage | Picture = stored  # one content has one code, whatever the engine is now
     else:
         image = searcher.decode(data, name="the upload")
-        [code], [feature] = searcher.encoder.encode_with_features(searcher.encoder.pixels_of([image.image]))
-        encoded = StoredCode(code, searcher.encoder.engine, feature)
+        [code], [feature] = encoder.encode_with_features(encoder.pixels_of([image.image]))
+        encoded = StoredCode(code, encoder.engine, feature)
     new = NewImage(
         path="",
         sha256=sha256,

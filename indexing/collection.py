@@ -76,6 +76,14 @@ class Collection:
         """The collection's copy of its checkpoint."""
         return self.folder / self.catalog.space.checkpoint
 
+    def check_holds_images(self) -> None:
+        """Refuse a collection of vectors, which has nothing to encode again.
+
+        Raises:
+            BadCheckpoint: its checkpoint encodes vectors.
+        """
+        load_header(self.checkpoint).image_preprocessing()
+
     @property
     def kind(self) -> str:
         """The kind of its index, see `CollectionIndex.kind`."""
@@ -322,7 +330,8 @@ class Collection:
             findings.append(Finding(FindingKind.CHECKPOINT, str(error)))
         after = 0
         while page := self.catalog.page(after=after, limit=1000):
-            gone = [image for image in page if not is_there(self.uri_of(image))]
+            # The record of a vector has no path.
+            gone = [image for image in page if image.path and not is_there(self.uri_of(image))]
             # Read again: another process may have replaced or removed the image together with its file.
             now = self.catalog.get([image.id for image in gone])
             findings += [
@@ -405,7 +414,6 @@ def _create(folder: Path, checkpoint: Path | None, *, keep_features: bool) -> No
             "it from images alone with `hashseek index add` or hashseek.create_collection"
         )
     header = load_header(checkpoint)
-    header.image_preprocessing()  # refuses a model of feature vectors
     if not folder.is_dir():  # an existing folder is checked once it is locked: another process may be creating it
         check_place(folder)
     folder.mkdir(parents=True, exist_ok=True)

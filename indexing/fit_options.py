@@ -113,6 +113,7 @@ def network_for_refit(collection: Collection, options: FitOptions) -> Network:
         BadConfig: the collection has a trained checkpoint, and the options name no network; otherwise as
             `find_network`.
     """
+    collection.check_holds_images()
     if options.backbone is not None or options.weights != "default":
         return find_network(options)
     header = load_header(collection.checkpoint)

@@ -166,7 +166,7 @@ class Fitting:
         rows = normalized(features)
         if np.abs(rows - rows[0]).max() < 1e-6:
             raise too_few(len(features))
-        method, layer, reason = _fitted(features, self.model.n_bits)
+        method, layer, reason = fitted_layer(features, self.model.n_bits)
         copy_state(self.encoder.head, {"weight": torch.from_numpy(layer.weight), "bias": torch.from_numpy(layer.bias)})
         self.record = {"method": method, "n_images": len(features), "labels": "none", "seed": SEED}
         return reason
@@ -186,13 +186,13 @@ class Fitting:
         )
 
 
-def _fitted(features: Features, n_bits: int) -> tuple[str, HashLayer, str]:
-    """Method, hash layer, and why the method is not weighted ITQ."""
+def fitted_layer(features: Features, n_bits: int) -> tuple[str, HashLayer, str]:
+    """Method, hash layer for features (N, D), and why the method is not weighted ITQ."""
     try:
         return "weighted_itq", fit_hash_layer(features, n_bits=n_bits, method="weighted_itq", seed=SEED), ""
     except BadConfig:
         n, width = features.shape
-        reason = f"ITQ cannot make {n_bits} bits of {n:,} different images with features of {width:,} numbers"
+        reason = f"ITQ cannot make {n_bits} bits of {n:,} features of {width:,} numbers"
     return "random", fit_hash_layer(features, n_bits=n_bits, method="random", seed=SEED), reason
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, Self, Unpack, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, Self, Unpack, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from PIL import Image
 from hashseek.indexing.calibration import radius_for, stored_calibration
 from hashseek.indexing.catalog import Catalog, StoredImage
 from hashseek.indexing.catalog.filters import Filter
+from hashseek.indexing.catalog.records import StoredCode
 from hashseek.indexing.collection import Collection, check_checkpoint
 from hashseek.indexing.index.hamming_index import Distances, HammingIndex, Ids, build_index
 from hashseek.retrieval.checkpoint import load_checkpoint
@@ -25,9 +26,11 @@ from hashseek.retrieval.devices import EncoderOptions, n_cores
 from hashseek.retrieval.errors import BadConfig, ForeignCodes, UnknownImage
 from hashseek.retrieval.images import Picture, decode_for
 from hashseek.retrieval.scores import Features, asymmetric_scores, best, cosines, normalized
+from hashseek.retrieval.vectors import as_float32
 
 if TYPE_CHECKING:
     from hashseek.retrieval.encoder import Encoder
+    from hashseek.retrieval.vectors import VectorEncoder, Vectors
 
 
 Rank = Literal["hamming", "asymmetric", "float"]
@@ -152,7 +155,7 @@ class Answer:
 
 
 class Searcher:
-    """Searches codes with images. Safe to use from several threads.
+    """Searches codes with images or vectors. Safe to use from several threads.
 
     Args:
         encoder: with the checkpoint that made the codes.
@@ -162,7 +165,7 @@ class Searcher:
         ForeignCodes: the collection's codes were made with another checkpoint.
     """
 
-    def __init__(self, encoder: Encoder, codes: Searchable) -> None:
+    def __init__(self, encoder: Encoder | VectorEncoder, codes: Searchable) -> None:
         if isinstance(codes, Collection) and codes.fingerprint != encoder.fingerprint:
             raise ForeignCodes(
                 f"codes of checkpoint {codes.fingerprint[:12]} cannot be searched with checkpoint "
@@ -181,19 +184,44 @@ class Searcher:
             ForeignCodes: the checkpoint did not make the collection's codes.
         """
         from hashseek.retrieval.encoder import Encoder  # loads torch, which wrong arguments need not wait for
+        from hashseek.retrieval.vectors import VectorEncoder
 
         source = collection.checkpoint if checkpoint is None else checkpoint
         check_checkpoint(collection.catalog, source)
-        return cls(Encoder(load_checkpoint(source), **options), collection)
+        loaded = load_checkpoint(source)
+        is_of_vectors = loaded.header.preprocessing is None  # these are encoded in one way only
+        return cls(VectorEncoder(loaded) if is_of_vectors else Encoder(loaded, **options), collection)
+
+    @property
+    def image_encoder(self) -> Encoder:
+        """The encoder, of images.
+
+        Raises:
+            BadCheckpoint: it encodes vectors.
+        """
+        self.encoder.header.image_preprocessing()
+        return cast("Encoder", self.encoder)
+
+    @property
+    def vector_encoder(self) -> VectorEncoder:
+        """The encoder, of vectors.
+
+        Raises:
+            BadCheckpoint: it encodes images.
+        """
+        self.encoder.header.vector_width()
+        return cast("VectorEncoder", self.encoder)
 
     def decode(self, data: bytes, *, name: str = "the image") -> Picture:
         """Decode an image exactly as `index add` does, so that a stored image is found at distance 0.
 
         Raises:
             BadImage: it is not a usable image.
+            BadCheckpoint: the collection holds vectors.
         """
+        preprocessing = self.image_encoder.preprocessing
         with self.decoding:
-            return decode_for(data, self.encoder.preprocessing, name=name)[0]
+            return decode_for(data, preprocessing, name=name)[0]
 
     def rank(
         self, query_codes: Codes, *, k: int, max_distance: int | None = None, effort: int | None = None
@@ -224,7 +252,9 @@ class Searcher:
         Raises:
             BadConfig: as `search`.
             BadImage: it is not a usable image.
+            BadCheckpoint: the collection holds vectors.
         """
+        self.encoder.header.image_preprocessing()
         rank = self.check(options)
         stored = self.collection.catalog.lookup.code_by_hash(hashlib.sha256(data).hexdigest())
         if stored is not None and rank != "asymmetric":
@@ -233,11 +263,26 @@ class Searcher:
         started = time.perf_counter()
         [query] = self._encode([picture.image])
         encode_ms = 1000 * (time.perf_counter() - started)
-        if stored is not None and query.outputs is not None:
-            # Another engine may have computed the stored code; with its signs, the image still finds itself first.
-            signs = 2.0 * unpack(stored.code[None], self.encoder.n_bits)[0] - 1
-            query = replace(query, code=stored.code, outputs=np.abs(query.outputs) * signs.astype(np.float32))
-        return self.answer(query, options, encode_ms)
+        return self.answer(_with_stored_code(query, stored), options, encode_ms)
+
+    def search_vectors(self, vectors: Vectors, options: SearchOptions) -> list[Answer]:
+        """The hits of each of the vectors (Q, D). A vector that is stored is searched with its stored code.
+
+        Raises:
+            BadConfig: as `search`.
+            BadDataset: the vectors have another width, or a row is not finite.
+            BadCheckpoint: the collection holds images.
+        """
+        self.check(options)
+        started = time.perf_counter()
+        queries = _queries(*self.vector_encoder.features_and_outputs(vectors))
+        encode_ms = 1000 * (time.perf_counter() - started) / len(vectors)
+        look_up = self.collection.catalog.lookup.code_by_hash
+        stored = [look_up(hashlib.sha256(row.tobytes()).hexdigest()) for row in as_float32(vectors)]
+        return [
+            self.answer(_with_stored_code(query, known), options, encode_ms)
+            for query, known in zip(queries, stored, strict=True)
+        ]
 
     def similar(self, image_id: int, options: SearchOptions) -> Answer:
         """The hits of a stored image. It is among them itself if it passes the filter.
@@ -318,8 +363,8 @@ class Searcher:
         return scores
 
     def _encode(self, images: Sequence[Image.Image]) -> list[Query]:
-        features, outputs = self.encoder.features_and_outputs(self.encoder.pixels_of(images))
-        return [Query(*parts) for parts in zip(pack(outputs), outputs, normalized(features), strict=True)]
+        encoder = self.image_encoder
+        return _queries(*encoder.features_and_outputs(encoder.pixels_of(images)))
 
     def _max_distance(self, options: SearchOptions) -> int | None:
         if options.min_precision is None:
@@ -332,6 +377,22 @@ class Searcher:
         if not isinstance(self.codes, Collection):
             raise TypeError("codes in memory have no records: search them with rank()")
         return self.codes
+
+
+def _queries(features: NDArray[np.float32], outputs: NDArray[np.float32]) -> list[Query]:
+    """A query for each row of features (B, D) and outputs (B, K)."""
+    return [Query(*parts) for parts in zip(pack(outputs), outputs, normalized(features), strict=True)]
+
+
+def _with_stored_code(query: Query, stored: StoredCode | None) -> Query:
+    """The query with the code of the same content in the collection, if it is stored.
+
+    Another engine may have computed the stored code; with its signs, the content still finds itself first.
+    """
+    if stored is None or query.outputs is None:
+        return query
+    signs = 2.0 * unpack(stored.code[None], len(query.outputs))[0] - 1
+    return replace(query, code=stored.code, outputs=np.abs(query.outputs) * signs.astype(np.float32))
 
 
 def check_rank(catalog: Catalog, options: SearchOptions, *, stored: bool = False) -> Rank:

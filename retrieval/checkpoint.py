@@ -58,10 +58,26 @@ class Header:
             from hashseek.retrieval.models.mlp import n_inputs_of
 
             raise BadCheckpoint(
-                f"this checkpoint encodes vectors of {n_inputs_of(self.backbone)} numbers, not images: use "
-                "`hashseek evaluate` with its own data set, or a checkpoint that was trained on images"
+                f"this checkpoint encodes vectors of {n_inputs_of(self.backbone)} numbers, not images: give it vectors "
+                "(`hashseek index add --vectors`, `hashseek search --vector`, `hashseek evaluate` with its own data "
+                "set), or use a checkpoint and a collection for images"
             )
         return self.preprocessing
+
+    def vector_width(self) -> int:
+        """The length of the vectors that the model takes.
+
+        Raises:
+            BadCheckpoint: the model encodes images.
+        """
+        if self.preprocessing is not None:
+            raise BadCheckpoint(
+                "this checkpoint encodes images, not vectors: create a collection of its own for vectors "
+                "(`hashseek index add NEW --vectors FILE`)"
+            )
+        from hashseek.retrieval.models.mlp import n_inputs_of
+
+        return n_inputs_of(self.backbone)
 
 
 @dataclass(frozen=True)

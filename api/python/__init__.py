@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hashseek.interface import (
         ImageCollection,
         create_collection,
+        create_vector_collection,
         encode,
         evaluate,
         load_checkpoint,
@@ -38,6 +39,7 @@ __all__ = [
     "ImageCollection",
     "build_loss",
     "create_collection",
+    "create_vector_collection",
     "encode",
     "evaluate",
     "load_checkpoint",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hashseek.retrieval.devices import EncoderOptions
     from hashseek.retrieval.images import Pixels, Preprocessing
     from hashseek.retrieval.label_files import OnError
+    from hashseek.retrieval.vectors import Vectors
     from hashseek.training.evaluation.report.schema import EvaluationReport
     from hashseek.training.loop.fit import Result
 
@@ -103,7 +104,7 @@ class ImageCollection:
         found = describe(find_sources(sources), labels=labels)
         images = found if first is None else first.reuse(found)
         report, problems = IngestReport(), []
-        for report in ingest(self.searcher.collection, self.searcher.encoder, images, on_error=on_error):
+        for report in ingest(self.searcher.collection, self.searcher.image_encoder, images, on_error=on_error):
             problems += report.problems
         report.problems = problems
         self.searcher.collection.save_index()
@@ -146,6 +147,51 @@ class ImageCollection:
         if isinstance(image, str | Path):
             return self.searcher.search_file(read_bytes(Path(image)), chosen, name=str(image)).hits
         [answer] = self.searcher.search([image.convert("RGB")], chosen)
+        return answer.hits
+
+    def add_vectors(
+        self,
+        vectors: "Vectors",
+        ids: Sequence[str],
+        *,
+        labels: Sequence[Sequence[str]] | None = None,
+        attributes: Sequence[Mapping[str, Any]] | None = None,
+    ) -> "IngestReport":
+        """Add vectors of another program, if the collection was made of such (`create_vector_collection`).
+
+        Args:
+            vectors: numbers (N, D).
+            ids: a name for each, which becomes its key; the vector of a name that is stored is replaced.
+            labels, attributes: for each vector, if there are any.
+
+        Returns:
+            How many were added, updated and known.
+
+        Raises:
+            BadDataset: a row cannot be stored; none was.
+            BadCheckpoint: the collection holds images.
+        """
+        from hashseek.indexing.vectors import check, make_entries, store
+
+        encoder = self.searcher.vector_encoder
+        entries = make_entries(ids, labels, attributes)
+        check(vectors, entries, width=encoder.width)
+        *_, report = store(self.searcher.collection, encoder, vectors, entries)
+        self.searcher.collection.save_index()
+        return report
+
+    def search_vector(self, vector: "Vectors", **options: Unpack[SearchKeywords]) -> tuple["Hit", ...]:
+        """The stored vectors most similar to `vector` (D,). Otherwise as `search`.
+
+        Raises:
+            BadDataset: the vector has another width, or is not finite.
+            BadCheckpoint: the collection holds images.
+        """
+        import numpy as np
+
+        from hashseek.indexing.searcher import SearchOptions
+
+        [answer] = self.searcher.search_vectors(np.asarray(vector)[None], SearchOptions(**options))
         return answer.hits
 
     def similar(self, image_id: int, **options: Unpack[SearchKeywords]) -> tuple["Hit", ...]:
@@ -248,6 +294,48 @@ def create_collection(
     try:
         created = ImageCollection(Searcher(first.fitting.encoder, collection))
         created.report = created._add(sources, labels, on_error, first)
+    except BaseException:
+        collection.close()
+        raise
+    return created
+
+
+def create_vector_collection(
+    folder: str | Path,
+    vectors: "Vectors",
+    ids: Sequence[str],
+    *,
+    labels: Sequence[Sequence[str]] | None = None,
+    attributes: Sequence[Mapping[str, Any]] | None = None,
+    n_bits: int = 128,
+    keep_features: bool = False,
+) -> ImageCollection:
+    """Create a collection of vectors that another program computed; a hash layer is fitted to them.
+
+    Args:
+        folder: a new or an empty one.
+        vectors, ids, labels, attributes: as for `ImageCollection.add_vectors`.
+        n_bits: length of the codes.
+        keep_features: also store the vectors as float16, which `rank="float"` compares.
+
+    Returns:
+        The collection; its `report` says what was added.
+
+    Raises:
+        BadCollection: the folder is not empty.
+        BadDataset: a row cannot be stored, or no two vectors differ.
+    """
+    from hashseek.indexing.collection import check_place, open_or_create
+    from hashseek.indexing.searcher import Searcher
+    from hashseek.indexing.vectors import check, fitted_checkpoint, make_entries
+
+    check_place(Path(folder))
+    check(vectors, make_entries(ids, labels, attributes))
+    with fitted_checkpoint(vectors, n_bits) as (checkpoint, _):
+        collection = open_or_create(Path(folder), checkpoint=checkpoint, keep_features=keep_features)
+    try:
+        created = ImageCollection(Searcher.open(collection))
+        created.report = created.add_vectors(vectors, ids, labels=labels, attributes=attributes)
     except BaseException:
         collection.close()
         raise

@@ -14,7 +14,7 @@ from hashseek.api.problems import FileGone
 from hashseek.api.schemas import AddedImage, ImagePage, ImageRecord
 from hashseek.api.uploads import store_upload
 from hashseek.indexing.ingest.uris import is_there, open_uri
-from hashseek.retrieval.errors import BadImage
+from hashseek.retrieval.errors import BadImage, UnknownImage
 from hashseek.retrieval.images import decode
 
 # First bytes of the image formats that are read. A path that once led to an image may lead to a secret today.
@@ -58,6 +58,8 @@ def file(image_id: int, searcher: SearcherDep, parameters: Annotated[FileParamet
     """The file of a stored image, or a JPEG thumbnail of it."""
     size = parameters.size
     stored = searcher.collection.catalog.one(image_id)
+    if not stored.path:
+        raise UnknownImage(f"{image_id} was stored as a vector, which has no file")
     uri = searcher.collection.uri_of(stored)
     headers = {"Cache-Control": "private, max-age=3600", "ETag": f'"{stored.sha256}-{size or 0}"'}
     if size is None and Path(uri).is_file():

@@ -27,7 +27,8 @@ const counted = (n, one) => `${number(n)} ${one}${n === 1 ? "" : "s"}`;
 const ms = (value) => `${value < 10 ? value.toFixed(1) : number(Math.round(value))} ms`;
 const bytes = (n) => (n < 1e3 ? counted(n, "byte") : n < 1e6 ? `${(n / 1e3).toFixed(1)} kB` : `${(n / 1e6).toFixed(1)} MB`);
 const percent = (share) => `${(100 * share).toFixed(share > 0.995 || share < 0.1 ? 1 : 0)} %`;
-const described = (image) => image.labels.join(", ") || image.path;
+const named = (image) => image.path || image.key; // a vector has no path
+const described = (image) => image.labels.join(", ") || named(image);
 const imagePath = (id) => `/v1/images/${encodeURIComponent(id)}`;
 
 function pairs(list, entries) {
@@ -52,6 +53,7 @@ function likely({ relevance }) {
 
 function thumbnail(image) {
   const { url, width, height } = image;
+  if (url === null) return el("span", { className: "name" }, named(image)); // a vector has no picture
   // loading comes before src: set afterwards it would be too late to be lazy
   return el("img", { loading: "lazy", decoding: "async", draggable: false, alt: described(image), width, height,
     srcset: `${url}?size=256, ${url}?size=512 2x`, src: `${url}?size=256` });
@@ -195,8 +197,8 @@ function showQuery({ id, upload }) {
 }
 
 function showStoredQuery(image) {
-  ui.queryNote.textContent = image.path.split("/").pop();
-  ui.queryNote.title = image.path;
+  ui.queryNote.textContent = named(image).split("/").pop();
+  ui.queryNote.title = named(image);
   ui.queryLabels.replaceChildren(...chips(image.labels, new Set(), 12));
   ui.queryOpen.disabled = false;
   ui.queryOpen.ariaLabel = `Open picture ${image.id}`;
@@ -317,8 +319,8 @@ async function addPicture(event) {
 }
 
 async function deletePicture() {
-  const { id, path } = open;
-  if (!(await confirmed(`Picture ${id} (${path}) leaves the collection. This cannot be undone.`))) return;
+  const { id } = open;
+  if (!(await confirmed(`Picture ${id} (${named(open)}) leaves the collection. This cannot be undone.`))) return;
   ui.picture.close();
   try {
     await api(imagePath(id), { method: "DELETE" });
@@ -349,11 +351,12 @@ function openPicture(image) {
   open = image;
   ui.pictureTitle.textContent = `Picture ${image.id}`;
   const { url, width, height } = image;
-  Object.assign(ui.pictureImage, { alt: described(image), width, height, src: `${url}?size=1024` });
+  Object.assign(ui.pictureImage, { alt: described(image), width, height, src: url ? `${url}?size=1024` : "", hidden: !url });
   ui.pictureLabels.replaceChildren(...chips(image.labels, current.labels));
   ui.pictureMore.dataset.id = image.id;
   ui.pictureMore.href = address(image.id);
-  ui.pictureOriginal.href = url;
+  ui.pictureOriginal.href = url ?? "";
+  ui.pictureOriginal.hidden = url === null;
   ui.pictureDelete.hidden = stats.read_only;
   const place = placeOf(image);
   ui.steps.hidden = place < 0;
@@ -367,7 +370,7 @@ function openPicture(image) {
 }
 
 function showFacts(image) {
-  const rows = [["Path", image.path], ["Size", `${image.width} × ${image.height} px`]];
+  const rows = image.path ? [["Path", image.path], ["Size", `${image.width} × ${image.height} px`]] : [["Key", image.key]];
   if ((image.relevance ?? null) !== null) rows.unshift(["Relevant", `${percent(image.relevance)} likely at this distance`]);
   if (image.distance !== undefined) rows.unshift(["Distance", counted(image.distance, "bit")]);
   if (image.bytes !== undefined) rows.push(["File", bytes(image.bytes)]);

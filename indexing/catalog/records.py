@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from hashseek.retrieval.codes import Codes
 from hashseek.retrieval.errors import BadCollection, BadConfig
 
+VECTOR_TYPE = "application/x-vector"  # media type of records of vectors, which have no file
 MAX_KEY = 512  # characters
 MAX_ATTRIBUTES = 16 * 1024  # bytes of JSON
 MAX_DEPTH = 32
@@ -31,9 +32,9 @@ class NewImage:
     """An image to be added.
 
     Args:
-        path: of its file, or its URL.
+        path: of its file, or its URL; empty for a vector.
         sha256: hash of its content.
-        width, height: in pixels.
+        width, height: in pixels; 0 for a vector.
         bytes: size of its file.
         media_type: such as `image/jpeg`.
         labels: if empty, a stored image with this key keeps its labels.

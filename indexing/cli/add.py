@@ -18,6 +18,7 @@ import typer
 from hashseek.indexing.cli.fitting import Backbone, Bits, FitChoice, PreprocessingOption, Weights, print_fit
 from hashseek.indexing.cli.options import AllowPrivate, CollectionArgument, Device, Engine, Precision, encoder_options
 from hashseek.indexing.cli.output import Output
+from hashseek.indexing.cli.vectors import add_vectors, not_default, refuse
 from hashseek.indexing.collection import CATALOG, Collection, open_for_adding
 from hashseek.indexing.dry_run import dry_run as open_dry_run
 from hashseek.indexing.fitting import FirstFit, fit_to_sources, plan_collection
@@ -38,11 +39,22 @@ from hashseek.retrieval.label_files import OnError
 def add(
     collection: CollectionArgument,
     paths: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             help="Images, folders, glob patterns, lists (.csv, .jsonl, .parquet, .txt), tar files or http(s) URLs."
         ),
-    ],
+    ] = None,
+    vectors: Annotated[
+        Path | None,
+        typer.Option(
+            help="Instead of images: vectors of another program, rows of an .npy file, or a Parquet file with the "
+            "columns id and vector."
+        ),
+    ] = None,
+    ids: Annotated[
+        Path | None,
+        typer.Option(help="Ids of the vectors of an .npy file: one per line, or a list with a column id."),
+    ] = None,
     checkpoint: Annotated[
         Path | None,
         typer.Option(help="Of a new collection; without one, a hash layer is fitted to the images, without labels."),
@@ -91,25 +103,44 @@ def add(
     precision: Precision = "auto",
     engine: Engine = "auto",
 ) -> None:
-    """Add images to a collection. If it is interrupted, run the same command again: nothing is stored twice.
+    """Add images or vectors to a collection. If interrupted, run the same command again: nothing is stored twice.
 
     A new collection needs no checkpoint: the features of a published network are turned into codes by a hash layer that
-    is fitted to the images (at most 20,000 of them), without labels.
+    is fitted to the images (at most 20,000 of them), without labels. It is fitted to vectors in the same way.
 
     Exit codes: 0 if images were stored (now or earlier), 1 if there were none to store, 2 if the command was refused,
     3 with --strict if an image was skipped, 130 or 143 if it was stopped.
     """
     if prune and not watch:
         raise BadConfig("--prune needs --watch: add it, or leave out --prune")
-    excluded = {"--dry-run": dry_run, "--split": split, "--key-from": key_from, "--trust-mtime": trust_mtime}
+    excluded: dict[str, object] = {
+        "--dry-run": dry_run,
+        "--split": split,
+        "--key-from": key_from,
+        "--trust-mtime": trust_mtime,
+    }
     for option, value in excluded.items():
         if watch and value:
             raise BadConfig(f"--watch and {option} cannot be used together: leave one out")
     choice = FitChoice(bits, backbone, weights, preprocessing)
+    if not vectors and (ids or not paths):
+        raise BadConfig("--ids needs --vectors" if ids else "nothing to add: name images, or vectors with --vectors")
     if checkpoint is not None and choice.is_given:
         raise BadConfig("--checkpoint has a hash layer: leave out --bits, --backbone, --weights and --preprocessing")
     options = encoder_options(device, precision, engine)
     get = partial(fetch, allow_private=allow_private, max_bytes=url_megabytes * 2**20, seconds=url_seconds)
+    if vectors is not None:
+        excluded |= {"paths of images": paths, "--backbone": backbone, "--weights": weights, "--watch": watch}
+        excluded |= {"--preprocessing": preprocessing, "--errors": errors, "--strict": strict}
+        refuse("--vectors", excluded | not_default(device, precision, engine))
+        if (collection / CATALOG).is_file() and choice.is_given:
+            choice.check_agrees(collection)
+        n_bits, mine = choice.options().n_bits, label or []
+        add_vectors(
+            collection, vectors, ids, bits=n_bits, checkpoint=checkpoint, keep_features=keep_features, labels=mine
+        )
+        return
+    assert paths is not None
     folders = [_watchable(path) for path in paths] if watch else []
     sources = _Sources(paths, split, label or [], key_from, on_error)
     sources.check()
@@ -134,7 +165,7 @@ def add(
             print_fit(first.fitting, first.n_images, first.fallback)
         opened = stack.enter_context(_open(collection, checkpoint, first, keep_features=keep_features))
         n_total = None if watch else sources.total(output)
-        encoder = Searcher.open(opened, **options).encoder if first is None else first.fitting.encoder
+        encoder = Searcher.open(opened, **options).image_encoder if first is None else first.fitting.encoder
         stop = stack.enter_context(_stop_on_signals())
 
         def store(found: Iterable[Found], *, trust_mtime: bool = False) -> Generator[IngestReport, None, None]:

@@ -17,6 +17,7 @@ from hashseek.indexing.cli.fitting import refit
 from hashseek.indexing.cli.maintenance import app as maintenance
 from hashseek.indexing.cli.maintenance import repair_and_print
 from hashseek.indexing.cli.options import CollectionArgument, Device, Engine, Precision, encoder_options
+from hashseek.indexing.cli.vectors import not_default, read_queries, refuse, search_vectors
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.printing import printable
 from hashseek.indexing.searcher import OVERSAMPLE, Answer, Rank, Searcher, SearchOptions, check_rank
@@ -131,7 +132,7 @@ def verify(
         if codes and n_images:
             from hashseek.indexing.maintenance.recheck import recheck
 
-            encoder = Searcher.open(opened, **options).encoder
+            encoder = Searcher.open(opened, **options).image_encoder
             found = recheck(opened, encoder, codes)
             problems += found.findings
             for problem in found.findings:
@@ -147,7 +148,10 @@ def verify(
 
 def search(
     collection: CollectionArgument,
-    image: Annotated[Path, typer.Argument(help="The image to search with.")],
+    image: Annotated[Path | None, typer.Argument(help="The image to search with.")] = None,
+    vector: Annotated[
+        Path | None, typer.Option(help="Instead of an image: an .npy file with one vector, or several rows.")
+    ] = None,
     k: Annotated[int, typer.Option("-k", help="Number of results.")] = 10,
     max_distance: Annotated[int | None, typer.Option(help="Leave out images that are further away (bits).")] = None,
     min_precision: Annotated[
@@ -182,7 +186,7 @@ def search(
     precision: Precision = "auto",
     engine: Engine = "auto",
 ) -> None:
-    """Find the stored images most similar to an image, best first."""
+    """Find the stored images most similar to an image (or vectors to a vector), best first."""
     among = make_filter(
         all_labels=label or (),
         any_labels=any_label or (),
@@ -194,31 +198,51 @@ def search(
     )
     options = SearchOptions(k, max_distance, min_precision, among, effort, rank, oversample)
     encoding = encoder_options(device, precision, engine)
+    if (image is None) == (vector is None):
+        raise BadConfig("name either an image or --vector to search with")
+    if vector is not None:
+        refuse("--vector", not_default(device, precision, engine))
     with closing(Collection(collection, read_only=True)) as opened:
         check_rank(opened.catalog, options)
-        data = read_bytes(image)
-        searcher = Searcher.open(opened, checkpoint=checkpoint, **encoding)
-        answer = searcher.search_file(data, options, name=str(image))
+        if image is not None:
+            data = read_bytes(image)
+            searcher = Searcher.open(opened, checkpoint=checkpoint, **encoding)
+            answers = [searcher.search_file(data, options, name=str(image))]
+        else:
+            assert vector is not None
+            queries = read_queries(vector)
+            searcher = Searcher.open(opened, checkpoint=checkpoint)
+            answers = search_vectors(searcher, queries, options, name=str(vector))
     if as_json:
-        hits = []
-        for hit in answer.hits:
-            values = asdict(hit)
-            hits.append(values | values.pop("image"))
-        content = {"n_bits": opened.n_bits, "fingerprint": opened.fingerprint, "ranked_by": answer.rank, "hits": hits}
-        typer.echo(json.dumps(content, indent=2))
+        contents = [_as_json(answer, opened) for answer in answers]
+        typer.echo(json.dumps(contents[0] if len(contents) == 1 else contents, indent=2))
     else:
-        typer.echo(_table(answer))
+        titles = ["" if len(answers) == 1 else f"row {row}:\n" for row in range(len(answers))]
+        typer.echo("\n\n".join(title + _table(answer) for title, answer in zip(titles, answers, strict=True)))
+
+
+def _as_json(answer: Answer, collection: Collection) -> dict[str, Any]:
+    hits = []
+    for hit in answer.hits:
+        values = asdict(hit)
+        hits.append(values | values.pop("image"))
+    return {
+        "n_bits": collection.n_bits,
+        "fingerprint": collection.fingerprint,
+        "ranked_by": answer.rank,
+        "hits": hits,
+    }
 
 
 def _table(answer: Answer) -> str:
-    """Rank, score, distance in bits, id, path and labels of each hit; in a calibrated collection also its relevance."""
+    """Rank, score, distance in bits, id, path (or key) and labels of each hit; if calibrated, also its relevance."""
     calibrated = any(hit.relevance is not None for hit in answer.hits)
     scored = answer.rank != "hamming"
     rows = [
         ("rank", *(["score"] if scored else []), "bits", *(["relevance"] if calibrated else []), "id", "path", "labels")
     ]
     for hit in answer.hits:
-        path, labels = printable(hit.image.path), printable("; ".join(hit.image.labels))
+        path, labels = printable(hit.image.path or str(hit.image.key)), printable("; ".join(hit.image.labels))
         relevance = [] if hit.relevance is None else [f"{hit.relevance:.3f}"]
         score = [] if hit.score is None else [f"{hit.score:.3f}"]
         rows.append((str(hit.rank), *score, str(hit.distance), *relevance, str(hit.image.id), path, labels))

@@ -46,7 +46,7 @@ def duplicates(
             return
         from hashseek.indexing.maintenance.flips import flipped_groups
 
-        encoder = Searcher.open(opened, **encoding).encoder
+        encoder = Searcher.open(opened, **encoding).image_encoder
         console = Console(stderr=True)
         columns = TextColumn("encoding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -71,5 +71,5 @@ def _print_group(opened: Collection, group: "Mapping[int, Orientation | None]", 
         return
     for image in records:
         how = str(group[image.id] or "")
-        typer.echo(f"{image.id}  {printable(image.path)}" + (f"  ({how})" if how else ""))
+        typer.echo(f"{image.id}  {printable(image.path or str(image.key))}" + (f"  ({how})" if how else ""))
     typer.echo()

@@ -68,7 +68,7 @@ def read_manifest(path: Path, *, split: str | None = None) -> Iterator[ImageSour
         BadDataset: the list cannot be read, or has no image in the split.
     """
     n_rows = n_chosen = 0
-    for row in _rows(path):
+    for row in rows_of(path):
         if isinstance(row, Problem):
             yield row
             continue
@@ -158,14 +158,27 @@ def _uri(place: str, folder: Path) -> Path | str:
     return path
 
 
-def _rows(path: Path) -> Iterator[tuple[int, Row] | Problem]:
+def rows_of(
+    path: Path, *, one_of: tuple[str, ...] = PLACES, beside: str | None = None, plain: bool = False
+) -> Iterator[tuple[int, Row] | Problem]:
+    """The rows of a list with their line numbers, from 1, and problems of its lines.
+
+    Args:
+        path: the list.
+        one_of: columns of which it must have one.
+        beside: a column of a Parquet file that is not read.
+        plain: every line is a value of the first of these columns, as in a .txt file.
+
+    Raises:
+        BadDataset: the list cannot be read.
+    """
     kind = path.suffix.lower()
     if kind == ".parquet":
-        yield from _parquet_rows(path)
-    elif kind == ".txt":
-        yield from _text_rows(path)
+        yield from _parquet_rows(path, one_of, beside)
+    elif plain or kind == ".txt":
+        yield from _text_rows(path, one_of[0])
     else:
-        for row in read_rows(path, one_of=PLACES, errors="surrogateescape"):
+        for row in read_rows(path, one_of=one_of, errors="surrogateescape"):
             if kind == ".csv" and not isinstance(row, Problem):  # CSV has no types
                 yield row[0], {name: value if name in _TEXT else _typed(value) for name, value in row[1].items()}
             else:
@@ -181,17 +194,17 @@ def _typed(text: str) -> str | int | float:
     return float(text) if "." in text else int(text)
 
 
-def _text_rows(path: Path) -> Iterator[tuple[int, Row]]:
+def _text_rows(path: Path, column: str) -> Iterator[tuple[int, Row]]:
     try:
         with path.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip() and not line.startswith("#"):
-                    yield number, {"file": line.rstrip("\r\n")}
+                    yield number, {column: line.rstrip("\r\n")}
     except OSError as error:
         raise BadDataset(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def _parquet_rows(path: Path) -> Iterator[tuple[int, Row]]:
+def _parquet_rows(path: Path, one_of: tuple[str, ...], beside: str | None) -> Iterator[tuple[int, Row]]:
     try:
         import pyarrow
         import pyarrow.parquet as parquet
@@ -199,10 +212,11 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Row]]:
         raise BadDataset(f"reading {path} needs pyarrow: pip install 'hashseek[parquet]'") from None
     try:
         with parquet.ParquetFile(path) as file:
-            if not set(PLACES) & set(file.schema_arrow.names):
-                raise BadDataset(f"{path} has no column {' or '.join(PLACES)}: one of them must name the images")
+            names = [name for name in file.schema_arrow.names if name != beside]
+            if not set(one_of) & set(names):
+                raise BadDataset(f"{path} has no column {' or '.join(one_of)}: it needs one of them")
             number = 0
-            for batch in file.iter_batches(batch_size=_BLOCK):
+            for batch in file.iter_batches(batch_size=_BLOCK, columns=names):
                 for row in batch.to_pylist():
                     number += 1
                     yield number, {name: _plain(value) for name, value in row.items()}

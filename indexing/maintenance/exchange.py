@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hashseek.indexing.catalog import Catalog, NewImage, StoredImage
+from hashseek.indexing.catalog.records import VECTOR_TYPE
 from hashseek.indexing.collection import CATALOG, Collection, open_for_adding
 from hashseek.indexing.ingest.uris import is_remote
 from hashseek.indexing.maintenance.scratch import new_file
@@ -189,12 +190,14 @@ def _check_columns(pa: ModuleType, schema: Any) -> tuple[str, int]:
 
 def _image(row: dict[str, Any], n_bits: int) -> NewImage:
     """The image of a row, whose values are checked: the file may come from elsewhere."""
+    is_vector = row["media_type"] == VECTOR_TYPE
+    sizes = ("size",) if is_vector else ("size", "width", "height")
     is_valid = {
         "code": row["code"] is not None,
         "sha256": _HEX.fullmatch(row["sha256"] or ""),
-        "uri": is_remote(row["uri"] or "") or (row["uri"] or "").startswith("/"),
-        "media_type": _MEDIA_TYPE.fullmatch(row["media_type"] or ""),
-        **{name: (row[name] or 0) > 0 for name in ("size", "width", "height")},
+        "uri": row["uri"] == "" if is_vector else is_remote(row["uri"] or "") or (row["uri"] or "").startswith("/"),
+        "media_type": is_vector or _MEDIA_TYPE.fullmatch(row["media_type"] or ""),
+        **{name: (row[name] or 0) > 0 for name in sizes},
     }
     for name, valid in is_valid.items():
         if not valid:

@@ -1,7 +1,7 @@
 """Backbones for vectors: fully connected layers over standardised inputs.
 
 `mlp:294-512-512` takes 294 numbers and has two hidden layers of 512; `mlp_bn:294-512-512` has batch norm before each
-ReLU.
+ReLU. `mlp:294` has no hidden layer: the features are the vectors.
 """
 
 import torch
@@ -25,7 +25,7 @@ class BatchNorm(nn.BatchNorm1d):
 
 
 class Mlp(nn.Module):
-    """Vectors (B, n_inputs) -> features (B, widths[-1]).
+    """Vectors (B, n_inputs) -> features (B, widths[-1]), or the vectors themselves without widths.
 
     Args:
         n_inputs: length of a vector.
@@ -74,17 +74,17 @@ def build(name: str) -> tuple[Mlp, int]:
     """The backbone `name`, such as mlp:294-512-512, and the width of its features.
 
     Raises:
-        BadConfig: the widths are not at least two whole numbers from 1 to 100,000.
+        BadConfig: the widths are not whole numbers from 1 to 100,000.
     """
-    n_inputs, *widths = _widths(name)
-    return Mlp(n_inputs, tuple(widths), batch_norm=name.startswith("mlp_bn:")), widths[-1]
+    widths = _widths(name)
+    return Mlp(widths[0], tuple(widths[1:]), batch_norm=name.startswith("mlp_bn:")), widths[-1]
 
 
 def _widths(name: str) -> list[int]:
     parts = name.partition(":")[2].split("-")
-    if len(parts) < 2 or not all(part.isdecimal() and 1 <= int(part) <= MAX_WIDTH for part in parts):
+    if not all(part.isdecimal() and 1 <= int(part) <= MAX_WIDTH for part in parts):
         raise BadConfig(
-            f"write the backbone {name!r} as mlp:INPUT-HIDDEN-..., such as mlp:294-512-512, with at least one hidden "
-            f"layer and widths from 1 to {MAX_WIDTH:,}"
+            f"write the backbone {name!r} as mlp:INPUT-HIDDEN-..., such as mlp:294-512-512, with widths from 1 to "
+            f"{MAX_WIDTH:,}"
         )
     return [int(part) for part in parts]

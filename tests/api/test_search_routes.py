@@ -221,7 +221,7 @@ def test_other_mistakes_are_problems_too(reader):
     for response, status, kind, value in (
         (post("/v1/search"), 422, "BadRequest", "image"),
         (post("/v1/search", data={"k": "3"}), 422, "BadRequest", "image"),
-        (post("/v1/search", json={"image": "x"}), 422, "BadRequest", "image"),
+        (post("/v1/search", json={"image": "x"}), 422, "BadRequest", "vector"),
         (post("/v1/search", data={"image": "text"}), 422, "BadRequest", "image"),
         (post("/v1/search", content=b"x", headers={"Content-Type": "multipart/form-data"}), 400, "about:blank", ""),
         (search(reader, b""), 422, "BadImage", "0 bytes"),

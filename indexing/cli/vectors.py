@@ -1,0 +1,106 @@
+"""`index add --vectors` and `search --vector`: vectors that another program computed."""
+
+import time
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+
+import typer
+
+from hashseek.indexing.cli.output import Output
+from hashseek.indexing.collection import CATALOG, Collection, check_place, open_for_adding
+from hashseek.indexing.ingest.batch import IngestReport
+from hashseek.indexing.searcher import Answer, Searcher, SearchOptions
+from hashseek.indexing.vectors import check, fitted_checkpoint, read_array, read_entries, read_parquet, store
+from hashseek.retrieval.checkpoint import load_header
+from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.vectors import Vectors, check_vectors
+
+
+def refuse(option: str, others: dict[str, object]) -> None:
+    """Refuse options of images beside `option`.
+
+    Raises:
+        BadConfig: one of `others` was given.
+    """
+    given = [name for name, value in others.items() if value]
+    if given:
+        raise BadConfig(f"{option} cannot be used together with {given[0]}, which is for images: leave one out")
+
+
+def not_default(device: str, precision: str, engine: str) -> dict[str, object]:
+    """Options of an encoder of images, for `refuse`; vectors are encoded in one way only."""
+    given = {"--device": device, "--precision": precision, "--engine": engine}
+    return {name: value for name, value in given.items() if value != "auto"}
+
+
+def add_vectors(
+    folder: Path,
+    file: Path,
+    ids: Path | None,
+    *,
+    bits: int,
+    checkpoint: Path | None,
+    keep_features: bool,
+    labels: list[str],
+) -> IngestReport:
+    """Add the vectors of a file to the collection in `folder`, or to a new one whose hash layer is fitted to them."""
+    started = time.monotonic()
+    is_parquet = file.suffix.lower() == ".parquet"
+    if is_parquet == (ids is not None):
+        raise BadConfig(
+            "a Parquet file has its ids in its column `id`: leave out --ids"
+            if is_parquet
+            else f"{file} has no ids: name the file that has one for each row (--ids ids.csv)"
+        )
+    output = Output()
+    entries, notes = read_entries(ids or file)
+    output.show(notes)
+    if labels:
+        entries = [replace(entry, labels=tuple(dict.fromkeys((*entry.labels, *labels)))) for entry in entries]
+    vectors = read_parquet(file) if is_parquet else read_array(file)
+    own = _own_checkpoint(folder) or checkpoint
+    if own is None:
+        check_place(folder)
+    check(vectors, entries, width=None if own is None else load_header(own).vector_width(), name=str(file))
+    with ExitStack() as stack:
+        if own is None:
+            checkpoint, fallback = stack.enter_context(fitted_checkpoint(vectors, bits))
+            typer.echo(f"fitted {bits} bits to vectors of {vectors.shape[1]:,} numbers without labels")
+            if fallback:
+                typer.echo(f"{fallback}: the hash layer is a random rotation, which needs more bits for equal quality")
+        opened = stack.enter_context(open_for_adding(folder, checkpoint=checkpoint, keep_features=keep_features))
+        encoder = Searcher.open(opened).vector_encoder
+        report = output.follow(store(opened, encoder, vectors, entries), len(vectors))
+        opened.save_index()
+        typer.echo(
+            f"added {report.added}, updated {report.updated}, already stored {report.known}; {folder} holds "
+            f"{len(opened)} vectors; {time.monotonic() - started:.1f} s"
+        )
+    return report
+
+
+def _own_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint of the collection in `folder`; None if there is none yet."""
+    if not (folder / CATALOG).is_file():
+        return None
+    with closing(Collection(folder, read_only=True)) as opened:
+        return opened.checkpoint
+
+
+def read_queries(file: Path) -> Vectors:
+    """The vectors (Q, D) of an `.npy` file with one vector or several rows.
+
+    Raises:
+        BadDataset: as `read_array` and `check_vectors`.
+    """
+    vectors = read_array(file)
+    vectors = vectors[None] if vectors.ndim == 1 else vectors
+    check_vectors(vectors, name=str(file))
+    return vectors
+
+
+def search_vectors(searcher: Searcher, vectors: Vectors, options: SearchOptions, *, name: str) -> list[Answer]:
+    """The answer for each of the vectors (Q, D); `name` of their file in messages."""
+    check_vectors(vectors, width=searcher.vector_encoder.width, name=name)
+    return searcher.search_vectors(vectors, options)

@@ -1,0 +1,254 @@
+"""Collections of vectors that another program computed: reads vectors and their ids, fits a hash layer, stores codes.
+
+Only codes are stored (and features, if the collection keeps them), never the vectors. The record of a vector has its id
+as the key, an empty path, and the hash of its float32 numbers.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from hashseek.indexing.catalog import NewImage
+from hashseek.indexing.catalog.records import VECTOR_TYPE, check_attributes, check_key
+from hashseek.indexing.collection import CHECKPOINT, Collection
+from hashseek.indexing.fitting import SEED, fitted_layer, sample
+from hashseek.indexing.ingest.batch import IngestReport
+from hashseek.indexing.ingest.manifests import Row, attributes_of, key_of, rows_of
+from hashseek.retrieval.checkpoint import save_checkpoint
+from hashseek.retrieval.codes import check_n_bits, pack
+from hashseek.retrieval.errors import BadConfig, BadDataset
+from hashseek.retrieval.hash_layers import normalized
+from hashseek.retrieval.label_files import Problem, parse_labels
+from hashseek.retrieval.scores import normalized as as_feature
+from hashseek.retrieval.vectors import VectorEncoder, Vectors, as_float32, check_vectors
+
+BATCH = 1024  # rows of a transaction
+VECTOR, IDS = "vector", ("id", "key")  # columns
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is stored with a vector.
+
+    Args:
+        id: the user's own name for it.
+        labels: its labels.
+        attributes: a JSON object.
+    """
+
+    id: str
+    labels: tuple[str, ...] = ()
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def make_entries(
+    ids: Sequence[str],
+    labels: Sequence[Sequence[str]] | None = None,
+    attributes: Sequence[Mapping[str, Any]] | None = None,
+) -> list[Entry]:
+    """An entry for each id, with its labels and attributes.
+
+    Raises:
+        BadDataset: their numbers differ.
+    """
+    for name, values in (("labels", labels), ("attributes", attributes)):
+        if values is not None and len(values) != len(ids):
+            raise BadDataset(f"there are {len(ids):,} ids but {len(values):,} {name}: give one for each id, in order")
+    given = zip(ids, labels or [()] * len(ids), attributes or [{}] * len(ids), strict=True)
+    return [Entry(str(one), tuple(of_id), own) for one, of_id, own in given]
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read_array(path: Path) -> Vectors:
+    """The array of an `.npy` file, memory-mapped.
+
+    Raises:
+        BadDataset: it cannot be read, or is not an array of plain numbers.
+    """
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise BadDataset(f"{path} cannot be read as an array ({reason}): write it with numpy.save") from None
+    if not isinstance(found, np.ndarray):
+        found.close()
+        raise BadDataset(f"{path} holds several arrays: write the vectors alone with numpy.save")
+    return found
+
+
+def read_parquet(path: Path) -> Vectors:
+    """The column `vector` of a Parquet file, whose rows are lists of numbers of one length.
+
+    Raises:
+        BadDataset: there is no such column, or a row has another length. The message counts rows from 0.
+    """
+    try:
+        import pyarrow
+        import pyarrow.compute
+        import pyarrow.parquet
+    except ImportError:
+        raise BadDataset(f"reading {path} needs pyarrow: pip install 'hashseek[parquet]'") from None
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            if VECTOR not in file.schema_arrow.names:
+                raise BadDataset(f"{path} has no column `{VECTOR}`: it must hold lists of numbers")
+            column = file.read(columns=[VECTOR]).column(0).combine_chunks()
+        lengths = pyarrow.compute.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise BadDataset(f"{path} cannot be read as Parquet ({error}): its column `{VECTOR}` holds lists") from None
+    odd = np.flatnonzero(lengths != lengths[:1])
+    if len(odd):
+        raise BadDataset(
+            f"row {odd[0]} (counted from 0) of {path} has a vector of {lengths[odd[0]]:,} numbers, the first row has "
+            f"{lengths[0]:,}: correct it or leave it out"
+        )
+    found: Vectors = column.flatten().to_numpy(zero_copy_only=False).reshape(len(lengths), -1 if len(lengths) else 0)
+    return found
+
+
+def read_entries(path: Path) -> tuple[list[Entry], list[Problem]]:
+    """The ids of vectors with their labels and attributes, and notes on labels that were corrected.
+
+    A .csv file names its columns in the first line, one of them `id`; or it has one id per line, like a .txt file.
+
+    Raises:
+        BadDataset: the file or a line cannot be read, or has no id.
+    """
+    entries, notes = [], []
+    for found in rows_of(path, one_of=IDS, beside=VECTOR, plain=not _names_columns(path)):
+        if isinstance(found, Problem):
+            raise BadDataset(f"{found}: correct it")
+        line, row = found
+        where = f"{path.name} line {line}"
+        entry, remarks = _entry(row, where)
+        entries.append(entry)
+        notes += [Problem(where, remark, skipped=False) for remark in remarks]
+    return entries, notes
+
+
+def _names_columns(path: Path) -> bool:
+    """Whether the first line of a .csv file names columns."""
+    if path.suffix.lower() != ".csv":
+        return True
+    try:
+        with path.open(encoding="utf-8-sig", errors="replace") as lines:
+            names = lines.readline().strip().lower().split(",")
+    except OSError as error:
+        raise BadDataset(f"{path} cannot be read: {error.strerror or error}") from None
+    return len(names) > 1 or bool({name.strip(' "') for name in names} & {*IDS})
+
+
+def _entry(row: Row, where: str) -> tuple[Entry, list[str]]:
+    try:
+        key = key_of(row)
+        attributes = attributes_of(row, {VECTOR})
+    except ValueError as error:
+        raise BadDataset(f"{where}: it {error}") from None
+    if key is None:
+        raise BadDataset(f"{where}: it has no id")
+    if not isinstance(row.get("labels"), str | list | None):
+        raise BadDataset(f"{where}: it has labels that are neither text nor a list: {row['labels']!r:.80}")
+    labels, remarks = parse_labels(row.get("labels"), (), set())
+    return Entry(key, labels, attributes), remarks
+
+
+def check(vectors: Vectors, entries: Sequence[Entry], *, width: int | None = None, name: str = "the vectors") -> None:
+    """Refuse what cannot be stored, before anything is.
+
+    Raises:
+        BadDataset: as `check_vectors`; the numbers of vectors and ids differ, an id occurs twice, or an id or
+            attributes exceed their limits. The message names the first such row, counted from 0.
+    """
+    check_vectors(vectors, width=width, name=name)
+    if len(entries) != len(vectors):
+        raise BadDataset(f"there are {len(vectors):,} vectors but {len(entries):,} ids: give each row one id, in order")
+    rows: dict[str, int] = {}
+    for row, entry in enumerate(entries):
+        if entry.id in rows:
+            raise BadDataset(f"rows {rows[entry.id]} and {row} (counted from 0) have the same id {entry.id!r:.80}")
+        rows[entry.id] = row
+        try:
+            check_key(entry.id)
+            check_attributes(entry.attributes)
+        except BadConfig as error:
+            raise BadDataset(f"row {row} (counted from 0): {error}") from None
+
+
+# ---------------------------------------------------------------- fitting and storing
+
+
+@contextmanager
+def fitted_checkpoint(vectors: Vectors, n_bits: int) -> Iterator[tuple[Path, str]]:
+    """A checkpoint whose hash layer is fitted to the vectors (N, D), to a random 20,000 of them if there are more.
+
+    Yields:
+        (its file, which is deleted afterwards; why the layer was not fitted by ITQ, empty if it was).
+
+    Raises:
+        BadDataset: the vectors are all alike.
+    """
+    check_n_bits(n_bits)
+    features = as_float32(vectors[sample(len(vectors))])
+    rows = normalized(features)
+    if np.abs(rows - rows[0]).max() < 1e-6:
+        raise BadDataset(
+            f"no two of the {len(vectors):,} vectors differ in direction, and a hash layer is fitted to what differs: "
+            "add others, or name a checkpoint (--checkpoint)"
+        )
+    method, layer, reason = fitted_layer(features, n_bits)
+
+    import torch
+
+    from hashseek.retrieval.models.hash_model import HashModel
+    from hashseek.retrieval.models.pretrained_weights import copy_state
+
+    model = HashModel(backbone=f"mlp:{vectors.shape[1]}", n_bits=n_bits, head="normalized").eval()
+    copy_state(model.head, {"weight": torch.from_numpy(layer.weight), "bias": torch.from_numpy(layer.bias)})
+    record = {"method": method, "n_vectors": len(features), "labels": "none", "seed": SEED}
+    with TemporaryDirectory(prefix="hashseek-") as scratch:
+        path = Path(scratch) / CHECKPOINT
+        save_checkpoint(path, model, None, label_names=(), training={"fit": record})
+        yield path, reason
+
+
+def store(
+    collection: Collection, encoder: VectorEncoder, vectors: Vectors, entries: Sequence[Entry]
+) -> Iterator[IngestReport]:
+    """Store the codes of vectors (N, D), in batches; yields the running report after each committed one.
+
+    An id that is stored gets the new content, labels and attributes. Call `check` before.
+    """
+    report = IngestReport()
+    for start in range(0, len(vectors), BATCH):
+        rows = as_float32(vectors[start : start + BATCH])
+        features, outputs = encoder.features_and_outputs(rows)
+        encoded = zip(rows, pack(outputs), as_feature(features), entries[start : start + BATCH], strict=True)
+        images = [
+            NewImage(
+                path="",
+                sha256=hashlib.sha256(row.tobytes()).hexdigest(),
+                width=0,
+                height=0,
+                bytes=row.nbytes,
+                media_type=VECTOR_TYPE,
+                labels=entry.labels,
+                code=code,
+                key=entry.id,
+                attributes=entry.attributes,
+                engine=encoder.engine,
+                feature=feature,
+            )
+            for row, code, feature, entry in encoded
+        ]
+        changes = [change for _, change in collection.add(images)]
+        of_batch = IngestReport(changes.count("added"), changes.count("updated"), changes.count("known"))
+        report = report.plus(of_batch)
+        yield report

@@ -1,0 +1,251 @@
+"""Collections of vectors: from files to hits, what is refused, and commands that need images."""
+
+import json
+from contextlib import closing
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+import hashseek
+from hashseek.indexing.collection import CHECKPOINT, Collection, open_or_create
+from hashseek.indexing.vectors import read_parquet
+from hashseek.retrieval.errors import BadCheckpoint, BadDataset, HashseekError
+from support.in_process import run_command
+from support.vector_files import WIDTH, clustered, save_vectors
+
+N, BITS = 1300, 16  # more than one batch
+
+
+@pytest.fixture(scope="module")
+def indexed_vectors(tmp_path_factory):
+    """(folder of a collection, its vectors)."""
+    folder, vectors = tmp_path_factory.mktemp("vectors"), clustered(N)
+    entries = {"labels": [("even",) if i % 2 == 0 else ("odd",) for i in range(N)]}
+    with hashseek.create_vector_collection(
+        folder / "c", vectors, [f"v{i}" for i in range(N)], n_bits=BITS, keep_features=True, **entries
+    ) as made:
+        assert (made.report.added, len(made)) == (N, N)
+    return folder / "c", vectors
+
+
+def own_outputs(folder, vectors):
+    """Outputs by the definition: a linear layer on vectors of length 1, with the weights in the checkpoint."""
+    with safe_open(folder / CHECKPOINT, framework="np") as file:
+        weight, bias = (file.get_tensor(f"head.{name}").astype(np.float64) for name in ("weight", "bias"))
+    rows = vectors.astype(np.float64)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True) @ weight.T + bias
+
+
+@pytest.mark.parametrize("rank", ["hamming", "asymmetric", "float"])
+def test_hits_are_those_of_brute_force_over_the_vectors(indexed_vectors, rank):
+    folder, vectors = indexed_vectors
+    queries = np.concatenate([clustered(20, seed=5), vectors[:5]])
+    bits, outputs = own_outputs(folder, vectors) >= 0, own_outputs(folder, queries)
+    with hashseek.open_collection(folder, read_only=True) as opened:
+        for query, output in zip(queries, outputs, strict=True):
+            # All are candidates, so that the order is exact.
+            found = opened.search_vector(query, k=30, rank=rank, oversample=100)
+            distances = (bits != (output >= 0)).sum(axis=1)
+            if rank == "float":
+                scores = vectors @ query / np.linalg.norm(vectors, axis=1) / np.linalg.norm(query)
+            else:
+                scores = -distances if rank == "hamming" else (2 * bits - 1) @ output
+            rows = [int(hit.image.key[1:]) for hit in found]
+            assert [hit.distance for hit in found] == distances[rows].tolist()
+            # Scores instead of rows: the features are rounded to float16.
+            np.testing.assert_allclose(scores[rows], np.sort(scores)[::-1][:30], atol=2e-3 if rank == "float" else 1e-5)
+            if rank == "hamming":
+                assert rows == np.lexsort((np.arange(N), distances))[:30].tolist()
+
+
+def test_a_code_does_not_depend_on_the_batch(indexed_vectors):
+    folder, vectors = indexed_vectors
+    with hashseek.open_collection(folder, read_only=True) as opened:
+        encoder = opened.searcher.vector_encoder
+        together = encoder.features_and_outputs(vectors[:64])[1]
+        alone = np.concatenate([encoder.features_and_outputs(row[None])[1] for row in vectors[:64]])
+        np.testing.assert_array_equal(together, alone)
+
+
+def test_from_files_to_hits_on_the_command_line(capsys, tmp_path):
+    vectors = clustered(60)
+    file, ids = save_vectors(tmp_path, vectors.astype(np.float64))
+    folder = tmp_path / "c"
+    command = ("index", "add", folder, "--vectors", file, "--ids", ids, "--bits", BITS)
+    code, out, err = run_command(capsys, *command)
+    assert (code, err) == (0, "")
+    assert "added 60, updated 0, already stored 0" in out
+    # Again; with an id per line; and with one vector and one id changed.
+    assert "added 0, updated 0, already stored 60" in run_command(capsys, *command)[1]
+    (tmp_path / "plain.csv").write_text("".join(f"v{i}\n" for i in range(60)))
+    plain = ("index", "add", folder, "--vectors", file, "--ids", tmp_path / "plain.csv")
+    assert "added 0, updated 0, already stored 60" in run_command(capsys, *plain)[1]
+    vectors[3] = -vectors[3]
+    np.save(tmp_path / "vectors.npy", vectors)
+    (tmp_path / "plain.csv").write_text("".join(f"{'new' if i == 4 else f'v{i}'}\n" for i in range(60)))
+    assert "added 1, updated 1, already stored 58" in run_command(capsys, *plain)[1]
+    # One query gives one answer, several give a list.
+    np.save(tmp_path / "one.npy", vectors[3])
+    np.save(tmp_path / "three.npy", vectors[:3])
+    code, out, _ = run_command(capsys, "search", folder, "--vector", tmp_path / "one.npy", "-k", 1, "--json")
+    [hit] = json.loads(out)["hits"]
+    assert (code, hit["key"], hit["distance"], hit["labels"]) == (0, "v3", 0, ["odd", "other"])
+    assert (hit["path"], hit["attributes"]) == ("", {"year": 2003})
+    options = ("--where", "year=2001", "-k", 50, "--json")
+    found = json.loads(run_command(capsys, "search", folder, "--vector", tmp_path / "three.npy", *options)[1])
+    assert [len(answer["hits"]) for answer in found] == [12] * 3
+    assert "v3" in run_command(capsys, "search", folder, "--vector", tmp_path / "one.npy")[1].splitlines()[1]
+    # What works on collections of images works here.
+    assert run_command(capsys, "index", "verify", folder)[:2] == (0, "61 images, 0 problems\n")
+    code, out, _ = run_command(capsys, "index", "duplicates", folder, "--radius", 0, "--json")
+    assert any({"v4", "new"} <= {one["key"] for one in json.loads(line)} for line in out.splitlines())
+    assert run_command(capsys, "index", "export", folder, tmp_path / "all.parquet")[0] == 0
+    copy = ("index", "import", tmp_path / "all.parquet", tmp_path / "copy", "--checkpoint", folder / CHECKPOINT)
+    assert run_command(capsys, *copy)[0] == 0
+    with closing(Collection(folder)) as first, closing(Collection(tmp_path / "copy")) as second:
+        for one, other in zip(
+            first.catalog.page(after=0, limit=99), second.catalog.page(after=0, limit=99), strict=True
+        ):
+            assert (one.key, one.sha256, one.labels, one.attributes) == (
+                other.key,
+                other.sha256,
+                other.labels,
+                other.attributes,
+            )
+        np.testing.assert_array_equal(first.catalog.all_codes().codes, second.catalog.all_codes().codes)
+
+
+def test_parquet_gives_the_same_codes(capsys, tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+
+    vectors = clustered(40)
+    file, ids = save_vectors(tmp_path, vectors)
+    columns = {"id": [f"v{i}" for i in range(40)], "vector": list(vectors), "year": list(range(40))}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "v.parquet")
+    assert run_command(capsys, "index", "add", tmp_path / "a", "--vectors", file, "--ids", ids, "--bits", 8)[0] == 0
+    assert run_command(capsys, "index", "add", tmp_path / "b", "--vectors", tmp_path / "v.parquet", "--bits", 8)[0] == 0
+    with closing(Collection(tmp_path / "a")) as first, closing(Collection(tmp_path / "b")) as second:
+        np.testing.assert_array_equal(first.catalog.all_codes().codes, second.catalog.all_codes().codes)
+        assert second.catalog.by_key("v7").attributes == {"year": 7}
+    ragged = pyarrow.table({"id": ["a", "b", "c"], "vector": [[1.0, 2.0], [3.0], None]})
+    parquet.write_table(ragged, tmp_path / "ragged.parquet")
+    with pytest.raises(BadDataset, match="row 1"):
+        read_parquet(tmp_path / "ragged.parquet")
+
+
+def _with(row: int, value: float):
+    vectors = clustered(30)
+    vectors[row, 5] = value
+    return vectors
+
+
+@pytest.mark.parametrize(
+    ("vectors", "ids", "named"),
+    [
+        (_with(17, np.nan), None, "row 17"),
+        (_with(0, -np.inf), None, "row 0"),
+        (_with(29, 1e30), None, "row 29"),
+        (clustered(30)[0], None, "(24,)"),
+        (clustered(30).astype(str), None, "(30, 24)"),
+        (clustered(30)[:0], None, "(0, 24)"),
+        (clustered(30), [*range(29), 3], "rows 3 and 29"),
+        (clustered(30), range(29), "29"),
+        (clustered(30), ["x" * 600, *range(29)], "row 0"),
+    ],
+)
+@pytest.mark.parametrize("is_new", [True, False])
+def test_what_cannot_be_stored_is_refused_by_row_and_nothing_is_stored(
+    capsys, tmp_path, indexed_vectors, vectors, ids, named, is_new
+):
+    np.save(tmp_path / "v.npy", vectors)
+    (tmp_path / "ids.txt").write_text("".join(f"{one}\n" for one in ids or range(30)))
+    folder = tmp_path / "c" if is_new else indexed_vectors[0]
+    command = ("index", "add", folder, "--vectors", tmp_path / "v.npy", "--ids", tmp_path / "ids.txt")
+    code, out, err = run_command(capsys, *command)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert named in err
+    if is_new:
+        assert not folder.exists()
+    else:
+        with closing(Collection(folder, read_only=True)) as opened:
+            assert len(opened) == N
+
+
+def test_vectors_all_alike_and_objects_are_refused(capsys, tmp_path):
+    (tmp_path / "ids.txt").write_text("a\nb\n")
+    for number, content in enumerate((np.ones((2, 3)), np.array([[1], None], object))):
+        np.save(tmp_path / "v.npy", content)
+        command = ("index", "add", tmp_path / "c", "--vectors", tmp_path / "v.npy", "--ids", tmp_path / "ids.txt")
+        assert run_command(capsys, *command)[0] == 2, number
+        assert not (tmp_path / "c").exists()
+
+
+def test_queries_of_another_width_or_with_nan_are_refused(capsys, tmp_path, indexed_vectors):
+    folder, vectors = indexed_vectors
+    with hashseek.open_collection(folder, read_only=True) as opened:
+        for query in (vectors[0, :7], np.full(WIDTH, np.nan), vectors[:2]):
+            with pytest.raises(BadDataset):
+                opened.search_vector(query)
+    file, ids = save_vectors(tmp_path, vectors[:3, :7], name="q")
+    assert run_command(capsys, "index", "add", folder, "--vectors", file, "--ids", ids)[0] == 2
+    assert run_command(capsys, "search", folder, "--vector", tmp_path / "q.npy")[0] == 2
+
+
+def test_images_and_vectors_do_not_mix(capsys, tmp_path, indexed_vectors, own_collection, checkpoint, pictures):
+    folder, vectors = indexed_vectors
+    picture = pictures / "picture 00.jpg"
+    needs_images = [
+        ("index", "add", folder, pictures),
+        ("index", "add", folder, pictures, "--dry-run"),
+        ("index", "add", folder, pictures, "--watch"),
+        ("index", "reencode", folder, checkpoint),
+        ("index", "refit", folder),
+        ("index", "duplicates", folder, "--radius", 1, "--flips"),
+        ("index", "verify", folder, "--codes", 3),
+        ("search", folder, picture),
+    ]
+    file, ids = save_vectors(tmp_path, vectors[:10])
+    needs_vectors = [
+        ("index", "add", own_collection, "--vectors", file, "--ids", ids),
+        ("search", own_collection, "--vector", file),
+        ("index", "add", tmp_path / "new", "--vectors", file, "--ids", ids, "--checkpoint", checkpoint),
+    ]
+    for command in (*needs_images, *needs_vectors):
+        code, _, err = run_command(capsys, *command)
+        assert (code, len(err.splitlines())) == (2, 1), (command, err)
+    assert not (tmp_path / "new").exists()
+    with closing(Collection(folder, read_only=True)) as opened:
+        assert (len(opened), opened.verify()) == (N, [])
+        assert [space.state for space in opened.catalog.spaces.all()] == ["ready"]
+    with hashseek.open_collection(own_collection, device="cpu") as opened, pytest.raises(BadCheckpoint):
+        opened.add_vectors(vectors[:1], ["a"])
+    with hashseek.open_collection(folder) as opened, pytest.raises(BadCheckpoint):
+        opened.add(picture)
+
+
+def test_a_trained_checkpoint_of_vectors_makes_a_collection(tmp_path):
+    from support.vector_models import save_vector_model
+
+    trained = save_vector_model(tmp_path / "model.safetensors", n_bits=12)
+    vectors = np.random.default_rng(0).standard_normal((50, 6))
+    with hashseek.open_collection(tmp_path / "c", checkpoint=trained) as opened:
+        opened.add_vectors(vectors, [str(i) for i in range(50)])
+        for row in (0, 49):
+            nearest = opened.search_vector(vectors[row], rank="hamming", k=50)
+            assert str(row) in [hit.image.key for hit in nearest if hit.distance == 0]
+            assert opened.similar(row + 1)[0].distance == 0
+    with closing(open_or_create(tmp_path / "c", checkpoint=trained)) as opened:
+        assert opened.verify() == []
+
+
+def test_options_of_images_are_refused_beside_vectors(capsys, tmp_path):
+    file, ids = save_vectors(tmp_path, clustered(10))
+    start = ("index", "add", tmp_path / "c", "--vectors", file, "--ids", ids)
+    for options in (("--watch",), ("--backbone", "resnet18"), ("--dry-run",), ("--device", "cpu"), ("--bits", 0)):
+        assert run_command(capsys, *start, *options)[0] == 2, options
+    assert run_command(capsys, *start[:5])[0] == 2
+    assert run_command(capsys, *start[:3], "--ids", ids)[0] == 2
+    assert run_command(capsys, *start[:3])[0] == 2
+    assert not (tmp_path / "c").exists()
+    assert issubclass(BadDataset, HashseekError)
