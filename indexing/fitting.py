@@ -103,8 +103,8 @@ def too_few(n: int) -> BadDataset:
     """The error about `n` images, all alike."""
     found = {0: "is no image that can be used", 1: "is only one image"}.get(n, f"are {n:,} images, all alike")
     return BadDataset(
-        f"a hash layer is fitted to what differs between images, but there {found}: add other images, or name a trained "
-        "checkpoint (--checkpoint FILE)"
+        f"a hash layer is fitted to what differs between images, but there {found}: add other images, or name a "
+        "trained checkpoint (--checkpoint FILE)"
     )
 
 
