@@ -102,7 +102,7 @@ def test_photographs_are_indexed_served_and_found_over_http(tmp_path):
                 answer = client.post("/v1/search", files={"image": picture.read_bytes()}, data={"k": 5})
                 hits = answer.json()["hits"]
                 assert str(picture.resolve()) in [hit["path"] for hit in hits if hit["distance"] == 0]
-                assert [hit["distance"] for hit in hits] == sorted(hit["distance"] for hit in hits)
+                assert [hit["score"] for hit in hits] == sorted((hit["score"] for hit in hits), reverse=True)
     finally:
         server.terminate()
         server.communicate(timeout=60)
