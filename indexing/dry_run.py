@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,10 +41,6 @@ class DryRunEncoder:
     n_bits: int
     engine: str = ""
     batch_size: int = 32
-
-    def decoding(self) -> AbstractContextManager[None]:
-        """Decode without waiting."""
-        return nullcontext()
 
     def encode_pixels(self, pixels: Pixels) -> Codes:
         """Zeros (B, code_size)."""

@@ -264,7 +264,7 @@ def fit_to_sources(
     plan.network.download()
     fitting = Fitting(plan.network, plan.n_bits, **options)
     encoder = fitting.encoder
-    loader = Loader(None, encoder.preprocessing, 2 * encoder.batch_size, fetch, encoder.decoding)
+    loader = Loader(None, encoder.preprocessing, 2 * encoder.batch_size, fetch)
     stamps: dict[Place, Stamp | None] = {}
 
     def stamped() -> Iterator[Found]:

@@ -1,7 +1,7 @@
 """The encoder: turns images into packed codes with the model of one checkpoint."""
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import numpy as np
@@ -12,7 +12,6 @@ from torch import nn
 
 from hashseek.retrieval.checkpoint import Checkpoint
 from hashseek.retrieval.codes import Codes, pack
-from hashseek.retrieval.decode_encode_lock import DecodeEncodeLock
 from hashseek.retrieval.engines import build_engine
 from hashseek.retrieval.images import Pixels, preprocess
 from hashseek.retrieval.load_ahead import load_ahead
@@ -67,7 +66,7 @@ class Encoder:
         self.engine, self.device, self.dtype = self._engine.name, self._engine.device, self._engine.dtype
         self.head = checkpoint.model.head.to(self.device).eval()
         # A pass already uses every core: two at once would only compete.
-        self._lock = DecodeEncodeLock()
+        self._lock = threading.Lock()
 
     @property
     def n_bits(self) -> int:
@@ -79,13 +78,9 @@ class Encoder:
         """Only codes with the same fingerprint can be compared."""
         return self.header.fingerprint
 
-    def decoding(self) -> AbstractContextManager[None]:
-        """Context for threads that decode images ahead: on a CPU it waits while the network runs."""
-        return self._lock.decoding() if self.device.type == "cpu" else nullcontext()
-
     def features(self, pixels: Pixels) -> NDArray[np.float32]:
         """Features (B, D) of the backbone for preprocessed uint8 pixels (B, 3, size, size)."""
-        with self._lock.encoding():
+        with self._lock:
             return self._features(pixels)
 
     def _features(self, pixels: Pixels) -> NDArray[np.float32]:
@@ -122,8 +117,7 @@ class Encoder:
 
     def features_and_outputs(self, pixels: Pixels) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Features (B, D) and real outputs (B, K) of preprocessed uint8 pixels (B, 3, size, size)."""
-        # Under one lock: beside decoding threads, the head's small matrix products take many times as long.
-        with self._lock.encoding():
+        with self._lock:
             features = self._features(pixels)
             return features, self.apply_head(features, self.head)
 

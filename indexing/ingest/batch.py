@@ -82,7 +82,7 @@ def ingest(
     Raises:
         BadImage: an image cannot be used and `on_error` is "stop"; batches committed before stay.
     """
-    loader = Loader(collection.catalog, encoder.preprocessing, 2 * encoder.batch_size, fetch, encoder.decoding)
+    loader = Loader(collection.catalog, encoder.preprocessing, 2 * encoder.batch_size, fetch)
     run = _Run(collection, encoder, on_error)
     batch: list[LoadedImage | Problem] = []
     n_bytes, since = 0, time.monotonic()

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -57,14 +57,12 @@ class Loader:
         preprocessing: of the encoder.
         depth: images decoded ahead.
         fetch: returns the content behind a URL, or raises `BadImage`.
-        decoding: a context for decoding an image, see `Encoder.decoding`.
     """
 
     catalog: Catalog | None
     preprocessing: Preprocessing
     depth: int
     fetch: Fetch = fetch
-    decoding: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def load(
         self, sources: Iterable[Found | LoadedImage], *, trust_mtime: bool = False
@@ -124,8 +122,7 @@ class Loader:
         )
         if (known := self._with_known_content(image)) is not None:
             return LoadedImage(source, known)
-        with self.decoding():
-            picture, pixels = decode_for(data, self.preprocessing, name=str(source.uri))
+        picture, pixels = decode_for(data, self.preprocessing, name=str(source.uri))
         image = replace(image, width=picture.width, height=picture.height, media_type=picture.media_type)
         return LoadedImage(source, image, pixels)
 

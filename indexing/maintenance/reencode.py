@@ -199,8 +199,7 @@ def read_image(collection: Collection, encoder: Encoder, image: StoredImage, *, 
     data = open_uri(collection.uri_of(image), allow_private=allow_private)
     if hashlib.sha256(data).hexdigest() != image.sha256:
         raise BadImage("its file has changed since it was added")
-    with encoder.decoding():
-        return decode_for(data, encoder.preprocessing, name=image.path)[1]
+    return decode_for(data, encoder.preprocessing, name=image.path)[1]
 
 
 def encode_missing(

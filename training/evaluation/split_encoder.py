@@ -83,9 +83,7 @@ def _encode_images(
         return np.concatenate(outputs, axis=1)
 
     def load(path: Path) -> tuple[Path, Pixels]:
-        data = read_bytes(path)
-        with encoder.decoding():
-            return path, decode_for(data, encoder.preprocessing, name=str(path))[1]
+        return path, decode_for(read_bytes(path), encoder.preprocessing, name=str(path))[1]
 
     rows = []
     with progress.task(title, len(paths)) as advance:
