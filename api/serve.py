@@ -35,7 +35,7 @@ def serve(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", envvar="HASHSEEK_DEVICE")] = Settings.device,
     precision: Annotated[PrecisionName, typer.Option(help="Of the network.", envvar="HASHSEEK_PRECISION")] = "auto",
     engine: Annotated[
-        EngineName, typer.Option(help="Library that runs the network.", envvar="HASHSEEK_ENGINE")
+        EngineName, typer.Option(help="Library that runs the network; auto: as HASHSEEK_ENGINE says.")
     ] = "auto",
     max_upload_bytes: Annotated[
         int, typer.Option(min=1, help="Largest upload.", envvar="HASHSEEK_MAX_UPLOAD_BYTES")

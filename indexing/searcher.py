@@ -29,8 +29,8 @@ from hashseek.retrieval.scores import Features, asymmetric_scores, best, cosines
 from hashseek.retrieval.vectors import as_float32
 
 if TYPE_CHECKING:
-    from hashseek.retrieval.encoder import Encoder
-    from hashseek.retrieval.vectors import VectorEncoder, Vectors
+    from hashseek.retrieval.encoder import Encoder, VectorEncoder
+    from hashseek.retrieval.vectors import Vectors
 
 
 Rank = Literal["hamming", "asymmetric", "float"]
@@ -183,8 +183,8 @@ class Searcher:
         Raises:
             ForeignCodes: the checkpoint did not make the collection's codes.
         """
-        from hashseek.retrieval.encoder import Encoder  # loads torch, which wrong arguments need not wait for
-        from hashseek.retrieval.vectors import VectorEncoder
+        # They load torch, which wrong arguments need not wait for.
+        from hashseek.retrieval.encoder import Encoder, VectorEncoder
 
         source = collection.checkpoint if checkpoint is None else checkpoint
         check_checkpoint(collection.catalog, source)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,7 +26,10 @@ from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.hash_layers import normalized
 from hashseek.retrieval.label_files import Problem, parse_labels
 from hashseek.retrieval.scores import normalized as as_feature
-from hashseek.retrieval.vectors import VectorEncoder, Vectors, as_float32, check_vectors
+from hashseek.retrieval.vectors import Vectors, as_float32, check_vectors
+
+if TYPE_CHECKING:
+    from hashseek.retrieval.encoder import VectorEncoder
 
 BATCH = 1024  # rows of a transaction
 VECTOR, IDS = "vector", ("id", "key")  # columns
@@ -220,7 +223,7 @@ def fitted_checkpoint(vectors: Vectors, n_bits: int) -> Iterator[tuple[Path, str
 
 
 def store(
-    collection: Collection, encoder: VectorEncoder, vectors: Vectors, entries: Sequence[Entry]
+    collection: Collection, encoder: "VectorEncoder", vectors: Vectors, entries: Sequence[Entry]
 ) -> Iterator[IngestReport]:
     """Store the codes of vectors (N, D), in batches; yields the running report after each committed one.
 

@@ -1,4 +1,4 @@
-"""The encoder: turns images into packed codes with the model of one checkpoint."""
+"""Encoders: turn images, or vectors, into packed codes with the model of one checkpoint."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -8,21 +8,78 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
-from hashseek.retrieval.checkpoint import Checkpoint
+from hashseek.retrieval.checkpoint import Checkpoint, Header
 from hashseek.retrieval.codes import Codes, pack
 from hashseek.retrieval.engines import build_engine
 from hashseek.retrieval.images import Pixels, preprocess
 from hashseek.retrieval.load_ahead import load_ahead
 from hashseek.retrieval.scores import Features, normalized
+from hashseek.retrieval.vectors import Vectors, as_float32, check_vectors
 
 T = TypeVar("T")
 R = TypeVar("R")
 S = TypeVar("S", bound=np.generic)
 
 
-class Encoder:
+class _WithHeader:
+    """What both encoders have.
+
+    Args:
+        header: of the checkpoint.
+    """
+
+    def __init__(self, header: Header) -> None:
+        self.header = header
+        # A pass already uses every core: two at once would only compete.
+        self._lock = threading.Lock()
+
+    @property
+    def n_bits(self) -> int:
+        """Length K of the codes."""
+        return self.header.n_bits
+
+    @property
+    def fingerprint(self) -> str:
+        """Only codes with the same fingerprint can be compared."""
+        return self.header.fingerprint
+
+
+class VectorEncoder(_WithHeader):
+    """Encodes vectors with the model of one checkpoint, in float32 on the CPU. Safe to call from several threads.
+
+    Args:
+        checkpoint: from `load_checkpoint`.
+
+    Attributes:
+        engine: what computes the codes, as `Encoder.engine`.
+        width: D, the length of a vector.
+
+    Raises:
+        BadCheckpoint: the checkpoint encodes images.
+    """
+
+    engine = "torch cpu float32"
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__(checkpoint.header)
+        self.width = checkpoint.header.vector_width()
+        self._model = checkpoint.model.cpu().eval()
+
+    def features_and_outputs(self, vectors: Vectors) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Features (B, F) and real outputs (B, K) of vectors (B, D).
+
+        Raises:
+            BadDataset: as `check_vectors`.
+        """
+        check_vectors(vectors, width=self.width)
+        with self._lock:
+            features = _by_row(self._model.features, as_float32(vectors), torch.device("cpu"))
+            return features, _by_row(self._model.outputs, features, torch.device("cpu"))
+
+
+class Encoder(_WithHeader):
     """Encodes images with the model of one checkpoint. Safe to call from several threads.
 
     Args:
@@ -50,7 +107,7 @@ class Encoder:
         engine: str = "auto",
         batch_size: int | None = None,
     ) -> None:
-        self.header = checkpoint.header
+        super().__init__(checkpoint.header)
         self.preprocessing = checkpoint.header.image_preprocessing()
         self.n_features = checkpoint.model.n_features
         backbone = checkpoint.model.backbone.eval()
@@ -65,18 +122,6 @@ class Encoder:
         self.batch_size = batch_size or self._engine.batch_size
         self.engine, self.device, self.dtype = self._engine.name, self._engine.device, self._engine.dtype
         self.head = checkpoint.model.head.to(self.device).eval()
-        # A pass already uses every core: two at once would only compete.
-        self._lock = threading.Lock()
-
-    @property
-    def n_bits(self) -> int:
-        """Length K of the codes."""
-        return self.header.n_bits
-
-    @property
-    def fingerprint(self) -> str:
-        """Only codes with the same fingerprint can be compared."""
-        return self.header.fingerprint
 
     def features(self, pixels: Pixels) -> NDArray[np.float32]:
         """Features (B, D) of the backbone for preprocessed uint8 pixels (B, 3, size, size)."""
@@ -93,18 +138,8 @@ class Encoder:
         return self.features_and_outputs(pixels)[1]
 
     def apply_head(self, features: NDArray[np.float32], head: nn.Module) -> NDArray[np.float32]:
-        """Float32 outputs (B, K) of a head for features (B, D).
-
-        One row at a time: the order of additions in a matrix product depends on its size, so the rounding of an output
-        near 0, and with it a bit, would depend on the rest of the batch.
-        """
-        head = head.to(self.device)
-        with torch.inference_mode():
-            # Copies, not views: the memory alignment of a row also decides the order of additions.
-            rows = [head(torch.tensor(row[None], device=self.device)) for row in features]
-            outputs = torch.cat(rows) if rows else head(torch.zeros(0, self.n_features, device=self.device))
-        found: NDArray[np.float32] = outputs.cpu().numpy()
-        return found
+        """Float32 outputs (B, K) of a head for features (B, D). Each depends on its own row alone, to the last bit."""
+        return _by_row(head.to(self.device), features, self.device)
 
     def encode_pixels(self, pixels: Pixels) -> Codes:
         """Packed codes (B, code_size) of preprocessed uint8 pixels (B, 3, size, size)."""
@@ -167,3 +202,25 @@ def _flush(
     rows = iter(function(np.stack(loaded)) if loaded else ())
     for result, pixels in waiting:
         yield result, None if pixels is None else next(rows)
+
+
+def _by_row(
+    function: Callable[[Tensor], Tensor], rows: NDArray[np.float32], device: torch.device
+) -> NDArray[np.float32]:
+    """The results (B, ...) of a function for rows (B, D), computed one row at a time and in one thread.
+
+    The order of additions in a matrix product depends on its size and on the number of threads, so the rounding of an
+    output near 0, and with it a bit, would depend on the rest of the batch. Several threads would be slower, too: they
+    wait for each other after each row.
+    """
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.inference_mode():
+            # Copies, not views: the memory alignment of a row also decides the order of additions.
+            parts = [function(torch.tensor(row[None], device=device)) for row in rows]
+            found = torch.cat(parts) if parts else function(torch.tensor(rows, device=device))
+    finally:
+        torch.set_num_threads(n_threads)
+    result: NDArray[np.float32] = found.cpu().numpy()
+    return result

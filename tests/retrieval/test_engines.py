@@ -197,6 +197,23 @@ def test_an_output_of_the_head_does_not_depend_on_the_images_beside_it(precision
     np.testing.assert_array_equal(np.concatenate(alone), outputs)
 
 
+@pytest.mark.parametrize("n_bits", [36, 100])
+def test_an_output_of_the_head_does_not_depend_on_the_number_of_threads(n_bits, checkpoint):
+    """Two threads that share 36 or 100 outputs add in another order than one does."""
+    encoder = Encoder(load_checkpoint(checkpoint), device="cpu")
+    features = np.random.default_rng(0).standard_normal((20, 2048), np.float32)
+    head = torch.nn.Linear(2048, n_bits)
+    found = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        try:
+            found.append(encoder.apply_head(features, head))
+            assert torch.get_num_threads() == threads
+        finally:
+            torch.set_num_threads(1)
+    np.testing.assert_array_equal(*found)
+
+
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory) -> dict[str, Path]:
     """Checkpoints of 64 bits as they come from the generator of random numbers, by backbone."""
