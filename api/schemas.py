@@ -1,6 +1,6 @@
 """What the service answers."""
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, computed_field
 
@@ -94,8 +94,9 @@ class SearchAnswer(BaseModel):
 
 
 class Stats(BaseModel):
-    """What the collection holds."""
+    """What the collection holds; `n_images` counts images or vectors."""
 
+    holds: Literal["images", "vectors"]
     n_images: int
     n_bits: int
     fingerprint: str

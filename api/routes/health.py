@@ -31,12 +31,13 @@ def ready(service: ServiceDep) -> Health:
 @router.get("/v1/stats")
 def stats(service: ServiceDep, searcher: SearcherDep) -> Stats:
     """What the collection holds."""
-    collection = searcher.collection
+    collection, header = searcher.collection, searcher.encoder.header
     return Stats(
+        holds="vectors" if header.preprocessing is None else "images",
         n_images=len(collection),
         n_bits=collection.n_bits,
         fingerprint=collection.fingerprint,
-        backbone=searcher.encoder.header.backbone,
+        backbone=header.backbone,
         engine=searcher.encoder.engine,
         labels=collection.catalog.label_counts(),
         engines=collection.catalog.spaces.engines(),

@@ -1,5 +1,5 @@
 // The page of Hashseek: one query (a new picture or a stored one), its hits, and the stored pictures.
-// The address bar is the state: ?id=12&k=24&max_distance=10. Every change of query goes through it and
+// The address bar is the state: ?id=12&k=24&max_distance=10&rank=float. Every change of query goes through it and
 // then through show(), so that links, reload, Back and Forward all take the same path.
 
 const PAGE = 48; // stored pictures fetched at a time
@@ -8,7 +8,7 @@ const CHIPS = 5; // labels on a hit before "+n"; the dialog has them all
 
 const ui = Object.fromEntries([...document.querySelectorAll("[id]")].map((node) => [node.id, node]));
 const uploads = new Map(); // key in history.state -> {file, url, stored}: Back finds a dropped picture again
-let stats = { n_images: null, n_bits: 1024, read_only: true }; // until the service has told
+let stats = { holds: "images", n_images: null, n_bits: 1024, read_only: true, keeps_features: false }; // until the service has told
 let current = { hits: [], labels: new Set() }; // what the grid shows
 let open = null; // the picture in the dialog
 let running = new AbortController(); // the search under way
@@ -27,6 +27,9 @@ const counted = (n, one) => `${number(n)} ${one}${n === 1 ? "" : "s"}`;
 const ms = (value) => `${value < 10 ? value.toFixed(1) : number(Math.round(value))} ms`;
 const bytes = (n) => (n < 1e3 ? counted(n, "byte") : n < 1e6 ? `${(n / 1e3).toFixed(1)} kB` : `${(n / 1e6).toFixed(1)} MB`);
 const percent = (share) => `${(100 * share).toFixed(share > 0.995 || share < 0.1 ? 1 : 0)} %`;
+const ofVectors = () => stats.holds === "vectors";
+const noun = () => (ofVectors() ? "vector" : "picture");
+const titled = (id) => `${ofVectors() ? "Vector" : "Picture"} ${id}`;
 const named = (image) => image.path || image.key; // a vector has no path
 const described = (image) => image.labels.join(", ") || named(image);
 const imagePath = (id) => `/v1/images/${encodeURIComponent(id)}`;
@@ -45,7 +48,7 @@ function chips(labels, shared = new Set(), most = Infinity) {
   return rest.length ? [...items, el("li", { className: "chip rest", title: rest.join(", ") }, `+${rest.length}`)] : items;
 }
 
-// How likely an image at this distance is relevant; nothing where the collection is not calibrated.
+// How likely a hit at this distance is relevant; nothing where the collection is not calibrated.
 function likely({ relevance }) {
   return relevance === null ? [] : [el("span", { className: "likely" }, ` · ${percent(relevance)} likely`,
     el("span", { className: "unseen" }, " to be relevant"))];
@@ -105,15 +108,21 @@ function readAddress() {
   };
   const id = whole("id", 0, Number.MAX_SAFE_INTEGER, null);
   const upload = id === null ? uploads.get(history.state?.upload) : undefined;
-  return { id, upload, k: whole("k", 1, 200, DEFAULT_K), max: whole("max_distance", 0, stats.n_bits, null) };
+  const rank = params.get("rank");
+  return { id, upload, k: whole("k", 1, 200, DEFAULT_K), max: whole("max_distance", 0, stats.n_bits, null),
+    rank: canRank(rank, id) ? rank : "" };
 }
 
-// "?id=12&k=24&max_distance=10" with the settings that the controls show now.
+// Whether the service can order hits so: of a stored query no outputs are known. "" leaves the choice to the service.
+const canRank = (rank, id) => ({ "": true, hamming: true, asymmetric: id === null && !ofVectors(), float: stats.keeps_features })[rank] ?? false;
+
+// "?id=12&k=24&max_distance=10&rank=float" with the settings that the controls show now.
 function address(id) {
   const params = new URLSearchParams();
   if (id !== null) params.set("id", id);
   if (ui.k.validity.valid) params.set("k", ui.k.value);
   if (ui.max.validity.valid && ui.max.value) params.set("max_distance", ui.max.value);
+  if (ui.rank.value && canRank(ui.rank.value, id)) params.set("rank", ui.rank.value);
   return `?${params}`;
 }
 
@@ -154,14 +163,17 @@ async function show() {
   }
 }
 
-function fillControls({ k, max }) {
+function fillControls({ id, k, max, rank }) {
   ui.k.value = k;
   ui.max.value = max ?? "";
+  for (const option of ui.rank.options) option.hidden = option.disabled = !canRank(option.value, id);
+  ui.rank.value = rank;
 }
 
-function ask({ id, upload, k, max }, signal) {
+function ask({ id, upload, k, max, rank }, signal) {
   const fields = new Map([["k", k]]);
   if (max !== null) fields.set("max_distance", max);
+  if (rank) fields.set("rank", rank);
   if (id !== null) return api(`${imagePath(id)}/similar?${new URLSearchParams([...fields])}`, { signal });
   const body = new FormData();
   body.set("image", upload.file);
@@ -173,7 +185,7 @@ function ask({ id, upload, k, max }, signal) {
 function showResults(shown) {
   ui.results.hidden = !shown;
   ui.stored.dataset.view = shown ? "strip" : "grid";
-  ui.storedTitle.textContent = shown ? "Stored pictures" : "Or pick a stored picture";
+  ui.storedTitle.textContent = shown ? `Stored ${noun()}s` : ofVectors() ? "Pick a stored vector" : "Or pick a stored picture";
   ui.empty.hidden = shown || stats.n_images !== 0;
   return shown;
 }
@@ -185,15 +197,17 @@ function showQuery({ id, upload }) {
   ui.queryCard.hidden = !searching;
   ui.add.hidden = true; // offered with the answer: a file that cannot be read cannot be added
   ui.queryOpen.disabled = true;
+  ui.queryOpen.hidden = ofVectors();
   ui.queryOpen.classList.remove("broken");
   ui.summary.replaceChildren();
   ui.queryLabels.replaceChildren();
-  document.title = searching ? `${upload ? upload.file.name : `Picture ${id}`} · Hashseek` : "Hashseek";
+  const title = upload ? upload.file.name : titled(id);
+  document.title = searching ? `${title} · Hashseek` : "Hashseek";
   if (!searching) return;
-  ui.queryTitle.textContent = upload ? upload.file.name : `Picture ${id}`;
+  ui.queryTitle.textContent = title;
   ui.queryNote.textContent = upload ? `New picture, ${bytes(upload.file.size)}` : "";
   ui.queryImage.alt = "The query picture";
-  ui.queryImage.src = upload ? upload.url : `${imagePath(id)}/file?size=512`;
+  ui.queryImage.src = upload ? upload.url : ofVectors() ? "" : `${imagePath(id)}/file?size=512`;
 }
 
 function showStoredQuery(image) {
@@ -201,20 +215,20 @@ function showStoredQuery(image) {
   ui.queryNote.title = named(image);
   ui.queryLabels.replaceChildren(...chips(image.labels, new Set(), 12));
   ui.queryOpen.disabled = false;
-  ui.queryOpen.ariaLabel = `Open picture ${image.id}`;
+  ui.queryOpen.ariaLabel = `Open ${noun()} ${image.id}`;
   ui.queryOpen.onclick = () => openPicture(image);
 }
 
 function showAnswer({ id, upload, max }, answer, labels) {
-  const { hits, n_bits, n_images, ranked_by } = answer;
+  const { hits, n_bits, n_images, ranked_by, encode_ms } = answer;
   current = { hits, labels: new Set(labels), n_bits, id };
   pairs(ui.summary, [
     ["Code", counted(n_bits, "bit")],
-    ["Collection", counted(n_images, "image")],
-    ["Encode", id === null ? ms(answer.encode_ms) : "stored code"],
+    ["Collection", counted(n_images, noun())],
+    ["Encode", encode_ms > 0 ? ms(encode_ms) : "stored code"],
     ["Search", ms(answer.search_ms)],
     ["Hits", number(hits.length)],
-    ["Ordered by", { hamming: "distance", asymmetric: "outputs and distance", float: "features" }[ranked_by]],
+    ["Ordered by", { hamming: "Hamming distance", asymmetric: "real outputs", float: "features" }[ranked_by]],
   ]);
   const distances = hits.map((hit) => hit.distance); // not ascending where outputs or features order the hits
   const range = hits.length ? `, ${Math.min(...distances)} to ${counted(Math.max(...distances), "bit")} away` : "";
@@ -224,17 +238,17 @@ function showAnswer({ id, upload, max }, answer, labels) {
   ui.nothing.hidden = hits.length > 0;
   ui.unlimit.hidden = max === null || n_images === 0;
   ui.nothingText.textContent = n_images === 0 ? "The collection is empty, so there is nothing to find yet."
-    : max === null ? "No picture was found." : `No picture is within ${counted(max, "bit")} of this one.`;
+    : max === null ? `No ${noun()} was found.` : `No ${noun()} is within ${counted(max, "bit")} of this one.`;
 }
 
 function hitCard(hit) {
-  const picture = el("button", { type: "button", className: "frame", ariaLabel: `Open picture ${hit.id}` }, thumbnail(hit));
+  const picture = el("button", { type: "button", className: "frame", ariaLabel: `Open ${noun()} ${hit.id}` }, thumbnail(hit));
   picture.onclick = () => openPicture(hit);
   const bar = el("span", { className: "bar", ariaHidden: "true" }, el("span"));
   bar.firstChild.style.width = `${(100 * hit.distance) / current.n_bits}%`;
   const like = hit.id === current.id
     ? el("span", { className: "muted" }, "the query")
-    : likeLink(hit.id, "More like this", `More like this: picture ${hit.id}`);
+    : likeLink(hit.id, "More like this", `More like this: ${noun()} ${hit.id}`);
   return el("li", { className: "hit" }, picture,
     el("div", { className: "caption" }, el("span", { className: "distance" }, counted(hit.distance, "bit"), ...likely(hit)), like),
     bar, el("ul", { className: "chips", ariaLabel: "Labels" }, ...chips(hit.labels, current.labels, CHIPS)));
@@ -252,12 +266,13 @@ function likeLink(id, content, label) {
 async function loadStats() {
   stats = await api("/v1/stats");
   const { n_images, n_bits, backbone, fingerprint, version, labels, read_only } = stats;
-  ui.facts.textContent = `${counted(n_images, "image")} · ${n_bits} bits`;
+  ui.facts.textContent = `${counted(n_images, noun())} · ${n_bits} bits`;
+  ui.drop.hidden = ofVectors();
   ui.model.textContent = `${backbone} · model ${fingerprint.slice(0, 8)} · v${version}${read_only ? " · read only" : ""}`;
   ui.model.title = `Fingerprint ${fingerprint}`;
   ui.max.max = n_bits;
   ui.stored.hidden = n_images === 0;
-  ui.emptyText.textContent = read_only ? "Pictures appear here once the collection has been indexed."
+  ui.emptyText.textContent = read_only || ofVectors() ? `${ofVectors() ? "Vectors" : "Pictures"} appear here once they have been indexed.`
     : "Index a folder of pictures from the command line, or choose one here and add it.";
   const chosen = ui.label.value;
   const names = Object.entries(labels).sort(([a, n], [b, m]) => m - n || a.localeCompare(b));
@@ -275,7 +290,7 @@ async function loadStored(after = null) {
   const { images, next } = await api(`/v1/images?${params}`);
   if (mine !== page) return;
   const items = images.map((image) => {
-    const link = likeLink(image.id, thumbnail(image), `Search with picture ${image.id}: ${described(image)}`);
+    const link = likeLink(image.id, thumbnail(image), `Search with ${noun()} ${image.id}: ${described(image)}`);
     link.className = "frame";
     return el("li", {}, link);
   });
@@ -320,14 +335,14 @@ async function addPicture(event) {
 
 async function deletePicture() {
   const { id } = open;
-  if (!(await confirmed(`Picture ${id} (${named(open)}) leaves the collection. This cannot be undone.`))) return;
+  if (!(await confirmed(`${titled(id)} (${named(open)}) leaves the collection. This cannot be undone.`))) return;
   ui.picture.close();
   try {
     await api(imagePath(id), { method: "DELETE" });
     for (const upload of uploads.values()) if (upload.stored === id) upload.stored = null;
     if (readAddress().id === id) history.replaceState(null, "", address(null));
     await refresh();
-    ui.notice.textContent = `Picture ${id} was deleted.`;
+    ui.notice.textContent = `${titled(id)} was deleted.`;
   } catch (error) {
     fail(error, null);
   }
@@ -337,6 +352,7 @@ async function deletePicture() {
 const refresh = () => loadStats().then(() => Promise.all([loadStored(), show()]));
 
 function confirmed(text) {
+  ui.confirmTitle.textContent = `Delete this ${noun()}?`;
   ui.confirmText.textContent = text;
   ui.confirm.returnValue = ""; // Escape must not repeat the last answer
   ui.confirm.showModal();
@@ -349,7 +365,7 @@ function confirmed(text) {
 
 function openPicture(image) {
   open = image;
-  ui.pictureTitle.textContent = `Picture ${image.id}`;
+  ui.pictureTitle.textContent = titled(image.id);
   const { url, width, height } = image;
   Object.assign(ui.pictureImage, { alt: described(image), width, height, src: url ? `${url}?size=1024` : "", hidden: !url });
   ui.pictureLabels.replaceChildren(...chips(image.labels, current.labels));
@@ -372,8 +388,9 @@ function openPicture(image) {
 function showFacts(image) {
   const rows = image.path ? [["Path", image.path], ["Size", `${image.width} × ${image.height} px`]] : [["Key", image.key]];
   if ((image.relevance ?? null) !== null) rows.unshift(["Relevant", `${percent(image.relevance)} likely at this distance`]);
+  if ((image.score ?? null) !== null) rows.unshift(["Score", image.score.toFixed(3)]); // what orders the hits
   if (image.distance !== undefined) rows.unshift(["Distance", counted(image.distance, "bit")]);
-  if (image.bytes !== undefined) rows.push(["File", bytes(image.bytes)]);
+  if (image.bytes !== undefined) rows.push([image.path ? "File" : "Size", bytes(image.bytes)]);
   if (image.added_at) rows.push(["Added", new Date(image.added_at).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" })]);
   pairs(ui.pictureFacts, rows);
 }
@@ -388,6 +405,7 @@ function step(by) {
 // --- events
 
 function take(file) {
+  if (ofVectors()) return fail(new Error("This collection holds vectors, which a picture cannot be compared with."), null);
   if (!file || !/^(image\/|$)/.test(file.type)) return fail(new Error("That was not a picture file."), null);
   const key = `${performance.timeOrigin} ${uploads.size}`; // unique over reloads, so a stale history entry finds nothing
   uploads.set(key, { file, url: URL.createObjectURL(file), stored: null });

@@ -100,7 +100,8 @@ def test_a_collection_that_keeps_features_ranks_uploads_by_them(checkpoint, tmp_
     with closing(open_or_create(tmp_path / "keeping", checkpoint=checkpoint, keep_features=True)):
         pass
     with serving(tmp_path / "keeping") as client:
-        assert client.get("/v1/stats").json()["keeps_features"] is True
+        stats = client.get("/v1/stats").json()
+        assert (stats["holds"], stats["keeps_features"]) == ("images", True)
         ids = [add(client, png(seed)).json()["id"] for seed in range(5)]
         [first, *others] = hits(search(client, png(2), rank="float", k=5))
         assert (first["id"], len(others)) == (ids[2], 4)

@@ -25,6 +25,7 @@ def vector_client(tmp_path_factory, vectors):
 
 
 def test_a_vector_finds_itself_and_the_parameters_are_those_of_images(vector_client, vectors):
+    assert vector_client.get("/v1/stats").json()["holds"] == "vectors"
     for row in (0, 7, 79):
         found = hits(vector_client.post("/v1/search", json={"vector": vectors[row].tolist(), "k": 5}))
         assert (found[0]["key"], found[0]["distance"], len(found)) == (f"v{row}", 0, 5)
