@@ -57,8 +57,8 @@ def _downloaded(name: str, weights: str) -> dict[str, Tensor]:
     except Exception as error:  # URLError, HTTPError, a timeout, a damaged cache: the remedy is the same
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise BadCheckpoint(
-            f"the weights {weights} of {name} could not be downloaded ({reason}): go online once, use a local file "
-            "with model.weights=PATH, or train from scratch with model.weights=none"
+            f"the weights {weights} of {name} could not be downloaded ({reason}): go online once, or use a local "
+            "file (--weights FILE, in training model.weights=FILE, or model.weights=none to train from scratch)"
         ) from None
     return state
 
