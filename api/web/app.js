@@ -231,7 +231,8 @@ function showAnswer({ id, upload, max }, answer, labels) {
     ["Ordered by", { hamming: "Hamming distance", asymmetric: "real outputs", float: "features" }[ranked_by]],
   ]);
   const distances = hits.map((hit) => hit.distance); // not ascending where outputs or features order the hits
-  const range = hits.length ? `, ${Math.min(...distances)} to ${counted(Math.max(...distances), "bit")} away` : "";
+  const [nearest, furthest] = [Math.min(...distances), Math.max(...distances)];
+  const range = hits.length ? `, ${nearest < furthest ? `${nearest} to ` : ""}${counted(furthest, "bit")} away` : "";
   ui.status.textContent = `${counted(hits.length, "hit")}${range}`;
   ui.hits.replaceChildren(...hits.map(hitCard));
   ui.add.hidden = !upload || upload.stored !== null || stats.read_only;
