@@ -40,12 +40,18 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.service = service
     problems.install(app)
-    app.add_middleware(problems.BodyLimit, max_bytes=settings.max_upload_bytes)
+    app.add_middleware(
+        problems.RequestLimits,
+        max_bytes=settings.max_upload_bytes,
+        max_changing=settings.max_uploads,
+        hosts=settings.hosts(),
+    )
 
     @app.middleware("http")
     async def no_sniffing(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         response = await call_next(request)
         response.headers["X-Content-Type-Options"] = "nosniff"
+        response.headers["Cross-Origin-Resource-Policy"] = "same-origin"
         return response
 
     for router in (search.json_router, search.router, images.router, health.router, web.router):

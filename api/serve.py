@@ -1,9 +1,11 @@
 """Subcommand `serve`. Imports torch and the web framework only after everything that can be refused was checked."""
 
+import ctypes
 import signal
 import socket
 import sys
-from contextlib import closing
+import warnings
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -43,13 +45,40 @@ def serve(
     max_k: Annotated[
         int, typer.Option(min=1, help="Largest number of results of a search.", envvar="HASHSEEK_MAX_K")
     ] = Settings.max_k,
+    max_uploads: Annotated[
+        int,
+        typer.Option(min=1, help="Uploads and changes at the same time; more get 503.", envvar="HASHSEEK_MAX_UPLOADS"),
+    ] = Settings.max_uploads,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Host name that clients use, several times if there are several; others get 421. Default: any name, "
+            "but only this machine's own names where --host is one of them.",
+            envvar="HASHSEEK_ALLOWED_HOSTS",
+        ),
+    ] = None,
 ) -> None:
     """Serve a collection over HTTP, with a search page at / and the API documentation at /docs.
 
     Each option can also be given as an environment variable.
     """
     encoder_options(device, precision, engine)  # refuses an unknown device
-    run(Settings(collection, checkpoint, host, port, read_only, device, precision, engine, max_upload_bytes, max_k))
+    run(
+        Settings(
+            collection,
+            checkpoint,
+            host,
+            port,
+            read_only,
+            device,
+            precision,
+            engine,
+            max_upload_bytes,
+            max_k,
+            max_uploads,
+            tuple(allowed_host or ()),
+        )
+    )
 
 
 def run(settings: Settings) -> None:
@@ -57,13 +86,17 @@ def run(settings: Settings) -> None:
     with closing(Catalog(settings.collection / "catalog.sqlite", read_only=settings.read_only)) as catalog:
         listener = _listen(settings.host, settings.port)
         import uvicorn
+        from pydantic.warnings import UnsupportedFieldAttributeWarning
 
+        # FastAPI hides this warning of its own, but not while another thread changes the filters, as torch does.
+        warnings.simplefilter("ignore", UnsupportedFieldAttributeWarning)
         from hashseek.api.app import create_app
         from hashseek.indexing.collection import check_checkpoint
         from hashseek.retrieval.engines import check_engine
 
         check_engine(settings.engine, device=settings.device, precision=settings.precision)
         check_checkpoint(catalog, settings.checkpoint or settings.collection / catalog.space.checkpoint)
+    _give_memory_back()
     port = listener.getsockname()[1]
     shown = f"[{settings.host}]" if ":" in settings.host else settings.host
     typer.echo(f"search page on http://{shown}:{port}, API on http://{shown}:{port}/docs (Ctrl-C stops)", err=True)
@@ -72,6 +105,12 @@ def run(settings: Settings) -> None:
         signal.signal(number, lambda *_: sys.exit(0))
     server = uvicorn.Server(uvicorn.Config(create_app(settings), log_level="warning", timeout_graceful_shutdown=10))
     server.run(sockets=[listener])
+
+
+def _give_memory_back() -> None:
+    """Make glibc return the memory of decoded images at once. By default it keeps blocks of up to 32 MB for reuse."""
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL("libc.so.6").mallopt(ctypes.c_int(-3), ctypes.c_int(2**20))  # M_MMAP_THRESHOLD
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -18,3 +18,14 @@ class Settings:
     engine: str = "auto"
     max_upload_bytes: int = 32 * 2**20
     max_k: int = 10_000
+    max_uploads: int = 32
+    allowed_hosts: tuple[str, ...] = ()
+
+    def hosts(self) -> frozenset[str]:
+        """Names in the Host header that are answered; empty: all.
+
+        A service for this machine alone answers to the machine's own names; others may be behind any name.
+        """
+        own = frozenset(("localhost", "127.0.0.1", "::1"))
+        allowed = frozenset(name.lower() for name in self.allowed_hosts)
+        return allowed | own if allowed or self.host in own else frozenset()

@@ -6,8 +6,7 @@ from typing import Any
 
 from hashseek.indexing.catalog import Change, NewImage, StoredImage
 from hashseek.indexing.catalog.records import StoredCode
-from hashseek.indexing.searcher import Searcher
-from hashseek.retrieval.images import Picture
+from hashseek.indexing.searcher import LoadedFile, Searcher
 
 SUFFIX = {
     "image/jpeg": ".jpg",
@@ -40,10 +39,10 @@ def store_upload(
     if stored is not None and encoded is not None:
         if key is None:
             return stored, "known"
-        image: StoredImage | Picture = stored  # one content has one code, whatever the engine is now
+        image: StoredImage | LoadedFile = stored  # one content has one code, whatever the engine is now
     else:
-        image = searcher.decode(data, name="the upload")
-        [code], [feature] = encoder.encode_with_features(encoder.pixels_of([image.image]))
+        image = searcher.load(data, name="the upload")
+        [code], [feature] = encoder.encode_with_features(image.pixels[None])
         encoded = StoredCode(code, encoder.engine, feature)
     new = NewImage(
         path="",

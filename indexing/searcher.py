@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, Self, Unpack, cast, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, Self, Unpack, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +23,9 @@ from hashseek.indexing.collection import Collection, check_checkpoint
 from hashseek.indexing.index.hamming_index import Distances, HammingIndex, Ids, build_index
 from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.codes import Codes, pack, unpack
-from hashseek.retrieval.devices import EncoderOptions, n_cores
+from hashseek.retrieval.devices import EncoderOptions
 from hashseek.retrieval.errors import BadConfig, ForeignCodes, UnknownImage
-from hashseek.retrieval.images import Picture, decode_for
+from hashseek.retrieval.images import Pixels, decode_for, memory_to_decode
 from hashseek.retrieval.scores import Features, asymmetric_scores, best, cosines, normalized
 from hashseek.retrieval.vectors import as_float32
 
@@ -38,6 +39,7 @@ RANKS: tuple[Rank, ...] = get_args(Rank)
 OVERSAMPLE = 10
 # Features of so many images are in memory at the same time.
 _FEATURES_AT_ONCE = 10_000
+DECODING_BYTES = 2**30  # that images may take at a time while they are decoded
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,37 @@ class Answer:
     rank: Rank
 
 
+class LoadedFile(NamedTuple):
+    """The network's input for an image, and what is known about its file."""
+
+    pixels: Pixels
+    width: int
+    height: int
+    media_type: str
+
+
+class MemoryBudget:
+    """Makes threads wait until what they are about to use fits into a number of bytes. One thread may always go on."""
+
+    def __init__(self, n_bytes: int) -> None:
+        self._limit = n_bytes
+        self._held = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def hold(self, n_bytes: int) -> Iterator[None]:
+        """Context in which `n_bytes` are in use."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._held or self._held + n_bytes <= self._limit)
+            self._held += n_bytes
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held -= n_bytes
+                self._changed.notify_all()
+
+
 class Searcher:
     """Searches codes with images or vectors. Safe to use from several threads.
 
@@ -173,8 +206,7 @@ class Searcher:
             )
         self.encoder = encoder
         self.codes = codes
-        # An image may take half a gigabyte while it is decoded: decode no more of them at a time than there are cores.
-        self.decoding = threading.Semaphore(n_cores())
+        self.memory = MemoryBudget(DECODING_BYTES)
 
     @classmethod
     def open(cls, collection: Collection, *, checkpoint: Path | None = None, **options: Unpack[EncoderOptions]) -> Self:
@@ -212,16 +244,17 @@ class Searcher:
         self.encoder.header.vector_width()
         return cast("VectorEncoder", self.encoder)
 
-    def decode(self, data: bytes, *, name: str = "the image") -> Picture:
-        """Decode an image exactly as `index add` does, so that a stored image is found at distance 0.
+    def load(self, data: bytes, *, name: str = "the image") -> LoadedFile:
+        """Decode and preprocess an image exactly as `index add` does, so that a stored one is found at distance 0.
 
         Raises:
             BadImage: it is not a usable image.
             BadCheckpoint: the collection holds vectors.
         """
         preprocessing = self.image_encoder.preprocessing
-        with self.decoding:
-            return decode_for(data, preprocessing, name=name)[0]
+        with self.memory.hold(memory_to_decode(data, at_least=preprocessing.shorter_side)):
+            picture, pixels = decode_for(data, preprocessing, name=name)
+            return LoadedFile(pixels, picture.width, picture.height, picture.media_type)
 
     def rank(
         self, query_codes: Codes, *, k: int, max_distance: int | None = None, effort: int | None = None
@@ -259,9 +292,9 @@ class Searcher:
         stored = self.collection.catalog.lookup.code_by_hash(hashlib.sha256(data).hexdigest())
         if stored is not None and rank != "asymmetric":
             return self.answer(Query(stored.code, feature=stored.feature), replace(options, rank=rank))
-        picture = self.decode(data, name=name)
+        pixels = self.load(data, name=name).pixels
         started = time.perf_counter()
-        [query] = self._encode([picture.image])
+        [query] = _queries(*self.image_encoder.features_and_outputs(pixels[None]))
         encode_ms = 1000 * (time.perf_counter() - started)
         return self.answer(_with_stored_code(query, stored), options, encode_ms)
 

@@ -35,6 +35,7 @@ SUFFIXES = frozenset(
 INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 MAX_PIXELS = 100_000_000
 MAX_BYTES = 256 * 2**20
+_BAND = 64  # rows
 
 # `decode` checks the size in the header itself, with a clearer error.
 Image.MAX_IMAGE_PIXELS = None
@@ -77,6 +78,11 @@ class Preprocessing:
             raise BadConfig("mean and std need three numbers each (red, green, blue), std above 0")
         if self.interpolation not in INTERPOLATIONS:
             raise BadConfig(f"interpolation must be {' or '.join(INTERPOLATIONS)}, not {self.interpolation!r}")
+
+    @property
+    def shorter_side(self) -> int:
+        """Pixels of a picture's shorter side from which the input is cut without enlarging it."""
+        return round(self.size / self.crop_fraction)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON form, for `from_dict`. Fingerprints hash it, so the default interpolation must stay left out."""
@@ -141,8 +147,8 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
                 opened.draft("RGB", (at_least, at_least))
             if opened.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8):  # stored on its side
                 width, height = height, width
-            upright = ImageOps.exif_transpose(opened)
-            return Picture(_to_rgb(upright), width, height, media_type)
+            ImageOps.exif_transpose(opened, in_place=True)
+            return Picture(to_rgb(opened), width, height, media_type)
     except BadImage:
         raise
     except UnidentifiedImageError:
@@ -154,7 +160,33 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
         raise BadImage(f"{name} is damaged and cannot be decoded: {error}") from None
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def memory_to_decode(data: bytes, *, at_least: int = 0) -> int:
+    """About the most bytes that `decode` needs at a time, by the header; 0 for what it would refuse."""
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+            whole = opened.width * opened.height
+            if at_least:
+                opened.draft("RGB", (at_least, at_least))
+            decoded = opened.width * opened.height
+            if opened.format == "JPEG":  # a progressive one keeps the coefficients of all pixels
+                return 10 * decoded + (6 * whole if opened.info.get("progressive") else 0)
+            return (17 if opened.format == "WEBP" else 10) * whole
+    except Exception:
+        return 0
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """The image in RGB; other modes are converted in bands, because some conversions need many bytes per pixel."""
+    if image.mode == "RGB" and not image.has_transparency_data:
+        return image
+    rgb = Image.new("RGB", image.size)
+    for top in range(0, image.height, _BAND):
+        band = image.crop((0, top, image.width, min(top + _BAND, image.height)))
+        rgb.paste(_band_to_rgb(band), (0, top))
+    return rgb
+
+
+def _band_to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):  # 16-bit grey, which convert() would clip at 255 instead of scaling
         grey = np.asarray(image).astype(np.int64)
         return Image.fromarray(np.clip(grey // 257, 0, 255).astype(np.uint8)).convert("RGB")
@@ -179,7 +211,7 @@ def preprocess(image: Image.Image, preprocessing: Preprocessing) -> Pixels:
 
 def decode_for(data: bytes, preprocessing: Preprocessing, *, name: str = "the image") -> tuple[Picture, Pixels]:
     """Decode no larger than `preprocessing` needs, and preprocess."""
-    picture = decode(data, name=name, at_least=round(preprocessing.size / preprocessing.crop_fraction))
+    picture = decode(data, name=name, at_least=preprocessing.shorter_side)
     return picture, preprocess(picture.image, preprocessing)
 
 

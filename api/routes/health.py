@@ -13,7 +13,7 @@ router = APIRouter(tags=["service"])
 
 
 @router.get("/healthz/live")
-def live() -> Health:
+async def live() -> Health:
     """Whether the process answers."""
     return Health(status="live")
 

@@ -15,7 +15,7 @@ from hashseek.api.schemas import AddedImage, ImagePage, ImageRecord
 from hashseek.api.uploads import store_upload
 from hashseek.indexing.ingest.uris import is_there, open_uri
 from hashseek.retrieval.errors import BadImage, UnknownImage
-from hashseek.retrieval.images import decode
+from hashseek.retrieval.images import decode, memory_to_decode
 
 # First bytes of the image formats that are read. A path that once led to an image may lead to a secret today.
 _SIGNATURES = re.compile(
@@ -75,7 +75,7 @@ def file(image_id: int, searcher: SearcherDep, parameters: Annotated[FileParamet
     if size is None:
         _check_signature(image_id, data)
         return Response(data, media_type=stored.media_type, headers=headers)
-    with searcher.decoding:
+    with searcher.memory.hold(memory_to_decode(data, at_least=size)):
         thumbnail = decode(data, name=stored.path, at_least=size).image
         thumbnail.thumbnail((size, size))
     buffer = io.BytesIO()

@@ -211,7 +211,7 @@ def test_the_service_searches_by_precision_and_returns_relevances(calibrated, pi
     collection, searcher = calibrated
     settings = Settings(collection=collection.folder, device="cpu", precision="fp32")
     expected = searcher.similar(3, SearchOptions(k=12, min_precision=0.7)).hits
-    with TestClient(create_app(settings)) as client:
+    with TestClient(create_app(settings), base_url="http://localhost") as client:
         wait_until(lambda: client.get("/healthz/ready").status_code == 200)
         answer = client.get("/v1/images/3/similar", params={"k": 12, "min_precision": 0.7}).json()
         assert [(hit["id"], hit["relevance"]) for hit in answer["hits"]] == [

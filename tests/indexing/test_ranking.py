@@ -168,7 +168,7 @@ def features_by_hand(collection, encoder, ids):
     """The features of stored files, encoded again."""
     images = [collection.file_of(collection.catalog.one(i)).read_bytes() for i in ids]
     searcher = Searcher(encoder, collection)
-    return normalized(encoder.features(encoder.pixels_of([searcher.decode(data).image for data in images])))
+    return normalized(encoder.features(np.stack([searcher.load(data).pixels for data in images])))
 
 
 def n_features(collection):

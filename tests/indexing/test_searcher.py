@@ -1,5 +1,6 @@
 """The searcher: an image in, hits out."""
 
+import threading
 from contextlib import closing
 
 import numpy as np
@@ -7,10 +8,11 @@ import pytest
 
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.ingest.batch import ImageSource, ingest
-from hashseek.indexing.searcher import InMemory, Searcher, SearchOptions
+from hashseek.indexing.searcher import InMemory, MemoryBudget, Searcher, SearchOptions
 from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadConfig, BadImage, ForeignCodes, UnknownImage
+from hashseek.retrieval.images import decode_for
 from support import hamming_oracle as hamming
 from support.collections import random_codes
 from support.pictures import draw, labels_of
@@ -26,7 +28,7 @@ def searcher(indexed):
 def test_every_stored_picture_finds_itself_first_with_its_record(searcher, pictures):
     files = sorted(path for path in pictures.rglob("*") if path.is_file())
     for file in files:
-        picture = searcher.decode(file.read_bytes())
+        picture, _ = decode_for(file.read_bytes(), searcher.image_encoder.preprocessing)
         [answer] = searcher.search([picture.image], SearchOptions(k=len(files), rank="hamming"))
         assert [hit.rank for hit in answer.hits] == list(range(1, len(files) + 1))
         assert [(h.distance, h.image.id) for h in answer.hits] == sorted((h.distance, h.image.id) for h in answer.hits)
@@ -45,7 +47,8 @@ def test_a_large_jpeg_finds_itself_at_distance_0(own_collection, tmp_path):
         searcher = Searcher.open(collection, device="cpu")
         [report] = ingest(collection, searcher.encoder, [ImageSource(file)])
         assert report.added == 1
-        [answer] = searcher.search([searcher.decode(file.read_bytes()).image], SearchOptions(k=1))
+        picture, _ = decode_for(file.read_bytes(), searcher.image_encoder.preprocessing)
+        [answer] = searcher.search([picture.image], SearchOptions(k=1))
         assert (answer.hits[0].distance, answer.hits[0].image.path) == (0, str(file))
 
 
@@ -80,7 +83,7 @@ def test_options_outside_their_limits_are_refused():
 
 def test_a_broken_picture_is_refused_by_name(searcher):
     with pytest.raises(BadImage, match=r"^cat\.jpg "):
-        searcher.decode(b"text", name="cat.jpg")
+        searcher.load(b"text", name="cat.jpg")
 
 
 def test_an_encoder_of_another_checkpoint_is_refused(indexed, other_checkpoint):
@@ -121,3 +124,21 @@ def test_an_image_removed_while_it_is_found_is_no_hit(own_collection, monkeypatc
         hits = searcher.similar(4, SearchOptions(k=3)).hits
     assert [hit.rank for hit in hits] == [1, 2]
     assert 4 not in [hit.image.id for hit in hits]
+
+
+def test_a_memory_budget_lets_one_thread_on_and_holds_back_what_does_not_fit():
+    budget, entered = MemoryBudget(100), []
+
+    def use(n_bytes):
+        with budget.hold(n_bytes):
+            entered.append(n_bytes)
+
+    with budget.hold(1000):  # more than there is, but nobody else uses any
+        waiting = threading.Thread(target=use, args=(1,))
+        waiting.start()
+        waiting.join(0.1)
+        assert entered == []
+    waiting.join(20)
+    with budget.hold(60):
+        use(40)
+    assert entered == [1, 40]

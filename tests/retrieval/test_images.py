@@ -3,6 +3,8 @@
 import io
 import os
 import struct
+import subprocess
+import sys
 import zlib
 from contextlib import suppress
 from dataclasses import replace
@@ -22,6 +24,7 @@ from hashseek.retrieval.images import (
     normalizer,
     preprocess,
     read_bytes,
+    to_rgb,
 )
 from support.pictures import draw
 
@@ -345,3 +348,70 @@ def test_files_are_read_or_refused_by_name(tmp_path):
             read_bytes(tmp_path / name)
     with pytest.raises(BadImage):
         read_bytes(odd, max_bytes=10)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "PA", "P", "I;16", "CMYK", "1"])
+def test_conversion_in_bands_gives_the_pixels_of_the_whole_picture(mode):
+    rng = np.random.default_rng(0)
+    if mode == "I;16":
+        values = rng.integers(0, 2**16, (150, 20), np.uint16)
+        expected = np.repeat((values // 257).astype(np.uint8)[:, :, None], 3, axis=2)
+        image = Image.fromarray(values)
+    else:
+        rgba = Image.fromarray(rng.integers(0, 256, (150, 20, 4), np.uint8), "RGBA")
+        image = rgba.convert("RGB").quantize(16) if mode == "P" else rgba if mode == "CMYK" else rgba.convert(mode)
+        if mode == "P":
+            image.info["transparency"] = 3
+        if mode == "CMYK":
+            image = rgba.convert("RGB").convert("CMYK")
+        whole = image
+        if image.has_transparency_data:
+            white = Image.new("RGBA", image.size, "white")
+            whole = Image.alpha_composite(white, image.convert("RGBA"))
+        expected = np.asarray(whole.convert("RGB"))
+    assert np.array_equal(np.asarray(to_rgb(image)), expected)
+
+
+PEAK = """
+import io, sys
+from pathlib import Path
+from hashseek.retrieval.images import Preprocessing, decode_for, memory_to_decode
+
+def status(name):
+    return 1024 * int(next(line for line in open("/proc/self/status") if line.startswith(name)).split()[1])
+
+preprocessing = Preprocessing(size=64, mean=(0.5,) * 3, std=(0.5,) * 3)
+decode_for(Path(sys.argv[1]).read_bytes(), preprocessing)  # imports what decoders need
+for name in sys.argv[1:]:
+    data = Path(name).read_bytes()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = status("VmRSS")
+    decode_for(data, preprocessing)
+    print(status("VmHWM") - before, memory_to_decode(data, at_least=preprocessing.shorter_side))
+"""
+
+
+def test_decoding_takes_no_more_memory_than_announced(tmp_path):
+    rng = np.random.default_rng(0)
+    image = Image.fromarray(np.tile(rng.integers(0, 256, (50, 50, 3), np.uint8), (60, 60, 1)))
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    kinds = {
+        "a.png": (image, {"exif": turned}),
+        "b.png": (image.convert("RGBA"), {}),
+        "c.png": (image.quantize(8), {"transparency": 0}),
+        "d.png": (Image.fromarray(np.asarray(image)[:, :, 0].astype(np.uint16)), {}),
+        "e.jpg": (image, {}),
+        "f.jpg": (image, {"progressive": True}),
+        "g.webp": (image, {"quality": 10, "method": 0}),
+        "h.gif": (image.quantize(8), {}),
+        "i.tif": (image, {}),
+        "j.avif": (image, {"speed": 10}),
+    }
+    for name, (picture, options) in kinds.items():
+        picture.save(tmp_path / name, **options)
+    command = [sys.executable, "-c", PEAK, *(str(tmp_path / name) for name in kinds)]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout.split("\n")
+    for name, line in zip(kinds, lines, strict=False):
+        peak, announced = map(int, line.split())
+        assert peak <= announced + 8 * 2**20, (name, peak, announced)  # a decoder has buffers of its own

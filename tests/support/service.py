@@ -1,5 +1,6 @@
 """The HTTP service in the process of the test, and the requests that tests make."""
 
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ with warnings.catch_warnings():  # newer versions of Starlette prefer httpx2, ol
 def serving(folder: Path, *, ready: bool = True, **settings: Any) -> Iterator[TestClient]:
     """A client of a service for the collection in `folder`."""
     app = create_app(Settings(collection=folder, device="cpu", **settings))
-    with TestClient(app, raise_server_exceptions=False) as client:
+    with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
         if ready:
             wait_until(lambda: client.get("/healthz/ready").status_code == 200)
         yield client
@@ -54,3 +55,9 @@ def assert_problem(response, status: int, kind: str = "about:blank", *values: st
 def kept_files(collection: Path) -> list[Path]:
     """The uploaded files that the collection has kept."""
     return [path for path in (collection / "files").rglob("*") if path.is_file()]
+
+
+def url_in(text):
+    """The URL that a starting server prints, or None."""
+    found = re.search(r"search page on (http://\S+?),", text)
+    return found and found[1]

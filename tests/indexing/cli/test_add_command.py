@@ -219,7 +219,7 @@ def test_the_service_shows_images_in_tars_and_downloads_nothing_private(hashseek
     command = ("index", "add", folder, tmp_path / "a.tar", url, "--allow-private", "--device", "cpu")
     assert hashseek(*command, "--checkpoint", checkpoint)[0] == 0
     in_tar, private = records(folder)
-    with TestClient(create_app(Settings(collection=folder, device="cpu"))) as client:
+    with TestClient(create_app(Settings(collection=folder, device="cpu")), base_url="http://localhost") as client:
         wait_until(lambda: client.get("/healthz/ready").status_code == 200)
         shown = client.get(f"/v1/images/{in_tar.id}/file")
         assert hashlib.sha256(shown.content).hexdigest() == in_tar.sha256

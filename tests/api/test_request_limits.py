@@ -1,0 +1,63 @@
+"""Requests that are refused before their bodies are read: foreign pages, other hosts, too many at once."""
+
+import socket
+
+import httpx
+import pytest
+
+from support.commands import wait_until
+from support.pictures import png
+from support.service import add, assert_problem, hits, serving
+
+FOREIGN = (
+    {"Origin": "http://evil.example"},
+    {"Origin": "http://localhost:3000"},
+    {"Origin": "null"},
+    {"Sec-Fetch-Site": "cross-site"},
+    {"Sec-Fetch-Site": "same-site"},
+)
+
+
+@pytest.mark.parametrize("headers", FOREIGN)
+def test_a_page_of_another_site_changes_nothing(client, headers):
+    before = client.get("/v1/stats").json()["n_images"]
+    refused = client.post("/v1/images", files={"image": png(77)}, headers=headers)
+    assert_problem(refused, 403, "ForeignPage")
+    assert_problem(client.delete("/v1/images/1", headers=headers), 403, "ForeignPage")
+    assert client.get("/v1/stats").json()["n_images"] == before
+
+
+def test_the_own_page_and_programs_may_change(client):
+    own = {"Origin": "http://localhost", "Sec-Fetch-Site": "same-origin"}
+    assert client.post("/v1/images", files={"image": png(77)}, headers=own).status_code == 201
+    assert add(client, png(78)).status_code == 201
+    assert client.get("/v1/stats").headers["Cross-Origin-Resource-Policy"] == "same-origin"
+
+
+def test_only_known_hosts_are_answered(indexed):
+    """A name of another site that was made to lead here (DNS rebinding) stays the name that a browser sends."""
+    stats, evil, good = "/v1/stats", {"Host": "evil.example"}, {"Host": "Pictures.example:80"}
+    with serving(indexed, read_only=True) as client:
+        assert_problem(client.get(stats, headers=evil), 421, "WrongHost", "evil.example")
+        assert_problem(client.get(stats, headers=good), 421, "WrongHost")
+        assert all(client.get(stats, headers={"Host": own}).is_success for own in ("127.0.0.1:8000", "[::1]:8000"))
+    with serving(indexed, read_only=True, allowed_hosts=("pictures.example",)) as client:
+        assert client.get(stats, headers=good).is_success
+        assert_problem(client.get(stats, headers=evil), 421, "WrongHost")
+    with serving(indexed, read_only=True, host="0.0.0.0") as client:
+        assert client.get(stats, headers=evil).is_success
+
+
+def test_more_uploads_than_allowed_are_refused_until_one_is_done(serve, indexed):
+    _, client = serve(indexed, "--read-only", "--max-uploads", 1)
+    search = {"files": {"image": png(1)}}
+    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=60) as slow:
+        head = b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000\r\n"
+        slow.sendall(head + b"Content-Type: multipart/form-data; boundary=x\r\n\r\n--x\r\n")
+        wait_until(lambda: client.post("/v1/search", **search).status_code == 503)
+        refused = client.post("/v1/search", **search)
+        assert_problem(refused, 503, "Overloaded", "1")
+        assert refused.headers["Retry-After"] == "1"
+        assert httpx.get(client.base_url.join("/healthz/live")).is_success
+    wait_until(lambda: client.post("/v1/search", **search).status_code == 200)
+    assert hits(client.post("/v1/search", **search))
