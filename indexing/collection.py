@@ -80,9 +80,13 @@ class Collection:
         """Refuse a collection of vectors, which has nothing to encode again.
 
         Raises:
-            BadCheckpoint: its checkpoint encodes vectors.
+            BadCollection: its checkpoint encodes vectors.
         """
-        load_header(self.checkpoint).image_preprocessing()
+        if load_header(self.checkpoint).preprocessing is None:
+            raise BadCollection(
+                f"{self.folder} keeps only the codes of vectors, so that they cannot be encoded anew: create another "
+                "collection from the vectors (`hashseek index add NEW --vectors FILE`)"
+            )
 
     @property
     def kind(self) -> str:
@@ -176,10 +180,6 @@ class Collection:
     def uri_of(self, image: StoredImage) -> str:
         """Where the image is, for `indexing.ingest.uris.open_uri`: a file, a member of a tar, or a URL."""
         return str(self.folder / image.path) if self.owns(image) else image.path
-
-    def file_of(self, image: StoredImage) -> Path:
-        """Where the image's file is, or was when it was added."""
-        return Path(self.uri_of(image))
 
     # ------------------------------------------------------------ searching
 

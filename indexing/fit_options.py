@@ -14,9 +14,9 @@ from hashseek.retrieval.images import Preprocessing
 from hashseek.retrieval.models.published_weights import (
     FILES,
     SUFFIXES,
+    cached,
     check_image_backbone,
-    default_weights,
-    fetch_default_weights,
+    fetch_weights,
 )
 
 # Of torchvision's networks that encode above 100 images/s on one core (docs/benchmarks.md), the published weights of
@@ -69,7 +69,7 @@ class Network:
             BadCheckpoint: they cannot be downloaded.
         """
         if self.weights == "default" and self.file is not None:
-            fetch_default_weights(self.backbone)
+            fetch_weights(self.file.name)
 
     def describe(self) -> dict[str, Any]:
         """What the header of a checkpoint says about it."""
@@ -102,7 +102,7 @@ def find_network(options: FitOptions) -> Network:
         raise BadCheckpoint(f"there are no published weights for {backbone}: name a file with them (--weights FILE)")
     changed(_EXAMPLE, options.preprocessing)
     if options.weights == "default" and backbone in FILES:
-        file = default_weights(backbone)
+        file = cached(FILES[backbone])
     return Network(backbone, options.weights, file, own, options.preprocessing)
 
 

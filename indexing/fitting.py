@@ -6,7 +6,7 @@ The backbone is a published network and stays as it is.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -18,20 +18,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hashseek.indexing.catalog import NewImage
+from hashseek.indexing.catalog.records import StoredCode
 from hashseek.indexing.collection import CHECKPOINT, check_place
 from hashseek.indexing.fit_options import FitOptions, Network, changed, find_network
 from hashseek.indexing.ingest.loading import Fetch, LoadedImage, Loader, Stamp, checked_path, stamp_of
 from hashseek.indexing.ingest.manifests import ImageSource
 from hashseek.indexing.ingest.remote import fetch
 from hashseek.indexing.ingest.sources import Found
-from hashseek.retrieval import scores
 from hashseek.retrieval.checkpoint import Checkpoint, Header, save_checkpoint
-from hashseek.retrieval.codes import Codes, pack
+from hashseek.retrieval.codes import pack
 from hashseek.retrieval.devices import EncoderOptions
 from hashseek.retrieval.errors import BadCheckpoint, BadConfig, BadDataset, BadImage
 from hashseek.retrieval.hash_layers import HashLayer, fit_hash_layer, normalized
 from hashseek.retrieval.images import Pixels, read_bytes
 from hashseek.retrieval.label_files import OnError, Problem
+from hashseek.retrieval.scores import stored_features
 
 if TYPE_CHECKING:
     from hashseek.retrieval.encoder import Encoder
@@ -51,16 +52,18 @@ def count_different(sources: Iterable[Found]) -> int:
     Raises:
         BadDataset: there is none, or all files have the same content.
     """
-    n, contents = 0, set[str]()
+    n, contents, problems = 0, set[str](), list[str]()
     for found in sources:
-        if isinstance(found, ImageSource):
-            n += 1
-            if len(contents) < 2:
-                contents.add(_content(found))
+        if isinstance(found, Problem):
+            problems.append(str(found))
+            continue
+        n += 1
+        if len(contents) < 2:
+            contents.add(_content(found))
     if n == 0:
-        raise BadDataset("no images were found in these paths: name a folder that has some")
+        raise BadDataset(f"no images were found in these paths{_first(problems)}: name a folder that has some")
     if len(contents) == 1:
-        raise too_few(n)
+        raise too_few(n, problems)
     return n
 
 
@@ -99,17 +102,21 @@ def _content(source: ImageSource) -> str:
         return str(source.uri)
 
 
-def too_few(n: int) -> BadDataset:
-    """The error about `n` images, all alike."""
+def too_few(n: int, problems: Sequence[str]) -> BadDataset:
+    """The error about `n` images, all alike; `problems` say why others cannot be used."""
     found = {0: "is no image that can be used", 1: "is only one image"}.get(n, f"are {n:,} images, all alike")
     return BadDataset(
-        f"a hash layer is fitted to what differs between images, but there {found}: add other images, or name a "
-        "trained checkpoint (--checkpoint FILE)"
+        f"a hash layer is fitted to what differs between images, but there {found}{_first(problems)}: add other "
+        "images, or name a trained checkpoint (--checkpoint FILE)"
     )
 
 
+def _first(problems: Sequence[str]) -> str:
+    return f" ({len(problems):,} could not be used, first {problems[0]})" if problems else ""
+
+
 class Fitting:
-    """A hash model whose hash layer is about to be fitted, and the encoder that runs it.
+    """A hash model whose hash layer is fitted to features of its backbone, and the encoder that runs it.
 
     Args:
         network: from `find_network`.
@@ -117,8 +124,10 @@ class Fitting:
         options: of the encoder.
 
     Attributes:
-        encoder: computes features at once, codes once the layer is fitted; its header is complete once it is saved.
+        encoder: gives codes once the layer is fitted; its header is complete once the checkpoint is written.
         record: for the header of the checkpoint: how the layer was fitted; empty before.
+        n_images: images to which it was fitted, all different.
+        fallback: why it was not fitted by weighted ITQ; empty if it was.
 
     Raises:
         BadCheckpoint: the weights do not fit the backbone.
@@ -143,47 +152,75 @@ class Fitting:
         header = Header(network.backbone, n_bits, self.preprocessing, (), fingerprint="", head="normalized")
         self.encoder: Encoder = Encoder(Checkpoint(self.model, header), **options)
         self.record: dict[str, Any] = {}
+        self.n_images, self.fallback = 0, ""
 
-    def fit(self, features: Features) -> str:
-        """Fit the hash layer to features (N, D) of different images.
+    def fit(
+        self, images: Iterable[tuple[str, Pixels] | str], total: int, progress: Progress = lambda *_: None
+    ) -> dict[str, StoredCode]:
+        """Fit the hash layer.
+
+        Args:
+            images: content hash and pixels of each, or why it cannot be used; equal contents count once.
+            total: their number.
+            progress: called after each batch.
 
         Returns:
-            Why the layer was not fitted by weighted ITQ; empty if it was.
+            The code of each content, by its hash.
 
         Raises:
-            BadDataset: the features are all alike.
+            BadDataset: no two images differ.
             BadCheckpoint: the network does not give numbers.
         """
         import torch
 
         from hashseek.retrieval.models.pretrained_weights import copy_state
 
+        found: dict[str, Features] = {}
+        problems, done, remaining = list[str](), 0, iter(images)
+        while batch := list(islice(remaining, self.encoder.batch_size)):
+            usable = [image for image in batch if not isinstance(image, str)]
+            problems += [image for image in batch if isinstance(image, str)]
+            if fresh := {sha256: pixels for sha256, pixels in usable if sha256 not in found}:
+                found |= zip(fresh, self.encoder.features(np.stack(list(fresh.values()))), strict=True)
+            done += len(batch)
+            progress(done, total)
+        if len(found) < 2:
+            raise too_few(done - len(problems), problems)
+        features = np.stack(list(found.values()))
         if not np.isfinite(features).all():
             raise BadCheckpoint(
                 f"{self.network.backbone} with the weights {self.network.weights} gives features that are not numbers: "
                 "use other weights"
             )
-        rows = normalized(features)
-        if np.abs(rows - rows[0]).max() < 1e-6:
-            raise too_few(len(features))
-        method, layer, reason = fitted_layer(features, self.model.n_bits)
+        if all_alike(features):
+            raise too_few(len(features), problems)
+        method, layer, self.fallback = fitted_layer(features, self.model.n_bits)
         copy_state(self.encoder.head, {"weight": torch.from_numpy(layer.weight), "bias": torch.from_numpy(layer.bias)})
+        self.n_images = len(features)
         self.record = {"method": method, "n_images": len(features), "labels": "none", "seed": SEED}
-        return reason
+        codes = pack(self.encoder.apply_head(features, self.encoder.head))
+        parts = zip(found, codes, stored_features(features), strict=True)
+        return {sha256: StoredCode(code, self.encoder.engine, feature) for sha256, code, feature in parts}
 
-    def codes(self, features: Features) -> Codes:
-        """Packed codes (N, code_size): for features (N, D), the same that the encoder gives."""
-        return pack(self.encoder.apply_head(features, self.encoder.head))
+    @contextmanager
+    def checkpoint(self) -> Iterator[Path]:
+        """The checkpoint in a file that is deleted afterwards, because a collection keeps a copy.
 
-    def save(self, path: Path) -> None:
-        """Write the checkpoint, which gives the encoder its fingerprint."""
-        self.encoder.header = save_checkpoint(
-            path,
-            self.model,
-            self.preprocessing,
-            label_names=(),
-            training={"fit": self.record | self.network.describe()},
-        )
+        Writing it gives the encoder its fingerprint.
+        """
+        with TemporaryDirectory(prefix="hashseek-") as scratch:
+            path = Path(scratch) / CHECKPOINT
+            training = {"fit": self.record | self.network.describe()}
+            self.encoder.header = save_checkpoint(
+                path, self.model, self.preprocessing, label_names=(), training=training
+            )
+            yield path
+
+
+def all_alike(features: Features) -> bool:
+    """Whether the rows (N, D) all have the same direction."""
+    rows = normalized(features)
+    return bool(np.abs(rows - rows[0]).max() < 1e-6)
 
 
 def fitted_layer(features: Features, n_bits: int) -> tuple[str, HashLayer, str]:
@@ -202,15 +239,12 @@ class FirstFit:
 
     Args:
         fitting: with the fitted layer.
-        n_images: images to which it was fitted, all different.
-        fallback: why it was not fitted by weighted ITQ; empty if it was.
-        encoded: these images with their codes, and with size and time of their files before they were read.
+        encoded: the images to which it was fitted, with their codes, and with size and time of their files before they
+            were read; `reuse` takes them out.
     """
 
     fitting: Fitting
-    n_images: int
-    fallback: str
-    encoded: Mapping[Place, tuple[Stamp | None, NewImage]]
+    encoded: dict[Place, tuple[Stamp | None, NewImage]]
 
     def reuse(self, sources: Iterable[Found]) -> Iterator[Found | LoadedImage]:
         """The sources for `ingest`; images that were encoded need not be read again unless their files have changed."""
@@ -218,7 +252,7 @@ class FirstFit:
             yield found if isinstance(found, Problem) else self._as_encoded(found)
 
     def _as_encoded(self, source: ImageSource) -> ImageSource | LoadedImage:
-        stamp, image = self.encoded.get(source.uri, (None, None))
+        stamp, image = self.encoded.pop(source.uri, (None, None))
         if image is None or stamp != _stamp(source):
             return source
         try:
@@ -227,13 +261,6 @@ class FirstFit:
             return source
         labels, key, attributes = source.labels, source.key, source.attributes
         return LoadedImage(source, replace(image, path=path, labels=labels, key=key, attributes=attributes))
-
-    @contextmanager
-    def checkpoint(self) -> Iterator[Path]:
-        """The checkpoint in a file that is deleted afterwards: a collection keeps a copy."""
-        with TemporaryDirectory(prefix="hashseek-") as scratch:
-            self.fitting.save(Path(scratch) / CHECKPOINT)
-            yield Path(scratch) / CHECKPOINT
 
 
 def fit_to_sources(
@@ -263,42 +290,30 @@ def fit_to_sources(
     """
     plan.network.download()
     fitting = Fitting(plan.network, plan.n_bits, **options)
-    encoder = fitting.encoder
-    loader = Loader(None, encoder.preprocessing, 2 * encoder.batch_size, fetch)
+    loader = Loader(None, fitting.preprocessing, 2 * fitting.encoder.batch_size, fetch)
     stamps: dict[Place, Stamp | None] = {}
+    loaded: list[tuple[ImageSource, NewImage]] = []
 
     def stamped() -> Iterator[Found]:
         for source in chosen(sources, plan.n_sources):
             stamps[source.uri] = _stamp(source)
             yield source
 
-    steps = loader.load(stamped())
-    rows: dict[str, int] = {}  # by content hash
-    parts: list[Features] = []
-    images: list[tuple[ImageSource, NewImage]] = []
-    done, total = 0, min(plan.n_sources, MAX_FITTED)
-    while batch := list(islice(steps, encoder.batch_size)):
-        usable = [_usable(step, on_error) for step in batch]
-        fresh = {one.sha256: pixels for _, one, pixels in filter(None, usable) if one.sha256 not in rows}
-        if fresh:
-            rows |= {sha256: len(rows) + place for place, sha256 in enumerate(fresh)}
-            parts.append(encoder.features(np.stack(list(fresh.values()))))
-        images += [(source, image) for source, image, _ in filter(None, usable)]
-        done += len(batch)
-        progress(done, total)
-    if len(rows) < 2:
-        raise too_few(len(images))
-    features = np.concatenate(parts)
-    fallback = fitting.fit(features)
-    codes, kept = fitting.codes(features), scores.normalized(features)
-    encoded = {}
-    for source, image in images:
-        row = rows[image.sha256]
-        encoded[source.uri] = (
-            stamps[source.uri],
-            replace(image, code=codes[row], feature=kept[row], engine=encoder.engine),
-        )
-    return FirstFit(fitting, len(features), fallback, encoded)
+    def images() -> Iterator[tuple[str, Pixels] | str]:
+        for step in loader.load(stamped()):
+            if isinstance(step, Problem):
+                if on_error == "stop":
+                    raise BadImage(f"{step} (use --on-error skip to leave such images out)")
+                yield str(step)
+            elif step.image is not None and step.pixels is not None:
+                loaded.append((step.source, step.image))
+                yield step.image.sha256, step.pixels
+
+    codes = fitting.fit(images(), min(plan.n_sources, MAX_FITTED), progress)
+    encoded = {
+        source.uri: (stamps[source.uri], replace(image, **codes[image.sha256]._asdict())) for source, image in loaded
+    }
+    return FirstFit(fitting, encoded)
 
 
 def chosen(sources: Iterable[Found], n: int) -> Iterator[ImageSource]:
@@ -313,14 +328,6 @@ def sample(n: int) -> NDArray[np.int64]:
     if n <= MAX_FITTED:
         return np.arange(n)
     return np.sort(np.random.default_rng(SEED).choice(n, MAX_FITTED, replace=False))
-
-
-def _usable(step: LoadedImage | Problem, on_error: OnError) -> tuple[ImageSource, NewImage, Pixels] | None:
-    if isinstance(step, Problem) and step.skipped and on_error == "stop":
-        raise BadImage(f"{step} (use --on-error skip to leave such images out)")
-    if isinstance(step, LoadedImage) and step.image is not None and step.pixels is not None:
-        return step.source, step.image, step.pixels
-    return None
 
 
 def _stamp(source: ImageSource) -> Stamp | None:

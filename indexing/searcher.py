@@ -26,7 +26,7 @@ from hashseek.retrieval.codes import Codes, pack, unpack
 from hashseek.retrieval.devices import EncoderOptions
 from hashseek.retrieval.errors import BadConfig, ForeignCodes, UnknownImage
 from hashseek.retrieval.images import Pixels, decode_for, memory_to_decode
-from hashseek.retrieval.scores import Features, asymmetric_scores, best, cosines, normalized
+from hashseek.retrieval.scores import Features, asymmetric_scores, best, cosines, stored_features
 from hashseek.retrieval.vectors import as_float32
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Query:
     Args:
         code: packed (code_size,).
         outputs: real outputs (K,); None for a stored image.
-        feature: (D,) from `hashseek.retrieval.scores.normalized`; None if unknown.
+        feature: (D,) from `hashseek.retrieval.scores.stored_features`; None if unknown.
     """
 
     code: NDArray[np.uint8]
@@ -414,7 +414,7 @@ class Searcher:
 
 def _queries(features: NDArray[np.float32], outputs: NDArray[np.float32]) -> list[Query]:
     """A query for each row of features (B, D) and outputs (B, K)."""
-    return [Query(*parts) for parts in zip(pack(outputs), outputs, normalized(features), strict=True)]
+    return [Query(*parts) for parts in zip(pack(outputs), outputs, stored_features(features), strict=True)]
 
 
 def _with_stored_code(query: Query, stored: StoredCode | None) -> Query:

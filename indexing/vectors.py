@@ -17,15 +17,14 @@ import numpy as np
 from hashseek.indexing.catalog import NewImage
 from hashseek.indexing.catalog.records import VECTOR_TYPE, check_attributes, check_key
 from hashseek.indexing.collection import CHECKPOINT, Collection
-from hashseek.indexing.fitting import SEED, fitted_layer, sample
+from hashseek.indexing.fitting import SEED, all_alike, fitted_layer, sample
 from hashseek.indexing.ingest.batch import IngestReport
 from hashseek.indexing.ingest.manifests import Row, attributes_of, key_of, rows_of
 from hashseek.retrieval.checkpoint import save_checkpoint
 from hashseek.retrieval.codes import check_n_bits, pack
 from hashseek.retrieval.errors import BadConfig, BadDataset
-from hashseek.retrieval.hash_layers import normalized
 from hashseek.retrieval.label_files import Problem, parse_labels
-from hashseek.retrieval.scores import normalized as as_feature
+from hashseek.retrieval.scores import stored_features
 from hashseek.retrieval.vectors import Vectors, as_float32, check_vectors
 
 if TYPE_CHECKING:
@@ -200,8 +199,7 @@ def fitted_checkpoint(vectors: Vectors, n_bits: int) -> Iterator[tuple[Path, str
     """
     check_n_bits(n_bits)
     features = as_float32(vectors[sample(len(vectors))])
-    rows = normalized(features)
-    if np.abs(rows - rows[0]).max() < 1e-6:
+    if all_alike(features):
         raise BadDataset(
             f"no two of the {len(vectors):,} vectors differ in direction, and a hash layer is fitted to what differs: "
             "add others, or name a checkpoint (--checkpoint)"
@@ -233,7 +231,7 @@ def store(
     for start in range(0, len(vectors), BATCH):
         rows = as_float32(vectors[start : start + BATCH])
         features, outputs = encoder.features_and_outputs(rows)
-        encoded = zip(rows, pack(outputs), as_feature(features), entries[start : start + BATCH], strict=True)
+        encoded = zip(rows, pack(outputs), stored_features(features), entries[start : start + BATCH], strict=True)
         images = [
             NewImage(
                 path="",

@@ -15,7 +15,7 @@ from hashseek.retrieval.codes import Codes, pack
 from hashseek.retrieval.engines import build_engine
 from hashseek.retrieval.images import Pixels, preprocess
 from hashseek.retrieval.load_ahead import load_ahead
-from hashseek.retrieval.scores import Features, normalized
+from hashseek.retrieval.scores import Features, stored_features
 from hashseek.retrieval.vectors import Vectors, as_float32, check_vectors
 
 T = TypeVar("T")
@@ -148,7 +148,7 @@ class Encoder(_WithHeader):
     def encode_with_features(self, pixels: Pixels) -> tuple[Codes, Features]:
         """Packed codes (B, code_size), and features (B, D) as they are stored, of preprocessed uint8 pixels."""
         features, outputs = self.features_and_outputs(pixels)
-        return pack(outputs), normalized(features)
+        return pack(outputs), stored_features(features)
 
     def features_and_outputs(self, pixels: Pixels) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Features (B, D) and real outputs (B, K) of preprocessed uint8 pixels (B, 3, size, size)."""
@@ -166,24 +166,19 @@ class Encoder(_WithHeader):
         pixels = [preprocess(image, self.preprocessing) for image in images]
         return np.stack(pixels) if pixels else np.zeros((0, 3, size, size), np.uint8)
 
-    def encode_stream(
-        self, items: Iterable[T], load: Callable[[T], tuple[R, Pixels | None]]
-    ) -> Iterator[tuple[R, NDArray[np.uint8] | None]]:
+    def stream(
+        self, items: Iterable[T], load: Callable[[T], tuple[R, Pixels | None]], function: Callable[[Pixels], NDArray[S]]
+    ) -> Iterator[tuple[R, NDArray[S] | None]]:
         """Encode a stream of any length in constant memory, in order, while threads load the next items.
 
         Args:
             items: what to load, one per image; read lazily.
             load: item -> (any result, pixels (3, size, size) or None if there is nothing to encode); runs in threads.
+            function: pixels (B, 3, size, size) -> rows (B, ...), such as `encode_pixels`.
 
         Yields:
-            (the result of `load`, code (code_size,) or None).
+            (the result of `load`, its row or None).
         """
-        return self.stream(items, load, self.encode_pixels)
-
-    def stream(
-        self, items: Iterable[T], load: Callable[[T], tuple[R, Pixels | None]], function: Callable[[Pixels], NDArray[S]]
-    ) -> Iterator[tuple[R, NDArray[S] | None]]:
-        """Like `encode_stream`, with any function that maps pixels (B, 3, size, size) to rows (B, ...)."""
         waiting: list[tuple[R, Pixels | None]] = []
         n_pending = 0
         for result, pixels in load_ahead(items, load, depth=2 * self.batch_size):

@@ -38,7 +38,7 @@ def asymmetric_scores(codes: Codes, outputs: NDArray[np.floating]) -> Scores:
     return scores
 
 
-def normalized(features: NDArray[np.floating]) -> Features:
+def stored_features(features: NDArray[np.floating]) -> Features:
     """Features (B, D) divided by their length, as they are stored and compared; zeros stay zeros."""
     values = np.asarray(features, np.float64)
     lengths = np.linalg.norm(values, axis=1, keepdims=True)
@@ -47,7 +47,7 @@ def normalized(features: NDArray[np.floating]) -> Features:
 
 
 def cosines(features: Features, query: Features) -> Scores:
-    """Cosines of features (N, D) with those of queries (D,) or (Q, D), all from `normalized`: (N,) or (Q, N)."""
+    """Cosines of features (N, D) with those of queries (D,) or (Q, D), all from `stored_features`: (N,) or (Q, N)."""
     wanted = query.astype(np.float64)
     scores = np.empty((*query.shape[:-1], len(features)))
     for start in range(0, len(features), _ROWS):

@@ -280,7 +280,7 @@ def create_collection(
         BadCheckpoint: the weights cannot be downloaded, or do not fit.
         BadImage: an image is unusable, and `on_error` is "stop".
     """
-    from hashseek.indexing.collection import open_or_create
+    from hashseek.indexing.collection import Collection, open_for_adding
     from hashseek.indexing.fit_options import FitOptions
     from hashseek.indexing.fitting import fit_to_sources, plan_collection
     from hashseek.indexing.ingest.sources import find_sources
@@ -289,14 +289,14 @@ def create_collection(
     fit = FitOptions(n_bits, backbone, str(weights), preprocessing or {})
     plan = plan_collection(Path(folder), fit, find_sources(sources))
     first = fit_to_sources(find_sources(sources), plan, on_error=on_error, **options)
-    with first.checkpoint() as checkpoint:
-        collection = open_or_create(Path(folder), checkpoint=checkpoint, keep_features=keep_features)
-    try:
-        created = ImageCollection(Searcher(first.fitting.encoder, collection))
-        created.report = created._add(sources, labels, on_error, first)
-    except BaseException:
-        collection.close()
-        raise
+    place, encoder = Path(folder), first.fitting.encoder
+    with (
+        first.fitting.checkpoint() as checkpoint,
+        open_for_adding(place, checkpoint=checkpoint, keep_features=keep_features) as collection,
+    ):
+        report = ImageCollection(Searcher(encoder, collection))._add(sources, labels, on_error, first)
+    created = ImageCollection(Searcher(encoder, Collection(place)))
+    created.report = report
     return created
 
 
@@ -325,20 +325,20 @@ def create_vector_collection(
         BadCollection: the folder is not empty.
         BadDataset: a row cannot be stored, or no two vectors differ.
     """
-    from hashseek.indexing.collection import check_place, open_or_create
+    from hashseek.indexing.collection import Collection, check_place, open_for_adding
     from hashseek.indexing.searcher import Searcher
     from hashseek.indexing.vectors import check, fitted_checkpoint, make_entries
 
     check_place(Path(folder))
     check(vectors, make_entries(ids, labels, attributes))
-    with fitted_checkpoint(vectors, n_bits) as (checkpoint, _):
-        collection = open_or_create(Path(folder), checkpoint=checkpoint, keep_features=keep_features)
-    try:
-        created = ImageCollection(Searcher.open(collection))
-        created.report = created.add_vectors(vectors, ids, labels=labels, attributes=attributes)
-    except BaseException:
-        collection.close()
-        raise
+    with (
+        fitted_checkpoint(vectors, n_bits) as (checkpoint, _),
+        open_for_adding(Path(folder), checkpoint=checkpoint, keep_features=keep_features) as collection,
+    ):
+        searcher = Searcher.open(collection)
+        report = ImageCollection(searcher).add_vectors(vectors, ids, labels=labels, attributes=attributes)
+    created = ImageCollection(Searcher(searcher.encoder, Collection(Path(folder))))
+    created.report = report
     return created
 
 
@@ -382,7 +382,7 @@ def encode(
     def load(image: "str | Path | bytes | Image") -> tuple[None, "Pixels"]:
         return None, preprocess(_read(image, encoder.preprocessing), encoder.preprocessing)
 
-    codes = [code for _, code in encoder.encode_stream(images, load) if code is not None]
+    codes = [code for _, code in encoder.stream(images, load, encoder.encode_pixels) if code is not None]
     return np.stack(codes) if codes else np.zeros((0, code_size(encoder.n_bits)), np.uint8)
 
 

@@ -43,7 +43,7 @@ class NewImage:
         attributes: a JSON object, see `check_attributes`; if empty, a stored image with this key keeps its attributes.
         mtime_ns: modification time of the file when it was read; None if it is not a file.
         engine: what computed the code, see `hashseek.retrieval.encoder`; empty if unknown.
-        feature: (D,) from `hashseek.retrieval.scores.normalized`; needed by a collection that keeps features.
+        feature: (D,) from `hashseek.retrieval.scores.stored_features`; needed by a collection that keeps features.
     """
 
     path: str

@@ -15,13 +15,21 @@ from typing import Annotated, Literal, TextIO
 
 import typer
 
-from hashseek.indexing.cli.fitting import Backbone, Bits, FitChoice, PreprocessingOption, Weights, print_fit
+from hashseek.indexing.cli.fitting import (
+    Backbone,
+    Bits,
+    FitChoice,
+    PreprocessingOption,
+    Weights,
+    fit_progress,
+    print_fit,
+)
 from hashseek.indexing.cli.options import AllowPrivate, CollectionArgument, Device, Engine, Precision, encoder_options
 from hashseek.indexing.cli.output import Output
 from hashseek.indexing.cli.vectors import add_vectors, not_default, refuse
 from hashseek.indexing.collection import CATALOG, Collection, open_for_adding
 from hashseek.indexing.dry_run import dry_run as open_dry_run
-from hashseek.indexing.fitting import FirstFit, fit_to_sources, plan_collection
+from hashseek.indexing.fitting import fit_to_sources, plan_collection
 from hashseek.indexing.index.hamming_index import APPROXIMATE
 from hashseek.indexing.ingest.batch import IngestReport, ingest
 from hashseek.indexing.ingest.loading import Fetch
@@ -158,12 +166,14 @@ def add(
             return
         first = None
         if plan is not None:
-            with output.progress("computing features") as progress:
+            with fit_progress(output) as progress:
                 first = fit_to_sources(
                     sources.found(), plan, on_error=on_error, fetch=get, progress=progress, **options
                 )
-            print_fit(first.fitting, first.n_images, first.fallback)
-        opened = stack.enter_context(_open(collection, checkpoint, first, keep_features=keep_features))
+            print_fit(first.fitting)
+        with ExitStack() as scratch:
+            made = checkpoint if first is None else scratch.enter_context(first.fitting.checkpoint())
+            opened = stack.enter_context(open_for_adding(collection, checkpoint=made, keep_features=keep_features))
         n_total = None if watch else sources.total(output)
         encoder = Searcher.open(opened, **options).image_encoder if first is None else first.fitting.encoder
         stop = stack.enter_context(_stop_on_signals())
@@ -219,20 +229,6 @@ class _Sources:
         if not output.is_terminal and self.on_error == "skip":
             return None
         return count_images(self.paths, split=self.split, on_error=self.on_error)
-
-
-@contextmanager
-def _open(
-    folder: Path, checkpoint: Path | None, first: FirstFit | None, *, keep_features: bool
-) -> Iterator[Collection]:
-    """The collection, created if it is new."""
-    with ExitStack() as stack:
-        if first is not None:
-            with first.checkpoint() as fitted:
-                opened = stack.enter_context(open_for_adding(folder, checkpoint=fitted, keep_features=keep_features))
-        else:
-            opened = stack.enter_context(open_for_adding(folder, checkpoint=checkpoint, keep_features=keep_features))
-        yield opened
 
 
 def _suggest(collection: Collection) -> None:

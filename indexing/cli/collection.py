@@ -2,7 +2,7 @@
 
 import json
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -152,6 +152,10 @@ def search(
     vector: Annotated[
         Path | None, typer.Option(help="Instead of an image: an .npy file with one vector, or several rows.")
     ] = None,
+    stored_id: Annotated[
+        int | None, typer.Option("--id", help="Instead of an image: the id of a stored one, which is left out.")
+    ] = None,
+    stored_key: Annotated[str | None, typer.Option("--of-key", help="As --id, by its key.")] = None,
     k: Annotated[int, typer.Option("-k", help="Number of results.")] = 10,
     max_distance: Annotated[int | None, typer.Option(help="Leave out images that are further away (bits).")] = None,
     min_precision: Annotated[
@@ -166,12 +170,13 @@ def search(
         int | None, typer.Option(help="How hard an approximate index searches; `index stats` shows some values.")
     ] = None,
     rank: Annotated[
-        Rank,
+        Rank | None,
         typer.Option(
-            help="What orders the hits: hamming, the distance; asymmetric, the query's real outputs against the stored "
-            "bits; float, the cosine of the features (see `index add --keep-features`)."
+            help="What orders the hits: hamming, the distance (default for --id and --of-key); asymmetric, the query's "
+            "real outputs against the stored bits (default otherwise); float, the cosine of the features (see `index "
+            "add --keep-features`)."
         ),
-    ] = "asymmetric",
+    ] = None,
     oversample: Annotated[
         int, typer.Option(help="asymmetric and float order the oversample x k nearest images by Hamming distance.")
     ] = OVERSAMPLE,
@@ -186,7 +191,7 @@ def search(
     precision: Precision = "auto",
     engine: Engine = "auto",
 ) -> None:
-    """Find the stored images most similar to an image (or vectors to a vector), best first."""
+    """Find the stored images most similar to an image, new or stored (or vectors to a vector), best first."""
     among = make_filter(
         all_labels=label or (),
         any_labels=any_label or (),
@@ -198,27 +203,38 @@ def search(
     )
     options = SearchOptions(k, max_distance, min_precision, among, effort, rank, oversample)
     encoding = encoder_options(device, precision, engine)
-    if (image is None) == (vector is None):
-        raise BadConfig("name either an image or --vector to search with")
-    if vector is not None:
-        refuse("--vector", not_default(device, precision, engine))
+    queries = {"an image": image, "--vector": vector, "--id": stored_id, "--of-key": stored_key}
+    given = [name for name, value in queries.items() if value is not None]
+    if len(given) != 1:
+        raise BadConfig(f"name one query, not {' and '.join(given) or 'none'}: {', '.join(queries)}")
+    if image is None:
+        refuse(given[0], not_default(device, precision, engine))
     with closing(Collection(collection, read_only=True)) as opened:
-        check_rank(opened.catalog, options)
-        if image is not None:
-            data = read_bytes(image)
-            searcher = Searcher.open(opened, checkpoint=checkpoint, **encoding)
-            answers = [searcher.search_file(data, options, name=str(image))]
+        check_rank(opened.catalog, options, stored=image is None and vector is None)
+        data = b"" if image is None else read_bytes(image)
+        vectors = None if vector is None else read_queries(vector)
+        if stored_key is not None:
+            stored_id = opened.catalog.by_key(stored_key).id
+        searcher = Searcher.open(opened, checkpoint=checkpoint, **encoding)
+        if stored_id is not None:
+            answers = [_similar(searcher, stored_id, options)]
+        elif vectors is not None:
+            answers = search_vectors(searcher, vectors, options, name=str(vector))
         else:
-            assert vector is not None
-            queries = read_queries(vector)
-            searcher = Searcher.open(opened, checkpoint=checkpoint)
-            answers = search_vectors(searcher, queries, options, name=str(vector))
+            answers = [searcher.search_file(data, options, name=str(image))]
     if as_json:
         contents = [_as_json(answer, opened) for answer in answers]
         typer.echo(json.dumps(contents[0] if len(contents) == 1 else contents, indent=2))
     else:
         titles = ["" if len(answers) == 1 else f"row {row}:\n" for row in range(len(answers))]
         typer.echo("\n\n".join(title + _table(answer) for title, answer in zip(titles, answers, strict=True)))
+
+
+def _similar(searcher: Searcher, image_id: int, options: SearchOptions) -> Answer:
+    """The hits of a stored image without itself."""
+    answer = searcher.similar(image_id, replace(options, k=options.k + 1))
+    others = [hit for hit in answer.hits if hit.image.id != image_id][: options.k]
+    return replace(answer, hits=tuple(replace(hit, rank=place) for place, hit in enumerate(others, start=1)))
 
 
 def _as_json(answer: Answer, collection: Collection) -> dict[str, Any]:

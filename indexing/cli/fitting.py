@@ -1,6 +1,7 @@
 """Options of `index add` and `index refit` that say what to fit, and the subcommand `index refit`."""
 
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,12 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from hashseek.indexing.catalog import Catalog
-from hashseek.indexing.cli.maintenance import print_change, with_bar
+from hashseek.indexing.cli.maintenance import DropOld, WithoutMissing, follow_change
 from hashseek.indexing.cli.options import AllowPrivate, CollectionArgument, Device, Engine, Precision, encoder_options
 from hashseek.indexing.cli.output import Output
 from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.fit_options import DEFAULT_BACKBONE, DEFAULT_BITS, FitOptions, find_network, network_for_refit
-from hashseek.indexing.fitting import Fitting
+from hashseek.indexing.fitting import Fitting, Progress
 from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import Preprocessing
@@ -67,24 +68,26 @@ class FitChoice:
         """
         with closing(Catalog(folder / CATALOG, read_only=True)) as catalog:
             header = load_header(folder / catalog.space.checkpoint)
-        record = header.training.get("fit", {})
-        found: dict[str, tuple[Any, Any]] = {}
-        if self.bits is not None:
-            found["bits"] = self.bits, header.n_bits
-        if self.backbone is not None:
-            found["backbone"] = self.backbone, header.backbone
-        if self.weights is not None:
-            network = find_network(FitOptions(backbone=header.backbone, weights=self.weights)).describe()
-            if network["weights_sha256"] != record.get("weights_sha256"):
-                found["weights"] = self.weights, record.get("weights", "those of its checkpoint")
+        found = {"bits": (self.bits, header.n_bits), "backbone": (self.backbone, header.backbone)}
         for name, value in self.options().preprocessing.items():
-            found[name] = value, getattr(header.preprocessing, name)
-        for name, (given, stored) in found.items():
-            if given != stored:
-                raise BadConfig(
-                    f"{folder} was made with {name} {stored}, not {given}: leave the option out, or change the "
-                    "collection with `hashseek index refit`"
-                )
+            found[name] = value, getattr(header.image_preprocessing(), name)
+        differ: dict[str, Any] = {name: pair for name, pair in found.items() if pair[0] not in (None, pair[1])}
+        if self.weights is not None:
+            network = find_network(FitOptions(backbone=header.backbone, weights=self.weights))
+            network.download()  # to compare their content
+            record = header.training.get("fit", {})
+            if _content(network.describe()) != _content(record):
+                differ["weights"] = self.weights, record.get("weights", "those of its checkpoint")
+        for name, (given, stored) in differ.items():
+            raise BadConfig(
+                f"{folder} was made with {name} {stored}, not {given}: leave the option out, or change the collection "
+                "with `hashseek index refit`"
+            )
+
+
+def _content(record: Mapping[str, Any]) -> str | None:
+    """What tells weights apart: their hash; without a file, "default" or "none"."""
+    return record.get("weights_sha256") or record.get("weights")
 
 
 def _parsed(text: str) -> dict[str, Any]:
@@ -117,10 +120,8 @@ def refit(
     backbone: Backbone = None,
     weights: Weights = None,
     preprocessing: PreprocessingOption = None,
-    drop_old: Annotated[bool, typer.Option("--drop-old", help="Delete the old codes after the switch.")] = False,
-    without_missing: Annotated[
-        bool, typer.Option("--without-missing", help="Switch even if some images cannot be encoded.")
-    ] = False,
+    drop_old: DropOld = False,
+    without_missing: WithoutMissing = False,
     allow_private: AllowPrivate = False,
     device: Device = "auto",
     precision: Precision = "auto",
@@ -134,32 +135,38 @@ def refit(
     options = encoder_options(device, precision, engine)
     choice = FitChoice(bits, backbone, weights, preprocessing)
     with closing(Collection(collection)) as opened:
-        old = opened.catalog.space
-        wanted = choice.options() if bits is not None else replace(choice.options(), n_bits=old.n_bits)
+        wanted = choice.options() if bits is not None else replace(choice.options(), n_bits=opened.n_bits)
         network = network_for_refit(opened, wanted)
         network.download()
 
-        from hashseek.indexing.maintenance.reencode import drop_space
         from hashseek.indexing.maintenance.refit import change_codes, fit_to_collection
 
-        with Output().progress("computing features") as progress:
-            fitted = fit_to_collection(
+        with fit_progress(Output()) as progress:
+            fitting, codes = fit_to_collection(
                 opened, network, wanted.n_bits, allow_private=allow_private, progress=progress, **options
             )
-        print_fit(fitted.fitting, fitted.n_images, fitted.fallback)
-        steps = change_codes(opened, fitted, without_missing=without_missing, allow_private=allow_private, **options)
-        report = with_bar(steps)
-        if report.switched and drop_old:
-            drop_space(opened, old.id)
-    print_change(collection, report, old.id, drop_old=drop_old)
+        print_fit(fitting)
+        steps = change_codes(opened, fitting, codes, without_missing=without_missing, allow_private=allow_private)
+        follow_change(opened, steps, drop_old=drop_old)
 
 
-def print_fit(fitting: Fitting, n_images: int, fallback: str) -> None:
+@contextmanager
+def fit_progress(output: Output) -> Iterator[Progress]:
+    """Show the progress of a fit. Ctrl-C says that nothing was written."""
+    try:
+        with output.progress("computing features") as progress:
+            yield progress
+    except KeyboardInterrupt:
+        typer.echo("stopped during the fit: nothing was written", err=True)
+        raise
+
+
+def print_fit(fitting: Fitting) -> None:
     """Say how a hash layer was fitted."""
-    method = "a random rotation of" if fallback else "weighted ITQ on"
+    method = "a random rotation of" if fitting.fallback else "weighted ITQ on"
     typer.echo(
-        f"fitted {fitting.model.n_bits} bits to {n_images:,} images without labels: {method} the features of "
+        f"fitted {fitting.model.n_bits} bits to {fitting.n_images:,} images without labels: {method} the features of "
         f"{fitting.network.backbone}"
     )
-    if fallback:
-        typer.echo(f"{fallback}; when the collection has grown, fit it anew with `hashseek index refit`")
+    if fitting.fallback:
+        typer.echo(f"{fitting.fallback}; when the collection has grown, fit it anew with `hashseek index refit`")

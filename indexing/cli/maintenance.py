@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+DropOld = Annotated[bool, typer.Option("--drop-old", help="Delete the old codes after the switch.")]
+WithoutMissing = Annotated[
+    bool, typer.Option("--without-missing", help="Switch even if some images cannot be encoded.")
+]
 SpaceArgument = Annotated[int, typer.Argument(help="Number of the code space; `index stats` shows them.")]
 N_SHOWN = 20  # problems of one kind; the others are counted
 
@@ -99,10 +103,8 @@ def import_command(
 def reencode_command(
     collection: CollectionArgument,
     checkpoint: Annotated[Path, typer.Option(help="The new checkpoint.")],
-    drop_old: Annotated[bool, typer.Option("--drop-old", help="Delete the old codes after the switch.")] = False,
-    without_missing: Annotated[
-        bool, typer.Option("--without-missing", help="Switch even if some images cannot be encoded.")
-    ] = False,
+    drop_old: DropOld = False,
+    without_missing: WithoutMissing = False,
     allow_private: AllowPrivate = False,
     device: Device = "auto",
     precision: Precision = "auto",
@@ -114,33 +116,17 @@ def reencode_command(
     """
     options = encoder_options(device, precision, engine)
     with closing(Collection(collection)) as opened:
-        from hashseek.indexing.maintenance.reencode import drop_space, reencode
+        from hashseek.indexing.maintenance.reencode import reencode
 
-        old = opened.catalog.space
         steps = reencode(opened, checkpoint, without_missing=without_missing, allow_private=allow_private, **options)
-        report = with_bar(steps)
-        if report.switched and drop_old:
-            drop_space(opened, old.id)
-    print_change(collection, report, old.id, drop_old=drop_old)
+        follow_change(opened, steps, drop_old=drop_old)
 
 
-def print_change(collection: Path, report: "Reencoded", old_id: int, *, drop_old: bool) -> None:
-    """Say what a change of codes did; exits with 1 if searches still use the old codes."""
-    _print_some(list(report.failed.values()))
-    done = f"encoded {report.encoded}, shortened {report.truncated} longer codes, {len(report.failed)} failed"
-    if not report.switched:
-        typer.echo(
-            f"{done}; not switched: restore the files and run it again, or add --without-missing to leave them out"
-        )
-        raise typer.Exit(1)
-    kept = "deleted" if drop_old else f"kept: delete it with `hashseek index drop-space {collection} {old_id}`"
-    typer.echo(
-        f"{done}; {collection} now uses {report.space.n_bits} bits (space {report.space.id}); space {old_id} {kept}"
-    )
+def follow_change(collection: Collection, steps: "Iterator[Reencoded]", *, drop_old: bool) -> None:
+    """Change the codes, with a progress bar if there is a terminal; exits with 1 if searches still use the old ones."""
+    from hashseek.indexing.maintenance.reencode import drop_space
 
-
-def with_bar(steps: "Iterator[Reencoded]") -> "Reencoded":
-    """Run all steps with a progress bar if there is a terminal; the last one."""
+    folder, old = collection.folder, collection.catalog.space
     report = next(steps)
     console = Console(stderr=True)
     columns = TextColumn("encoding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
@@ -148,7 +134,17 @@ def with_bar(steps: "Iterator[Reencoded]") -> "Reencoded":
         task = bar.add_task("encoding", total=report.total)
         for report in steps:
             bar.update(task, completed=report.encoded + report.truncated + len(report.failed))
-    return report
+    if report.switched and drop_old:
+        drop_space(collection, old.id)
+    _print_some(list(report.failed.values()))
+    done = f"encoded {report.encoded}, shortened {report.truncated} longer codes, {len(report.failed)} failed"
+    if not report.switched:
+        typer.echo(
+            f"{done}; not switched: restore the files and run it again, or add --without-missing to leave them out"
+        )
+        raise typer.Exit(1)
+    kept = "deleted" if drop_old else f"kept: delete it with `hashseek index drop-space {folder} {old.id}`"
+    typer.echo(f"{done}; {folder} now uses {report.space.n_bits} bits (space {report.space.id}); space {old.id} {kept}")
 
 
 @app.command("switch")

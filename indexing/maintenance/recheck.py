@@ -61,7 +61,7 @@ def recheck(collection: Collection, encoder: Encoder, n: int) -> Recheck:
         page = [image for image in collection.catalog.get(chosen[start : start + _BATCH]) if image is not None]
         stored = collection.catalog.spaces.codes_of([image.id for image in page])
         present = [image for image in page if image.id in stored and is_there(collection.uri_of(image))]
-        for (image, problem), code in encoder.encode_stream(present, load):
+        for (image, problem), code in encoder.stream(present, load, encoder.encode_pixels):
             if code is None:
                 message = f"the code of image {image.id} cannot be checked: {problem}"
                 findings.append(Finding(FindingKind.WRONG_CODE, message, image.id))

@@ -8,7 +8,7 @@ are stored (`hashseek.retrieval.models.truncation`), no image is read: its codes
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hashseek.indexing.catalog import Catalog, Space, StoredImage
+from hashseek.indexing.catalog.records import StoredCode
 from hashseek.indexing.catalog.spaces import CodesMissing
 from hashseek.indexing.collection import Collection
+from hashseek.indexing.ingest.remote import MAX_BYTES
 from hashseek.indexing.ingest.uris import open_uri
 from hashseek.retrieval.checkpoint import Header, load_checkpoint, load_header
 from hashseek.retrieval.codes import Codes, code_size
@@ -32,9 +34,6 @@ from hashseek.retrieval.images import Pixels, decode_for
 from hashseek.retrieval.models.truncation import truncate
 
 BATCH = 256
-
-# With its packed code (code_size,), its feature (D,) of `scores.normalized`, and the engine.
-EncodedImage = tuple[StoredImage, NDArray[np.uint8], NDArray[np.float16], str]
 
 
 @dataclass
@@ -64,7 +63,8 @@ def reencode(
     *,
     without_missing: bool = False,
     allow_private: bool = False,
-    encoded: Sequence[EncodedImage] = (),
+    encoder: Encoder | None = None,
+    known: Mapping[str, StoredCode] | None = None,
     **options: Unpack[EncoderOptions],
 ) -> Iterator[Reencoded]:
     """Encode all images of `collection` with `checkpoint`, then switch searches to the new codes; yields progress.
@@ -75,7 +75,8 @@ def reencode(
         without_missing: switch even if images cannot be encoded, because their files are missing or changed; searches
             no longer find those. Without it, the re-encoding ends without the switch.
         allow_private: fetch images from URLs in private networks, too.
-        encoded: images that were encoded with the checkpoint before.
+        encoder: with the checkpoint; None: one with `options`.
+        known: codes of the checkpoint by content hash; these images are not encoded again.
         options: of the encoder.
 
     Raises:
@@ -94,23 +95,14 @@ def reencode(
     with _locked_space(collection, checkpoint, header) as space:
         report = Reencoded(space, catalog.spaces.n_missing(space.id))
         yield report
-        for start in range(0, len(encoded), BATCH):
-            part = encoded[start : start + BATCH]
-            report.encoded += catalog.spaces.add_codes(
-                space.id,
-                [(image.id, code, name) for image, code, _, name in part],
-                hashes=[image.sha256 for image, _, _, _ in part],
-                features={image.id: feature for image, _, feature, _ in part},
-            )
         source = _space_to_truncate(collection, space)
         if source is not None:
             yield from _truncate_codes(catalog, source, report)
-        encoder: Encoder | None = None
         while not report.switched:
             if encoder is None and catalog.spaces.n_missing(space.id):
                 encoder = Encoder(load_checkpoint(checkpoint), **options)
             if encoder is not None:
-                yield from encode_missing(collection, encoder, report, allow_private=allow_private)
+                yield from encode_missing(collection, encoder, report, known=known, allow_private=allow_private)
             if report.failed and not without_missing:
                 return
             with suppress(CodesMissing):  # an image was added just now
@@ -196,16 +188,22 @@ def read_image(collection: Collection, encoder: Encoder, image: StoredImage, *, 
     Raises:
         BadImage: its file is missing, damaged, or has changed since the image was added.
     """
-    data = open_uri(collection.uri_of(image), allow_private=allow_private)
+    most = max(MAX_BYTES, image.bytes)  # `index add --url-megabytes` may have allowed more
+    data = open_uri(collection.uri_of(image), allow_private=allow_private, max_bytes=most)
     if hashlib.sha256(data).hexdigest() != image.sha256:
         raise BadImage("its file has changed since it was added")
     return decode_for(data, encoder.preprocessing, name=image.path)[1]
 
 
 def encode_missing(
-    collection: Collection, encoder: Encoder, report: Reencoded, *, allow_private: bool = False
+    collection: Collection,
+    encoder: Encoder,
+    report: Reencoded,
+    *,
+    known: Mapping[str, StoredCode] | None = None,
+    allow_private: bool = False,
 ) -> Iterator[Reencoded]:
-    """Encode images that have no code in the space and have not failed; yields progress."""
+    """Encode images that have no code in the space and have not failed, unless theirs is known; yields progress."""
 
     def load(image: StoredImage) -> tuple[tuple[StoredImage, str], Pixels | None]:
         try:
@@ -219,21 +217,24 @@ def encode_missing(
         rows["code"], rows["feature"] = codes, features
         return rows
 
-    after = 0
+    after, known = 0, known or {}
     while page := collection.catalog.spaces.missing(report.space.id, after=after, limit=BATCH):
         after = page[-1].id
-        rows, hashes, features = [], [], {}
         todo = [image for image in page if image.id not in report.failed]
-        for (image, problem), row in encoder.stream(todo, load, encode):
+        encoded = [(image, known[image.sha256]) for image in todo if image.sha256 in known]
+        fresh = [image for image in todo if image.sha256 not in known]
+        for (image, problem), row in encoder.stream(fresh, load, encode):
             if row is None:
                 report.failed[image.id] = f"image {image.id} ({image.path}): {problem}"
             else:
-                features[image.id] = row["feature"]
-                rows.append((image.id, row["code"], encoder.engine))
-                hashes.append(image.sha256)
-        if rows:
-            spaces = collection.catalog.spaces
-            report.encoded += spaces.add_codes(report.space.id, rows, hashes=hashes, features=features)
+                encoded.append((image, StoredCode(row["code"], encoder.engine, row["feature"])))
+        if encoded:
+            report.encoded += collection.catalog.spaces.add_codes(
+                report.space.id,
+                [(image.id, stored.code, stored.engine) for image, stored in encoded],
+                hashes=[image.sha256 for image, _ in encoded],
+                features={image.id: stored.feature for image, stored in encoded if stored.feature is not None},
+            )
         if todo:
             yield report
 
@@ -252,6 +253,19 @@ def switch_space(collection: Collection, space_id: int) -> Space:
     with closing(Collection(collection.folder)) as switched:
         switched.save_index()
     return space
+
+
+def drop_half_built(collection: Collection, *, but: str) -> None:
+    """Delete the half-built spaces of other fitted hash layers than that with the fingerprint `but`.
+
+    Raises:
+        BadCollection: another process is filling one.
+    """
+    for space in collection.catalog.spaces.all():
+        path = collection.folder / space.checkpoint
+        if space.state == "building" and space.fingerprint != but and "fit" in (header := load_header(path)).training:
+            with _locked_space(collection, path, header):
+                drop_space(collection, space.id)
 
 
 def drop_space(collection: Collection, space_id: int) -> None:

@@ -11,7 +11,7 @@ from torchvision import models
 from hashseek.retrieval.errors import BadCheckpoint, HashseekError
 from hashseek.retrieval.models import timm_backbones
 from hashseek.retrieval.models.backbones import BACKBONES, Removed
-from hashseek.retrieval.models.published_weights import PIXELS, SUFFIXES
+from hashseek.retrieval.models.published_weights import FILES, PIXELS, SUFFIXES, fetch_weights
 
 # Heads beside the classifier that some networks use in training only.
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
@@ -46,21 +46,19 @@ def weight_sets(name: str) -> tuple[str, ...]:
 
 
 def _downloaded(name: str, weights: str) -> dict[str, Tensor]:
+    if not name.startswith(timm_backbones.PREFIX):
+        file = FILES[name] if weights == "default" else models.get_model_weights(name)[weights].url.rpartition("/")[2]
+        return _read_state(fetch_weights(file))
     try:
-        if name.startswith(timm_backbones.PREFIX):
-            return timm_backbones.downloaded(name)
-        sets = models.get_model_weights(name)
-        chosen = sets.DEFAULT if weights == "default" else sets[weights]
-        state: dict[str, Tensor] = chosen.get_state_dict(progress=False)
+        return timm_backbones.downloaded(name)
     except HashseekError:
         raise
     except Exception as error:  # URLError, HTTPError, a timeout, a damaged cache: the remedy is the same
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise BadCheckpoint(
-            f"the weights {weights} of {name} could not be downloaded ({reason}): go online once, or use a local "
+            f"the weights of {name} could not be downloaded ({reason}): go online once, or use a local "
             "file (--weights FILE, in training model.weights=FILE, or model.weights=none to train from scratch)"
         ) from None
-    return state
 
 
 def _read_state(path: Path) -> dict[str, Tensor]:

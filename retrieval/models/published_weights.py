@@ -49,37 +49,37 @@ def check_image_backbone(name: str) -> None:
         raise unknown_backbone(name)
 
 
-def default_weights(name: str) -> Path:
-    """The file of the default weights of torchvision's network `name`; it may not exist yet."""
+def cached(file: str) -> Path:
+    """Where a file of published weights lies once it was downloaded."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = os.environ.get("TORCH_HOME") or f"{cache}/torch"
-    return Path(home).expanduser() / "hub" / "checkpoints" / FILES[name]
+    return Path(home).expanduser() / "hub" / "checkpoints" / file
 
 
-def fetch_default_weights(name: str) -> Path:
-    """Download the default weights of torchvision's network `name` unless they are there; a bar shows the progress.
+def fetch_weights(file: str) -> Path:
+    """Download a file of torchvision's weights unless it is there; a bar shows the progress.
 
     Raises:
         BadCheckpoint: there is no connection, or the file arrives damaged.
     """
-    path = default_weights(name)
+    path = cached(file)
     if path.is_file():
         return path
     try:
-        content = _download(_SOURCE + path.name)
+        content = _download(_SOURCE + file)
     except OSError as error:  # URLError, HTTPError, a timeout
         reason = getattr(error, "reason", error)
         if isinstance(error, urllib.error.HTTPError):
             error.close()
         raise BadCheckpoint(
-            f"the weights of {name} could not be downloaded ({reason}): go online once, copy {path.name} to "
-            f"{path.parent}, name a file with other weights of this network (--weights FILE), or use no network "
-            f"(--backbone {PIXELS})"
+            f"the weights {file} could not be downloaded ({reason}): go online once, copy the file to {path.parent}, "
+            f"name a file with other weights of this network, or use none (index add --backbone {PIXELS}; "
+            "train model.weights=none)"
         ) from None
     wanted = path.stem.rpartition("-")[2]  # torchvision's names end with the beginning of the SHA-256
     found = hashlib.sha256(content).hexdigest()
     if not found.startswith(wanted):
-        raise BadCheckpoint(f"{path.name} arrived damaged (SHA-256 {found[:10]}, not {wanted}): try again")
+        raise BadCheckpoint(f"{file} arrived damaged (SHA-256 {found[:10]}, not {wanted}): try again")
     write_atomically(path, content)
     return path
 

@@ -19,7 +19,7 @@ from hashseek.indexing.maintenance.reencode import switch_space
 from hashseek.retrieval.errors import BadCheckpoint, BadCollection, BadConfig, ForeignCodes
 from hashseek.retrieval.files import locked
 from support import hamming_oracle as hamming
-from support.collections import code_collection, new_images, random_codes
+from support.collections import code_collection, file_of, new_images, random_codes
 
 
 def check(collection, truth, queries, ks=(1, 5, 10**30)):
@@ -353,8 +353,8 @@ def test_a_kept_file_is_deleted_with_the_last_image_of_its_content(tmp_path):
     assert kept() == {two.sha256}
     collection.remove([1])
     assert collection.owns(collection.catalog.one(2))
-    assert collection.file_of(collection.catalog.one(2)).read_bytes() == b"two"
-    collection.file_of(collection.catalog.one(2)).unlink()
+    assert file_of(collection, collection.catalog.one(2)).read_bytes() == b"two"
+    file_of(collection, collection.catalog.one(2)).unlink()
     assert put(two, "b", b"two") == (2, "known")  # writes a lost file again
     assert kept() == {two.sha256}
     assert collection.add([replace(one, key="b", path=str(outside))]) == [(2, "updated")]
@@ -399,7 +399,7 @@ def test_one_content_removed_and_added_at_the_same_time_keeps_its_file_if_it_is_
         monkeypatch.setattr(collection.catalog, "add", lambda images: (other.remove([1]), add(images))[1])
         assert collection.add_with_file(image, b"content", suffix=".jpg") == (2, "added")
     [stored] = collection.catalog.page(after=0, limit=10)
-    assert collection.file_of(stored).read_bytes() == b"content"
+    assert file_of(collection, stored).read_bytes() == b"content"
     collection.close()
     other.close()
 
@@ -411,7 +411,7 @@ def test_a_kept_file_named_by_its_full_path_stays(tmp_path, checkpoint, pictures
         "", hashlib.sha256(data).hexdigest(), 1, 1, len(data), "image/jpeg", ("cat",), np.zeros(6, np.uint8)
     )
     collection.add_with_file(replace(image, key="mine"), data, suffix=".jpg")
-    kept = collection.file_of(collection.catalog.one(1))
+    kept = file_of(collection, collection.catalog.one(1))
     export(collection, tmp_path / "e.parquet")
     assert import_(tmp_path / "e.parquet", tmp_path / "c", checkpoint=None) == {"added": 0, "updated": 0, "known": 1}
     (tmp_path / "link").symlink_to(tmp_path / "c")

@@ -22,9 +22,9 @@ from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.codes import pack, unpack
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadConfig
-from hashseek.retrieval.scores import cosines, normalized
+from hashseek.retrieval.scores import cosines, stored_features
 from support import hamming_oracle as hamming
-from support.collections import random_codes, sql
+from support.collections import file_of, random_codes, sql
 from support.models import tiny_checkpoint
 from support.pictures import draw, encoded
 
@@ -39,7 +39,7 @@ def filled(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranking")
     checkpoint = tiny_checkpoint(folder / "tiny.safetensors", n_bits=n_bits, seed=1)
     rng = np.random.default_rng(n_bits)
-    codes, features = random_codes(rng, N, n_bits, 150), normalized(rng.exponential(size=(50, D)))
+    codes, features = random_codes(rng, N, n_bits, 150), stored_features(rng.exponential(size=(50, D)))
     features = features[rng.integers(0, 50, N)]
     with closing(open_or_create(folder / "collection", checkpoint=checkpoint, keep_features=True)) as collection:
         images = [
@@ -60,7 +60,7 @@ def a_query(n_bits, seed):
     """Its outputs are multiples of 1/4, so that equal scores are common."""
     rng = np.random.default_rng(seed)
     outputs = (rng.integers(-8, 9, n_bits) / 4).astype(np.float32)
-    return Query(pack(outputs[None])[0], outputs, normalized(rng.exponential(size=(1, D)))[0])
+    return Query(pack(outputs[None])[0], outputs, stored_features(rng.exponential(size=(1, D)))[0])
 
 
 def by_hand(query, rank, ids, codes, features, n_bits):
@@ -166,9 +166,9 @@ def keeping(pictures, checkpoint, tmp_path):
 
 def features_by_hand(collection, encoder, ids):
     """The features of stored files, encoded again."""
-    images = [collection.file_of(collection.catalog.one(i)).read_bytes() for i in ids]
+    images = [file_of(collection, collection.catalog.one(i)).read_bytes() for i in ids]
     searcher = Searcher(encoder, collection)
-    return normalized(encoder.features(np.stack([searcher.load(data).pixels for data in images])))
+    return stored_features(encoder.features(np.stack([searcher.load(data).pixels for data in images])))
 
 
 def n_features(collection):
@@ -207,7 +207,7 @@ def test_a_stored_file_is_found_by_its_stored_code_and_first(keeping, pictures, 
     collection, encoder = keeping
     searcher = Searcher(encoder, collection)
     image = collection.catalog.one(6)
-    data = collection.file_of(image).read_bytes()
+    data = file_of(collection, image).read_bytes()
     flipped = collection.catalog.code(6)[0] ^ np.uint8(0b101)
     collection.catalog.spaces.add_codes(
         1, [(6, flipped, "another")], features={6: collection.catalog.spaces.features_of([6])[1][0]}

@@ -7,7 +7,7 @@ import pytest
 
 from hashseek.retrieval.codes import pack
 from hashseek.retrieval.errors import BadCodes
-from hashseek.retrieval.scores import asymmetric_scores, best, cosines, normalized
+from hashseek.retrieval.scores import asymmetric_scores, best, cosines, stored_features
 
 
 def test_asymmetric_scores_by_hand():
@@ -37,7 +37,7 @@ def test_codes_of_another_length_are_refused():
 def test_cosines_do_not_depend_on_the_other_images():
     """Sums of products of float16 numbers do not round in float64, so they are the same in any order."""
     rng = np.random.default_rng(0)
-    features = normalized(rng.exponential(size=(5000, 300)))
+    features = stored_features(rng.exponential(size=(5000, 300)))
     queries = features[[7, 4999]]
     together = cosines(features, queries)
     assert together.shape == (2, 5000)
@@ -51,7 +51,7 @@ def test_cosines_do_not_depend_on_the_other_images():
 
 
 def test_normalized_features_have_length_1_and_zeros_stay_zeros():
-    features = normalized(np.array([[3.0, 4.0], [0.0, 0.0], [1e6, 0.0]], np.float32))
+    features = stored_features(np.array([[3.0, 4.0], [0.0, 0.0], [1e6, 0.0]], np.float32))
     assert features.dtype == np.float16
     np.testing.assert_allclose(features, [[0.6, 0.8], [0, 0], [1, 0]], atol=1e-3)
 

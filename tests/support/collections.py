@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hashseek.indexing.catalog import NewImage, create_catalog
+from hashseek.indexing.catalog import NewImage, StoredImage, create_catalog
 from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.retrieval.codes import Codes, pack
 
@@ -38,6 +38,11 @@ def new_images(codes: Codes, *, start: int = 0, labels: tuple[str, ...] = ()) ->
         NewImage(f"/nowhere/{i}.jpg", f"{i:064x}", 10, 20, 30, "image/jpeg", labels, code)
         for i, code in enumerate(codes, start=start)
     ]
+
+
+def file_of(collection: Collection, image: StoredImage) -> Path:
+    """Where the image's file is, or was when it was added."""
+    return Path(collection.uri_of(image))
 
 
 def code_collection(folder: Path, *, n_bits: int) -> Collection:

@@ -25,7 +25,7 @@ from hashseek.indexing.collection import Collection, open_or_create
 from hashseek.indexing.maintenance.backup import restore
 from hashseek.retrieval.checkpoint import load_header
 from support import hamming_oracle as hamming
-from support.collections import new_images, random_codes
+from support.collections import file_of, new_images, random_codes
 from support.commands import Command, wait_until
 from support.paths import ROOT
 from support.pictures import draw
@@ -106,9 +106,9 @@ def check(folder: Path, ledger: Ledger) -> list[str]:
         # An incomplete index is not used and will be rebuilt; anything else is an error.
         wrong += [str(one) for one in collection.verify() if one.kind is not FindingKind.SEARCH_INDEX]
         for image in images:
-            if not collection.owns(image) or not collection.file_of(image).is_file():
+            if not collection.owns(image) or not file_of(collection, image).is_file():
                 continue  # `verify` reports missing files
-            if hashlib.sha256(collection.file_of(image).read_bytes()).hexdigest() != image.sha256:
+            if hashlib.sha256(file_of(collection, image).read_bytes()).hexdigest() != image.sha256:
                 wrong.append(f"the file of image {image.id} has changed")
         wrong += check_search(collection)
     return wrong
@@ -166,7 +166,7 @@ def content(collection: Collection) -> tuple[list[StoredImage], dict[int, tuple[
     """All that a collection holds: records, codes, engines, and the bytes of kept files."""
     images = collection.catalog.page(after=0, limit=10**6)
     codes = collection.catalog.spaces.codes_of([image.id for image in images])
-    kept = {image.path: collection.file_of(image).read_bytes() for image in images if collection.owns(image)}
+    kept = {image.path: file_of(collection, image).read_bytes() for image in images if collection.owns(image)}
     return images, {i: (code.tobytes(), engine) for i, (code, engine) in codes.items()}, kept
 
 

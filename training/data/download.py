@@ -104,7 +104,9 @@ def _download(url: str, part: Path, progress: Progress) -> None:
         response = urllib.request.urlopen(request, timeout=_TIMEOUT)
     except urllib.error.HTTPError as error:
         if error.code == 416 and have:
-            return  # nothing is missing but the renaming
+            part.unlink()  # it is as long as the archive or longer, so it may be another one
+            _download(url, part, progress)
+            return
         raise
     with response, part.open("ab") as target:
         if response.status != 206:

@@ -18,7 +18,7 @@ from hashseek.retrieval.images import Pixels, decode_for, read_bytes
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.retrieval.models.heads import build_head
 from hashseek.retrieval.models.mlp import Mlp, n_inputs_of
-from hashseek.retrieval.scores import Features, normalized
+from hashseek.retrieval.scores import Features, stored_features
 from hashseek.training.config import parse_config
 from hashseek.training.data.splits import Split, Splits
 from hashseek.training.loop.fit import initial_model
@@ -62,7 +62,7 @@ class SplitEncoder:
         if self.encoder is None:
             with torch.inference_mode():
                 found = self.model.features(torch.from_numpy(split.vectors)).float()
-                outputs, features = [head(found).numpy() for head in heads], normalized(found.numpy())
+                outputs, features = [head(found).numpy() for head in heads], stored_features(found.numpy())
         else:
             outputs, features = _encode_images(self.encoder, split.paths, heads, progress, title)
         return [EncodedSplit(pack(part), part, split.labels, features) for part in outputs]
@@ -79,7 +79,7 @@ def _encode_images(
         features = encoder.features(pixels)
         outputs = [encoder.apply_head(features, head) for head in heads]
         widths[:] = [part.shape[1] for part in outputs]
-        kept.append(normalized(features))
+        kept.append(stored_features(features))
         return np.concatenate(outputs, axis=1)
 
     def load(path: Path) -> tuple[Path, Pixels]:

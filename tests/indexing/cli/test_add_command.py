@@ -17,7 +17,7 @@ import pytest
 from hashseek.api.app import create_app
 from hashseek.api.settings import Settings
 from hashseek.indexing.collection import Collection
-from support.collections import new_images
+from support.collections import file_of, new_images
 from support.commands import wait_until
 from support.pictures import save
 
@@ -263,7 +263,7 @@ def test_a_full_disk_under_the_file_of_errors_ends_the_run_with_a_message(hashse
     [image] = new_images(np.zeros((1, 6), np.uint8))
     with closing(Collection(own_collection)) as collection:
         collection.add_with_file(replace(image, key="k"), b"data", suffix=".png")
-        kept = collection.file_of(collection.catalog.by_key("k"))
+        kept = file_of(collection, collection.catalog.by_key("k"))
     (folder / "list.csv").write_text("file,key\na.png,k\nbad.png,\n")  # replaces a file that the collection keeps
     command = ("index", "add", own_collection, folder / "list.csv", "--device", "cpu", "--errors", "/dev/full")
     code, out, err = hashseek(*command)

@@ -20,7 +20,7 @@ from hashseek.indexing.ingest import loading
 from hashseek.indexing.ingest.batch import ImageSource, IngestReport, ingest
 from hashseek.retrieval.errors import BadImage
 from hashseek.retrieval.label_files import Problem
-from support.collections import sql
+from support.collections import file_of, sql
 from support.models import PREPROCESSING
 
 N_BITS = 16
@@ -211,7 +211,7 @@ def add_kept(collection, path):
     [step] = load(collection, [ImageSource(path, key="a")])
     image = replace(step.image, code=np.zeros(N_BITS // 8, np.uint8))
     collection.add_with_file(image, path.read_bytes(), suffix=".png")
-    return collection.file_of(collection.catalog.one(1))
+    return file_of(collection, collection.catalog.one(1))
 
 
 def test_a_kept_file_that_the_run_replaces_may_be_named_later_in_it(make, tmp_path):
@@ -222,7 +222,7 @@ def test_a_kept_file_that_the_run_replaces_may_be_named_later_in_it(make, tmp_pa
     between = [ImageSource(write(tmp_path / str(number), f"{number}".encode())) for number in range(5)]  # other batches
     sources = [ImageSource(other, key="a"), *between, ImageSource(kept, key="b"), ImageSource(named, key="b")]
     assert outcome(run(collection, sources)) == (6, 1, 1, 0)
-    assert collection.file_of(collection.catalog.by_key("b")) == kept
+    assert file_of(collection, collection.catalog.by_key("b")) == kept
     assert kept.read_bytes() == b"one"
     assert outcome(run(collection, [ImageSource(other, key="b")])) == (0, 1, 0, 0)
     assert not kept.exists()  # at the end of the run

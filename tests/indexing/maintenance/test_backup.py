@@ -18,7 +18,7 @@ from hashseek.indexing.collection import Collection
 from hashseek.indexing.maintenance.backup import restore, snapshot
 from hashseek.indexing.maintenance.optimize import MIN_AGE_SECONDS, optimize
 from hashseek.retrieval.errors import BadCollection, BadConfig, HashseekError
-from support.collections import code_collection, new_images, random_codes
+from support.collections import code_collection, file_of, new_images, random_codes
 from support.faults import content, fill, found
 
 
@@ -88,8 +88,8 @@ def test_a_snapshot_taken_while_others_write_is_the_state_of_one_moment(collecti
 
 def test_files_that_were_missing_before_the_snapshot_are_listed(collection, tmp_path, hashseek):
     images = [image for image in collection.catalog.page(after=0, limit=99) if collection.owns(image)]
-    collection.file_of(images[0]).unlink()
-    collection.file_of(images[1]).write_bytes(b"other")
+    file_of(collection, images[0]).unlink()
+    file_of(collection, images[1]).write_bytes(b"other")
     (collection.folder / "checkpoint.safetensors").unlink()
     collection.save_index()
     code, out, err = hashseek("index", "snapshot", collection.folder, tmp_path / "s.tar")
@@ -101,7 +101,7 @@ def test_files_that_were_missing_before_the_snapshot_are_listed(collection, tmp_
     assert (code, err.count("\n")) == (1, 3)
     again = Collection(tmp_path / "new")
     assert again.catalog.page(after=0, limit=99) == collection.catalog.page(after=0, limit=99)
-    assert not again.file_of(images[1]).exists()
+    assert not file_of(again, images[1]).exists()
     again.close()
 
 

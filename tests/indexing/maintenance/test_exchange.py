@@ -33,7 +33,7 @@ def records(folder):
         return [
             (
                 image.key,
-                str(collection.file_of(image)),
+                collection.uri_of(image),
                 image.sha256,
                 (image.width, image.height, image.bytes, image.media_type),
                 image.labels,

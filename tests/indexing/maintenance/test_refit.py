@@ -37,18 +37,18 @@ def refit(collection, n_bits):
 
 
 def test_the_codes_are_those_of_the_new_checkpoint_and_nothing_is_encoded_twice(collection, monkeypatch):
-    fitted = refit(collection, 5)
-    assert (fitted.n_images, fitted.fallback) == (12, "")
+    fitting, codes = refit(collection, 5)
+    assert (fitting.n_images, fitting.fallback) == (12, "")
 
     def encode_nothing(*_, **__):
         raise AssertionError("an image was encoded twice")
 
     monkeypatch.setattr(reencode_module, "Encoder", encode_nothing)
-    steps = change_codes(collection, fitted, **OPTIONS)
+    steps = change_codes(collection, fitting, codes)
     next(steps)
     steps.close()  # interrupted; the same again continues in the space that was begun
     assert len(collection.catalog.spaces.all()) == 2
-    *_, report = change_codes(collection, refit(collection, 5), **OPTIONS)
+    *_, report = change_codes(collection, *refit(collection, 5))
     assert report.switched
     with closing(Collection(collection.folder)) as now:
         assert len(now.catalog.spaces.all()) == 2
@@ -60,14 +60,14 @@ def test_the_codes_are_those_of_the_new_checkpoint_and_nothing_is_encoded_twice(
 
 
 def test_the_network_stays_unless_another_is_named_and_its_origin_is_remembered(collection, own_collection, tmp_path):
-    fitted = refit(collection, 4)
-    *_, _ = change_codes(collection, fitted, **OPTIONS)
+    fitting, codes = refit(collection, 4)
+    *_, _ = change_codes(collection, fitting, codes)
     with closing(Collection(collection.folder)) as now:
         header = hashseek.load_checkpoint(now.checkpoint).header
-        assert header.preprocessing == fitted.fitting.preprocessing
+        assert header.preprocessing == fitting.preprocessing
         assert header.training["fit"]["weights"] == "squeezenet.safetensors"
         with pytest.raises(BadConfig):  # nothing has changed
-            list(change_codes(now, refit(now, 4), **OPTIONS))
+            list(change_codes(now, *refit(now, 4)))
         now.remove([record.id for record in now.catalog.page(after=1, limit=99)])
         with pytest.raises(BadDataset):
             refit(now, 4)

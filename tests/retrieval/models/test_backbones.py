@@ -183,7 +183,7 @@ def test_unusable_weights_files(tmp_path, name):
 def test_published_weights_cannot_be_downloaded_offline(monkeypatch, tmp_path, weights):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # no server listens there
-    with pytest.raises(BadCheckpoint, match="resnet18"):
+    with pytest.raises(BadCheckpoint, match="resnet18-f37072fd.pth"):
         load_backbone_weights(nn.Identity(), name="resnet18", weights=weights)
 
 

@@ -1,6 +1,7 @@
 """Published weights: the table agrees with torchvision, and files arrive whole or not at all."""
 
 import hashlib
+import re
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,20 +16,24 @@ from hashseek.retrieval.models import published_weights
 from hashseek.retrieval.models.backbones import BACKBONES
 from hashseek.retrieval.models.published_weights import (
     FILES,
+    cached,
     check_image_backbone,
-    default_weights,
-    fetch_default_weights,
+    fetch_weights,
 )
 
 
 def test_the_table_has_the_networks_and_files_of_torchvision(monkeypatch, tmp_path):
     urls = {name: models.get_model_weights(name).DEFAULT.url for name in BACKBONES}
     assert {name: published_weights._SOURCE + file for name, file in FILES.items()} == urls
+    for name in BACKBONES:  # the address and the checksum of every other set follow from its file name, too
+        for weights in models.get_model_weights(name):
+            file = weights.url.removeprefix(published_weights._SOURCE)
+            assert re.fullmatch(r"[^/]+-[0-9a-f]{8,64}\.pth", file), weights.url
     monkeypatch.setattr(torch.hub, "_hub_dir", None)
     for variables in ({}, {"XDG_CACHE_HOME": str(tmp_path)}, {"TORCH_HOME": str(tmp_path / "torch home")}):
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        assert default_weights("resnet18").parent == Path(torch.hub.get_dir()) / "checkpoints"
+        assert cached(FILES["resnet18"]).parent == Path(torch.hub.get_dir()) / "checkpoints"
 
 
 @pytest.mark.parametrize("name", ["mobilenet", "mlp:10-10", "mlp_bn:10-10", ""])
@@ -50,20 +55,20 @@ def test_weights_arrive_whole_or_not_at_all(monkeypatch, tmp_path):
         Thread(target=server.serve_forever).start()
         monkeypatch.setattr(published_weights, "_SOURCE", f"http://127.0.0.1:{server.server_port}/")
         monkeypatch.setitem(FILES, "resnet18", f"resnet18-{hashlib.sha256(content).hexdigest()[:8]}.pth")
-        path = default_weights("resnet18")
+        path = cached(FILES["resnet18"])
         with pytest.raises(BadCheckpoint) as error:
-            fetch_default_weights("resnet18")
+            fetch_weights(path.name)
         assert path.name in str(error.value)
         assert str(path.parent) in str(error.value)
         (published / path.name).write_bytes(content[:-1])
         with pytest.raises(BadCheckpoint):
-            fetch_default_weights("resnet18")
+            fetch_weights(path.name)
         assert not path.exists()
         (published / path.name).write_bytes(content)
-        assert fetch_default_weights("resnet18") == path
+        assert fetch_weights(path.name) == path
         server.shutdown()
     assert path.read_bytes() == content
-    assert fetch_default_weights("resnet18") == path  # without a server
+    assert fetch_weights(path.name) == path  # without a server
     path.unlink()
     with pytest.raises(BadCheckpoint):
-        fetch_default_weights("resnet18")
+        fetch_weights(path.name)

@@ -91,13 +91,15 @@ def test_the_next_call_resumes_a_download_that_was_cut_off(server, tmp_path, ran
     assert server.seen == [None, "bytes=2000000-"]
 
 
-def test_a_complete_part_is_renamed_and_one_that_is_too_long_is_removed(server, tmp_path):
-    (tmp_path / "set.zip.part").write_bytes(CONTENT)
-    assert get(server, tmp_path).read_bytes() == CONTENT
-    (tmp_path / "set.zip").rename(tmp_path / "set.zip.part")
-    with (tmp_path / "set.zip.part").open("ab") as part:
-        part.write(b"more")
-    with pytest.raises(BadDataset, match=md5(CONTENT)):
+@pytest.mark.parametrize("checksum", [md5(CONTENT), None])
+@pytest.mark.parametrize("part", [CONTENT, CONTENT[:-1] + b"other", bytes(len(CONTENT))])
+def test_a_part_that_lacks_nothing_is_not_trusted(server, tmp_path, checksum, part):
+    (tmp_path / "set.zip.part").write_bytes(part)
+    assert get(server, tmp_path, checksum).read_bytes() == CONTENT
+    assert server.seen == [f"bytes={len(part)}-", None]
+    server.files["/set.zip"] = part = b"another archive"
+    (tmp_path / "set.zip").unlink()
+    with pytest.raises(BadDataset, match=md5(part)):
         get(server, tmp_path)
     assert list(tmp_path.glob("set.zip*")) == []
 
