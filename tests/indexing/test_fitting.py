@@ -4,16 +4,18 @@ import csv
 import os
 import shutil
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL.PngImagePlugin import PngInfo
+from safetensors.torch import load_file, save_file
 
 import hashseek
 from hashseek.indexing import fitting
+from hashseek.indexing.cli.fitting import FitChoice
 from hashseek.indexing.collection import open_or_create
 from hashseek.indexing.fit_options import FitOptions, find_network
 from hashseek.indexing.fitting import fit_to_sources, plan_collection
@@ -66,6 +68,7 @@ def test_each_picture_is_decoded_once_and_gets_the_code_of_the_checkpoint(
     with closing(collection):
         *_, report = ingest(collection, first.fitting.encoder, first.reuse(find_sources([folder])))
         assert (report.added, report.known, report.skipped) == (12, 1, 1)
+        assert first.encoded == {}  # `--watch` would keep it
         assert collection.verify() == []
         found = stored_codes(collection)
         assert collection.catalog.spaces.engines() == {first.fitting.encoder.engine: 12}
@@ -153,7 +156,51 @@ def test_pictures_to_which_nothing_can_be_fitted_are_refused(tmp_path, weights, 
     (alike / "e.png").write_bytes(b"x")
     with pytest.raises(BadImage):
         fit(tmp_path / "c", weights, alike, on_error="stop")
+    for name in "abcd":
+        (alike / f"{name}.png").write_bytes(name.encode())
+    with pytest.raises(BadDataset, match=f"5 .*{alike / 'a.png'}"):  # says why none can be used
+        fit(tmp_path / "c", weights, alike)
     assert not (tmp_path / "c").exists()
+
+
+def test_a_collection_without_an_image_does_not_stay(tmp_path, weights, pictures):
+    wrong = {"labels": ["not UTF-8: \udcff"], "on_error": "stop"}  # noticed when the images are stored
+    options = {"backbone": "squeezenet1_1", "preprocessing": PREPROCESSING, "weights": weights, "n_bits": 4}
+    with pytest.raises(BadImage):
+        hashseek.create_collection(tmp_path / "c", pictures, **options, **wrong, device="cpu")
+    assert not (tmp_path / "c").exists()
+    with hashseek.create_collection(tmp_path / "c", pictures, **options, device="cpu") as made:
+        assert (len(made), made.report.added) == (12, 12)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "made_with", "given", "agrees"),
+    [
+        ("pixels", "default", "default", True),
+        ("pixels", "default", "none", False),
+        ("timm:resnet10t", "none", "none", True),
+        ("timm:resnet10t", "none", "default", False),
+        (None, "trained", "none", False),
+        ("squeezenet1_1", "FILE", "FILE", True),
+        ("squeezenet1_1", "FILE", "none", False),
+        ("squeezenet1_1", "FILE", "another FILE", False),
+    ],
+)
+def test_weights_that_are_named_again_must_be_the_same(
+    tmp_path, weights, pictures, own_collection, backbone, made_with, given, agrees
+):
+    (tmp_path / "other").mkdir()
+    other = tmp_path / "other" / weights.name  # of the same name
+    state = {name: value + 1 for name, value in load_file(weights).items()}
+    save_file(state, other)
+    files = {"FILE": str(weights), "another FILE": str(other)}
+    folder = own_collection if made_with == "trained" else tmp_path / "c"
+    if made_with != "trained":
+        named = {"backbone": backbone, "weights": files.get(made_with, made_with), "preprocessing": PREPROCESSING}
+        hashseek.create_collection(folder, pictures, n_bits=4, device="cpu", engine="torch", **named).close()
+    choice = FitChoice(None, backbone, files.get(given, given), None)
+    with nullcontext() if agrees else pytest.raises(BadConfig):
+        choice.check_agrees(folder)
 
 
 def test_options_that_cannot_be_right_are_refused(tmp_path, weights, checkpoint):

@@ -199,7 +199,7 @@ def test_images_and_vectors_do_not_mix(capsys, tmp_path, indexed_vectors, own_co
         ("index", "add", folder, pictures),
         ("index", "add", folder, pictures, "--dry-run"),
         ("index", "add", folder, pictures, "--watch"),
-        ("index", "reencode", folder, checkpoint),
+        ("index", "reencode", folder, "--checkpoint", checkpoint),
         ("index", "refit", folder),
         ("index", "duplicates", folder, "--radius", 1, "--flips"),
         ("index", "verify", folder, "--codes", 3),

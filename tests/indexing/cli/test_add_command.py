@@ -7,9 +7,6 @@ import tarfile
 import warnings
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 
 import numpy as np
 import pytest
@@ -20,6 +17,7 @@ from hashseek.indexing.collection import Collection
 from support.collections import file_of, new_images
 from support.commands import wait_until
 from support.pictures import save
+from support.web import serving
 
 with warnings.catch_warnings():  # newer versions of Starlette would rather have httpx2, older ones know only httpx
     warnings.simplefilter("ignore")
@@ -182,18 +180,8 @@ def test_watching_follows_a_folder_until_it_is_stopped(start, tmp_path, checkpoi
 @pytest.fixture
 def web(pictures):
     """The pictures, served over http."""
-
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *args):
-            pass
-
-    running = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(pictures)))
-    thread = Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield f"http://127.0.0.1:{running.server_port}"
-    running.shutdown()
-    thread.join()
-    running.server_close()
+    with serving(pictures) as url:
+        yield url
 
 
 def test_a_list_of_urls_is_downloaded_and_stored(hashseek, web, tmp_path, pictures, checkpoint):

@@ -11,8 +11,10 @@ from contextlib import closing
 import pytest
 
 from hashseek.indexing.collection import Collection
+from hashseek.indexing.ingest.remote import MAX_BYTES
 from support.commands import wait_until
 from support.pictures import save
+from support.web import serving
 
 FIT = ("--backbone", "squeezenet1_1", "--preprocessing", "size=64,mean=0.5,std=0.25/0.25/0.25", "--bits", 6)
 PAUSE = """
@@ -66,7 +68,8 @@ def test_a_run_killed_while_it_fits_leaves_nothing_and_one_killed_later_continue
     process = start(*command, before=PAUSE.format(module="fitting", name="fitted_layer"))
     wait_until(lambda: "here" in process.err)
     process.send(number)
-    assert process.wait() != 0
+    assert process.wait() == {signal.SIGINT: 130}.get(number, -number)
+    assert len(process.err.splitlines()) == (2 if number == signal.SIGINT else 1)  # it says that nothing was written
     assert not folder.exists()
     process = start(*command, before=PAUSE.format(module="catalog", name="Catalog.add"))
     wait_until(lambda: "here" in process.err)
@@ -155,3 +158,18 @@ def test_features_of_the_fit_are_kept_and_a_refit_replaces_them(hashseek, tmp_pa
     assert n_stored(folder) == 12  # verify finds a feature for every code
     again = hashseek("search", folder, picture, "--rank", "float", "-k", 2, "--device", "cpu")[1]
     assert again.splitlines()[1].split()[1] == out.splitlines()[1].split()[1]  # the same cosine
+
+
+def test_a_refit_reads_urls_above_the_usual_limit(hashseek, tmp_path, weights):
+    web, folder = tmp_path / "web", tmp_path / "c"
+    for seed in range(12):
+        save(web / f"{seed}.png", seed)
+    with (web / "0.png").open("ab") as file:
+        file.write(bytes(MAX_BYTES))
+    with serving(web) as url:
+        (tmp_path / "urls.txt").write_text("\n".join(f"{url}/{seed}.png" for seed in range(12)))
+        create = ("index", "add", folder, tmp_path / "urls.txt", *FIT, "--weights", weights, "--device", "cpu")
+        assert hashseek(*create, "--allow-private", "--url-megabytes", 40, "--strict")[0] == 0
+        code, out, err = hashseek("index", "refit", folder, "--bits", 5, "--allow-private", "--device", "cpu")
+        assert code == 0, err
+        assert "12 images" in out.splitlines()[0]

@@ -5,10 +5,12 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import closing
 from importlib.metadata import version
 
 import pytest
 
+from hashseek.indexing.collection import Collection
 from hashseek.retrieval.checkpoint import load_header
 from support.paths import ROOT
 from support.pictures import N_PICTURES, draw
@@ -80,6 +82,21 @@ def test_searching_prints_a_table_or_json(hashseek, indexed, pictures):
     ]
 
 
+def test_searching_with_a_stored_image_leaves_it_out(hashseek, own_collection):
+    with closing(Collection(own_collection)) as collection:
+        record = collection.catalog.one(5)
+        collection.catalog.give_keys({record.id: "my key"})
+        [(distances, ids)] = collection.search(collection.catalog.code(5), k=99)
+    others = [(d, i) for d, i in zip(distances.tolist(), ids.tolist(), strict=True) if i != record.id]
+    for query in (("--id", 5), ("--of-key", "my key")):
+        code, out, _ = hashseek("search", own_collection, *query, "-k", 4, "--json")
+        hits = json.loads(out)["hits"]
+        assert (code, [(hit["distance"], hit["id"]) for hit in hits]) == (0, others[:4])
+        assert [hit["rank"] for hit in hits] == [1, 2, 3, 4]
+    code, out, _ = hashseek("search", own_collection, "--id", 5, "-k", 99, "--json", "--max-distance", 20)
+    assert [hit["id"] for hit in json.loads(out)["hits"]] == [i for d, i in others if d <= 20]
+
+
 def test_removing_takes_all_or_none_and_verifying_lists_damage(hashseek, own_collection):
     code, out, _ = hashseek("index", "remove", own_collection, 3, 5, 3)
     assert (code, out) == (0, f"removed 2; {own_collection} holds 10 images\n")
@@ -121,6 +138,12 @@ MISTAKES = {
     "index verify {collection} --repair --checkpoint {other}": "{theirs}",
     "search {collection} {picture} -k 0": "not 0",
     "search {collection} {picture} --max-distance 5 --min-precision 0.5": "0.5",
+    "search {collection}": "--id",
+    "search {collection} {picture} --id 1": "--id",
+    "search {collection} --id 99": "image 99",
+    "search {collection} --of-key no": "'no'",
+    "search {collection} --id 1 --rank asymmetric": "hamming",
+    "search {collection} --id 1 --device cpu": "--device",
     "search {tmp}/none {picture}": "{tmp}/none",
     "search {picture} {picture}": "{picture}",
     "search {collection} {tmp}/none.jpg": "{tmp}/none.jpg",

@@ -10,7 +10,7 @@ from hashseek.indexing.collection import Collection
 from hashseek.indexing.fit_options import FitOptions, network_for_refit
 from hashseek.indexing.maintenance import reencode as reencode_module
 from hashseek.indexing.maintenance.refit import change_codes, fit_to_collection
-from hashseek.retrieval.errors import BadConfig, BadDataset
+from hashseek.retrieval.errors import BadCollection, BadConfig, BadDataset
 from hashseek.retrieval.images import decode_for
 
 OPTIONS = {"device": "cpu", "precision": "fp32"}
@@ -44,12 +44,13 @@ def test_the_codes_are_those_of_the_new_checkpoint_and_nothing_is_encoded_twice(
         raise AssertionError("an image was encoded twice")
 
     monkeypatch.setattr(reencode_module, "Encoder", encode_nothing)
+    monkeypatch.setattr(reencode_module, "BATCH", 5)
     steps = change_codes(collection, fitting, codes)
-    next(steps)
+    next(steps), next(steps)
     steps.close()  # interrupted; the same again continues in the space that was begun
     assert len(collection.catalog.spaces.all()) == 2
     *_, report = change_codes(collection, *refit(collection, 5))
-    assert report.switched
+    assert (report.switched, report.total, report.encoded) == (True, 7, 7)
     with closing(Collection(collection.folder)) as now:
         assert len(now.catalog.spaces.all()) == 2
         assert (now.n_bits, now.verify()) == (5, [])
@@ -73,3 +74,18 @@ def test_the_network_stays_unless_another_is_named_and_its_origin_is_remembered(
             refit(now, 4)
     with closing(Collection(own_collection)) as trained, pytest.raises(BadConfig):
         network_for_refit(trained, FitOptions(8))
+
+
+def test_an_interrupted_refit_leaves_no_space_when_the_images_have_changed(collection):
+    steps = change_codes(collection, *refit(collection, 5))
+    next(steps)
+    collection.remove([1])
+    again = refit(collection, 5)
+    with pytest.raises(BadCollection):  # the first is still at work
+        list(change_codes(collection, *again))
+    steps.close()
+    *_, report = change_codes(collection, *again)
+    assert report.switched
+    spaces = collection.catalog.spaces.all()
+    assert [space.state for space in spaces] == ["ready", "ready"]
+    assert {path.name for path in collection.folder.glob("*.safetensors")} == {space.checkpoint for space in spaces}

@@ -2,24 +2,24 @@
 
 import hashlib
 import re
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 import torch
+from torch import nn
 from torchvision import models
 
 from hashseek.retrieval.errors import BadCheckpoint, BadConfig
 from hashseek.retrieval.models import published_weights
 from hashseek.retrieval.models.backbones import BACKBONES
+from hashseek.retrieval.models.pretrained_weights import load_backbone_weights
 from hashseek.retrieval.models.published_weights import (
     FILES,
     cached,
     check_image_backbone,
     fetch_weights,
 )
+from support.web import serving
 
 
 def test_the_table_has_the_networks_and_files_of_torchvision(monkeypatch, tmp_path):
@@ -43,17 +43,12 @@ def test_names_that_are_no_network_for_images_are_refused(name):
 
 
 def test_weights_arrive_whole_or_not_at_all(monkeypatch, tmp_path):
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *_):
-            pass
-
     content = bytes(range(256)) * 4000
     published = tmp_path / "published"
     published.mkdir()
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=published)) as server:
-        Thread(target=server.serve_forever).start()
-        monkeypatch.setattr(published_weights, "_SOURCE", f"http://127.0.0.1:{server.server_port}/")
+    with serving(published) as url:
+        monkeypatch.setattr(published_weights, "_SOURCE", f"{url}/")
         monkeypatch.setitem(FILES, "resnet18", f"resnet18-{hashlib.sha256(content).hexdigest()[:8]}.pth")
         path = cached(FILES["resnet18"])
         with pytest.raises(BadCheckpoint) as error:
@@ -66,9 +61,10 @@ def test_weights_arrive_whole_or_not_at_all(monkeypatch, tmp_path):
         assert not path.exists()
         (published / path.name).write_bytes(content)
         assert fetch_weights(path.name) == path
-        server.shutdown()
     assert path.read_bytes() == content
     assert fetch_weights(path.name) == path  # without a server
+    with pytest.raises(BadCheckpoint, match=str(path)):  # training reads the same file, and it is no network
+        load_backbone_weights(nn.Identity(), name="resnet18", weights="default")
     path.unlink()
     with pytest.raises(BadCheckpoint):
         fetch_weights(path.name)
