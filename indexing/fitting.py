@@ -6,7 +6,7 @@ The backbone is a published network and stays as it is.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -29,8 +29,8 @@ from hashseek.retrieval.checkpoint import Checkpoint, Header, save_checkpoint
 from hashseek.retrieval.codes import pack
 from hashseek.retrieval.devices import EncoderOptions
 from hashseek.retrieval.errors import BadCheckpoint, BadConfig, BadDataset, BadImage
-from hashseek.retrieval.hash_layers import HashLayer, fit_hash_layer, normalized
-from hashseek.retrieval.images import Pixels, read_bytes
+from hashseek.retrieval.hash_layers import fit_hash_layer, normalized
+from hashseek.retrieval.images import Pixels, Preprocessing, read_bytes
 from hashseek.retrieval.label_files import OnError, Problem
 from hashseek.retrieval.scores import stored_features
 
@@ -171,10 +171,6 @@ class Fitting:
             BadDataset: no two images differ.
             BadCheckpoint: the network does not give numbers.
         """
-        import torch
-
-        from hashseek.retrieval.models.pretrained_weights import copy_state
-
         found: dict[str, Features] = {}
         problems, done, remaining = list[str](), 0, iter(images)
         while batch := list(islice(remaining, self.encoder.batch_size)):
@@ -194,26 +190,17 @@ class Fitting:
             )
         if all_alike(features):
             raise too_few(len(features), problems)
-        method, layer, self.fallback = fitted_layer(features, self.model.n_bits)
-        copy_state(self.encoder.head, {"weight": torch.from_numpy(layer.weight), "bias": torch.from_numpy(layer.bias)})
+        record, self.fallback = fit_head(self.model, features)
+        self.record = record | {"n_images": len(features)} | self.network.describe()
         self.n_images = len(features)
-        self.record = {"method": method, "n_images": len(features), "labels": "none", "seed": SEED}
         codes = pack(self.encoder.apply_head(features, self.encoder.head))
         parts = zip(found, codes, stored_features(features), strict=True)
         return {sha256: StoredCode(code, self.encoder.engine, feature) for sha256, code, feature in parts}
 
     @contextmanager
     def checkpoint(self) -> Iterator[Path]:
-        """The checkpoint in a file that is deleted afterwards, because a collection keeps a copy.
-
-        Writing it gives the encoder its fingerprint.
-        """
-        with TemporaryDirectory(prefix="hashseek-") as scratch:
-            path = Path(scratch) / CHECKPOINT
-            training = {"fit": self.record | self.network.describe()}
-            self.encoder.header = save_checkpoint(
-                path, self.model, self.preprocessing, label_names=(), training=training
-            )
+        """The checkpoint in a file that is deleted afterwards. Writing it gives the encoder its fingerprint."""
+        with saved(self.model, self.preprocessing, self.record) as (path, self.encoder.header):
             yield path
 
 
@@ -223,14 +210,35 @@ def all_alike(features: Features) -> bool:
     return bool(np.abs(rows - rows[0]).max() < 1e-6)
 
 
-def fitted_layer(features: Features, n_bits: int) -> tuple[str, HashLayer, str]:
-    """Method, hash layer for features (N, D), and why the method is not weighted ITQ."""
+def fit_head(model: HashModel, features: Features) -> tuple[dict[str, Any], str]:
+    """Fit the hash layer of a model to features (N, D).
+
+    Returns:
+        (for the header of its checkpoint: how it was fitted; why not by weighted ITQ, empty if it was).
+    """
+    import torch
+
+    from hashseek.retrieval.models.pretrained_weights import copy_state
+
+    (n, width), n_bits = features.shape, model.n_bits
+    method, fallback = "weighted_itq", ""
     try:
-        return "weighted_itq", fit_hash_layer(features, n_bits=n_bits, method="weighted_itq", seed=SEED), ""
+        layer = fit_hash_layer(features, n_bits=n_bits, method=method, seed=SEED)
     except BadConfig:
-        n, width = features.shape
-        reason = f"ITQ cannot make {n_bits} bits of {n:,} features of {width:,} numbers"
-    return "random", fit_hash_layer(features, n_bits=n_bits, method="random", seed=SEED), reason
+        method, fallback = "random", f"ITQ cannot make {n_bits} bits of {n:,} features of {width:,} numbers"
+        layer = fit_hash_layer(features, n_bits=n_bits, method=method, seed=SEED)
+    copy_state(model.head, {"weight": torch.from_numpy(layer.weight), "bias": torch.from_numpy(layer.bias)})
+    return {"method": method, "labels": "none", "seed": SEED}, fallback
+
+
+@contextmanager
+def saved(
+    model: HashModel, preprocessing: Preprocessing | None, record: Mapping[str, Any]
+) -> Iterator[tuple[Path, Header]]:
+    """The checkpoint of a fitted model, in a file that is deleted afterwards, and its header."""
+    with TemporaryDirectory(prefix="hashseek-") as scratch:
+        path = Path(scratch) / CHECKPOINT
+        yield path, save_checkpoint(path, model, preprocessing, label_names=(), training={"fit": record})
 
 
 @dataclass(frozen=True)

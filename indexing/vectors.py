@@ -9,18 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hashseek.indexing.catalog import NewImage
 from hashseek.indexing.catalog.records import VECTOR_TYPE, check_attributes, check_key
-from hashseek.indexing.collection import CHECKPOINT, Collection
-from hashseek.indexing.fitting import SEED, all_alike, fitted_layer, sample
+from hashseek.indexing.collection import Collection
+from hashseek.indexing.fitting import all_alike, fit_head, sample, saved
 from hashseek.indexing.ingest.batch import IngestReport
 from hashseek.indexing.ingest.manifests import Row, attributes_of, key_of, rows_of
-from hashseek.retrieval.checkpoint import save_checkpoint
 from hashseek.retrieval.codes import check_n_bits, pack
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.label_files import Problem, parse_labels
@@ -204,19 +202,12 @@ def fitted_checkpoint(vectors: Vectors, n_bits: int) -> Iterator[tuple[Path, str
             f"no two of the {len(vectors):,} vectors differ in direction, and a hash layer is fitted to what differs: "
             "add others, or name a checkpoint (--checkpoint)"
         )
-    method, layer, reason = fitted_layer(features, n_bits)
-
-    import torch
 
     from hashseek.retrieval.models.hash_model import HashModel
-    from hashseek.retrieval.models.pretrained_weights import copy_state
 
     model = HashModel(backbone=f"mlp:{vectors.shape[1]}", n_bits=n_bits, head="normalized").eval()
-    copy_state(model.head, {"weight": torch.from_numpy(layer.weight), "bias": torch.from_numpy(layer.bias)})
-    record = {"method": method, "n_vectors": len(features), "labels": "none", "seed": SEED}
-    with TemporaryDirectory(prefix="hashseek-") as scratch:
-        path = Path(scratch) / CHECKPOINT
-        save_checkpoint(path, model, None, label_names=(), training={"fit": record})
+    record, reason = fit_head(model, features)
+    with saved(model, None, record | {"n_vectors": len(features)}) as (path, _):
         yield path, reason
 
 

@@ -1,9 +1,9 @@
 """Fits the hash layer of a collection anew to the images that it holds by now, and changes to the new codes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Unpack
 
-from hashseek.indexing.catalog import Catalog, StoredImage
+from hashseek.indexing.catalog import StoredImage
 from hashseek.indexing.catalog.filters import Filter
 from hashseek.indexing.catalog.records import StoredCode
 from hashseek.indexing.collection import Collection
@@ -37,7 +37,7 @@ def fit_to_collection(
     """
     fitting = Fitting(network, n_bits, **options)
     ids = collection.catalog.ids_where(Filter())
-    chosen = ids[sample(len(ids))].tolist()
+    chosen = [image for image in collection.catalog.get(ids[sample(len(ids))].tolist()) if image is not None]
 
     def load(image: StoredImage) -> tuple[str, Pixels] | str:
         try:
@@ -45,7 +45,7 @@ def fit_to_collection(
         except BadImage as error:
             return str(error)
 
-    images = load_ahead(_records(collection.catalog, chosen), load, depth=2 * fitting.encoder.batch_size)
+    images = load_ahead(chosen, load, depth=2 * fitting.encoder.batch_size)
     return fitting, fitting.fit(images, len(chosen), progress)
 
 
@@ -78,8 +78,3 @@ def change_codes(
             encoder=fitting.encoder,
             known=codes,
         )
-
-
-def _records(catalog: Catalog, ids: Sequence[int]) -> Iterator[StoredImage]:
-    for start in range(0, len(ids), 1000):
-        yield from (image for image in catalog.get(ids[start : start + 1000]) if image is not None)

@@ -13,7 +13,7 @@ FORK_SERVER = """
 import ctypes, gc, json, os, signal, sys, traceback
 import numpy, uvicorn, hashseek.indexing.cli.collection, hashseek.api.serve, hashseek.api.app
 # What commands import only when they need it:
-import hashseek.indexing.maintenance.recheck, hashseek.indexing.maintenance.reencode
+import hashseek.indexing.maintenance.recheck, hashseek.indexing.maintenance.refit
 import hashseek.indexing.maintenance.repair, hashseek.retrieval.metrics, hashseek.retrieval.models.pretrained_weights
 import torch; torch.set_num_threads(1)
 from hashseek.api.cli import main

@@ -30,7 +30,7 @@ from support.commands import Command, wait_until
 from support.paths import ROOT
 from support.pictures import draw
 
-OPERATIONS = ("add", "delete", "optimize", "reencode", "snapshot")
+OPERATIONS = ("first", "add", "delete", "optimize", "reencode", "refit", "snapshot")
 
 # Runs in the process that will be killed and writes to the ledger what was acknowledged and what was begun: between the
 # commit and the acknowledgement, either outcome is right.
@@ -131,12 +131,13 @@ def check_search(collection: Collection) -> list[str]:
 
 
 def upload(collection: Collection, seed: int) -> tuple[int, str]:
-    """Store a drawn picture that the collection keeps, with some code; its id and content hash."""
+    """Store a drawn picture that the collection keeps, with some code and feature; its id and content hash."""
     buffer = BytesIO()
     draw(seed, (40, 30)).save(buffer, "PNG")
     data = buffer.getvalue()
     [image] = new_images(random_codes(np.random.default_rng(seed), 1, collection.n_bits))
-    described = replace(image, sha256=hashlib.sha256(data).hexdigest(), labels=("kept",))
+    feature = np.zeros(512, np.float16)  # as wide as those of SqueezeNet
+    described = replace(image, sha256=hashlib.sha256(data).hexdigest(), labels=("kept",), feature=feature)
     return collection.add_with_file(described, data, suffix=".png")[0], described.sha256
 
 
@@ -197,20 +198,22 @@ def kill_again_and_again(
 ) -> Killed:
     """Kill one operation after the other with SIGKILL at random moments, and check the collection each time.
 
+    It is created without a checkpoint and keeps features. "first" creates another one of the same kind.
+
     Args:
         start: starts `hashseek` with arguments and Python code that runs before.
         place: an empty folder.
-        checkpoints: the collection is created with the first, and re-encoded from one to the other.
+        checkpoints: the hash layers are fitted to the features of the first; "reencode" changes to one of them.
         n_kills: how many must hit a running process.
         seed: of the moments and of what is done.
         operations: which.
         report: called with a line for each kill.
     """
-    rng, folder, number = random.Random(seed), place / "collection", 0
-    ledger = place / "ledger"
-    before = LEDGER.format(path=str(ledger))
+    rng, folder, other, number = random.Random(seed), place / "collection", place / "other", 0
+    ledger, ledger_of_other = place / "ledger", place / "ledger of the other"
     killed = Killed(dict.fromkeys(operations, 0), dict.fromkeys(operations, 0), [])
     seconds: dict[str, float] = {}
+    last: dict[str, list[object]] = {}  # arguments of each operation
 
     def pictures() -> Path:
         nonlocal number
@@ -222,24 +225,42 @@ def kill_again_and_again(
         return batch
 
     def arguments(operation: str) -> list[object]:
-        if operation == "add":
-            return ["add", folder, pictures(), "--checkpoint", current(), "--device", "cpu"]
+        if operation in ("add", "first"):
+            target = folder if operation == "add" else other
+            fit = ["--weights", checkpoints[0], "--bits", 6, "--keep-features"]
+            is_new = not (target / "catalog.sqlite").exists()
+            return ["add", target, pictures(), *(fit if is_new else []), "--device", "cpu"]
+        with closing(Collection(folder, read_only=True)) as collection:
+            ids = [image.id for image in collection.catalog.page(after=0, limit=10**6)]
+            n_bits, fingerprint = collection.n_bits, collection.fingerprint
         if operation == "delete":
-            with closing(Collection(folder, read_only=True)) as collection:
-                ids = [image.id for image in collection.catalog.page(after=0, limit=10**6)]
             return ["remove", folder, *rng.sample(ids, min(4, len(ids)))]
         if operation == "reencode":
-            other = checkpoints[1] if current() == checkpoints[0] else checkpoints[0]
-            return ["reencode", folder, "--checkpoint", other, "--drop-old", "--device", "cpu"]
+            new = next(c for c in checkpoints if load_header(c).fingerprint != fingerprint)
+            return ["reencode", folder, "--checkpoint", new, "--drop-old", "--device", "cpu"]
+        if operation == "refit":  # to a length that differs, so that the hash layer does, too
+            bits = rng.choice([n for n in (5, 6, 7) if n != n_bits])
+            fit = ["--weights", checkpoints[0], "--bits", bits]
+            return ["refit", folder, *fit, "--drop-old", "--device", "cpu"]
         if operation == "snapshot":
             return ["snapshot", folder, place / "snapshots" / f"{time.monotonic_ns()}.tar"]
         return [operation, folder]
 
-    def current() -> Path:
-        if not (folder / "catalog.sqlite").exists():
-            return checkpoints[0]
-        with closing(Collection(folder, read_only=True)) as collection:
-            return next(c for c in checkpoints if load_header(c).fingerprint == collection.fingerprint)
+    def ledger_of(operation: str) -> str:
+        return str(ledger_of_other if operation == "first" else ledger)
+
+    def repeat_first() -> list[str]:
+        """What is wrong with the other collection after its creation ended or was killed, and after it is repeated."""
+        wrong = check(other, Ledger(ledger_of_other)) if (other / "catalog.sqlite").exists() else []
+        again = start("index", *last["first"], before=LEDGER.format(path=ledger_of("first")))
+        if again.wait() != 0:
+            return [*wrong, f"repeated: {again.err}"]
+        wrong += check(other, Ledger(ledger_of_other))
+        with closing(Collection(other, read_only=True)) as collection:
+            wrong += [] if len(collection) == 10 else [f"repeated: {len(collection)} images"]
+        shutil.rmtree(other)
+        ledger_of_other.unlink()
+        return wrong
 
     def run(operation: str, *, whole: bool) -> bool:
         """Run an operation to its end or kill it; returns whether it was killed."""
@@ -247,7 +268,8 @@ def kill_again_and_again(
             with closing(Collection(folder)) as collection:
                 stored = upload(collection, 10_000 * seed + 5_000 + rng.randrange(5_000))
             Ledger(ledger).note("added", [stored])
-        command = start("index", *arguments(operation), before=before)
+        last[operation] = arguments(operation)
+        command = start("index", *last[operation], before=LEDGER.format(path=ledger_of(operation)))
         began, pid = time.monotonic(), command.pid
         if not whole:
             time.sleep(rng.random() * seconds[operation])
@@ -262,10 +284,11 @@ def kill_again_and_again(
         return code == -signal.SIGKILL
 
     (place / "snapshots").mkdir()
-    first = start("index", *arguments("add"), before=before)
+    first = start("index", *arguments("add"), before=LEDGER.format(path=ledger_of("add")))
     assert first.wait() == 0, first.err
     for operation in operations:
         run(operation, whole=True)
+        killed.wrong += repeat_first() if operation == "first" else []
     turn = 0
     while sum(killed.hit.values()) < n_kills:
         operation = operations[turn % len(operations)]
@@ -275,6 +298,8 @@ def kill_again_and_again(
         wrong = check(folder, Ledger(ledger))
         with closing(Collection(folder, read_only=True)) as collection:
             Ledger(ledger).settle({image.id for image in collection.catalog.page(after=0, limit=10**7)})
+        if operation == "first":
+            wrong += repeat_first()
         for file in (place / "snapshots").glob("*.tar"):  # complete, or not there
             restored = place / "restored"
             restore(file, restored)
@@ -284,6 +309,12 @@ def kill_again_and_again(
         if wrong:
             killed.wrong.append(f"turn {turn}, {operation}: {wrong}")
         report(f"{turn:4} {operation:9} {'killed' if hit else 'late':7} {'; '.join(wrong) or 'ok'}")
+    if "refit" in operations:
+        run("refit", whole=True)
+        with closing(Collection(folder, read_only=True)) as collection:
+            for space in collection.catalog.spaces.all():
+                if space.state == "building" and "fit" in load_header(folder / space.checkpoint).training:
+                    killed.wrong.append(f"a refit left the half-built space {space.id}")
     return killed
 
 

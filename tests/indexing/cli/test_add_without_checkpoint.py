@@ -65,7 +65,7 @@ def test_a_run_killed_while_it_fits_leaves_nothing_and_one_killed_later_continue
 ):
     folder = tmp_path / "c"
     command = ("index", "add", folder, pictures, *FIT, "--weights", weights, "--device", "cpu")
-    process = start(*command, before=PAUSE.format(module="fitting", name="fitted_layer"))
+    process = start(*command, before=PAUSE.format(module="fitting", name="fit_head"))
     wait_until(lambda: "here" in process.err)
     process.send(number)
     assert process.wait() == {signal.SIGINT: 130}.get(number, -number)
