@@ -112,7 +112,7 @@ def too_few(n: int, problems: Sequence[str]) -> BadDataset:
 
 
 def _first(problems: Sequence[str]) -> str:
-    return f" ({len(problems):,} could not be used, first {problems[0]})" if problems else ""
+    return f" ({len(problems):,} cannot be used, the first: {problems[0]})" if problems else ""
 
 
 class Fitting:

@@ -73,8 +73,8 @@ def fetch_weights(file: str) -> Path:
             error.close()
         raise BadCheckpoint(
             f"the weights {file} could not be downloaded ({reason}): go online once, copy the file to {path.parent}, "
-            f"name a file with other weights of this network, or use none (index add --backbone {PIXELS}; "
-            "train model.weights=none)"
+            "or use a local file (--weights FILE, in training model.weights=FILE); without weights, index with "
+            f"--backbone {PIXELS}, and train with model.weights=none"
         ) from None
     wanted = path.stem.rpartition("-")[2]  # torchvision's names end with the beginning of the SHA-256
     found = hashlib.sha256(content).hexdigest()
