@@ -36,9 +36,9 @@ OPERATIONS = ("first", "add", "delete", "optimize", "reencode", "refit", "snapsh
 # commit and the acknowledgement, either outcome is right.
 LEDGER = """
 import json, os
-import hashseek.indexing.ingest.batch
+import hashseek.indexing.ingest.batch, hashseek.indexing.maintenance.reencode
 from hashseek.indexing.catalog import Catalog
-hashseek.indexing.ingest.batch.BATCH = 3
+hashseek.indexing.ingest.batch.BATCH = hashseek.indexing.maintenance.reencode.BATCH = 3
 ledger = os.open({path!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 def note(*what): os.write(ledger, (json.dumps(what) + "\\n").encode())
 def add(self, images, original=Catalog.add):
