@@ -45,6 +45,8 @@ def as_html(
         return _thumbnail(paths[row], name, side=_SIDES[kind]) if paths else {"missing": name}
 
     main = report.main
+    before = report.at_main_n(report.baseline) if report.baseline else None
+    cards = {"mAP": "mean_average_precision", "precision": "precision", "nDCG": "ndcg", "recall": "recall"}
     return render_page(
         "evaluation.html",
         title=report.title,
@@ -53,10 +55,8 @@ def as_html(
         plots=plots,
         pictures=pictures,
         cards={
-            f"mAP@{main.n}": main.mean_average_precision,
-            f"precision@{main.n}": main.precision,
-            f"nDCG@{main.n}": main.ndcg,
-            f"recall@{main.n}": main.recall,
+            f"{name}@{main.n}": (getattr(main, field), before and getattr(before, field))
+            for name, field in cards.items()
         },
         number=number,
         half_width=half_width,

@@ -7,6 +7,11 @@ from typing import Any
 from hashseek.training.evaluation.report.schema import EvaluationReport, MeanValue, Score, ServiceAgreement
 from hashseek.training.report_format import Table
 
+_HYP2 = (
+    " hyp2 is what the evaluation code of HyP2 prints for this checkpoint: ties in the order of an unstable sort, AP "
+    "divided by the relevant images retrieved. The paper's training also scores every fifth epoch on the queries and "
+    "keeps the best; that part is not included, because a run keeps the epochs that are best on validation and last."
+)
 _RADII = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 
 
@@ -30,9 +35,9 @@ def sections(report: EvaluationReport) -> list[Section]:
         Section(
             "rankings",
             "Rankings",
-            "The whole database, ordered in three ways: hamming compares codes; asymmetric compares the query's real "
+            "The whole database, ordered in several ways: hamming compares codes; asymmetric compares the query's real "
             "outputs with the stored bits; float compares features by their cosine. `hashseek search --rank` has the "
-            "same three.",
+            f"same three.{_HYP2 if any(score.rank == 'hyp2' for score in report.rankings) else ''}",
             [_rankings(report)] if report.rankings else [],
         ),
         Section("curves", "Curves and distances"),
