@@ -23,6 +23,7 @@ from hashseek.retrieval.models.pretrained_weights import copy_state
 from hashseek.retrieval.scores import Features, normalized
 from hashseek.training.config import parse_config
 from hashseek.training.data.splits import Split, Splits
+from hashseek.training.evaluation.candidates import method_of, settings_hash
 from hashseek.training.loop.fit import initial_model
 from hashseek.training.runs.progress import Progress
 
@@ -101,6 +102,9 @@ def describe_model(header: Header, computed_in: str) -> dict[str, Any]:
     """A checkpoint, for the protocol of a report."""
     preprocessing = header.preprocessing
     return {
+        "method": method_of(header),
+        "training_seed": (header.training.get("train") or {}).get("seed"),
+        "training_settings_sha256": settings_hash(header),
         "backbone": header.backbone,
         "head": header.head,
         "preprocessing": "none (vectors)" if preprocessing is None else preprocessing.as_dict(),
