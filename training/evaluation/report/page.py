@@ -15,7 +15,7 @@ from hashseek.training.evaluation.report.sections import half_width, number, sec
 from hashseek.training.report_format import render_page
 
 _SIDES = {"query": 300, "hit": 170}  # pixels: twice what the page shows on a wide screen
-GOOD, BAD = 0.75, 0.25
+GOOD = 0.75  # share of the query's labels
 
 
 def as_html(
@@ -67,8 +67,8 @@ def as_html(
 
 
 def frame(hit: ExampleHit) -> str:
-    """The kind of frame around a hit: how many of the query's labels it shares."""
-    return "good" if hit.share >= GOOD else "bad" if hit.share <= BAD else "some"
+    """The kind of frame around a hit: "good", "some", which is the greener the more labels it shares, or "bad"."""
+    return "good" if hit.share >= GOOD else "some" if hit.share else "bad"
 
 
 def _thumbnail(path: Path, name: str, *, side: int) -> dict[str, str]:
