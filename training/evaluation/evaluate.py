@@ -42,7 +42,7 @@ from hashseek.training.evaluation.report.schema import ComparedModel, Evaluation
 from hashseek.training.evaluation.split_encoder import EncodedSplit, SplitEncoder, itq_head, untrained_model
 
 Baseline = Literal["auto", "itq", "untrained", "none"]
-# ITQ is fitted to at most this many training images: more change nothing (docs/explanation/unsupervised.md).
+# ITQ is fitted to at most this many training images: more change little (docs/explanation/unsupervised.md).
 N_FITTED = 4000
 
 # Rankings are as long as the largest N. This many of their ranks are in memory at the same time.
@@ -100,7 +100,7 @@ def evaluate(
     itq = baseline if baseline in ("auto", "itq") else None
     model, *encoded = _encode(task, checkpoints, group_by_backbone(candidates), itq=itq)
     found, ranking = _measure(task, model)
-    of_baseline, name, fields = None, "ITQ without labels", {}
+    of_baseline, name, fields = None, "ITQ on the same features", {}
     if before is not None:
         of_baseline, name = _encode(task, [Checkpoint(before, task.header)], [[0]])[0], "Before training"
     elif len(encoded) == len(candidates):
