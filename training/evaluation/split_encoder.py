@@ -126,8 +126,10 @@ def itq_head(features: Features, n_bits: int, *, seed: int) -> nn.Module:
     """A hash layer fitted by ITQ to features (n, D), without labels: what a trained one has to beat.
 
     Raises:
-        BadConfig: the features do not vary in `n_bits` directions.
+        BadConfig: the features do not vary in `n_bits` directions, or are not numbers.
     """
+    if not np.isfinite(features).all():
+        raise BadConfig("the network gives features that are not numbers: use other weights")
     layer = fit_hash_layer(features.astype(np.float32), n_bits=n_bits, method="itq", seed=seed)
     head = build_head("normalized", n_features=features.shape[1], n_bits=n_bits)
     copy_state(head, {"weight": torch.from_numpy(layer.weight), "bias": torch.from_numpy(layer.bias)})
