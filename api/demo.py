@@ -40,7 +40,7 @@ def demo(
         typer.echo(report.read_text(encoding="utf-8"))
     else:
         both = (checkpoint, unlabelled / "checkpoint.safetensors")
-        _step("evaluate", *both, "-n", 100, "-n", 1000, "--baseline", "untrained", "--out", report.parent)
+        _step("evaluate", *both, "-n", 100, "-n", 1000, "--out", report.parent)
     typer.echo(f"checkpoint  {checkpoint}")
     typer.echo(f"report      {report}")
     typer.echo(f"collection  {collection}")

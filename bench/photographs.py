@@ -69,7 +69,7 @@ def main() -> None:
     if not (run / "last.safetensors").is_file():
         step("train", NAME, "--out", run, *(["--resume"] if run.exists() else []))
     if not (run / "evaluation" / "report.md").is_file():
-        step("evaluate", checkpoint, "--baseline", "random-directions", "--out", run / "evaluation")
+        step("evaluate", checkpoint, "--out", run / "evaluation")
     step("index", "add", collection, root / "labels.csv", "--split", "database", "--checkpoint", checkpoint)
     step("index", "verify", collection)
     server = subprocess.Popen(hashseek("serve", collection, "--port", 0), stderr=subprocess.PIPE, text=True)

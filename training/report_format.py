@@ -32,6 +32,29 @@ def table_as_markdown(table: Table) -> str:
     return "\n".join(lines)
 
 
+def table_as_latex(table: Table, *, label: str) -> str:
+    """The table as a LaTeX `table` with the rules of booktabs, its caption below."""
+
+    def row(cells: Sequence[str], bold: int | None = None) -> str:
+        escaped = [cell.translate(_LATEX) for cell in cells]
+        if bold is not None:
+            escaped[bold] = f"\\textbf{{{escaped[bold]}}}"
+        return f"{' & '.join(escaped)} \\\\"
+
+    columns = "l" * table.text_columns + "r" * (len(table.header) - table.text_columns)
+    lines = ["% needs \\usepackage{booktabs}", "\\begin{table}", "\\centering", f"\\begin{{tabular}}{{{columns}}}"]
+    lines += ["\\toprule", row(table.header), "\\midrule", *(row(cells, table.bold) for cells in table.rows)]
+    lines += ["\\bottomrule", "\\end{tabular}", f"\\caption{{{table.caption.translate(_LATEX)}}}"]
+    return "\n".join([*lines, f"\\label{{{label}}}", "\\end{table}", ""])
+
+
+_LATEX = str.maketrans(
+    {sign: f"\\{sign}" for sign in "&%$#_{}"}
+    | {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "±": "$\\pm$", "–": "--"}
+    | {"<": "$<$", ">": "$>$", "\n": " "}
+)
+
+
 def render_page(template: str, **values: Any) -> str:
     """An HTML page from a Jinja template in `training/templates`; text in `values` is escaped."""
     environment = Environment(

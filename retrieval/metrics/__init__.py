@@ -13,7 +13,7 @@ no Q x N matrix is built.
 from hashseek.retrieval.metrics.calibration import Calibration, calibrate
 from hashseek.retrieval.metrics.code_statistics import BitStatistics, bit_statistics, class_distances
 from hashseek.retrieval.metrics.counting import Histograms, histograms, without_self
-from hashseek.retrieval.metrics.intervals import bootstrap, compare
+from hashseek.retrieval.metrics.intervals import bootstrap, compare, holm, randomization_test
 from hashseek.retrieval.metrics.labels import per_label, remarks
 from hashseek.retrieval.metrics.ranking_metrics import (
     GAINS,
@@ -64,6 +64,7 @@ __all__ = [
     "gains_of",
     "histograms",
     "histograms_of_ranking",
+    "holm",
     "lookup",
     "metrics_of_histograms",
     "metrics_of_ranking",
@@ -71,6 +72,7 @@ __all__ = [
     "per_label",
     "precision",
     "precision_curve",
+    "randomization_test",
     "recall",
     "recall_curve",
     "remarks",

@@ -1,5 +1,6 @@
-"""Bootstrap intervals of a metric's mean over queries, and paired comparisons on the same queries."""
+"""Bootstrap intervals of a metric's mean over queries, and paired comparisons and tests on the same queries."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,7 @@ from hashseek.retrieval.metrics.counting import Floats
 # Smaller differences count as equal: the closed forms round in the last digits.
 _EQUAL = 1e-12
 _RESAMPLES = 2000
+_PERMUTATIONS = 9999
 # Resamples per block, so that memory stays at a few megabytes.
 _BLOCK = 256
 
@@ -25,9 +27,13 @@ class Interval:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Second minus first result on the same queries: the mean difference, and how many queries got better or worse."""
+    """Second minus first result on the same queries: the mean difference, and how many queries got better or worse.
+
+    `p_value` is that of `randomization_test`.
+    """
 
     difference: Interval
+    p_value: float
     better: int
     worse: int
     equal: int
@@ -70,7 +76,40 @@ def compare(first: Floats, second: Floats) -> Comparison:
     difference = np.asarray(second, dtype=np.float64) - np.asarray(first, dtype=np.float64)
     return Comparison(
         bootstrap(difference),
+        randomization_test(difference),
         better=int((difference > _EQUAL).sum()),
         worse=int((difference < -_EQUAL).sum()),
         equal=int((np.abs(difference) <= _EQUAL).sum()),
     )
+
+
+def randomization_test(differences: Floats, *, seed: int = 0) -> float:
+    """Two-sided p-value of the paired randomisation test: are the means of two results on the same queries equal?
+
+    If the two were interchangeable, each query's difference could as well have the other sign. The p-value is the share
+    of 9,999 random choices of signs, and the observed one, whose mean is at least as far from 0 (Smucker et al., CIKM
+    2007). Its smallest value is 0.0001.
+
+    Args:
+        differences: one for each query, (Q,).
+        seed: of the signs.
+    """
+    rng, values = np.random.default_rng(seed), np.asarray(differences, dtype=np.float64)
+    n, total = len(values), values.sum()
+    least = abs(total) - 1e-9 * np.abs(values).sum()
+    as_far = 1
+    for start in range(0, _PERMUTATIONS, _BLOCK):
+        rows = min(_BLOCK, _PERMUTATIONS - start)
+        kept = np.unpackbits(rng.integers(0, 256, (rows, -(-n // 8)), dtype=np.uint8), axis=1)[:, :n]
+        as_far += int((np.abs(2 * (kept @ values) - total) >= least).sum())
+    return as_far / (_PERMUTATIONS + 1)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values corrected for their number, in the same order: the step-down method of Holm (1979)."""
+    values = np.asarray(p_values, dtype=np.float64)
+    order = np.argsort(values, kind="stable")
+    corrected = np.empty_like(values)
+    corrected[order] = np.minimum(np.maximum.accumulate(values[order] * np.arange(len(values), 0, -1)), 1)
+    result: list[float] = corrected.tolist()
+    return result

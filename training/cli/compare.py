@@ -16,17 +16,25 @@ def compare(
     out: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Also write the comparison to this Markdown file.")
     ] = None,
+    latex: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Write the table of methods to this file, for LaTeX.")
+    ] = None,
 ) -> None:
-    """Compare reports of the same protocol, and each with the first query by query."""
-    from hashseek.training.evaluation.report.compare import as_markdown, load_entries
+    """Compare reports of the same protocol, and each method with the first query by query.
+
+    Reports of models that differ in the seed of training alone are one method.
+    """
+    from hashseek.training.evaluation.report.compare import as_markdown, load_entries, methods
+    from hashseek.training.report_format import table_as_latex
 
     entries = load_entries(reports)
     text = as_markdown(entries)
-    if out is not None:
-        inputs = {
-            entry.path.with_name(name).resolve() for entry in entries for name in (entry.path.name, "per_query.csv")
-        }
-        if out.resolve() in inputs:
-            raise BadConfig(f"--out {out} would overwrite a report: choose another file")
-        write_atomically(out, text.encode("utf-8", errors="surrogateescape"))
+    inputs = {entry.path.with_name(name).resolve() for entry in entries for name in (entry.path.name, "per_query.csv")}
+    written = [(out, text), (latex, table_as_latex(methods(entries), label="tab:retrieval"))]
+    wanted = [(path, content) for path, content in written if path is not None]
+    for path, _ in wanted:
+        if path.resolve() in inputs:
+            raise BadConfig(f"{path} is part of a report that would be overwritten: choose another file")
+    for path, content in wanted:
+        write_atomically(path, content.encode("utf-8", errors="surrogateescape"))
     typer.echo(text, nl=False)

@@ -34,6 +34,9 @@ def evaluate(
         Literal["retrieved", "possible", "relevant"],
         typer.Option(help="Divide AP by the relevant images retrieved, by min(N, all relevant), or by all relevant."),
     ] = "retrieved",
+    protocol: Annotated[
+        Literal["hyp2"] | None, typer.Option(help="Add the figure that the evaluation code of HyP2 would print.")
+    ] = None,
     labels: Annotated[
         Literal["held-out", "seen", "all"] | None,
         typer.Option(help="Labels that count, if some were held out of training. Default: held-out."),
@@ -47,9 +50,12 @@ def evaluate(
         Literal["skip", "stop"] | None, typer.Option(help="Skip bad lines and images, or stop. Default: stop.")
     ] = None,
     baseline: Annotated[
-        Literal["none", "random-directions", "untrained"],
-        typer.Option(help="Also evaluate the same backbone with a random hash layer, or the model before training."),
-    ] = "none",
+        Literal["auto", "itq", "untrained", "none"],
+        typer.Option(
+            help="Also evaluate the same backbone with a hash layer fitted to training images without labels (itq), or "
+            "the model before training. auto: itq where that is possible."
+        ),
+    ] = "auto",
     points: Annotated[int, typer.Option(min=0, help="Number of database images in the t-SNE; 0 skips it.")] = 1000,
     seed: Annotated[int, typer.Option(help="Seed of everything random in the report.")] = 0,
     url: Annotated[
@@ -72,8 +78,9 @@ def evaluate(
 
     With --url, the exit code is 1 if a ranking of the service differs from that of the library.
     """
-    if url is not None and (baseline != "none" or lengths or calibrate is not None or len(checkpoints) > 1):
-        raise BadConfig("--url takes one checkpoint, and no --baseline, --lengths or --calibrate")
+    alone = len(checkpoints) == 1 and baseline in ("auto", "none") and not (lengths or calibrate or protocol)
+    if url is not None and not alone:
+        raise BadConfig("--url takes one checkpoint, and no --baseline, --lengths, --calibrate or --protocol")
     ns = _parse_ns(n) if n else None
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)  # fail before the work if this is not possible
@@ -98,6 +105,7 @@ def evaluate(
         ns=ns or DEFAULT_NS,
         normalizer=normalizer,
         labels=labels,
+        protocol=protocol,
         seed=seed,
         device=device,
         precision=precision,

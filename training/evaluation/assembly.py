@@ -6,7 +6,7 @@ Both call `prepare`, rank the database in their own way, measure the rankings, a
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,7 @@ class EvaluationOptions:
         normalizer: see `hashseek.retrieval.metrics.average_precision`.
         labels: which images and labels count if labels were held out of training, see `label_part`; None means
             "held-out" for such a checkpoint, and "all" otherwise.
+        protocol: whose evaluation to add beside ours, see `published_order`.
         seed: of the bootstrap, the example queries, t-SNE and random hash layers.
         device, precision: see `Encoder`.
         command: recorded in the report.
@@ -52,6 +53,7 @@ class EvaluationOptions:
     ns: Sequence[int | None] = DEFAULT_NS
     normalizer: Normalizer = "retrieved"
     labels: LabelPart | None = None
+    protocol: Literal["hyp2"] | None = None
     seed: int = 0
     device: str = "auto"
     precision: str = "auto"

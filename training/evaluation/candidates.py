@@ -1,5 +1,7 @@
 """The checkpoints of an evaluation: one, several on the same queries and database, or the lengths of a nested one."""
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,14 +31,29 @@ class Candidate:
 
     @property
     def method(self) -> str:
-        """What it was trained with: the loss, the backbone, and whether that was frozen."""
-        training = self.header.training
-        if "fit" in training:
-            return f"{training['fit']['method']} without labels, {self.header.backbone}"
-        loss = training.get("loss") or {}
-        frozen = (training.get("model") or {}).get("freeze_backbone")
-        words = [str(loss.get("name", "unknown loss")), self.header.backbone]
-        return ", ".join(words + ["frozen"] * bool(frozen) + ["nested"] * bool(loss.get("nested")))
+        """What it was trained with, see `method_of`."""
+        return method_of(self.header)
+
+
+def method_of(header: Header) -> str:
+    """What a checkpoint was trained with: the loss, the backbone, and whether that was frozen."""
+    training = header.training
+    if "fit" in training:
+        return f"{training['fit']['method']} without labels, {header.backbone}"
+    loss = training.get("loss") or {}
+    frozen = (training.get("model") or {}).get("freeze_backbone")
+    words = [str(loss.get("name", "unknown loss")), header.backbone]
+    return ", ".join(words + ["frozen"] * bool(frozen) + ["nested"] * bool(loss.get("nested")))
+
+
+def settings_hash(header: Header) -> str | None:
+    """SHA-256 over the training configuration without its seed and logging; None where there is none."""
+    training = dict(header.training)
+    if "train" not in training:
+        return None
+    training["train"] = {key: value for key, value in training["train"].items() if key != "seed"}
+    training.pop("tracking", None)
+    return hashlib.sha256(json.dumps(training, sort_keys=True).encode()).hexdigest()
 
 
 def load_candidates(paths: Sequence[Path], *, lengths: bool = False) -> list[Candidate]:

@@ -20,10 +20,11 @@ from hashseek.indexing.searcher import InMemory, Searcher
 from hashseek.retrieval.checkpoint import Checkpoint
 from hashseek.retrieval.codes import Codes
 from hashseek.retrieval.encoder import Encoder
-from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.errors import BadConfig, HashseekError
 from hashseek.retrieval.metrics import average_precision_of_ranking, bit_statistics, gains_of, histograms
 from hashseek.retrieval.scores import Scores, asymmetric_scores, best, cosines
 from hashseek.training.data.splits import Split, Splits
+from hashseek.training.data.training_images import without_broken
 from hashseek.training.evaluation.assembly import (
     N_NEAREST,
     Evaluation,
@@ -34,16 +35,15 @@ from hashseek.training.evaluation.assembly import (
     prepare,
 )
 from hashseek.training.evaluation.candidates import group_by_backbone, load_candidates
+from hashseek.training.evaluation.published_order import hyp2_order
 from hashseek.training.evaluation.report.measurements import Measurements, measure_histograms
 from hashseek.training.evaluation.report.projection import Points, project
 from hashseek.training.evaluation.report.schema import ComparedModel, EvaluationReport, RankingScore
-from hashseek.training.evaluation.split_encoder import EncodedSplit, SplitEncoder, random_head, untrained_model
+from hashseek.training.evaluation.split_encoder import EncodedSplit, SplitEncoder, itq_head, untrained_model
 
-Baseline = Literal["none", "random-directions", "untrained"]
-_BASELINE_NAMES: dict[Baseline, str] = {
-    "random-directions": "The same backbone with random hash directions",
-    "untrained": "The same model before training",
-}
+Baseline = Literal["auto", "itq", "untrained", "none"]
+# ITQ is fitted to at most this many training images: more change little (docs/explanation/unsupervised.md).
+N_FITTED = 4000
 
 # Rankings are as long as the largest N. This many of their ranks are in memory at the same time.
 RANKS_PER_BLOCK = 2**22
@@ -82,34 +82,36 @@ def evaluate(
         options: see `EvaluationOptions`.
         others: further checkpoints; the report compares their scores on the same splits.
         lengths: also compare the shorter codes of nested checkpoints.
-        baseline: also evaluate "random-directions", the same backbone with a random hash layer, or "untrained", the
-            model before its first training step.
+        baseline: also evaluate "itq", the same backbone with a hash layer fitted to its features of training images
+            without labels, or "untrained", the model before its first training step; "auto" is "itq", or a note where
+            that is not possible.
         n_points: number of database images in the t-SNE; 0 leaves it out.
 
     Raises:
         HashseekError: a checkpoint cannot be read, the checkpoints cannot be evaluated together, images are broken and
-            on_error = "stop", the data set does not fit the checkpoint, or N < 1.
+            on_error = "stop", the data set does not fit the checkpoint, the baseline is not possible, or N < 1.
     """
     if n_points < 0:
         raise BadConfig(f"the number of points in the t-SNE must be at least 0, not {n_points}")
     candidates = load_candidates([checkpoint_path, *others], lengths=lengths)
     task = prepare(candidates, splits, options)
-    checkpoint, header = candidates[0].checkpoint, task.header
-    heads: list[nn.Module] = []
-    if baseline == "random-directions":
-        heads = [random_head(header.head, checkpoint.model.n_features, header.n_bits, seed=options.seed)]
-    elif baseline == "untrained":
-        before = Checkpoint(untrained_model(checkpoint), header)
-    model, *encoded = _encode(task, [each.checkpoint for each in candidates], group_by_backbone(candidates), heads)
+    checkpoints = [each.checkpoint for each in candidates]
+    before = untrained_model(checkpoints[0]) if baseline == "untrained" else None
+    itq = baseline if baseline in ("auto", "itq") else None
+    model, *encoded = _encode(task, checkpoints, group_by_backbone(candidates), itq=itq)
     found, ranking = _measure(task, model)
-    fields = {}
-    if baseline != "none":
-        of_baseline = encoded.pop() if heads else _encode(task, [before], [[0]], [])[0]
+    of_baseline, name, fields = None, "ITQ on the same features", {}
+    if before is not None:
+        of_baseline, name = _encode(task, [Checkpoint(before, task.header)], [[0]])[0], "Before training"
+    elif len(encoded) == len(candidates):
+        of_baseline = encoded.pop()
+    if of_baseline is not None:
         measured = _measure(task, of_baseline)[0]
         fields = {
             "baseline": measured.scores,
-            "baseline_name": _BASELINE_NAMES[baseline],
+            "baseline_name": name,
             "baseline_precision": measured.curves.precision,
+            "baseline_recall": measured.curves.recall,
         }
     if len(candidates) > 1:
         scores = [found.scores, *(_measure(task, other)[0].scores for other in encoded)]
@@ -136,7 +138,7 @@ def rank_with_library(
     task: EvaluationTask, checkpoint: Checkpoint, database: Split, *, k: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """(distances, rows) of the k nearest images of each query, (Q, k), in the order of search (ties by row)."""
-    data = _encode(task, [checkpoint], [[0]], [], database=database)[0]
+    data = _encode(task, [checkpoint], [[0]], database=database)[0]
     found = _ranker(data.encoder.encoder, data.database.codes, n_bits=data.n_bits)(data.query.codes, k=k)
     return np.stack([row for row, _ in found]).astype(np.int64), np.stack([row for _, row in found]).astype(np.int64)
 
@@ -170,11 +172,11 @@ def _encode(
     task: EvaluationTask,
     checkpoints: Sequence[Checkpoint],
     groups: Sequence[Sequence[int]],
-    heads: Sequence[nn.Module],
     *,
+    itq: Baseline | None = None,
     database: Split | None = None,
 ) -> list[_EncodedData]:
-    """Both splits by each checkpoint, then by further heads on the backbone of the first.
+    """Both splits by each checkpoint, then by ITQ on the backbone of the first if `itq` asks for it and it is possible.
 
     The checkpoints of a group have the same backbone, which sees the images only once.
     """
@@ -184,13 +186,36 @@ def _encode(
     for group in groups:
         encoder = SplitEncoder(checkpoints[group[0]], device=options.device, precision=options.precision)
         places, of_group = list(group), [checkpoints[place].model.head for place in group]
-        if 0 in group:
-            places += range(len(checkpoints), len(checkpoints) + len(heads))
-            of_group += heads
+        if 0 in group and itq and (head := _itq_head(task, encoder, required=itq == "itq")):
+            places.append(len(checkpoints))
+            of_group.append(head)
         parts = [encoder.encode(split, of_group, options.progress, title) for title, split in splits.items()]
         for place, query, found in zip(places, *parts, strict=True):
             made[place] = _EncodedData(encoder, query, found)
     return [made[place] for place in sorted(made)]
+
+
+def _itq_head(task: EvaluationTask, encoder: SplitEncoder, *, required: bool) -> nn.Module | None:
+    """A hash layer fitted by ITQ to the training images without their labels; if it is not possible, None and a note.
+
+    Raises:
+        BadConfig: it is required but not possible.
+    """
+    options, train = task.options, task.splits.train
+    try:
+        rows = np.random.default_rng(options.seed).permutation(len(train))[:N_FITTED]
+        chosen = train.take(np.sort(rows))
+        if chosen.vectors is None:
+            source = f"{options.data_name} (train)"
+            chosen, _ = without_broken(chosen, on_error=task.splits.on_error, source=source)
+        title = "encoding training images for ITQ"
+        found = encoder.encode(chosen, [encoder.model.head], options.progress, title)[0]
+        return itq_head(found.features, task.header.n_bits, seed=options.seed)
+    except HashseekError as error:
+        if required:
+            raise BadConfig(f"ITQ cannot be the baseline ({error}): use --baseline untrained or none") from None
+        task.notes.append(f"there is no baseline, because ITQ could not be fitted: {error}")
+        return None
 
 
 def _measure(task: EvaluationTask, model: _EncodedData) -> tuple[Measurements, Ranking]:
@@ -251,7 +276,7 @@ def _rank(task: EvaluationTask, model: _EncodedData, n_relevant: np.ndarray) -> 
 
 
 def _rankings(task: EvaluationTask, model: _EncodedData, found: Measurements) -> list[RankingScore]:
-    """All three rankings of the whole database, at each N."""
+    """All rankings of the whole database, at each N."""
     query, database = model.query, model.database
     scores = [
         RankingScore("hamming", score.n, score.mean_average_precision.expected, score.precision.expected)
@@ -265,24 +290,26 @@ def _rankings(task: EvaluationTask, model: _EncodedData, found: Measurements) ->
         return cosines(database.features, query.features[chosen])
 
     rows, block = np.arange(len(database)), max(1, SCORES_PER_BLOCK // len(database))
-    rankings: dict[str, Callable[[slice], Scores]] = {"asymmetric": asymmetric, "float": by_cosine}
-    for rank, score in rankings.items():
-        hits = []
+
+    def ranked(score: Callable[[slice], Scores]) -> Callable[[slice], Ids]:
+        return lambda chosen: np.stack([best(row, rows, max(task.ns)) for row in score(chosen)])
+
+    def hyp2(chosen: slice) -> Ids:
+        return np.stack([hyp2_order(code, database.codes)[: max(task.ns)] for code in query.codes[chosen]])
+
+    rankings: dict[str, Callable[[slice], Ids]] = {"asymmetric": ranked(asymmetric), "float": ranked(by_cosine)}
+    if task.options.protocol == "hyp2":
+        rankings["hyp2"] = hyp2
+    for rank, order in rankings.items():
+        parts = []
         for start in range(0, len(query), block):
             chosen = slice(start, start + block)
-            ranked = np.stack([best(row, rows, max(task.ns)) for row in score(chosen)])
-            hits.append(gains_of(ranked, query.labels[chosen], database.labels) > 0)
-        scores += _scores_of_ranking(rank, np.concatenate(hits), task, found.n_relevant)
+            parts.append(gains_of(order(chosen), query.labels[chosen], database.labels) > 0)
+        hits, normalizer = np.concatenate(parts), "retrieved" if rank == "hyp2" else task.options.normalizer
+        for n in task.ns:
+            ap = average_precision_of_ranking(hits[:, :n], n_relevant=found.n_relevant, normalizer=normalizer)
+            scores.append(RankingScore(rank, n, float(ap.mean()), float(hits[:, :n].mean())))
     return sorted(scores, key=lambda score: score.n)
-
-
-def _scores_of_ranking(rank: str, hits: np.ndarray, task: EvaluationTask, n_relevant: np.ndarray) -> list[RankingScore]:
-    """The scores at each N from the relevance (Q, n) of ranked images."""
-    scores = []
-    for n in task.ns:
-        ap = average_precision_of_ranking(hits[:, :n], n_relevant=n_relevant, normalizer=task.options.normalizer)
-        scores.append(RankingScore(rank, n, float(ap.mean()), float(hits[:, :n].mean())))
-    return scores
 
 
 def _project(task: EvaluationTask, database: EncodedSplit, n_points: int) -> Points:

@@ -14,13 +14,16 @@ from hashseek.retrieval.checkpoint import Checkpoint, Header
 from hashseek.retrieval.codes import Codes, pack
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.hash_layers import fit_hash_layer
 from hashseek.retrieval.images import Pixels, decode_for, read_bytes
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.retrieval.models.heads import build_head
 from hashseek.retrieval.models.mlp import Mlp, n_inputs_of
+from hashseek.retrieval.models.pretrained_weights import copy_state
 from hashseek.retrieval.scores import Features, stored_features
 from hashseek.training.config import parse_config
 from hashseek.training.data.splits import Split, Splits
+from hashseek.training.evaluation.candidates import method_of, settings_hash
 from hashseek.training.loop.fit import initial_model
 from hashseek.training.runs.progress import Progress
 
@@ -99,6 +102,9 @@ def describe_model(header: Header, computed_in: str) -> dict[str, Any]:
     """A checkpoint, for the protocol of a report."""
     preprocessing = header.preprocessing
     return {
+        "method": method_of(header),
+        "training_seed": (header.training.get("train") or {}).get("seed"),
+        "training_settings_sha256": settings_hash(header),
         "backbone": header.backbone,
         "head": header.head,
         "preprocessing": "none (vectors)" if preprocessing is None else preprocessing.as_dict(),
@@ -116,11 +122,18 @@ def check_kind(header: Header, splits: Splits, *, name: str) -> None:
         raise BadConfig(f"{name} encodes {needs}, but the data set has {has}: choose another data set")
 
 
-def random_head(name: str, n_features: int, n_bits: int, *, seed: int) -> nn.Module:
-    """A new head of the same kind with random weights: what training has to beat."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return build_head(name, n_features=n_features, n_bits=n_bits).eval()
+def itq_head(features: Features, n_bits: int, *, seed: int) -> nn.Module:
+    """A hash layer fitted by ITQ to features (n, D), without labels: what a trained one has to beat.
+
+    Raises:
+        BadConfig: the features do not vary in `n_bits` directions, or are not numbers.
+    """
+    if not np.isfinite(features).all():
+        raise BadConfig("the network gives features that are not numbers: use other weights")
+    layer = fit_hash_layer(features.astype(np.float32), n_bits=n_bits, method="itq", seed=seed)
+    head = build_head("normalized", n_features=features.shape[1], n_bits=n_bits)
+    copy_state(head, {"weight": torch.from_numpy(layer.weight), "bias": torch.from_numpy(layer.bias)})
+    return head.eval()
 
 
 def untrained_model(checkpoint: Checkpoint) -> HashModel:

@@ -1,5 +1,6 @@
 """Metrics by label, intervals, comparisons, calibration and the statistics of codes."""
 
+import itertools
 import json
 from itertools import pairwise
 
@@ -18,7 +19,9 @@ from hashseek.retrieval.metrics import (
     class_distances,
     compare,
     histograms,
+    holm,
     per_label,
+    randomization_test,
     remarks,
 )
 from hashseek.retrieval.metrics.ties import hypergeometric
@@ -89,6 +92,33 @@ def test_a_paired_comparison_counts_queries():
     assert (found.better, found.worse, found.equal) == (60, 20, 120)
     assert found.difference.mean == pytest.approx(0.025)
     assert 0 < found.difference.low < 0.025 < found.difference.high < 0.04
+
+
+@pytest.mark.parametrize("differences", [[1.0] * 5, [3, -1, 2, -2, 5, 1, 0.5, -4], [0.3, -0.3], [2, -1, 0, 0, 0, 7, 3]])
+def test_the_randomisation_test_is_near_the_share_of_all_choices_of_signs(differences):
+    values = np.array(differences)
+    means = [abs((values * signs).mean()) for signs in itertools.product((1, -1), repeat=len(values))]
+    exact = np.mean(np.array(means) >= abs(values.mean()) - 1e-12)
+    found = randomization_test(values)
+    assert found == pytest.approx(exact, abs=0.02)
+    assert found == randomization_test(-values) == randomization_test(values * 1e-9)
+
+
+def test_the_randomisation_test_tells_a_difference_from_none():
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=(200, 50))
+    p_values = np.array([randomization_test(row) for row in noise])
+    assert 0.01 < (p_values < 0.05).mean() < 0.1  # as often as it says
+    assert randomization_test(noise[0] + 1) == pytest.approx(1e-4)
+    assert randomization_test(np.zeros(9)) == 1
+
+
+def test_holm_worked_out_by_hand():
+    # Sorted 0.01, 0.03, 0.04: times 3, 2, 1 is 0.03, 0.06, 0.04, and none may be below the one before.
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.2]) == [0.2]
+    assert holm([0.9, 0.6]) == [1, 1]
+    assert holm([]) == []
 
 
 def test_calibration_is_the_share_of_relevant_pairs_and_goes_through_json():

@@ -2,11 +2,17 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from hashseek.retrieval.checkpoint import load_checkpoint, save_checkpoint
+from hashseek.retrieval.codes import pack
 from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.hash_layers import fit_hash_layer
+from hashseek.retrieval.metrics import evaluate_codes
 from hashseek.retrieval.models.truncation import truncate
+from hashseek.retrieval.scores import normalized
 from hashseek.training.evaluation.assembly import EvaluationOptions
 from hashseek.training.evaluation.candidates import group_by_backbone, load_candidates
 from hashseek.training.evaluation.evaluate import evaluate
@@ -41,12 +47,13 @@ def checkpoints(tmp_path_factory) -> dict[str, Path]:
 def test_each_has_the_scores_that_it_has_alone_and_the_folder_shows_them_all(checkpoints, tmp_path):
     names = ("first", "longer", "alone", "dpsh")
     first, *others = (checkpoints[name] for name in names)
-    made = evaluate(first, VECTOR_SPLITS, OPTIONS, others=others, baseline="random-directions", n_points=0)
+    made = evaluate(first, VECTOR_SPLITS, OPTIONS, others=others, baseline="itq", n_points=0)
     report = made.report
     assert [model.n_bits for model in report.models] == [8, 12, 16, 12]
     assert [model.checkpoint for model in report.models] == [str(checkpoints[name]) for name in names]
     for name, model in zip(names, report.models, strict=True):
-        alone = evaluate(checkpoints[name], VECTOR_SPLITS, OPTIONS, baseline="random-directions", n_points=0).report
+        baseline = "itq" if name == "first" else "none"
+        alone = evaluate(checkpoints[name], VECTOR_SPLITS, OPTIONS, baseline=baseline, n_points=0).report
         assert (model.scores, model.fingerprint) == (alone.scores, alone.fingerprint)
         assert alone.models == []
         if name == "first":
@@ -102,3 +109,25 @@ def test_without_data_all_must_be_of_one_data_set(checkpoints, tmp_path, capsys)
     assert "--data" in said
     notes = evaluate(checkpoints["first"], VECTOR_SPLITS, OPTIONS, others=[other], n_points=0).report.notes
     assert any(str(other) in note for note in notes)
+
+
+def test_itq_is_fitted_to_the_training_features_without_labels(checkpoints):
+    report = evaluate(checkpoints["first"], VECTOR_SPLITS, OPTIONS, baseline="auto", n_points=0).report
+    backbone = load_checkpoint(checkpoints["first"]).model.backbone.eval()
+    train, *searched = VECTOR_SPLITS.train, VECTOR_SPLITS.query, VECTOR_SPLITS.database
+    features = [backbone(torch.from_numpy(split.vectors)).detach().numpy() for split in (train, *searched)]
+    layer = fit_hash_layer(normalized(features[0]).astype(np.float32), n_bits=8)
+    codes = [pack(layer(part)) for part in features[1:]]
+    expected = evaluate_codes(*codes, *(split.labels for split in searched), n_bits=8, ns=(5, 20))
+    for score in report.baseline:
+        assert score.mean_average_precision.expected == pytest.approx(expected[f"AP@{score.n}"].expected.mean())
+    assert report.baseline_recall[-1] == pytest.approx(report.curves.recall[-1])
+
+
+def test_where_itq_is_not_possible_the_report_says_so_and_asking_for_it_is_refused(tmp_path):
+    longer = save(tmp_path / "longer", 17)  # than the features are wide
+    made = evaluate(longer, VECTOR_SPLITS, OPTIONS, baseline="auto", n_points=0).report
+    assert made.baseline == []
+    assert any("ITQ" in note for note in made.notes)
+    with pytest.raises(BadConfig, match="untrained"):
+        evaluate(longer, VECTOR_SPLITS, OPTIONS, baseline="itq", n_points=0)

@@ -12,16 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hashseek.retrieval.errors import BadConfig
-from hashseek.retrieval.metrics import compare
+from hashseek.retrieval.metrics import compare, holm
+from hashseek.retrieval.metrics.intervals import Comparison
 from hashseek.training.evaluation.report.markdown import section_as_markdown
 from hashseek.training.evaluation.report.schema import EvaluationReport, MeanValue, load_report
-from hashseek.training.evaluation.report.sections import Section, interval, number, protocol_of, tie_range
+from hashseek.training.evaluation.report.sections import DIVISORS, Section, interval, number, protocol_of, tie_range
 from hashseek.training.report_format import Table
 
 # What must be the same, as (name, value of a report). Checkpoint, K, seed and versions may differ: they are what a
 # comparison is about. The name of the data set is the place of its files, and does not matter.
 _HASHES = ("query_sha256", "database_sha256", "splits_sha256")
 _COUNTS = ("queries", "database", "labels")
+_TEST = (
+    "p is that of the paired randomisation test over queries, corrected by Holm's method if more than two methods are "
+    "compared. Reports that differ in the seed of training alone are one method: the mean over its seeds of each query."
+)
 # Metrics of per_query.csv that are compared, and the field of `Score` that is their mean.
 _PAIRED = {"AP": "mean_average_precision", "precision": "precision"}
 
@@ -45,6 +50,49 @@ class Entry:
     def ns(self) -> list[int]:
         """The N of its metrics."""
         return [score.n for score in self.report.scores]
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of its training, if it is known."""
+        return self.report.model.get("training_seed")
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """What its training and evaluation must have in common with those of another seed."""
+        model = self.report.model
+        return model.get("training_settings_sha256"), self.report.n_bits
+
+
+@dataclass(frozen=True)
+class Group:
+    """Reports of models that were trained in the same way but for the seed; often only one."""
+
+    entries: list[Entry]
+
+    @property
+    def letters(self) -> str:
+        """The letters of its reports, such as "A,C"."""
+        return ",".join(entry.letter for entry in self.entries)
+
+    def per_query(self, metric: str) -> NDArray[np.float64] | None:
+        """The mean over seeds of a metric of each query, (Q,); None if a table is missing."""
+        tables = [entry.per_query for entry in self.entries]
+        return np.mean([table[metric] for table in tables if table], axis=0) if all(tables) else None
+
+
+def grouped(entries: Sequence[Entry]) -> list[Group]:
+    """The reports, those that differ in the seed of training alone in one group."""
+    groups: list[Group] = []
+    for entry in entries:
+        for group in groups:
+            first = group.entries[0]
+            seen = [other.seed for other in group.entries]
+            if None not in entry.settings and entry.settings == first.settings and entry.seed not in seen:
+                group.entries.append(entry)
+                break
+        else:
+            groups.append(Group([entry]))
+    return groups
 
 
 def load_entries(places: Sequence[Path]) -> list[Entry]:
@@ -106,12 +154,14 @@ def as_markdown(entries: Sequence[Entry]) -> str:
     first = entries[0].report
     names = dict.fromkeys(str(entry.report.data.get("data_set")) for entry in entries)
     protocol = {"data set": ", ".join(names), **_protocol_values(first), "N": _listed(ns)}
-    paired = _paired(entries, ns)
+    groups = grouped(entries)
+    paired = _paired(groups, ns)
     parts = [
         Section("protocol", "Protocol", tables=[Table(("", ""), [(key, str(v)) for key, v in protocol.items()], 2)]),
         Section("reports", "Reports", tables=[_reports(entries)]),
+        Section("methods", "Methods", tables=[methods(entries)]),
         *(Section("metrics", f"N = {n}", tables=_metrics(entries, n)) for n in ns),
-        Section("paired", "Query by query", tables=[paired] if paired.rows else []),
+        Section("paired", "Query by query", _TEST if paired.rows else "", [paired] if paired.rows else []),
         Section("notes", "Notes", items=_notes(entries, ns)),
     ]
     return "\n".join(["# Comparison", *(section_as_markdown(part) for part in parts if part.tables or part.items), ""])
@@ -178,19 +228,44 @@ def _metrics(entries: Sequence[Entry], n: int) -> list[Table]:
     return tables
 
 
-def _paired(entries: Sequence[Entry], ns: Sequence[int]) -> Table:
+def methods(entries: Sequence[Entry]) -> Table:
+    """mAP@N of each method, as mean and standard deviation over its seeds."""
+    ns, rows = shared_ns(entries), []
+    for group in grouped(entries):
+        first = group.entries[0].report
+        cells = []
+        for n in ns:
+            values = [s.mean_average_precision.expected for e in group.entries for s in e.report.scores if s.n == n]
+            cells.append(f"{np.mean(values):.4f}" + (f" ± {np.std(values, ddof=1):.4f}" if len(values) > 1 else ""))
+        method = str(first.model.get("method", first.title))
+        rows.append([group.letters, method, str(first.n_bits), str(len(group.entries)), *cells])
+    data = entries[0].report.data
+    caption = (
+        f"Mean and standard deviation over seeds; {data['queries']} queries, {data['database']} items in the database, "
+        f"AP divided by {DIVISORS[entries[0].report.normalizer]}."
+    )
+    return Table(["", "method", "bits", "seeds", *(f"mAP@{n}" for n in ns)], rows, text_columns=2, caption=caption)
+
+
+def _paired(groups: Sequence[Group], ns: Sequence[int]) -> Table:
+    """Each group beside the first: p-values are corrected for the number of groups compared by the same metric."""
+    of_metric: dict[str, list[tuple[str, Comparison]]] = {f"{metric}@{n}": [] for n in ns for metric in _PAIRED}
+    for name, found in of_metric.items():
+        first = groups[0].per_query(name)
+        for other in groups[1:]:
+            second = other.per_query(name)
+            if first is not None and second is not None:
+                found.append((f"{other.letters} - {groups[0].letters}", compare(first, second)))
     rows = []
-    first = entries[0]
-    for other in entries[1:]:
-        if first.per_query is None or other.per_query is None:
-            continue
-        for name in (f"{metric}@{n}" for n in ns for metric in _PAIRED):
-            found = compare(first.per_query[name], other.per_query[name])
-            change = found.difference
-            counts = [str(found.better), str(found.worse), str(found.equal)]
+    for name, found in of_metric.items():
+        corrected = holm([each.p_value for _, each in found])
+        for (pair, each), p_value in zip(found, corrected, strict=True):
+            change = each.difference
             spread = f"{change.low:+.4f} to {change.high:+.4f}"
-            rows.append([f"{other.letter} - {first.letter}", name, f"{change.mean:+.4f}", spread, *counts])
-    header = ["", "metric", "mean difference", "95 % interval", "queries better", "worse", "equal"]
+            counts = [str(each.better), str(each.worse), str(each.equal)]
+            rows.append([pair, name, f"{change.mean:+.4f}", spread, f"{p_value:.4f}", *counts])
+    rows.sort(key=lambda row: [pair for pair, _ in of_metric[row[1]]].index(row[0]))  # stable: metrics stay in order
+    header = ["", "metric", "mean difference", "95 % interval", "p", "queries better", "worse", "equal"]
     return Table(header, rows, text_columns=2, bold=2)
 
 

@@ -15,7 +15,7 @@ from hashseek.training.evaluation.report.sections import half_width, number, sec
 from hashseek.training.report_format import render_page
 
 _SIDES = {"query": 300, "hit": 170}  # pixels: twice what the page shows on a wide screen
-GOOD, BAD = 0.75, 0.25
+GOOD = 0.75  # share of the query's labels
 
 
 def as_html(
@@ -45,6 +45,8 @@ def as_html(
         return _thumbnail(paths[row], name, side=_SIDES[kind]) if paths else {"missing": name}
 
     main = report.main
+    before = report.at_main_n(report.baseline) if report.baseline else None
+    cards = {"mAP": "mean_average_precision", "precision": "precision", "nDCG": "ndcg", "recall": "recall"}
     return render_page(
         "evaluation.html",
         title=report.title,
@@ -53,10 +55,8 @@ def as_html(
         plots=plots,
         pictures=pictures,
         cards={
-            f"mAP@{main.n}": main.mean_average_precision,
-            f"precision@{main.n}": main.precision,
-            f"nDCG@{main.n}": main.ndcg,
-            f"recall@{main.n}": main.recall,
+            f"{name}@{main.n}": (getattr(main, field), before and getattr(before, field))
+            for name, field in cards.items()
         },
         number=number,
         half_width=half_width,
@@ -67,8 +67,8 @@ def as_html(
 
 
 def frame(hit: ExampleHit) -> str:
-    """The kind of frame around a hit: how many of the query's labels it shares."""
-    return "good" if hit.share >= GOOD else "bad" if hit.share <= BAD else "some"
+    """The kind of frame around a hit: "good", "some", which is the greener the more labels it shares, or "bad"."""
+    return "good" if hit.share >= GOOD else "some" if hit.share else "bad"
 
 
 def _thumbnail(path: Path, name: str, *, side: int) -> dict[str, str]:

@@ -110,7 +110,7 @@ def _precision_curve(report: EvaluationReport) -> "Figure":
     axes.plot(ns, expected, color=SERIES[0], label=label)
     if report.baseline_precision:
         before = [report.baseline_precision[i] for i in shown]
-        axes.plot(ns, before, color=SERIES[1], linestyle=(0, (4, 2)), label=report.baseline_name.lower())
+        axes.plot(ns, before, color=SERIES[1], linestyle=(0, (4, 2)), label=report.baseline_name)
     _random_order(report, axes)
     axes.set(xlabel="N", ylabel="precision@N", xlim=(0 if ns[-1] > 1 else 0.5, max(ns[-1], 1)), ylim=(0, 1.02))
     _legend(figure)
@@ -138,6 +138,9 @@ def _precision_recall(report: EvaluationReport) -> "Figure":
             markersize=3,
             label="over Hamming radius",
         )
+    if report.baseline_recall:
+        recall, precision, dashed = report.baseline_recall, report.baseline_precision, (0, (4, 2))
+        axes.plot(recall, precision, color=SERIES[2], linestyle=dashed, label=report.baseline_name)
     axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1.01), ylim=(0, 1.02))
     _legend(figure)
     return figure

@@ -58,7 +58,8 @@ class RankingScore:
     """Mean AP@N and precision@N of one order of the whole database.
 
     `rank` is "hamming" (expected over ties), "asymmetric" (the query's real outputs with the stored bits) or "float"
-    (the cosine of the features), the latter two with ties in the order of the database.
+    (the cosine of the features), the latter two with ties in the order of the database; or "hyp2", by distance with the
+    order of ties and the normalizer of that paper's code.
     """
 
     rank: str
@@ -226,6 +227,7 @@ class EvaluationReport:
     baseline: list[Score] = field(default_factory=list)
     baseline_name: str = ""
     baseline_precision: list[float] = field(default_factory=list)
+    baseline_recall: list[float] = field(default_factory=list)
     seed: int = 0
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     versions: dict[str, str] = field(default_factory=lambda: software_versions())

@@ -7,6 +7,20 @@ from typing import Any
 from hashseek.training.evaluation.report.schema import EvaluationReport, MeanValue, Score, ServiceAgreement
 from hashseek.training.report_format import Table
 
+_BIBTEX = (
+    "@software{{hashseek, title = {{Hashseek: image retrieval with deep hashing}}, author = {{{{The Hashseek "
+    "maintainers}}}}, version = {{{}}}}}"
+)
+DIVISORS = {
+    "retrieved": "the relevant items retrieved",
+    "possible": "the relevant items that could be retrieved",
+    "relevant": "all relevant items",
+}
+_HYP2 = (
+    " hyp2 is what the evaluation code of HyP2 prints for this checkpoint: ties in the order of an unstable sort, AP "
+    "divided by the relevant images retrieved. The paper's training also scores every fifth epoch on the queries and "
+    "keeps the best; that part is not included, because a run keeps the epochs that are best on validation and last."
+)
 _RADII = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 
 
@@ -30,9 +44,9 @@ def sections(report: EvaluationReport) -> list[Section]:
         Section(
             "rankings",
             "Rankings",
-            "The whole database, ordered in three ways: hamming compares codes; asymmetric compares the query's real "
+            "The whole database, ordered in several ways: hamming compares codes; asymmetric compares the query's real "
             "outputs with the stored bits; float compares features by their cosine. `hashseek search --rank` has the "
-            "same three.",
+            f"same three.{_HYP2 if any(score.rank == 'hyp2' for score in report.rankings) else ''}",
             [_rankings(report)] if report.rankings else [],
         ),
         Section("curves", "Curves and distances"),
@@ -55,7 +69,22 @@ def sections(report: EvaluationReport) -> list[Section]:
     if report.notes:
         found.append(Section("notes", "Notes", items=report.notes))
     text = "Metrics of two reports may be compared if splits, labels, normalizer, ties and N are the same."
-    return [*found, Section("protocol", "Protocol", text, [_protocol(report)])]
+    return [
+        *found,
+        Section("protocol", "Protocol", text, [_protocol(report)]),
+        Section("citation", "Citation", items=[cited(report), _BIBTEX.format(report.versions.get("hashseek", ""))]),
+    ]
+
+
+def cited(report: EvaluationReport) -> str:
+    """The headline and its protocol, as a sentence for a paper."""
+    value, data = report.main.mean_average_precision, report.data
+    ties = "expected over ties (McSherry and Najork, ECIR 2008)" if report.ties == "expected" else "as served"
+    return (
+        f"mAP@{report.main_n} of {report.n_bits}-bit codes is {number(value.expected)} (95 % bootstrap interval over "
+        f"queries {interval(value)}), {ties}, AP divided by {DIVISORS[report.normalizer]}, with {data.get('queries')} "
+        f"queries and {data.get('database')} items in the database; computed by Hashseek."
+    )
 
 
 def explanation(report: EvaluationReport) -> str:

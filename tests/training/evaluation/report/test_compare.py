@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hashseek.retrieval.errors import BadConfig
-from hashseek.retrieval.metrics import bootstrap
+from hashseek.retrieval.metrics import bootstrap, holm, randomization_test
 from hashseek.training.data.splits import Split, Splits
 from hashseek.training.evaluation.assembly import Evaluation, EvaluationOptions
 from hashseek.training.evaluation.evaluate import evaluate
@@ -82,12 +82,13 @@ def test_queries_are_compared_one_by_one(evaluations, written):
         first, second = (np.array(evaluations[n_bits].per_query[row[1]]) for n_bits in (8, 12))
         interval = bootstrap(second - first)
         assert row[2:4] == [f"{second.mean() - first.mean():+.4f}", f"{interval.low:+.4f} to {interval.high:+.4f}"]
-        better, worse, equal = map(int, row[4:])
+        assert 0 < float(row[4]) <= 1
+        better, worse, equal = map(int, row[5:])
         assert better == sum(b > a + 1e-9 for a, b in zip(first, second, strict=True)) > 0
         assert worse == sum(b < a - 1e-9 for a, b in zip(first, second, strict=True)) > 0
         assert equal == 15 - better - worse
     for row in table[4:]:
-        assert row[2:] == ["+0.0000", "+0.0000 to +0.0000", "0", "0", "15"]
+        assert row[2:] == ["+0.0000", "+0.0000 to +0.0000", "1.0000", "0", "0", "15"]
 
 
 def relabelled(part: Split) -> Split:
@@ -183,3 +184,48 @@ def test_the_comparison_is_written_but_never_over_a_report(own, tmp_path, capsys
         before = taken.read_bytes()
         assert run_command(capsys, "compare", own[8], own[12], "--out", taken)[0] == 2
         assert taken.read_bytes() == before
+
+
+def test_seeds_of_one_method_are_averaged_and_methods_tested_with_holms_correction(tmp_path, capsys):
+    kinds = [("hyp2", 0), ("dpsh", 0), ("hyp2", 1), ("hyp2", 2), ("csq_&", 0)]
+    made: list[Evaluation] = []
+    for place, (loss, seed) in enumerate(kinds):
+        training = {"loss": {"name": loss}, "train": {"seed": seed, "epochs": 2}, "splits_sha256": "f" * 64}
+        made.append(evaluated(save_vector_model(tmp_path / f"{place}.m", 8, seed=place, training=training)))
+        made[-1].write(tmp_path / str(place))
+    folders = [tmp_path / str(place) for place in range(5)]
+    code, text, _ = run_command(capsys, "compare", *folders, "--latex", tmp_path / "table.tex")
+    assert code == 0
+    of_seeds = [made[place].report.scores[1].mean_average_precision.expected for place in (0, 2, 3)]
+    table = rows(text, "Methods")
+    assert [row[:4] for row in table] == [
+        ["A,C,D", "hyp2, mlp:6-16", "8", "3"],
+        ["B", "dpsh, mlp:6-16", "8", "1"],
+        ["E", "csq_&, mlp:6-16", "8", "1"],
+    ]
+    assert table[0][5] == f"{np.mean(of_seeds):.4f} ± {np.std(of_seeds, ddof=1):.4f}"
+    per_query = [np.array(each.per_query["AP@20"]) for each in made]
+    mean = np.mean([per_query[place] for place in (0, 2, 3)], axis=0)
+    p_values = holm([randomization_test(per_query[place] - mean) for place in (1, 4)])
+    paired = {(row[0], row[1]): row for row in rows(text, "Query by query")}
+    for letter, place, p_value in zip("BE", (1, 4), p_values, strict=True):
+        row = paired[f"{letter} - A,C,D", "AP@20"]
+        assert row[2] == f"{(per_query[place] - mean).mean():+.4f}"
+        assert row[4] == f"{p_value:.4f}"
+    latex = (tmp_path / "table.tex").read_text().splitlines()
+    value = table[2][5]
+    assert latex.count("\\midrule") == 1
+    assert any(
+        line.startswith("E & csq\\_\\&, mlp:6-16 & 8 & 1") and line.endswith(f"& {value} \\\\") for line in latex
+    )
+    assert any(f"{np.mean(of_seeds):.4f} $\\pm$ {np.std(of_seeds, ddof=1):.4f}" in line for line in latex)
+    assert run_command(capsys, "compare", *folders, "--latex", folders[0] / "report.json")[0] == 2
+
+
+def test_the_same_seed_twice_is_two_methods(tmp_path):
+    training = {"loss": {"name": "hyp2"}, "train": {"seed": 0}}
+    for place in (0, 1):
+        checkpoint = save_vector_model(tmp_path / f"{place}.m", 8, seed=place, training=training)
+        evaluated(checkpoint).write(tmp_path / str(place))
+    table = rows(as_markdown(load_entries([tmp_path / "0", tmp_path / "1"])), "Methods")
+    assert [row[0] for row in table] == ["A", "B"]

@@ -84,6 +84,7 @@ def report(parts, measured) -> EvaluationReport:
         baseline=measured.scores,
         baseline_name="Something else",
         baseline_precision=measured.curves.precision,
+        baseline_recall=measured.curves.recall,
     )
 
 
@@ -162,7 +163,11 @@ def test_the_page_shows_text_as_text_and_every_picture(folder, report):
     shares = [hit.share for example in shown for hit in example.hits]
     frames = [attributes.get("class") for tag, attributes in page.tags if tag == "li"]
     assert frames.count("good") == sum(share >= 0.75 for share in shares) > 0
-    assert frames.count("bad") == sum(share <= 0.25 for share in shares) > 0
+    assert frames.count("bad") == sum(share == 0 for share in shares) > 0
+    assert (
+        sum(words.count(f"Something else: {value.expected:.4f}") for value in (report.main.ndcg, report.main.recall))
+        == 2
+    )
 
 
 def test_plots_stand_alone_and_follow_the_page(folder):
