@@ -110,8 +110,12 @@ def _in_memory(
             chosen = rows[start : start + batch_size]
             inputs = stored[torch.from_numpy(chosen).to(stored.device)].repeat(views, 1)
             if noise is not None:
-                generator = torch.Generator().manual_seed(hash((seed, epoch, start, int(chosen[0]))) % 2**63)
-                inputs = inputs + noise * torch.randn(inputs.shape, generator=generator).to(stored.device)
+                drawn = [
+                    np.random.default_rng((seed, epoch, row, view)).standard_normal(inputs.shape[1], np.float32)
+                    for view in range(views)
+                    for row in chosen
+                ]
+                inputs = inputs + noise * torch.from_numpy(np.stack(drawn)).to(stored.device)
             yield inputs, chosen
 
     return Source(
