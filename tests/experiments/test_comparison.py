@@ -140,14 +140,16 @@ def test_what_a_search_chose_is_scaled_to_other_lengths(tmp_path):
 
 def test_layers_that_are_not_trained_stand_beside_the_others(base, tmp_path, monkeypatch):
     monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
-    experiment = Experiment(bits=(2, 12), n_seeds=2, n_trials=1, epochs=1, base=base)
+    experiment = Experiment(bits=(2, 30), n_seeds=2, n_trials=1, epochs=1, base=base)
     methods = [method for method in METHODS if METHODS[method].fitted]
     run(tmp_path / "out", experiment, methods=methods, jobs=1)
     for method in methods:
         rows = rows_of(tmp_path / "out", method)
-        assert [row["n_bits"] for row in rows] == ([2, 2] if method == "itq_cca" else [2, 2, 12, 12])
+        assert [row["n_bits"] for row in rows] == ([2, 2] if method == "itq_cca" else [2, 2, 30, 30])
         assert all(len(row["AP"]) == len(row["asymmetric_AP"]) == 8 for row in rows)
     table = as_markdown(tmp_path / "out", methods=list(METHODS))
     assert table.count("| ITQ, no labels |") == 3
-    assert "12 bits: " in table
+    assert "30 bits: " in table
     assert "Friedman" in table
+    with pytest.raises(BadConfig, match="freeze_backbone"):
+        run(tmp_path / "b", replace(experiment, base=(*base, "model.freeze_backbone=false")), methods=["itq"], jobs=1)
