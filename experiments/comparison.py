@@ -349,7 +349,7 @@ def _check_same_budget(folder: Path, experiment: Experiment) -> None:
     """Raise BadConfig if the folder's runs had another data set or budget: their rows would not compare."""
     file = folder / "experiment.json"
     budget = {name: value for name, value in asdict(experiment).items() if name not in ("bits", "n_seeds")}
-    budget["base"] = list(experiment.base)
+    budget |= {"base": list(experiment.base), "protocol": 2}  # the first had other spaces and rows
     if not file.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps(budget).encode())
