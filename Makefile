@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint links unit bench-engines bench-eval bench-filters bench-ingest bench-losses bench-search bench-train bench-unsupervised faults photographs clean
+.PHONY: demo test lint links unit bench-engines bench-eval bench-filters bench-ingest bench-losses bench-search bench-train bench-unsupervised faults photographs reproduce clean
 
 demo: .venv/installed
 	$(BIN)/hashseek demo $(ARGS)
@@ -44,6 +44,12 @@ bench-unsupervised: .venv/installed
 
 faults: .venv/installed-test
 	$(BIN)/python bench/faults.py $(ARGS)
+
+# The published comparisons: half a day. A command that was interrupted continues.
+reproduce: .venv/installed-test
+	$(BIN)/python -m experiments hbl-table-2
+	for data in mirflickr mirflickr-second mirflickr-squeezenet mirflickr-squeezenet-second scene yeast; do \
+		$(BIN)/python -m experiments losses --data $$data $(ARGS) || exit 1; done
 
 photographs: .venv/installed-test
 	$(BIN)/python bench/photographs.py $(ARGS)

@@ -61,13 +61,15 @@ def hbl_table_2(
 
 @reproduce.command("losses")
 def losses(
-    data: Annotated[Literal["mirflickr", "scene", "yeast"], typer.Option(help="The data set.")] = "mirflickr",
+    data: Annotated[
+        str, typer.Option(help="What to compare on: a name in experiments/comparison.py, or your own configuration.")
+    ] = "mirflickr",
     method: Methods = None,
     bits: Annotated[
         list[int] | None, typer.Option(help="Code length; may be given again. Default 12 24 36 48.")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each method at each length.")] = 3,
-    trials: Annotated[int, typer.Option(min=1, help="Settings tried for each method on the validation part.")] = 6,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each method at each length.")] = 5,
+    trials: Annotated[int, typer.Option(min=1, help="Settings tried for each method at 12 and at 48 bits.")] = 12,
     epochs: Annotated[int, typer.Option(min=1, help="Of every run.")] = 30,
     jobs: Annotated[int, typer.Option(min=1, help="Methods that run side by side.")] = 2,
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/DATA. Finished runs are kept.")] = None,
@@ -76,17 +78,18 @@ def losses(
         typer.Option(help="With mirflickr: then fine-tune the network with HyP2 and the two strongest others."),
     ] = True,
 ) -> None:
-    """Every hashing and contrastive loss on the same data, with the same network, batches and budget.
+    """Every hashing and contrastive loss on the same data under one protocol, beside layers that are not trained.
 
-    On photographs (mirflickr) the network is a frozen MobileNet v2, as in HyP2's Tables 3, 5 and 6; on vectors it is an
-    MLP trained from scratch. Hyperparameters are chosen on a validation part of the training split, with the same
+    On photographs the network is a frozen MobileNet v2 (mirflickr), on another split of the same photographs
+    (mirflickr-second), or SqueezeNet (mirflickr-squeezenet, mirflickr-squeezenet-second); on vectors (scene, yeast) it
+    is an MLP trained from scratch. Hyperparameters are chosen on a validation part of the training split, with the same
     number of trials for each method. Each run is scored on the query split once. Which methods are fine-tuned depends
     on their validation scores at the longest code.
     """
     from experiments.comparison import METHODS, Experiment, as_markdown, run
     from experiments.finetuned import finetuned_markdown, run_finetuned, strongest
 
-    methods, folder = _known(method, METHODS), out or Path("runs") / data
+    methods, folder = _known(method, METHODS), out or Path("runs") / Path(data).stem
     experiment = Experiment(data, tuple(bits or (12, 24, 36, 48)), seeds, trials, epochs)
     run(folder, experiment, methods=methods, jobs=jobs, say=_say)
     if finetuned and data == "mirflickr":

@@ -1,9 +1,13 @@
-"""Every method on the same data, with the same network, batches and budget, and a sweep of the same size.
+"""Every method on the same data under one protocol: the same network, batches, budget and choice of dropout and start.
 
-On photographs the backbone is frozen, so its features are computed once and a run takes seconds. For each method a few
-settings are tried on the validation part of the training split. The best are trained at every code length with several
-seeds, and only those runs are scored on the query split. Rows of finished runs are kept, so an interrupted comparison
-continues.
+On photographs the backbone is frozen, so its features are computed once and a run takes seconds. For each method the
+same number of settings is tried at two code lengths on the validation part of the training split, drawn independently
+of the other methods. The best are trained at every length with several seeds, and only those runs are scored on the
+query split, by Hamming distance and by the query's real outputs. Every finished trial and run is kept, so an
+interrupted comparison continues.
+
+    FOLDER/METHOD/chosen-48.json    what the search at 48 bits chose
+    FOLDER/METHOD/rows.jsonl        one line per finished run, with the AP of every query
 """
 
 import json
@@ -15,17 +19,22 @@ from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.stats import friedmanchisquare, rankdata, studentized_range, wilcoxon
 
 from hashseek.retrieval.checkpoint import load_checkpoint
-from hashseek.retrieval.codes import Codes, pack
+from hashseek.retrieval.codes import pack
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.files import write_atomically
+from hashseek.retrieval.hash_layers import fit_hash_layer
 from hashseek.retrieval.metrics import average_precision, class_distances, histograms
+from hashseek.retrieval.metrics.rankings import average_precision_of_ranking
 from hashseek.retrieval.models.backbones import default_preprocessing
+from hashseek.retrieval.scores import asymmetric_scores, best
 from hashseek.training.config import Config, load_config, read_config
 from hashseek.training.data.cached_features import features_of
 from hashseek.training.data.datasets import Splits, build_splits
@@ -35,193 +44,245 @@ from hashseek.training.runs.run_folder import read_log, read_records, write_reco
 from hashseek.training.runs.sweep import sweep
 
 Space = dict[str, Any]
+Outputs = NDArray[np.float32]
 
 N = 1000
-SWEEP_BITS = 24
+TUNED = (12, 48)  # the lengths at which settings are searched; others take those of the nearest
 # Validation images are searched among each other: among the images trained on, settings that memorise look best.
 _HELD_OUT = ("train.val_fraction=0.3", "train.val_database=held-out")
 
 
 @dataclass(frozen=True)
 class Data:
-    """What the methods are compared on: a configuration, and the N of the validation mAP@N."""
+    """What the methods are compared on: a configuration, overrides of it, and the N of the validation mAP@N."""
 
     config: Path
     val_n: int
+    overrides: tuple[str, ...] = ()
 
 
+# Of the same sizes as the first split. It was drawn once, with a seed that was not chosen by any result.
+_SECOND = (
+    'data.ignore_columns=["split", "deephash_split"]',
+    "data.split_column=none",
+    "data.query_fraction=0.0403",
+    "data.train_fraction=0.163",
+    "data.split_seed=1",
+)
+_SQUEEZENET = (
+    "model.backbone=squeezenet1_1",
+    "model.weights=$HASHSEEK_DATA/backbones/squeezenet1_1_features.safetensors",
+    "model.mean=[0.485, 0.456, 0.406]",
+    "model.std=[0.229, 0.224, 0.225]",
+)
+_MIRFLICKR = Path("mirflickr25k_mobilenet_v2_tie_aware_48")
 DATA = {
-    "mirflickr": Data(Path("mirflickr25k_mobilenet_v2_hyp2_48"), 61),  # of 961, as 1,000 are of the database
+    "mirflickr": Data(_MIRFLICKR, 61),  # of 961, as 1,000 are of the database
+    "mirflickr-second": Data(_MIRFLICKR, 61, _SECOND),
+    "mirflickr-squeezenet": Data(_MIRFLICKR, 61, _SQUEEZENET),
+    "mirflickr-squeezenet-second": Data(_MIRFLICKR, 61, (*_SQUEEZENET, *_SECOND)),
     "scene": Data(Path("scene_mlp_tie_aware_48"), 300),
     "yeast": Data(Path("yeast_mlp_tie_aware_48"), 300),
 }
 
-_LR: Space = {"optimizer.lr": {"low": 3e-4, "high": 3e-2, "log": True}, "model.dropout": [0.0, 0.3, 0.6]}
-_PROXY_LR: Space = {"optimizer.proxy_lr": {"low": 1e-3, "high": 1e-1, "log": True}}
-_TAU: Space = {"loss.tau": {"low": 0.05, "high": 0.5, "log": True}}
-# Contrastive losses see directions only: this term draws them to the corners of the cube.
-_QUANTIZATION: Space = {"loss.quantization.weight": {"low": 0.01, "high": 1.0, "log": True}}
+
+def data_of(name: str) -> Data:
+    """An entry of `DATA`, or a configuration of your own, by its path."""
+    return DATA[name] if name in DATA else Data(Path(name), 100)
+
+
+def _log(low: float, high: float) -> Space:
+    return {"low": low, "high": high, "log": True}
+
+
+# What every search may choose: the rate, the dropout, and how the hash layer starts.
+_ALL: Space = {
+    "optimizer.lr": _log(1e-4, 3e-2),
+    "model.dropout": [0.0, 0.3, 0.6],
+    "model.head_init": ["random", "itq"],
+}
+_PROXIES: Space = {**_ALL, "optimizer.proxy_lr": _log(1e-3, 1e-1)}
+_BETA: Space = {"loss.beta": [0.5, 0.75, 1.0, 1.25]}
+_A: Space = {"loss.a": _log(0.02, 2.0)}
+# Contrastive losses see directions only: the quantisation draws them to the corners of the cube.
+_TAU: Space = {"loss.tau": _log(0.05, 0.5), "loss.quantization.weight": _log(0.01, 1.0)}
 _COS = ('loss.quantization={kind="cos", weight=0.1}',)
 
 
 @dataclass(frozen=True)
 class Method:
-    """One row of the table: what it sets in the configuration, and what its sweep may choose."""
+    """One row of the table: what it sets in the configuration and what its search may choose; or, without training,
+    the method of `fit_hash_layer`."""
 
     title: str
-    settings: tuple[str, ...]
+    settings: tuple[str, ...] = ()
     space: Space = field(default_factory=dict)
+    fitted: str | None = None
+
+
+def _loss(title: str, name: str, space: Space, *settings: str) -> Method:
+    return Method(title, (f"loss.name={name}", *settings), space)
 
 
 METHODS: dict[str, Method] = {
-    "tie_aware": Method("Tie-aware (ours)", ("loss.name=tie_aware",), {**_LR, "loss.weight": [1.0, 3.0, 6.0]}),
-    "hyp2": Method("HyP2", ("loss.name=hyp2",), {**_LR, **_PROXY_LR, "loss.beta": [0.5, 0.75, 1.0, 1.25]}),
-    "hyp2_proxy": Method("HyP2, proxy only", ("loss.name=hyp2_proxy",), {**_LR, **_PROXY_LR}),
-    "hyp2_pair": Method("HyP2, pair only", ("loss.name=hyp2_pair",), _LR),
-    "hyp2_proxy_pair": Method(
-        "HyP2, proxy + pair", ("loss.name=hyp2_proxy_pair",), {**_LR, **_PROXY_LR, "loss.beta": [0.5, 0.75, 1.0, 1.25]}
+    "tie_aware": _loss("Tie-aware (ours)", "tie_aware", {**_ALL, **_A, "loss.weight": [0.5, 1.0, 3.0, 6.0]}),
+    "tie_aware_pairs": _loss("Tie-aware, weight 0", "tie_aware", {**_ALL, **_A}, "loss.weight=0"),
+    "hyp2": _loss("HyP2", "hyp2", {**_PROXIES, **_BETA}),
+    "hyp2_proxy": _loss("HyP2, proxy only", "hyp2_proxy", _PROXIES),
+    "hyp2_pair": _loss("HyP2, pair only", "hyp2_pair", _ALL),
+    "hyp2_proxy_pair": _loss("HyP2, proxy + pair", "hyp2_proxy_pair", {**_PROXIES, **_BETA}),
+    "dsh": _loss("DSH", "dsh", {**_ALL, "loss.alpha": _log(1e-3, 1e-1), "loss.m": _log(4, 200)}),
+    "dpsh": _loss("DPSH", "dpsh", {**_ALL, "loss.eta": _log(1e-3, 1.0)}),
+    "dhn": _loss("DHN", "dhn", {**_ALL, "loss.lam": _log(1e-3, 1.0), "loss.inner": _log(0.05, 1.0)}),
+    "hashnet": _loss("HashNet", "hashnet", {**_ALL, **_A, "loss.continuation": ["epoch", "iteration", "none"]}),
+    "idhn": _loss("IDHN", "idhn", {**_ALL, "loss.gamma": _log(1e-2, 1.0), "loss.alpha": _log(1e-2, 1.0)}),
+    "csq": _loss("CSQ", "csq", {**_ALL, "loss.lam": _log(1e-4, 1e-1)}),
+    "orthohash": _loss("OrthoHash", "orthohash", {**_ALL, "loss.s": _log(4.0, 32.0), "loss.m": [0.0, 0.1, 0.2]}),
+    "proxy_anchor": _loss(
+        "Proxy Anchor", "proxy_anchor", {**_PROXIES, "loss.alpha": _log(4.0, 64.0), "loss.delta": [0.0, 0.1, 0.2]}
     ),
-    "dsh": Method("DSH", ("loss.name=dsh",), {**_LR, "loss.alpha": {"low": 1e-3, "high": 1e-1, "log": True}}),
-    "dpsh": Method("DPSH", ("loss.name=dpsh",), {**_LR, "loss.eta": {"low": 1e-3, "high": 1.0, "log": True}}),
-    "dhn": Method("DHN", ("loss.name=dhn",), {**_LR, "loss.lam": {"low": 1e-3, "high": 1.0, "log": True}}),
-    "hashnet": Method("HashNet", ("loss.name=hashnet",), {**_LR, "loss.continuation": ["epoch", "iteration", "none"]}),
-    "idhn": Method("IDHN", ("loss.name=idhn",), {**_LR, "loss.gamma": {"low": 1e-2, "high": 1.0, "log": True}}),
-    "csq": Method("CSQ", ("loss.name=csq",), {**_LR, "loss.lam": {"low": 1e-4, "high": 1e-1, "log": True}}),
-    "orthohash": Method(
-        "OrthoHash", ("loss.name=orthohash",), {**_LR, "loss.s": {"low": 4.0, "high": 16.0}, "loss.m": [0.0, 0.1, 0.2]}
-    ),
-    "proxy_anchor": Method(
-        "Proxy Anchor", ("loss.name=proxy_anchor",), {**_LR, **_PROXY_LR, "loss.alpha": [8.0, 16.0, 32.0]}
-    ),
-    "mulsupcon": Method("MulSupCon + quantisation", ("loss.name=mulsupcon", *_COS), {**_LR, **_TAU, **_QUANTIZATION}),
-    "reg": Method("REG + quantisation", ("loss.name=reg", *_COS), {**_LR, **_PROXY_LR, **_TAU, **_QUANTIZATION}),
-    "msc": Method("MSC + quantisation", ("loss.name=msc", *_COS), {**_LR, **_PROXY_LR, **_TAU, **_QUANTIZATION}),
-    "simdis": Method(
-        "SimDis (outside) + quantisation",
-        ("loss.name=simdis", "loss.mode=outside", *_COS),
-        {**_LR, **_TAU, **_QUANTIZATION},
-    ),
-    "hbl": Method(
+    "mulsupcon": _loss("MulSupCon + quantisation", "mulsupcon", {**_ALL, **_TAU}, *_COS),
+    "reg": _loss("REG + quantisation", "reg", {**_PROXIES, **_TAU}, *_COS),
+    "msc": _loss("MSC + quantisation", "msc", {**_PROXIES, **_TAU}, *_COS),
+    "simdis": _loss("SimDis (outside) + quantisation", "simdis", {**_ALL, **_TAU}, "loss.mode=outside", *_COS),
+    "hbl": _loss(
         "HBL + quantisation",
-        ("loss.name=hbl", "memory.size=2048", "memory.momentum=0.99", *_COS),
-        {**_LR, **_TAU, **_QUANTIZATION, "loss.lam": {"low": 1e-3, "high": 1.0, "log": True}},
+        "hbl",
+        {**_ALL, **_TAU, "loss.lam": _log(1e-3, 1.0)},
+        "memory.size=2048",
+        "memory.momentum=0.99",
+        *_COS,
     ),
+    "random": Method("Random rotation, no labels", fitted="random"),
+    "pca": Method("PCA, no labels", fitted="pca"),
+    "itq": Method("ITQ, no labels", fitted="itq"),
+    "weighted_itq": Method("Weighted ITQ, no labels", fitted="weighted_itq"),
+    "itq_cca": Method("ITQ-CCA", fitted="itq_cca"),
 }
-"""Ours, rows of HyP2's Tables 3 and 5, and contrastive losses with a quantisation term."""
+"""Ours, rows of HyP2's Tables 3 and 5, contrastive losses with a quantisation term, and layers that are not trained."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Queries and database, as vectors or as features of the frozen backbone."""
+    """The splits, as vectors or as features of the frozen backbone."""
 
     splits: Splits
+    train: NDArray[np.float32]
     query: NDArray[np.float32]
     database: NDArray[np.float32]
 
 
-def load_inputs(config: Config, *, advance: Callable[[int], None] = lambda _: None) -> Inputs:
-    """Queries and database; features come from the cache where they are known."""
+def load_inputs(config: Config) -> Inputs:
+    """The vectors or features of all splits; features come from the cache where they are known."""
     splits = build_splits(config.data.name, **config.data.options())
-    if splits.query.vectors is not None and splits.database.vectors is not None:
-        return Inputs(splits, splits.query.vectors, splits.database.vectors)
+    parts = [splits.train, splits.query, splits.database]
+    vectors = [split.vectors for split in parts if split.vectors is not None]
+    if len(vectors) == len(parts):
+        return Inputs(splits, *vectors)
     default = default_preprocessing(config.model.backbone, weights=config.model.weights)
-    assert default is not None  # the base configuration has a backbone for images
+    if default is None or not config.model.freeze_backbone:
+        raise BadConfig("methods are compared on vectors, or on photographs with model.freeze_backbone = true: set it")
     preprocessing = config.model.preprocessing(default)
-    model = initial_model(config)
-    device = torch.device("cpu")
-    query, database = (
-        features_of(
-            model,
-            Images(split, preprocessing, cache="none"),
-            device=device,
-            precision=config.train.precision,
-            advance=advance,
-        )
-        for split in (splits.query, splits.database)
-    )
-    return Inputs(splits, query, database)
+    model, device = initial_model(config), torch.device("cpu")
+    images = [Images(split, preprocessing, cache="none") for split in parts]
+    return Inputs(splits, *[features_of(model, i, device=device, precision=config.train.precision) for i in images])
 
 
 @dataclass(frozen=True)
 class Experiment:
     """One comparison: the same data, code lengths and budget for every method.
 
-    bits: code lengths. n_seeds: runs of each length. n_trials: settings that each method's sweep tries. epochs: of each
-    run. base: overrides of the configuration, for all methods alike.
+    data: a key of `DATA`, or the path of a configuration. bits: code lengths. n_seeds: runs of each length. n_trials:
+    settings that each search tries. epochs: of each run. base: overrides of the configuration, for all methods alike.
     """
 
     data: str = "mirflickr"
     bits: tuple[int, ...] = (12, 24, 36, 48)
-    n_seeds: int = 3
-    n_trials: int = 6
+    n_seeds: int = 5
+    n_trials: int = 12
     epochs: int = 30
     base: tuple[str, ...] = ()
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """What all methods share: AdamW, weight decay, the number of epochs, and `base`."""
+        """What all methods share: AdamW, weight decay, schedule, batch, the number of epochs, and `base`."""
         adamw = ("optimizer.name=adamw", "optimizer.lr=0.003", "optimizer.weight_decay=0.0005")
-        return (*adamw, f"train.epochs={self.epochs}", *self.base)
+        shared = (*adamw, "optimizer.schedule=cosine", "train.batch_size=64", "tracking.tensorboard=false")
+        return (*data_of(self.data).overrides, *shared, f"train.epochs={self.epochs}", *self.base)
+
+    def config(self, *overrides: str) -> Config:
+        """The configuration of a run."""
+        return load_config(data_of(self.data).config, (*self.settings, *overrides))
 
 
-def tune(method: str, experiment: Experiment, folder: Path) -> tuple[str, ...]:
-    """The settings that the method's sweep chose on the validation part; remembered in `folder`."""
-    chosen = folder / method / "chosen.json"
-    if not chosen.is_file():
-        data, entry = DATA[experiment.data], METHODS[method]
-        tuning = (*_HELD_OUT, f"train.val_n={data.val_n}", f"model.n_bits={SWEEP_BITS}")
-        content = read_config(data.config, (*experiment.settings, *tuning, *entry.settings))
-        trials = folder / method / "sweep"
-        best = sweep(content, entry.space, n_trials=experiment.n_trials, folder=trials, seed=0)
-        write_atomically(chosen, json.dumps(best.settings).encode())
-        shutil.rmtree(trials)  # the checkpoints are large, and the choice is kept
-    return tuple(json.loads(chosen.read_text(encoding="utf-8")))
+def tune(method: str, n_bits: int, experiment: Experiment, folder: Path) -> None:
+    """Search the method's settings at a length on the validation part, unless `folder` has the choice."""
+    place = folder / method
+    if (place / f"chosen-{n_bits}.json").is_file():
+        return
+    data, entry = data_of(experiment.data), METHODS[method]
+    tuning = (*_HELD_OUT, f"train.val_n={data.val_n}", f"model.n_bits={n_bits}")
+    content = read_config(data.config, (*experiment.settings, *tuning, *entry.settings))
+    trials = place / f"search-{n_bits}"
+    seed = crc32(f"{method} {n_bits}".encode())  # or all methods would try the same rates
+    found = sweep(content, entry.space, n_trials=experiment.n_trials, folder=trials, seed=seed)
+    write_atomically(place / f"trials-{n_bits}.csv", (trials / "trials.csv").read_bytes())
+    write_atomically(place / f"chosen-{n_bits}.json", json.dumps(found.settings).encode())
+    shutil.rmtree(trials)  # the checkpoints are large
 
 
-def measure(data: Data, settings: Sequence[str], out: Path, inputs: Inputs) -> dict[str, Any]:
+def chosen_settings(folder: Path, method: str, tuned: int, *, n_bits: int) -> tuple[str, ...]:
+    """What the search at `tuned` bits chose, for codes of `n_bits`: `loss.a` multiplies sums over the bits."""
+    settings = json.loads((folder / method / f"chosen-{tuned}.json").read_text(encoding="utf-8"))
+    pairs = [setting.split("=", 1) for setting in settings]
+    return tuple(f"{k}={float(v) * tuned / n_bits}" if k == "loss.a" else f"{k}={v}" for k, v in pairs)
+
+
+def trained(settings: Sequence[str], experiment: Experiment, out: Path, inputs: Inputs) -> dict[str, Any]:
     """Train once and score on the query split; the run folder is deleted afterwards."""
-    config = load_config(data.config, settings)
+    config = experiment.config(*settings)
     result = fit(config, out=out, resume=out.is_dir())
-    log = read_log(result.run)
-    scores = score(result.run.best, inputs)
-    curve = [row[f"val_mAP@{config.train.val_n}"] for row in log]
-    nearly = next(epoch for epoch, value in enumerate(curve) if value >= 0.95 * curve[-1])
-    shutil.rmtree(out)  # some megabytes each, and there are hundreds
-    return {
-        "n_bits": config.model.n_bits,
-        "seed": config.train.seed,
-        **scores,
-        "validation": result.best_score,
-        "epochs_to_95": nearly + 1,
-        "seconds_to_95": sum(row["seconds"] for row in log[: nearly + 1]),
-        "seconds": sum(row["seconds"] for row in log),
-        "settings": list(settings),
-    }
-
-
-def score(checkpoint: Path, inputs: Inputs) -> dict[str, float]:
-    """Scores of a checkpoint on the query split."""
-    model = load_checkpoint(checkpoint).model.eval()
+    model = load_checkpoint(result.run.best).model.eval()
     function = model.outputs if inputs.splits.query.vectors is None else model
+    with torch.inference_mode():
+        query, database = (function(torch.from_numpy(rows)).numpy() for rows in (inputs.query, inputs.database))
+    seconds = sum(row["seconds"] for row in read_log(result.run))
+    shutil.rmtree(out)  # some megabytes each, and there are hundreds
+    scores = scores_of(query, database, inputs.splits)
+    return {**scores, "validation": result.best_score, "seconds": seconds, "settings": list(settings)}
 
-    def encode(rows: NDArray[np.float32]) -> Codes:
-        with torch.inference_mode():
-            return pack(function(torch.from_numpy(rows)).numpy())
 
-    return scores_of(encode(inputs.query), encode(inputs.database), inputs.splits, n_bits=model.n_bits)
+def fitted(method: str, inputs: Inputs, *, n_bits: int, seed: int) -> dict[str, Any]:
+    """Scores of a hash layer that is fitted to the training split and not trained."""
+    labels = inputs.splits.train.labels if method == "itq_cca" else None
+    layer = fit_hash_layer(inputs.train, n_bits=n_bits, method=method, seed=seed, labels=labels)
+    return scores_of(layer(inputs.query), layer(inputs.database), inputs.splits)
 
 
-def scores_of(query: Codes, database: Codes, splits: Splits, *, n_bits: int) -> dict[str, float]:
-    """mAP@1000 (expected, worst and best over ties), d_intra and d_inter of the codes of both splits."""
-    found = histograms(query, database, splits.query.labels, splits.database.labels, n_bits=n_bits)
-    precision = average_precision(found, n=N)
-    distances = class_distances(found)
+def scores_of(query: Outputs, database: Outputs, splits: Splits) -> dict[str, Any]:
+    """Scores of real outputs of queries (Q, K) and database (N, K).
+
+    AP@1000 of each query by Hamming distance (expected over ties) and by the query's real outputs (equal codes in the
+    order of the database), their means, the bounds over ties, d_intra and d_inter.
+    """
+    n_bits, codes = query.shape[1], pack(database)
+    found = histograms(pack(query), codes, splits.query.labels, splits.database.labels, n_bits=n_bits)
+    precision, distances = average_precision(found, n=N), class_distances(found)
+    ids = np.arange(len(codes))
+    ranked = np.stack([best(asymmetric_scores(codes, row), ids, N) for row in query])
+    relevant = np.stack(
+        [splits.database.labels[places] @ row > 0 for places, row in zip(ranked, splits.query.labels, strict=True)]
+    )
+    asymmetric = average_precision_of_ranking(relevant, n_relevant=found.n_relevant)
     return {
         "mAP": float(precision.expected.mean()),
+        "asymmetric": float(asymmetric.mean()),
         "worst": float(precision.worst.mean()),
         "best": float(precision.best.mean()),
         "d_intra": distances.intra,
         "d_inter": distances.inter,
+        "AP": np.round(precision.expected, 6).tolist(),
+        "asymmetric_AP": np.round(asymmetric, 6).tolist(),
     }
 
 
@@ -231,24 +292,31 @@ def rows_of(folder: Path, method: str) -> list[dict[str, Any]]:
 
 
 def run_method(method: str, experiment: Experiment, folder: Path) -> None:
-    """Tune a method and train all of its runs that are not finished; each adds a row in `folder`.
+    """Search the settings of a method and finish all of its runs; each adds a row in `folder`.
 
     Raises:
         HashseekError: what a training run refuses.
     """
     torch.set_num_threads(1)  # on features a run is too small to share between cores; methods run side by side
-    data = DATA[experiment.data]
-    chosen = tune(method, experiment, folder)
-    rows = rows_of(folder, method)
+    rows, entry = rows_of(folder, method), METHODS[method]
     done = {(row["n_bits"], row["seed"]) for row in rows}
     wanted = [run for run in product(experiment.bits, range(experiment.n_seeds)) if run not in done]
     if not wanted:
         return
-    inputs = load_inputs(load_config(data.config, experiment.settings))
+    inputs = load_inputs(experiment.config())
     for n_bits, seed in wanted:
-        of_run = (f"model.n_bits={n_bits}", f"train.seed={seed}")
-        settings = (*experiment.settings, *METHODS[method].settings, *chosen, *of_run)
-        rows.append({"method": method, **measure(data, settings, folder / method / f"{n_bits}-{seed}", inputs)})
+        if entry.fitted is not None:
+            if entry.fitted == "itq_cca" and n_bits > len(inputs.splits.label_names):
+                continue  # it has a direction for each label at most
+            scores = fitted(entry.fitted, inputs, n_bits=n_bits, seed=seed)
+        else:
+            tuned = min(TUNED, key=lambda length: abs(length - n_bits))
+            tune(method, tuned, experiment, folder)
+            chosen = chosen_settings(folder, method, tuned, n_bits=n_bits)
+            settings = (*entry.settings, *chosen, f"model.n_bits={n_bits}", f"train.seed={seed}")
+            scores = trained(settings, experiment, folder / method / f"{n_bits}-{seed}", inputs)
+        rows.append({"method": method, "n_bits": n_bits, "seed": seed, **scores})
+        (folder / method).mkdir(parents=True, exist_ok=True)
         write_records(folder / method / "rows.jsonl", rows)
 
 
@@ -265,13 +333,11 @@ def run(
     Raises:
         HashseekError: the first error of any method.
     """
-    config = DATA[experiment.data].config
     for n_bits in experiment.bits:  # a bad one is refused before anything is computed
-        load_config(config, (*experiment.settings, f"model.n_bits={n_bits}"))
+        experiment.config(f"model.n_bits={n_bits}")
     _check_same_budget(folder, experiment)
-    say("queries and database")
-    # The features are computed before methods run side by side, or each would compute them.
-    load_inputs(load_config(config, experiment.settings))
+    say("features of training images, queries and database")
+    load_inputs(experiment.config())  # before methods run side by side, or each would compute them
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         running = {pool.submit(run_method, method, experiment, folder): method for method in methods}
         for future in as_completed(running):
@@ -283,7 +349,7 @@ def _check_same_budget(folder: Path, experiment: Experiment) -> None:
     """Raise BadConfig if the folder's runs had another data set or budget: their rows would not compare."""
     file = folder / "experiment.json"
     budget = {name: value for name, value in asdict(experiment).items() if name not in ("bits", "n_seeds")}
-    budget["base"] = list(experiment.base)
+    budget |= {"base": list(experiment.base), "protocol": 2}  # the first had other spaces and rows
     if not file.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps(budget).encode())
@@ -292,41 +358,84 @@ def _check_same_budget(folder: Path, experiment: Experiment) -> None:
 
 
 def as_markdown(folder: Path, *, methods: Sequence[str]) -> str:
-    """The table of all finished runs: mean and standard deviation over seeds, best first at the longest code."""
+    """The tables of all finished runs, best first at the longest code, and the paired tests of `tests_of`."""
     rows = [row for method in methods for row in rows_of(folder, method)]
     if not rows:
         return "no run is finished yet\n"
     bits = sorted({row["n_bits"] for row in rows})
-    means = {(method, k): _values(rows, method, k, "mAP") for method in methods for k in bits}
-    ordered = sorted(
-        (method for method in methods if len(means[method, bits[-1]])), key=lambda m: -means[m, bits[-1]].mean()
-    )
-    lines = [
-        f"mAP@{N} (expected over ties), mean and standard deviation over seeds; d_intra and d_inter in bits,",
-        f"and epochs and seconds until 95 % of the final validation mAP, both at {bits[-1]} bits.",
-        "",
-        f"| method | {' | '.join(f'{k} bits' for k in bits)} | d_intra / d_inter | epochs to 95 % | s |",
-        f"|---|{'---|' * len(bits)}---|---:|---:|",
-    ]
-    for method in ordered:
-        cells = [_cell(means[method, k]) for k in bits]
-        intra, inter = (_values(rows, method, bits[-1], key).mean() for key in ("d_intra", "d_inter"))
-        epochs, seconds = (_values(rows, method, bits[-1], f"{unit}_to_95").mean() for unit in ("epochs", "seconds"))
-        distances = f"{intra:.1f} / {inter:.1f}"
-        lines.append(f"| {METHODS[method].title} | {' | '.join(cells)} | {distances} | {epochs:.1f} | {seconds:.1f} |")
-    lines.append("")
-    for k in bits:
-        there = sorted((method for method in methods if len(means[method, k])), key=lambda m: -means[m, k].mean())
-        lines.append(f"{k} bits: " + " > ".join(METHODS[method].title for method in there[:4]) + _place(there))
+
+    def values(method: str, n_bits: int, key: str) -> NDArray[np.float64]:
+        return np.array([row[key] for row in rows if row["method"] == method and row["n_bits"] == n_bits])
+
+    def mean(method: str, key: str) -> float:
+        found = values(method, bits[-1], key)
+        return float(found.mean()) if len(found) else -1.0  # ITQ-CCA has no long codes
+
+    lines: list[str] = []
+    for key, title in (("mAP", "by Hamming distance, expected over ties"), ("asymmetric", "by the query's outputs")):
+        lines += [
+            f"mAP@{N} {title}: mean and standard deviation over seeds.",
+            "",
+            f"| method | {' | '.join(f'{k} bits' for k in bits)} |",
+            f"|---|{'---|' * len(bits)}",
+        ]
+        for method in sorted({row["method"] for row in rows}, key=lambda m: -mean(m, key)):
+            cells = [_cell(values(method, k, key)) for k in bits]
+            lines.append(f"| {METHODS[method].title} | {' | '.join(cells)} |")
+        lines += ["", *(line for k in bits for line in tests_of(rows, k, of_query=_OF_QUERY[key])), ""]
+    lines += [f"Mean distances in bits at {bits[-1]} bits:", "", "| method | d_intra | d_inter |", "|---|---:|---:|"]
+    for method in methods:
+        if mean(method, "mAP") >= 0:
+            distances = " | ".join(f"{mean(method, key):.1f}" for key in ("d_intra", "d_inter"))
+            lines.append(f"| {METHODS[method].title} | {distances} |")
     return "\n".join(lines) + "\n"
 
 
-def _place(ordered: Sequence[str]) -> str:
-    return f"; HyP2 is number {ordered.index('hyp2') + 1} of {len(ordered)}" if "hyp2" in ordered else ""
+_OF_QUERY = {"mAP": "AP", "asymmetric": "asymmetric_AP"}
 
 
-def _values(rows: Sequence[dict[str, Any]], method: str, n_bits: int, key: str) -> NDArray[np.float64]:
-    return np.array([row[key] for row in rows if row["method"] == method and row["n_bits"] == n_bits])
+def tests_of(rows: Sequence[dict[str, Any]], n_bits: int, *, of_query: str) -> list[str]:
+    """Is the best method of a length beyond chance? Paired over queries, each query's AP being its mean over seeds.
+
+    Friedman's test and the critical difference of mean ranks (Nemenyi, at 0.05), as Demšar (JMLR 2006) proposes; and
+    the best against each other method by Wilcoxon's signed-rank test, p corrected for their number (Holm).
+    """
+    found: dict[str, list[list[float]]] = {}
+    for row in rows:
+        if row["n_bits"] == n_bits:
+            found.setdefault(row["method"], []).append(row[of_query])
+    means = {method: np.mean(seeds, axis=0) for method, seeds in found.items()}
+    ordered = sorted(means, key=lambda method: -means[method].mean())
+    if len(ordered) < 3:
+        return []
+    first, others = ordered[0], ordered[1:]
+    p = holm(
+        [float(wilcoxon(means[first], means[m]).pvalue) if (means[first] != means[m]).any() else 1 for m in others]
+    )
+    ranks = dict(zip(ordered, rankdata([-means[m] for m in ordered], axis=0).mean(axis=1), strict=True))
+    k, n = len(ordered), len(means[first])
+    critical = studentized_range.ppf(0.95, k, np.inf) * np.sqrt(k * (k + 1) / (12 * n))
+    level = [m for m in others if ranks[m] - ranks[first] < critical]
+    close = [f"{METHODS[m].title} (p = {value:.2g})" for m, value in zip(others, p, strict=True) if value >= 0.05]
+    seeds = sum(
+        all(np.mean(one) > np.mean(other) for other in rest)
+        for one, *rest in zip(*(found[m] for m in ordered), strict=False)
+    )
+    return [
+        f"- {n_bits} bits: {METHODS[first].title} is first, with {seeds} of {len(found[first])} seeds. Not behind it "
+        f"beyond chance by Wilcoxon-Holm: {', '.join(close) or 'none'}; by Nemenyi (mean rank {ranks[first]:.2f}, "
+        f"critical difference {critical:.2f}): {', '.join(METHODS[m].title for m in level) or 'none'}. Friedman's p "
+        f"{float(friedmanchisquare(*means.values()).pvalue):.1g}."
+    ]
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """p-values corrected for their number by Holm's method (Scandinavian Journal of Statistics, 1979)."""
+    order = np.argsort(p)
+    steps = np.asarray(p)[order] * np.arange(len(p), 0, -1)
+    corrected = np.empty(len(p))
+    corrected[order] = np.minimum(np.maximum.accumulate(steps), 1)
+    return [float(value) for value in corrected]
 
 
 def _cell(values: NDArray[np.float64]) -> str:

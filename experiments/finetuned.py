@@ -1,15 +1,14 @@
 """Fine-tuning beside the frozen comparison: HyP2 and the strongest other methods, with the whole network trained.
 
-Every loss gets the same network, batches, optimizer and epochs, and the hyperparameters that its sweep on the frozen
-backbone chose.
+Every loss gets the same network, batches, optimizer and epochs, and the hyperparameters and start of the hash layer
+that its search on the frozen backbone chose.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
-from experiments.comparison import METHODS, N, rows_of, scores_of
+from experiments.comparison import METHODS, TUNED, N, chosen_settings, rows_of, scores_of
 from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.training.config import load_config
 from hashseek.training.data.datasets import build_splits
@@ -27,7 +26,7 @@ def strongest(folder: Path, methods: Sequence[str], n: int) -> list[str]:
     scores: dict[str, float] = {}
     for method in methods:
         rows = rows_of(folder, method)
-        if rows:
+        if rows and METHODS[method].fitted is None:
             longest = max(row["n_bits"] for row in rows)
             scores[method] = mean(row["validation"] for row in rows if row["n_bits"] == longest)
     others = sorted((method for method in scores if method != "hyp2"), key=lambda method: -scores[method])
@@ -56,8 +55,8 @@ def run_finetuned(
     for method in methods:
         if method in {row["method"] for row in rows}:
             continue
-        chosen = json.loads((folder / method / "chosen.json").read_text(encoding="utf-8"))
-        of_loss = [setting for setting in chosen if setting.startswith("loss.")]
+        chosen = chosen_settings(folder, method, TUNED[-1], n_bits=TUNED[-1])
+        of_loss = [setting for setting in chosen if setting.startswith(("loss.", "model.head_init"))]
         config = load_config(BASE, (*METHODS[method].settings, *of_loss, *base))
         out = folder / "finetuned" / method
         result = fit(config, out=out, resume=out.is_dir(), progress=progress)
@@ -67,7 +66,7 @@ def run_finetuned(
         head = [checkpoint.model.head]
         (query,) = encoder.encode(splits.query, head, progress, "queries")
         (database,) = encoder.encode(splits.database, head, progress, "database")
-        scores = scores_of(query.codes, database.codes, splits, n_bits=config.model.n_bits)
+        scores = scores_of(query.outputs, database.outputs, splits)
         row = {"method": method, "n_bits": config.model.n_bits, **scores, "validation": result.best_score}
         rows.append(row)
         write_records(folder / ROWS, rows)

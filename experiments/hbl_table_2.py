@@ -10,6 +10,7 @@ rows.jsonl       one line per finished seed, with its scores on the query split
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from zlib import crc32
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
@@ -18,10 +19,9 @@ from experiments import hbl
 from hashseek.retrieval.errors import BadConfig, HashseekError
 from hashseek.training.data.splits import Splits
 from hashseek.training.runs.run_folder import read_records, write_records
-from hashseek.training.runs.sweep import locked, next_trial, open_study
+from hashseek.training.runs.sweep import RANDOM_TRIALS, locked, next_trial, open_study
 
 MARGINS_OFF = "margins off"
-RANDOM_TRIALS = 4  # before the sampler and the pruner learn from earlier ones
 
 
 def run(
@@ -82,7 +82,7 @@ def _search(
     study.set_user_attr("protocol", protocol)
     if not study.get_trials(deepcopy=False):
         study.enqueue_trial(hbl.defaults(method))
-    while (trial := next_trial(study, n_trials, seed=0, n_random=RANDOM_TRIALS)) is not None:
+    while (trial := next_trial(study, n_trials, seed=crc32(method.encode()))) is not None:
         outcome = _run_trial(study, trial, splits, method, n_folds=n_folds)
         say(f"{place.name} {method}: trial {trial.number + 1} of {n_trials} {outcome}")
     if not study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):

@@ -134,6 +134,11 @@ class ModelSection(_Section):
         default=None, description="`bilinear` or `bicubic`; none: as for the backbone's weights"
     )
     head: str = Field(default="linear", description="`linear`, `normalized`, `linear_bn`, `mlp` or `mlp:1024`")
+    head_init: Literal["random", "pca", "itq", "weighted_itq"] = Field(
+        default="random",
+        description="how the hash layer starts: `random`, or fitted to the features of the training images by `itq`, "
+        "`pca` or `weighted_itq`; for the heads `linear` and `normalized`",
+    )
     dropout: float = Field(default=0, ge=0, lt=1, description="dropout of the features before the heads")
     freeze_backbone: bool = Field(
         default=False, description="compute the features once and train only what follows them"
@@ -142,6 +147,15 @@ class ModelSection(_Section):
         default=False,
         description="keep batch norm in evaluation mode: for small batches, chunks, and weights with folded batch norm",
     )
+
+    @model_validator(mode="after")
+    def _head_can_be_fitted(self) -> "ModelSection":
+        if self.head_init != "random" and self.head not in ("linear", "normalized"):
+            raise ValueError(
+                f"head_init = {self.head_init!r} fits one linear layer, and head is {self.head!r}: set head to "
+                "'linear' or 'normalized', or head_init to 'random'"
+            )
+        return self
 
     def preprocessing(self, default: "Preprocessing") -> "Preprocessing":
         """`default` with the values that are set here."""

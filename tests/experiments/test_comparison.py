@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pytest
 
 from experiments import comparison, finetuned
@@ -11,6 +12,7 @@ from experiments.comparison import METHODS, Experiment, as_markdown, rows_of, ru
 from hashseek.retrieval.errors import BadConfig
 from hashseek.training.config import read_config
 from hashseek.training.data.datasets.shapes import render_shapes
+from hashseek.training.data.splits import Split, Splits
 from hashseek.training.runs.run_folder import read_records
 
 
@@ -32,10 +34,11 @@ def base(tmp_path_factory) -> tuple[str, ...]:
 def test_every_method_is_a_valid_configuration_with_a_space_that_it_knows():
     from hashseek.training.runs.sweep_space import check_space, parse_space
 
-    for method, data in product(METHODS.values(), comparison.DATA.values()):
-        settings = (*Experiment().settings, *method.settings)
-        content = read_config(data.config, settings)
-        check_space(content, parse_space(method.space), source=method.title)
+    for method, data in product(METHODS.values(), comparison.DATA):
+        if method.fitted is None:
+            content = read_config(comparison.DATA[data].config, (*Experiment(data).settings, *method.settings))
+            check_space(content, parse_space(method.space), source=method.title)
+            assert {"model.dropout", "model.head_init", "optimizer.lr"} <= set(method.space)
 
 
 def test_an_interrupted_comparison_continues_into_one_table(base, tmp_path, monkeypatch):
@@ -54,7 +57,7 @@ def test_an_interrupted_comparison_continues_into_one_table(base, tmp_path, monk
 
     longer = replace(experiment, bits=(12, 16))
     with monkeypatch.context() as patched:
-        patched.setattr(comparison, "measure", broken)
+        patched.setattr(comparison, "trained", broken)
         with pytest.raises(KeyboardInterrupt):
             run_method("hyp2", longer, out)
     run_method("hyp2", longer, out)
@@ -63,7 +66,7 @@ def test_an_interrupted_comparison_continues_into_one_table(base, tmp_path, monk
     assert [(row["n_bits"], row["seed"]) for row in rows] == [(12, 0), (16, 0)]
     for row in rows:
         assert 0 < row["worst"] <= row["mAP"] <= row["best"] <= 1
-    assert {path.name for path in (out / "hyp2").iterdir()} == {"chosen.json", "rows.jsonl"}
+    assert {path.name for path in (out / "hyp2").iterdir()} == {"chosen-12.json", "trials-12.csv", "rows.jsonl"}
     with pytest.raises(BadConfig, match="model.n_bits"):
         run(tmp_path / "never", replace(experiment, bits=(12, 2000)), methods=methods, jobs=1)
     with pytest.raises(BadConfig, match="'epochs': 3"):
@@ -81,7 +84,7 @@ def test_hyp2_and_the_strongest_others_are_fine_tuned_once(base, tmp_path, monke
         chosen = (
             ["optimizer.lr=0.02", 'loss.continuation="iteration"'] if method == "hashnet" else ["optimizer.lr=0.02"]
         )
-        (out / method / "chosen.json").write_text(json.dumps(chosen))
+        (out / method / "chosen-48.json").write_text(json.dumps(chosen))
     assert finetuned.strongest(out, list(METHODS), 2) == ["hyp2", "hashnet", "csq"]
     assert finetuned.finetuned_markdown(out) == ""
 
@@ -103,3 +106,50 @@ def test_hyp2_and_the_strongest_others_are_fine_tuned_once(base, tmp_path, monke
     for row in rows:
         assert 0 < row["worst"] <= row["mAP"] <= row["best"] <= 1
         assert f"| {METHODS[row['method']].title} | 12 | {row['mAP']:.4f} | " in finetuned.finetuned_markdown(out)
+
+
+def test_both_rankings_of_rows_and_tests_follow_from_the_outputs():
+    # Distances of 2 bits from (1, 1): 0, 1, 1, 2; the query's outputs put the second before the third.
+    labels = np.array([[1, 0], [0, 1], [1, 0], [1, 0]], np.uint8)
+    database = np.array([[1, 1], [1, -1], [-1, 1], [-1, -1]], np.float32)
+    query = Split((), labels[:1], ())
+    splits = Splits(query, query, Split((), labels, ()), ("a", "b"), "")
+    found = comparison.scores_of(np.array([[3, 1]], np.float32), database, splits)
+    assert found["asymmetric"] == pytest.approx((1 + 2 / 3 + 3 / 4) / 3)
+    assert found["mAP"] == pytest.approx((found["worst"] + found["best"]) / 2)
+    assert found["worst"] == pytest.approx(found["asymmetric"])
+
+    assert comparison.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    rng = np.random.default_rng(0)
+    base = rng.random(60)
+    rows = [
+        {"method": method, "n_bits": 12, "seed": seed, "AP": (base + shift + noise * rng.normal(size=60)).tolist()}
+        for seed in range(2)
+        for method, shift, noise in (("hyp2", 0.2, 0.01), ("dsh", 0.2, 0.05), ("csq", 0.0, 0.01))
+    ]
+    [line] = comparison.tests_of(rows, 12, of_query="AP")
+    assert "CSQ" not in line
+    assert "DSH (p = " in line or "HyP2 (p = " in line
+
+
+def test_what_a_search_chose_is_scaled_to_other_lengths(tmp_path):
+    (tmp_path / "hashnet").mkdir()
+    (tmp_path / "hashnet" / "chosen-12.json").write_text(json.dumps(["loss.a=1.0", 'loss.continuation="none"']))
+    assert comparison.chosen_settings(tmp_path, "hashnet", 12, n_bits=24) == ("loss.a=0.5", 'loss.continuation="none"')
+
+
+def test_layers_that_are_not_trained_stand_beside_the_others(base, tmp_path, monkeypatch):
+    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
+    experiment = Experiment(bits=(2, 30), n_seeds=2, n_trials=1, epochs=1, base=base)
+    methods = [method for method in METHODS if METHODS[method].fitted]
+    run(tmp_path / "out", experiment, methods=methods, jobs=1)
+    for method in methods:
+        rows = rows_of(tmp_path / "out", method)
+        assert [row["n_bits"] for row in rows] == ([2, 2] if method == "itq_cca" else [2, 2, 30, 30])
+        assert all(len(row["AP"]) == len(row["asymmetric_AP"]) == 8 for row in rows)
+    table = as_markdown(tmp_path / "out", methods=list(METHODS))
+    assert table.count("| ITQ, no labels |") == 3
+    assert "30 bits: " in table
+    assert "Friedman" in table
+    with pytest.raises(BadConfig, match="freeze_backbone"):
+        run(tmp_path / "b", replace(experiment, base=(*base, "model.freeze_backbone=false")), methods=["itq"], jobs=1)

@@ -28,14 +28,21 @@ Rows: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Source:
-    """Batches for the network and outputs for validation.
+    """Batches for the network, and features without augmentation.
 
     `batches(rows, batch_size, epoch)` yields (inputs, rows); inputs hold all rows of the first view, then all of the
-    second; `encode(model, rows)` gives outputs (n, K) without augmentation.
+    second; `features(model, rows)` yields features (b, D) of a model in evaluation mode, on its device.
     """
 
     batches: Callable[[Rows, int, int], Iterator[tuple[Tensor, Rows]]]
-    encode: Callable[[HashModel, Rows], NDArray[np.float32]]
+    features: Callable[[HashModel, Rows], Iterator[Tensor]]
+
+    def encode(self, model: HashModel, rows: Rows) -> NDArray[np.float32]:
+        """Outputs (n, K) without augmentation."""
+        model.eval()
+        with torch.inference_mode():
+            parts = [model.outputs(features).cpu().numpy() for features in self.features(model, rows)]
+        return np.concatenate([np.zeros((0, model.n_bits), np.float32), *parts])
 
 
 def build_source(
@@ -69,7 +76,7 @@ def _frozen(config: Config, model: HashModel, images: Images, fabric: Fabric, pr
     # The first process computes the features into the cache, the others read them there.
     with fabric.rank_zero_first(), progress.task("features of the frozen backbone", len(images)) as advance:
         features = features_of(model, images, device=fabric.device, precision=config.train.precision, advance=advance)
-    return _in_memory(torch.from_numpy(features).to(fabric.device), lambda model, rows: model.head(rows))
+    return _in_memory(torch.from_numpy(features).to(fabric.device), lambda _, rows: rows)
 
 
 def _vectors(config: Config, model: HashModel, vectors: NDArray[np.float32], device: torch.device) -> Source:
@@ -85,12 +92,12 @@ def _vectors(config: Config, model: HashModel, vectors: NDArray[np.float32], dev
         raise BadDataset(f"the data set {config.data.name!r} has NaN or infinity in row {row}")
     rows, train = torch.from_numpy(vectors).to(device), config.train
     noise = rows.std(dim=0) * train.noise if train.noise else None
-    return _in_memory(rows, lambda model, rows: model(rows), views=train.views, noise=noise, seed=train.seed)
+    return _in_memory(rows, lambda model, rows: model.features(rows), views=train.views, noise=noise, seed=train.seed)
 
 
 def _in_memory(
     stored: Tensor,
-    encode: Callable[[HashModel, Tensor], Tensor],
+    features: Callable[[HashModel, Tensor], Tensor],
     *,
     views: int = 1,
     noise: Tensor | None = None,
@@ -103,17 +110,17 @@ def _in_memory(
             chosen = rows[start : start + batch_size]
             inputs = stored[torch.from_numpy(chosen).to(stored.device)].repeat(views, 1)
             if noise is not None:
-                generator = torch.Generator().manual_seed(hash((seed, epoch, start, int(chosen[0]))) % 2**63)
-                inputs = inputs + noise * torch.randn(inputs.shape, generator=generator).to(stored.device)
+                drawn = [
+                    np.random.default_rng((seed, epoch, row, view)).standard_normal(inputs.shape[1], np.float32)
+                    for view in range(views)
+                    for row in chosen
+                ]
+                inputs = inputs + noise * torch.from_numpy(np.stack(drawn)).to(stored.device)
             yield inputs, chosen
 
-    def outputs(model: HashModel, rows: Rows) -> NDArray[np.float32]:
-        model.eval()
-        with torch.inference_mode():
-            found: NDArray[np.float32] = encode(model, stored[torch.from_numpy(rows).to(stored.device)]).cpu().numpy()
-        return found
-
-    return Source(batches, outputs)
+    return Source(
+        batches, lambda model, rows: iter([features(model, stored[torch.from_numpy(rows).to(stored.device)])])
+    )
 
 
 def _augmented(config: Config, images: Images, fabric: Fabric) -> Source:
@@ -139,14 +146,12 @@ def _augmented(config: Config, images: Images, fabric: Fabric) -> Source:
         ):
             yield normalize(pixels), chosen
 
-    def encode(model: HashModel, rows: Rows) -> NDArray[np.float32]:
-        model.eval()
-        parts = [np.zeros((0, model.n_bits), np.float32)]
-        with torch.inference_mode(), fabric.autocast():
-            for pixels, _ in images.batches(
-                rows, batch_size=config.train.batch_size, augmentation=Augmentation.none(), seed=(0,)
-            ):
-                parts.append(model(normalize(pixels)).float().cpu().numpy())
-        return np.concatenate(parts)
+    def features(model: HashModel, rows: Rows) -> Iterator[Tensor]:
+        for pixels, _ in images.batches(
+            rows, batch_size=settings.batch_size, augmentation=Augmentation.none(), seed=(0,)
+        ):
+            with fabric.autocast():
+                found = model.features(normalize(pixels))
+            yield found
 
-    return Source(batches, encode)
+    return Source(batches, features)

@@ -13,6 +13,7 @@ from hashseek.retrieval.errors import BadCodes, BadConfig, HashseekError
 from hashseek.retrieval.images import Preprocessing
 from hashseek.training.config import Config
 from hashseek.training.data.batches import Rows
+from hashseek.training.loop.dropout import row_seeds
 from hashseek.training.loop.parallel import own_part
 from hashseek.training.loop.state import State, TrainingData
 from hashseek.training.loop.step import backward
@@ -44,7 +45,8 @@ def train_epoch(
     """
     settings = config.train
     rank, n_ranks = fabric.global_rank, fabric.world_size
-    torch.manual_seed(settings.seed * 1_000_003 + epoch + 7_919 * rank)  # for dropout
+    # For layers of your own that draw from PyTorch's generator; ours draw from `row_seeds`.
+    torch.manual_seed(settings.seed * 1_000_003 + epoch + 7_919 * rank)
     order = np.random.default_rng((settings.seed, epoch)).permutation(data.fit_rows)
     own = own_part(order, batch_size=settings.batch_size, rank=rank, n_ranks=n_ranks)
     state.network.train()
@@ -57,7 +59,8 @@ def train_epoch(
     progress.start_epoch(epoch, settings.epochs, len(order))
     for step, (inputs, rows) in enumerate(data.source.batches(own, settings.batch_size // n_ranks, epoch)):
         try:
-            terms = _train_batch(fabric, config, state, inputs, _labels_of(rows, data), epoch)
+            seeds = row_seeds(rows, seed=settings.seed, epoch=epoch, views=settings.views).to(inputs.device)
+            terms = _train_batch(fabric, config, state, inputs, _labels_of(rows, data), seeds, epoch)
         except (BadCodes, FloatingPointError) as error:
             raise Diverged(
                 f"epoch {epoch + 1}, batch {step + 1}: {error} (lower optimizer.lr or set optimizer.clip_norm; the "
@@ -72,7 +75,7 @@ def train_epoch(
 
 
 def _train_batch(
-    fabric: Fabric, config: Config, state: State, inputs: Tensor, labels: Tensor, epoch: int
+    fabric: Fabric, config: Config, state: State, inputs: Tensor, labels: Tensor, seeds: Tensor, epoch: int
 ) -> dict[str, float]:
     state.optimizer.zero_grad(set_to_none=True)
     terms = backward(
@@ -81,6 +84,7 @@ def _train_batch(
         state.keys,
         inputs,
         labels,
+        seeds=seeds,
         epoch=epoch,
         autocast=fabric.autocast,
         chunk_size=config.train.chunk_size,

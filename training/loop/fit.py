@@ -36,6 +36,7 @@ from hashseek.training.data.splits import Split, Splits, never_in_training
 from hashseek.training.data.training_images import Images, without_broken
 from hashseek.training.loop.cpu_speedups import fold_frozen_batch_norm, keep_freed_memory
 from hashseek.training.loop.epoch import torch_errors_as_hashseek_errors, train_epoch
+from hashseek.training.loop.head_init import fit_head
 from hashseek.training.loop.network import Keys, Network, Objective, build_network
 from hashseek.training.loop.optimizers import build_optimizer, build_scheduler
 from hashseek.training.loop.parallel import launch, n_batches
@@ -159,6 +160,10 @@ def _prepare(fabric: Fabric, config: Config, out: Path, resume: bool, shown: Pro
     )
     observed_labels = torch.from_numpy(observed.astype(np.float32)).to(fabric.device)
     data = TrainingData(source, train.labels, observed_labels, fit_rows, val_rows)
+    if saved is None and config.model.head_init != "random":
+        fit_head(fabric, config, network.model, data, progress=shown)
+        if keys is not None and keys.encoder is not None:
+            keys.encoder.model.head.load_state_dict(model.head.state_dict())
     state = _initial_state(fabric, config, network, objective, keys, n_images=len(fit_rows))
     if saved is not None:
         state.load(saved)

@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.config import Config
+from hashseek.training.loop.dropout import seed_by_row
 from hashseek.training.loop.parallel import gather
 from hashseek.training.losses import LOSSES, build_loss, loss_class
 from hashseek.training.losses.batches import Memory
@@ -58,9 +59,14 @@ class Network(nn.Module):
             )
             self.widths["projection"] = width
         self.classifier = nn.Linear(self.widths[logits_on], n_classes) if logits_on else None
+        self.seeds = seed_by_row(self)
 
-    def forward(self, inputs: Tensor) -> Heads:
-        """The heads that are read. Autocast applies to the backbone; everything after it computes in float32."""
+    def forward(self, inputs: Tensor, seeds: Tensor | None = None) -> Heads:
+        """The heads that are read. Autocast applies to the backbone; everything after it computes in float32.
+
+        `seeds` (B,) decide what dropout drops of each row, see `hashseek.training.loop.dropout`.
+        """
+        self.seeds.now = seeds
         features = inputs if self.from_features else self.model.features(inputs)
         with torch.autocast(features.device.type, enabled=False):
             features = self.dropout(features.float())
@@ -124,9 +130,9 @@ class Keys(nn.Module):
             update_key_encoder(self.encoder.trained(), network.trained(), self.momentum)
 
     @torch.no_grad()
-    def of(self, inputs: Tensor, heads: Heads) -> Tensor:
+    def of(self, inputs: Tensor, seeds: Tensor, heads: Heads) -> Tensor:
         """Keys (b, D) of this process's inputs; with momentum 0, the rows of their heads."""
-        return heads[self.on].detach() if self.encoder is None else self.encoder(inputs)[self.on]
+        return heads[self.on].detach() if self.encoder is None else self.encoder(inputs, seeds)[self.on]
 
     def memory(self, keys: Tensor, labels: Tensor) -> Memory:
         """The keys of the batch from all processes, then those in the queue; adds the keys to the queue."""

@@ -11,6 +11,8 @@ from hashseek.training.loop.parallel import gather, sum_gradients
 from hashseek.training.losses.batches import Memory
 
 Autocast = Callable[[], AbstractContextManager[None]]
+Seeded = tuple[Tensor, Tensor]
+"""Inputs and the seeds of their rows."""
 
 
 def backward(
@@ -20,6 +22,7 @@ def backward(
     inputs: Tensor,
     labels: Tensor,
     *,
+    seeds: Tensor,
     epoch: int,
     autocast: Autocast,
     chunk_size: int | None = None,
@@ -34,6 +37,7 @@ def backward(
     Args:
         inputs: (views * b, ...), view after view; with a key encoder the second view makes the keys and nothing else.
         labels: (b, C).
+        seeds: (views * b,), for dropout.
         autocast: entered for the networks' forward passes only; losses and gradients stay outside.
 
     Raises:
@@ -41,16 +45,17 @@ def backward(
     """
     if keys is not None:
         keys.follow(network)
-    seen, key_inputs = inputs, inputs
+    seen, key_inputs = (inputs, seeds), (inputs, seeds)
     if views > 1:
         if keys is None or keys.encoder is None:
             labels = labels.repeat(views, 1)
         else:
-            seen, key_inputs = inputs[: len(labels)], inputs[len(labels) :]
+            n = len(labels)
+            seen, key_inputs = (inputs[:n], seeds[:n]), (inputs[n:], seeds[n:])
 
-    if chunk_size is None or len(seen) <= chunk_size:
+    if chunk_size is None or len(seen[0]) <= chunk_size:
         with autocast():
-            heads = network(seen)
+            heads = network(*seen)
         own = _keys(keys, key_inputs, heads, autocast=autocast)
         terms = _terms(objective, heads, keys, own, labels, epoch=epoch)
         _total(terms).backward()  # type: ignore[no-untyped-call]
@@ -66,62 +71,48 @@ def _in_chunks(
     network: Network,
     objective: Objective,
     keys: Keys | None,
-    inputs: Tensor,
-    key_inputs: Tensor,
+    inputs: Seeded,
+    key_inputs: Seeded,
     labels: Tensor,
     *,
     epoch: int,
     autocast: Autocast,
     chunk_size: int,
 ) -> dict[str, Tensor]:
-    chunks = torch.split(inputs, chunk_size)
-    states, parts = [], []
+    chunks = _split(inputs, chunk_size)
     with torch.no_grad(), autocast():
-        for chunk in chunks:
-            states.append(_random_state(inputs.device))  # for the same dropout in the second pass
-            parts.append(network(chunk))
+        parts = [network(*chunk) for chunk in chunks]
     heads = {name: torch.cat([part[name] for part in parts]).requires_grad_() for name in parts[0]}
     own = _keys(keys, key_inputs, heads, autocast=autocast, chunk_size=chunk_size)
     terms = _terms(objective, heads, keys, own, labels, epoch=epoch)
     _total(terms).backward()  # type: ignore[no-untyped-call]
-    after = _random_state(inputs.device)
     start = 0
-    for chunk, state in zip(chunks, states, strict=True):
-        _set_random_state(inputs.device, state)
+    for chunk in chunks:
         with autocast():
-            again = network(chunk)
+            again = network(*chunk)
         # Features of a frozen backbone do not require a gradient.
         wanted = [name for name in again if heads[name].grad is not None and again[name].requires_grad]
-        stop = start + len(chunk)
+        stop = start + len(chunk[0])
         gradients = [heads[name].grad[start:stop] for name in wanted]  # type: ignore[index]
         torch.autograd.backward([again[name] for name in wanted], gradients)
         start = stop
-    _set_random_state(inputs.device, after)
     return terms
 
 
-def _random_state(device: torch.device) -> Tensor:
-    """State of the generator that dropout uses on `device`."""
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def _set_random_state(device: torch.device, state: Tensor) -> None:
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-    else:
-        torch.set_rng_state(state)
+def _split(inputs: Seeded, chunk_size: int) -> list[Seeded]:
+    return list(zip(*(torch.split(part, chunk_size) for part in inputs), strict=True))
 
 
 def _keys(
-    keys: Keys | None, inputs: Tensor, heads: Heads, *, autocast: Autocast, chunk_size: int | None = None
+    keys: Keys | None, inputs: Seeded, heads: Heads, *, autocast: Autocast, chunk_size: int | None = None
 ) -> Tensor | None:
     if keys is None:
         return None
     if keys.encoder is None or chunk_size is None:
         with autocast():
-            return keys.of(inputs, heads)
+            return keys.of(*inputs, heads)
     with autocast():
-        return torch.cat([keys.of(chunk, heads) for chunk in torch.split(inputs, chunk_size)])
+        return torch.cat([keys.of(*chunk, heads) for chunk in _split(inputs, chunk_size)])
 
 
 def _terms(

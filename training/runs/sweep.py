@@ -7,7 +7,8 @@
     FOLDER/trials.csv       every trial: outcome, score, epochs, seconds, values
 
 A sweep that was killed continues when it is started again. The interrupted trial resumes at its last epoch, and later
-trials are the same as in an uninterrupted sweep, since each is drawn from (seed, number, trials before it).
+trials are the same as in an uninterrupted sweep: each is drawn by a sampler of its own, seeded with (seed of the
+sweep, number), from the results of the trials before it, which the storage has.
 `open_study`, `next_trial` and `locked` also serve searches that do not train with `fit` (experiments/).
 """
 
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import filelock
+import numpy as np
 import optuna
 import tomli_w
 from optuna.trial import FrozenTrial, TrialState
@@ -39,8 +41,9 @@ from hashseek.training.runs.progress import Progress
 from hashseek.training.runs.run_folder import Run, differences, read_log
 from hashseek.training.runs.sweep_space import Distributions, Space, check_space, parse_space, with_values
 
-# Trials drawn at random before the sampler models what it has seen, and trials before any is pruned.
-RANDOM_TRIALS = 8
+# Trials drawn at random before the sampler models what it has seen, and trials before any is pruned. They must not
+# depend on the number of trials, or an extended sweep would differ from a longer one; and short sweeps learn too.
+RANDOM_TRIALS = 4
 UNPRUNED_TRIALS = 4
 # Share of the epochs that every trial gets: early in a schedule the order of trials says little.
 UNPRUNED_EPOCHS = 0.3
@@ -109,7 +112,7 @@ def sweep(
         n_unpruned = math.ceil(UNPRUNED_EPOCHS * config.train.epochs)
         median = optuna.pruners.MedianPruner(UNPRUNED_TRIALS, n_unpruned + 1)  # steps are epochs from 1
         study = open_study(folder / "sweep.db", "sweep", median if prune else optuna.pruners.NopPruner())
-        while (trial := next_trial(study, n_trials, seed=seed, n_random=RANDOM_TRIALS)) is not None:
+        while (trial := next_trial(study, n_trials, seed=seed)) is not None:
             values = {name: trial._suggest(name, one) for name, one in distributions.items()}
             shown = ", ".join(f"{name} = {_text(value)}" for name, value in values.items())
             try:
@@ -143,14 +146,18 @@ def open_study(storage: Path, name: str, pruner: optuna.pruners.BasePruner) -> o
     )
 
 
-def next_trial(study: optuna.Study, n_trials: int, *, seed: int, n_random: int) -> optuna.Trial | None:
-    """The interrupted trial if there is one, else a new one; None when there are `n_trials`."""
+def next_trial(study: optuna.Study, n_trials: int, *, seed: int) -> optuna.Trial | None:
+    """The interrupted trial if there is one, else a new one; None when there are `n_trials`.
+
+    Searches with different seeds draw independently of each other.
+    """
     trials = study.get_trials(deepcopy=False)
     interrupted = [trial for trial in trials if trial.state == TrialState.RUNNING]
     number = interrupted[0].number if interrupted else sum(trial.state != TrialState.WAITING for trial in trials)
     if not interrupted and number >= n_trials:
         return None
-    study.sampler = optuna.samplers.TPESampler(seed=seed * 1_000_003 + number, n_startup_trials=n_random)
+    drawn = int(np.random.SeedSequence((seed, number)).generate_state(1)[0])
+    study.sampler = optuna.samplers.TPESampler(seed=drawn, n_startup_trials=RANDOM_TRIALS)
     return optuna.Trial(study, interrupted[0]._trial_id) if interrupted else study.ask()
 
 

@@ -25,7 +25,12 @@ config = partial(run_config, train__epochs=3)
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 # Warm-up, averaged weights, two views and hidden labels beside every part of the network.
-EVERYTHING_ELSE = {"optimizer": {"warmup_epochs": 1}, "train": {"ema": 0.9, "views": 2, "keep_labels": 0.7}}
+EVERYTHING_ELSE = {
+    "optimizer": {"warmup_epochs": 1},
+    "model": {"head_init": "itq", "dropout": 0.3},
+    "train": {"ema": 0.9, "views": 2, "keep_labels": 0.7},
+}
+FROZEN = {"model": {"freeze_backbone": True, "head_init": "itq", "dropout": 0.3}}
 
 
 @pytest.fixture(scope="session")
@@ -59,7 +64,7 @@ def without_times(run: Run) -> list[dict]:
 
 @pytest.mark.parametrize("how", ["kill -9", "exception"])
 def test_an_interrupted_run_resumes_to_the_state_of_an_uninterrupted_one(pictures, tmp_path, start, how):
-    sections = EVERYTHING | EVERYTHING_ELSE if how == "kill -9" else {"model": {"freeze_backbone": True}}
+    sections = EVERYTHING | EVERYTHING_ELSE if how == "kill -9" else FROZEN
     settings = config(pictures, **sections)
     uninterrupted = fit(settings, out=tmp_path / "uninterrupted").run
     broken = Run(tmp_path / "broken")

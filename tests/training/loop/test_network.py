@@ -4,12 +4,14 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.models.hash_model import HashModel
+from hashseek.training.loop.dropout import row_seeds
 from hashseek.training.loop.network import Keys, Network, Objective, build_network
 from hashseek.training.loop.step import backward
 from support.models import EVERYTHING, run_config
@@ -25,7 +27,8 @@ def build(**sections: Any) -> tuple[Network, Objective, Keys | None]:
 
 
 def step(parts: tuple[Network, Objective, Keys | None], inputs: torch.Tensor, labels: torch.Tensor, **options: Any):
-    return backward(*parts, inputs, labels, epoch=0, autocast=nullcontext, **options)
+    seeds = row_seeds(np.arange(len(inputs)), seed=0, epoch=0).to(inputs.device)
+    return backward(*parts, inputs, labels, seeds=seeds, epoch=0, autocast=nullcontext, **options)
 
 
 def some_labels(n: int) -> torch.Tensor:

@@ -35,10 +35,12 @@ def curves(run: Run, part: str) -> np.ndarray:
     return np.array([[value for key, value in row.items() if part in key] for row in read_log(run)])
 
 
-def test_two_processes_give_the_curve_of_one_with_the_same_global_batch(pictures, tmp_path):
-    # The partner classifies outputs of a head with batch norm, so that every part takes part.
+@pytest.mark.parametrize("head", ["linear_bn", "linear"])
+def test_two_processes_give_the_curve_of_one_with_the_same_global_batch(pictures, tmp_path, head):
+    # The partner classifies outputs of a head that may have batch norm, so that every part takes part.
     sections = EVERYTHING | {"partner": {"name": "asl", "on": "outputs"}}
-    sections |= {"model": {"head": "linear_bn", "size": 32}}
+    sections |= {"model": {"head": head, "size": 32, "dropout": 0.5}}
+    sections["model"]["head_init"] = "itq" if head == "linear" else "random"
     one = fit(config(pictures, **sections), out=tmp_path / "one")
     two = fit(config(pictures, train={"devices": 2}, **sections), out=tmp_path / "two")
     np.testing.assert_allclose(curves(two.run, "loss"), curves(one.run, "loss"), rtol=2e-3)

@@ -32,9 +32,10 @@ def test_scores_worked_by_hand(database, expected):
     config = run_config(
         Path(), model={"backbone": "mlp:3-4", "n_bits": 4}, train={"val_n": 10, "val_database": database}
     )
-    source = Source(batches=lambda *_: iter(()), encode=lambda _, rows: (2 * CODES[rows] - 1).astype(np.float32))
+    source = Source(lambda *_: iter(()), lambda _, rows: iter([torch.from_numpy(2.0 * CODES[rows] - 1)]))
     data = TrainingData(source, LABELS, torch.from_numpy(LABELS), np.arange(3), np.arange(3, 6))
     model = HashModel(backbone="mlp:3-4", n_bits=4)
+    model.head = torch.nn.Identity()
     assert validate(Fabric(accelerator="cpu", devices=1), config, model, data) == pytest.approx(expected)
 
 

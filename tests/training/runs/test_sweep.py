@@ -15,7 +15,7 @@ from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.training.config import load_config
 from hashseek.training.loop.fit import fit
 from hashseek.training.runs import sweep as sweep_module
-from hashseek.training.runs.sweep import sweep
+from hashseek.training.runs.sweep import next_trial, open_study, sweep
 from hashseek.training.runs.sweep_space import parse_space
 from support.commands import wait_until
 
@@ -224,3 +224,21 @@ def test_ranges_are_whole_numbers_only_where_all_their_numbers_are():
         "e.f": optuna.distributions.IntDistribution(1, 2),
         "e.g": optuna.distributions.CategoricalDistribution([True, False]),
     }
+
+
+def test_every_trial_and_every_seed_draws_anew_and_the_fifth_has_learnt(tmp_path):
+    distributions = parse_space({"optimizer.lr": {"low": 0.0, "high": 1.0}, "model.dropout": [0.0, 0.3, 0.6]})
+
+    def drawn(seed: int, score) -> list[tuple]:
+        study = open_study(tmp_path / "studies.db", f"{seed} {score}", optuna.pruners.NopPruner())
+        while (trial := next_trial(study, 6, seed=seed)) is not None:
+            values = [trial._suggest(name, one) for name, one in distributions.items()]
+            study.tell(trial, values[0] * score)
+        return [tuple(trial.params.values()) for trial in study.trials]
+
+    seeds = [drawn(seed, 1) for seed in (0, 1, 1_000_003, 2**40)]
+    rates = [values[0] for trials in seeds for values in trials]
+    assert len(set(rates)) == len(rates) == 24
+    other = drawn(0, -1)
+    assert other[:4] == seeds[0][:4]  # at random, whatever the scores were
+    assert other[4] != seeds[0][4]

@@ -1,0 +1,66 @@
+"""The hash layer before the first step, fitted to features of the training images (`model.head_init`)."""
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from torch import nn
+
+from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.hash_layers import Features, fit_hash_layer
+from hashseek.retrieval.models.hash_model import HashModel
+from hashseek.training.config import Config
+from hashseek.training.loop.state import TrainingData
+from hashseek.training.losses.memory import gather_rows
+from hashseek.training.runs.progress import Progress
+
+# A projection needs no more images than these, and large data sets have many.
+MAX_IMAGES = 10_000
+
+
+def fit_head(fabric: Fabric, config: Config, model: HashModel, data: TrainingData, *, progress: Progress) -> None:
+    """Set the head to what `fit_hash_layer` finds for the features of the images trained on, up to its scale.
+
+    The layer is multiplied so that its outputs have the root mean square that those of the random layer had: losses
+    and learning rates expect outputs of that size. The head "linear" sees features of any length: it takes the
+    directions, and a bias that subtracts the mean of the features as they are. All processes take the first one's
+    layer.
+
+    Raises:
+        BadConfig: the features or the images are too few for so many bits, or vary in too few directions.
+    """
+    rows, n_bits = data.fit_rows, config.model.n_bits
+    if n_bits > min(model.n_features, len(rows) - 1):
+        raise BadConfig(
+            f"model.head_init = {config.model.head_init!r} fits {n_bits} bits to more images and at least as many "
+            f"features, but there are {len(rows):,} images to train on and {model.n_features:,} features: lower "
+            "model.n_bits, or set model.head_init = 'random'"
+        )
+    if len(rows) > MAX_IMAGES:
+        rows = np.sort(np.random.default_rng((config.train.seed, 0x17)).permutation(rows)[:MAX_IMAGES])
+    own = np.array_split(rows, fabric.world_size)[fabric.global_rank]
+    model.eval()
+    with progress.task("features for the hash layer", len(own)) as advance, torch.inference_mode():
+        parts = []
+        for part in data.source.features(model, own):
+            parts.append(part.float())
+            advance(len(part))
+        features = gather_rows(torch.cat(parts))
+        size = model.outputs(features).square().mean().sqrt().item()
+    weight, bias = fabric.broadcast(_fitted(features.cpu().numpy(), config, size=size))
+    head = model.head
+    assert isinstance(head, nn.Linear)  # the configuration was checked
+    with torch.no_grad():
+        head.weight.copy_(torch.from_numpy(weight))
+        head.bias.copy_(torch.from_numpy(bias))
+
+
+def _fitted(features: Features, config: Config, *, size: float) -> tuple[Features, Features]:
+    """Weight (K, D) and bias (K,) whose outputs have the root mean square `size`."""
+    layer = fit_hash_layer(features, n_bits=config.model.n_bits, method=config.model.head_init, seed=config.train.seed)
+    if config.model.head == "normalized":
+        bias, outputs = layer.bias, layer(features)
+    else:
+        bias = -(layer.weight @ features.mean(axis=0))
+        outputs = features @ layer.weight.T + bias
+    scale = np.float32(size / np.sqrt(np.square(outputs).mean()))
+    return layer.weight * scale, bias * scale
