@@ -1,10 +1,10 @@
 """Assembles the HTTP service: routes, error handlers, the limit on uploads. Called by `hashseek serve` and by tests."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI
 from fastapi.staticfiles import StaticFiles
 from fastapi_offline import FastAPIOffline
 
@@ -46,13 +46,6 @@ def create_app(settings: Settings) -> FastAPI:
         max_changing=settings.max_uploads,
         hosts=settings.hosts(),
     )
-
-    @app.middleware("http")
-    async def no_sniffing(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        response = await call_next(request)
-        response.headers["X-Content-Type-Options"] = "nosniff"
-        response.headers["Cross-Origin-Resource-Policy"] = "same-origin"
-        return response
 
     for router in (search.json_router, search.router, images.router, health.router, web.router):
         app.include_router(router)

@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hashseek.indexing.catalog import CatalogLocked, CatalogReplaced, DiskFull, SpaceRetired
 from hashseek.retrieval.errors import BadCollection, BadImage, ForeignCodes, HashseekError, UnknownImage
@@ -108,8 +108,13 @@ def install(app: FastAPI) -> None:
         return problem(HTTPStatus.INTERNAL_SERVER_ERROR, detail)
 
 
+_HEADERS = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin"}
+
+
 class RequestLimits:
     """Refuses requests before their bodies are read: too large, too many at once, or not from this service's own page.
+
+    Also answers HEAD like GET, and adds the headers that every answer has.
 
     Args:
         app: answers the others.
@@ -131,17 +136,27 @@ class RequestLimits:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
+        headers, is_head = Headers(scope=scope), scope["method"] == "HEAD"
         changing = scope["method"] not in ("GET", "HEAD", "OPTIONS")
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_HEADERS)
+            elif is_head:
+                message = {**message, "body": b""}
+            await send(message)
+
         refusal = self._wrong_host(headers)
         if refusal is None and changing:
             refusal = self._foreign_page(headers) or self._wrong_body(headers) or self._too_many()
         if refusal is not None:
-            await refusal(scope, receive, send)
+            await refusal(scope, receive, answer)
             return
+        if is_head:  # the same as GET, without the body; FastAPI's routes know only GET
+            scope = {**scope, "method": "GET"}
         self._in_progress += changing
         try:
-            await self.app(scope, receive, send)
+            await self.app(scope, receive, answer)
         finally:
             self._in_progress -= changing
 

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response, status
+from fastapi import APIRouter, Query, Request, Response, status
 from fastapi.responses import FileResponse
 
 from hashseek.api.dependencies import MULTIPART, NoQueryDep, SearcherDep, WritableDep
@@ -54,14 +54,18 @@ def record(image_id: int, searcher: SearcherDep) -> ImageRecord:
 
 
 @router.get("/{image_id}/file", response_class=Response)
-def file(image_id: int, searcher: SearcherDep, parameters: Annotated[FileParameters, Query()]) -> Response:
-    """The file of a stored image, or a JPEG thumbnail of it."""
+def file(
+    image_id: int, searcher: SearcherDep, parameters: Annotated[FileParameters, Query()], request: Request
+) -> Response:
+    """The file of a stored image, or a JPEG thumbnail of it. 304 if the client names the ETag that it has."""
     size = parameters.size
     stored = searcher.collection.catalog.one(image_id)
     if not stored.path:
         raise UnknownImage(f"{image_id} was stored as a vector, which has no file")
     uri = searcher.collection.uri_of(stored)
     headers = {"Cache-Control": "private, max-age=3600", "ETag": f'"{stored.sha256}-{size or 0}"'}
+    if headers["ETag"] in request.headers.get("if-none-match", ""):
+        return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers=headers)
     if size is None and Path(uri).is_file():
         with Path(uri).open("rb") as opened:
             _check_signature(image_id, opened.read(16))

@@ -275,3 +275,22 @@ def test_many_clients_at_once(client, own_collection):
     assert sum(record["created"] for record in records) == 1
     assert n_images(client) == 12 + 8 + 1
     assert len(kept_files(own_collection)) == 9
+
+
+@pytest.mark.parametrize("query", ["", "?size=32"])
+def test_a_client_that_has_the_picture_is_not_sent_it_again(reader, query):
+    url = f"/v1/images/1/file{query}"
+    first = reader.get(url)
+    again = reader.get(url, headers={"If-None-Match": f'"other", {first.headers["ETag"]}'})
+    assert (again.status_code, again.content, again.headers["ETag"]) == (304, b"", first.headers["ETag"])
+    assert reader.get(url, headers={"If-None-Match": '"other"'}).content == first.content
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/healthz/live", "/v1/stats", "/v1/images/1", "/v1/images/1/file", "/v1/images/99"]
+)
+def test_head_answers_like_get_without_the_body(reader, path):
+    head, get = reader.head(path), reader.get(path)
+    assert (head.status_code, head.content) == (get.status_code, b"")
+    assert head.headers["Content-Type"] == get.headers["Content-Type"]
+    assert head.headers["Content-Length"] == get.headers["Content-Length"]
