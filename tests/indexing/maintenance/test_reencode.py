@@ -73,9 +73,7 @@ def test_the_new_codes_are_those_of_a_collection_made_with_the_new_checkpoint(
         assert [image.labels for image in again.catalog.page(after=0, limit=99)] != [()] * 12
         assert again.catalog.spaces.engines() == expected.catalog.spaces.engines()
         searcher = Searcher.open(again, device="cpu")  # with its own copy of the checkpoint
-        [answer] = searcher.search(
-            [searcher.decode((pictures / "picture 04.jpg").read_bytes()).image], SearchOptions(k=1)
-        )
+        answer = searcher.search_file((pictures / "picture 04.jpg").read_bytes(), SearchOptions(k=1))
         assert answer.hits[0].image.path.endswith("picture 04.jpg")
 
 
@@ -126,8 +124,8 @@ def test_changes_during_a_reencoding_are_included(collection, other_checkpoint, 
         assert len(again) == 9
         assert again.verify() == []
         model = Searcher.open(again, device="cpu", precision="fp32")
-        picture = model.decode((tmp_path / "3.png").read_bytes()).image
-        assert codes(again)[str(tmp_path / "3.png")] == model.encoder.encode([picture])[0].tobytes()
+        pixels = model.load((tmp_path / "3.png").read_bytes()).pixels
+        assert codes(again)[str(tmp_path / "3.png")] == model.encoder.encode_pixels(pixels[None])[0].tobytes()
 
 
 @pytest.mark.parametrize("without_missing", [False, True])

@@ -12,7 +12,7 @@ from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.hash_layers import fit_hash_layer
 from hashseek.retrieval.metrics import evaluate_codes
 from hashseek.retrieval.models.truncation import truncate
-from hashseek.retrieval.scores import normalized
+from hashseek.retrieval.scores import stored_features
 from hashseek.training.evaluation.assembly import EvaluationOptions
 from hashseek.training.evaluation.candidates import group_by_backbone, load_candidates
 from hashseek.training.evaluation.evaluate import evaluate
@@ -116,7 +116,7 @@ def test_itq_is_fitted_to_the_training_features_without_labels(checkpoints):
     backbone = load_checkpoint(checkpoints["first"]).model.backbone.eval()
     train, *searched = VECTOR_SPLITS.train, VECTOR_SPLITS.query, VECTOR_SPLITS.database
     features = [backbone(torch.from_numpy(split.vectors)).detach().numpy() for split in (train, *searched)]
-    layer = fit_hash_layer(normalized(features[0]).astype(np.float32), n_bits=8)
+    layer = fit_hash_layer(stored_features(features[0]).astype(np.float32), n_bits=8)
     codes = [pack(layer(part)) for part in features[1:]]
     expected = evaluate_codes(*codes, *(split.labels for split in searched), n_bits=8, ns=(5, 20))
     for score in report.baseline:
