@@ -16,7 +16,7 @@ import numpy as np
 
 from hashseek.indexing.catalog import Catalog, Finding, FindingKind
 from hashseek.indexing.index.hamming_index import APPROXIMATE, HammingIndex, check_kind
-from hashseek.indexing.index.index_files import IndexFiles, IndexVersion
+from hashseek.indexing.index.index_files import IndexFiles, IndexVersion, OldIndex
 from hashseek.indexing.index.segments import Segment, View, empty, joined, merge
 from hashseek.retrieval.errors import BadCollection, BadConfig
 from hashseek.retrieval.files import locked
@@ -169,7 +169,8 @@ class CollectionIndex:
                 built = self._load()
         except BadCollection as error:
             if len(self._catalog):
-                log.warning("the index of %s is rebuilt from the catalog: %s", self._folder, str(error))
+                level = logging.INFO if isinstance(error, OldIndex) else logging.WARNING
+                log.log(level, "the index of %s is rebuilt from the catalog: %s", self._folder, str(error))
             built = View(-1, 0, empty(self._n_bits, self.kind), empty(self._n_bits))
             if not read_only:
                 self._delete_unusable()

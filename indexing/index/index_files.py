@@ -22,6 +22,10 @@ from hashseek.retrieval.files import write_atomically
 _MANIFEST, _CODES, _IDS = "manifest.json", "codes.faiss", "ids.bin"
 
 
+class OldIndex(BadCollection):
+    """The index on disk is that of the codes before a change of model: it is rebuilt, and nothing is wrong."""
+
+
 @dataclass(frozen=True)
 class IndexVersion:
     """The kind of a written index, and the generation of the catalog that it belongs to."""
@@ -109,7 +113,7 @@ class IndexFiles:
             if manifest.pop("checksum") != _checksum(manifest):
                 raise BadCollection("its manifest does not match its own checksum")
             if manifest["space"] != self.catalog.space.id and manifest["catalog"] == self.catalog.uuid:
-                raise BadCollection("it belongs to the code space that was used before the last switch")
+                raise OldIndex("it belongs to the code space that was used before the last switch")
             for key, value in self._origin().items():
                 if manifest[key] != value:
                     raise BadCollection(f"its manifest has {key} {manifest[key]!r}, the catalog {value!r}")
