@@ -14,7 +14,6 @@ from pydantic import (
     Field,
     FiniteFloat,
     Json,
-    StringConstraints,
     model_validator,
 )
 
@@ -148,7 +147,7 @@ def _split(values: list[str]) -> list[str]:
 class AddForm(WithImage):
     """An image to store."""
 
-    labels: Annotated[list[Annotated[str, StringConstraints(max_length=200)]], BeforeValidator(_split)] = Field(
+    labels: Annotated[list[str], BeforeValidator(_split)] = Field(
         default=[], description="Labels, separated by `;` or repeated."
     )
     key: str | None = Field(default=None, description="Your own name for the image, 1 to 512 characters.")

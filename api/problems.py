@@ -95,7 +95,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(OSError)
     def system(request: Request, error: OSError) -> JSONResponse:
-        log.exception("%s %s", request.method, request.url.path)
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         status = HTTPStatus.INSUFFICIENT_STORAGE if full else HTTPStatus.INTERNAL_SERVER_ERROR
         detail = f"the service could not read or write its files: {error.strerror or error}"

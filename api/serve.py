@@ -1,11 +1,13 @@
 """Subcommand `serve`. Imports torch and the web framework only after everything that can be refused was checked."""
 
 import ctypes
+import os
 import signal
 import socket
 import sys
 import warnings
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -83,6 +85,10 @@ def serve(
 
 def run(settings: Settings) -> None:
     """Serve until stopped. What can be refused is refused before the server starts."""
+    files = settings.collection, settings.collection / "catalog.sqlite"
+    if not settings.read_only and all(map(Path.exists, files)) and not all(os.access(file, os.W_OK) for file in files):
+        typer.echo(f"{settings.collection} may not be written by this user: it is served read-only", err=True)
+        settings = replace(settings, read_only=True)
     with closing(Catalog(settings.collection / "catalog.sqlite", read_only=settings.read_only)) as catalog:
         listener = _listen(settings.host, settings.port)
         import uvicorn

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
+from unicodedata import category
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,8 @@ from hashseek.retrieval.errors import BadCollection, BadConfig
 
 VECTOR_TYPE = "application/x-vector"  # media type of records of vectors, which have no file
 MAX_KEY = 512  # characters
+MAX_LABELS = 1000  # of an image
+MAX_LABEL = 200  # characters
 MAX_ATTRIBUTES = 16 * 1024  # bytes of JSON
 MAX_DEPTH = 32
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # NUL as JSON writes it; a literal backslash is doubled
@@ -172,6 +175,22 @@ def check_key(key: str) -> str:
     except UnicodeEncodeError:
         raise BadConfig(f"the key {key[:40]!r} is not valid Unicode: choose another") from None
     return key
+
+
+def check_labels(labels: Sequence[str]) -> None:
+    """Refuse labels that cannot be stored.
+
+    Raises:
+        BadConfig: more than `MAX_LABELS`, or one that is empty, longer than `MAX_LABEL` characters, not valid Unicode,
+            or contains a control character such as NUL or a line break.
+    """
+    if len(labels) > MAX_LABELS:
+        raise BadConfig(f"an image has at most {MAX_LABELS:,} labels, not {len(labels):,}")
+    for label in labels:
+        if not 1 <= len(label) <= MAX_LABEL:
+            raise BadConfig(f"a label has 1 to {MAX_LABEL} characters, not {len(label):,}: {label[:40]!r}")
+        if any(category(character) in ("Cc", "Cs") for character in label):
+            raise BadConfig(f"the label {label[:40]!r} contains a control character or is not valid Unicode: change it")
 
 
 def check_attributes(attributes: Mapping[str, Any]) -> str:

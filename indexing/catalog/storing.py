@@ -11,6 +11,7 @@ from hashseek.indexing.catalog.records import (
     NewImage,
     check_attributes,
     check_key,
+    check_labels,
     placeholders,
     same_attributes,
 )
@@ -162,9 +163,10 @@ def check_new(images: Sequence[NewImage]) -> list[str]:
     """The JSON text of each image's attributes, if all images can be stored.
 
     Raises:
-        BadConfig: a key or attributes exceed their limits.
+        BadConfig: labels, a key or attributes exceed their limits.
     """
     for image in images:
+        check_labels(image.labels)
         if image.key is not None:
             check_key(image.key)
     return [check_attributes(image.attributes) if image.attributes else "{}" for image in images]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from hashseek.indexing.catalog import Catalog, NewImage, StoredImage
-from hashseek.indexing.catalog.records import check_attributes, check_key, same_attributes
+from hashseek.indexing.catalog.records import check_attributes, check_key, check_labels, same_attributes
 from hashseek.indexing.ingest.manifests import ImageSource
 from hashseek.indexing.ingest.remote import fetch
 from hashseek.indexing.ingest.sources import Found
@@ -195,8 +195,9 @@ def _read(path: Path) -> tuple[bytes, int | None]:
 def checked_path(source: ImageSource) -> str:
     """The path to store; raises `BadImage` or `BadConfig` if something about the image cannot be stored."""
     path = stored_path(source.uri)
-    if not is_utf8("".join((path, *source.labels))):
-        raise BadImage(f"{source.uri} has a name or label that is not valid UTF-8: rename it")
+    if not is_utf8(path):
+        raise BadImage(f"{source.uri} has a name that is not valid UTF-8: rename it")
+    check_labels(source.labels)
     if source.key is not None:
         check_key(source.key)
     if source.attributes:

@@ -148,3 +148,14 @@ def test_the_memory_of_large_uploads_is_bounded_and_given_back(serve, indexed, t
     assert [answer.status_code for answer in answers] == [200] * 4
     assert resident("VmHWM") - before < 1.2 * 2**30
     assert resident("VmRSS") - before < 200 * 2**20
+
+
+def test_a_collection_that_may_not_be_written_is_served_read_only(serve, own_collection):
+    """As in a container whose user does not own the folder that is mounted."""
+    for path in (own_collection, *own_collection.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    process, client = serve(own_collection, before="drop_rights()")
+    assert "read-only" in process.err
+    assert client.get("/v1/stats").json()["read_only"] is True
+    assert upload(client, 1).status_code == 403
+    assert client.get("/v1/images/1/similar").is_success

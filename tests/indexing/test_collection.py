@@ -553,9 +553,8 @@ def test_an_open_collection_keeps_its_space_after_a_switch(tmp_path, caplog):
     catalog.spaces.add_codes(space.id, [(image_id, code, "") for image_id, code in new.items()])
     catalog.spaces.switch(space.id)
     check(collection, truth, random_codes(rng, 2, 12))
-    caplog.clear()
     opened = Collection(tmp_path)
-    assert "is rebuilt from the catalog" in caplog.text
+    assert not caplog.records  # the old index is no problem
     assert opened.checkpoint.name == "new.safetensors"
     check(opened, new, random_codes(rng, 2, 36))
     opened.save_index()
