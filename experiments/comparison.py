@@ -31,7 +31,7 @@ from hashseek.retrieval.codes import pack
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.files import write_atomically
 from hashseek.retrieval.hash_layers import fit_hash_layer
-from hashseek.retrieval.metrics import average_precision, class_distances, histograms
+from hashseek.retrieval.metrics import average_precision, class_distances, histograms, holm
 from hashseek.retrieval.metrics.rankings import average_precision_of_ranking
 from hashseek.retrieval.models.backbones import default_preprocessing
 from hashseek.retrieval.scores import asymmetric_scores, best
@@ -427,15 +427,6 @@ def tests_of(rows: Sequence[dict[str, Any]], n_bits: int, *, of_query: str) -> l
         f"critical difference {critical:.2f}): {', '.join(METHODS[m].title for m in level) or 'none'}. Friedman's p "
         f"{float(friedmanchisquare(*means.values()).pvalue):.1g}."
     ]
-
-
-def holm(p: Sequence[float]) -> list[float]:
-    """p-values corrected for their number by Holm's method (Scandinavian Journal of Statistics, 1979)."""
-    order = np.argsort(p)
-    steps = np.asarray(p)[order] * np.arange(len(p), 0, -1)
-    corrected = np.empty(len(p))
-    corrected[order] = np.minimum(np.maximum.accumulate(steps), 1)
-    return [float(value) for value in corrected]
 
 
 def _cell(values: NDArray[np.float64]) -> str:
