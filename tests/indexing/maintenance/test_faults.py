@@ -143,7 +143,6 @@ def test_without_write_permission_changes_are_refused_and_searches_work(
         hashseek("index", "export", own_collection, closed / "e.parquet", **rights),
         hashseek("index", "add", own_collection, pictures, "--device", "cpu", **rights),
         hashseek("index", "remove", own_collection, 1, **rights),
-        hashseek("serve", own_collection, "--port", 0, **rights),
     ]
     for code, _, err in refused:
         assert (code, err.count("\n")) == (2, 1), err
