@@ -4,7 +4,6 @@ import errno
 import logging
 from collections.abc import Collection, Mapping
 from http import HTTPStatus
-from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -161,17 +160,17 @@ class RequestLimits:
             self._in_progress -= changing
 
     def _wrong_host(self, headers: Headers) -> Response | None:
-        name = urlsplit(f"//{headers.get('host', '')}").hostname
+        name = _host_name(headers.get("host", ""))
         if not self.hosts or name in self.hosts:
             return None
-        detail = f"the host {str(name)[:80]!r} is not served: start the service with --allowed-host NAME to allow it"
+        detail = f"the host {name[:80]!r} is not served: start the service with --allowed-host NAME to allow it"
         return problem(HTTPStatus.MISDIRECTED_REQUEST, detail, kind="urn:hashseek:WrongHost")
 
     @staticmethod
     def _foreign_page(headers: Headers) -> Response | None:
         """Browsers name the page that sends a request; other programs do not."""
         origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
-        same = origin is None or urlsplit(origin).netloc == headers.get("host")
+        same = origin is None or origin.partition("://")[2] == headers.get("host")
         if same and site in ("none", "same-origin"):
             return None
         detail = "a page of another site may not change or search this collection"
@@ -195,3 +194,9 @@ class RequestLimits:
             return None
         detail = f"the service already works on {self.max_changing} uploads and changes: try again in a second"
         return problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, kind="urn:hashseek:Overloaded")
+
+
+def _host_name(host: str) -> str:
+    """The name or IP address in a Host header, without the port."""
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return name.lower()

@@ -67,18 +67,18 @@ def serve(
     encoder_options(device, precision, engine)  # refuses an unknown device
     run(
         Settings(
-            collection,
-            checkpoint,
-            host,
-            port,
-            read_only,
-            device,
-            precision,
-            engine,
-            max_upload_bytes,
-            max_k,
-            max_uploads,
-            tuple(allowed_host or ()),
+            collection=collection,
+            checkpoint=checkpoint,
+            host=host,
+            port=port,
+            read_only=read_only,
+            device=device,
+            precision=precision,
+            engine=engine,
+            max_upload_bytes=max_upload_bytes,
+            max_k=max_k,
+            max_uploads=max_uploads,
+            allowed_hosts=tuple(allowed_host or ()),
         )
     )
 

@@ -199,6 +199,10 @@ def _flush(
         yield result, None if pixels is None else next(rows)
 
 
+# The number of threads belongs to the whole process: two callers at once would leave it at 1.
+_ONE_THREAD = threading.Lock()
+
+
 def _by_row(
     function: Callable[[Tensor], Tensor], rows: NDArray[np.float32], device: torch.device
 ) -> NDArray[np.float32]:
@@ -208,14 +212,15 @@ def _by_row(
     output near 0, and with it a bit, would depend on the rest of the batch. Several threads would be slower, too: they
     wait for each other after each row.
     """
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.inference_mode():
-            # Copies, not views: the memory alignment of a row also decides the order of additions.
-            parts = [function(torch.tensor(row[None], device=device)) for row in rows]
-            found = torch.cat(parts) if parts else function(torch.tensor(rows, device=device))
-    finally:
-        torch.set_num_threads(n_threads)
+    with _ONE_THREAD:
+        n_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            with torch.inference_mode():
+                # Copies, not views: the memory alignment of a row also decides the order of additions.
+                parts = [function(torch.tensor(row[None], device=device)) for row in rows]
+                found = torch.cat(parts) if parts else function(torch.tensor(rows, device=device))
+        finally:
+            torch.set_num_threads(n_threads)
     result: NDArray[np.float32] = found.cpu().numpy()
     return result

@@ -13,6 +13,7 @@ FOREIGN = (
     {"Origin": "http://evil.example"},
     {"Origin": "http://localhost:3000"},
     {"Origin": "null"},
+    {"Origin": "http://[::1"},
     {"Sec-Fetch-Site": "cross-site"},
     {"Sec-Fetch-Site": "same-site"},
 )
@@ -40,6 +41,7 @@ def test_only_known_hosts_are_answered(indexed):
     with serving(indexed, read_only=True) as client:
         assert_problem(client.get(stats, headers=evil), 421, "WrongHost", "evil.example")
         assert_problem(client.get(stats, headers=good), 421, "WrongHost")
+        assert_problem(client.get(stats, headers={"Host": "[evil"}), 421, "WrongHost")
         assert all(client.get(stats, headers={"Host": own}).is_success for own in ("127.0.0.1:8000", "[::1]:8000"))
     with serving(indexed, read_only=True, allowed_hosts=("pictures.example",)) as client:
         assert client.get(stats, headers=good).is_success
