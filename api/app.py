@@ -9,6 +9,7 @@ from fastapi.staticfiles import StaticFiles
 from fastapi_offline import FastAPIOffline
 
 from hashseek.api import problems
+from hashseek.api.limits import RequestLimits
 from hashseek.api.routes import health, images, search, web
 from hashseek.api.schemas import ProblemDetails
 from hashseek.api.service import Service
@@ -41,7 +42,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.service = service
     problems.install(app)
     app.add_middleware(
-        problems.RequestLimits,
+        RequestLimits,
         max_bytes=settings.max_upload_bytes,
         max_changing=settings.max_uploads,
         hosts=settings.hosts(),
