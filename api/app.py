@@ -4,13 +4,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
+from fastapi.security import HTTPBearer
 from fastapi.staticfiles import StaticFiles
 from fastapi_offline import FastAPIOffline
+from starlette.middleware.cors import CORSMiddleware
 
 from hashseek.api import problems
 from hashseek.api.limits import RequestLimits
-from hashseek.api.routes import health, images, search, web
+from hashseek.api.routes import health, images, search, session, web
 from hashseek.api.schemas import ProblemDetails
 from hashseek.api.service import Service
 from hashseek.api.settings import Settings
@@ -31,6 +33,8 @@ def create_app(settings: Settings) -> FastAPI:
         version=version("hashseek"),
         description="Image retrieval with deep hashing: finds the stored images most similar to a given one.",
         lifespan=lifespan,
+        # RequestLimits checks the keys. This only tells /docs, which then has a field for the key.
+        dependencies=[Depends(HTTPBearer(auto_error=False))] if settings.keys else [],
         responses={
             code: {
                 "description": "An error, as problem JSON.",
@@ -41,14 +45,17 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.service = service
     problems.install(app)
-    app.add_middleware(
-        RequestLimits,
-        max_bytes=settings.max_upload_bytes,
-        max_changing=settings.max_uploads,
-        hosts=settings.hosts(),
-    )
+    app.add_middleware(RequestLimits, settings)
+    if settings.allowed_origins:  # outermost, since a browser asks for permission without a key
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=["*"],
+            allow_headers=["Authorization"],
+            expose_headers=["Retry-After"],
+        )
 
-    for router in (search.json_router, search.router, images.router, health.router, web.router):
+    for router in (search.json_router, search.router, images.router, session.router, health.router, web.router):
         app.include_router(router)
     app.mount("/web", StaticFiles(directory=web.FOLDER), name="web")
     return app

@@ -4,6 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, computed_field
 
+from hashseek.api.keys import Role
 from hashseek.indexing.catalog import Change, StoredImage
 from hashseek.indexing.searcher import Answer, Rank
 
@@ -108,6 +109,13 @@ class Stats(BaseModel):
     keeps_features: bool
     version: str
     index: dict[str, Any]
+
+
+class Session(BaseModel):
+    """The name and role of the key in use. A service without keys lets everybody do everything: null and admin."""
+
+    key: str | None
+    role: Role
 
 
 class Health(BaseModel):

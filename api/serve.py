@@ -57,6 +57,7 @@ def run(settings: Settings) -> None:
     if not settings.read_only and all(map(Path.exists, files)) and not all(os.access(file, os.W_OK) for file in files):
         typer.echo(f"{settings.collection} may not be written by this user: it is served read-only", err=True)
         settings = replace(settings, read_only=True)
+    settings.check_access()
     with closing(Catalog(settings.collection / "catalog.sqlite", read_only=settings.read_only)) as catalog:
         listener = _listen(settings.host, settings.port)
         import uvicorn

@@ -1,13 +1,17 @@
 """Settings of the service. Each field is an option of `hashseek serve`, a variable and a name in a settings file."""
 
 import inspect
+import re
+import socket
 import tomllib
 from dataclasses import asdict, dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from hashseek.api.keys import read_keys
 from hashseek.indexing.cli.options import EngineName, PrecisionName
 from hashseek.retrieval.errors import BadConfig
 
@@ -37,6 +41,27 @@ class Settings:
             "but only this machine's own names where --host is one of them.",
         ),
     ] = None
+    keys: Annotated[
+        Path | None, typer.Option(help="File of API keys (`hashseek keys create`). Every request then needs one.")
+    ] = None
+    no_keys: Annotated[
+        bool,
+        typer.Option(
+            "--no-keys", help="Let everybody who reaches --host change the collection: a proxy authenticates them."
+        ),
+    ] = False
+    rate_limit: Annotated[
+        int | None, typer.Option(min=1, help="Requests per minute and key; more get 429. Default: no limit.")
+    ] = None
+    rate_burst: Annotated[
+        int, typer.Option(min=1, help="Requests that a key may make at once before --rate-limit slows it down.")
+    ] = 200
+    allowed_origins: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allowed-origin", help="Site whose pages may use the API from a browser, such as https://my.example."
+        ),
+    ] = None
 
     def hosts(self) -> frozenset[str]:
         """Names in the Host header that are answered; empty: all.
@@ -47,12 +72,41 @@ class Settings:
         allowed = frozenset(name.lower() for name in self.allowed_hosts or ())
         return allowed | own if allowed or self.host in own else frozenset()
 
+    def check_access(self) -> None:
+        """Refuse settings that would let strangers change the collection, or that contradict each other.
+
+        Raises:
+            BadConfig: they do.
+        """
+        if self.keys is not None and self.no_keys:
+            raise BadConfig("--keys and --no-keys were given: choose one")
+        if self.keys is not None:
+            read_keys(self.keys)
+        elif self.rate_limit is not None:
+            raise BadConfig("--rate-limit counts the requests of each key: give --keys, too")
+        elif not self.read_only and not self.no_keys and not _is_loopback(self.host):
+            raise BadConfig(
+                f"everybody who reaches {self.host} could change the collection: give --keys FILE (`hashseek keys "
+                "create` makes one), --read-only, or --no-keys if a proxy authenticates the users"
+            )
+        for origin in self.allowed_origins or ():
+            if re.fullmatch(r"https?://[^/*]+", origin) is None:
+                raise BadConfig(f"{origin!r} is no origin: write it like https://my.example or http://localhost:3000")
+
     def as_toml(self) -> str:
         """The settings as a file for `--config`. None of them is a secret."""
         import tomli_w
 
         values = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
         return tomli_w.dumps({name: value for name, value in values.items() if value is not None})
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether a service on `host` can be reached from this machine only; a name that is unknown is refused later."""
+    try:
+        return all(ip_address(found[4][0]).is_loopback for found in socket.getaddrinfo(host, None))
+    except OSError:
+        return True
 
 
 def options() -> list[inspect.Parameter]:
