@@ -9,6 +9,8 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import Match, Mount
 
 from hashseek.indexing.catalog import CatalogLocked, CatalogReplaced, DiskFull, SpaceRetired
 from hashseek.retrieval.errors import BadCollection, BadImage, ForeignCodes, HashseekError, UnknownImage
@@ -86,8 +88,13 @@ def install(app: FastAPI) -> None:
         return problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, kind="urn:hashseek:BadRequest")
 
     @app.exception_handler(HTTPException)
-    def http(_: Request, error: HTTPException) -> JSONResponse:
-        return problem(error.status_code, str(error.detail), headers=error.headers)
+    def http(request: Request, error: HTTPException) -> Response:
+        if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED:
+            return problem(error.status_code, str(error.detail), headers=error.headers)
+        headers = {"Allow": ", ".join(_methods(request))}  # of all routes of the path; Starlette knows one of them
+        if request.method == "OPTIONS":
+            return Response(status_code=HTTPStatus.NO_CONTENT, headers=headers)
+        return problem(error.status_code, f"this path takes {headers['Allow']}", headers=headers)
 
     @app.exception_handler(OSError)
     def system(request: Request, error: OSError) -> JSONResponse:
@@ -102,3 +109,15 @@ def install(app: FastAPI) -> None:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         detail = "internal error: see the log of the service"
         return problem(HTTPStatus.INTERNAL_SERVER_ERROR, detail)
+
+
+def _methods(request: Request) -> list[str]:
+    """The methods that the path of a request takes."""
+
+    def takes(method: str) -> bool:
+        scope = {**request.scope, "method": method, "root_path": ""}  # a mounted folder has set another
+        routes = [route for route in request.app.routes if method == "GET" or not isinstance(route, Mount)]
+        return any(route.matches(scope)[0] is Match.FULL for route in routes)
+
+    found = [method for method in ("GET", "POST", "PUT", "PATCH", "DELETE") if takes(method)]
+    return [*found, *(["HEAD"] if "GET" in found else []), "OPTIONS"]

@@ -4,7 +4,6 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, computed_field
 
-from hashseek.api.keys import Role
 from hashseek.indexing.catalog import Change, StoredImage
 from hashseek.indexing.searcher import Answer, Rank
 
@@ -115,7 +114,7 @@ class Session(BaseModel):
     """The name and role of the key in use. A service without keys lets everybody do everything: null and admin."""
 
     key: str | None
-    role: Role
+    role: Literal["read", "write", "admin"]
 
 
 class Health(BaseModel):

@@ -63,3 +63,29 @@ def test_more_uploads_than_allowed_are_refused_until_one_is_done(serve, indexed)
         assert httpx.get(client.base_url.join("/healthz/live")).is_success
     wait_until(lambda: client.post("/v1/search", **search).status_code == 200)
     assert hits(client.post("/v1/search", **search))
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/v1/images", {"GET", "POST"}),
+        ("/v1/images/1", {"GET", "DELETE"}),
+        ("/v1/images/by-key/a/b", {"GET", "DELETE"}),
+        ("/v1/search", {"POST"}),
+        ("/v1/session", {"GET", "POST", "DELETE"}),
+        ("/", {"GET"}),
+        ("/web/app.js", {"GET"}),
+    ],
+)
+def test_options_and_405_name_all_methods_of_a_path(reader, path, methods):
+    wanted = {*methods, "OPTIONS"} | ({"HEAD"} if "GET" in methods else set())
+    asked, wrong = reader.options(path), reader.request("TRACE", path)
+    assert (asked.status_code, asked.content) == (204, b"")
+    assert_problem(wrong, 405)
+    assert {*asked.headers["Allow"].split(", ")} == {*wrong.headers["Allow"].split(", ")} == wanted
+    for method in wanted - {"OPTIONS", "HEAD"}:
+        assert reader.request(method, path).status_code != 405
+
+
+def test_options_of_an_unknown_path(reader):
+    assert_problem(reader.options("/v1/nothing"), 404)
