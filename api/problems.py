@@ -72,7 +72,9 @@ def install(app: FastAPI) -> None:
         status = next(code for kind, code in STATUS.items() if isinstance(error, kind))
         if isinstance(error, BadCollection):  # the client cannot fix it
             log.error("%s %s: %s", request.method, request.url.path, error)
-        return problem(status, str(error), kind=f"urn:hashseek:{type(error).__name__}")
+        folder = request.app.state.service.settings.collection.absolute()  # clients need not know where it is
+        detail = str(error).replace(f"{folder}/", "").replace(str(folder), folder.name)
+        return problem(status, detail, kind=f"urn:hashseek:{type(error).__name__}")
 
     @app.exception_handler(RequestValidationError)
     def invalid(_: Request, error: RequestValidationError) -> JSONResponse:

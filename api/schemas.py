@@ -1,19 +1,25 @@
 """What the service answers."""
 
-from typing import Any, Literal, Self
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, computed_field
+from pydantic import AfterValidator, BaseModel, computed_field
 
 from hashseek.indexing.catalog import Change, StoredImage
 from hashseek.indexing.searcher import Answer, Rank
 
 
+def shown_path(path: str) -> str:
+    """What clients see of a path: the name of a file outside the collection, since its folders are the server's own."""
+    return Path(path).name if path.startswith("/") else path
+
+
 class ImageSummary(BaseModel):
-    """What a hit says of an image; `key` and `attributes` are the caller's own."""
+    """What a hit says of an image; `key` and `attributes` are the caller's own, `path` is a name or a URL."""
 
     id: int
     key: str | None
-    path: str
+    path: Annotated[str, AfterValidator(shown_path)]
     labels: list[str]
     attributes: dict[str, Any]
     width: int

@@ -11,7 +11,7 @@ from fastapi.responses import FileResponse
 from hashseek.api.dependencies import MULTIPART, NoQueryDep, SearcherDep, WritableDep
 from hashseek.api.parameters import AddForm, FileParameters, PageParameters
 from hashseek.api.problems import FileGone
-from hashseek.api.schemas import AddedImage, ImagePage, ImageRecord
+from hashseek.api.schemas import AddedImage, ImagePage, ImageRecord, shown_path
 from hashseek.api.uploads import store_upload
 from hashseek.indexing.ingest.uris import is_there, open_uri
 from hashseek.retrieval.errors import BadImage, UnknownImage
@@ -62,7 +62,7 @@ def file(
     stored = searcher.collection.catalog.one(image_id)
     if not stored.path:
         raise UnknownImage(f"{image_id} was stored as a vector, which has no file")
-    uri = searcher.collection.uri_of(stored)
+    uri, shown = searcher.collection.uri_of(stored), shown_path(stored.path)
     headers = {"Cache-Control": "private, max-age=3600", "ETag": f'"{stored.sha256}-{size or 0}"'}
     if headers["ETag"] in request.headers.get("if-none-match", ""):
         return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers=headers)
@@ -71,16 +71,17 @@ def file(
             _check_signature(image_id, opened.read(16))
         return FileResponse(uri, media_type=stored.media_type, headers=headers)
     if not is_there(uri):
-        raise FileGone(f"image {image_id} is stored, but its file {stored.path} no longer exists")
+        raise FileGone(f"image {image_id} is stored, but its file {shown} no longer exists")
     try:
         data = open_uri(uri)  # a file, a member of a tar, or a URL
     except BadImage as error:
-        raise FileGone(f"image {image_id} is stored, but its file can no longer be read: {error}") from None
+        reason = str(error).replace(uri, shown)
+        raise FileGone(f"image {image_id} is stored, but its file can no longer be read: {reason}") from None
     if size is None:
         _check_signature(image_id, data)
         return Response(data, media_type=stored.media_type, headers=headers)
     with searcher.memory.hold(memory_to_decode(data, at_least=size)):
-        thumbnail = decode(data, name=stored.path, at_least=size).image
+        thumbnail = decode(data, name=shown, at_least=size).image
         thumbnail.thumbnail((size, size))
     buffer = io.BytesIO()
     thumbnail.save(buffer, "JPEG", quality=85)
