@@ -103,7 +103,7 @@ _ALL: Space = {
 }
 _PROXIES: Space = {**_ALL, "optimizer.proxy_lr": _log(1e-3, 1e-1)}
 _BETA: Space = {"loss.beta": [0.5, 0.75, 1.0, 1.25]}
-_A: Space = {"loss.a": _log(0.02, 2.0)}
+_A: Space = {"loss.a": _log(1.5, 30.0)}  # divided by the code length, as `a` multiplies sums over the bits
 # Contrastive losses see directions only: the quantisation draws them to the corners of the cube.
 _TAU: Space = {"loss.tau": _log(0.05, 0.5), "loss.quantization.weight": _log(0.01, 1.0)}
 _COS = ('loss.quantization={kind="cos", weight=0.1}',)
@@ -225,7 +225,10 @@ def tune(method: str, n_bits: int, experiment: Experiment, folder: Path) -> None
     content = read_config(data.config, (*experiment.settings, *tuning, *entry.settings))
     trials = place / f"search-{n_bits}"
     seed = crc32(f"{method} {n_bits}".encode())  # or all methods would try the same rates
-    found = sweep(content, entry.space, n_trials=experiment.n_trials, folder=trials, seed=seed)
+    space = dict(entry.space)
+    if "loss.a" in space:
+        space["loss.a"] = _log(*(space["loss.a"][end] / n_bits for end in ("low", "high")))
+    found = sweep(content, space, n_trials=experiment.n_trials, folder=trials, seed=seed)
     write_atomically(place / f"trials-{n_bits}.csv", (trials / "trials.csv").read_bytes())
     write_atomically(place / f"chosen-{n_bits}.json", json.dumps(found.settings).encode())
     shutil.rmtree(trials)  # the checkpoints are large
@@ -349,7 +352,7 @@ def _check_same_budget(folder: Path, experiment: Experiment) -> None:
     """Raise BadConfig if the folder's runs had another data set or budget: their rows would not compare."""
     file = folder / "experiment.json"
     budget = {name: value for name, value in asdict(experiment).items() if name not in ("bits", "n_seeds")}
-    budget |= {"base": list(experiment.base), "protocol": 2}  # the first had other spaces and rows
+    budget |= {"base": list(experiment.base), "protocol": 3}  # earlier ones had other spaces and rows
     if not file.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps(budget).encode())
