@@ -11,6 +11,7 @@ interrupted comparison continues.
 """
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -345,7 +346,7 @@ def run_method(method: str, experiment: Experiment, folder: Path) -> None:
     Raises:
         HashseekError: what a training run refuses.
     """
-    torch.set_num_threads(1)  # on features a run is too small to share between cores; methods run side by side
+    torch.set_num_threads(1)
     rows, entry = rows_of(folder, method), METHODS[method]
     done = {(row["n_bits"], row["seed"]) for row in rows}
     wanted = [run for run in product(experiment.bits, range(experiment.n_seeds)) if run not in done]
@@ -386,6 +387,8 @@ def run(
     _check_same_budget(folder, experiment)
     say("features of training images, queries and database")
     load_inputs(experiment)  # before methods run side by side, or each would compute them
+    # On features a run is too small to share between cores, and threads of NumPy that wait for each other cost most.
+    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         running = {pool.submit(run_method, method, experiment, folder): method for method in methods}
         for future in as_completed(running):
