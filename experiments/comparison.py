@@ -11,10 +11,11 @@ interrupted comparison continues.
 """
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -31,7 +32,7 @@ from hashseek.retrieval.codes import pack
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.files import write_atomically
 from hashseek.retrieval.hash_layers import fit_hash_layer
-from hashseek.retrieval.metrics import average_precision, class_distances, histograms, holm
+from hashseek.retrieval.metrics import average_precision, class_distances, histograms, holm, precision, without_self
 from hashseek.retrieval.metrics.rankings import average_precision_of_ranking
 from hashseek.retrieval.models.backbones import default_preprocessing
 from hashseek.retrieval.scores import asymmetric_scores, best
@@ -54,11 +55,15 @@ _HELD_OUT = ("train.val_fraction=0.3", "train.val_database=held-out")
 
 @dataclass(frozen=True)
 class Data:
-    """What the methods are compared on: a configuration, overrides of it, and the N of the validation mAP@N."""
+    """What the methods are compared on: a configuration, overrides of it, and the N of the validation mAP@N.
+
+    gallery: overrides that lead to foreign images, which are searched among each other.
+    """
 
     config: Path
     val_n: int
     overrides: tuple[str, ...] = ()
+    gallery: tuple[str, ...] = ()
 
 
 # Of the same sizes as the first split. It was drawn once, with a seed that was not chosen by any result.
@@ -75,12 +80,24 @@ _SQUEEZENET = (
     "model.mean=[0.485, 0.456, 0.406]",
     "model.std=[0.229, 0.224, 0.225]",
 )
-_MIRFLICKR = Path("mirflickr25k_mobilenet_v2_tie_aware_48")
+_COCO = (
+    "data.root=$HASHSEEK_DATA/coco256",
+    'data.ignore_columns=["split"]',
+    "data.split_column=none",
+    'data.on_error="skip"',  # two images have no label
+)
+
+
+def _mirflickr(*overrides: str) -> Data:
+    # The N of validation: 61 of 961, as 1,000 are of the database.
+    return Data(Path("mirflickr25k_mobilenet_v2_tie_aware_48"), 61, overrides, _COCO)
+
+
 DATA = {
-    "mirflickr": Data(_MIRFLICKR, 61),  # of 961, as 1,000 are of the database
-    "mirflickr-second": Data(_MIRFLICKR, 61, _SECOND),
-    "mirflickr-squeezenet": Data(_MIRFLICKR, 61, _SQUEEZENET),
-    "mirflickr-squeezenet-second": Data(_MIRFLICKR, 61, (*_SQUEEZENET, *_SECOND)),
+    "mirflickr": _mirflickr(),
+    "mirflickr-second": _mirflickr(*_SECOND),
+    "mirflickr-squeezenet": _mirflickr(*_SQUEEZENET),
+    "mirflickr-squeezenet-second": _mirflickr(*_SQUEEZENET, *_SECOND),
     "scene": Data(Path("scene_mlp_tie_aware_48"), 300),
     "yeast": Data(Path("yeast_mlp_tie_aware_48"), 300),
 }
@@ -103,7 +120,7 @@ _ALL: Space = {
 }
 _PROXIES: Space = {**_ALL, "optimizer.proxy_lr": _log(1e-3, 1e-1)}
 _BETA: Space = {"loss.beta": [0.5, 0.75, 1.0, 1.25]}
-_A: Space = {"loss.a": _log(0.02, 2.0)}
+_A: Space = {"loss.a": _log(1.5, 30.0)}  # divided by the code length, as `a` multiplies sums over the bits
 # Contrastive losses see directions only: the quantisation draws them to the corners of the cube.
 _TAU: Space = {"loss.tau": _log(0.05, 0.5), "loss.quantization.weight": _log(0.01, 1.0)}
 _COS = ('loss.quantization={kind="cos", weight=0.1}',)
@@ -164,16 +181,23 @@ METHODS: dict[str, Method] = {
 
 @dataclass(frozen=True)
 class Inputs:
-    """The splits, as vectors or as features of the frozen backbone."""
+    """The splits, as vectors or as features of the frozen backbone, and those of the gallery if there is one."""
 
     splits: Splits
     train: NDArray[np.float32]
     query: NDArray[np.float32]
     database: NDArray[np.float32]
+    gallery: "Inputs | None" = None
 
 
-def load_inputs(config: Config) -> Inputs:
-    """The vectors or features of all splits; features come from the cache where they are known."""
+def load_inputs(experiment: "Experiment") -> Inputs:
+    """The inputs of an experiment; features come from the cache where they are known."""
+    gallery = data_of(experiment.data).gallery
+    inputs = _inputs(experiment.config())
+    return replace(inputs, gallery=_inputs(experiment.config(*gallery))) if gallery else inputs
+
+
+def _inputs(config: Config) -> Inputs:
     splits = build_splits(config.data.name, **config.data.options())
     parts = [splits.train, splits.query, splits.database]
     vectors = [split.vectors for split in parts if split.vectors is not None]
@@ -225,7 +249,10 @@ def tune(method: str, n_bits: int, experiment: Experiment, folder: Path) -> None
     content = read_config(data.config, (*experiment.settings, *tuning, *entry.settings))
     trials = place / f"search-{n_bits}"
     seed = crc32(f"{method} {n_bits}".encode())  # or all methods would try the same rates
-    found = sweep(content, entry.space, n_trials=experiment.n_trials, folder=trials, seed=seed)
+    space = dict(entry.space)
+    if "loss.a" in space:
+        space["loss.a"] = _log(*(space["loss.a"][end] / n_bits for end in ("low", "high")))
+    found = sweep(content, space, n_trials=experiment.n_trials, folder=trials, seed=seed)
     write_atomically(place / f"trials-{n_bits}.csv", (trials / "trials.csv").read_bytes())
     write_atomically(place / f"chosen-{n_bits}.json", json.dumps(found.settings).encode())
     shutil.rmtree(trials)  # the checkpoints are large
@@ -244,11 +271,10 @@ def trained(settings: Sequence[str], experiment: Experiment, out: Path, inputs: 
     result = fit(config, out=out, resume=out.is_dir())
     model = load_checkpoint(result.run.best).model.eval()
     function = model.outputs if inputs.splits.query.vectors is None else model
-    with torch.inference_mode():
-        query, database = (function(torch.from_numpy(rows)).numpy() for rows in (inputs.query, inputs.database))
     seconds = sum(row["seconds"] for row in read_log(result.run))
     shutil.rmtree(out)  # some megabytes each, and there are hundreds
-    scores = scores_of(query, database, inputs.splits)
+    with torch.inference_mode():
+        scores = scores_of(lambda rows: function(torch.from_numpy(rows)).numpy(), inputs)
     return {**scores, "validation": result.best_score, "seconds": seconds, "settings": list(settings)}
 
 
@@ -256,10 +282,33 @@ def fitted(method: str, inputs: Inputs, *, n_bits: int, seed: int) -> dict[str, 
     """Scores of a hash layer that is fitted to the training split and not trained."""
     labels = inputs.splits.train.labels if method == "itq_cca" else None
     layer = fit_hash_layer(inputs.train, n_bits=n_bits, method=method, seed=seed, labels=labels)
-    return scores_of(layer(inputs.query), layer(inputs.database), inputs.splits)
+    return scores_of(layer, inputs)
 
 
-def scores_of(query: Outputs, database: Outputs, splits: Splits) -> dict[str, Any]:
+def scores_of(outputs: Callable[[NDArray[np.float32]], Outputs], inputs: Inputs) -> dict[str, Any]:
+    """Scores of a function from features (B, D) to real outputs (B, K): `split_scores`, and `gallery_scores`."""
+    scores = split_scores(outputs(inputs.query), outputs(inputs.database), inputs.splits)
+    return scores | (gallery_scores(outputs, inputs.gallery) if inputs.gallery else {})
+
+
+def gallery_scores(outputs: Callable[[NDArray[np.float32]], Outputs], gallery: Inputs) -> dict[str, float]:
+    """Precision@10 of every image of a gallery as a query among all the others, expected over ties.
+
+    "gallery": with all labels; "gallery_rare": without the most frequent label, which chance finds, too.
+    """
+    splits = gallery.splits
+    codes = pack(outputs(np.concatenate([gallery.train, gallery.query, gallery.database])))
+    labels = np.concatenate([splits.train.labels, splits.query.labels, splits.database.labels])
+    rare = np.where(labels.sum(axis=0) == labels.sum(axis=0).max(), 0, labels)
+    scores = {}
+    for name, chosen in (("gallery", labels), ("gallery_rare", rare)):
+        found = histograms(codes, codes, chosen, chosen, n_bits=outputs(gallery.query[:1]).shape[1])
+        values = precision(without_self(found, chosen), n=10).expected
+        scores[name] = float(values[chosen.any(axis=1)].mean())
+    return scores
+
+
+def split_scores(query: Outputs, database: Outputs, splits: Splits) -> dict[str, Any]:
     """Scores of real outputs of queries (Q, K) and database (N, K).
 
     AP@1000 of each query by Hamming distance (expected over ties) and by the query's real outputs (equal codes in the
@@ -297,13 +346,13 @@ def run_method(method: str, experiment: Experiment, folder: Path) -> None:
     Raises:
         HashseekError: what a training run refuses.
     """
-    torch.set_num_threads(1)  # on features a run is too small to share between cores; methods run side by side
+    torch.set_num_threads(1)
     rows, entry = rows_of(folder, method), METHODS[method]
     done = {(row["n_bits"], row["seed"]) for row in rows}
     wanted = [run for run in product(experiment.bits, range(experiment.n_seeds)) if run not in done]
     if not wanted:
         return
-    inputs = load_inputs(experiment.config())
+    inputs = load_inputs(experiment)
     for n_bits, seed in wanted:
         if entry.fitted is not None:
             if entry.fitted == "itq_cca" and n_bits > len(inputs.splits.label_names):
@@ -337,7 +386,9 @@ def run(
         experiment.config(f"model.n_bits={n_bits}")
     _check_same_budget(folder, experiment)
     say("features of training images, queries and database")
-    load_inputs(experiment.config())  # before methods run side by side, or each would compute them
+    load_inputs(experiment)  # before methods run side by side, or each would compute them
+    # On features a run is too small to share between cores, and threads of NumPy that wait for each other cost most.
+    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         running = {pool.submit(run_method, method, experiment, folder): method for method in methods}
         for future in as_completed(running):
@@ -349,7 +400,7 @@ def _check_same_budget(folder: Path, experiment: Experiment) -> None:
     """Raise BadConfig if the folder's runs had another data set or budget: their rows would not compare."""
     file = folder / "experiment.json"
     budget = {name: value for name, value in asdict(experiment).items() if name not in ("bits", "n_seeds")}
-    budget |= {"base": list(experiment.base), "protocol": 2}  # the first had other spaces and rows
+    budget |= {"base": list(experiment.base), "protocol": 3}  # earlier ones had other spaces and rows
     if not file.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps(budget).encode())
@@ -372,9 +423,11 @@ def as_markdown(folder: Path, *, methods: Sequence[str]) -> str:
         return float(found.mean()) if len(found) else -1.0  # ITQ-CCA has no long codes
 
     lines: list[str] = []
-    for key, title in (("mAP", "by Hamming distance, expected over ties"), ("asymmetric", "by the query's outputs")):
+    for key, title in _TABLES.items():
+        if not all(key in row for row in rows):
+            continue
         lines += [
-            f"mAP@{N} {title}: mean and standard deviation over seeds.",
+            f"{title}: mean and standard deviation over seeds.",
             "",
             f"| method | {' | '.join(f'{k} bits' for k in bits)} |",
             f"|---|{'---|' * len(bits)}",
@@ -382,7 +435,8 @@ def as_markdown(folder: Path, *, methods: Sequence[str]) -> str:
         for method in sorted({row["method"] for row in rows}, key=lambda m: -mean(m, key)):
             cells = [_cell(values(method, k, key)) for k in bits]
             lines.append(f"| {METHODS[method].title} | {' | '.join(cells)} |")
-        lines += ["", *(line for k in bits for line in tests_of(rows, k, of_query=_OF_QUERY[key])), ""]
+        tests = [line for k in bits for line in tests_of(rows, k, of_query=_OF_QUERY[key])] if key in _OF_QUERY else []
+        lines += ["", *tests, ""]
     lines += [f"Mean distances in bits at {bits[-1]} bits:", "", "| method | d_intra | d_inter |", "|---|---:|---:|"]
     for method in methods:
         if mean(method, "mAP") >= 0:
@@ -391,6 +445,12 @@ def as_markdown(folder: Path, *, methods: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+_TABLES = {
+    "mAP": f"mAP@{N} by Hamming distance, expected over ties",
+    "asymmetric": f"mAP@{N} by the query's outputs",
+    "gallery": "Precision@10 on foreign images (COCO 256), each among all others, by Hamming distance",
+    "gallery_rare": "The same without the most frequent label, person",
+}
 _OF_QUERY = {"mAP": "AP", "asymmetric": "asymmetric_AP"}
 
 

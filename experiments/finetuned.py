@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
-from experiments.comparison import METHODS, TUNED, N, chosen_settings, rows_of, scores_of
+from experiments.comparison import METHODS, TUNED, N, chosen_settings, rows_of, split_scores
 from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.training.config import load_config
 from hashseek.training.data.datasets import build_splits
@@ -66,7 +66,7 @@ def run_finetuned(
         head = [checkpoint.model.head]
         (query,) = encoder.encode(splits.query, head, progress, "queries")
         (database,) = encoder.encode(splits.database, head, progress, "database")
-        scores = scores_of(query.outputs, database.outputs, splits)
+        scores = split_scores(query.outputs, database.outputs, splits)
         row = {"method": method, "n_bits": config.model.n_bits, **scores, "validation": result.best_score}
         rows.append(row)
         write_records(folder / ROWS, rows)

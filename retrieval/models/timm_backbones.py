@@ -3,6 +3,7 @@
 import copy
 import difflib
 import importlib
+from contextlib import suppress
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -53,9 +54,21 @@ def classifiers(name: str) -> tuple[str, ...]:
 
 def downloaded(name: str) -> dict[str, Tensor]:
     """timm's own weights of `name`, fetched once, without the classifier."""
-    timm, model_name, _ = _find(name)
+    timm, model_name, config = _find(name)
+    if config.get("hf_hub_id"):
+        _check_reachable(config["hf_hub_id"])
     state: dict[str, Tensor] = timm.create_model(model_name, pretrained=True, num_classes=0).state_dict()
     return state
+
+
+def _check_reachable(repository: str) -> None:
+    """Raise at once if the weights would have to be downloaded and cannot be. timm would try again for a minute."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import EntryNotFoundError
+
+    if try_to_load_from_cache(repository, "model.safetensors") is None:
+        with suppress(EntryNotFoundError):  # the weights may have another file name
+            get_hf_file_metadata(hf_hub_url(repository, "model.safetensors"), timeout=10)
 
 
 def converted(network: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:

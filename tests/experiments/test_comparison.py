@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +11,14 @@ import pytest
 from experiments import comparison, finetuned
 from experiments.comparison import METHODS, Experiment, as_markdown, rows_of, run, run_method
 from hashseek.retrieval.errors import BadConfig
+from hashseek.training import configs
 from hashseek.training.config import read_config
 from hashseek.training.data.datasets.shapes import render_shapes
 from hashseek.training.data.splits import Split, Splits
 from hashseek.training.runs.run_folder import read_records
+
+# By its path, it is a configuration of one's own, which has no foreign gallery.
+OWN = str(Path(configs.__file__).parent / "mirflickr25k_mobilenet_v2_tie_aware_48.toml")
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +50,7 @@ def test_an_interrupted_comparison_continues_into_one_table(base, tmp_path, monk
     monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
     out, methods = tmp_path / "out", ("hyp2",)
     assert as_markdown(out, methods=methods) == "no run is finished yet\n"
-    experiment = Experiment(bits=(12,), n_seeds=1, n_trials=1, epochs=2, base=base)
+    experiment = Experiment(OWN, bits=(12,), n_seeds=1, n_trials=1, epochs=2, base=base)
     run(out, experiment, methods=methods, jobs=1)
     before = rows_of(out, "hyp2")
     assert [(row["n_bits"], row["seed"]) for row in before] == [(12, 0)]
@@ -93,7 +98,7 @@ def test_hyp2_and_the_strongest_others_are_fine_tuned_once(base, tmp_path, monke
 
     tiny = (*base, "model.freeze_batch_norm=false", "train.epochs=2", "model.n_bits=12")
     with monkeypatch.context() as patched:
-        patched.setattr(finetuned, "scores_of", stopped)
+        patched.setattr(finetuned, "split_scores", stopped)
         with pytest.raises(KeyboardInterrupt):
             finetuned.run_finetuned(out, ["hashnet"], base=tiny)
     trained = (out / "finetuned" / "hashnet" / "best.safetensors").stat().st_mtime_ns
@@ -114,7 +119,7 @@ def test_both_rankings_of_rows_and_tests_follow_from_the_outputs():
     database = np.array([[1, 1], [1, -1], [-1, 1], [-1, -1]], np.float32)
     query = Split((), labels[:1], ())
     splits = Splits(query, query, Split((), labels, ()), ("a", "b"), "")
-    found = comparison.scores_of(np.array([[3, 1]], np.float32), database, splits)
+    found = comparison.split_scores(np.array([[3, 1]], np.float32), database, splits)
     assert found["asymmetric"] == pytest.approx((1 + 2 / 3 + 3 / 4) / 3)
     assert found["mAP"] == pytest.approx((found["worst"] + found["best"]) / 2)
     assert found["worst"] == pytest.approx(found["asymmetric"])
@@ -131,6 +136,17 @@ def test_both_rankings_of_rows_and_tests_follow_from_the_outputs():
     assert "DSH (p = " in line or "HyP2 (p = " in line
 
 
+def test_a_foreign_gallery_is_searched_by_each_of_its_images_among_the_others():
+    labels = np.array([[1, 0]] * 13 + [[0, 1]] * 11, np.uint8)
+    parts = np.split(labels, [3, 9])
+    gallery = comparison.Inputs(Splits(*(Split((), part, ()) for part in parts), ("a", "b"), ""), *parts)
+    apart = comparison.gallery_scores(lambda rows: np.where(rows == 1, 1.0, -1.0).astype(np.float32), gallery)
+    assert apart == {"gallery": 1, "gallery_rare": 1}
+    alike = comparison.gallery_scores(lambda rows: np.ones((len(rows), 8), np.float32), gallery)
+    assert alike["gallery"] == pytest.approx((13 * 12 + 11 * 10) / 24 / 23)
+    assert alike["gallery_rare"] == pytest.approx(10 / 23)
+
+
 def test_what_a_search_chose_is_scaled_to_other_lengths(tmp_path):
     (tmp_path / "hashnet").mkdir()
     (tmp_path / "hashnet" / "chosen-12.json").write_text(json.dumps(["loss.a=1.0", 'loss.continuation="none"']))
@@ -139,7 +155,7 @@ def test_what_a_search_chose_is_scaled_to_other_lengths(tmp_path):
 
 def test_layers_that_are_not_trained_stand_beside_the_others(base, tmp_path, monkeypatch):
     monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
-    experiment = Experiment(bits=(2, 30), n_seeds=2, n_trials=1, epochs=1, base=base)
+    experiment = Experiment(OWN, bits=(2, 30), n_seeds=2, n_trials=1, epochs=1, base=base)
     methods = [method for method in METHODS if METHODS[method].fitted]
     run(tmp_path / "out", experiment, methods=methods, jobs=1)
     for method in methods:

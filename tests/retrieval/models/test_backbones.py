@@ -414,6 +414,15 @@ def test_timms_own_state_dict_loads_without_its_classifier(tmp_path):
         load_backbone_weights(backbone, name="timm:vit_tiny_patch16_224", weights=str(tmp_path / "w.safetensors"))
 
 
+def test_timms_weights_are_refused_offline_at_once(monkeypatch, caplog):
+    pytest.importorskip("timm")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
+    backbone, _ = build_backbone("timm:resnet10t")
+    with pytest.raises(BadCheckpoint, match="timm:resnet10t"):
+        load_backbone_weights(backbone, name="timm:resnet10t", weights="default")
+    assert not caplog.records  # huggingface_hub warns of each attempt
+
+
 def test_weights_as_their_authors_published_them_get_timms_names(tmp_path):
     """ConvNeXt's authors use other names than timm."""
     timm = pytest.importorskip("timm")
