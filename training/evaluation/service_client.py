@@ -1,5 +1,6 @@
 """A client of a running service, for evaluation: what it stores, and what it returns for an image."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -60,7 +61,7 @@ class SearchResponse:
 
 
 class ServiceClient:
-    """The service at a URL.
+    """The service at a URL. The environment variable HASHSEEK_API_KEY is the key for a service that wants one.
 
     Every method raises `ServiceRefused` if the service answers with an error, and `BadConfig` if no Hashseek service
     answers at the URL.
@@ -68,7 +69,8 @@ class ServiceClient:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self._client = httpx.Client(timeout=_SECONDS)
+        key = os.environ.get("HASHSEEK_API_KEY")
+        self._client = httpx.Client(timeout=_SECONDS, headers={"Authorization": f"Bearer {key}"} if key else None)
 
     def __enter__(self) -> Self:
         return self
