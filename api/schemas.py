@@ -1,6 +1,5 @@
 """What the service answers."""
 
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, computed_field
@@ -11,7 +10,7 @@ from hashseek.indexing.searcher import Answer, Rank
 
 def shown_path(path: str) -> str:
     """What clients see of a path: the name of a file outside the collection, since its folders are the server's own."""
-    return Path(path).name if path.startswith("/") else path
+    return path.rpartition("/")[2] if path.startswith("/") else path
 
 
 class ImageSummary(BaseModel):

@@ -10,7 +10,7 @@ router = APIRouter(prefix="/v1/session", tags=["service"], dependencies=[NoQuery
 
 
 @router.get("")
-async def session(request: Request) -> Session:
+async def get_session(request: Request) -> Session:
     """Which key the request has, and what it may do."""
     key = getattr(request.state, "key", None)
     return Session(key=key.name, role=key.role) if key else Session(key=None, role="admin")
@@ -19,7 +19,7 @@ async def session(request: Request) -> Session:
 @router.post("")
 async def sign_in(request: Request, response: Response) -> Session:
     """Keep the key of the header `Authorization: Bearer KEY` in a cookie until the browser is closed."""
-    answer = await session(request)
+    answer = await get_session(request)
     secret = secret_of(request)
     if answer.key and secret:
         https = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))
