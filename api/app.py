@@ -33,8 +33,6 @@ def create_app(settings: Settings) -> FastAPI:
         version=version("hashseek"),
         description="Image retrieval with deep hashing: finds the stored images most similar to a given one.",
         lifespan=lifespan,
-        # RequestLimits checks the keys. This only tells /docs, which then has a field for the key.
-        dependencies=[Depends(HTTPBearer(auto_error=False))] if settings.keys else [],
         responses={
             code: {
                 "description": "An error, as problem JSON.",
@@ -55,7 +53,11 @@ def create_app(settings: Settings) -> FastAPI:
             expose_headers=["Retry-After"],
         )
 
-    for router in (search.json_router, search.router, images.router, session.router, health.router, web.router):
+    # RequestLimits checks the keys. This only tells /docs, which then has a field for the key.
+    keys = [Depends(HTTPBearer(auto_error=False))] if settings.keys else []
+    for router in (search.json_router, search.router, images.router, session.router, health.router):
+        app.include_router(router, dependencies=keys)
+    for router in (health.probes, web.router):
         app.include_router(router)
     app.mount("/web", StaticFiles(directory=web.FOLDER), name="web")
     return app

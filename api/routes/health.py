@@ -10,15 +10,16 @@ from hashseek.api.schemas import Health, Stats
 from hashseek.retrieval.errors import BadCollection
 
 router = APIRouter(tags=["service"])
+probes = APIRouter(tags=["service"])  # need no key
 
 
-@router.get("/healthz/live")
+@probes.get("/healthz/live")
 async def live() -> Health:
     """Whether the process answers."""
     return Health(status="live")
 
 
-@router.get("/healthz/ready")
+@probes.get("/healthz/ready")
 def ready(service: ServiceDep) -> Health:
     """Whether collection and model are loaded. 503 with the reason until then, or if loading failed."""
     try:
