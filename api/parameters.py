@@ -4,7 +4,7 @@ An unknown parameter is refused, since a filter with a misspelled name would let
 counts as not given: a browser sends one for every field that was not filled in.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import UploadFile
 from pydantic import (
@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from hashseek.indexing.catalog.filters import FILTER_HELP, make_filter
+from hashseek.indexing.catalog.filters import FILTER_HELP, Filter, make_filter
 from hashseek.indexing.searcher import OVERSAMPLE, Rank, SearchOptions
 from hashseek.retrieval.errors import BadConfig, BadImage
 
@@ -41,13 +41,46 @@ class NoParameters(BaseModel):
         return {name: value for name, value in kept.items() if value not in ("", [])}
 
 
-class SearchParameters(NoParameters):
+class FilterParameters(NoParameters):
+    """Which images."""
+
+    label: list[str] = Field(default=[], max_length=64, description=FILTER_HELP["all_labels"])
+    any_label: list[str] = Field(default=[], max_length=1000, description=FILTER_HELP["any_labels"])
+    without: list[str] = Field(default=[], max_length=1000, description=FILTER_HELP["no_labels"])
+    where: list[str] = Field(default=[], max_length=64, description=FILTER_HELP["where"])
+    ids: list[int] = Field(default=[], alias="id", max_length=10_000, description=FILTER_HELP["ids"])
+    keys: list[str] = Field(default=[], alias="key", max_length=10_000, description=FILTER_HELP["keys"])
+    added_after: str | None = Field(default=None, description=FILTER_HELP["added_after"])
+    added_before: str | None = Field(default=None, description=FILTER_HELP["added_before"])
+
+    def among(self) -> Filter | None:
+        """The filter; None if every image passes.
+
+        Raises:
+            BadConfig: an invalid condition or time.
+        """
+        return make_filter(
+            all_labels=self.label,
+            any_labels=self.any_label,
+            no_labels=self.without,
+            where=self.where,
+            ids=self.ids,
+            keys=self.keys,
+            added_after=self.added_after,
+            added_before=self.added_before,
+        )
+
+
+class SearchParameters(FilterParameters):
     """How many images to find, within which distance, and among which images."""
 
     k: int | None = Field(
         default=None,
         ge=1,
         description=f"Number of results; default {DEFAULT_K}, or the service's own limit if that is lower.",
+    )
+    offset: int = Field(
+        default=0, ge=0, description="Leave out so many of the best results. k + offset is limited as k is."
     )
     max_distance: int | None = Field(default=None, ge=0, description="Largest Hamming distance, in bits.")
     min_precision: float | None = Field(
@@ -74,41 +107,34 @@ class SearchParameters(NoParameters):
         le=100,
         description="asymmetric and float order the oversample x k nearest images by Hamming distance.",
     )
-    label: list[str] = Field(default=[], description=FILTER_HELP["all_labels"])
-    any_label: list[str] = Field(default=[], description=FILTER_HELP["any_labels"])
-    without: list[str] = Field(default=[], description=FILTER_HELP["no_labels"])
-    where: list[str] = Field(default=[], description=FILTER_HELP["where"])
-    ids: list[int] = Field(default=[], alias="id", description=FILTER_HELP["ids"])
-    keys: list[str] = Field(default=[], alias="key", description=FILTER_HELP["keys"])
-    added_after: str | None = Field(default=None, description=FILTER_HELP["added_after"])
-    added_before: str | None = Field(default=None, description=FILTER_HELP["added_before"])
+    include: list[Literal["histogram"]] = Field(
+        default=[],
+        max_length=1,
+        description="histogram: how many images that pass the filters have each Hamming distance from 0 to n_bits, "
+        "whatever max_distance is.",
+    )
 
     def options(self, *, max_k: int) -> SearchOptions:
         """The options of the search.
 
         Raises:
-            BadConfig: more than `max_k` results, or an invalid filter.
+            BadConfig: it reaches beyond `max_k` results, or has an invalid filter.
         """
-        if self.k is not None and self.k > max_k:
-            raise BadConfig(f"k is {self.k}, but this service returns at most {max_k:,} results")
-        among = make_filter(
-            all_labels=self.label,
-            any_labels=self.any_label,
-            no_labels=self.without,
-            where=self.where,
-            ids=self.ids,
-            keys=self.keys,
-            added_after=self.added_after,
-            added_before=self.added_before,
-        )
+        k = self.k or min(DEFAULT_K, max_k)
+        if k + self.offset > max_k:
+            raise BadConfig(
+                f"k is {k} and offset {self.offset}, but this service returns at most the first {max_k:,} results"
+            )
         return SearchOptions(
-            k=self.k or min(DEFAULT_K, max_k),
+            k=k,
             max_distance=self.max_distance,
             min_precision=self.min_precision,
-            among=among,
+            among=self.among(),
             effort=self.effort,
             rank=self.rank,
             oversample=self.oversample,
+            offset=self.offset,
+            histogram="histogram" in self.include,
         )
 
 
@@ -156,12 +182,11 @@ class AddForm(WithImage):
     )
 
 
-class PageParameters(NoParameters):
+class PageParameters(FilterParameters):
     """Which stored images to list."""
 
     after: int = Field(default=0, ge=0, le=2**63 - 1, description="Only ids above this one.")
-    limit: int = Field(default=24, ge=1, le=1000)
-    label: str | None = Field(default=None, description="Only images with this label.")
+    limit: int = Field(default=24, ge=1, le=1000, description="Number of images.")
 
 
 class FileParameters(NoParameters):

@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, computed_field
 
 from hashseek.indexing.catalog import Change, StoredImage
-from hashseek.indexing.searcher import Answer, Rank
+from hashseek.indexing.searcher import Rank
 
 
 class ImageSummary(BaseModel):
@@ -49,9 +49,10 @@ class AddedImage(ImageRecord):
 
 
 class ImagePage(BaseModel):
-    """Some stored images; `next` is the `after` of the next page, if there is one."""
+    """Some of the stored images that pass the filters, `total` in all; `next` is the `after` of the next page."""
 
     images: list[ImageRecord]
+    total: int
     next: int | None
 
 
@@ -69,7 +70,11 @@ class HitRecord(ImageSummary):
 
 
 class SearchAnswer(BaseModel):
-    """The answer to a search: best first, ties by ascending id. `ranked_by` is what orders the hits."""
+    """The answer to a search: best first, ties by ascending id. `ranked_by` is what orders the hits.
+
+    `is_exact` is false where an approximate index or a lack of `oversample` may have missed a better one. `next_offset`
+    is the `offset` of the next hits with the same k; null if there are no more. `histogram`: images at each distance.
+    """
 
     n_bits: int
     n_images: int
@@ -77,20 +82,10 @@ class SearchAnswer(BaseModel):
     encode_ms: float
     search_ms: float
     ranked_by: Rank
+    is_exact: bool
+    next_offset: int | None
+    histogram: list[int] | None
     hits: list[HitRecord]
-
-    @classmethod
-    def of(cls, answer: Answer, *, n_bits: int, n_images: int, fingerprint: str) -> Self:
-        """The answer of the searcher, with what it says of the collection."""
-        return cls(
-            n_bits=n_bits,
-            n_images=n_images,
-            fingerprint=fingerprint,
-            encode_ms=round(answer.encode_ms, 3),
-            search_ms=round(answer.search_ms, 3),
-            ranked_by=answer.rank,
-            hits=[HitRecord(**{**vars(hit.image), **vars(hit)}) for hit in answer.hits],
-        )
 
 
 class Stats(BaseModel):

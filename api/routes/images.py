@@ -27,11 +27,16 @@ router = APIRouter(prefix="/v1/images", tags=["images"])
 
 @router.get("")
 def page(searcher: SearcherDep, parameters: Annotated[PageParameters, Query()]) -> ImagePage:
-    """Stored images by ascending id."""
-    limit = parameters.limit
-    found = searcher.collection.catalog.page(after=parameters.after, limit=limit + 1, label=parameters.label)
+    """Stored images that pass the filters, by ascending id."""
+    catalog, limit, among = searcher.collection.catalog, parameters.limit, parameters.among()
+    if among is None:
+        found, total = catalog.page(after=parameters.after, limit=limit + 1), len(searcher.collection)
+    else:
+        ids = catalog.ids_where(among)
+        following = ids[ids > parameters.after][: limit + 1]
+        found, total = [one for one in catalog.get(following.tolist()) if one is not None], len(ids)
     images = [ImageRecord.of(stored) for stored in found[:limit]]
-    return ImagePage(images=images, next=images[-1].id if len(found) > limit else None)
+    return ImagePage(images=images, total=total, next=images[-1].id if len(found) > limit else None)
 
 
 # Before the routes with an id, which would take "by-key" for one.

@@ -10,8 +10,9 @@ from starlette.types import Scope
 
 from hashseek.api.dependencies import MULTIPART, NoQueryDep, SearcherDep, ServiceDep
 from hashseek.api.parameters import SearchForm, SearchParameters, SearchVector
-from hashseek.api.schemas import SearchAnswer
-from hashseek.indexing.searcher import Answer, Searcher
+from hashseek.api.schemas import HitRecord, SearchAnswer
+from hashseek.api.service import Service
+from hashseek.indexing.searcher import Answer, Searcher, SearchOptions
 
 router = APIRouter(prefix="/v1", tags=["search"])
 
@@ -36,7 +37,7 @@ def search_vector(service: ServiceDep, searcher: SearcherDep, body: SearchVector
     """The stored vectors most similar to a vector."""
     options = body.options(max_k=service.settings.max_k)
     [answer] = searcher.search_vectors(np.array([body.vector]), options)
-    return _answer(searcher, answer)
+    return _answer(service, searcher, options, answer)
 
 
 _JSON_BODY = {"requestBody": {"content": {"application/json": {"schema": SearchVector.model_json_schema()}}}}
@@ -49,7 +50,7 @@ def search(service: ServiceDep, searcher: SearcherDep, form: Annotated[SearchFor
     A collection of vectors is searched with a JSON body instead: the same parameters, and `vector`.
     """
     options = form.options(max_k=service.settings.max_k)
-    return _answer(searcher, searcher.search_file(form.content(), options, name="the upload"))
+    return _answer(service, searcher, options, searcher.search_file(form.content(), options, name="the upload"))
 
 
 @router.get("/images/{image_id}/similar")
@@ -57,11 +58,21 @@ def similar(
     image_id: int, service: ServiceDep, searcher: SearcherDep, parameters: Annotated[SearchParameters, Query()]
 ) -> SearchAnswer:
     """The stored images most similar to a stored one, which is among them if it passes the filters."""
-    return _answer(searcher, searcher.similar(image_id, parameters.options(max_k=service.settings.max_k)))
+    options = parameters.options(max_k=service.settings.max_k)
+    return _answer(service, searcher, options, searcher.similar(image_id, options))
 
 
-def _answer(searcher: Searcher, answer: Answer) -> SearchAnswer:
-    collection = searcher.collection
-    return SearchAnswer.of(
-        answer, n_bits=collection.n_bits, n_images=len(collection), fingerprint=collection.fingerprint
+def _answer(service: Service, searcher: Searcher, options: SearchOptions, answer: Answer) -> SearchAnswer:
+    collection, following = searcher.collection, options.offset + options.k
+    return SearchAnswer(
+        n_bits=collection.n_bits,
+        n_images=len(collection),
+        fingerprint=collection.fingerprint,
+        encode_ms=round(answer.encode_ms, 3),
+        search_ms=round(answer.search_ms, 3),
+        ranked_by=answer.rank,
+        is_exact=answer.is_exact,
+        next_offset=following if answer.is_full and following + options.k <= service.settings.max_k else None,
+        histogram=None if answer.histogram is None else answer.histogram.tolist(),
+        hits=[HitRecord(**{**vars(hit.image), **vars(hit)}) for hit in answer.hits],
     )

@@ -186,13 +186,11 @@ class Catalog:
             raise UnknownImage(f"there is no image with the key {key!r} in the collection")
         return found
 
-    def page(self, *, after: int, limit: int, label: str | None = None) -> list[StoredImage]:
-        """At most `limit` records with ids above `after`, by ascending id; with `label`, only those that have it."""
-        with_label = "" if label is None else "AND id IN (SELECT image_id FROM image_labels WHERE label = ?)"
-        values = [after, limit] if label is None else [after, label, limit]
-        query = f"SELECT {IMAGE_COLUMNS} FROM images WHERE id > ? {with_label} ORDER BY id LIMIT ?"
+    def page(self, *, after: int, limit: int) -> list[StoredImage]:
+        """At most `limit` records with ids above `after`, by ascending id."""
+        query = f"SELECT {IMAGE_COLUMNS} FROM images WHERE id > ? ORDER BY id LIMIT ?"
         with self._db.reading() as db:
-            return [stored_image(row) for row in db.execute(query, values).fetchall()]
+            return [stored_image(row) for row in db.execute(query, (after, limit)).fetchall()]
 
     def label_counts(self) -> dict[str, int]:
         """Number of images per label, by name."""

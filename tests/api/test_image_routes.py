@@ -47,9 +47,16 @@ def test_pages(reader):
         after = page["next"]
     assert seen == list(range(1, 13))
     three = reader.get("/v1/images", params={"label": "three"}).json()
-    assert (len(three["images"]), three["next"]) == (4, None)
+    assert (len(three["images"]), three["total"], three["next"]) == (4, 4, None)
+    chosen = {"any_label": ["three", "odd"], "without": "even", "id": [1, 3, 5, 7, 10**30], "limit": 2}
+    page = reader.get("/v1/images", params=chosen).json()
+    everything = hits(reader.get("/v1/images/1/similar", params={**chosen, "limit": [], "k": 12}))
+    assert page["total"] == len(everything) > 2
+    rest = reader.get("/v1/images", params={**chosen, "after": page["next"]}).json()
+    ids = [image["id"] for image in (*page["images"], *rest["images"])]
+    assert (ids, rest["total"]) == (sorted(hit["id"] for hit in everything)[:4], page["total"])
     for label in ("'; DROP TABLE images; --", "none", " ", "\0", "ü"):
-        assert reader.get("/v1/images", params={"label": label}).json() == {"images": [], "next": None}
+        assert reader.get("/v1/images", params={"label": label}).json() == {"images": [], "total": 0, "next": None}
 
 
 @pytest.mark.parametrize("suffix", ["", "/file", "/similar"])

@@ -77,6 +77,28 @@ def test_max_distance_and_k_agree_between_search_and_similar(reader, pictures):
     assert hits(search(reader, data, **ranked)) == everything[:10]
 
 
+@pytest.mark.parametrize("rank", ["hamming", "asymmetric"])
+def test_pages_of_a_search_follow_each_other(reader, pictures, rank):
+    data, found, offset = (pictures / "picture 00.jpg").read_bytes(), [], 0
+    while offset is not None:
+        answer = search(reader, data, k=5, rank=rank, offset=offset).json()
+        found += answer["hits"]
+        offset = answer["next_offset"]
+    assert found == hits(search(reader, data, k=12, rank=rank))
+    assert (answer["is_exact"], answer["histogram"], len(answer["hits"])) == (True, None, 2)
+    assert hits(search(reader, data, k=5, offset=9_000)) == []
+    assert_problem(search(reader, data, k=5, offset=9_996), 422, "BadConfig", "9996", "10,000")
+
+
+def test_a_histogram_counts_what_passes_the_filters_at_any_distance(reader):
+    everything = hits(reader.get("/v1/images/1/similar?k=12"))
+    for label, allowed in ((None, {"odd", "even"}), ("odd", {"odd"})):
+        parameters = {"k": 1, "max_distance": 0, "include": "histogram"} | ({"label": label} if label else {})
+        counts = reader.get("/v1/images/1/similar", params=parameters).json()["histogram"]
+        distances = [hit["distance"] for hit in everything if allowed & {*hit["labels"]}]
+        assert counts == [distances.count(distance) for distance in range(49)]
+
+
 def test_rankings_say_what_orders_their_hits(reader, pictures):
     data, similar = (pictures / "picture 00.jpg").read_bytes(), "/v1/images/1/similar"
     for answer, rank in (
@@ -121,6 +143,8 @@ def test_a_service_with_a_limit_below_the_default_returns_as_many_as_it_may(inde
     ("parameters", "name"),
     [
         ({"k": 0}, "k"),
+        ({"offset": -1}, "offset"),
+        ({"include": "everything"}, "include"),
         ({"k": -7}, "k"),
         ({"k": "9" * 5000}, "k"),
         ({"k": "1.5"}, "k"),
@@ -171,7 +195,7 @@ def test_every_route_refuses_unknown_parameters(reader, method, url, name):
 
 SEARCH_PARAMETERS = {
     "label", "any_label", "without", "where", "id", "key", "added_after", "added_before", "k", "max_distance",
-    "min_precision", "effort", "rank", "oversample",
+    "min_precision", "effort", "rank", "oversample", "offset", "include",
 }  # fmt: skip
 
 
