@@ -1,7 +1,6 @@
 """The parameters of requests: one pydantic model for each kind of query string and form. The routes use them.
 
-An unknown parameter is refused, since a filter with a misspelled name would let everything through. An empty value
-counts as not given: a browser sends one for every field that was not filled in.
+An unknown parameter is refused, since a filter with a misspelled name would let everything through.
 """
 
 from typing import Annotated, Any, Literal
@@ -14,7 +13,6 @@ from pydantic import (
     Field,
     FiniteFloat,
     Json,
-    model_validator,
 )
 
 from hashseek.indexing.catalog.filters import FILTER_HELP, Filter, make_filter
@@ -22,6 +20,7 @@ from hashseek.indexing.searcher import OVERSAMPLE, Rank, SearchOptions
 from hashseek.retrieval.errors import BadConfig, BadImage
 
 DEFAULT_K = 10
+Word = Annotated[str, Field(min_length=1)]
 
 
 class NoParameters(BaseModel):
@@ -29,27 +28,16 @@ class NoParameters(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_empty(cls, values: Any) -> Any:
-        if not isinstance(values, dict):  # a JSON body may be anything
-            return values
-        kept = {
-            name: [item for item in value if item != ""] if isinstance(value, list) else value
-            for name, value in values.items()
-        }
-        return {name: value for name, value in kept.items() if value not in ("", [])}
-
 
 class FilterParameters(NoParameters):
     """Which images."""
 
-    label: list[str] = Field(default=[], max_length=64, description=FILTER_HELP["all_labels"])
-    any_label: list[str] = Field(default=[], max_length=1000, description=FILTER_HELP["any_labels"])
-    without: list[str] = Field(default=[], max_length=1000, description=FILTER_HELP["no_labels"])
-    where: list[str] = Field(default=[], max_length=64, description=FILTER_HELP["where"])
+    label: list[Word] = Field(default=[], max_length=64, description=FILTER_HELP["all_labels"])
+    any_label: list[Word] = Field(default=[], max_length=1000, description=FILTER_HELP["any_labels"])
+    without: list[Word] = Field(default=[], max_length=1000, description=FILTER_HELP["no_labels"])
+    where: list[Word] = Field(default=[], max_length=64, description=FILTER_HELP["where"])
     ids: list[int] = Field(default=[], alias="id", max_length=10_000, description=FILTER_HELP["ids"])
-    keys: list[str] = Field(default=[], alias="key", max_length=10_000, description=FILTER_HELP["keys"])
+    keys: list[Word] = Field(default=[], alias="key", max_length=10_000, description=FILTER_HELP["keys"])
     added_after: str | None = Field(default=None, description=FILTER_HELP["added_after"])
     added_before: str | None = Field(default=None, description=FILTER_HELP["added_before"])
 
@@ -158,7 +146,9 @@ class WithImage(NoParameters):
 class SearchVector(SearchParameters):
     """A search with a vector, sent as JSON."""
 
-    vector: list[FiniteFloat] = Field(description="As many numbers as the vectors of the collection have.")
+    vector: list[FiniteFloat] = Field(
+        min_length=1, description="As many numbers as the vectors of the collection have."
+    )
 
 
 class SearchForm(SearchParameters, WithImage):
@@ -180,6 +170,19 @@ class AddForm(WithImage):
     attributes: Json[dict[str, Any]] = Field(
         default={}, description="A JSON object of at most 16 KiB, for filters to use."
     )
+
+
+class ImageChanges(NoParameters):
+    """What replaces the labels or attributes of an image; what is not given stays."""
+
+    labels: list[str] | None = Field(default=None, description="All labels that it has from now on.")
+    attributes: dict[str, Any] | None = Field(default=None, description="All attributes that it has from now on.")
+
+
+class DeleteParameters(FilterParameters):
+    """Which images to delete."""
+
+    expected: int = Field(ge=1, description="How many images pass the filters. If others do, nothing is deleted (409).")
 
 
 class PageParameters(FilterParameters):

@@ -33,6 +33,10 @@ class ReadOnly(HashseekError):
     """The service was started read-only."""
 
 
+class UnexpectedNumber(HashseekError):
+    """Other images than expected would have been deleted."""
+
+
 class FileGone(HashseekError):
     """An image is stored, but its file is gone."""
 
@@ -46,6 +50,7 @@ STATUS: dict[type[Exception], HTTPStatus] = {
     UnknownImage: HTTPStatus.NOT_FOUND,
     BadImage: HTTPStatus.UNPROCESSABLE_ENTITY,
     ForeignCodes: HTTPStatus.CONFLICT,
+    UnexpectedNumber: HTTPStatus.CONFLICT,
     CatalogLocked: HTTPStatus.SERVICE_UNAVAILABLE,
     CatalogReplaced: HTTPStatus.SERVICE_UNAVAILABLE,  # the service opens the new one
     SpaceRetired: HTTPStatus.SERVICE_UNAVAILABLE,

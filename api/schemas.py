@@ -48,6 +48,12 @@ class AddedImage(ImageRecord):
     change: Change
 
 
+class Removed(BaseModel):
+    """How many images were deleted."""
+
+    removed: int
+
+
 class ImagePage(BaseModel):
     """Some of the stored images that pass the filters, `total` in all; `next` is the `after` of the next page."""
 

@@ -271,7 +271,8 @@ class Collection:
         view = self.index.current()
         chosen = self._subsets(view, among)
         parts = zip((view.built, view.fresh), chosen, strict=True)
-        return np.sum([segment.index.histogram(query_code, among=subset) for segment, subset in parts], axis=0)
+        built, fresh = (segment.index.histogram(query_code, among=subset) for segment, subset in parts)
+        return built + fresh
 
     def _view_for(self, effort: int | None) -> View:
         """What searches with this effort see.

@@ -8,6 +8,7 @@ has changed since the index was built.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,8 @@ from hashseek.indexing.catalog.records import (
     Changes,
     NewImage,
     StoredImage,
+    check_attributes,
+    check_labels,
     in_chunks,
     placeholders,
     stored_image,
@@ -129,6 +132,23 @@ class Catalog:
                 )
             storing = Storing(db, self.space.id, generation, now(), self.keeps_features)
             return [storing.store(image, text) for image, text in zip(images, texts, strict=True)]
+
+    def describe(
+        self, image_id: int, *, labels: Sequence[str] | None = None, attributes: Mapping[str, Any] | None = None
+    ) -> StoredImage:
+        """Replace the labels or the attributes of an image, or both; returns its record.
+
+        Raises:
+            UnknownImage: it is not stored.
+            BadConfig: labels or attributes exceed their limits; nothing is changed.
+        """
+        check_labels(labels or ())
+        text = None if attributes is None else check_attributes(attributes)
+        with self._db.writing() as (db, generation):
+            self.one(image_id)
+            storing = Storing(db, self.space.id, generation, now(), self.keeps_features)
+            storing.describe(image_id, labels, text)
+        return self.one(image_id)
 
     def remove(self, ids: Sequence[int], *, missing_ok: bool = False) -> None:
         """Remove images, all or none; with `missing_ok`, ids that are not stored are ignored.
