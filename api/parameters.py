@@ -3,7 +3,7 @@
 An unknown parameter is refused, since a filter with a misspelled name would let everything through.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from fastapi import UploadFile
 from pydantic import (
@@ -13,20 +13,32 @@ from pydantic import (
     Field,
     FiniteFloat,
     Json,
+    model_validator,
 )
+from pydantic.json_schema import SkipJsonSchema
 
 from hashseek.indexing.catalog.filters import FILTER_HELP, Filter, make_filter
 from hashseek.indexing.searcher import OVERSAMPLE, Rank, SearchOptions
 from hashseek.retrieval.errors import BadConfig, BadImage
 
 DEFAULT_K = 10
+MAX_QUERIES = 64  # of one request
+MAX_FILES = 16  # that are one query together
 Word = Annotated[str, Field(min_length=1)]
+Unset = SkipJsonSchema[None]  # the value of a field that is not given; null is refused
 
 
 class NoParameters(BaseModel):
     """A request without parameters, and the base class of the others."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_null(cls, values: Any) -> Any:
+        if isinstance(values, dict) and None in values.values():  # a JSON body may be anything
+            raise ValueError("null is not a value here: leave the field out")
+        return values
 
 
 class FilterParameters(NoParameters):
@@ -38,8 +50,8 @@ class FilterParameters(NoParameters):
     where: list[Word] = Field(default=[], max_length=64, description=FILTER_HELP["where"])
     ids: list[int] = Field(default=[], alias="id", max_length=10_000, description=FILTER_HELP["ids"])
     keys: list[Word] = Field(default=[], alias="key", max_length=10_000, description=FILTER_HELP["keys"])
-    added_after: str | None = Field(default=None, description=FILTER_HELP["added_after"])
-    added_before: str | None = Field(default=None, description=FILTER_HELP["added_before"])
+    added_after: str | Unset = Field(default=None, description=FILTER_HELP["added_after"])
+    added_before: str | Unset = Field(default=None, description=FILTER_HELP["added_before"])
 
     def among(self) -> Filter | None:
         """The filter; None if every image passes.
@@ -62,7 +74,7 @@ class FilterParameters(NoParameters):
 class SearchParameters(FilterParameters):
     """How many images to find, within which distance, and among which images."""
 
-    k: int | None = Field(
+    k: int | Unset = Field(
         default=None,
         ge=1,
         description=f"Number of results; default {DEFAULT_K}, or the service's own limit if that is lower.",
@@ -70,20 +82,20 @@ class SearchParameters(FilterParameters):
     offset: int = Field(
         default=0, ge=0, description="Leave out so many of the best results. k + offset is limited as k is."
     )
-    max_distance: int | None = Field(default=None, ge=0, description="Largest Hamming distance, in bits.")
-    min_precision: float | None = Field(
+    max_distance: int | Unset = Field(default=None, ge=0, description="Largest Hamming distance, in bits.")
+    min_precision: float | Unset = Field(
         default=None,
         ge=0,
         le=1,
         description="Instead of max_distance: the largest radius within which this share of the images is expected to "
         "be relevant. The collection needs a calibration (`hashseek index calibrate`).",
     )
-    effort: int | None = Field(
+    effort: int | Unset = Field(
         default=None,
         description="For approximate indexes: how thoroughly to search. /v1/stats lists some values. An exact index "
         "takes none.",
     )
-    rank: Rank | None = Field(
+    rank: Rank | Unset = Field(
         default=None,
         description="What orders the hits: hamming (the distance), asymmetric (the query's outputs with the stored "
         "bits) or float (the cosine of features, which the collection must keep). Default: asymmetric for an uploaded "
@@ -102,16 +114,18 @@ class SearchParameters(FilterParameters):
         "whatever max_distance is.",
     )
 
-    def options(self, *, max_k: int) -> SearchOptions:
-        """The options of the search.
+    def options(self, *, max_k: int, n_queries: int = 1) -> SearchOptions:
+        """The options of the searches of one request.
 
         Raises:
-            BadConfig: it reaches beyond `max_k` results, or has an invalid filter.
+            BadConfig: they reach beyond `max_k` results, or have an invalid filter.
         """
         k = self.k or min(DEFAULT_K, max_k)
-        if k + self.offset > max_k:
+        if (k + self.offset) * n_queries > max_k:
+            queries = f" for {n_queries} queries" if n_queries > 1 else ""
             raise BadConfig(
-                f"k is {k} and offset {self.offset}, but this service returns at most the first {max_k:,} results"
+                f"k is {k} and offset {self.offset}{queries}, but this service returns at most the first {max_k:,} "
+                "results, those of all queries together"
             )
         return SearchOptions(
             k=k,
@@ -126,8 +140,85 @@ class SearchParameters(FilterParameters):
         )
 
 
-class WithImage(NoParameters):
-    """A form with an uploaded image."""
+def _read(upload: UploadFile) -> bytes:
+    data = upload.file.read()
+    if not data:
+        raise BadImage("the upload is empty (0 bytes)")
+    return data
+
+
+class SearchForm(SearchParameters):
+    """A search with uploaded images."""
+
+    image: list[UploadFile] = Field(
+        min_length=1,
+        max_length=MAX_FILES,
+        description="The image file; several are one query, the mean of their outputs.",
+    )
+
+    def contents(self) -> list[bytes]:
+        """The bytes of each image.
+
+        Raises:
+            BadImage: there are none.
+        """
+        return [_read(upload) for upload in self.image]
+
+
+class SearchQuery(NoParameters):
+    """What to search with: one of these."""
+
+    image_id: int | Unset = Field(default=None, description="The id of a stored image.")
+    image_key: str | Unset = Field(default=None, min_length=1, description="The key of a stored image.")
+    code: str | Unset = Field(
+        default=None,
+        pattern="^([0-9a-fA-F]{2}){1,128}$",
+        description="A code in hex, as /v1/encode gives it: bit j is bit j % 8 of byte j // 8.",
+    )
+    vector: list[FiniteFloat] | Unset = Field(
+        default=None, min_length=1, description="As many numbers as the vectors of the collection have."
+    )
+
+
+class SearchBody(SearchParameters, SearchQuery):
+    """A search with something stored, a code or a vector, or with several of these at once."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [{"required": [name]} for name in (*SearchQuery.model_fields, "queries")],
+            "examples": [
+                {"image_id": 12, "k": 5, "label": ["cat"]},
+                {"queries": [{"image_key": "shop/4711"}, {"code": "b1c47f3a0d22"}], "include": ["histogram"]},
+            ],
+        }
+    )
+
+    queries: list[SearchQuery] | Unset = Field(
+        default=None, min_length=1, max_length=MAX_QUERIES, description="Several queries; each is answered by itself."
+    )
+    fingerprint: str | Unset = Field(
+        default=None, description="Of the checkpoint of the codes; 409 if the collection has another."
+    )
+
+    @model_validator(mode="after")
+    def _check_queries(self) -> Self:
+        for query in (self, *(self.queries or ())):
+            given = query.model_fields_set & {*SearchQuery.model_fields, "queries"}
+            if len(given) != 1:
+                named = ", ".join(sorted(given)) or "nothing"
+                raise ValueError(f"a query is one of {', '.join(SearchQuery.model_fields)}, not {named}")
+        return self
+
+    @classmethod
+    def openapi(cls) -> dict[str, Any]:
+        """The schema without references, for a body that FastAPI does not know of."""
+        schema = cls.model_json_schema()
+        schema["properties"]["queries"]["items"] = schema.pop("$defs")["SearchQuery"]
+        return schema
+
+
+class EncodeForm(NoParameters):
+    """An image to encode."""
 
     image: UploadFile = Field(description="The image file.")
 
@@ -137,22 +228,15 @@ class WithImage(NoParameters):
         Raises:
             BadImage: there are none.
         """
-        data = self.image.file.read()
-        if not data:
-            raise BadImage("the upload is empty (0 bytes)")
-        return data
+        return _read(self.image)
 
 
-class SearchVector(SearchParameters):
-    """A search with a vector, sent as JSON."""
+class EncodeBody(NoParameters):
+    """A vector to encode."""
 
     vector: list[FiniteFloat] = Field(
         min_length=1, description="As many numbers as the vectors of the collection have."
     )
-
-
-class SearchForm(SearchParameters, WithImage):
-    """A search with an uploaded image."""
 
 
 def _split(values: list[str]) -> list[str]:
@@ -160,13 +244,13 @@ def _split(values: list[str]) -> list[str]:
     return list(dict.fromkeys(part for part in parts if part))
 
 
-class AddForm(WithImage):
+class AddForm(EncodeForm):
     """An image to store."""
 
     labels: Annotated[list[str], BeforeValidator(_split)] = Field(
         default=[], description="Labels, separated by `;` or repeated."
     )
-    key: str | None = Field(default=None, description="Your own name for the image, 1 to 512 characters.")
+    key: str | Unset = Field(default=None, description="Your own name for the image, 1 to 512 characters.")
     attributes: Json[dict[str, Any]] = Field(
         default={}, description="A JSON object of at most 16 KiB, for filters to use."
     )
@@ -175,8 +259,8 @@ class AddForm(WithImage):
 class ImageChanges(NoParameters):
     """What replaces the labels or attributes of an image; what is not given stays."""
 
-    labels: list[str] | None = Field(default=None, description="All labels that it has from now on.")
-    attributes: dict[str, Any] | None = Field(default=None, description="All attributes that it has from now on.")
+    labels: list[str] | Unset = Field(default=None, description="All labels that it has from now on.")
+    attributes: dict[str, Any] | Unset = Field(default=None, description="All attributes that it has from now on.")
 
 
 class DeleteParameters(FilterParameters):
@@ -195,6 +279,6 @@ class PageParameters(FilterParameters):
 class FileParameters(NoParameters):
     """How to return an image file."""
 
-    size: int | None = Field(
+    size: int | Unset = Field(
         default=None, ge=16, le=1024, description="Return a thumbnail whose longer side has this many pixels."
     )

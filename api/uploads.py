@@ -49,9 +49,8 @@ def store_upload(
             return stored, "known"
         image: StoredImage | LoadedFile = stored  # one content has one code, whatever the engine is now
     else:
-        image = searcher.load(data, name="the upload")
-        [code], [feature] = encoder.encode_with_features(image.pixels[None])
-        encoded = StoredCode(code, encoder.engine, feature)
+        image, query = searcher.encode_file(data, name="the upload")
+        encoded = StoredCode(query.code, encoder.engine, query.feature)
     keeps_attributes = not attributes and key is not None and collection.catalog.lookup.ids_by_key([key])
     if (name := _base_name(filename)) and not keeps_attributes:
         attributes = {"filename": name, **attributes}

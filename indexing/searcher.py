@@ -22,7 +22,7 @@ from hashseek.indexing.catalog.records import StoredCode
 from hashseek.indexing.collection import Collection, check_checkpoint
 from hashseek.indexing.index.hamming_index import Distances, HammingIndex, Ids, build_index
 from hashseek.retrieval.checkpoint import load_checkpoint
-from hashseek.retrieval.codes import Codes, pack, unpack
+from hashseek.retrieval.codes import Codes, check_codes, pack, unpack
 from hashseek.retrieval.devices import EncoderOptions
 from hashseek.retrieval.errors import BadConfig, ForeignCodes, UnknownImage
 from hashseek.retrieval.images import Pixels, decode_for, memory_to_decode
@@ -272,8 +272,8 @@ class Searcher:
         self.encoder.header.vector_width()
         return cast("VectorEncoder", self.encoder)
 
-    def load(self, data: bytes, *, name: str = "the image") -> LoadedFile:
-        """Decode and preprocess an image exactly as `index add` does, so that a stored one is found at distance 0.
+    def encode_file(self, data: bytes, *, name: str = "the image") -> tuple[LoadedFile, Query]:
+        """Decode, preprocess and encode an image exactly as `index add` does, so that a stored one is at distance 0.
 
         Raises:
             BadImage: it is not a usable image.
@@ -282,7 +282,8 @@ class Searcher:
         preprocessing = self.image_encoder.preprocessing
         with self.memory.hold(memory_to_decode(data, at_least=preprocessing.shorter_side)):
             picture, pixels = decode_for(data, preprocessing, name=name)
-            return LoadedFile(pixels, picture.width, picture.height, picture.media_type)
+        [query] = _queries(*self.image_encoder.features_and_outputs(pixels[None]))
+        return LoadedFile(pixels, picture.width, picture.height, picture.media_type), query
 
     def rank(
         self, query_codes: Codes, *, k: int, max_distance: int | None = None, effort: int | None = None
@@ -317,14 +318,49 @@ class Searcher:
         """
         self.encoder.header.image_preprocessing()
         rank = self.check(options)
-        stored = self.collection.catalog.lookup.code_by_hash(hashlib.sha256(data).hexdigest())
+        stored = self._stored_code(data)
         if stored is not None and rank != "asymmetric":
             return self.answer(Query(stored.code, feature=stored.feature), replace(options, rank=rank))
-        pixels = self.load(data, name=name).pixels
         started = time.perf_counter()
-        [query] = _queries(*self.image_encoder.features_and_outputs(pixels[None]))
-        encode_ms = 1000 * (time.perf_counter() - started)
-        return self.answer(_with_stored_code(query, stored), options, encode_ms)
+        query = _with_stored_code(self.encode_file(data, name=name)[1], stored)
+        return self.answer(query, options, 1000 * (time.perf_counter() - started))
+
+    def search_files(self, files: Sequence[bytes], options: SearchOptions, *, name: str = "the image") -> Answer:
+        """The hits of several image files together: of the mean of their outputs, and of their features.
+
+        Raises:
+            BadConfig, BadImage, BadCheckpoint: as `search_file`.
+        """
+        if len(files) == 1:
+            return self.search_file(files[0], options, name=name)
+        self.check(options)
+        started = time.perf_counter()
+        queries = [self.query_of(data, name=f"{name} (number {number})") for number, data in enumerate(files, start=1)]
+        outputs = np.stack([query.outputs for query in queries if query.outputs is not None])
+        features = np.stack([query.feature for query in queries if query.feature is not None]).astype(np.float32)
+        [query] = _queries(features.mean(axis=0, keepdims=True), outputs.mean(axis=0, keepdims=True))
+        return self.answer(query, options, 1000 * (time.perf_counter() - started))
+
+    def query_of(self, data: bytes, *, name: str = "the image") -> Query:
+        """Code, outputs and feature of an image file. If that content is stored, the code is the stored one.
+
+        Raises:
+            BadImage, BadCheckpoint: as `encode_file`.
+        """
+        return _with_stored_code(self.encode_file(data, name=name)[1], self._stored_code(data))
+
+    def _stored_code(self, data: bytes) -> StoredCode | None:
+        return self.collection.catalog.lookup.code_by_hash(hashlib.sha256(data).hexdigest())
+
+    def search_code(self, code: NDArray[np.uint8], options: SearchOptions) -> Answer:
+        """The hits of a packed code (code_size,) of this collection's checkpoint.
+
+        Raises:
+            BadConfig: as `search`; or a ranking that needs more than the code.
+            BadCodes: the code has another length, or a bit beyond it is set.
+        """
+        check_codes(code[None], self.codes.n_bits)
+        return self.answer(Query(code), options)
 
     def search_vectors(self, vectors: Vectors, options: SearchOptions) -> list[Answer]:
         """The hits of each of the vectors (Q, D). A vector that is stored is searched with its stored code.
@@ -336,14 +372,19 @@ class Searcher:
         """
         self.check(options)
         started = time.perf_counter()
-        queries = _queries(*self.vector_encoder.features_and_outputs(vectors))
+        queries = self.queries_of(vectors)
         encode_ms = 1000 * (time.perf_counter() - started) / len(vectors)
-        look_up = self.collection.catalog.lookup.code_by_hash
-        stored = [look_up(hashlib.sha256(row.tobytes()).hexdigest()) for row in as_float32(vectors)]
-        return [
-            self.answer(_with_stored_code(query, known), options, encode_ms)
-            for query, known in zip(queries, stored, strict=True)
-        ]
+        return [self.answer(query, options, encode_ms) for query in queries]
+
+    def queries_of(self, vectors: Vectors) -> list[Query]:
+        """Code, outputs and feature of each of the vectors (Q, D). A vector that is stored has its stored code.
+
+        Raises:
+            BadDataset, BadCheckpoint: as `search_vectors`.
+        """
+        queries = _queries(*self.vector_encoder.features_and_outputs(vectors))
+        stored = [self._stored_code(row.tobytes()) for row in as_float32(vectors)]
+        return [_with_stored_code(query, known) for query, known in zip(queries, stored, strict=True)]
 
     def similar(self, image_id: int, options: SearchOptions) -> Answer:
         """The hits of a stored image. It is among them itself if it passes the filter.
@@ -380,6 +421,8 @@ class Searcher:
         """
         started = time.perf_counter()
         rank = self.check(options, stored=query.outputs is None)
+        if rank == "float" and query.feature is None:
+            raise BadConfig("the ranking float compares features, which a code does not have: rank by hamming")
         distances, ids, scores, is_exact = self._ranked(query, rank, options)
         records = self.collection.catalog.get(ids.tolist())
         stored = stored_calibration(self.collection.catalog) if len(ids) else None

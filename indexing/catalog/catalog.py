@@ -6,7 +6,7 @@ has changed since the index was built.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +200,9 @@ class Catalog:
         Raises:
             UnknownImage: there is none.
         """
-        known = self.lookup.ids_by_key([key])
+        known: dict[str, int] = {}
+        with suppress(UnicodeEncodeError):  # not valid Unicode, so no image has it
+            known = self.lookup.ids_by_key([key])
         found = self.get([known[key]])[0] if known else None
         if found is None:
             raise UnknownImage(f"there is no image with the key {key!r} in the collection")

@@ -198,7 +198,7 @@ def features_by_hand(collection, encoder, ids):
     """The features of stored files, encoded again."""
     images = [file_of(collection, collection.catalog.one(i)).read_bytes() for i in ids]
     searcher = Searcher(encoder, collection)
-    return stored_features(encoder.features(np.stack([searcher.load(data).pixels for data in images])))
+    return stored_features(encoder.features(np.stack([searcher.encode_file(data)[0].pixels for data in images])))
 
 
 def n_features(collection):
