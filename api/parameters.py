@@ -3,7 +3,7 @@
 An unknown parameter is refused, since a filter with a misspelled name would let everything through.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from fastapi import UploadFile
 from pydantic import (
@@ -12,12 +12,15 @@ from pydantic import (
     ConfigDict,
     Field,
     FiniteFloat,
+    GetJsonSchemaHandler,
     Json,
     model_validator,
 )
-from pydantic.json_schema import SkipJsonSchema
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from hashseek.indexing.catalog.filters import FILTER_HELP, Filter, make_filter
+from hashseek.indexing.catalog.records import MAX_LABEL, MAX_LABELS
 from hashseek.indexing.searcher import OVERSAMPLE, Rank, SearchOptions
 from hashseek.retrieval.errors import BadConfig, BadImage
 
@@ -25,7 +28,19 @@ DEFAULT_K = 10
 MAX_QUERIES = 64  # of one request
 MAX_FILES = 16  # that are one query together
 Word = Annotated[str, Field(min_length=1)]
-Unset = SkipJsonSchema[None]  # the value of a field that is not given; null is refused
+
+
+class _NotNull:
+    """Leaves null out of the schema of a field, since `NoParameters` refuses it."""
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        schema = handler(core)
+        [given] = (one for one in schema.pop("anyOf") if one != {"type": "null"})
+        return {**schema, **given}
+
+
+T = TypeVar("T")
+Given = Annotated[T | None, _NotNull()]  # None if it is not given
 
 
 class NoParameters(BaseModel):
@@ -44,14 +59,14 @@ class NoParameters(BaseModel):
 class FilterParameters(NoParameters):
     """Which images."""
 
-    label: list[Word] = Field(default=[], max_length=64, description=FILTER_HELP["all_labels"])
+    label: list[Word] = Field(default=[], max_length=64, description=FILTER_HELP["all_labels"], examples=[["cat"]])
     any_label: list[Word] = Field(default=[], max_length=1000, description=FILTER_HELP["any_labels"])
     without: list[Word] = Field(default=[], max_length=1000, description=FILTER_HELP["no_labels"])
-    where: list[Word] = Field(default=[], max_length=64, description=FILTER_HELP["where"])
+    where: list[Word] = Field(default=[], max_length=64, description=FILTER_HELP["where"], examples=[["year>=2015"]])
     ids: list[int] = Field(default=[], alias="id", max_length=10_000, description=FILTER_HELP["ids"])
     keys: list[Word] = Field(default=[], alias="key", max_length=10_000, description=FILTER_HELP["keys"])
-    added_after: str | Unset = Field(default=None, description=FILTER_HELP["added_after"])
-    added_before: str | Unset = Field(default=None, description=FILTER_HELP["added_before"])
+    added_after: Given[str] = Field(default=None, description=FILTER_HELP["added_after"], examples=["2026-01-31"])
+    added_before: Given[str] = Field(default=None, description=FILTER_HELP["added_before"])
 
     def among(self) -> Filter | None:
         """The filter; None if every image passes.
@@ -74,7 +89,7 @@ class FilterParameters(NoParameters):
 class SearchParameters(FilterParameters):
     """How many images to find, within which distance, and among which images."""
 
-    k: int | Unset = Field(
+    k: Given[int] = Field(
         default=None,
         ge=1,
         description=f"Number of results; default {DEFAULT_K}, or the service's own limit if that is lower.",
@@ -82,20 +97,20 @@ class SearchParameters(FilterParameters):
     offset: int = Field(
         default=0, ge=0, description="Leave out so many of the best results. k + offset is limited as k is."
     )
-    max_distance: int | Unset = Field(default=None, ge=0, description="Largest Hamming distance, in bits.")
-    min_precision: float | Unset = Field(
+    max_distance: Given[int] = Field(default=None, ge=0, description="Largest Hamming distance, in bits.")
+    min_precision: Given[float] = Field(
         default=None,
         ge=0,
         le=1,
         description="Instead of max_distance: the largest radius within which this share of the images is expected to "
         "be relevant. The collection needs a calibration (`hashseek index calibrate`).",
     )
-    effort: int | Unset = Field(
+    effort: Given[int] = Field(
         default=None,
         description="For approximate indexes: how thoroughly to search. /v1/stats lists some values. An exact index "
         "takes none.",
     )
-    rank: Rank | Unset = Field(
+    rank: Given[Rank] = Field(
         default=None,
         description="What orders the hits: hamming (the distance), asymmetric (the query's outputs with the stored "
         "bits) or float (the cosine of features, which the collection must keep). Default: asymmetric for an uploaded "
@@ -168,14 +183,14 @@ class SearchForm(SearchParameters):
 class SearchQuery(NoParameters):
     """What to search with: one of these."""
 
-    image_id: int | Unset = Field(default=None, description="The id of a stored image.")
-    image_key: str | Unset = Field(default=None, min_length=1, description="The key of a stored image.")
-    code: str | Unset = Field(
+    image_id: Given[int] = Field(default=None, description="The id of a stored image.")
+    image_key: Given[str] = Field(default=None, min_length=1, description="The key of a stored image.")
+    code: Given[str] = Field(
         default=None,
         pattern="^([0-9a-fA-F]{2}){1,128}$",
         description="A code in hex, as /v1/encode gives it: bit j is bit j % 8 of byte j // 8.",
     )
-    vector: list[FiniteFloat] | Unset = Field(
+    vector: Given[list[FiniteFloat]] = Field(
         default=None, min_length=1, description="As many numbers as the vectors of the collection have."
     )
 
@@ -193,10 +208,10 @@ class SearchBody(SearchParameters, SearchQuery):
         }
     )
 
-    queries: list[SearchQuery] | Unset = Field(
+    queries: Given[list[SearchQuery]] = Field(
         default=None, min_length=1, max_length=MAX_QUERIES, description="Several queries; each is answered by itself."
     )
-    fingerprint: str | Unset = Field(
+    fingerprint: Given[str] = Field(
         default=None, description="Of the checkpoint of the codes; 409 if the collection has another."
     )
 
@@ -248,19 +263,25 @@ class AddForm(EncodeForm):
     """An image to store."""
 
     labels: Annotated[list[str], BeforeValidator(_split)] = Field(
-        default=[], description="Labels, separated by `;` or repeated."
+        default=[], description="Labels, separated by `;` or repeated.", examples=[["cat", "grey"]]
     )
-    key: str | Unset = Field(default=None, description="Your own name for the image, 1 to 512 characters.")
+    key: Given[str] = Field(
+        default=None, description="Your own name for the image, 1 to 512 characters.", examples=["shop/4711"]
+    )
     attributes: Json[dict[str, Any]] = Field(
-        default={}, description="A JSON object of at most 16 KiB, for filters to use."
+        default={}, description="A JSON object of at most 16 KiB, for filters to use.", examples=['{"year": 2015}']
     )
 
 
 class ImageChanges(NoParameters):
     """What replaces the labels or attributes of an image; what is not given stays."""
 
-    labels: list[str] | Unset = Field(default=None, description="All labels that it has from now on.")
-    attributes: dict[str, Any] | Unset = Field(default=None, description="All attributes that it has from now on.")
+    model_config = ConfigDict(json_schema_extra={"examples": [{"labels": ["cat"], "attributes": {"year": 2015}}]})
+
+    labels: Given[list[Annotated[str, Field(min_length=1, max_length=MAX_LABEL)]]] = Field(
+        default=None, max_length=MAX_LABELS, description="All labels that it has from now on."
+    )
+    attributes: Given[dict[str, Any]] = Field(default=None, description="All attributes that it has from now on.")
 
 
 class DeleteParameters(FilterParameters):
@@ -279,6 +300,6 @@ class PageParameters(FilterParameters):
 class FileParameters(NoParameters):
     """How to return an image file."""
 
-    size: int | Unset = Field(
+    size: Given[int] = Field(
         default=None, ge=16, le=1024, description="Return a thumbnail whose longer side has this many pixels."
     )

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match, Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hashseek.indexing.catalog import CatalogLocked, CatalogReplaced, DiskFull, SpaceRetired
@@ -76,7 +77,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HashseekError)
     def ours(request: Request, error: HashseekError) -> JSONResponse:
         status = next(code for kind, code in STATUS.items() if isinstance(error, kind))
-        if isinstance(error, BadCollection):  # the client cannot fix it
+        if isinstance(error, BadCollection) and status >= HTTPStatus.INTERNAL_SERVER_ERROR:  # no client can fix it
             log.error("%s %s: %s", request.method, request.url.path, error)
         return problem(status, str(error), kind=f"urn:hashseek:{type(error).__name__}")
 
@@ -94,8 +95,13 @@ def install(app: FastAPI) -> None:
         return problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, kind="urn:hashseek:BadRequest")
 
     @app.exception_handler(HTTPException)
-    def http(_: Request, error: HTTPException) -> JSONResponse:
-        return problem(error.status_code, str(error.detail), headers=error.headers)
+    def http(request: Request, error: HTTPException) -> Response:
+        headers = dict(error.headers or {})
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            headers["Allow"] = ", ".join(_allowed(app, request))
+            if request.method == "OPTIONS":
+                return Response(status_code=HTTPStatus.NO_CONTENT, headers=headers)
+        return problem(error.status_code, str(error.detail), headers=headers)
 
     @app.exception_handler(OSError)
     def system(request: Request, error: OSError) -> JSONResponse:
@@ -110,6 +116,18 @@ def install(app: FastAPI) -> None:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         detail = "internal error: see the log of the service"
         return problem(HTTPStatus.INTERNAL_SERVER_ERROR, detail)
+
+
+def _allowed(app: FastAPI, request: Request) -> list[str]:
+    """The methods of all routes of this path; Starlette would name those of the first."""
+    routes = [route for route in app.routes if not isinstance(route, Mount)]
+    methods = ("GET", "POST", "PUT", "PATCH", "DELETE")
+    found = [
+        method
+        for method in methods
+        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes)
+    ]
+    return [*found, *(["HEAD"] if "GET" in found else []), "OPTIONS"]
 
 
 _HEADERS = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin"}

@@ -3,7 +3,7 @@
 import io
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response, status
 from fastapi.responses import FileResponse
@@ -21,6 +21,11 @@ from hashseek.retrieval.images import decode, memory_to_decode
 _SIGNATURES = re.compile(
     rb"\xff\xd8\xff|\x89PNG|GIF8|BM|II[*+]\0|II\0\*|MM\0[*+]|MM\*\0|RIFF.{4}WEBP|.{4}ftyp", re.DOTALL
 )
+
+_FILE: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The file.", "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}}},
+    304: {"description": "The client has it already."},
+}
 
 router = APIRouter(prefix="/v1/images", tags=["images"])
 
@@ -89,7 +94,7 @@ def change_image(image_id: int, searcher: SearcherDep, changes: ImageChanges) ->
     return ImageRecord.of(catalog.describe(image_id, labels=changes.labels, attributes=changes.attributes))
 
 
-@router.get("/{image_id}/file", response_class=Response)
+@router.get("/{image_id}/file", response_class=Response, responses=_FILE)
 def get_file(
     image_id: int, searcher: SearcherDep, parameters: Annotated[FileParameters, Query()], request: Request
 ) -> Response:
@@ -129,7 +134,12 @@ def _check_signature(image_id: int, data: bytes) -> None:
         raise FileGone(f"image {image_id} is stored, but the file in its place is not an image")
 
 
-@router.post("", status_code=status.HTTP_201_CREATED, dependencies=[WritableDep, NoQueryDep])
+@router.post(
+    "",
+    status_code=status.HTTP_201_CREATED,
+    responses={status.HTTP_200_OK: {"model": AddedImage, "description": "It was stored already, or is updated."}},
+    dependencies=[WritableDep, NoQueryDep],
+)
 def add_image(searcher: SearcherDep, form: Annotated[AddForm, MULTIPART], response: Response) -> AddedImage:
     """Store an image (201), or find it stored already (200). Searches find it at once.
 

@@ -301,7 +301,7 @@ def test_several_pictures_are_searched_with_the_mean_of_their_outputs(reader, in
         ({"image_id": None}, 422, "BadRequest"),
         ({"image_id": 1.5}, 422, "BadRequest"),
         ({"image_key": "none\0"}, 404, "UnknownImage"),
-        ({"image_key": "\ud800"}, 404, "UnknownImage"),
+        ({"image_key": "\ud800"}, 422, "BadRequest"),
         ({"code": "00" * 5}, 422, "BadCodes"),
         ({"code": "00" * 7}, 422, "BadCodes"),
         ({"code": "0" * 11}, 422, "BadRequest"),
@@ -351,7 +351,6 @@ def test_other_mistakes_are_problems_too(reader):
         (reader.put("/v1/search"), 405, "about:blank", ""),
     ):
         assert_problem(response, status, kind, value)
-    assert reader.put("/v1/search").headers["allow"] == "POST"
 
 
 def test_uploads_that_are_too_large_or_of_unknown_length_are_refused_unread(reader):
