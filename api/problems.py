@@ -96,12 +96,12 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     def http(request: Request, error: HTTPException) -> Response:
-        headers = dict(error.headers or {})
-        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            headers["Allow"] = ", ".join(_allowed(app, request))
-            if request.method == "OPTIONS":
-                return Response(status_code=HTTPStatus.NO_CONTENT, headers=headers)
-        return problem(error.status_code, str(error.detail), headers=headers)
+        if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED:
+            return problem(error.status_code, str(error.detail), headers=error.headers)
+        headers = {"Allow": ", ".join(_methods(request))}  # of all routes of the path; Starlette knows one of them
+        if request.method == "OPTIONS":
+            return Response(status_code=HTTPStatus.NO_CONTENT, headers=headers)
+        return problem(error.status_code, f"this path takes {headers['Allow']}", headers=headers)
 
     @app.exception_handler(OSError)
     def system(request: Request, error: OSError) -> JSONResponse:
@@ -118,15 +118,15 @@ def install(app: FastAPI) -> None:
         return problem(HTTPStatus.INTERNAL_SERVER_ERROR, detail)
 
 
-def _allowed(app: FastAPI, request: Request) -> list[str]:
-    """The methods of all routes of this path; Starlette would name those of the first."""
-    routes = [route for route in app.routes if not isinstance(route, Mount)]
-    methods = ("GET", "POST", "PUT", "PATCH", "DELETE")
-    found = [
-        method
-        for method in methods
-        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes)
-    ]
+def _methods(request: Request) -> list[str]:
+    """The methods that the path of a request takes."""
+
+    def takes(method: str) -> bool:
+        scope = {**request.scope, "method": method, "root_path": ""}  # a mounted folder has set another
+        routes = [route for route in request.app.routes if method == "GET" or not isinstance(route, Mount)]
+        return any(route.matches(scope)[0] is Match.FULL for route in routes)
+
+    found = [method for method in ("GET", "POST", "PUT", "PATCH", "DELETE") if takes(method)]
     return [*found, *(["HEAD"] if "GET" in found else []), "OPTIONS"]
 
 

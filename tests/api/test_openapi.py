@@ -4,8 +4,6 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 # What only the service can know, such as whether bytes are a picture, no schema can say.
 CHECKS = ("--exclude-checks", "positive_data_acceptance")
 
@@ -50,18 +48,3 @@ def test_operations_have_stable_names(reader):
         "similar",
         "stats",
     ]
-
-
-@pytest.mark.parametrize(
-    ("path", "allowed"),
-    [
-        ("/v1/images", {"GET", "HEAD", "POST", "DELETE", "OPTIONS"}),
-        ("/v1/images/by-key/a/b", {"GET", "HEAD", "PATCH", "DELETE", "OPTIONS"}),
-        ("/v1/search", {"POST", "OPTIONS"}),
-    ],
-)
-def test_options_and_refused_methods_name_all_that_are_allowed(reader, path, allowed):
-    options, refused = reader.options(path), reader.put(path)
-    assert (options.status_code, options.content, refused.status_code) == (204, b"", 405)
-    assert set(options.headers["Allow"].split(", ")) == set(refused.headers["Allow"].split(", ")) == allowed
-    assert reader.options("/nothing").status_code == 404
