@@ -10,6 +10,7 @@ request is repeated. Images are paths or the bytes of files. Importing this modu
 
 import asyncio
 import json
+import os
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -215,7 +216,7 @@ class Client:
 
     Args:
         url: of the service.
-        api_key: if the service asks for keys.
+        api_key: if the service asks for keys; default: the environment variable HASHSEEK_API_KEY.
         timeout: seconds that an answer may take.
         retries: how often a request is repeated while the service answers 429 or 503.
         http: sends the requests, instead of a new `httpx.Client`; for example one with certificates of your own.
@@ -376,7 +377,8 @@ def _read(call: _Call[T], response: httpx.Response, url: str) -> T:
 
 
 def _headers(api_key: str | None) -> dict[str, str]:
-    return {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    key = api_key or os.environ.get("HASHSEEK_API_KEY")
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def _model(model: type[M]) -> Callable[[bytes], M]:

@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, computed_field
-from pydantic.config import JsonDict
+from pydantic import BaseModel, computed_field
 
 if TYPE_CHECKING:  # these load torch, which a client does without
     from hashseek.indexing.catalog import StoredImage
@@ -82,42 +81,12 @@ class HitRecord(ImageSummary):
     relevance: float | None
 
 
-_HIT: JsonDict = {
-    "rank": 1,
-    "distance": 3,
-    "score": None,
-    "relevance": 0.91,
-    "id": 12,
-    "key": "shop/4711",
-    "path": "/photos/cat.jpg",
-    "labels": ["cat"],
-    "attributes": {"year": 2015},
-    "width": 640,
-    "height": 480,
-    "url": "/v1/images/12/file",
-}
-_ANSWER: JsonDict = {
-    "n_bits": 48,
-    "n_images": 4851,
-    "fingerprint": "c5bacad9dc53",
-    "encode_ms": 0,
-    "search_ms": 0.4,
-    "ranked_by": "hamming",
-    "is_exact": True,
-    "next_offset": 1,
-    "histogram": None,
-    "hits": [_HIT],
-}
-
-
 class SearchAnswer(BaseModel):
     """The answer to a search: best first, ties by ascending id. `ranked_by` is what orders the hits.
 
     `is_exact` is false where an approximate index or a lack of `oversample` may have missed a better one. `next_offset`
     is the `offset` of the next hits with the same k; null if there are no more. `histogram`: images at each distance.
     """
-
-    model_config = ConfigDict(json_schema_extra={"examples": [_ANSWER]})
 
     n_bits: int
     n_images: int
