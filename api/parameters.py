@@ -20,7 +20,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from hashseek.indexing.catalog.filters import FILTER_HELP, Filter, make_filter
-from hashseek.indexing.catalog.records import MAX_LABEL, MAX_LABELS
+from hashseek.indexing.catalog.records import MAX_KEY, MAX_LABEL, MAX_LABELS
 from hashseek.indexing.searcher import OVERSAMPLE, Rank, SearchOptions
 from hashseek.retrieval.errors import BadConfig, BadImage
 
@@ -60,11 +60,11 @@ class FilterParameters(NoParameters):
     """Which images."""
 
     label: list[Word] = Field(default=[], max_length=64, description=FILTER_HELP["all_labels"], examples=[["cat"]])
-    any_label: list[Word] = Field(default=[], max_length=1000, description=FILTER_HELP["any_labels"])
-    without: list[Word] = Field(default=[], max_length=1000, description=FILTER_HELP["no_labels"])
+    any_label: list[Word] = Field(default=[], max_length=64, description=FILTER_HELP["any_labels"])
+    without: list[Word] = Field(default=[], max_length=64, description=FILTER_HELP["no_labels"])
     where: list[Word] = Field(default=[], max_length=64, description=FILTER_HELP["where"], examples=[["year>=2015"]])
-    ids: list[int] = Field(default=[], alias="id", max_length=10_000, description=FILTER_HELP["ids"])
-    keys: list[Word] = Field(default=[], alias="key", max_length=10_000, description=FILTER_HELP["keys"])
+    ids: list[int] = Field(default=[], alias="id", max_length=1000, description=FILTER_HELP["ids"])
+    keys: list[Word] = Field(default=[], alias="key", max_length=1000, description=FILTER_HELP["keys"])
     added_after: Given[str] = Field(default=None, description=FILTER_HELP["added_after"], examples=["2026-01-31"])
     added_before: Given[str] = Field(default=None, description=FILTER_HELP["added_before"])
 
@@ -184,7 +184,9 @@ class SearchQuery(NoParameters):
     """What to search with: one of these."""
 
     image_id: Given[int] = Field(default=None, description="The id of a stored image.")
-    image_key: Given[str] = Field(default=None, min_length=1, description="The key of a stored image.")
+    image_key: Given[str] = Field(
+        default=None, min_length=1, max_length=MAX_KEY, description="The key of a stored image."
+    )
     code: Given[str] = Field(
         default=None,
         pattern="^([0-9a-fA-F]{2}){1,128}$",

@@ -84,7 +84,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"][1:]) or "the request"
+        name = ".".join(str(part) for part in first["loc"][1:]) or "body"
         if first["type"] == "missing":
             detail = f"the request has no {name}"
         elif first["type"] == "extra_forbidden":

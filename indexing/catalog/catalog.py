@@ -205,7 +205,7 @@ class Catalog:
             known = self.lookup.ids_by_key([key])
         found = self.get([known[key]])[0] if known else None
         if found is None:
-            raise UnknownImage(f"there is no image with the key {key!r} in the collection")
+            raise UnknownImage(f"there is no image with the key {key[:80]!r} in the collection")
         return found
 
     def page(self, *, after: int, limit: int) -> list[StoredImage]:
