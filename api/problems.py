@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match, Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hashseek.indexing.catalog import CatalogLocked, CatalogReplaced, DiskFull, SpaceRetired
@@ -33,6 +34,10 @@ class ReadOnly(HashseekError):
     """The service was started read-only."""
 
 
+class UnexpectedNumber(HashseekError):
+    """Other images than expected would have been deleted."""
+
+
 class FileGone(HashseekError):
     """An image is stored, but its file is gone."""
 
@@ -46,6 +51,7 @@ STATUS: dict[type[Exception], HTTPStatus] = {
     UnknownImage: HTTPStatus.NOT_FOUND,
     BadImage: HTTPStatus.UNPROCESSABLE_ENTITY,
     ForeignCodes: HTTPStatus.CONFLICT,
+    UnexpectedNumber: HTTPStatus.CONFLICT,
     CatalogLocked: HTTPStatus.SERVICE_UNAVAILABLE,
     CatalogReplaced: HTTPStatus.SERVICE_UNAVAILABLE,  # the service opens the new one
     SpaceRetired: HTTPStatus.SERVICE_UNAVAILABLE,
@@ -71,14 +77,14 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HashseekError)
     def ours(request: Request, error: HashseekError) -> JSONResponse:
         status = next(code for kind, code in STATUS.items() if isinstance(error, kind))
-        if isinstance(error, BadCollection):  # the client cannot fix it
+        if isinstance(error, BadCollection) and status >= HTTPStatus.INTERNAL_SERVER_ERROR:  # no client can fix it
             log.error("%s %s: %s", request.method, request.url.path, error)
         return problem(status, str(error), kind=f"urn:hashseek:{type(error).__name__}")
 
     @app.exception_handler(RequestValidationError)
     def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"][1:]) or "the request"
+        name = ".".join(str(part) for part in first["loc"][1:]) or "body"
         if first["type"] == "missing":
             detail = f"the request has no {name}"
         elif first["type"] == "extra_forbidden":
@@ -89,8 +95,13 @@ def install(app: FastAPI) -> None:
         return problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, kind="urn:hashseek:BadRequest")
 
     @app.exception_handler(HTTPException)
-    def http(_: Request, error: HTTPException) -> JSONResponse:
-        return problem(error.status_code, str(error.detail), headers=error.headers)
+    def http(request: Request, error: HTTPException) -> Response:
+        if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED:
+            return problem(error.status_code, str(error.detail), headers=error.headers)
+        headers = {"Allow": ", ".join(_methods(request))}  # of all routes of the path; Starlette knows one of them
+        if request.method == "OPTIONS":
+            return Response(status_code=HTTPStatus.NO_CONTENT, headers=headers)
+        return problem(error.status_code, f"this path takes {headers['Allow']}", headers=headers)
 
     @app.exception_handler(OSError)
     def system(request: Request, error: OSError) -> JSONResponse:
@@ -105,6 +116,18 @@ def install(app: FastAPI) -> None:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         detail = "internal error: see the log of the service"
         return problem(HTTPStatus.INTERNAL_SERVER_ERROR, detail)
+
+
+def _methods(request: Request) -> list[str]:
+    """The methods that the path of a request takes."""
+
+    def takes(method: str) -> bool:
+        scope = {**request.scope, "method": method, "root_path": ""}  # a mounted folder has set another
+        routes = [route for route in request.app.routes if method == "GET" or not isinstance(route, Mount)]
+        return any(route.matches(scope)[0] is Match.FULL for route in routes)
+
+    found = [method for method in ("GET", "POST", "PUT", "PATCH", "DELETE") if takes(method)]
+    return [*found, *(["HEAD"] if "GET" in found else []), "OPTIONS"]
 
 
 _HEADERS = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin"}
