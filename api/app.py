@@ -33,6 +33,7 @@ def create_app(settings: Settings) -> FastAPI:
         version=version("hashseek"),
         description="Image retrieval with deep hashing: finds the stored images most similar to a given one.",
         lifespan=lifespan,
+        generate_unique_id_function=lambda route: route.name,  # stable, for generated clients
         responses={
             code: {
                 "description": "An error, as problem JSON.",

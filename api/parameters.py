@@ -1,10 +1,9 @@
 """The parameters of requests: one pydantic model for each kind of query string and form. The routes use them.
 
-An unknown parameter is refused, since a filter with a misspelled name would let everything through. An empty value
-counts as not given: a browser sends one for every field that was not filled in.
+An unknown parameter is refused, since a filter with a misspelled name would let everything through.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from fastapi import UploadFile
 from pydantic import (
@@ -13,15 +12,35 @@ from pydantic import (
     ConfigDict,
     Field,
     FiniteFloat,
+    GetJsonSchemaHandler,
     Json,
     model_validator,
 )
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
-from hashseek.indexing.catalog.filters import FILTER_HELP, make_filter
+from hashseek.indexing.catalog.filters import FILTER_HELP, Filter, make_filter
+from hashseek.indexing.catalog.records import MAX_KEY, MAX_LABEL, MAX_LABELS
 from hashseek.indexing.searcher import OVERSAMPLE, Rank, SearchOptions
 from hashseek.retrieval.errors import BadConfig, BadImage
 
 DEFAULT_K = 10
+MAX_QUERIES = 64  # of one request
+MAX_FILES = 16  # that are one query together
+Word = Annotated[str, Field(min_length=1)]
+
+
+class _NotNull:
+    """Leaves null out of the schema of a field, since `NoParameters` refuses it."""
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        schema = handler(core)
+        [given] = (one for one in schema.pop("anyOf") if one != {"type": "null"})
+        return {**schema, **given}
+
+
+T = TypeVar("T")
+Given = Annotated[T | None, _NotNull()]  # None if it is not given
 
 
 class NoParameters(BaseModel):
@@ -31,38 +50,67 @@ class NoParameters(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_empty(cls, values: Any) -> Any:
-        if not isinstance(values, dict):  # a JSON body may be anything
-            return values
-        kept = {
-            name: [item for item in value if item != ""] if isinstance(value, list) else value
-            for name, value in values.items()
-        }
-        return {name: value for name, value in kept.items() if value not in ("", [])}
+    def _refuse_null(cls, values: Any) -> Any:
+        if isinstance(values, dict) and None in values.values():  # a JSON body may be anything
+            raise ValueError("null is not a value here: leave the field out")
+        return values
 
 
-class SearchParameters(NoParameters):
+class FilterParameters(NoParameters):
+    """Which images."""
+
+    label: list[Word] = Field(default=[], max_length=64, description=FILTER_HELP["all_labels"], examples=[["cat"]])
+    any_label: list[Word] = Field(default=[], max_length=64, description=FILTER_HELP["any_labels"])
+    without: list[Word] = Field(default=[], max_length=64, description=FILTER_HELP["no_labels"])
+    where: list[Word] = Field(default=[], max_length=64, description=FILTER_HELP["where"], examples=[["year>=2015"]])
+    ids: list[int] = Field(default=[], alias="id", max_length=1000, description=FILTER_HELP["ids"])
+    keys: list[Word] = Field(default=[], alias="key", max_length=1000, description=FILTER_HELP["keys"])
+    added_after: Given[str] = Field(default=None, description=FILTER_HELP["added_after"], examples=["2026-01-31"])
+    added_before: Given[str] = Field(default=None, description=FILTER_HELP["added_before"])
+
+    def among(self) -> Filter | None:
+        """The filter; None if every image passes.
+
+        Raises:
+            BadConfig: an invalid condition or time.
+        """
+        return make_filter(
+            all_labels=self.label,
+            any_labels=self.any_label,
+            no_labels=self.without,
+            where=self.where,
+            ids=self.ids,
+            keys=self.keys,
+            added_after=self.added_after,
+            added_before=self.added_before,
+        )
+
+
+class SearchParameters(FilterParameters):
     """How many images to find, within which distance, and among which images."""
 
-    k: int | None = Field(
+    k: Given[int] = Field(
         default=None,
         ge=1,
         description=f"Number of results; default {DEFAULT_K}, or the service's own limit if that is lower.",
     )
-    max_distance: int | None = Field(default=None, ge=0, description="Largest Hamming distance, in bits.")
-    min_precision: float | None = Field(
+    offset: int = Field(
+        default=0, ge=0, description="Leave out so many of the best results. k + offset is limited as k is."
+    )
+    max_distance: Given[int] = Field(default=None, ge=0, description="Largest Hamming distance, in bits.")
+    min_precision: Given[float] = Field(
         default=None,
         ge=0,
         le=1,
         description="Instead of max_distance: the largest radius within which this share of the images is expected to "
         "be relevant. The collection needs a calibration (`hashseek index calibrate`).",
     )
-    effort: int | None = Field(
+    effort: Given[int] = Field(
         default=None,
         description="For approximate indexes: how thoroughly to search. /v1/stats lists some values. An exact index "
         "takes none.",
     )
-    rank: Rank | None = Field(
+    rank: Given[Rank] = Field(
         default=None,
         description="What orders the hits: hamming (the distance), asymmetric (the query's outputs with the stored "
         "bits) or float (the cosine of features, which the collection must keep). Default: asymmetric for an uploaded "
@@ -74,46 +122,120 @@ class SearchParameters(NoParameters):
         le=100,
         description="asymmetric and float order the oversample x k nearest images by Hamming distance.",
     )
-    label: list[str] = Field(default=[], description=FILTER_HELP["all_labels"])
-    any_label: list[str] = Field(default=[], description=FILTER_HELP["any_labels"])
-    without: list[str] = Field(default=[], description=FILTER_HELP["no_labels"])
-    where: list[str] = Field(default=[], description=FILTER_HELP["where"])
-    ids: list[int] = Field(default=[], alias="id", description=FILTER_HELP["ids"])
-    keys: list[str] = Field(default=[], alias="key", description=FILTER_HELP["keys"])
-    added_after: str | None = Field(default=None, description=FILTER_HELP["added_after"])
-    added_before: str | None = Field(default=None, description=FILTER_HELP["added_before"])
+    include: list[Literal["histogram"]] = Field(
+        default=[],
+        max_length=1,
+        description="histogram: how many images that pass the filters have each Hamming distance from 0 to n_bits, "
+        "whatever max_distance is.",
+    )
 
-    def options(self, *, max_k: int) -> SearchOptions:
-        """The options of the search.
+    def options(self, *, max_k: int, n_queries: int = 1) -> SearchOptions:
+        """The options of the searches of one request.
 
         Raises:
-            BadConfig: more than `max_k` results, or an invalid filter.
+            BadConfig: they reach beyond `max_k` results, or have an invalid filter.
         """
-        if self.k is not None and self.k > max_k:
-            raise BadConfig(f"k is {self.k}, but this service returns at most {max_k:,} results")
-        among = make_filter(
-            all_labels=self.label,
-            any_labels=self.any_label,
-            no_labels=self.without,
-            where=self.where,
-            ids=self.ids,
-            keys=self.keys,
-            added_after=self.added_after,
-            added_before=self.added_before,
-        )
+        k = self.k or min(DEFAULT_K, max_k)
+        if (k + self.offset) * n_queries > max_k:
+            queries = f" for {n_queries} queries" if n_queries > 1 else ""
+            raise BadConfig(
+                f"k is {k} and offset {self.offset}{queries}, but this service returns at most the first {max_k:,} "
+                "results, those of all queries together"
+            )
         return SearchOptions(
-            k=self.k or min(DEFAULT_K, max_k),
+            k=k,
             max_distance=self.max_distance,
             min_precision=self.min_precision,
-            among=among,
+            among=self.among(),
             effort=self.effort,
             rank=self.rank,
             oversample=self.oversample,
+            offset=self.offset,
+            histogram="histogram" in self.include,
         )
 
 
-class WithImage(NoParameters):
-    """A form with an uploaded image."""
+def _read(upload: UploadFile) -> bytes:
+    data = upload.file.read()
+    if not data:
+        raise BadImage("the upload is empty (0 bytes)")
+    return data
+
+
+class SearchForm(SearchParameters):
+    """A search with uploaded images."""
+
+    image: list[UploadFile] = Field(
+        min_length=1,
+        max_length=MAX_FILES,
+        description="The image file; several are one query, the mean of their outputs.",
+    )
+
+    def contents(self) -> list[bytes]:
+        """The bytes of each image.
+
+        Raises:
+            BadImage: there are none.
+        """
+        return [_read(upload) for upload in self.image]
+
+
+class SearchQuery(NoParameters):
+    """What to search with: one of these."""
+
+    image_id: Given[int] = Field(default=None, description="The id of a stored image.")
+    image_key: Given[str] = Field(
+        default=None, min_length=1, max_length=MAX_KEY, description="The key of a stored image."
+    )
+    code: Given[str] = Field(
+        default=None,
+        pattern="^([0-9a-fA-F]{2}){1,128}$",
+        description="A code in hex, as /v1/encode gives it: bit j is bit j % 8 of byte j // 8.",
+    )
+    vector: Given[list[FiniteFloat]] = Field(
+        default=None, min_length=1, description="As many numbers as the vectors of the collection have."
+    )
+
+
+class SearchBody(SearchParameters, SearchQuery):
+    """A search with something stored, a code or a vector, or with several of these at once."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [{"required": [name]} for name in (*SearchQuery.model_fields, "queries")],
+            "examples": [
+                {"image_id": 12, "k": 5, "label": ["cat"]},
+                {"queries": [{"image_key": "shop/4711"}, {"code": "b1c47f3a0d22"}], "include": ["histogram"]},
+            ],
+        }
+    )
+
+    queries: Given[list[SearchQuery]] = Field(
+        default=None, min_length=1, max_length=MAX_QUERIES, description="Several queries; each is answered by itself."
+    )
+    fingerprint: Given[str] = Field(
+        default=None, description="Of the checkpoint of the codes; 409 if the collection has another."
+    )
+
+    @model_validator(mode="after")
+    def _check_queries(self) -> Self:
+        for query in (self, *(self.queries or ())):
+            given = query.model_fields_set & {*SearchQuery.model_fields, "queries"}
+            if len(given) != 1:
+                named = ", ".join(sorted(given)) or "nothing"
+                raise ValueError(f"a query is one of {', '.join(SearchQuery.model_fields)}, not {named}")
+        return self
+
+    @classmethod
+    def openapi(cls) -> dict[str, Any]:
+        """The schema without references, for a body that FastAPI does not know of."""
+        schema = cls.model_json_schema()
+        schema["properties"]["queries"]["items"] = schema.pop("$defs")["SearchQuery"]
+        return schema
+
+
+class EncodeForm(NoParameters):
+    """An image to encode."""
 
     image: UploadFile = Field(description="The image file.")
 
@@ -123,20 +245,15 @@ class WithImage(NoParameters):
         Raises:
             BadImage: there are none.
         """
-        data = self.image.file.read()
-        if not data:
-            raise BadImage("the upload is empty (0 bytes)")
-        return data
+        return _read(self.image)
 
 
-class SearchVector(SearchParameters):
-    """A search with a vector, sent as JSON."""
+class EncodeBody(NoParameters):
+    """A vector to encode."""
 
-    vector: list[FiniteFloat] = Field(description="As many numbers as the vectors of the collection have.")
-
-
-class SearchForm(SearchParameters, WithImage):
-    """A search with an uploaded image."""
+    vector: list[FiniteFloat] = Field(
+        min_length=1, description="As many numbers as the vectors of the collection have."
+    )
 
 
 def _split(values: list[str]) -> list[str]:
@@ -144,29 +261,47 @@ def _split(values: list[str]) -> list[str]:
     return list(dict.fromkeys(part for part in parts if part))
 
 
-class AddForm(WithImage):
+class AddForm(EncodeForm):
     """An image to store."""
 
     labels: Annotated[list[str], BeforeValidator(_split)] = Field(
-        default=[], description="Labels, separated by `;` or repeated."
+        default=[], description="Labels, separated by `;` or repeated.", examples=[["cat", "grey"]]
     )
-    key: str | None = Field(default=None, description="Your own name for the image, 1 to 512 characters.")
+    key: Given[str] = Field(
+        default=None, description="Your own name for the image, 1 to 512 characters.", examples=["shop/4711"]
+    )
     attributes: Json[dict[str, Any]] = Field(
-        default={}, description="A JSON object of at most 16 KiB, for filters to use."
+        default={}, description="A JSON object of at most 16 KiB, for filters to use.", examples=['{"year": 2015}']
     )
 
 
-class PageParameters(NoParameters):
+class ImageChanges(NoParameters):
+    """What replaces the labels or attributes of an image; what is not given stays."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"labels": ["cat"], "attributes": {"year": 2015}}]})
+
+    labels: Given[list[Annotated[str, Field(min_length=1, max_length=MAX_LABEL)]]] = Field(
+        default=None, max_length=MAX_LABELS, description="All labels that it has from now on."
+    )
+    attributes: Given[dict[str, Any]] = Field(default=None, description="All attributes that it has from now on.")
+
+
+class DeleteParameters(FilterParameters):
+    """Which images to delete."""
+
+    expected: int = Field(ge=1, description="How many images pass the filters. If others do, nothing is deleted (409).")
+
+
+class PageParameters(FilterParameters):
     """Which stored images to list."""
 
     after: int = Field(default=0, ge=0, le=2**63 - 1, description="Only ids above this one.")
-    limit: int = Field(default=24, ge=1, le=1000)
-    label: str | None = Field(default=None, description="Only images with this label.")
+    limit: int = Field(default=24, ge=1, le=1000, description="Number of images.")
 
 
 class FileParameters(NoParameters):
     """How to return an image file."""
 
-    size: int | None = Field(
+    size: Given[int] = Field(
         default=None, ge=16, le=1024, description="Return a thumbnail whose longer side has this many pixels."
     )

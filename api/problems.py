@@ -32,6 +32,10 @@ class ReadOnly(HashseekError):
     """The service was started read-only."""
 
 
+class UnexpectedNumber(HashseekError):
+    """Other images than expected would have been deleted."""
+
+
 class FileGone(HashseekError):
     """An image is stored, but its file is gone."""
 
@@ -45,6 +49,7 @@ STATUS: dict[type[Exception], HTTPStatus] = {
     UnknownImage: HTTPStatus.NOT_FOUND,
     BadImage: HTTPStatus.UNPROCESSABLE_ENTITY,
     ForeignCodes: HTTPStatus.CONFLICT,
+    UnexpectedNumber: HTTPStatus.CONFLICT,
     CatalogLocked: HTTPStatus.SERVICE_UNAVAILABLE,
     CatalogReplaced: HTTPStatus.SERVICE_UNAVAILABLE,  # the service opens the new one
     SpaceRetired: HTTPStatus.SERVICE_UNAVAILABLE,
@@ -70,7 +75,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HashseekError)
     def ours(request: Request, error: HashseekError) -> JSONResponse:
         status = next(code for kind, code in STATUS.items() if isinstance(error, kind))
-        if isinstance(error, BadCollection):  # the client cannot fix it
+        if isinstance(error, BadCollection) and status >= HTTPStatus.INTERNAL_SERVER_ERROR:  # no client can fix it
             log.error("%s %s: %s", request.method, request.url.path, error)
         folder = request.app.state.service.settings.collection.absolute()  # clients need not know where it is
         detail = str(error).replace(f"{folder}/", "").replace(str(folder), folder.name)
@@ -79,7 +84,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"][1:]) or "the request"
+        name = ".".join(str(part) for part in first["loc"][1:]) or "body"
         if first["type"] == "missing":
             detail = f"the request has no {name}"
         elif first["type"] == "extra_forbidden":

@@ -1,11 +1,17 @@
-"""What the service answers."""
+"""What the service answers. The client reads the same."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, computed_field
 
-from hashseek.indexing.catalog import Change, StoredImage
-from hashseek.indexing.searcher import Answer, Rank
+if TYPE_CHECKING:  # these load torch, which a client does without
+    from hashseek.indexing.catalog import StoredImage
+    from hashseek.indexing.searcher import Hit
+
+
+def url_of(image_id: int) -> str:
+    """Where this service has the file of an image."""
+    return f"/v1/images/{image_id}/file"
 
 
 def shown_path(path: str) -> str:
@@ -28,7 +34,7 @@ class ImageSummary(BaseModel):
     @property
     def url(self) -> str | None:
         """Where this service has the file; null for a vector, which has none."""
-        return f"/v1/images/{self.id}/file" if self.path else None
+        return url_of(self.id) if self.path else None
 
 
 class ImageRecord(ImageSummary):
@@ -41,7 +47,7 @@ class ImageRecord(ImageSummary):
     changed_at: str
 
     @classmethod
-    def of(cls, stored: StoredImage, **more: Any) -> Self:
+    def of(cls, stored: "StoredImage", **more: Any) -> Self:
         """The record of the catalog; `more` for fields that it does not have."""
         return cls(**vars(stored), **more)
 
@@ -50,13 +56,20 @@ class AddedImage(ImageRecord):
     """A stored image, and whether the request added it, updated it, or found it stored already ("known")."""
 
     created: bool
-    change: Change
+    change: Literal["added", "updated", "known"]
+
+
+class Removed(BaseModel):
+    """How many images were deleted."""
+
+    removed: int
 
 
 class ImagePage(BaseModel):
-    """Some stored images; `next` is the `after` of the next page, if there is one."""
+    """Some of the stored images that pass the filters, `total` in all; `next` is the `after` of the next page."""
 
     images: list[ImageRecord]
+    total: int
     next: int | None
 
 
@@ -74,28 +87,56 @@ class HitRecord(ImageSummary):
 
 
 class SearchAnswer(BaseModel):
-    """The answer to a search: best first, ties by ascending id. `ranked_by` is what orders the hits."""
+    """The answer to a search: best first, ties by ascending id. `ranked_by` is what orders the hits.
+
+    `is_exact` is false where an approximate index or a lack of `oversample` may have missed a better one. `next_offset`
+    is the `offset` of the next hits with the same k; null if there are no more. `histogram`: images at each distance.
+    """
 
     n_bits: int
     n_images: int
     fingerprint: str
     encode_ms: float
     search_ms: float
-    ranked_by: Rank
+    ranked_by: Literal["hamming", "asymmetric", "float"]
+    is_exact: bool
+    next_offset: int | None
+    histogram: list[int] | None
     hits: list[HitRecord]
 
-    @classmethod
-    def of(cls, answer: Answer, *, n_bits: int, n_images: int, fingerprint: str) -> Self:
-        """The answer of the searcher, with what it says of the collection."""
-        return cls(
-            n_bits=n_bits,
-            n_images=n_images,
-            fingerprint=fingerprint,
-            encode_ms=round(answer.encode_ms, 3),
-            search_ms=round(answer.search_ms, 3),
-            ranked_by=answer.rank,
-            hits=[HitRecord(**{**vars(hit.image), **vars(hit)}) for hit in answer.hits],
-        )
+
+class SearchAnswers(BaseModel):
+    """The answers to several queries, in their order."""
+
+    answers: list[SearchAnswer]
+
+
+class Encoded(BaseModel):
+    """A code in hex: bit j is bit j % 8 of byte j // 8. Only codes of the same fingerprint can be compared."""
+
+    code: str
+    n_bits: int
+    fingerprint: str
+    encode_ms: float
+
+
+def hit_content(hit: "Hit") -> dict[str, Any]:
+    """The content of a `HitRecord`."""
+    image = hit.image
+    return {
+        "id": image.id,
+        "key": image.key,
+        "path": shown_path(image.path),
+        "labels": image.labels,
+        "attributes": image.attributes,
+        "width": image.width,
+        "height": image.height,
+        "rank": hit.rank,
+        "distance": hit.distance,
+        "score": hit.score,
+        "relevance": hit.relevance,
+        "url": url_of(image.id) if image.path else None,
+    }
 
 
 class Stats(BaseModel):

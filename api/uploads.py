@@ -22,9 +22,17 @@ SUFFIX = {
 
 
 def store_upload(
-    searcher: Searcher, data: bytes, *, labels: tuple[str, ...], key: str | None, attributes: Mapping[str, Any]
+    searcher: Searcher,
+    data: bytes,
+    *,
+    filename: str,
+    labels: tuple[str, ...],
+    key: str | None,
+    attributes: Mapping[str, Any],
 ) -> tuple[StoredImage, Change]:
     """Store an uploaded image. Returns its record, and whether it was added, updated or known already.
+
+    The file's name becomes the attribute `filename`, where attributes are stored; the file itself is named by its hash.
 
     Raises:
         BadImage: it cannot be decoded; nothing is stored.
@@ -41,9 +49,11 @@ def store_upload(
             return stored, "known"
         image: StoredImage | LoadedFile = stored  # one content has one code, whatever the engine is now
     else:
-        image = searcher.load(data, name="the upload")
-        [code], [feature] = encoder.encode_with_features(image.pixels[None])
-        encoded = StoredCode(code, encoder.engine, feature)
+        image, query = searcher.encode_file(data, name="the upload")
+        encoded = StoredCode(query.code, encoder.engine, query.feature)
+    keeps_attributes = not attributes and key is not None and collection.catalog.lookup.ids_by_key([key])
+    if (name := _base_name(filename)) and not keeps_attributes:
+        attributes = {"filename": name, **attributes}
     new = NewImage(
         path="",
         sha256=sha256,
@@ -58,3 +68,9 @@ def store_upload(
     )
     image_id, change = collection.add_with_file(new, data, suffix=SUFFIX.get(image.media_type, ""))
     return collection.catalog.one(image_id), change
+
+
+def _base_name(filename: str) -> str:
+    """A file's name without folders and without characters that cannot be shown, at most 255 characters."""
+    name = filename.replace("\\", "/").rpartition("/")[2]
+    return "".join(filter(str.isprintable, name))[-255:]

@@ -25,16 +25,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hashseek.retrieval.checkpoint import Checkpoint, Header, load_checkpoint
+from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.codes import pack
 from hashseek.retrieval.devices import n_cores
-from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.hash_layers import METHODS, fit_hash_layer, normalized
-from hashseek.retrieval.images import Pixels
 from hashseek.retrieval.metrics import average_precision, average_precision_of_ranking, gains_of, histograms
 from hashseek.retrieval.models.backbones import default_preprocessing
 from hashseek.training.config import Config, load_config
+from hashseek.training.data.cached_features import engine_for, features_of
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.data.splits import Split, Splits
 from hashseek.training.data.training_images import Images
@@ -81,22 +80,13 @@ def load(config: Config) -> Data:
     default = default_preprocessing(config.model.backbone, weights=config.model.weights)
     assert default is not None  # the backbone is one for images
     model, preprocessing = initial_model(config), config.model.preprocessing(default)
-    header = Header(config.model.backbone, config.model.n_bits, preprocessing, (), fingerprint="")
-    encoder = Encoder(Checkpoint(model, header), device="cpu")
-    print(f"features: {encoder.engine}")
+    engine = engine_for(model, preprocessing)
+    print(f"features: {engine.name}")
 
     def features(split: Split) -> Rows:
         images = Images(split, preprocessing, cache="none")
-
-        def pixels(row: int) -> tuple[None, Pixels]:
-            return None, images.pixels(row)
-
         with Progress().task("features", len(images)) as advance:
-            rows = []
-            for _, row in encoder.stream(range(len(images)), pixels, encoder.features):
-                rows.append(row)
-                advance(1)
-        return np.array(rows)
+            return features_of(model, images, engine=engine, advance=advance)
 
     return Data(splits, *(features(split) for split in (splits.train, splits.query, splits.database)))
 

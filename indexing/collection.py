@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hashseek.indexing.catalog import Catalog, Change, Finding, FindingKind, NewImage, StoredImage, create_catalog
 from hashseek.indexing.catalog.filters import Chosen, Filter
@@ -92,6 +93,11 @@ class Collection:
     def kind(self) -> str:
         """The kind of its index, see `CollectionIndex.kind`."""
         return self.index.kind
+
+    @property
+    def finds_all(self) -> bool:
+        """Whether searches without a filter or a largest distance are exact, too."""
+        return self.index.current().kind not in APPROXIMATE
 
     def __len__(self) -> int:
         return len(self.index.current())
@@ -253,6 +259,20 @@ class Collection:
             inside = np.isin(ids, of_segment)
             codes[inside] = segment.index.codes_of(ids[inside])
         return distances, ids, codes
+
+    def histogram(self, query_code: Codes, *, among: Ids | Filter | None = None) -> NDArray[np.int64]:
+        """How many images have each Hamming distance 0 to K from a packed code (1, code_size): counts (K + 1,).
+
+        Exact in every kind of index: every code is compared.
+
+        Raises:
+            BadConfig: an invalid filter.
+        """
+        view = self.index.current()
+        chosen = self._subsets(view, among)
+        parts = zip((view.built, view.fresh), chosen, strict=True)
+        built, fresh = (segment.index.histogram(query_code, among=subset) for segment, subset in parts)
+        return built + fresh
 
     def _view_for(self, effort: int | None) -> View:
         """What searches with this effort see.

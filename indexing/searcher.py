@@ -22,7 +22,7 @@ from hashseek.indexing.catalog.records import StoredCode
 from hashseek.indexing.collection import Collection, check_checkpoint
 from hashseek.indexing.index.hamming_index import Distances, HammingIndex, Ids, build_index
 from hashseek.retrieval.checkpoint import load_checkpoint
-from hashseek.retrieval.codes import Codes, pack, unpack
+from hashseek.retrieval.codes import Codes, check_codes, pack, unpack
 from hashseek.retrieval.devices import EncoderOptions
 from hashseek.retrieval.errors import BadConfig, ForeignCodes, UnknownImage
 from hashseek.retrieval.images import Pixels, decode_for, memory_to_decode
@@ -57,7 +57,10 @@ class SearchOptions:
             with the stored bits. "float": by the cosine of the features, which the collection has to keep. None:
             "asymmetric" for an image, "hamming" for a stored one, whose outputs are not known.
         oversample: "asymmetric" and "float" order the `oversample` x k nearest images by Hamming distance, and all
-            others at the distance of the last. If these are all images, the order is exact.
+            others at the distance of the last. If these are all images, the order is exact. Behind them come the next
+            `oversample` x k, so that the pages of a search with one k neither overlap nor leave anything out.
+        offset: leave out so many of the best hits.
+        histogram: also count the images that pass the filter at each Hamming distance.
 
     Raises:
         BadConfig: a value is outside its limits, or both `max_distance` and `min_precision` are given.
@@ -70,6 +73,8 @@ class SearchOptions:
     effort: int | None = None
     rank: Rank | None = None
     oversample: int = OVERSAMPLE
+    offset: int = 0
+    histogram: bool = False
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -85,6 +90,8 @@ class SearchOptions:
             raise BadConfig(f"there is no ranking {self.rank!r}: use one of {', '.join(RANKS)}")
         if self.oversample < 1:
             raise BadConfig(f"oversample is a factor of k and must be at least 1, not {self.oversample}")
+        if self.offset < 0:
+            raise BadConfig(f"offset counts results and must be at least 0, not {self.offset}")
 
 
 @dataclass(frozen=True)
@@ -148,12 +155,33 @@ class Hit:
 
 @dataclass(frozen=True)
 class Answer:
-    """The hits of one query, how long encoding and searching took (milliseconds), and what orders the hits."""
+    """The hits of one query.
+
+    Args:
+        hits: best first.
+        encode_ms, search_ms: how long encoding and searching took (milliseconds).
+        rank: what orders the hits.
+        is_exact: nothing better was missed, neither by an approximate index nor for lack of `oversample`.
+        is_full: k images were found, so there may be more behind them.
+        histogram: (K + 1,) images that pass the filter at each Hamming distance; None unless asked for.
+    """
 
     hits: tuple[Hit, ...]
     encode_ms: float
     search_ms: float
     rank: Rank
+    is_exact: bool = True
+    is_full: bool = False
+    histogram: NDArray[np.int64] | None = None
+
+
+class Ranked(NamedTuple):
+    """Hits without their records. `scores` are None if distances order them; for `is_exact`, see `Answer`."""
+
+    distances: Distances
+    ids: Ids
+    scores: Sequence[float | None]
+    is_exact: bool
 
 
 class LoadedFile(NamedTuple):
@@ -244,8 +272,8 @@ class Searcher:
         self.encoder.header.vector_width()
         return cast("VectorEncoder", self.encoder)
 
-    def load(self, data: bytes, *, name: str = "the image") -> LoadedFile:
-        """Decode and preprocess an image exactly as `index add` does, so that a stored one is found at distance 0.
+    def encode_file(self, data: bytes, *, name: str = "the image") -> tuple[LoadedFile, Query]:
+        """Decode, preprocess and encode an image exactly as `index add` does, so that a stored one is at distance 0.
 
         Raises:
             BadImage: it is not a usable image.
@@ -254,7 +282,8 @@ class Searcher:
         preprocessing = self.image_encoder.preprocessing
         with self.memory.hold(memory_to_decode(data, at_least=preprocessing.shorter_side)):
             picture, pixels = decode_for(data, preprocessing, name=name)
-            return LoadedFile(pixels, picture.width, picture.height, picture.media_type)
+        [query] = _queries(*self.image_encoder.features_and_outputs(pixels[None]))
+        return LoadedFile(pixels, picture.width, picture.height, picture.media_type), query
 
     def rank(
         self, query_codes: Codes, *, k: int, max_distance: int | None = None, effort: int | None = None
@@ -289,14 +318,49 @@ class Searcher:
         """
         self.encoder.header.image_preprocessing()
         rank = self.check(options)
-        stored = self.collection.catalog.lookup.code_by_hash(hashlib.sha256(data).hexdigest())
+        stored = self._stored_code(data)
         if stored is not None and rank != "asymmetric":
             return self.answer(Query(stored.code, feature=stored.feature), replace(options, rank=rank))
-        pixels = self.load(data, name=name).pixels
         started = time.perf_counter()
-        [query] = _queries(*self.image_encoder.features_and_outputs(pixels[None]))
-        encode_ms = 1000 * (time.perf_counter() - started)
-        return self.answer(_with_stored_code(query, stored), options, encode_ms)
+        query = _with_stored_code(self.encode_file(data, name=name)[1], stored)
+        return self.answer(query, options, 1000 * (time.perf_counter() - started))
+
+    def search_files(self, files: Sequence[bytes], options: SearchOptions, *, name: str = "the image") -> Answer:
+        """The hits of several image files together: of the mean of their outputs, and of their features.
+
+        Raises:
+            BadConfig, BadImage, BadCheckpoint: as `search_file`.
+        """
+        if len(files) == 1:
+            return self.search_file(files[0], options, name=name)
+        self.check(options)
+        started = time.perf_counter()
+        queries = [self.query_of(data, name=f"{name} (number {number})") for number, data in enumerate(files, start=1)]
+        outputs = np.stack([query.outputs for query in queries if query.outputs is not None])
+        features = np.stack([query.feature for query in queries if query.feature is not None]).astype(np.float32)
+        [query] = _queries(features.mean(axis=0, keepdims=True), outputs.mean(axis=0, keepdims=True))
+        return self.answer(query, options, 1000 * (time.perf_counter() - started))
+
+    def query_of(self, data: bytes, *, name: str = "the image") -> Query:
+        """Code, outputs and feature of an image file. If that content is stored, the code is the stored one.
+
+        Raises:
+            BadImage, BadCheckpoint: as `encode_file`.
+        """
+        return _with_stored_code(self.encode_file(data, name=name)[1], self._stored_code(data))
+
+    def _stored_code(self, data: bytes) -> StoredCode | None:
+        return self.collection.catalog.lookup.code_by_hash(hashlib.sha256(data).hexdigest())
+
+    def search_code(self, code: NDArray[np.uint8], options: SearchOptions) -> Answer:
+        """The hits of a packed code (code_size,) of this collection's checkpoint.
+
+        Raises:
+            BadConfig: as `search`; or a ranking that needs more than the code.
+            BadCodes: the code has another length, or a bit beyond it is set.
+        """
+        check_codes(code[None], self.codes.n_bits)
+        return self.answer(Query(code), options)
 
     def search_vectors(self, vectors: Vectors, options: SearchOptions) -> list[Answer]:
         """The hits of each of the vectors (Q, D). A vector that is stored is searched with its stored code.
@@ -308,14 +372,19 @@ class Searcher:
         """
         self.check(options)
         started = time.perf_counter()
-        queries = _queries(*self.vector_encoder.features_and_outputs(vectors))
+        queries = self.queries_of(vectors)
         encode_ms = 1000 * (time.perf_counter() - started) / len(vectors)
-        look_up = self.collection.catalog.lookup.code_by_hash
-        stored = [look_up(hashlib.sha256(row.tobytes()).hexdigest()) for row in as_float32(vectors)]
-        return [
-            self.answer(_with_stored_code(query, known), options, encode_ms)
-            for query, known in zip(queries, stored, strict=True)
-        ]
+        return [self.answer(query, options, encode_ms) for query in queries]
+
+    def queries_of(self, vectors: Vectors) -> list[Query]:
+        """Code, outputs and feature of each of the vectors (Q, D). A vector that is stored has its stored code.
+
+        Raises:
+            BadDataset, BadCheckpoint: as `search_vectors`.
+        """
+        queries = _queries(*self.vector_encoder.features_and_outputs(vectors))
+        stored = [self._stored_code(row.tobytes()) for row in as_float32(vectors)]
+        return [_with_stored_code(query, known) for query, known in zip(queries, stored, strict=True)]
 
     def similar(self, image_id: int, options: SearchOptions) -> Answer:
         """The hits of a stored image. It is among them itself if it passes the filter.
@@ -352,38 +421,52 @@ class Searcher:
         """
         started = time.perf_counter()
         rank = self.check(options, stored=query.outputs is None)
-        distances, ids, scores = self._ranked(query, rank, options)
+        if rank == "float" and query.feature is None:
+            raise BadConfig("the ranking float compares features, which a code does not have: rank by hamming")
+        distances, ids, scores, is_exact = self._ranked(query, rank, options)
         records = self.collection.catalog.get(ids.tolist())
         stored = stored_calibration(self.collection.catalog) if len(ids) else None
         hits: list[Hit] = []
         for distance, score, record in zip(distances.tolist(), scores, records, strict=True):
             if record is not None:  # it may have been removed since it was ranked
                 relevance = None if stored is None else stored.calibration.at_distance[distance]
-                hits.append(Hit(len(hits) + 1, distance, record, relevance, score))
-        return Answer(tuple(hits), encode_ms, 1000 * (time.perf_counter() - started), rank)
+                hits.append(Hit(options.offset + len(hits) + 1, distance, record, relevance, score))
+        counts = self.collection.histogram(query.code[None], among=options.among) if options.histogram else None
+        search_ms = 1000 * (time.perf_counter() - started)
+        return Answer(tuple(hits), encode_ms, search_ms, rank, is_exact, len(ids) == options.k, counts)
 
-    def _ranked(
-        self, query: Query, rank: Rank, options: SearchOptions
-    ) -> tuple[Distances, Ids, Sequence[float | None]]:
-        """(distances, ids, scores) of the hits; scores are None if distances order them."""
-        code, k, among, effort = query.code[None], options.k, options.among, options.effort
-        max_distance = self._max_distance(options)
+    def _ranked(self, query: Query, rank: Rank, options: SearchOptions) -> Ranked:
+        code, k, offset = query.code[None], options.k, options.offset
+        max_distance, among, effort = self._max_distance(options), options.among, options.effort
+        is_exact = among is not None or max_distance is not None or self.collection.finds_all
         if rank == "hamming":
             [(distances, ids)] = self.collection.search(
-                code, k=k, max_distance=max_distance, among=among, effort=effort
+                code, k=offset + k, max_distance=max_distance, among=among, effort=effort
             )
-            return distances, ids, [None] * len(ids)
+            return Ranked(distances[offset:], ids[offset:], [None] * len(ids[offset:]), is_exact)
+        size = options.oversample * k
+        n = offset + k + size if offset else size
         distances, ids, codes = self.collection.candidates(
-            code, n=options.oversample * k, max_distance=max_distance, among=among, effort=effort
+            code, n=n, max_distance=max_distance, among=among, effort=effort
         )
+        rows, scores = [np.zeros(0, np.int64)], [np.zeros(0)]
+        for start, stop in _blocks(distances, size):
+            if start < offset + k and stop > offset:
+                block = slice(start, stop)
+                of_block = self._scores(query, rank, codes[block], ids[block])
+                chosen = best(of_block, ids[block], offset + k - start)[max(offset - start, 0) :]
+                rows.append(start + chosen)
+                scores.append(of_block[chosen])
+        at = np.concatenate(rows)
+        return Ranked(distances[at], ids[at], np.concatenate(scores).tolist(), is_exact and len(ids) < min(n, size + 1))
+
+    def _scores(self, query: Query, rank: Rank, codes: Codes, ids: Ids) -> NDArray[np.float64]:
+        """Scores (N,) of images with these codes and ids; a higher score is nearer."""
         if rank == "asymmetric":
             assert query.outputs is not None
-            scores = asymmetric_scores(codes, query.outputs)
-        else:
-            assert query.feature is not None
-            scores = self._cosines(query.feature, ids)
-        first = best(scores, ids, k)
-        return distances[first], ids[first], scores[first].tolist()
+            return asymmetric_scores(codes, query.outputs)
+        assert query.feature is not None
+        return self._cosines(query.feature, ids)
 
     def _cosines(self, feature: Features, ids: Ids) -> NDArray[np.float64]:
         """Cosines (N,) of a feature (D,) with those of stored images; the lowest for one that was removed meanwhile."""
@@ -410,6 +493,16 @@ class Searcher:
         if not isinstance(self.codes, Collection):
             raise TypeError("codes in memory have no records: search them with rank()")
         return self.codes
+
+
+def _blocks(distances: Distances, size: int) -> Iterator[tuple[int, int]]:
+    """(start, stop) of blocks of candidates: at least `size`, and all others at the distance of the last of them."""
+    start = 0
+    while start < len(distances):
+        last = distances[min(start + size, len(distances)) - 1]
+        stop = int(distances.searchsorted(last, "right"))
+        yield start, stop
+        start = stop
 
 
 def _queries(features: NDArray[np.float32], outputs: NDArray[np.float32]) -> list[Query]:

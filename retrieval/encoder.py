@@ -90,7 +90,8 @@ class Encoder(_WithHeader):
         batch_size: images per network pass; None: what suits the engine.
 
     Attributes:
-        engine: engine, device and precision in one string, such as "torch cpu bfloat16 folded".
+        backbone: the engine that runs it.
+        engine: its library, device and precision in one string, such as "torch cpu bfloat16 folded".
         device, dtype: where and in which type the backbone runs.
 
     Raises:
@@ -111,7 +112,7 @@ class Encoder(_WithHeader):
         self.preprocessing = checkpoint.header.image_preprocessing()
         self.n_features = checkpoint.model.n_features
         backbone = checkpoint.model.backbone.eval()
-        self._engine = build_engine(
+        self.backbone = build_engine(
             engine,
             backbone,
             self.preprocessing,
@@ -119,8 +120,8 @@ class Encoder(_WithHeader):
             precision=precision,
             backbone=checkpoint.model.backbone_name,
         )
-        self.batch_size = batch_size or self._engine.batch_size
-        self.engine, self.device, self.dtype = self._engine.name, self._engine.device, self._engine.dtype
+        self.batch_size = batch_size or self.backbone.batch_size
+        self.engine, self.device, self.dtype = self.backbone.name, self.backbone.device, self.backbone.dtype
         self.head = checkpoint.model.head.to(self.device).eval()
 
     def features(self, pixels: Pixels) -> NDArray[np.float32]:
@@ -130,7 +131,7 @@ class Encoder(_WithHeader):
 
     def _features(self, pixels: Pixels) -> NDArray[np.float32]:
         starts = range(0, len(pixels), self.batch_size)
-        rows = [self._engine(pixels[i : i + self.batch_size]) for i in starts]
+        rows = [self.backbone(pixels[i : i + self.batch_size]) for i in starts]
         return np.concatenate(rows) if rows else np.zeros((0, self.n_features), np.float32)
 
     def outputs(self, pixels: Pixels) -> NDArray[np.float32]:

@@ -4,11 +4,11 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes | memoryview) -> None:
     """Write `content` to `path` through a temporary file beside it, fsynced and renamed.
 
     Raises:
@@ -69,6 +69,29 @@ def locked(folder: Path, *, shared: bool = False) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def mark_used(file: Path) -> None:
+    """Set the modification time of a cached file, so that `delete_oldest` keeps it."""
+    with suppress(OSError):  # another user's, or a read-only disk
+        os.utime(file)
+
+
+def delete_oldest(folder: Path, pattern: str, *, keep: int) -> None:
+    """Delete files of a cache until the rest, the most recently used ones, have at most `keep` bytes.
+
+    Raises:
+        OSError: a file cannot be deleted.
+    """
+    files = {}
+    for file in folder.glob(pattern):
+        with suppress(FileNotFoundError):  # another process deletes too
+            files[file] = file.stat()
+    n_bytes = 0
+    for file, status in sorted(files.items(), key=lambda item: -item[1].st_mtime_ns):
+        n_bytes += status.st_size
+        if n_bytes > keep:
+            file.unlink(missing_ok=True)
 
 
 def cache_folder() -> Path:

@@ -22,6 +22,14 @@ from support.pictures import N_PICTURES, draw, labels_of
 torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_session(tmp_path_factory) -> Iterator[None]:
+    """A cache for all tests of this process, instead of the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HASHSEEK_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
 def own_cache(tmp_path, monkeypatch) -> Path:
     """A cache of this test's own."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hashseek.retrieval.errors import HashseekError
 
 if TYPE_CHECKING:
+    from hashseek.api.client import AsyncClient, Client, ServiceError
     from hashseek.indexing.catalog.filters import make_filter
     from hashseek.indexing.searcher import Hit
     from hashseek.interface import (
@@ -33,10 +34,13 @@ if TYPE_CHECKING:
     from hashseek.training.losses import build_loss
 
 __all__ = [
+    "AsyncClient",
+    "Client",
     "Encoder",
     "HashseekError",
     "Hit",
     "ImageCollection",
+    "ServiceError",
     "build_loss",
     "create_collection",
     "create_vector_collection",
@@ -49,6 +53,9 @@ __all__ = [
 ]
 
 _ELSEWHERE = {
+    "AsyncClient": "hashseek.api.client",
+    "Client": "hashseek.api.client",
+    "ServiceError": "hashseek.api.client",
     "Encoder": "hashseek.retrieval.encoder",
     "Hit": "hashseek.indexing.searcher",
     "build_loss": "hashseek.training.losses",

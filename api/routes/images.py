@@ -1,20 +1,20 @@
-"""Stored images: list them, get records and files, add, delete."""
+"""Stored images: list them, get records and files, add, change, delete."""
 
 import io
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response, status
 from fastapi.responses import FileResponse
 
 from hashseek.api.dependencies import MULTIPART, NoQueryDep, SearcherDep, WritableDep
-from hashseek.api.parameters import AddForm, FileParameters, PageParameters
-from hashseek.api.problems import FileGone
-from hashseek.api.schemas import AddedImage, ImagePage, ImageRecord, shown_path
+from hashseek.api.parameters import AddForm, DeleteParameters, FileParameters, ImageChanges, PageParameters
+from hashseek.api.problems import FileGone, UnexpectedNumber
+from hashseek.api.schemas import AddedImage, ImagePage, ImageRecord, Removed, shown_path
 from hashseek.api.uploads import store_upload
 from hashseek.indexing.ingest.uris import is_there, open_uri
-from hashseek.retrieval.errors import BadImage, UnknownImage
+from hashseek.retrieval.errors import BadConfig, BadImage, UnknownImage
 from hashseek.retrieval.images import decode, memory_to_decode
 
 # First bytes of the image formats that are read. A path that once led to an image may lead to a secret today.
@@ -22,39 +22,80 @@ _SIGNATURES = re.compile(
     rb"\xff\xd8\xff|\x89PNG|GIF8|BM|II[*+]\0|II\0\*|MM\0[*+]|MM\*\0|RIFF.{4}WEBP|.{4}ftyp", re.DOTALL
 )
 
+_FILE: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The file.", "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}}},
+    304: {"description": "The client has it already."},
+}
+
 router = APIRouter(prefix="/v1/images", tags=["images"])
 
 
 @router.get("")
-def page(searcher: SearcherDep, parameters: Annotated[PageParameters, Query()]) -> ImagePage:
-    """Stored images by ascending id."""
-    limit = parameters.limit
-    found = searcher.collection.catalog.page(after=parameters.after, limit=limit + 1, label=parameters.label)
+def list_images(searcher: SearcherDep, parameters: Annotated[PageParameters, Query()]) -> ImagePage:
+    """Stored images that pass the filters, by ascending id."""
+    catalog, limit, among = searcher.collection.catalog, parameters.limit, parameters.among()
+    if among is None:
+        found, total = catalog.page(after=parameters.after, limit=limit + 1), len(searcher.collection)
+    else:
+        ids = catalog.ids_where(among)
+        following = ids[ids > parameters.after][: limit + 1]
+        found, total = [one for one in catalog.get(following.tolist()) if one is not None], len(ids)
     images = [ImageRecord.of(stored) for stored in found[:limit]]
-    return ImagePage(images=images, next=images[-1].id if len(found) > limit else None)
+    return ImagePage(images=images, total=total, next=images[-1].id if len(found) > limit else None)
+
+
+@router.delete("", dependencies=[WritableDep])
+def delete_images(searcher: SearcherDep, parameters: Annotated[DeleteParameters, Query()]) -> Removed:
+    """Delete all images that pass the filters, at least one of which is needed, if their number is the expected one.
+
+    `GET /v1/images` with the same filters gives it as `total`. Files outside the collection's folder are kept.
+    """
+    among = parameters.among()
+    if among is None:
+        raise BadConfig("nothing was deleted: name at least one filter, such as label")
+    ids = searcher.collection.catalog.ids_where(among).tolist()
+    if len(ids) != parameters.expected:
+        raise UnexpectedNumber(
+            f"nothing was deleted: {len(ids):,} images pass the filters, not {parameters.expected:,}"
+        )
+    searcher.collection.remove(ids, missing_ok=True)
+    return Removed(removed=len(ids))
 
 
 # Before the routes with an id, which would take "by-key" for one.
 @router.get("/by-key/{key:path}", dependencies=[NoQueryDep])
-def record_by_key(key: str, searcher: SearcherDep) -> ImageRecord:
+def get_image_by_key(key: str, searcher: SearcherDep) -> ImageRecord:
     """The record of the image with this key, which may contain slashes."""
     return ImageRecord.of(searcher.collection.catalog.by_key(key))
 
 
+@router.patch("/by-key/{key:path}", dependencies=[WritableDep, NoQueryDep])
+def change_image_by_key(key: str, searcher: SearcherDep, changes: ImageChanges) -> ImageRecord:
+    """Replace the labels or attributes of the image with this key."""
+    return change_image(searcher.collection.catalog.by_key(key).id, searcher, changes)
+
+
 @router.delete("/by-key/{key:path}", status_code=status.HTTP_204_NO_CONTENT, dependencies=[WritableDep, NoQueryDep])
-def remove_by_key(key: str, searcher: SearcherDep) -> None:
-    """Remove the image with this key. A file outside the collection's folder is kept."""
-    searcher.collection.remove([searcher.collection.catalog.by_key(key).id])
+def delete_image_by_key(key: str, searcher: SearcherDep) -> None:
+    """Delete the image with this key. A file outside the collection's folder is kept."""
+    delete_image(searcher.collection.catalog.by_key(key).id, searcher)
 
 
 @router.get("/{image_id}", dependencies=[NoQueryDep])
-def record(image_id: int, searcher: SearcherDep) -> ImageRecord:
+def get_image(image_id: int, searcher: SearcherDep) -> ImageRecord:
     """The record of a stored image."""
     return ImageRecord.of(searcher.collection.catalog.one(image_id))
 
 
-@router.get("/{image_id}/file", response_class=Response)
-def file(
+@router.patch("/{image_id}", dependencies=[WritableDep, NoQueryDep])
+def change_image(image_id: int, searcher: SearcherDep, changes: ImageChanges) -> ImageRecord:
+    """Replace the labels or attributes of an image; what is not given stays."""
+    catalog = searcher.collection.catalog
+    return ImageRecord.of(catalog.describe(image_id, labels=changes.labels, attributes=changes.attributes))
+
+
+@router.get("/{image_id}/file", response_class=Response, responses=_FILE)
+def get_file(
     image_id: int, searcher: SearcherDep, parameters: Annotated[FileParameters, Query()], request: Request
 ) -> Response:
     """The file of a stored image, or a JPEG thumbnail of it. 304 if the client names the ETag that it has."""
@@ -94,15 +135,26 @@ def _check_signature(image_id: int, data: bytes) -> None:
         raise FileGone(f"image {image_id} is stored, but the file in its place is not an image")
 
 
-@router.post("", status_code=status.HTTP_201_CREATED, dependencies=[WritableDep, NoQueryDep])
-def add(searcher: SearcherDep, form: Annotated[AddForm, MULTIPART], response: Response) -> AddedImage:
+@router.post(
+    "",
+    status_code=status.HTTP_201_CREATED,
+    responses={status.HTTP_200_OK: {"model": AddedImage, "description": "It was stored already, or is updated."}},
+    dependencies=[WritableDep, NoQueryDep],
+)
+def add_image(searcher: SearcherDep, form: Annotated[AddForm, MULTIPART], response: Response) -> AddedImage:
     """Store an image (201), or find it stored already (200). Searches find it at once.
 
     Without a key, the content decides: an image that is stored keeps its record. With a key, the key decides: a new key
-    adds a record; a known key replaces the image, and its labels and attributes if the request has any.
+    adds a record; a known key replaces the image, and its labels and attributes if the request has any. So sending a
+    request again changes nothing. The file's name is kept as the attribute `filename`, unless the request has one.
     """
     stored, change = store_upload(
-        searcher, form.content(), labels=tuple(form.labels), key=form.key, attributes=form.attributes
+        searcher,
+        form.content(),
+        filename=form.image.filename or "",
+        labels=tuple(form.labels),
+        key=form.key,
+        attributes=form.attributes,
     )
     created = change == "added"
     if not created:
@@ -111,6 +163,6 @@ def add(searcher: SearcherDep, form: Annotated[AddForm, MULTIPART], response: Re
 
 
 @router.delete("/{image_id}", status_code=status.HTTP_204_NO_CONTENT, dependencies=[WritableDep, NoQueryDep])
-def remove(image_id: int, searcher: SearcherDep) -> None:
-    """Remove an image. A file outside the collection's folder is kept."""
+def delete_image(image_id: int, searcher: SearcherDep) -> None:
+    """Delete an image. A file outside the collection's folder is kept."""
     searcher.collection.remove([image_id])

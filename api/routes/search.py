@@ -1,17 +1,22 @@
-"""Searching with an uploaded image, a vector, or a stored image or vector."""
+"""Searching with uploaded images, or with stored ones, codes and vectors; encoding."""
 
-from typing import Annotated
+import time
+from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 from fastapi.routing import APIRoute
+from pydantic_core import to_json
 from starlette.routing import Match
 from starlette.types import Scope
 
 from hashseek.api.dependencies import MULTIPART, NoQueryDep, SearcherDep, ServiceDep
-from hashseek.api.parameters import SearchForm, SearchParameters, SearchVector
-from hashseek.api.schemas import SearchAnswer
-from hashseek.indexing.searcher import Answer, Searcher
+from hashseek.api.parameters import EncodeBody, EncodeForm, SearchBody, SearchForm, SearchParameters, SearchQuery
+from hashseek.api.schemas import Encoded, SearchAnswer, SearchAnswers, hit_content
+from hashseek.api.service import Service
+from hashseek.indexing.searcher import Answer, Searcher, SearchOptions
+from hashseek.indexing.searcher import Query as Encoding
+from hashseek.retrieval.errors import ForeignCodes
 
 router = APIRouter(prefix="/v1", tags=["search"])
 
@@ -27,41 +32,105 @@ class _JsonRoute(APIRoute):
         return (match, child) if is_json or match is not Match.FULL else (Match.NONE, {})
 
 
-# Before `search`. The documentation has one operation per path and method, so that describes this body, too.
-json_router = APIRouter(prefix="/v1", route_class=_JsonRoute)
+# Before the routes for forms. The documentation has one operation per path and method, so those describe both bodies.
+json_router = APIRouter(prefix="/v1", route_class=_JsonRoute, dependencies=[NoQueryDep], include_in_schema=False)
 
 
-@json_router.post("/search", dependencies=[NoQueryDep], include_in_schema=False)
-def search_vector(service: ServiceDep, searcher: SearcherDep, body: SearchVector) -> SearchAnswer:
-    """The stored vectors most similar to a vector."""
-    options = body.options(max_k=service.settings.max_k)
-    [answer] = searcher.search_vectors(np.array([body.vector]), options)
-    return _answer(searcher, answer)
+def _also(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"requestBody": {"content": {"application/json": {"schema": schema}}}}
 
 
-_JSON_BODY = {"requestBody": {"content": {"application/json": {"schema": SearchVector.model_json_schema()}}}}
+@json_router.post("/search")
+def search_stored(service: ServiceDep, searcher: SearcherDep, body: SearchBody) -> Response:
+    """The images most similar to a stored one, a code or a vector, or to each of several."""
+    fingerprint = searcher.collection.fingerprint
+    if body.fingerprint not in (None, fingerprint):
+        raise ForeignCodes(f"the collection has codes of checkpoint {fingerprint}, not of {body.fingerprint[:80]}")
+    options = body.options(max_k=service.settings.max_k, n_queries=len(body.queries or (body,)))
+    contents = [
+        _content(service, searcher, options, _search_with(searcher, query, options))
+        for query in body.queries or (body,)
+    ]
+    return _json(contents[0] if body.queries is None else {"answers": contents})
 
 
-@router.post("/search", dependencies=[NoQueryDep], openapi_extra=_JSON_BODY)
-def search(service: ServiceDep, searcher: SearcherDep, form: Annotated[SearchForm, MULTIPART]) -> SearchAnswer:
-    """The stored images most similar to an uploaded one. Only images that pass the filters are ranked.
+def _search_with(searcher: Searcher, query: SearchQuery, options: SearchOptions) -> Answer:
+    if query.code is not None:
+        return searcher.search_code(np.frombuffer(bytes.fromhex(query.code), np.uint8), options)
+    if query.vector is not None:
+        return searcher.search_vectors(np.array([query.vector]), options)[0]
+    if query.image_id is not None:
+        return searcher.similar(query.image_id, options)
+    return searcher.similar(searcher.collection.catalog.by_key(str(query.image_key)).id, options)
 
-    A collection of vectors is searched with a JSON body instead: the same parameters, and `vector`.
+
+@router.post(
+    "/search",
+    response_model=SearchAnswer | SearchAnswers,
+    dependencies=[NoQueryDep],
+    openapi_extra=_also(SearchBody.openapi()),
+)
+def search(service: ServiceDep, searcher: SearcherDep, form: Annotated[SearchForm, MULTIPART]) -> Response:
+    """The stored images most similar to an uploaded one, or to several together. Only those that pass the filters.
+
+    To search with a stored image, a code or a vector, send JSON: the same parameters, and one of image_id, image_key,
+    code and vector, or a list of up to 64 queries.
     """
     options = form.options(max_k=service.settings.max_k)
-    return _answer(searcher, searcher.search_file(form.content(), options, name="the upload"))
+    answer = searcher.search_files(form.contents(), options, name="the upload")
+    return _json(_content(service, searcher, options, answer))
 
 
-@router.get("/images/{image_id}/similar")
+@router.get("/images/{image_id}/similar", response_model=SearchAnswer)
 def similar(
     image_id: int, service: ServiceDep, searcher: SearcherDep, parameters: Annotated[SearchParameters, Query()]
-) -> SearchAnswer:
+) -> Response:
     """The stored images most similar to a stored one, which is among them if it passes the filters."""
-    return _answer(searcher, searcher.similar(image_id, parameters.options(max_k=service.settings.max_k)))
+    options = parameters.options(max_k=service.settings.max_k)
+    return _json(_content(service, searcher, options, searcher.similar(image_id, options)))
 
 
-def _answer(searcher: Searcher, answer: Answer) -> SearchAnswer:
-    collection = searcher.collection
-    return SearchAnswer.of(
-        answer, n_bits=collection.n_bits, n_images=len(collection), fingerprint=collection.fingerprint
+@json_router.post("/encode")
+def encode_vector(searcher: SearcherDep, body: EncodeBody) -> Encoded:
+    """The code of a vector."""
+    started = time.perf_counter()
+    [query] = searcher.queries_of(np.array([body.vector]))
+    return _encoded(searcher, query, started)
+
+
+@router.post("/encode", dependencies=[NoQueryDep], openapi_extra=_also(EncodeBody.model_json_schema()))
+def encode(searcher: SearcherDep, form: Annotated[EncodeForm, MULTIPART]) -> Encoded:
+    """The code of an uploaded image, or of a vector that is sent as JSON. Nothing is stored."""
+    started = time.perf_counter()
+    return _encoded(searcher, searcher.query_of(form.content(), name="the upload"), started)
+
+
+def _encoded(searcher: Searcher, query: Encoding, started: float) -> Encoded:
+    return Encoded(
+        code=query.code.tobytes().hex(),
+        n_bits=searcher.encoder.n_bits,
+        fingerprint=searcher.encoder.fingerprint,
+        encode_ms=round(1000 * (time.perf_counter() - started), 3),
     )
+
+
+def _content(service: Service, searcher: Searcher, options: SearchOptions, answer: Answer) -> dict[str, Any]:
+    """The content of a `SearchAnswer`."""
+    collection, following = searcher.collection, options.offset + options.k
+    return {
+        "n_bits": collection.n_bits,
+        "n_images": len(collection),
+        "fingerprint": collection.fingerprint,
+        "encode_ms": round(answer.encode_ms, 3),
+        "search_ms": round(answer.search_ms, 3),
+        "ranked_by": answer.rank,
+        "is_exact": answer.is_exact,
+        "next_offset": following if answer.is_full and following + options.k <= service.settings.max_k else None,
+        "histogram": None if answer.histogram is None else answer.histogram.tolist(),
+        "hits": [hit_content(hit) for hit in answer.hits],
+    }
+
+
+def _json(content: dict[str, Any]) -> Response:
+    """An answer without pydantic models, which would take as long as the search."""
+    return Response(to_json(content), media_type="application/json")

@@ -6,8 +6,9 @@ has changed since the index was built.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,8 @@ from hashseek.indexing.catalog.records import (
     Changes,
     NewImage,
     StoredImage,
+    check_attributes,
+    check_labels,
     in_chunks,
     placeholders,
     stored_image,
@@ -130,6 +133,23 @@ class Catalog:
             storing = Storing(db, self.space.id, generation, now(), self.keeps_features)
             return [storing.store(image, text) for image, text in zip(images, texts, strict=True)]
 
+    def describe(
+        self, image_id: int, *, labels: Sequence[str] | None = None, attributes: Mapping[str, Any] | None = None
+    ) -> StoredImage:
+        """Replace the labels or the attributes of an image, or both; returns its record.
+
+        Raises:
+            UnknownImage: it is not stored.
+            BadConfig: labels or attributes exceed their limits; nothing is changed.
+        """
+        check_labels(labels or ())
+        text = None if attributes is None else check_attributes(attributes)
+        with self._db.writing() as (db, generation):
+            self.one(image_id)
+            storing = Storing(db, self.space.id, generation, now(), self.keeps_features)
+            storing.describe(image_id, labels, text)
+        return self.one(image_id)
+
     def remove(self, ids: Sequence[int], *, missing_ok: bool = False) -> None:
         """Remove images, all or none; with `missing_ok`, ids that are not stored are ignored.
 
@@ -180,19 +200,19 @@ class Catalog:
         Raises:
             UnknownImage: there is none.
         """
-        known = self.lookup.ids_by_key([key])
+        known: dict[str, int] = {}
+        with suppress(UnicodeEncodeError):  # not valid Unicode, so no image has it
+            known = self.lookup.ids_by_key([key])
         found = self.get([known[key]])[0] if known else None
         if found is None:
-            raise UnknownImage(f"there is no image with the key {key!r} in the collection")
+            raise UnknownImage(f"there is no image with the key {key[:80]!r} in the collection")
         return found
 
-    def page(self, *, after: int, limit: int, label: str | None = None) -> list[StoredImage]:
-        """At most `limit` records with ids above `after`, by ascending id; with `label`, only those that have it."""
-        with_label = "" if label is None else "AND id IN (SELECT image_id FROM image_labels WHERE label = ?)"
-        values = [after, limit] if label is None else [after, label, limit]
-        query = f"SELECT {IMAGE_COLUMNS} FROM images WHERE id > ? {with_label} ORDER BY id LIMIT ?"
+    def page(self, *, after: int, limit: int) -> list[StoredImage]:
+        """At most `limit` records with ids above `after`, by ascending id."""
+        query = f"SELECT {IMAGE_COLUMNS} FROM images WHERE id > ? ORDER BY id LIMIT ?"
         with self._db.reading() as db:
-            return [stored_image(row) for row in db.execute(query, values).fetchall()]
+            return [stored_image(row) for row in db.execute(query, (after, limit)).fetchall()]
 
     def label_counts(self) -> dict[str, int]:
         """Number of images per label, by name."""

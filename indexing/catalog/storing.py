@@ -2,8 +2,9 @@
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from hashseek.indexing.catalog.attributes import MAX_INDEXED, add_indexes, indexed_paths, paths_of
 from hashseek.indexing.catalog.records import (
@@ -54,12 +55,10 @@ class Storing:
                 self._note_mtime(int(image_id), mtime_ns, image)
             self._give_code(int(image_id), image)
             return int(image_id), "known"
-        known = self.db.execute(
-            "SELECT id, sha256, path, mtime_ns, attributes FROM images WHERE key = ?", (image.key,)
-        ).fetchone()
+        known = self.db.execute("SELECT id, sha256, path, mtime_ns FROM images WHERE key = ?", (image.key,)).fetchone()
         if known is None:
             return self._insert(image, attributes), "added"
-        image_id, sha256, path, mtime_ns, old_attributes = known
+        image_id, sha256, path, mtime_ns = known
         if sha256 == image.sha256:
             self._note_mtime(image_id, mtime_ns, image)
             self._give_code(image_id, image)
@@ -69,16 +68,40 @@ class Storing:
         else:
             differs = True
             self._replace(image_id, image)
-        differs |= self._describe(image_id, image, attributes, old_attributes)
+        if self.describe(image_id, image.labels or None, None if attributes == "{}" else attributes):
+            return image_id, "updated"
         if not differs:
             return image_id, "known"
-        self.db.execute("UPDATE images SET changed_at = ? WHERE id = ?", (self.time, image_id))
+        self._note_change(image_id)
         return image_id, "updated"
 
-    def _index_attributes(self, image: NewImage) -> None:
+    def describe(self, image_id: int, labels: Sequence[str] | None, attributes: str | None) -> bool:
+        """Replace labels and attributes (JSON text) that are given and differ; returns whether any did."""
+        differs = False
+        if labels is not None:
+            old = self.db.execute("SELECT label FROM image_labels WHERE image_id = ?", (image_id,)).fetchall()
+            if {row[0] for row in old} != set(labels):
+                self.db.execute("DELETE FROM image_labels WHERE image_id = ?", (image_id,))
+                self._label(image_id, labels)
+                differs = True
+        if attributes is not None:
+            new = json.loads(attributes)
+            [before] = self.db.execute("SELECT attributes FROM images WHERE id = ?", (image_id,)).fetchone()
+            if not same_attributes(new, json.loads(before)):
+                self.db.execute("UPDATE images SET attributes = ? WHERE id = ?", (attributes, image_id))
+                self._index_attributes(new)
+                differs = True
+        if differs:
+            self._note_change(image_id)
+        return differs
+
+    def _note_change(self, image_id: int) -> None:
+        self.db.execute("UPDATE images SET changed_at = ? WHERE id = ?", (self.time, image_id))
+
+    def _index_attributes(self, attributes: Mapping[str, Any]) -> None:
         """Create indexes for attributes that no stored image had before, as long as there is room."""
-        if image.attributes and len(self._indexed) < MAX_INDEXED:
-            new = [path for path in paths_of(image.attributes) if path not in self._indexed]
+        if attributes and len(self._indexed) < MAX_INDEXED:
+            new = [path for path in paths_of(attributes) if path not in self._indexed]
             if new:
                 add_indexes(self.db, new)
                 self._indexed = set(indexed_paths(self.db))
@@ -91,7 +114,7 @@ class Storing:
             columns,
         ).fetchone()
         image_id = int(row[0])
-        self._index_attributes(image)
+        self._index_attributes(image.attributes)
         self._insert_code(image_id, image)
         self._label(image_id, image.labels)
         return image_id
@@ -119,21 +142,6 @@ class Storing:
         if self.db.execute(lacks, (self.space_id, image_id)).fetchone() is None:
             self._insert_code(image_id, image)
             note_update(self.db, image_id, self.generation)
-
-    def _describe(self, image_id: int, image: NewImage, attributes: str, old_attributes: str) -> bool:
-        """Update labels and attributes that are given and differ; returns whether any did."""
-        differs, labels = False, image.labels
-        if labels:
-            old = self.db.execute("SELECT label FROM image_labels WHERE image_id = ?", (image_id,)).fetchall()
-            if {row[0] for row in old} != set(labels):
-                self.db.execute("DELETE FROM image_labels WHERE image_id = ?", (image_id,))
-                self._label(image_id, labels)
-                differs = True
-        if attributes != "{}" and not same_attributes(json.loads(attributes), json.loads(old_attributes)):
-            self.db.execute("UPDATE images SET attributes = ? WHERE id = ?", (attributes, image_id))
-            self._index_attributes(image)
-            differs = True
-        return differs
 
     def _label(self, image_id: int, labels: Sequence[str]) -> None:
         self.db.executemany(

@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from hashseek.indexing.index.exact_scan import Candidates, candidates, ranked
+from hashseek.indexing.index.exact_scan import Candidates, candidates, count_distances, ranked
 from hashseek.retrieval.codes import Codes
 
 Mask = NDArray[np.bool_]
@@ -81,6 +81,12 @@ class PlainCodes:
         found = candidates(xq, self.codes, k=k, limit=limit, usable=usable, ties=ties)
         return [ranked(*of_query, k, ties=ties) for of_query in found]
 
+    def histogram(self, query: Codes, among: Subset) -> NDArray[np.int64]:
+        """How many of the rows `among` have each distance (bits) from a query (1, size): (8 * size + 1,)."""
+        if among.is_small:
+            return count_distances(query, self.gather(among.rows), np.ones(among.n))
+        return count_distances(query, self.codes, among.mask)
+
 
 @dataclass(frozen=True)
 class DistinctCodes:
@@ -138,6 +144,10 @@ class DistinctCodes:
         usable = None if among is None else counts > 0
         found = candidates(xq, self.distinct, k=k, limit=limit, usable=usable, weights=counts)
         return [self._expanded(distances, at, k, among, ties) for distances, at in found]
+
+    def histogram(self, query: Codes, among: Subset) -> NDArray[np.int64]:
+        """See `PlainCodes.histogram`."""
+        return count_distances(query, self.distinct, self._counts_among(among))
 
     def _counts_among(self, among: Subset) -> NDArray[np.int64]:
         """Rows of each code that are in `among`."""

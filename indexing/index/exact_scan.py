@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import faiss
 import numpy as np
@@ -102,6 +102,17 @@ def ranked(distances: Distances, rows: Rows, k: int, *, ties: bool = False) -> C
         k = int(keys.searchsorted((keys[k - 1] // span + 1) * span))
     keys = keys[:k]
     return (keys // span).astype(np.int32), keys % span
+
+
+def count_distances(query: Codes, xb: Codes, weights: NDArray[Any]) -> NDArray[np.int64]:
+    """How many results have each distance (bits) from a query (1, size), where row i of `xb` stands for weights[i]."""
+    size = xb.shape[1]
+    counts, distances = np.zeros(8 * size + 1), np.empty(_MAX_BLOCK, np.int32)
+    for start in range(0, len(xb), _MAX_BLOCK):
+        codes = xb[start : start + _MAX_BLOCK]
+        faiss.hammings(faiss.swig_ptr(query), faiss.swig_ptr(codes), 1, len(codes), size, faiss.swig_ptr(distances))
+        counts += np.bincount(distances[: len(codes)], weights[start : start + len(codes)], len(counts))
+    return counts.astype(np.int64)
 
 
 def _scan(searches: "list[_Nearest]", xq: Codes, xb: Codes, start: int, stop: int) -> None:

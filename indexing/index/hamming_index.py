@@ -197,6 +197,10 @@ class HammingIndex:
             results.append(scan(query_codes[row : row + 1])[0] if is_cut else (distances[:n], ids[:n]))
         return results
 
+    def histogram(self, query_code: Codes, *, among: Subset) -> NDArray[np.int64]:
+        """How many of the rows `among` have each distance 0 to K from a packed code (1, code_size): (K + 1,)."""
+        return self.rows.histogram(self._padded(query_code), among)[: self.n_bits + 1]
+
     def codes_of(self, ids: Ids) -> Codes:
         """Packed codes (n, code_size) of ids that the index has."""
         return self.rows.gather(np.searchsorted(self.ids, ids))[:, : code_size(self.n_bits)]

@@ -7,10 +7,8 @@ the processor or the precision. Files may be deleted at any time; the most recen
 import hashlib
 import json
 import logging
-import os
 import tempfile
 import warnings
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from torch import nn
 
 from hashseek.retrieval.checkpoint import digest_weights
 from hashseek.retrieval.errors import BadConfig
-from hashseek.retrieval.files import cache_folder, write_atomically
+from hashseek.retrieval.files import cache_folder, delete_oldest, mark_used, write_atomically
 from hashseek.retrieval.images import Preprocessing, normalizer
 from hashseek.retrieval.models import timm_backbones
 from hashseek.retrieval.models.backbones import is_from_outside
@@ -54,7 +52,7 @@ def load_model(ov: Any, network: nn.Module, preprocessing: Preprocessing, backbo
         try:
             content = _as_bytes(ov, model)
             write_atomically(file, content)
-            _delete_old(file.parent)
+            delete_oldest(file.parent, "*.model", keep=_KEPT_BYTES)
         except (OSError, RuntimeError) as error:
             _log.warning("the converted network cannot be cached, so every start converts it again: %s", error)
             return model
@@ -79,8 +77,7 @@ def _read(file: Path) -> bytes | None:
     if content[:32] != hashlib.sha256(memoryview(content)[32:]).digest():
         _log.warning("%s is damaged: the network is converted again", file)
         return None
-    with suppress(OSError):  # another user's, or a read-only disk
-        os.utime(file)
+    mark_used(file)
     return content
 
 
@@ -91,18 +88,6 @@ def _as_bytes(ov: Any, model: Any) -> bytes:
         xml, weights = graph.read_bytes(), graph.with_suffix(".bin").read_bytes()
     content = len(xml).to_bytes(8, "little") + xml + weights
     return hashlib.sha256(content).digest() + content
-
-
-def _delete_old(folder: Path) -> None:
-    files = {}
-    for file in folder.glob("*.model"):
-        with suppress(FileNotFoundError):  # another process deletes too
-            files[file] = file.stat()
-    n_bytes = 0
-    for file, status in sorted(files.items(), key=lambda item: -item[1].st_mtime_ns):
-        n_bytes += status.st_size
-        if n_bytes > _KEPT_BYTES:
-            file.unlink(missing_ok=True)
 
 
 def _converted(ov: Any, network: nn.Module, preprocessing: Preprocessing) -> Any:

@@ -14,6 +14,8 @@ from support.collections import sql
 from support.pictures import N_PICTURES, draw, encoded, png
 from support.service import add, assert_problem, hits, kept_files, search, serving
 
+NAMED = {"filename": "picture"}  # of every upload
+
 
 def n_images(client):
     return client.get("/v1/stats").json()["n_images"]
@@ -48,9 +50,16 @@ def test_pages(reader):
         after = page["next"]
     assert seen == list(range(1, 13))
     three = reader.get("/v1/images", params={"label": "three"}).json()
-    assert (len(three["images"]), three["next"]) == (4, None)
+    assert (len(three["images"]), three["total"], three["next"]) == (4, 4, None)
+    chosen = {"any_label": ["three", "odd"], "without": "even", "id": [1, 3, 5, 7, 10**30], "limit": 2}
+    page = reader.get("/v1/images", params=chosen).json()
+    everything = hits(reader.get("/v1/images/1/similar", params={**chosen, "limit": [], "k": 12}))
+    assert page["total"] == len(everything) > 2
+    rest = reader.get("/v1/images", params={**chosen, "after": page["next"]}).json()
+    ids = [image["id"] for image in (*page["images"], *rest["images"])]
+    assert (ids, rest["total"]) == (sorted(hit["id"] for hit in everything)[:4], page["total"])
     for label in ("'; DROP TABLE images; --", "none", " ", "\0", "ü"):
-        assert reader.get("/v1/images", params={"label": label}).json() == {"images": [], "next": None}
+        assert reader.get("/v1/images", params={"label": label}).json() == {"images": [], "total": 0, "next": None}
 
 
 @pytest.mark.parametrize("suffix", ["", "/file", "/similar"])
@@ -89,7 +98,12 @@ def test_no_path_leads_out_of_the_folders(reader, path):
 
 
 def test_a_read_only_service_refuses_changes_before_it_looks_at_them(reader):
-    for response in (add(reader, png(1)), add(reader, b""), *map(reader.delete, ("/v1/images/1", "/v1/images/99"))):
+    for response in (
+        add(reader, png(1)),
+        add(reader, b""),
+        *map(reader.delete, ("/v1/images/1", "/v1/images/99", "/v1/images?label=odd&expected=6")),
+        reader.patch("/v1/images/1", json={"labels": []}),
+    ):
         assert_problem(response, 403, "ReadOnly")
     assert n_images(reader) == 12
 
@@ -165,7 +179,7 @@ def test_a_refused_upload_stores_nothing(client, own_collection, data, fields, k
 
 def test_labels_may_be_repeated_and_empty_fields_count_as_not_given(client):
     record = add(client, png(500), labels="", key="", attributes="").json()
-    assert (record["labels"], record["key"], record["attributes"]) == ([], None, {})
+    assert (record["labels"], record["key"], record["attributes"]) == ([], None, {"filename": "picture"})
     labels = ["<script>alert(1)</script>;'; DROP TABLE images", "ü x"]
     record = add(client, png(501), labels=labels).json()
     assert set(record["labels"]) == {"<script>alert(1)</script>", "'", "DROP TABLE images", "ü x"}
@@ -201,7 +215,7 @@ def test_a_file_that_is_gone_is_410(client, own_collection):
 def test_an_image_has_the_key_and_attributes_it_was_given(client, key):
     url = f"/v1/images/by-key/{quote(key)}"
     assert_problem(client.get(url), 404, "UnknownImage")
-    attributes = {"camera": {"model": "X"}, "year": 2015, "note": "<b>ü"}
+    attributes = {"camera": {"model": "X"}, "year": 2015, "note": "<b>ü", "filename": "own.png"}
     record = add(client, png(510), key=key, attributes=json.dumps(attributes)).json()
     assert (record["key"], record["attributes"], record["change"]) == (key, attributes, "added")
     assert client.get(url).json() == client.get(f"/v1/images/{record['id']}").json()
@@ -234,7 +248,7 @@ def test_an_upload_under_a_known_key_replaces_the_image(client, own_collection):
     other = add(client, png(521), key="k", labels="new")
     record = other.json()
     assert (other.status_code, record["created"], record["change"]) == (200, False, "updated")
-    assert (record["id"], record["labels"], record["attributes"]) == (first.json()["id"], ["new"], {"n": 1})
+    assert (record["id"], record["labels"], record["attributes"]) == (first.json()["id"], ["new"], NAMED | {"n": 1})
     assert client.get(record["url"]).content == png(521)
     found = hits(search(client, png(521), k=99))
     assert (found[0]["id"], found[0]["distance"], len(found)) == (record["id"], 0, 13)
@@ -246,6 +260,93 @@ def test_an_upload_under_a_known_key_replaces_the_image(client, own_collection):
     assert client.get(twin["url"]).content == png(521)
     stats = client.get("/v1/stats").json()
     assert (stats["n_images"], sum(stats["engines"].values())) == (13, 13)
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("IMG 1.jpg", {"filename": "IMG 1.jpg"}),
+        ("../../etc/evil.html", {"filename": "evil.html"}),
+        ("C:\\photos\\ä\u202e<b>.png", {"filename": "ä<b>.png"}),
+        ("x" * 300 + ".png", {"filename": "x" * 251 + ".png"}),
+        ("folder/", {}),
+    ],
+)
+def test_the_file_name_of_an_upload_is_kept_as_an_attribute(client, name, kept):
+    def send(data, **fields):
+        return client.post("/v1/images", files={"image": (name, data)}, data={"key": "k", **fields}).json()
+
+    assert send(png(550))["attributes"] == kept
+    assert send(png(550))["change"] == "known"
+    assert client.patch("/v1/images/13", json={"attributes": {"n": 1}}).json()["attributes"] == {"n": 1}
+    assert send(png(551))["attributes"] == {"n": 1}  # not given, so they stay
+    assert send(png(551), attributes='{"n": 2}')["attributes"] == kept | {"n": 2}
+    assert send(png(551), attributes='{"n": 2}')["change"] == "known"
+
+
+@pytest.mark.parametrize("url", ["/v1/images/13", "/v1/images/by-key/a/b"])
+def test_labels_and_attributes_are_replaced_and_found_at_once(client, url):
+    before = add(client, png(560), key="a/b", labels="old;kept", attributes='{"n": 1, "m": 2}').json()
+
+    def counts():
+        return [
+            client.get("/v1/images/1/similar", params={"k": 99, **one, "include": "histogram"}).json()["histogram"]
+            for one in ({"label": "new"}, {"where": "fresh>2"}, {"label": "old"}, {"where": "n=1"})
+        ]
+
+    assert [sum(one) for one in counts()] == [0, 0, 1, 1]
+    record = client.patch(url, json={"labels": ["new", "kept", "new"]}).json()
+    assert (record["labels"], record["attributes"]) == (["kept", "new"], before["attributes"])
+    record = client.patch(url, json={"attributes": {"fresh": 3}}).json()
+    assert (record["labels"], record["attributes"]) == (["kept", "new"], {"fresh": 3})
+    assert [sum(one) for one in counts()] == [1, 1, 0, 0]
+    assert client.get(url).json() == record
+    assert client.patch(url, json={}).json() == record
+    record = client.patch(url, json={"labels": [], "attributes": {}}).json()
+    assert (record["labels"], record["attributes"]) == ([], {})
+    assert {name: record[name] for name in ("id", "sha256", "key", "added_at")} == {
+        name: before[name] for name in ("id", "sha256", "key", "added_at")
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ({"labels": ["a\nb"]}, "BadConfig"),
+        ({"labels": [""]}, "BadRequest"),
+        ({"labels": ["x" * 201]}, "BadRequest"),
+        ({"labels": [str(n) for n in range(1001)]}, "BadRequest"),
+        ({"labels": None}, "BadRequest"),
+        ({"labels": "a"}, "BadRequest"),
+        ({"labels": ["\ud800"]}, "BadRequest"),
+        ({"attributes": {"x": "y" * 16_400}}, "BadConfig"),
+        ({"attributes": {"x": "\ud800"}}, "BadConfig"),
+        ({"attributes": [1]}, "BadRequest"),
+        ({"key": "new"}, "BadRequest"),
+        ([], "BadRequest"),
+    ],
+)
+def test_refused_changes_change_nothing(client, body, kind):
+    before = client.get("/v1/images/1").json()
+    content = json.dumps({**body, "attributes": body.get("attributes", {"n": 1})} if body else body)
+    headers = {"Content-Type": "application/json"}
+    assert_problem(client.patch("/v1/images/1", content=content, headers=headers), 422, kind)
+    assert client.get("/v1/images/1").json() == before
+    assert_problem(client.patch("/v1/images/99", json={}), 404, "UnknownImage")
+
+
+def test_images_are_deleted_by_filter_only_if_their_number_is_the_expected_one(client, own_collection):
+    for n in range(3):
+        add(client, png(570 + n), labels="made", attributes=f'{{"n": {n}}}')
+    chosen = {"label": "made", "where": "n>=1"}
+    assert_problem(client.delete("/v1/images", params={**chosen, "expected": 3}), 409, "UnexpectedNumber", "2", "3")
+    for parameters in ({"expected": 15}, {"label": "made"}, {**chosen, "expected": 0}, {"lable": "x", "expected": 15}):
+        assert client.delete("/v1/images", params=parameters).status_code == 422
+    assert n_images(client) == 15
+    expected = client.get("/v1/images", params=chosen).json()["total"]
+    assert client.delete("/v1/images", params={**chosen, "expected": expected}).json() == {"removed": 2}
+    assert [image["id"] for image in client.get("/v1/images?label=made").json()["images"]] == [13]
+    assert (n_images(client), len(kept_files(own_collection))) == (13, 1)
 
 
 def test_many_clients_at_once(client, own_collection):

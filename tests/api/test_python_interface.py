@@ -36,12 +36,16 @@ def working_folder(tmp_path, monkeypatch, checkpoint, weights, own_cache):
     return tmp_path
 
 
-def test_every_example_of_the_page_runs(working_folder, capsys):
-    variables = {}
+def test_every_example_of_the_page_runs(working_folder, serve, capsys):
+    variables, service = {}, None
     for example in EXAMPLES:
+        if "Client(" in example:
+            service = service or serve(working_folder / "my-collection")[1]
+            example = example.replace("http://127.0.0.1:8000", str(service.base_url))
         assert len(example.strip().splitlines()) <= 12
         exec(compile(example, str(PAGE), "exec"), variables)
     assert variables["report"].main.n == 10
+    assert variables["answer"].hits[0].key == "shop/4711"
     assert variables["codes"].shape == (2, 6)
     assert (variables["again"][0].distance, len(variables["hits"])) == (0, 3)
     assert {name for name in hashseek.__all__ if name[0].islower()} <= set(re.findall(r"\w+", PAGE.read_text()))

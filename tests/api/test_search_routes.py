@@ -1,11 +1,16 @@
 """Searching over HTTP: hits, parameters, filters, and what is refused."""
 
+import json
 import re
 from contextlib import closing
 
+import numpy as np
 import pytest
 
-from hashseek.indexing.collection import open_or_create
+from hashseek.indexing.collection import Collection, open_or_create
+from hashseek.indexing.searcher import Query, Searcher, SearchOptions
+from hashseek.retrieval.codes import pack
+from support.collections import sql
 from support.pictures import labels_of, png
 from support.service import add, assert_problem, hits, search, serving
 
@@ -22,9 +27,10 @@ def test_health_statistics_and_documentation(reader, checkpoint):
     paths = reader.get("/openapi.json").json()["paths"]
     assert {path: sorted(operations) for path, operations in paths.items()} == {
         "/v1/search": ["post"],
-        "/v1/images": ["get", "post"],
-        "/v1/images/by-key/{key}": ["delete", "get"],
-        "/v1/images/{image_id}": ["delete", "get"],
+        "/v1/encode": ["post"],
+        "/v1/images": ["delete", "get", "post"],
+        "/v1/images/by-key/{key}": ["delete", "get", "patch"],
+        "/v1/images/{image_id}": ["delete", "get", "patch"],
         "/v1/images/{image_id}/file": ["get"],
         "/v1/images/{image_id}/similar": ["get"],
         "/v1/session": ["delete", "get", "post"],
@@ -78,6 +84,28 @@ def test_max_distance_and_k_agree_between_search_and_similar(reader, pictures):
     assert hits(search(reader, data, **ranked)) == everything[:10]
 
 
+@pytest.mark.parametrize("rank", ["hamming", "asymmetric"])
+def test_pages_of_a_search_follow_each_other(reader, pictures, rank):
+    data, found, offset = (pictures / "picture 00.jpg").read_bytes(), [], 0
+    while offset is not None:
+        answer = search(reader, data, k=5, rank=rank, offset=offset).json()
+        found += answer["hits"]
+        offset = answer["next_offset"]
+    assert found == hits(search(reader, data, k=12, rank=rank))
+    assert (answer["is_exact"], answer["histogram"], len(answer["hits"])) == (True, None, 2)
+    assert hits(search(reader, data, k=5, offset=9_000)) == []
+    assert_problem(search(reader, data, k=5, offset=9_996), 422, "BadConfig", "9996", "10,000")
+
+
+def test_a_histogram_counts_what_passes_the_filters_at_any_distance(reader):
+    everything = hits(reader.get("/v1/images/1/similar?k=12"))
+    for label, allowed in ((None, {"odd", "even"}), ("odd", {"odd"})):
+        parameters = {"k": 1, "max_distance": 0, "include": "histogram"} | ({"label": label} if label else {})
+        counts = reader.get("/v1/images/1/similar", params=parameters).json()["histogram"]
+        distances = [hit["distance"] for hit in everything if allowed & {*hit["labels"]}]
+        assert counts == [distances.count(distance) for distance in range(49)]
+
+
 def test_rankings_say_what_orders_their_hits(reader, pictures):
     data, similar = (pictures / "picture 00.jpg").read_bytes(), "/v1/images/1/similar"
     for answer, rank in (
@@ -122,6 +150,8 @@ def test_a_service_with_a_limit_below_the_default_returns_as_many_as_it_may(inde
     ("parameters", "name"),
     [
         ({"k": 0}, "k"),
+        ({"offset": -1}, "offset"),
+        ({"include": "everything"}, "include"),
         ({"k": -7}, "k"),
         ({"k": "9" * 5000}, "k"),
         ({"k": "1.5"}, "k"),
@@ -172,23 +202,18 @@ def test_every_route_refuses_unknown_parameters(reader, method, url, name):
 
 SEARCH_PARAMETERS = {
     "label", "any_label", "without", "where", "id", "key", "added_after", "added_before", "k", "max_distance",
-    "min_precision", "effort", "rank", "oversample",
+    "min_precision", "effort", "rank", "oversample", "offset", "include",
 }  # fmt: skip
 
 
-def test_an_empty_value_counts_as_not_given(reader):
-    empty = dict.fromkeys(SEARCH_PARAMETERS, "")
-    usual = hits(search(reader, png(1)))
-    assert len(usual) == 10
-    assert hits(search(reader, png(1), **empty)) == usual
-    usual = hits(reader.get("/v1/images/1/similar"))
-    assert hits(reader.get("/v1/images/1/similar", params=empty)) == usual
-    odd = hits(reader.get("/v1/images/1/similar?label=odd"))
-    assert all("odd" in hit["labels"] for hit in odd)
-    assert hits(reader.get("/v1/images/1/similar?label=&label=odd&k=&lable=")) == odd
-    assert {hit["id"] for hit in hits(search(reader, png(1), id=["", "1", "2"]))} == {1, 2}
+def test_an_empty_value_is_refused_in_a_query_string_and_not_given_in_a_form(reader):
+    """A browser sends a field of a form that was not filled in as an empty one."""
+    one_word = SEARCH_PARAMETERS - {"label", "any_label", "without", "where", "id", "key", "include"}
+    assert hits(search(reader, png(1), **dict.fromkeys(one_word, ""))) == hits(search(reader, png(1)))
+    for name in SEARCH_PARAMETERS:
+        assert reader.get("/v1/images/1/similar", params={name: ""}).status_code == 422
+    assert_problem(reader.get("/v1/images?limit="), 422, "BadRequest", "limit")
     assert hits(reader.get("/v1/images/1/similar?label=%20")) == []  # a space is a label
-    assert reader.get("/v1/images?label=&after=&limit=").json() == reader.get("/v1/images").json()
 
 
 def test_both_ways_to_search_have_the_same_filters(client):
@@ -218,12 +243,106 @@ def test_both_ways_to_search_have_the_same_filters(client):
     assert ids(label="\0'; --") == set()
 
 
+def ask(client, **body):
+    return client.post("/v1/search", json=body)
+
+
+def test_a_code_an_id_and_a_key_find_what_the_stored_image_finds(client):
+    record = add(client, png(580), key="a/b").json()
+    similar = {"k": 5, "label": ["odd"], "include": ["histogram"]}
+    expected = client.get(f"/v1/images/{record['id']}/similar", params=similar).json()
+    encoded = client.post("/v1/encode", files={"image": ("picture", png(580))}).json()
+    assert (len(encoded["code"]), encoded["n_bits"], encoded["fingerprint"]) == (12, 48, expected["fingerprint"])
+    queries = [{"image_id": record["id"]}, {"image_key": "a/b"}, {"code": encoded["code"].upper()}]
+    together = ask(client, queries=queries, **similar).json()["answers"]
+    for query, answer in zip(queries, together, strict=True):
+        for one in (answer, ask(client, **query, **similar, fingerprint=encoded["fingerprint"]).json()):
+            assert {**one, "search_ms": 0} == {**expected, "search_ms": 0}
+
+
+def test_the_code_of_a_picture_is_the_one_that_it_is_stored_with(client, own_collection):
+    encoded = client.post("/v1/encode", files={"image": ("picture", png(581))}).json()
+    add(client, png(581))
+    stored = "SELECT lower(hex(code)) FROM codes WHERE image_id = 13"
+    assert sql(own_collection / "catalog.sqlite", stored) == [(encoded["code"],)]
+    sql(own_collection / "catalog.sqlite", "UPDATE codes SET code = zeroblob(6) WHERE image_id = 13")
+    again = client.post("/v1/encode", files={"image": ("picture", png(581))}).json()
+    assert again["code"] == "00" * 6  # as another engine might have computed it
+
+
+def test_several_pictures_are_searched_with_the_mean_of_their_outputs(reader, indexed):
+    with closing(Collection(indexed, read_only=True)) as collection:
+        searcher = Searcher.open(collection, device="cpu")
+        files = [png(seed) for seed in (590, 591, 592)]
+        outputs = np.mean([searcher.encode_file(data)[1].outputs.astype(float) for data in files], axis=0)
+        query = Query(pack(outputs[None])[0], outputs)
+        found = [(hit.image.id, hit.distance) for hit in searcher.answer(query, SearchOptions(k=12)).hits]
+    images = [("image", ("picture", data)) for data in files]
+    answer = reader.post("/v1/search", files=images, data={"k": 12})
+    assert [(hit["id"], hit["distance"]) for hit in hits(answer)] == found
+    assert hits(reader.post("/v1/search", files=images[:1], data={"k": 12})) == hits(search(reader, files[0], k=12))
+    assert_problem(reader.post("/v1/search", files=[*images, ("image", b"no")]), 422, "BadImage", "number 4")
+    assert_problem(reader.post("/v1/search", files=images[:1] * 17), 422, "BadRequest", "image")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "kind"),
+    [
+        ({}, 422, "BadRequest"),
+        ({"image_id": 1, "code": "00" * 6}, 422, "BadRequest"),
+        ({"image_id": 1, "queries": [{"image_id": 1}]}, 422, "BadRequest"),
+        ({"queries": []}, 422, "BadRequest"),
+        ({"queries": [{"image_id": 1}] * 65}, 422, "BadRequest"),
+        ({"queries": [{"image_id": 1}, {}]}, 422, "BadRequest"),
+        ({"queries": [{"image_id": 1, "k": 3}]}, 422, "BadRequest"),
+        ({"queries": [{"image_id": 1}] * 64, "k": 157}, 422, "BadConfig"),
+        ({"queries": [{"image_id": 1}, {"image_id": 99}]}, 404, "UnknownImage"),
+        ({"image_id": 99}, 404, "UnknownImage"),
+        ({"image_id": -(10**30)}, 404, "UnknownImage"),
+        ({"image_id": None}, 422, "BadRequest"),
+        ({"image_id": 1.5}, 422, "BadRequest"),
+        ({"image_key": "x" * 513}, 422, "BadRequest"),
+        ({"image_key": "none\0"}, 404, "UnknownImage"),
+        ({"image_key": "\ud800"}, 422, "BadRequest"),
+        ({"code": "00" * 5}, 422, "BadCodes"),
+        ({"code": "00" * 7}, 422, "BadCodes"),
+        ({"code": "0" * 11}, 422, "BadRequest"),
+        ({"code": "00 00 00 00 00 00"}, 422, "BadRequest"),
+        ({"code": "zz" * 6}, 422, "BadRequest"),
+        ({"code": "٠٠" * 6}, 422, "BadRequest"),
+        ({"code": "00" * 6, "rank": "asymmetric"}, 422, "BadConfig"),
+        ({"code": "00" * 6, "rank": "float"}, 422, "BadConfig"),
+        ({"code": "00" * 6, "fingerprint": "f" * 64}, 409, "ForeignCodes"),
+        ({"image_id": 1, "k": None}, 422, "BadRequest"),
+        ({"image_id": 1, "k": "5"}, 200, None),
+        ({"image_id": 1, "id": list(range(1001))}, 422, "BadRequest"),
+        ({"image_id": 1, "any_label": ["x"] * 65}, 422, "BadRequest"),
+        ({"image_id": 1, "label": ["x" * 10**6], "without": ["y"] * 64, "where": ["a=b"] * 64}, 200, None),
+    ],
+)
+def test_bodies_of_searches(reader, body, status, kind):
+    response = reader.post("/v1/search", content=json.dumps(body), headers={"Content-Type": "application/json"})
+    if kind is None:
+        assert response.status_code == status
+    else:
+        assert_problem(response, status, kind)
+
+
+@pytest.mark.parametrize(
+    "content", [b"[" * 200_000, b'{"queries":' * 100_000, b"\xff", b"{", b'{"k": ' + b"9" * 9000 + b"}"]
+)
+def test_json_that_cannot_be_read_is_refused(reader, content):
+    response = reader.post("/v1/search", content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code in (400, 422)
+    assert response.headers["content-type"] == "application/problem+json"
+
+
 def test_other_mistakes_are_problems_too(reader):
     post = reader.post
     for response, status, kind, value in (
         (post("/v1/search"), 422, "BadRequest", "image"),
         (post("/v1/search", data={"k": "3"}), 422, "BadRequest", "image"),
-        (post("/v1/search", json={"image": "x"}), 422, "BadRequest", "vector"),
+        (post("/v1/search", json={"image": "x"}), 422, "BadRequest", "image"),
         (post("/v1/search", data={"image": "text"}), 422, "BadRequest", "image"),
         (post("/v1/search", content=b"x", headers={"Content-Type": "multipart/form-data"}), 400, "about:blank", ""),
         (search(reader, b""), 422, "BadImage", "0 bytes"),
@@ -234,7 +353,6 @@ def test_other_mistakes_are_problems_too(reader):
         (reader.put("/v1/search"), 405, "about:blank", ""),
     ):
         assert_problem(response, status, kind, value)
-    assert reader.put("/v1/search").headers["allow"] == "POST, OPTIONS"
 
 
 def test_uploads_that_are_too_large_or_of_unknown_length_are_refused_unread(reader):

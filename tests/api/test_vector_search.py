@@ -68,7 +68,24 @@ def test_files_and_uploads_are_refused(vector_client, reader, vectors):
     assert vector_client.get("/v1/stats").json()["n_images"] == 80
 
 
+def test_a_vector_is_encoded_and_found_by_its_code(vector_client, vectors):
+    body = {"vector": vectors[7].tolist()}
+    encoded = vector_client.post("/v1/encode", json=body).json()
+    assert encoded["n_bits"] == 16
+    by_code = {"code": encoded["code"], "k": 5}
+    assert hits(vector_client.post("/v1/search", json=by_code)) == hits(
+        vector_client.post("/v1/search", json=body | {"k": 5, "rank": "hamming"})
+    )
+    answers = vector_client.post("/v1/search", json={"queries": [body, {"image_key": "v7"}], "rank": "hamming"}).json()
+    assert answers["answers"][0]["hits"] == answers["answers"][1]["hits"]
+    assert_problem(vector_client.post("/v1/encode", json={"vector": [1.0]}), 422, "BadDataset")
+    assert_problem(vector_client.post("/v1/encode", files={"image": png(1)}), 422, "BadCheckpoint")
+
+
 def test_the_documentation_describes_both_bodies(reader):
     content = reader.get("/openapi.json").json()["paths"]["/v1/search"]["post"]["requestBody"]["content"]
     assert set(content) == {"multipart/form-data", "application/json"}
-    assert "vector" in content["application/json"]["schema"]["properties"]
+    properties = content["application/json"]["schema"]["properties"]
+    assert set(properties["queries"]["items"]["properties"]) == {"image_id", "image_key", "code", "vector"}
+    assert set(properties) > set(properties["queries"]["items"]["properties"])
+    assert "$ref" not in str(properties)

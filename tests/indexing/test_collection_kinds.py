@@ -55,6 +55,24 @@ def test_a_built_kind_stays_and_finds_later_changes(kind, filled, tmp_path):
     again.close()
 
 
+@pytest.mark.parametrize("kind", ["exact", *APPROXIMATE])
+@pytest.mark.parametrize("n_distinct", [None, 60])
+@pytest.mark.parametrize("among", [None, "odd", "few"])
+def test_a_histogram_counts_the_images_at_each_distance(kind, n_distinct, among, tmp_path):
+    with closing(code_collection(tmp_path, n_bits=36)) as collection:
+        codes = random_codes(np.random.default_rng(0), 500, 36, n_distinct)
+        collection.add(new_images(codes[:400]))
+        collection.build_index(kind)
+        collection.add(new_images(codes[400:], start=400))
+        collection.remove([3, 77, 450])
+        ids = {None: np.arange(1, 501), "odd": np.arange(1, 501, 2), "few": np.array([2, 3, 450, 499])}[among]
+        alive = np.setdiff1d(ids, [3, 77, 450])
+        for query in codes[:5]:
+            counts = collection.histogram(query[None], among=None if among is None else ids)
+            expected = np.bincount(hamming.distances(query[None], codes[alive - 1])[0], minlength=37)
+            assert counts.tolist() == expected.tolist()
+
+
 @pytest.mark.parametrize("kind", APPROXIMATE)
 def test_enough_changes_rebuild_the_structure(kind, filled, monkeypatch, tmp_path):
     monkeypatch.setattr(segments, "FRESH_LIMIT", 20)

@@ -104,6 +104,36 @@ def test_hits_are_those_of_a_loop_over_all_images(rank, oversample, filled):
                     assert answer.rank == rank
 
 
+@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize(("k", "oversample"), [(7, 1), (7, 3), (10, 1000)])
+def test_pages_neither_overlap_nor_leave_anything_out(rank, k, oversample, filled):
+    """The first page is the search without an offset, and all pages together are one order of all images."""
+    searcher, ids, codes, features = filled
+    query = a_query(searcher.collection.n_bits, 1)
+    values = by_hand(query, rank, ids, codes, features, searcher.collection.n_bits)
+    pages, offset = [], 0
+    while not pages or pages[-1].is_full:
+        pages.append(searcher.answer(query, SearchOptions(k, rank=rank, oversample=oversample, offset=offset)))
+        offset += k
+    hits = [hit for page in pages for hit in page.hits]
+    assert [hit.rank for hit in hits] == list(range(1, len(ids) + 1))
+    assert sorted(hit.image.id for hit in hits) == ids.tolist()
+    assert pages[0].hits == searcher.answer(query, SearchOptions(k, rank=rank, oversample=oversample)).hits
+    assert [page.is_exact for page in pages] == [rank == "hamming" or oversample == 1000] * len(pages)
+    found = [(hit.image.id, hit.distance) for hit in hits]
+    if rank == "hamming":
+        assert found == sorted(((i, d) for i, (d, _) in values.items()), key=lambda one: (one[1], one[0]))
+        return
+    rest, expected = dict(values), []  # block after block of the nearest candidates, each by score
+    while rest:
+        nearest = sorted(d for d, _ in rest.values())
+        limit = nearest[min(oversample * k, len(nearest)) - 1]
+        block = first_by_hand(rest, len(rest), len(rest), set(rest), limit)
+        expected += [(i, d) for i, d, _ in block]
+        rest = {i: value for i, value in rest.items() if value[0] > limit}
+    assert found == expected
+
+
 def test_hamming_hits_have_no_score_and_are_the_default_without_outputs(filled):
     searcher, ids, codes, _ = filled
     query = replace(a_query(searcher.collection.n_bits, 0), outputs=None)
@@ -168,7 +198,7 @@ def features_by_hand(collection, encoder, ids):
     """The features of stored files, encoded again."""
     images = [file_of(collection, collection.catalog.one(i)).read_bytes() for i in ids]
     searcher = Searcher(encoder, collection)
-    return stored_features(encoder.features(np.stack([searcher.load(data).pixels for data in images])))
+    return stored_features(encoder.features(np.stack([searcher.encode_file(data)[0].pixels for data in images])))
 
 
 def n_features(collection):

@@ -83,7 +83,7 @@ def test_options_outside_their_limits_are_refused():
 
 def test_a_broken_picture_is_refused_by_name(searcher):
     with pytest.raises(BadImage, match=r"^cat\.jpg "):
-        searcher.load(b"text", name="cat.jpg")
+        searcher.encode_file(b"text", name="cat.jpg")
 
 
 def test_an_encoder_of_another_checkpoint_is_refused(indexed, other_checkpoint):

@@ -19,6 +19,7 @@ from hashseek.retrieval.codes import unpack
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.engines import build_engine, check_engine, openvino_models
 from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.files import delete_oldest
 from hashseek.retrieval.images import Preprocessing, normalizer, preprocess
 from hashseek.retrieval.models.backbones import build_backbone, default_preprocessing
 from hashseek.retrieval.models.batch_norm_folding import conv_norm_pairs, fold
@@ -345,13 +346,12 @@ class TestCacheOfConvertedNetworks:
         np.testing.assert_array_equal(*found)
         assert not [path for path in full.rglob("*") if path.is_file()]
 
-    def test_the_longest_unused_files_make_room(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(openvino_models, "_KEPT_BYTES", 25)
+    def test_the_longest_unused_files_make_room(self, tmp_path):
         for number, name in enumerate(["old", "older", "new"]):
             (tmp_path / f"{name}.model").write_bytes(b"x" * 10)
             os.utime(tmp_path / f"{name}.model", (1000 - 10 * number,) * 2)
         os.utime(tmp_path / "new.model", (2000, 2000))  # used again
-        openvino_models._delete_old(tmp_path)
+        delete_oldest(tmp_path, "*.model", keep=25)
         assert {file.name for file in tmp_path.iterdir()} == {"old.model", "new.model"}
 
 

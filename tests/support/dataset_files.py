@@ -4,16 +4,20 @@ import csv
 import gzip
 import io
 import os
+import pickle
 import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from hashseek.training.data.datasets import cifar
 from support.pictures import draw
 
 DATA = os.environ.get("HASHSEEK_DATA", "")
+N_IN_BATCH = 40  # of `write_cifar`
 needs_data = pytest.mark.skipif(not DATA, reason="HASHSEEK_DATA does not name the folder of real data")
 
 
@@ -87,3 +91,18 @@ def touch_all(root: Path, files: list[str]) -> None:
         (root / folder).mkdir(parents=True, exist_ok=True)
     for file in files:
         (root / file).touch()
+
+
+def write_cifar(root: Path) -> dict[str, np.ndarray]:
+    """The six batches as Python 2 wrote them; the pixels (3, 32, 32) of each picture by name."""
+    folder = root / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    rng, pixels = np.random.default_rng(0), {}
+    for batch in cifar.BATCHES:
+        data = rng.integers(0, 256, (N_IN_BATCH, 3072), dtype=np.uint8)
+        labels = [i % 10 for i in range(N_IN_BATCH)]
+        content = {b"batch_label": b"testing", b"labels": labels, b"data": data, b"filenames": [b"x.png"] * N_IN_BATCH}
+        written = pickle.dumps(content, protocol=2).replace(b"numpy._core", b"numpy.core")
+        (folder / batch).write_bytes(written)
+        pixels |= {f"{cifar.LABELS[i % 10]}/{batch}-{i:05}.png": data[i].reshape(3, 32, 32) for i in range(N_IN_BATCH)}
+    return pixels

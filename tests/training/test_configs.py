@@ -17,11 +17,11 @@ from hashseek.training.data.datasets import build_splits, data_set
 from hashseek.training.evaluation.linear_probe import probe_checkpoint
 from hashseek.training.loop.fit import fit
 from hashseek.training.loop.network import Network, build_network
-from support.dataset_files import needs_data
+from support.dataset_files import needs_data, picture, write_cifar, write_lists
 from support.paths import ROOT
 
 SHIPPED = sorted(Path(str(resources.files("hashseek.training.configs"))).glob("*.toml"))
-N_LABELS = {"scene": 6, "yeast": 14, "voc2007": 20, "voc2012": 20, "mirflickr": 38, "coco": 80}
+N_LABELS = {"scene": 6, "yeast": 14, "voc2007": 20, "voc2012": 20, "mirflickr": 38, "coco": 80, "cifar10": 10}
 OVERRIDE = re.compile(
     r"(?:^|(?<=[\s`(]))((?:data|model|loss|partner|projection|memory|optimizer|train)\.[\w.]+=(?:'[^']*'|[^\s'`)]+))"
 )
@@ -96,6 +96,24 @@ def test_a_setting_that_the_loss_does_not_read_is_refused():
         build(load_config(Path("voc2007_inception_v3_hyp2_48"), ["loss.beat=1"]))
     with pytest.raises(BadConfig, match="projection"):
         build(load_config(Path("coco_resnet50_reg"), ["loss.name=mulsupcon"]))
+
+
+SMALL = ("model.backbone=squeezenet1_1", "model.weights=none", "model.size=32", "train.epochs=1", "train.device=cpu")
+
+
+@pytest.mark.parametrize("name", ["cifar10_alexnet_hashnet_48", "imagenet100_alexnet_hashnet_48"])
+def test_a_configuration_with_one_label_per_image_trains_on_files_as_they_are_published(name, tmp_path, own_cache):
+    more = ("data.n_query=20", "data.n_train=60") if name.startswith("cifar10") else ()
+    if more:
+        write_cifar(tmp_path)
+    else:
+        train = [{"file": f"image/n{i}.JPEG", "labels": str(i % 5), "split": "train"} for i in range(20)]
+        query = [{"file": f"val_image/{i}.JPEG", "labels": str(i), "split": "test"} for i in range(5)]
+        for row in (*train, *query):
+            picture(tmp_path / row["file"], seed=int(row["labels"]))
+        write_lists(tmp_path, [*train, *query, *(row | {"split": "database"} for row in train)], n_labels=5)
+    found = fit(load_config(Path(name), (f"data.root={tmp_path}", *SMALL, *more)), out=tmp_path / "run")
+    assert 0 < found.best_score <= 1
 
 
 @needs_data

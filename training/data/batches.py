@@ -4,7 +4,7 @@ All randomness is drawn from (seed, epoch, row), so that a resumed run sees the 
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -18,7 +18,7 @@ from hashseek.retrieval.images import normalizer
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.config import Config
 from hashseek.training.data.augmentation import Augmentation
-from hashseek.training.data.cached_features import features_of
+from hashseek.training.data.cached_features import engine_for, features_of
 from hashseek.training.data.splits import Split
 from hashseek.training.data.training_images import Images
 from hashseek.training.runs.progress import Progress
@@ -31,11 +31,13 @@ class Source:
     """Batches for the network, and features without augmentation.
 
     `batches(rows, batch_size, epoch)` yields (inputs, rows); inputs hold all rows of the first view, then all of the
-    second; `features(model, rows)` yields features (b, D) of a model in evaluation mode, on its device.
+    second; `features(model, rows)` yields features (b, D) of a model in evaluation mode, on its device. `engine` has
+    computed the features of a frozen backbone; None without one.
     """
 
     batches: Callable[[Rows, int, int], Iterator[tuple[Tensor, Rows]]]
     features: Callable[[HashModel, Rows], Iterator[Tensor]]
+    engine: str | None = None
 
     def encode(self, model: HashModel, rows: Rows) -> NDArray[np.float32]:
         """Outputs (n, K) without augmentation."""
@@ -73,10 +75,11 @@ def build_source(
 
 
 def _frozen(config: Config, model: HashModel, images: Images, fabric: Fabric, progress: Progress) -> Source:
+    engine = engine_for(model, images.preprocessing, device=fabric.device, precision=config.train.precision)
     # The first process computes the features into the cache, the others read them there.
     with fabric.rank_zero_first(), progress.task("features of the frozen backbone", len(images)) as advance:
-        features = features_of(model, images, device=fabric.device, precision=config.train.precision, advance=advance)
-    return _in_memory(torch.from_numpy(features).to(fabric.device), lambda _, rows: rows)
+        features = features_of(model, images, engine=engine, advance=advance)
+    return replace(_in_memory(torch.from_numpy(features).to(fabric.device), lambda _, rows: rows), engine=engine.name)
 
 
 def _vectors(config: Config, model: HashModel, vectors: NDArray[np.float32], device: torch.device) -> Source:

@@ -1,10 +1,14 @@
-"""Features of a frozen backbone, computed once and cached on disk for later runs."""
+"""Features of a backbone, computed once and cached on disk for training, validation and evaluation.
+
+Files are in `$HASHSEEK_CACHE/features` and may be deleted at any time; the most recently used ones are kept.
+"""
 
 import hashlib
 import io
 import json
 import logging
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +16,16 @@ import torch
 from numpy.typing import NDArray
 
 from hashseek.retrieval.checkpoint import digest_weights
-from hashseek.retrieval.devices import pick_dtype
-from hashseek.retrieval.files import cache_folder, write_atomically
-from hashseek.retrieval.images import normalizer
+from hashseek.retrieval.engines import Engine, build_engine
+from hashseek.retrieval.files import cache_folder, delete_oldest, mark_used, write_atomically
+from hashseek.retrieval.images import Preprocessing
+from hashseek.retrieval.load_ahead import load_ahead
 from hashseek.retrieval.models.hash_model import HashModel
-from hashseek.training.data.augmentation import Augmentation
 from hashseek.training.data.file_digests import digest_files
 from hashseek.training.data.training_images import Images
 
-BATCH = 32
+_CPU = torch.device("cpu")
+_KEPT_BYTES = 16 * 2**30
 
 _log = logging.getLogger(__name__)
 
@@ -29,39 +34,52 @@ def features_of(
     model: HashModel,
     images: Images,
     *,
-    device: torch.device,
-    precision: str,
+    engine: Engine | None = None,
+    device: torch.device = _CPU,
+    precision: str = "auto",
     advance: Callable[[int], None] = lambda _: None,
 ) -> NDArray[np.float32]:
     """Features (n, D) of `images`, from the cache if they are in it.
 
-    The cache key depends on backbone weights, preprocessing, precision, and each file's path, size and modification
-    time. `advance` is called with the number of images that each step finished.
+    The cache key depends on backbone weights, preprocessing, the engine with its version and precision, and each
+    file's path, size and modification time.
+
+    Args:
+        model: its backbone counts, in evaluation mode; its head does not.
+        images: without broken ones.
+        engine: runs the backbone; None: the engine "auto", on `device` in `precision`.
+        advance: called with the number of images that each step finished.
     """
-    dtype = pick_dtype(precision, device)
-    file = _file(model, images, dtype)
+    if engine is None:
+        engine = engine_for(model, images.preprocessing, device=device, precision=precision)
+    file = _file(model, images, engine)
     cached = _read(file)
     if cached is not None:
+        mark_used(file)
         advance(len(images))
         return cached
-    normalize = normalizer(images.preprocessing, device)
-    model = model.to(device).to(memory_format=torch.channels_last).eval()
-    rows = []
-    every = np.arange(len(images))
-    with torch.inference_mode(), torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
-        for pixels, chosen in images.batches(every, batch_size=BATCH, augmentation=Augmentation.none(), seed=(0,)):
-            rows.append(model.features(normalize(pixels)).float().cpu().numpy())
-            advance(len(chosen))
-    features = np.concatenate(rows)
+    features = np.empty((len(images), model.n_features), np.float32)
+    loaded = load_ahead(range(len(images)), images.pixels, depth=2 * engine.batch_size)
+    for start in range(0, len(images), engine.batch_size):
+        place = features[start : start + engine.batch_size]
+        place[:] = engine(np.stack([next(loaded) for _ in place]))
+        advance(len(place))
     buffer = io.BytesIO()
     np.save(buffer, features)
-    write_atomically(file, buffer.getvalue())
+    try:
+        write_atomically(file, buffer.getbuffer())
+        delete_oldest(file.parent, "*.npy", keep=_KEPT_BYTES)
+    except OSError as error:
+        _log.warning("features cannot be cached, so the next run computes them again: %s", error)
     return features
 
 
-def has_features(model: HashModel, images: Images, *, device: torch.device, precision: str) -> bool:
-    """Whether the features of `images` are in the cache, which implies that all images could be decoded."""
-    return _file(model, images, pick_dtype(precision, device)).is_file()
+def engine_for(
+    model: HashModel, preprocessing: Preprocessing, *, device: torch.device = _CPU, precision: str = "auto"
+) -> Engine:
+    """The engine "auto" for the backbone of `model`, the one that evaluation and collections use."""
+    backbone, name = model.backbone.eval(), model.backbone_name
+    return build_engine("auto", backbone, preprocessing, device=str(device), precision=precision, backbone=name)
 
 
 def _read(file: Path) -> NDArray[np.float32] | None:
@@ -76,8 +94,8 @@ def _read(file: Path) -> NDArray[np.float32] | None:
     return features
 
 
-def _file(model: HashModel, images: Images, dtype: torch.dtype) -> Path:
-    digest = hashlib.sha256(f"{model.backbone_name} {digest_weights(model.backbone)} {dtype}\n".encode())
-    digest.update(json.dumps(images.preprocessing.as_dict(), sort_keys=True).encode())
-    digest.update(digest_files(images.split.paths).encode())
-    return cache_folder() / "features" / f"{digest.hexdigest()}.npy"
+def _file(model: HashModel, images: Images, engine: Engine) -> Path:
+    library = engine.name.split()[0]
+    parts = [model.backbone_name, digest_weights(model.backbone), engine.name, version(library)]
+    parts += [json.dumps(images.preprocessing.as_dict(), sort_keys=True), digest_files(images.split.paths)]
+    return cache_folder() / "features" / f"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}.npy"

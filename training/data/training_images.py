@@ -1,10 +1,13 @@
 """Training images: decoded once if they fit in memory or on disk, and augmented reproducibly; `batches` reads them."""
 
+import hashlib
 import logging
 import math
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
@@ -14,10 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hashseek.retrieval.errors import BadConfig, BadDataset, BadImage
+from hashseek.retrieval.files import cache_folder, write_atomically
 from hashseek.retrieval.images import Pixels, Preprocessing, decode_for, read_bytes
 from hashseek.retrieval.label_files import OnError, Problem, refuse
 from hashseek.retrieval.load_ahead import load_ahead
 from hashseek.training.data.augmentation import Augmentation, augment, crop_batch, draw_crop
+from hashseek.training.data.file_digests import digest_files
 from hashseek.training.data.image_cache import cache_file, check_disk, open_images, write_images
 from hashseek.training.data.splits import Split
 
@@ -173,6 +178,8 @@ def _memory() -> int:
 def without_broken(split: Split, *, on_error: OnError, source: str) -> tuple[Split, list[Problem]]:
     """The images of `split` that can be decoded, and the problems of the others.
 
+    That a list of files has no broken one is remembered in the cache, until a file or Pillow changes.
+
     Raises:
         BadDataset: an image is broken and `on_error` is "stop", or no image is left.
     """
@@ -184,7 +191,13 @@ def without_broken(split: Split, *, on_error: OnError, source: str) -> tuple[Spl
             return str(error)
         return None
 
+    known = _known_to_decode(split.paths)
+    if known is not None and known.is_file():
+        return split, []
     reasons = list(load_ahead(range(len(split)), check, depth=64))
+    if known is not None and not any(reasons):
+        with suppress(OSError):  # a full or read-only disk: they are decoded again next time
+            write_atomically(known, b"")
     problems = [Problem(split.where[row], reason) for row, reason in enumerate(reasons) if reason]
     if problems and on_error == "stop":
         refuse(Path(source), problems)
@@ -196,3 +209,12 @@ def without_broken(split: Split, *, on_error: OnError, source: str) -> tuple[Spl
 
 # Decoding to a small size is fast and still reads the whole file, so that it finds truncated ones.
 _TINY = Preprocessing(size=16, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), crop_fraction=1.0)
+
+
+def _known_to_decode(paths: Sequence[Path]) -> Path | None:
+    """The file that exists if all images could be decoded; None if a file is missing."""
+    try:
+        key = f"{digest_files(paths)} {version('pillow')} {version('hashseek')}"
+    except BadDataset:
+        return None
+    return cache_folder() / "decoded" / hashlib.sha256(key.encode()).hexdigest()

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from hashseek.api.client import Client, ServiceError
 from hashseek.retrieval.errors import BadConfig, BadDataset, ForeignCodes
 from hashseek.retrieval.images import read_bytes
 from hashseek.retrieval.metrics import average_precision_of_ranking, count_gains, gains_of, histograms_of_ranking
@@ -23,9 +24,9 @@ from hashseek.training.evaluation.assembly import (
 from hashseek.training.evaluation.candidates import load_candidates
 from hashseek.training.evaluation.report.measurements import Measurements, measure_histograms, measure_rankings
 from hashseek.training.evaluation.report.schema import ServiceAgreement
-from hashseek.training.evaluation.service_client import ServiceClient, ServiceRefused
 
 _SHOWN = 3  # examples in a message
+_SECONDS = 120  # to wait for a response
 
 
 def evaluate_service(
@@ -54,7 +55,7 @@ def evaluate_service(
     header = candidates[0].header
     if header.preprocessing is None:
         raise BadConfig("a service searches with images, but this checkpoint encodes vectors: leave out --url")
-    with ServiceClient(url) as service:
+    with Client(url, timeout=_SECONDS) as service:
         stats = service.stats()
         _check_fingerprint(service.url, stats.fingerprint, header.fingerprint)
         task, ids, rows = _match_stored_images(service, prepare(candidates, splits, options))
@@ -85,14 +86,12 @@ def evaluate_service(
     return assemble(task, *as_served, computed_in=stats.engine or "the service", bits=None, served=served)
 
 
-def _match_stored_images(
-    service: ServiceClient, task: EvaluationTask
-) -> tuple[EvaluationTask, list[int], NDArray[np.int64]]:
+def _match_stored_images(service: Client, task: EvaluationTask) -> tuple[EvaluationTask, list[int], NDArray[np.int64]]:
     """The task without identical database images, the ids of the stored images, and the database row of each id."""
     row_of: dict[str, int] = {}
     for row, path in enumerate(task.database.paths):
         row_of.setdefault(hashlib.sha256(read_bytes(path)).hexdigest(), row)
-    stored = service.images()
+    stored = list(service.images())
     held = {image.sha256 for image in stored}
     missing = [task.database.paths[row].name for sha256, row in row_of.items() if sha256 not in held]
     foreign = [image.path for image in stored if image.sha256 not in row_of]
@@ -113,24 +112,26 @@ def _match_stored_images(
     return replace(task, database=task.database.take(kept), notes=notes), [image.id for image in stored], rows
 
 
-def _returns(service: ServiceClient, path: Path, k: int) -> bool:
+def _returns(service: Client, path: Path, k: int) -> bool:
     """Whether the service returns k results."""
     try:
-        service.search(path, k)
-    except ServiceRefused:
+        service.search(path, k=k, rank="hamming")
+    except ServiceError as error:
+        if error.status is None:
+            raise
         return False
     return True
 
 
 def _search_all(
-    service: ServiceClient, task: EvaluationTask, ids: Sequence[int], *, k: int
+    service: Client, task: EvaluationTask, ids: Sequence[int], *, k: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(distances, places) of the k nearest images of each query, (Q, k); places are positions in `ids`."""
     place_of = {image_id: place for place, image_id in enumerate(ids)}
     distances, places = (np.empty((len(task.query), k), np.int64) for _ in range(2))
     with task.options.progress.task("asking the service", len(task.query)) as advance:
         for row, path in enumerate(task.query.paths):
-            answer = service.search(path, k)
+            answer = service.search(path, k=k, rank="hamming")
             _check_fingerprint(service.url, answer.fingerprint, task.header.fingerprint)
             if len(answer.hits) != k or any(hit.id not in place_of for hit in answer.hits):
                 raise BadDataset(

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,17 +14,20 @@ from hashseek.retrieval.codes import Codes, pack
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.hash_layers import fit_hash_layer
-from hashseek.retrieval.images import Pixels, decode_for, read_bytes
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.retrieval.models.heads import build_head
 from hashseek.retrieval.models.mlp import Mlp, n_inputs_of
 from hashseek.retrieval.models.pretrained_weights import copy_state
 from hashseek.retrieval.scores import Features, stored_features
 from hashseek.training.config import parse_config
+from hashseek.training.data.cached_features import features_of
 from hashseek.training.data.splits import Split, Splits
+from hashseek.training.data.training_images import Images
 from hashseek.training.evaluation.candidates import method_of, settings_hash
 from hashseek.training.loop.fit import initial_model
 from hashseek.training.runs.progress import Progress
+
+_ROWS = 4096  # of features that are encoded at a time
 
 
 @dataclass(frozen=True)
@@ -67,35 +69,20 @@ class SplitEncoder:
                 found = self.model.features(torch.from_numpy(split.vectors)).float()
                 outputs, features = [head(found).numpy() for head in heads], stored_features(found.numpy())
         else:
-            outputs, features = _encode_images(self.encoder, split.paths, heads, progress, title)
+            images = Images(split, self.encoder.preprocessing, cache="none")
+            with progress.task(title, len(split)) as advance:
+                of_images = features_of(self.model, images, engine=self.encoder.backbone, advance=advance)
+            outputs, features = _outputs_of(self.encoder, of_images, heads)
         return [EncodedSplit(pack(part), part, split.labels, features) for part in outputs]
 
 
-def _encode_images(
-    encoder: Encoder, paths: Sequence[Path], heads: Sequence[nn.Module], progress: Progress, title: str
+def _outputs_of(
+    encoder: Encoder, found: NDArray[np.float32], heads: Sequence[nn.Module]
 ) -> tuple[list[NDArray[np.float32]], Features]:
-    """Outputs (n, K) of each head, and features (n, D) of length 1."""
-    widths: list[int] = []
-    kept: list[Features] = []
-
-    def encode(pixels: Pixels) -> NDArray[np.float32]:
-        features = encoder.features(pixels)
-        outputs = [encoder.apply_head(features, head) for head in heads]
-        widths[:] = [part.shape[1] for part in outputs]
-        kept.append(stored_features(features))
-        return np.concatenate(outputs, axis=1)
-
-    def load(path: Path) -> tuple[Path, Pixels]:
-        return path, decode_for(read_bytes(path), encoder.preprocessing, name=str(path))[1]
-
-    rows = []
-    with progress.task(title, len(paths)) as advance:
-        for _, row in encoder.stream(paths, load, encode):
-            if row is not None:
-                rows.append(row)
-                advance(1)
-    parts: list[NDArray[np.float32]] = np.split(np.stack(rows), np.cumsum(widths)[:-1], axis=1)
-    return parts, np.concatenate(kept)
+    """Outputs (n, K) of each head for features (n, D), and these features with length 1."""
+    blocks = [found[start : start + _ROWS] for start in range(0, len(found), _ROWS)]
+    outputs = [np.concatenate([encoder.apply_head(block, head) for block in blocks]) for head in heads]
+    return outputs, np.concatenate([stored_features(block) for block in blocks])
 
 
 def describe_model(header: Header, computed_in: str) -> dict[str, Any]:

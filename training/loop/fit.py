@@ -27,7 +27,6 @@ from hashseek.retrieval.models.mlp import Mlp
 from hashseek.retrieval.models.pretrained_weights import load_backbone_weights
 from hashseek.training.config import Config
 from hashseek.training.data.batches import build_source
-from hashseek.training.data.cached_features import has_features
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.held_out_labels import choose_held_out, training_splits
@@ -149,12 +148,13 @@ def _prepare(fabric: Fabric, config: Config, out: Path, resume: bool, shown: Pro
     if held_out:
         shown.held_out(held_out, n_images=len(splits.train))
     network, objective, keys = build_network(config, model, n_classes=len(splits.label_names))
-    train, images = _training_images(config, model, splits, preprocessing, fabric.device, shown)
+    train, images = _training_images(config, splits, preprocessing, shown)
     fit_rows, val_rows = validation_part(len(train), config)
     if train.vectors is not None:
         _standardize(model, torch.from_numpy(train.vectors[fit_rows]))
-    _move_to_device(fabric, config, network, objective, keys)
+    # Before the backbone is patched: engines convert it as it is in a checkpoint.
     source = build_source(config, model, train, images, fabric=fabric, progress=shown)
+    _move_to_device(fabric, config, network, objective, keys)
     observed = drop_labels(
         train.labels, share=config.train.keep_labels, single=config.train.single_label, seed=config.train.seed
     )
@@ -275,12 +275,7 @@ def _standardize(model: HashModel, vectors: Tensor) -> None:
 
 
 def _training_images(
-    config: Config,
-    model: HashModel,
-    splits: Splits,
-    preprocessing: Preprocessing | None,
-    device: torch.device,
-    progress: Progress,
+    config: Config, splits: Splits, preprocessing: Preprocessing | None, progress: Progress
 ) -> tuple[Split, Images | None]:
     """The training split without its broken images, and its images if it has some.
 
@@ -290,14 +285,11 @@ def _training_images(
     settings = config.train
     train, images, problems = splits.train, None, splits.problems
     if train.vectors is None and preprocessing is not None:
-        images = Images(train, preprocessing, cache="none")
-        frozen = config.model.freeze_backbone
-        if not (frozen and has_features(model, images, device=device, precision=settings.precision)):
-            train, broken = without_broken(train, on_error=splits.on_error, source=config.data.name)
-            problems = (*problems, *broken)
-            # A frozen backbone sees every image once, so a cache of images would not be read again.
-            cache = "none" if frozen else settings.cache
-            images = Images(train, preprocessing, cache=cache, cache_gib=settings.cache_gib)
+        train, broken = without_broken(train, on_error=splits.on_error, source=config.data.name)
+        problems = (*problems, *broken)
+        # A frozen backbone sees every image once, so a cache of images would not be read again.
+        cache = "none" if config.model.freeze_backbone else settings.cache
+        images = Images(train, preprocessing, cache=cache, cache_gib=settings.cache_gib)
     progress.problems(problems, never_in_training(splits))
     return train, images
 

@@ -121,6 +121,8 @@ def _computed_with(run: Run) -> Rows:
         names = ("python", "torch", "torchvision", "numpy")
         versions = ", ".join(f"{name} {start[name]}" for name in names if name in start)
         machine = f"{start['device']}, {start['cores']} cores, {start['devices']} process(es)"
+        engine = start.get("features_computed_in")
+        machine += f"; features: {engine}" if engine else ""
         rows.append((f"from epoch {start['first_epoch']}", f"{start['started']}, {start['command']}"))
         rows.append(("", f"{versions}; {machine}; git: {state}"))
     return rows

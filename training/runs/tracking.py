@@ -98,5 +98,6 @@ def write_start(
     else:
         write_atomically(run.splits, json.dumps(described, indent=2).encode())
     starts = json.loads(run.environment.read_text(encoding="utf-8")) if run.environment.is_file() else []
-    starts.append({"first_epoch": first_epoch, **environment(device, devices=config.train.devices)})
+    computed = environment(device, devices=config.train.devices)
+    starts.append({"first_epoch": first_epoch, **computed, "features_computed_in": data.source.engine})
     write_atomically(run.environment, json.dumps(starts, indent=2).encode())

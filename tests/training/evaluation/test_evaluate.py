@@ -1,5 +1,7 @@
 """Evaluation through the searcher: metrics equal those of the oracle, and the report says what it measured."""
 
+import json
+import os
 import shutil
 from contextlib import closing
 from pathlib import Path
@@ -13,6 +15,7 @@ from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.collection import CATALOG, open_or_create
 from hashseek.retrieval.checkpoint import load_checkpoint, save_checkpoint
 from hashseek.retrieval.codes import pack
+from hashseek.retrieval.devices import cpu_flags
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.images import Preprocessing, decode_for, read_bytes
@@ -23,9 +26,13 @@ from hashseek.training.evaluation.assembly import EvaluationOptions
 from hashseek.training.evaluation.evaluate import evaluate
 from hashseek.training.evaluation.report.markdown import summary
 from hashseek.training.evaluation.report.schema import load_report
+from hashseek.training.evaluation.split_encoder import SplitEncoder
 from hashseek.training.evaluation.split_overlaps import overlaps
+from hashseek.training.loop.fit import fit
+from hashseek.training.runs.progress import Progress
 from support import hamming_oracle as hamming
 from support.in_process import run_command
+from support.models import run_config
 from support.vector_models import VECTOR_SPLITS, save_vector_model
 
 CPU = {"device": "cpu", "precision": "fp32"}
@@ -79,6 +86,40 @@ def test_all_three_rankings_equal_loops_over_the_database(world):
         assert found["hamming", score.n].mean_average_precision == score.mean_average_precision.expected
         assert found["hamming", score.n].precision == score.precision.expected
     assert "asymmetric" in summary(report)
+
+
+def test_training_and_every_evaluation_share_features_and_their_codes_are_those_of_the_service(
+    world, tmp_path, own_cache
+):
+    settings = run_config(world[0], model={"freeze_backbone": True}, train={"val_fraction": 0.5})
+    splits = build_splits("folder", root=str(world[0]))
+    folder = own_cache / "features"
+    run = fit(settings, out=tmp_path / "run").run
+    [of_training] = folder.iterdir()
+
+    def report_of(checkpoint: Path, **options):
+        options = EvaluationOptions("shapes", ns=(5,), **{**CPU, **options})
+        report = evaluate(checkpoint, splits, options, baseline="untrained", n_points=0).report
+        return report, {file: file.stat().st_ino for file in folder.iterdir()}
+
+    first, files = report_of(run.best)
+    assert len(files) == 3
+    encoder = SplitEncoder(load_checkpoint(run.best), **CPU)
+    (encoded,) = encoder.encode(splits.train, [encoder.model.head], Progress(quiet=True), "train")
+    pixels = [decode_for(read_bytes(path), encoder.encoder.preprocessing)[1] for path in splits.train.paths]
+    np.testing.assert_array_equal(encoded.codes, encoder.encoder.encode_pixels(np.stack(pixels)))
+    assert {file: file.stat().st_ino for file in folder.iterdir()} == files
+    assert json.loads(run.environment.read_text())[0]["features_computed_in"] == first.model["computed_in"]
+
+    again, same = report_of(run.last)
+    assert same == files  # neither written again nor added to
+    assert again.baseline == first.baseline
+    changed = splits.query.paths[0]
+    os.utime(changed, ns=(1, 1))
+    assert len(report_of(run.best)[1]) == 4
+    if "amx_bf16" in cpu_flags():
+        assert len(report_of(run.best, precision="bf16")[1]) == 6
+    assert of_training in files
 
 
 def test_metrics_equal_those_of_the_oracle(world):

@@ -26,6 +26,7 @@ DATASETS = {  # name, which is also the function's -> its module here
     "mirflickr": "mirflickr",
     "nuswide": "nuswide",
     "coco": "coco",
+    "cifar10": "cifar",
     "scene": "vectors",
     "yeast": "vectors",
     "emotions": "vectors",

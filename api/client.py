@@ -1,0 +1,408 @@
+"""Clients of a running service: `Client`, and `AsyncClient` with the same methods as coroutines.
+
+    with hashseek.Client("http://127.0.0.1:8000") as client:
+        for hit in client.search("query.jpg", k=5).hits:
+            print(hit.distance, hit.path)
+
+Every request may be sent again (adding an image twice changes nothing), so an answer 429 or 503 is waited for and the
+request is repeated. Images are paths or the bytes of files. Importing this module loads neither torch nor FastAPI.
+"""
+
+import asyncio
+import json
+import os
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from pathlib import Path
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack
+from urllib.parse import quote
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from hashseek.api.schemas import (
+    AddedImage,
+    Encoded,
+    ImagePage,
+    ImageRecord,
+    Removed,
+    SearchAnswer,
+    SearchAnswers,
+    Stats,
+)
+from hashseek.retrieval.errors import HashseekError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
+ImageFile = str | Path | bytes
+
+_PAGE = 1000  # records in one answer
+_LONGEST_WAIT = 60.0  # seconds before a request is sent again
+
+
+class ServiceError(HashseekError):
+    """The service refused a request, or does not answer.
+
+    Attributes:
+        status: of HTTP; None if there was no answer.
+        kind: the class of the error, such as UnknownImage; empty if unknown.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None, kind: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+
+
+class Filters(TypedDict, total=False):
+    """Which images; see docs/how-to/filter-searches.md."""
+
+    label: Sequence[str]
+    any_label: Sequence[str]
+    without: Sequence[str]
+    where: Sequence[str]
+    id: Sequence[int]
+    key: Sequence[str]
+    added_after: str
+    added_before: str
+
+
+class SearchOptions(Filters, total=False):
+    """How to search; see docs/reference/http-api.md."""
+
+    k: int
+    offset: int
+    max_distance: int
+    min_precision: float
+    effort: int
+    rank: Literal["hamming", "asymmetric", "float"]
+    oversample: int
+    include: Sequence[Literal["histogram"]]
+
+
+class Query(TypedDict, total=False):
+    """What to search with: one of these."""
+
+    image_id: int
+    image_key: str
+    code: str
+    vector: Sequence[float]
+
+
+_LISTS = {"label", "any_label", "without", "where", "id", "key", "include"}
+
+
+@dataclass(frozen=True)
+class _Call(Generic[T]):
+    """A request, and how its answer is read. `content`: arguments of httpx."""
+
+    method: str
+    path: str
+    read: Callable[[bytes], T]
+    content: dict[str, Any] = field(default_factory=dict)
+
+
+class _Calls:
+    """The requests of both clients."""
+
+    @staticmethod
+    def search(*images: ImageFile, **options: Unpack[SearchOptions]) -> _Call[SearchAnswer]:
+        """The stored images most similar to an image, or to several together (the mean of their outputs)."""
+        files = [("image", _upload(image)) for image in images]
+        return _Call("POST", "/v1/search", _model(SearchAnswer), {"files": files, "data": _fields(options)})
+
+    @staticmethod
+    def search_each(queries: Sequence[Query], **options: Unpack[SearchOptions]) -> _Call[list[SearchAnswer]]:
+        """An answer for each of up to 64 queries, such as {"image_id": 12} or {"code": "b1c47f3a0d22"}."""
+        body = {"queries": list(queries), **_fields(options)}
+        read = _model(SearchAnswers)
+        return _Call("POST", "/v1/search", lambda content: read(content).answers, {"json": body})
+
+    @staticmethod
+    def similar(image_id: int, **options: Unpack[SearchOptions]) -> _Call[SearchAnswer]:
+        """The stored images most similar to a stored one, which is among them if it passes the filters."""
+        return _Call("GET", f"{_path(image_id)}/similar", _model(SearchAnswer), {"params": _fields(options)})
+
+    @staticmethod
+    def encode(image: ImageFile) -> _Call[Encoded]:
+        """The code of an image, in hex. Nothing is stored."""
+        return _Call("POST", "/v1/encode", _model(Encoded), {"files": {"image": _upload(image)}})
+
+    @staticmethod
+    def encode_vector(vector: Sequence[float]) -> _Call[Encoded]:
+        """The code of a vector, in hex."""
+        return _Call("POST", "/v1/encode", _model(Encoded), {"json": {"vector": list(vector)}})
+
+    @staticmethod
+    def add(
+        image: ImageFile,
+        *,
+        key: str | None = None,
+        labels: Sequence[str] = (),
+        attributes: Mapping[str, Any] | None = None,
+    ) -> _Call[AddedImage]:
+        """Store an image. Without a key its content decides whether it is new, with a key the key does."""
+        given = {"key": key, "attributes": json.dumps(dict(attributes)) if attributes else None}
+        data = {"labels": list(labels), **{name: value for name, value in given.items() if value is not None}}
+        return _Call("POST", "/v1/images", _model(AddedImage), {"files": {"image": _upload(image)}, "data": data})
+
+    @staticmethod
+    def get(image: int | str) -> _Call[ImageRecord]:
+        """The record of the image with this id (int) or key (str)."""
+        return _Call("GET", _path(image), _model(ImageRecord))
+
+    @staticmethod
+    def change(
+        image: int | str, *, labels: Sequence[str] | None = None, attributes: Mapping[str, Any] | None = None
+    ) -> _Call[ImageRecord]:
+        """Replace the labels or attributes, or both, of the image with this id (int) or key (str)."""
+        given = {
+            "labels": None if labels is None else list(labels),
+            "attributes": None if attributes is None else dict(attributes),
+        }
+        body = {name: value for name, value in given.items() if value is not None}
+        return _Call("PATCH", _path(image), _model(ImageRecord), {"json": body})
+
+    @staticmethod
+    def delete(image: int | str) -> _Call[None]:
+        """Delete the image with this id (int) or key (str)."""
+        return _Call("DELETE", _path(image), lambda _: None)
+
+    @staticmethod
+    def delete_where(expected: int, **filters: Unpack[Filters]) -> _Call[Removed]:
+        """Delete the images that pass the filters, if they are as many as expected."""
+        return _Call("DELETE", "/v1/images", _model(Removed), {"params": {"expected": expected, **_fields(filters)}})
+
+    @staticmethod
+    def page(*, after: int = 0, limit: int = _PAGE, **filters: Unpack[Filters]) -> _Call[ImagePage]:
+        """Some of the stored images that pass the filters, by ascending id."""
+        params = {"after": after, "limit": limit, **_fields(filters)}
+        return _Call("GET", "/v1/images", _model(ImagePage), {"params": params})
+
+    @staticmethod
+    def file(image_id: int, *, size: int | None = None) -> _Call[bytes]:
+        """The file of a stored image, or a JPEG thumbnail with at most `size` pixels on each side."""
+        return _Call("GET", f"{_path(image_id)}/file", bytes, {"params": {} if size is None else {"size": size}})
+
+    @staticmethod
+    def stats() -> _Call[Stats]:
+        """What the collection holds."""
+        return _Call("GET", "/v1/stats", _model(Stats))
+
+
+def _blocking(make: Callable[P, _Call[T]]) -> Callable[Concatenate["Client", P], T]:
+    @wraps(make)
+    def method(client: "Client", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return client._send(make(*args, **kwargs))
+
+    return method
+
+
+def _awaited(make: Callable[P, _Call[T]]) -> Callable[Concatenate["AsyncClient", P], Coroutine[Any, Any, T]]:
+    @wraps(make)
+    async def method(client: "AsyncClient", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await client._send(make(*args, **kwargs))
+
+    return method
+
+
+class Client:
+    """A service at a URL. Close it after use, or use it in a `with` statement.
+
+    Args:
+        url: of the service.
+        api_key: if the service asks for keys; default: the environment variable HASHSEEK_API_KEY.
+        timeout: seconds that an answer may take.
+        retries: how often a request is repeated while the service answers 429 or 503.
+        http: sends the requests, instead of a new `httpx.Client`; for example one with certificates of your own.
+
+    Raises (every method):
+        ServiceError: the service refused the request, or does not answer.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        timeout: float = 60,
+        retries: int = 5,
+        http: httpx.Client | None = None,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.retries = retries
+        self._headers = _headers(api_key)
+        self._http = http or httpx.Client(timeout=timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    search = _blocking(_Calls.search)
+    search_each = _blocking(_Calls.search_each)
+    similar = _blocking(_Calls.similar)
+    encode = _blocking(_Calls.encode)
+    encode_vector = _blocking(_Calls.encode_vector)
+    add = _blocking(_Calls.add)
+    get = _blocking(_Calls.get)
+    change = _blocking(_Calls.change)
+    delete = _blocking(_Calls.delete)
+    delete_where = _blocking(_Calls.delete_where)
+    page = _blocking(_Calls.page)
+    file = _blocking(_Calls.file)
+    stats = _blocking(_Calls.stats)
+
+    def images(self, **filters: Unpack[Filters]) -> Iterator[ImageRecord]:
+        """All stored images that pass the filters, by ascending id; asked for as they are needed."""
+        after: int | None = 0
+        while after is not None:
+            page = self.page(after=after, **filters)
+            yield from page.images
+            after = page.next
+
+    def _send(self, call: _Call[T]) -> T:
+        for attempt in range(self.retries + 1):
+            with _named(self.url):
+                response = self._http.request(call.method, self.url + call.path, headers=self._headers, **call.content)
+            if attempt == self.retries or response.status_code not in _BUSY:
+                break
+            time.sleep(_wait(response, attempt))
+        return _read(call, response, self.url)
+
+
+class AsyncClient:
+    """`Client` for asyncio: its methods are coroutines, and `images` is an asynchronous iterator."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        timeout: float = 60,
+        retries: int = 5,
+        http: httpx.AsyncClient | None = None,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.retries = retries
+        self._headers = _headers(api_key)
+        self._http = http or httpx.AsyncClient(timeout=timeout)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    search = _awaited(_Calls.search)
+    search_each = _awaited(_Calls.search_each)
+    similar = _awaited(_Calls.similar)
+    encode = _awaited(_Calls.encode)
+    encode_vector = _awaited(_Calls.encode_vector)
+    add = _awaited(_Calls.add)
+    get = _awaited(_Calls.get)
+    change = _awaited(_Calls.change)
+    delete = _awaited(_Calls.delete)
+    delete_where = _awaited(_Calls.delete_where)
+    page = _awaited(_Calls.page)
+    file = _awaited(_Calls.file)
+    stats = _awaited(_Calls.stats)
+
+    async def images(self, **filters: Unpack[Filters]) -> AsyncIterator[ImageRecord]:
+        """All stored images that pass the filters, by ascending id; asked for as they are needed."""
+        after: int | None = 0
+        while after is not None:
+            page = await self.page(after=after, **filters)
+            for image in page.images:
+                yield image
+            after = page.next
+
+    async def _send(self, call: _Call[T]) -> T:
+        for attempt in range(self.retries + 1):
+            with _named(self.url):
+                response = await self._http.request(
+                    call.method, self.url + call.path, headers=self._headers, **call.content
+                )
+            if attempt == self.retries or response.status_code not in _BUSY:
+                break
+            await asyncio.sleep(_wait(response, attempt))
+        return _read(call, response, self.url)
+
+
+_BUSY = (429, 503)
+
+
+def _wait(response: httpx.Response, attempt: int) -> float:
+    """Seconds until the request is sent again: what the service asks for, and more with every attempt."""
+    after = response.headers.get("Retry-After", "")
+    return min(float(after) if after.isdigit() else 1.0, _LONGEST_WAIT) + attempt * random.random()
+
+
+@contextmanager
+def _named(url: str) -> Iterator[None]:
+    """Raise errors of the connection as `ServiceError`."""
+    try:
+        yield
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ServiceError(f"no service answers at {url} ({error}): start one with `hashseek serve`") from None
+
+
+def _read(call: _Call[T], response: httpx.Response, url: str) -> T:
+    if not response.is_success:
+        try:
+            problem = response.json()
+            detail, kind = str(problem["detail"]), str(problem["type"]).removeprefix("urn:hashseek:")
+        except (ValueError, KeyError, TypeError):
+            detail, kind = f"{response.status_code} {response.reason_phrase}", ""
+        message = f"the service refused {call.method} {url}{call.path}: {detail}"
+        raise ServiceError(message, status=response.status_code, kind=kind)
+    try:
+        return call.read(response.content)
+    except ValidationError:
+        raise ServiceError(f"{url} is not a Hashseek service of this version", status=response.status_code) from None
+
+
+def _headers(api_key: str | None) -> dict[str, str]:
+    key = api_key or os.environ.get("HASHSEEK_API_KEY")
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def _model(model: type[M]) -> Callable[[bytes], M]:
+    return model.model_validate_json
+
+
+def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as a request has them: one value of a list stands for a list of one, and None for not given."""
+    given = {name: value for name, value in options.items() if value is not None}
+    return {
+        name: (list(value) if not isinstance(value, str | int) else [value]) if name in _LISTS else value
+        for name, value in given.items()
+    }
+
+
+def _upload(image: ImageFile) -> tuple[str, bytes]:
+    """(name, content) of a file; the service keeps no name that ends with a slash."""
+    if isinstance(image, bytes):
+        return "/", image
+    path = Path(image)
+    return path.name, path.read_bytes()
+
+
+def _path(image: int | str) -> str:
+    if isinstance(image, int):
+        return f"/v1/images/{image}"
+    return f"/v1/images/by-key/{quote(image, safe='').replace('.', '%2E')}"  # or httpx would resolve a key like ".."

@@ -1,0 +1,151 @@
+"""`hashseek.Client` and `hashseek.AsyncClient` against a service."""
+
+import asyncio
+import inspect
+import socket
+import threading
+import time
+
+import httpx
+import pytest
+
+import hashseek
+from hashseek.api import client as client_module
+from hashseek.api.client import Filters, Query, SearchOptions
+from hashseek.api.parameters import FilterParameters, SearchParameters, SearchQuery
+from hashseek.api.service import Service
+from support.pictures import png
+from support.service import serving
+
+URL = "http://localhost"
+
+
+@pytest.fixture
+def remote(client):
+    """A client of a service whose collection the test may change."""
+    return hashseek.Client(URL, http=client)
+
+
+def asynchronous(client):
+    return hashseek.AsyncClient(URL, http=httpx.AsyncClient(transport=httpx.ASGITransport(client.app)))
+
+
+def test_everything_that_a_client_can_do(remote, tmp_path):
+    (tmp_path / "made.png").write_bytes(png(600))
+    added = remote.add(tmp_path / "made.png", key="../a b?/.", labels=["x", "made"], attributes={"n": 1})
+    assert (added.id, added.change, added.attributes) == (13, "added", {"filename": "made.png", "n": 1})
+    assert remote.add(png(600), key="../a b?/.").change == "known"
+    assert remote.get("../a b?/.") == remote.get(13)
+    changed = remote.change("../a b?/.", labels=["made"])
+    assert (changed.labels, changed.attributes) == (["made"], added.attributes)
+    assert remote.change(13, attributes={}).attributes == {}
+    other = remote.add(png(601), labels=["made"])
+    assert (other.attributes, other.key) == ({}, None)
+
+    code = remote.encode(png(600))
+    assert remote.search(str(tmp_path / "made.png"), k=1).hits[0].id == 13
+    assert remote.search(png(600), png(601), k=3, label=["made"]).hits[0].labels == ["made"]
+    answers = remote.search_each(
+        [{"image_id": 13}, {"image_key": "../a b?/."}, {"code": code.code}], label=["made"], include=["histogram"]
+    )
+    assert [answer.hits for answer in answers] == [remote.similar(13, label=["made"]).hits] * 3
+    assert sum(answers[0].histogram) == 2
+    assert remote.search_each([{"image_id": 13}], label="made")[0].hits == answers[0].hits
+
+    assert remote.file(13) == png(600)
+    assert remote.file(13, size=32)[:3] == b"\xff\xd8\xff"
+    assert [image.id for image in remote.images()] == list(range(1, 15))
+    assert remote.page(limit=5, label=["odd"]).total == 6
+    assert (remote.stats().n_images, remote.stats().labels["made"]) == (14, 2)
+    with pytest.raises(hashseek.ServiceError) as refused:
+        remote.delete_where(3, label=["made"])
+    assert (refused.value.status, refused.value.kind) == (409, "UnexpectedNumber")
+    assert remote.delete_where(2, label=["made"]).removed == 2
+    remote.delete(1)
+    assert [image.id for image in remote.images(any_label=["odd", "even"])] == list(range(2, 13))
+
+
+def test_both_clients_have_the_same_methods_and_get_the_same_answers(reader):
+    methods = {name for name, _ in inspect.getmembers(hashseek.Client, callable) if not name.startswith("_")}
+    assert methods == {name for name in vars(hashseek.AsyncClient) if not name.startswith("_")}
+    for name in methods - {"close", "images"}:
+        first, second = (getattr(kind, name) for kind in (hashseek.Client, hashseek.AsyncClient))
+        assert str(inspect.signature(first)) == str(inspect.signature(second))
+        assert first.__doc__ == second.__doc__
+
+    async def ask():
+        async with asynchronous(reader) as client:
+            found = await asyncio.gather(client.similar(3, k=4), client.search_each([{"image_id": 3}], k=4))
+            return *found, [image.id async for image in client.images(label=["three"])], await client.stats()
+
+    remote = hashseek.Client(URL, http=reader)
+    similar, [each], ids, stats = asyncio.run(ask())
+    assert similar.hits == each.hits == remote.similar(3, k=4).hits
+    assert ids == [image.id for image in remote.images(label=["three"])]
+    assert stats == remote.stats()
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(Filters, FilterParameters), (SearchOptions, SearchParameters), (Query, SearchQuery)]
+)
+def test_its_options_are_those_of_the_service(ours, theirs):
+    assert set(ours.__annotations__) == {field.alias or name for name, field in theirs.model_fields.items()}
+
+
+def test_it_waits_for_a_service_that_is_starting(own_collection, monkeypatch):
+    go_on, load = threading.Event(), Service._load
+    monkeypatch.setattr(Service, "_load", lambda self: (go_on.wait(60), load(self)))
+    with serving(own_collection, ready=False) as client:
+        with pytest.raises(hashseek.ServiceError) as refused:
+            hashseek.Client(URL, http=client, retries=0).stats()
+        assert (refused.value.status, refused.value.kind) == (503, "NotReady")
+        threading.Timer(0.5, go_on.set).start()
+        started = time.monotonic()
+        assert hashseek.Client(URL, http=client, retries=60).add(png(602), key="k").change == "added"
+        assert time.monotonic() - started > 1  # as Retry-After says
+
+
+def test_errors_name_the_service_and_the_reason(reader):
+    remote = hashseek.Client(URL, http=reader)
+    for call, status, kind in (
+        (lambda: remote.get(99), 404, "UnknownImage"),
+        (lambda: remote.get(".."), 404, "UnknownImage"),
+        (lambda: remote.search(b"no picture"), 422, "BadImage"),
+        (lambda: remote.search(), 422, "BadRequest"),
+        (lambda: remote.similar(1, k=0), 422, "BadRequest"),
+        (lambda: remote.delete(".."), 403, "ReadOnly"),
+        (lambda: remote.search_each([{"vector": [1.0]}]), 422, "BadCheckpoint"),
+    ):
+        with pytest.raises(hashseek.ServiceError, match=URL) as refused:
+            call()
+        assert (refused.value.status, refused.value.kind) == (status, kind)
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    with (
+        pytest.raises(hashseek.ServiceError, match=str(port)) as unreachable,
+        hashseek.Client(f"http://127.0.0.1:{port}") as nobody,
+    ):
+        nobody.stats()
+    assert unreachable.value.status is None
+
+
+def test_a_key_is_sent_with_every_request():
+    """The service of httpx's own mock answers what it was sent; there is no other way to see a header."""
+    seen = []
+
+    def answer(request):
+        seen.append(request.headers["Authorization"])
+        return httpx.Response(200, content=b"picture")
+
+    with hashseek.Client(URL, api_key="secret", http=httpx.Client(transport=httpx.MockTransport(answer))) as remote:
+        assert remote.file(1) == b"picture"
+        with pytest.raises(hashseek.ServiceError, match="this version"):
+            remote.stats()
+    assert seen == ["Bearer secret"] * 2
+
+
+def test_waiting_grows_and_has_a_limit():
+    for header, low, high in (("7", 7, 10), ("", 1, 4), ("soon", 1, 4), ("99999", 60, 63)):
+        waits = [client_module._wait(httpx.Response(503, headers={"Retry-After": header}), n) for n in range(4)]
+        assert waits[0] == low
+        assert all(low <= wait <= high for wait in waits)

@@ -1,0 +1,53 @@
+"""The service does what its OpenAPI document says, for requests that Schemathesis makes up from it."""
+
+import os
+import subprocess
+import sys
+
+# What only the service can know, such as whether bytes are a picture, no schema can say.
+CHECKS = ("--exclude-checks", "positive_data_acceptance")
+
+
+def test_generated_requests_get_declared_answers_and_no_server_error(own_collection, serve, tmp_path):
+    """With HASHSEEK_CASES, so many cases for each operation, and sequences of operations, too."""
+    _, client = serve(own_collection)
+    cases = os.environ.get("HASHSEEK_CASES")
+    phases = "examples,coverage,fuzzing" + (",stateful" if cases else "")
+    options = ("--max-examples", cases or "8", "--phases", phases, "--seed", "1", "--continue-on-failure", *CHECKS)
+    url = f"{client.base_url}/openapi.json"
+    done = subprocess.run(
+        [sys.executable, "-c", "from schemathesis.cli import schemathesis as run; run()", "run", url, *options],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert "Tested: 19" in done.stdout
+    assert client.get("/healthz/ready").status_code == 200
+
+
+def test_operations_have_stable_names(reader):
+    paths = reader.get("/openapi.json").json()["paths"]
+    names = [operation["operationId"] for operations in paths.values() for operation in operations.values()]
+    assert sorted(names) == [
+        "add_image",
+        "change_image",
+        "change_image_by_key",
+        "delete_image",
+        "delete_image_by_key",
+        "delete_images",
+        "encode",
+        "get_file",
+        "get_image",
+        "get_image_by_key",
+        "get_session",
+        "list_images",
+        "live",
+        "ready",
+        "search",
+        "sign_in",
+        "sign_out",
+        "similar",
+        "stats",
+    ]
