@@ -4,11 +4,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 
+from anyio import to_thread
 from fastapi import FastAPI
 from fastapi.staticfiles import StaticFiles
 from fastapi_offline import FastAPIOffline
+from starlette.middleware.gzip import GZipMiddleware
 
-from hashseek.api import problems
+from hashseek.api import metrics, problems
 from hashseek.api.routes import health, images, search, web
 from hashseek.api.schemas import ProblemDetails
 from hashseek.api.service import Service
@@ -21,6 +23,8 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        # Uploads that wait each hold a thread, and must leave some to other requests.
+        to_thread.current_default_thread_limiter().total_tokens = settings.max_uploads + 16
         service.start()
         yield
         service.stop()
@@ -41,14 +45,16 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.service = service
     problems.install(app)
+    app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=1, exclude_content_types=("image/*",))
     app.add_middleware(
         problems.RequestLimits,
         max_bytes=settings.max_upload_bytes,
         max_changing=settings.max_uploads,
         hosts=settings.hosts(),
     )
+    app.add_middleware(metrics.Observed)
 
-    for router in (search.json_router, search.router, images.router, health.router, web.router):
+    for router in (search.json_router, search.router, images.router, health.router, metrics.router, web.router):
         app.include_router(router)
     app.mount("/web", StaticFiles(directory=web.FOLDER), name="web")
     return app

@@ -9,7 +9,7 @@ import warnings
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -59,6 +59,12 @@ def serve(
             envvar="HASHSEEK_ALLOWED_HOSTS",
         ),
     ] = None,
+    log_format: Annotated[
+        Literal["text", "json"], typer.Option(help="Of the lines on standard error.", envvar="HASHSEEK_LOG_FORMAT")
+    ] = "text",
+    access_log: Annotated[
+        bool, typer.Option("--access-log", help="Log every request.", envvar="HASHSEEK_ACCESS_LOG")
+    ] = False,
 ) -> None:
     """Serve a collection over HTTP, with a search page at / and the API documentation at /docs.
 
@@ -79,6 +85,8 @@ def serve(
             max_k=max_k,
             max_uploads=max_uploads,
             allowed_hosts=tuple(allowed_host or ()),
+            log_format=log_format,
+            access_log=access_log,
         )
     )
 
@@ -96,7 +104,9 @@ def run(settings: Settings) -> None:
 
         # FastAPI hides this warning of its own, but not while another thread changes the filters, as torch does.
         warnings.simplefilter("ignore", UnsupportedFieldAttributeWarning)
+        from hashseek.api import logs
         from hashseek.api.app import create_app
+        from hashseek.api.connections import limit_connections
         from hashseek.indexing.collection import check_checkpoint
         from hashseek.retrieval.engines import check_engine
 
@@ -109,7 +119,18 @@ def run(settings: Settings) -> None:
     # Being stopped is not a failure. Uvicorn raises the signal again after an orderly shutdown.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(0))
-    server = uvicorn.Server(uvicorn.Config(create_app(settings), log_level="warning", timeout_graceful_shutdown=10))
+    logs.configure(as_json=settings.log_format == "json", access_log=settings.access_log)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            create_app(settings),
+            http=limit_connections(),
+            ws="none",
+            log_config=None,
+            log_level="error",  # its warnings are about malformed requests, which anybody may send
+            access_log=False,
+            timeout_graceful_shutdown=10,
+        )
+    )
     server.run(sockets=[listener])
 
 

@@ -20,6 +20,8 @@ class Settings:
     max_k: int = 10_000
     max_uploads: int = 32
     allowed_hosts: tuple[str, ...] = ()
+    log_format: str = "text"
+    access_log: bool = False
 
     def hosts(self) -> frozenset[str]:
         """Names in the Host header that are answered; empty: all.

@@ -1,4 +1,4 @@
-"""Clients of a running service, as a process of its own that needs only the standard library; `bench/serve.py` starts it.
+"""Clients of a running service, as a process that imports only the standard library; `bench/serve.py` starts it.
 
     python bench/http_load.py < order.json > outcome.json
 

@@ -2,9 +2,9 @@
 
     HASHSEEK_DATA=../shared/data make bench-serve      # or: python bench/serve.py [--images N] [--codes N] [--engine E]
 
-A real `hashseek serve` and clients in a process of their own (`bench/http_load.py`). Every round runs each case for some
-seconds, one after the other, so that a machine that is busy for a while is busy for all; figures are medians over the
-rounds, ratios medians of the ratios within a round. The library decodes, encodes and searches one picture after the
+A real `hashseek serve`, and clients in a process of their own (`bench/http_load.py`). Every round runs each case for
+some seconds, one after the other, so that a machine that is busy for a while is busy for all; figures are medians over
+the rounds, ratios medians of the ratios within a round. The library decodes, encodes and searches one picture after the
 other, and looks up the records of the hits, as the service does. Uploads are query photographs that are not stored.
 """
 
@@ -145,6 +145,7 @@ class Bench:
         self.rounds: list[dict[str, Outcome]] = []
 
     def client(self, clients: int, **order: Any) -> Outcome:
+        """The outcome of some clients alone."""
         return outcome_of(start_load(self.port, self.seconds, clients, **order))
 
     def round(self) -> None:
@@ -210,7 +211,9 @@ def main() -> None:
         queries = [data / row["file"] for row in csv.DictReader(file) if row["split"] == "query"]
     with closing(Collection(folder, read_only=True)) as collection:
         searcher = Searcher.open(collection, engine=options.engine)
-        print(f"{len(collection):,} images, {searcher.encoder.engine}, {n_cores()} cores, load {os.getloadavg()[0]:.1f}")
+        print(
+            f"{len(collection):,} images, {searcher.encoder.engine}, {n_cores()} cores, load {os.getloadavg()[0]:.1f}"
+        )
         with serving(folder, "--engine", options.engine) as port:
             bench = Bench(port, searcher, queries, options.seconds, not options.no_uploads)
             for _ in range(options.rounds):

@@ -8,7 +8,7 @@ import pytest
 
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.ingest.batch import ImageSource, ingest
-from hashseek.indexing.searcher import InMemory, MemoryBudget, Searcher, SearchOptions
+from hashseek.indexing.searcher import Budget, InMemory, Searcher, SearchOptions
 from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadConfig, BadImage, ForeignCodes, UnknownImage
@@ -127,7 +127,7 @@ def test_an_image_removed_while_it_is_found_is_no_hit(own_collection, monkeypatc
 
 
 def test_a_memory_budget_lets_one_thread_on_and_holds_back_what_does_not_fit():
-    budget, entered = MemoryBudget(100), []
+    budget, entered = Budget(100), []
 
     def use(n_bytes):
         with budget.hold(n_bytes):

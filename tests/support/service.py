@@ -45,7 +45,8 @@ def assert_problem(response, status: int, kind: str = "about:blank", *values: st
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/problem+json"
     content = response.json()
-    assert set(content) == {"type", "title", "status", "detail"}
+    assert set(content) == {"type", "title", "status", "detail", "request_id"}
+    assert content["request_id"] == response.headers["X-Request-ID"]
     assert (content["status"], content["type"].removeprefix("urn:hashseek:")) == (status, kind), content
     assert all(value in content["detail"] for value in values), content["detail"]
     assert "\n" not in content["detail"]
