@@ -1,6 +1,7 @@
 """Subcommand `serve`. Imports torch and the web framework only after everything that can be refused was checked."""
 
 import ctypes
+import json
 import os
 import signal
 import socket
@@ -95,7 +96,7 @@ def run(settings: Settings) -> None:
     """Serve until stopped. What can be refused is refused before the server starts."""
     files = settings.collection, settings.collection / "catalog.sqlite"
     if not settings.read_only and all(map(Path.exists, files)) and not all(os.access(file, os.W_OK) for file in files):
-        typer.echo(f"{settings.collection} may not be written by this user: it is served read-only", err=True)
+        _say(f"{settings.collection} may not be written by this user: it is served read-only", settings)
         settings = replace(settings, read_only=True)
     with closing(Catalog(settings.collection / "catalog.sqlite", read_only=settings.read_only)) as catalog:
         listener = _listen(settings.host, settings.port)
@@ -115,7 +116,7 @@ def run(settings: Settings) -> None:
     _give_memory_back()
     port = listener.getsockname()[1]
     shown = f"[{settings.host}]" if ":" in settings.host else settings.host
-    typer.echo(f"search page on http://{shown}:{port}, API on http://{shown}:{port}/docs (Ctrl-C stops)", err=True)
+    _say(f"search page on http://{shown}:{port}, API on http://{shown}:{port}/docs (Ctrl-C stops)", settings)
     # Being stopped is not a failure. Uvicorn raises the signal again after an orderly shutdown.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(0))
@@ -132,6 +133,11 @@ def run(settings: Settings) -> None:
         )
     )
     server.run(sockets=[listener])
+
+
+def _say(message: str, settings: Settings) -> None:
+    line = json.dumps({"level": "info", "message": message}) if settings.log_format == "json" else message
+    typer.echo(line, err=True)
 
 
 def _give_memory_back() -> None:
