@@ -22,6 +22,7 @@ STAGES = Histogram(
     ("stage",),
     buckets=(0.0001, 0.0002, 0.0005, *_SECONDS),
 )
+BATCH = Histogram("hashseek_batch_images", "Images that were encoded together.", buckets=(1, 2, 4, 8, 16, 32, 64))
 ERRORS = Counter("hashseek_errors", "Answers that were problem JSON, by their type.", ("type",))
 IN_PROGRESS = Gauge("hashseek_requests_in_progress", "Requests that are being answered.")
 QUEUE = Gauge("hashseek_queue_length", "Images that wait for memory or a processor core.")
@@ -36,9 +37,9 @@ def metrics() -> Response:
     return Response(generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-def observe_stage(stage: str, seconds: float) -> None:
-    """Note how long a stage took."""
-    STAGES.labels(stage).observe(seconds)
+def observe(name: str, value: float) -> None:
+    """Note what a searcher observes."""
+    (BATCH if name == "batch" else STAGES.labels(name)).observe(value)
 
 
 class Observed:

@@ -124,7 +124,7 @@ class Service:
                 precision=settings.precision,
                 engine=settings.engine,
             )
-            searcher.observe = metrics.observe_stage
+            searcher.observe = metrics.observe
             return searcher
         except BaseException:
             collection.close()

@@ -26,6 +26,7 @@ from hashseek.retrieval.codes import Codes, check_codes, pack, unpack
 from hashseek.retrieval.devices import EncoderOptions, n_cores
 from hashseek.retrieval.errors import BadConfig, ForeignCodes, HashseekError, UnknownImage
 from hashseek.retrieval.images import Pixels, decode_for, memory_to_decode
+from hashseek.retrieval.micro_batches import MicroBatches
 from hashseek.retrieval.scores import Features, asymmetric_scores, best, cosines, stored_features
 from hashseek.retrieval.vectors import as_float32
 
@@ -250,8 +251,9 @@ class Searcher:
         codes: a collection, or codes in memory.
 
     Attributes:
-        memory, cores: what images wait for before they are decoded and encoded: bytes, and a processor core each.
-        observe: called with the name of each stage (wait, decode, encode, search, records) and its seconds.
+        memory, cores: what images wait for before they are decoded: bytes, and a processor core each.
+        observe: called with the name of each stage (wait, decode, encode, search, records) and its seconds, and with
+            "batch" and the number of images that were encoded together.
 
     Raises:
         ForeignCodes: the collection's codes were made with another checkpoint.
@@ -267,7 +269,10 @@ class Searcher:
         self.codes = codes
         self.memory = Budget(DECODING_BYTES)
         self.cores = Budget(n_cores())
-        self.observe: Callable[[str, float], object] = lambda _stage, _seconds: None
+        self.observe: Callable[[str, float], object] = lambda _name, _value: None
+        self._encode_one = MicroBatches(
+            lambda pixels: self.image_encoder.features_and_outputs(pixels), lambda n: self.observe("batch", n)
+        )
 
     @classmethod
     def open(cls, collection: Collection, *, checkpoint: Path | None = None, **options: Unpack[EncoderOptions]) -> Self:
@@ -332,8 +337,8 @@ class Searcher:
                 held.enter_context(self.cores.hold())
             with self._stage("decode"):
                 picture, pixels = decode_for(data, encoder.preprocessing, name=name)
-            with self._stage("encode"):
-                [query] = _queries(*encoder.features_and_outputs(pixels[None]))
+        with self._stage("encode"):
+            [query] = _queries(*self._encode_one(pixels))
         return LoadedFile(pixels, picture.width, picture.height, picture.media_type), query
 
     def rank(

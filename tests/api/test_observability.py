@@ -34,6 +34,7 @@ def test_metrics_count_what_was_done(serve, indexed):
     assert {stage: found["hashseek_stage_seconds_count", stage] for stage in stages} == stages
     assert all(0 < found["hashseek_stage_seconds_sum", stage] < 60 for stage in stages)
     assert found["hashseek_request_seconds_count", "/v1/search"] == 3
+    assert (found["hashseek_batch_images_count",], found["hashseek_batch_images_sum",]) == (3, 3)
     assert found["hashseek_errors_total", "UnknownImage"] == 2
     assert (found["hashseek_index_images",], found["hashseek_queue_length",]) == (12, 0)
     assert found["hashseek_requests_in_progress",] == 1  # this one
