@@ -6,6 +6,7 @@ A real `hashseek serve`, and clients in a process of their own (`bench/http_load
 some seconds, one after the other, so that a machine that is busy for a while is busy for all; figures are medians over
 the rounds, ratios medians of the ratios within a round. The library decodes, encodes and searches one picture after the
 other, and looks up the records of the hits, as the service does. Uploads are query photographs that are not stored.
+"CPU ms" is processor time of the library or the server, of all threads, per request: it depends less on what else runs.
 """
 
 import argparse
@@ -75,8 +76,8 @@ def fill(collection: Collection, n: int) -> None:
 
 
 @contextmanager
-def serving(folder: Path, *options: str) -> Iterator[int]:
-    """A ready `hashseek serve`; its port."""
+def serving(folder: Path, *options: str) -> Iterator[tuple[int, int]]:
+    """A ready `hashseek serve`; its port and process id."""
     command = [sys.executable, "-c", "from hashseek.api.cli import main; main()", "serve", str(folder), "--port", "0"]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen([*command, "--read-only", *options], stderr=log, text=True)
@@ -89,7 +90,7 @@ def serving(folder: Path, *options: str) -> Iterator[int]:
                 with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz/ready"):
                     break
                 time.sleep(0.05)
-            yield port
+            yield port, process.pid
         finally:
             process.terminate()
             process.wait()
@@ -117,6 +118,12 @@ def outcome_of(process: subprocess.Popen[str]) -> Outcome:
     return outcome
 
 
+def cpu_seconds(pid: int) -> float:
+    """Processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def percentile(outcome: Outcome, share: float) -> float:
     return float(np.percentile(outcome["latencies"], 100 * share))
 
@@ -124,20 +131,24 @@ def percentile(outcome: Outcome, share: float) -> float:
 def loop(seconds: float, work: Callable[[int], object]) -> Outcome:
     """The library in a tight loop."""
     latencies: list[float] = []
+    cpu_before = time.process_time()
     started = now = time.perf_counter()
     while now - started < seconds:
         before = now
         work(len(latencies))
         now = time.perf_counter()
         latencies.append(1000 * (now - before))
-    return {"per_second": len(latencies) / (now - started), "latencies": latencies}
+    cpu_ms = 1000 * (time.process_time() - cpu_before) / len(latencies)
+    return {"per_second": len(latencies) / (now - started), "latencies": latencies, "cpu_ms": cpu_ms}
 
 
 class Bench:
     """Measures the cases of one round after the other and keeps their outcomes."""
 
-    def __init__(self, port: int, searcher: Searcher, files: list[Path], seconds: float, uploads: bool) -> None:
-        self.port, self.searcher, self.seconds, self.uploads = port, searcher, seconds, uploads
+    def __init__(
+        self, port: int, pid: int, searcher: Searcher, files: list[Path], seconds: float, uploads: bool
+    ) -> None:
+        self.port, self.pid, self.searcher, self.seconds, self.uploads = port, pid, searcher, seconds, uploads
         self.files = [str(file) for file in files]
         self.contents = [file.read_bytes() for file in files]
         known = np.random.default_rng(1).permutation(searcher.collection.index.current().built.index.ids)
@@ -146,7 +157,9 @@ class Bench:
 
     def client(self, clients: int, **order: Any) -> Outcome:
         """The outcome of some clients alone."""
-        return outcome_of(start_load(self.port, self.seconds, clients, **order))
+        before = cpu_seconds(self.pid)
+        outcome = outcome_of(start_load(self.port, self.seconds, clients, **order))
+        return outcome | {"cpu_ms": 1000 * (cpu_seconds(self.pid) - before) / len(outcome["latencies"])}
 
     def round(self) -> None:
         """Run every case once."""
@@ -178,7 +191,7 @@ class Bench:
 
     def print_table(self) -> None:
         """Medians over the rounds."""
-        print("\n| case | per second | of the library | p50, ms | p99, ms |\n|---|---:|---:|---:|---:|")
+        print("\n| case | per second | of the library | CPU ms | p50, ms | p99, ms |\n|---|---:|---:|---:|---:|---:|")
         library = ""
         for name in self.rounds[0]:
             outcomes = [found[name] for found in self.rounds]
@@ -189,7 +202,10 @@ class Bench:
             ratio = f"{median(beside):.2f}" if name not in ("live alone", "live during 16 uploads") else ""
             figures = (median(percentile(outcome, share) for outcome in outcomes) for share in (0.5, 0.99))
             speed = median(outcome["per_second"] for outcome in outcomes)
-            print(f"| {name} | {speed:.0f} | {ratio} | {' | '.join(f'{figure:.1f}' for figure in figures)} |")
+            cpu = median(outcome["cpu_ms"] for outcome in outcomes) if "during" not in name else ""
+            print(
+                f"| {name} | {speed:.0f} | {ratio} | {cpu:.3} | {' | '.join(f'{figure:.1f}' for figure in figures)} |"
+            )
 
 
 def main() -> None:
@@ -214,8 +230,8 @@ def main() -> None:
         print(
             f"{len(collection):,} images, {searcher.encoder.engine}, {n_cores()} cores, load {os.getloadavg()[0]:.1f}"
         )
-        with serving(folder, "--engine", options.engine) as port:
-            bench = Bench(port, searcher, queries, options.seconds, not options.no_uploads)
+        with serving(folder, "--engine", options.engine) as (port, pid):
+            bench = Bench(port, pid, searcher, queries, options.seconds, not options.no_uploads)
             for _ in range(options.rounds):
                 bench.round()
             bench.print_table()
