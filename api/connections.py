@@ -2,11 +2,13 @@
 
 import asyncio
 import resource
+from contextlib import suppress
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEADER_SECONDS = 10.0  # until the headers of a request have arrived, from its first byte or the start of the connection
 BODY_SECONDS = 120.0  # until its body has arrived
+_FILES = 65_536
 
 
 class Connection(HttpToolsProtocol):
@@ -54,8 +56,11 @@ class Connection(HttpToolsProtocol):
 def limit_connections() -> type[Connection]:
     """The class of connections, of which there may be nearly as many as this process may open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 65_536 if hard == resource.RLIM_INFINITY else hard
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    Connection.max_connections = max(wanted - 500, wanted // 2)
+        with suppress(OSError, ValueError):  # macOS allows less than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+    n_files = _FILES if soft == resource.RLIM_INFINITY else min(soft, _FILES)
+    Connection.max_connections = max(n_files - 500, n_files // 2)
     return Connection

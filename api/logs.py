@@ -30,11 +30,16 @@ class Formatter(logging.Formatter):
         super().__init__("hashseek: %(message)s")
         self.as_json = as_json
 
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line as text; a traceback follows it."""
+        own = request_id.get()
+        return super().formatMessage(record) + (f" [{own}]" if own else "")
+
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
-        own = request_id.get()
         if not self.as_json:
-            return super().format(record) + (f" [{own}]" if own and record.exc_info is None else "")
+            return super().format(record)
+        own = request_id.get()
         content: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),

@@ -41,7 +41,7 @@ OVERSAMPLE = 10
 # Features of so many images are in memory at the same time.
 _FEATURES_AT_ONCE = 10_000
 DECODING_BYTES = 2**30  # that images may take at a time while they are decoded
-WAIT_SECONDS = 10.0  # that an image waits for memory and a processor core before it is refused
+WAIT_SECONDS = 30.0  # that an image waits for memory and a processor core before it is refused
 
 
 @dataclass(frozen=True)
