@@ -129,6 +129,7 @@ def run(settings: Settings) -> None:
             log_config=None,
             log_level="error",  # its warnings are about malformed requests, which anybody may send
             access_log=False,
+            timeout_keep_alive=15,  # s; longer than clients keep idle connections, httpx for 5 s, say
             timeout_graceful_shutdown=10,
         )
     )
