@@ -176,3 +176,4 @@ class ProblemDetails(BaseModel):
     title: str
     status: int
     detail: str
+    request_id: str

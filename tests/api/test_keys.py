@@ -1,5 +1,6 @@
 """API keys: which request needs which role, how keys come and go, how often they may be used."""
 
+import logging
 import re
 import time
 from contextlib import contextmanager
@@ -159,6 +160,16 @@ def test_the_page_keeps_its_key_in_a_cookie(own_collection, file, secret):
         assert_problem(client.get("/v1/images/2/file"), 401, "KeyNeeded")
         https = {**bearer(secret("read")), "X-Forwarded-Proto": "https"}
         assert "Secure" in client.post("/v1/session", headers=https).headers["Set-Cookie"]
+
+
+def test_the_access_log_names_the_key_but_not_its_secret(indexed, file, secret, caplog):
+    good = secret("read", "alice")
+    with keyed(indexed, file, read_only=True) as client, caplog.at_level(logging.INFO, "hashseek.access"):
+        client.get("/v1/stats", headers=bearer(good))
+        client.get("/v1/stats")
+    noted = [record.request for record in caplog.records if record.name == "hashseek.access"]
+    assert [(request["status"], request.get("key")) for request in noted] == [(200, "alice"), (401, None)]
+    assert good not in caplog.text
 
 
 def test_without_keys_everybody_may_do_everything(client):
