@@ -12,7 +12,7 @@ import yaml
 from hashseek.api.settings import options
 from support.paths import ROOT
 from support.pictures import png
-from support.service import hits, search
+from support.service import hits, search, serving
 
 DEPLOY = ROOT / "docs" / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
@@ -51,10 +51,11 @@ def test_prometheus_and_grafana_find_each_other():
     assert {panel["datasource"]["uid"] for panel in dashboard["panels"]} == {source["uid"]}
 
 
-def test_dashboard_and_alerts_show_metrics_that_the_service_has(reader):
-    hits(search(reader, png(1)))
-    assert reader.get("/v1/images/99").status_code == 404
-    kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)$", reader.get("/metrics").text, re.M))
+def test_dashboard_and_alerts_show_metrics_that_the_service_has(indexed):
+    with serving(indexed, read_only=True) as client:  # the newest service of the process has its figures there
+        hits(search(client, png(1)))
+        assert client.get("/v1/images/99").status_code == 404
+        kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)$", client.get("/metrics").text, re.M))
     histograms = {
         name + end for name, kind in kinds.items() if kind == "histogram" for end in ("_bucket", "_sum", "_count")
     }
