@@ -37,6 +37,12 @@ def create_app(settings: Settings) -> FastAPI:
                 "content": {problems.MEDIA_TYPE: {"schema": ProblemDetails.model_json_schema()}},
             }
             for code in ("4XX", "5XX")
+        }
+        | {
+            "400": {
+                "description": "The request cannot be read; in plain text if not even its first line can.",
+                "content": {problems.MEDIA_TYPE: {"schema": ProblemDetails.model_json_schema()}, "text/plain": {}},
+            }
         },
     )
     app.state.service = service
