@@ -43,7 +43,7 @@ def test_every_method_is_a_valid_configuration_with_a_space_that_it_knows():
         if method.fitted is None:
             content = read_config(comparison.DATA[data].config, (*Experiment(data).settings, *method.settings))
             check_space(content, parse_space(method.space), source=method.title)
-            assert {"model.dropout", "model.head_init", "optimizer.lr"} <= set(method.space)
+            assert {"model.dropout", "optimizer.lr"} <= set(method.space)
 
 
 def test_an_interrupted_comparison_continues_into_one_table(base, tmp_path, monkeypatch):
