@@ -3,7 +3,7 @@
 import { address, go, onMove, remember, wanted } from "/web/address.js";
 import { browse } from "/web/browse.js";
 import { onCrop } from "/web/crop.js";
-import { afterPause, clearMessages, fail, splitLabels, ui } from "/web/dom.js";
+import { afterPause, asked, clearMessages, fail, splitLabels, ui } from "/web/dom.js";
 import { showFilters } from "/web/filters.js";
 import { showAbout } from "/web/overview.js";
 import { onChange } from "/web/picture.js";
@@ -62,13 +62,12 @@ async function take(file) {
   return go(address({ id: null, max: null }), { upload });
 }
 
-ui.add.onsubmit = async (event) => {
-  event.preventDefault();
+ui.addOpen.onclick = async () => {
+  if ((await asked(ui.add)) !== "add") return;
   const { upload } = query;
   const body = new FormData();
   body.set("image", upload.file);
   for (const label of splitLabels(ui.addLabels.value)) body.append("labels", label);
-  ui.addButton.disabled = true;
   try {
     const { id, created } = await api("/v1/images", { method: "POST", body });
     upload.stored = id;
@@ -77,8 +76,6 @@ ui.add.onsubmit = async (event) => {
     ui.notice.textContent = created ? `Added as ${noun()} ${id}.` : `Already in the collection, as ${noun()} ${id}.`;
   } catch (error) {
     fail(error);
-  } finally {
-    ui.addButton.disabled = false;
   }
 };
 

@@ -38,7 +38,7 @@ export function openPicture(image) {
 
 function showFacts(image) {
   const rows = [];
-  if (image.rank !== undefined) rows.push(["Rank", String(image.rank)]);
+  if (image.rank !== undefined) rows.push([image.rank.includes("–") ? "Ranks (tied)" : "Rank", image.rank]);
   if (image.distance !== undefined) rows.push(["Distance", counted(image.distance, "bit")]);
   if ((image.score ?? null) !== null) rows.push(["Score", image.score.toFixed(3)]); // what orders the hits
   if ((image.relevance ?? null) !== null) rows.push(["Relevant", `${percent(image.relevance)} likely at this distance`]);

@@ -38,7 +38,7 @@ function draw() {
   ui.within.textContent = text;
   ui.max.ariaValueText = text;
   const expected = stats.expected_precision?.[isAll ? stats.n_bits : radius];
-  ui.expected.textContent = expected === undefined || !found ? "" : `About ${percent(expected)} of them are expected to be relevant.`;
+  ui.expected.textContent = expected === undefined || !found ? "" : `About ${percent(expected)} expected to be relevant`;
 }
 
 let pending = false;

@@ -22,7 +22,7 @@ export function showQuery({ id }, upload) {
   const searching = id !== null || Boolean(upload);
   document.body.dataset.mode = searching ? "search" : "home";
   ui.queryCard.hidden = !searching;
-  ui.add.hidden = true; // offered with the answer: a file that cannot be read cannot be added
+  ui.addOpen.hidden = true; // offered with the answer: a file that cannot be read cannot be added
   ui.order.hidden = !searching;
   for (const option of ui.rank.options) option.hidden = option.disabled = !canRank(option.value, id);
   ui.rank.value = wanted().rank;
@@ -95,7 +95,7 @@ function addHits(answer) {
   next = answer.next_offset;
   for (const hit of answer.hits) {
     if (hit.id === query.id) seen = 1;
-    else hits.push({ ...hit, rank: hit.rank - seen });
+    else hits.push({ ...hit, ...rankOf(hit.rank - seen, hit.distance) });
   }
   ui.hits.append(...hits.slice(ui.hits.children.length).map(hitCard));
   remember({ loaded: hits.length });
@@ -112,10 +112,10 @@ function showSummary({ n_images, n_bits, encode_ms, search_ms, is_exact }) {
   pairs(ui.summary, [
     ["Code", counted(n_bits, "bit")],
     ["Encode", encode_ms > 0 ? ms(encode_ms) : "stored code"],
-    ["Search", `${ms(search_ms)}${is_exact ? "" : ", approximate"}`],
+    ["Search", `${ms(search_ms)}${is_exact || ranked !== "hamming" ? "" : ", approximate"}`],
     ["Ordered by", RANKINGS[ranked]],
   ]);
-  ui.add.hidden = !query.upload || query.upload.stored !== null || !mayChange();
+  ui.addOpen.hidden = !query.upload || query.upload.stored !== null || !mayChange();
   ui.nothing.hidden = hits.length > 0;
   ui.unlimit.hidden = n_images === 0 || (max === null && !filters.length);
   ui.unlimit.textContent = max === null ? "Search without filters" : "Search without a limit";
@@ -125,15 +125,14 @@ function showSummary({ n_images, n_bits, encode_ms, search_ms, is_exact }) {
 }
 
 // The rank, or the ranks that hits at the same distance share: "3", "4–7".
-function rankOf({ rank, distance }) {
+function rankOf(rank, distance) {
   const first = withinDistance(distance - 1) + 1;
   const last = withinDistance(distance);
-  if (ranked !== "hamming" || first >= last) return [number(rank), `Rank ${number(rank)}`];
-  return [`${number(first)}–${number(last)}`, `Ranks ${number(first)} to ${number(last)}, tied at the same distance`];
+  if (ranked !== "hamming" || first >= last) return { rank: number(rank), rankWords: `Rank ${number(rank)}` };
+  return { rank: `${number(first)}–${number(last)}`, rankWords: `Ranks ${number(first)} to ${number(last)}, tied at the same distance` };
 }
 
 function hitCard(hit) {
-  const [ranks, meaning] = rankOf(hit);
   const picture = el("button", { type: "button", className: "frame", ariaLabel: `Open ${noun()} ${hit.id}` }, thumbnail(hit));
   picture.onclick = () => openPicture(hit);
   const bar = el("span", { className: "bar", ariaHidden: "true" }, el("span"));
@@ -141,7 +140,7 @@ function hitCard(hit) {
   const likely = hit.relevance === null ? [] : [el("span", { className: "likely", title: "How likely a picture at this distance is relevant" },
     ` · ${percent(hit.relevance)}`, unseen(" likely to be relevant"))];
   return el("li", { className: "hit" }, picture,
-    el("span", { className: "rank", title: meaning }, el("span", { ariaHidden: "true" }, ranks), unseen(meaning)),
+    el("span", { className: "rank", title: hit.rankWords }, el("span", { ariaHidden: "true" }, hit.rank), unseen(hit.rankWords)),
     el("div", { className: "caption" }, el("span", { className: "distance" }, counted(hit.distance, "bit"), ...likely),
       inside(alike(hit.id), "More like this", { ariaLabel: `More like this: ${noun()} ${hit.id}` })),
     bar,
