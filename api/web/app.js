@@ -11,6 +11,7 @@ import { query, search, showQuery } from "/web/search.js";
 import { api, loadStats, noun, ofVectors, stats } from "/web/service.js";
 import { find, keep } from "/web/uploads.js";
 
+const MOST_FILES = 16; // that the service takes as one query
 let running = new AbortController(); // what is under way
 let settled = false; // whether the page is as the address says, so that its scrolling is the reader's own
 
@@ -55,10 +56,11 @@ async function refresh() {
   await show();
 }
 
-async function take(file) {
+async function take(fileList) {
+  const files = [...fileList].slice(0, MOST_FILES);
   if (stats && ofVectors()) return fail(new Error("This collection holds vectors, which a picture cannot be compared with."));
-  if (!file || !/^(image\/|$)/.test(file.type)) return fail(new Error("That was not a picture file."));
-  const upload = await keep(file);
+  if (!files.length || !files.every(({ type }) => /^(image\/|$)/.test(type))) return fail(new Error("That was not a picture file."));
+  const upload = await keep(files);
   return go(address({ id: null, max: null }), { upload });
 }
 
@@ -66,7 +68,7 @@ ui.addOpen.onclick = async () => {
   if ((await asked(ui.add)) !== "add") return;
   const { upload } = query;
   const body = new FormData();
-  body.set("image", upload.file);
+  body.set("image", upload.files[0]);
   for (const label of splitLabels(ui.addLabels.value)) body.append("labels", label);
   try {
     const { id, created } = await api("/v1/images", { method: "POST", body });
@@ -90,14 +92,14 @@ document.addEventListener("drop", (event) => {
   ui.dropping.hidden = true;
   if (!holdsFiles(event)) return;
   event.preventDefault();
-  take(event.dataTransfer.files[0]);
+  take(event.dataTransfer.files);
 });
 document.addEventListener("paste", (event) => {
-  if (event.clipboardData.files.length) take(event.clipboardData.files[0]); // text goes where it was pasted
+  if (event.clipboardData.files.length) take(event.clipboardData.files); // text goes where it was pasted
 });
 for (const input of [ui.file, ui.photo]) {
   input.onchange = () => {
-    if (input.files.length) take(input.files[0]);
+    if (input.files.length) take(input.files);
     input.value = ""; // so that choosing the same file again is a change
   };
 }

@@ -2,7 +2,6 @@
 
 import { fail, ui } from "/web/dom.js";
 import { query } from "/web/search.js";
-import { imagePath } from "/web/service.js";
 
 let frame = { x: 0.2, y: 0.2, w: 0.6, h: 0.6 }; // shares of the picture's width and height
 const LEAST = 0.05;
@@ -59,7 +58,7 @@ ui.box.onkeydown = (event) => {
 
 ui.crop.onclick = () => {
   frame = { x: 0.2, y: 0.2, w: 0.6, h: 0.6 };
-  ui.cropImage.src = query.upload?.url ?? `${imagePath(query.id)}/file`;
+  ui.cropImage.src = query.urls[0];
   ui.cropper.showModal();
   ui.box.focus();
   draw();
@@ -80,6 +79,6 @@ export function onCrop(take) {
     canvas.getContext("2d").drawImage(ui.cropImage, x, y, w, h, 0, 0, canvas.width, canvas.height);
     const blob = await new Promise((done) => canvas.toBlob(done, "image/jpeg", 0.95));
     ui.cropper.close();
-    take(new File([blob], `Part of ${ui.queryTitle.textContent.replace(/^Part of /, "")}`, { type: blob.type }));
+    take([new File([blob], `Part of ${ui.queryTitle.textContent.replace(/^Part of /, "")}`, { type: blob.type })]);
   };
 }

@@ -11,7 +11,7 @@ const PAGE = 48;
 const CHIPS = 5; // labels on a hit before "+n"; the dialog has them all
 const RANKINGS = { hamming: "Hamming distance", asymmetric: "real outputs", float: "features" };
 
-export let query = null; // {id, upload, image, labels}
+export let query = null; // {id, upload, urls, labels}
 export let hits = []; // what the grid shows
 let next = null; // the offset of the hits that follow
 let seen = 0; // 1 once the query was met among its own hits, which are numbered without it
@@ -26,7 +26,8 @@ export function showQuery({ id }, upload) {
   ui.order.hidden = !searching;
   for (const option of ui.rank.options) option.hidden = option.disabled = !canRank(option.value, id);
   ui.rank.value = wanted().rank;
-  const title = !searching ? "" : upload ? upload.file.name : titled(id);
+  const files = upload?.files ?? [];
+  const title = files.length > 1 ? `${files.length} pictures` : files.length ? files[0].name : titled(id);
   document.title = searching ? `${title} · Hashseek` : "Hashseek";
   if (!searching) {
     ui.radius.hidden = true;
@@ -34,24 +35,28 @@ export function showQuery({ id }, upload) {
     query = null;
     return;
   }
-  const src = upload ? upload.url : ofVectors() ? "" : `${imagePath(id)}/file?size=512`;
+  const urls = upload?.urls ?? [`${imagePath(id)}/file`];
   const isSame = query && query.id === id && query.upload === upload;
   if (!isSame) {
-    query = { id, upload, src, image: null, labels: new Set() };
-    ui.queryOpen.classList.remove("broken");
+    query = { id, upload, urls, labels: new Set() };
     ui.queryOpen.disabled = true;
-    ui.queryOpen.hidden = ui.crop.hidden = ofVectors();
-    ui.queryImage.alt = "The query picture";
-    ui.queryImage.src = src;
+    ui.queryOpen.hidden = ofVectors();
+    ui.queryOpen.replaceChildren(...(ofVectors() ? [] : urls.map((url) => queryImage(upload ? url : `${url}?size=512`))));
+    ui.crop.hidden = ofVectors() || urls.length > 1;
     ui.queryLabels.replaceChildren();
     ui.queryTitle.textContent = title;
-    ui.queryNote.textContent = upload ? `New picture, ${bytes(upload.file.size)}` : "";
+    ui.queryNote.textContent = files.length > 1 ? "New pictures; their mean is searched for" : files.length ? `New picture, ${bytes(files[0].size)}` : "";
   }
   ui.clear.href = address({ id: null, max: null, rank: "" });
 }
 
+function queryImage(src) {
+  const broken = () => el("span", {}, "No preview"); // a format that only the service can read, or a missing file
+  const image = el("img", { alt: "The query picture", decoding: "async", onerror: () => image.replaceWith(broken()), src });
+  return image;
+}
+
 function showStoredQuery(image) {
-  query.image = image;
   query.labels = new Set(image.labels);
   ui.queryNote.textContent = named(image);
   ui.queryLabels.replaceChildren(...chips(image.labels, new Set(), 12));
@@ -62,11 +67,13 @@ function showStoredQuery(image) {
 
 function ask(offset, signal) {
   const { id, max, rank, filters } = wanted();
-  const fields = [["k", PAGE], ["offset", offset], ["max_distance", max ?? ""], ["rank", rank], ...filters];
+  const fields = [["k", PAGE], ["offset", offset], ...filters];
+  if (max !== null) fields.push(["max_distance", max]);
+  if (rank) fields.push(["rank", rank]);
   if (offset === 0) fields.push(["include", "histogram"]);
-  if (id !== null) return api(`${imagePath(id)}/similar?${new URLSearchParams(fields.filter(([, value]) => value !== ""))}`, { signal });
+  if (id !== null) return api(`${imagePath(id)}/similar?${new URLSearchParams(fields)}`, { signal });
   const body = new FormData();
-  body.set("image", query.upload.file);
+  for (const file of query.upload.files) body.append("image", file);
   for (const [name, value] of fields) body.append(name, value);
   return api("/v1/search", { method: "POST", body, signal });
 }
@@ -115,7 +122,7 @@ function showSummary({ n_images, n_bits, encode_ms, search_ms, is_exact }) {
     ["Search", `${ms(search_ms)}${is_exact || ranked !== "hamming" ? "" : ", approximate"}`],
     ["Ordered by", RANKINGS[ranked]],
   ]);
-  ui.addOpen.hidden = !query.upload || query.upload.stored !== null || !mayChange();
+  ui.addOpen.hidden = query.upload?.files.length !== 1 || query.upload.stored !== null || !mayChange();
   ui.nothing.hidden = hits.length > 0;
   ui.unlimit.hidden = n_images === 0 || (max === null && !filters.length);
   ui.unlimit.textContent = max === null ? "Search without filters" : "Search without a limit";
@@ -177,4 +184,3 @@ async function showMore() {
 ui.more.onclick = showMore;
 new IntersectionObserver(([entry]) => entry.isIntersecting && showMore(), { rootMargin: "800px" }).observe(ui.more);
 ui.rank.onchange = () => refine({ rank: ui.rank.value });
-ui.queryImage.onerror = () => ui.queryOpen.classList.add("broken"); // a format that only the service can read

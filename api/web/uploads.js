@@ -1,7 +1,8 @@
 // Pictures that were dropped, chosen or cropped. IndexedDB keeps them for a day, so that reload and Back find them again.
 
 const DAY = 86_400_000;
-const inMemory = new Map(); // key -> {file, url, stored}
+const inMemory = new Map(); // key -> the pictures of a query: {files, urls, stored}
+const opened = (files) => ({ files, urls: files.map((file) => URL.createObjectURL(file)), stored: null });
 
 const settled = (request) => new Promise((done, fail) => {
   request.onsuccess = () => done(request.result);
@@ -14,24 +15,24 @@ async function store(mode) {
   return (await settled(request)).transaction("uploads", mode).objectStore("uploads");
 }
 
-// The key under which `find` has the picture from now on.
-export async function keep(file) {
+// The key under which `find` has the pictures of a query from now on.
+export async function keep(files) {
   const key = Date.now() + Math.random(); // a number that begins with the time, for `IDBKeyRange`
-  inMemory.set(key, { file, url: URL.createObjectURL(file), stored: null });
+  inMemory.set(key, opened(files));
   try {
     const uploads = await store("readwrite");
     uploads.delete(IDBKeyRange.upperBound(Date.now() - DAY));
-    await settled(uploads.put(file, key));
-  } catch { /* a private window may have no database: the picture lasts until the page is left */ }
+    await settled(uploads.put(files, key));
+  } catch { /* a private window may have no database: the pictures last until the page is left */ }
   return key;
 }
 
-// The picture, or null if it is gone.
+// The pictures, or null if they are gone.
 export async function find(key) {
   if (!inMemory.has(key)) {
-    const file = await store("readonly").then((uploads) => settled(uploads.get(key))).catch(() => null);
-    if (!file) return null;
-    inMemory.set(key, { file, url: URL.createObjectURL(file), stored: null });
+    const files = await store("readonly").then((uploads) => settled(uploads.get(key))).catch(() => null);
+    if (!files) return null;
+    inMemory.set(key, opened(files));
   }
   return inMemory.get(key);
 }
