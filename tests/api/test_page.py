@@ -4,10 +4,12 @@ import re
 import shutil
 from contextlib import closing
 
+import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect, sync_playwright
 
+from hashseek.api.keys import create
 from hashseek.indexing.calibration import calibrate_collection
 from hashseek.indexing.collection import Collection, open_or_create
 from hashseek.indexing.ingest.batch import ImageSource, ingest
@@ -58,7 +60,7 @@ def browse(chromium):
         origin = "/".join(url.split("/")[:3])
         page.on("request", lambda request: request.url.startswith((origin, "blob:")) or wrong.append(request.url))
         page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda message: message.type == "error" and wrong.append(message.text))
+        page.on("console", lambda message: message.type == "error" and wrong.append(f"{message.text} {message.location}"))
         page.goto(url)
         return page
 
@@ -104,7 +106,7 @@ def place_of(page, selector):
 
 def test_hits_are_those_of_the_service_without_the_query_with_ranks_and_ties(browse, site):
     page = browse(f"{site}/?id=7")
-    expect(page.locator("#hits li").first).to_be_visible()
+    expect(page.locator("#hits > li").first).to_be_visible()
     answer = ask(page, f"/v1/images/7/similar?k={N}&rank=hamming")
     others = [hit for hit in answer["hits"] if hit["id"] != 7]
     first = shown(page)
@@ -125,13 +127,14 @@ def test_hits_are_those_of_the_service_without_the_query_with_ranks_and_ties(bro
 
 def test_results_go_on_to_the_last_and_back_returns_to_the_place(browse, site):
     page = browse(f"{site}/?id=7")
+    expect(page.locator("#hits > li").first).to_be_visible()
     while page.locator("#more").is_visible():
         page.mouse.wheel(0, 3000)
         page.wait_for_timeout(50)
-    expect(page.locator("#hits li")).to_have_count(N - 1)
+    expect(page.locator("#hits > li")).to_have_count(N - 1)
     hits = ask(page, f"/v1/images/7/similar?k={N}")["hits"]
     assert shown(page) == [hit["id"] for hit in hits if hit["id"] != 7]
-    last = page.locator("#hits li").last
+    last = page.locator("#hits > li").last
     last.scroll_into_view_if_needed()
     page.wait_for_timeout(300)
     before = page.evaluate("scrollY")
@@ -141,7 +144,7 @@ def test_results_go_on_to_the_last_and_back_returns_to_the_place(browse, site):
     expect(page.locator("#queryTitle")).to_have_text(f"Picture {hits[-1]['id']}")
     assert page.evaluate("scrollY") == 0
     page.go_back()
-    expect(page.locator("#hits li")).to_have_count(N - 1)
+    expect(page.locator("#hits > li")).to_have_count(N - 1)
     page.wait_for_function("y => Math.abs(scrollY - y) < 50", arg=before)
 
 
@@ -154,11 +157,11 @@ def test_filters_apply_to_the_search_and_are_in_the_address(browse, site):
     add_filter(page, "where", "year>=2030")
     expect(page.locator("#chosen li")).to_have_count(3)
     wanted = {seed + 1 for seed in range(N) if seed % 6 == 0 and seed >= 30}
-    expect(page.locator("#hits li")).to_have_count(len(wanted))
+    expect(page.locator("#hits > li")).to_have_count(len(wanted))
     assert set(shown(page)) == wanted
     expect(page.locator("#status")).to_contain_text(f"{len(wanted)} pictures")
     page.reload()
-    expect(page.locator("#hits li")).to_have_count(len(wanted))
+    expect(page.locator("#hits > li")).to_have_count(len(wanted))
     page.locator("#clear").click()  # the filters stay, and hold for the list
     expect(page.locator("#storedTitle")).to_have_text(f"{len(wanted)} of {N} pictures")
     expect(page.locator("#storedList a")).to_have_count(len(wanted))
@@ -175,7 +178,7 @@ def test_filters_apply_to_the_search_and_are_in_the_address(browse, site):
 
 def test_the_radius_counts_as_it_moves_and_then_limits_the_search(browse, site):
     page = browse(f"{site}/?id=7&label=even")
-    expect(page.locator("#hits li").first).to_be_visible()
+    expect(page.locator("#hits > li").first).to_be_visible()
     counts = ask(page, "/v1/images/7/similar?k=1&label=even&include=histogram")["histogram"]
     counts[0] -= 1  # the query
     radius = next(r for r in range(48) if sum(counts[: r + 1]) >= 5)
@@ -188,10 +191,10 @@ def test_the_radius_counts_as_it_moves_and_then_limits_the_search(browse, site):
     expect(page.locator("#within")).to_have_text(re.compile(rf"^{radius} bits? · {found} pictures$"))
     expect(page.locator("#expected")).to_contain_text(f"{100 * precision:.0f} %")
     page.wait_for_url(re.compile(f"max_distance={radius}"))
-    expect(page.locator("#hits li")).to_have_count(found)
+    expect(page.locator("#hits > li")).to_have_count(found)
     assert page.locator("#max").evaluate("node => node === document.activeElement")
     page.reload()
-    expect(page.locator("#hits li")).to_have_count(found)
+    expect(page.locator("#hits > li")).to_have_count(found)
     page.locator("#max").press("End")
     page.wait_for_url(lambda url: "max_distance" not in url)
 
@@ -219,11 +222,11 @@ def test_an_upload_outlives_a_reload_and_can_be_cropped_with_the_keyboard(browse
     page = browse(site)
     page.set_input_files("#file", {"name": "mine.jpg", "mimeType": "image/jpeg", "buffer": data})
     expect(page.locator("#queryTitle")).to_have_text("mine.jpg")
-    expect(page.locator("#hits li").first).to_be_visible()
+    expect(page.locator("#hits > li").first).to_be_visible()
     before = shown(page)
     page.reload()
     expect(page.locator("#queryTitle")).to_have_text("mine.jpg")
-    expect(page.locator("#hits li").first).to_be_visible()
+    expect(page.locator("#hits > li").first).to_be_visible()
     assert shown(page) == before
     page.locator("#crop").press("Enter")
     expect(page.locator("#box")).to_be_focused()
@@ -248,10 +251,8 @@ def test_several_pictures_are_one_query(browse, site):
     files = [{"name": f"{n}.jpg", "mimeType": "image/jpeg", "buffer": encoded(draw(n), "JPEG")} for n in (3, 4)]
     page.set_input_files("#file", files)
     expect(page.locator("#queryTitle")).to_have_text("2 pictures")
-    expect(page.locator("#hits li").first).to_be_visible()
+    expect(page.locator("#hits > li").first).to_be_visible()
     parts = [("image", (file["name"], file["buffer"], "image/jpeg")) for file in files]
-    import httpx
-
     hits = httpx.post(f"{site}/v1/search", files=parts, data={"k": 48}).json()["hits"]
     assert shown(page)[:48] == [hit["id"] for hit in hits]
 
@@ -290,6 +291,30 @@ def test_a_read_only_service_offers_no_changes(browse, site):
     assert page.locator("#pictureDelete, #pictureRelabel, #addOpen").locator("visible=true").count() == 0
 
 
+def test_a_service_with_keys_asks_for_one_and_shows_what_it_allows(browse, many, tmp_path, capsys):
+    create("reader", tmp_path / "keys.toml", "read")
+    secret = capsys.readouterr().out.strip()
+    with listening(many, keys=tmp_path / "keys.toml") as url:
+        page = browse(f"{url}/?id=7")
+        page.fill("#key", "wrong")
+        page.press("#key", "Enter")
+        expect(page.locator("#signInError")).not_to_be_empty()
+        page.fill("#key", secret)
+        page.press("#key", "Enter")
+        expect(page.locator("#hits > li").first).to_be_visible()
+        page.wait_for_function("document.querySelector('#hits img').naturalWidth > 0")
+        assert secret not in page.evaluate("document.cookie + JSON.stringify({...localStorage, ...sessionStorage})")
+        page.locator("#hits .frame").first.click()
+        expect(page.locator("#pictureMore")).to_be_visible()
+        assert not page.locator("#pictureDelete").is_visible()
+        page.keyboard.press("Escape")
+        page.locator("#about").click()
+        page.locator("#signOut").click()
+        expect(page.locator("#key")).to_be_visible()
+    assert all("401" in message for message in browse.wrong)
+    browse.wrong.clear()
+
+
 def test_a_missing_file_shows_a_message(browse, own_site, many):
     page = browse(own_site)
     missing = many.parent / "picture 003.jpg"
@@ -311,9 +336,10 @@ def test_a_filter_that_lets_nothing_through_offers_the_way_out(browse, site):
     page = browse(f"{site}/?id=7&label=odd&max_distance=0&label=even")
     expect(page.locator("#nothing")).to_be_visible()
     page.locator("#unlimit").click()
+    expect(page.locator("#unlimit")).to_have_text("Search without filters")
     page.locator("#unlimit").click()
-    expect(page.locator("#hits li").first).to_be_visible()
-    assert page.url.endswith("/?id=7")
+    expect(page).to_have_url(f"{site}/?id=7")
+    expect(page.locator("#hits > li").first).to_be_visible()
     page.goto(f"{site}/?where=nonsense")
     expect(page.locator("#error")).to_be_visible()
     assert all("422" in message for message in browse.wrong)
@@ -322,7 +348,7 @@ def test_a_filter_that_lets_nothing_through_offers_the_way_out(browse, site):
 
 def test_on_a_phone_the_pictures_begin_near_the_top_and_nothing_is_cut_off(browse, site):
     page = browse(f"{site}/?id=7", **PHONE)
-    expect(page.locator("#hits li").first).to_be_visible()
+    expect(page.locator("#hits > li").first).to_be_visible()
     assert place_of(page, "#hits") < 300
     assert not page.locator("#radius").is_visible()
     page.locator("#panel summary").click()
