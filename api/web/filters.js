@@ -23,7 +23,7 @@ function hint() {
   const isLabel = ui.kind.value !== "where";
   ui.condition.placeholder = ui.kind.selectedOptions[0].dataset.hint;
   ui.condition.setAttribute("list", isLabel ? "names" : "");
-  const unknown = isLabel && labelsTyped().find((label) => !Object.hasOwn(stats.labels, label));
+  const unknown = stats && isLabel && labelsTyped().find((label) => !Object.hasOwn(stats.labels, label));
   ui.condition.setCustomValidity(unknown ? `Nothing here has the label “${unknown}”.` : "");
 }
 

@@ -43,7 +43,8 @@ function showFacts(image) {
   if ((image.score ?? null) !== null) rows.push(["Score", image.score.toFixed(3)]); // what orders the hits
   if ((image.relevance ?? null) !== null) rows.push(["Relevant", `${percent(image.relevance)} likely at this distance`]);
   if (image.key) rows.push(["Key", image.key]);
-  if (image.path) rows.push(["Path", image.path], ["Size", `${image.width} × ${image.height} px`]);
+  if (image.path && image.path !== image.key) rows.push(["Path", image.path]);
+  if (image.path) rows.push(["Size", `${image.width} × ${image.height} px`]);
   if (image.bytes !== undefined) rows.push([image.path ? "File" : "Size", bytes(image.bytes)]);
   if (image.added_at) rows.push(["Added", new Date(image.added_at).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" })]);
   for (const [name, value] of Object.entries(image.attributes)) rows.push([name, typeof value === "string" ? value : JSON.stringify(value)]);

@@ -166,12 +166,12 @@ let loading = false;
 async function showMore() {
   if (loading || next === null) return;
   loading = true;
+  const before = hits;
   const { length } = hits;
-  const asked = query;
   const byKeyboard = document.activeElement === ui.more;
   try {
     const answer = await ask(next);
-    if (query !== asked || hits.length !== length) return; // another search has begun meanwhile
+    if (hits !== before) return; // another search has begun meanwhile
     addHits(answer);
     if (byKeyboard) ui.hits.children[length]?.querySelector("button").focus({ preventScroll: true });
   } catch (error) {

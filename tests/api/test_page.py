@@ -11,7 +11,7 @@ from playwright.sync_api import expect, sync_playwright
 
 from hashseek.api.keys import create
 from hashseek.indexing.calibration import calibrate_collection
-from hashseek.indexing.collection import Collection, open_or_create
+from hashseek.indexing.collection import open_or_create
 from hashseek.indexing.ingest.batch import ImageSource, ingest
 from hashseek.indexing.searcher import Searcher
 from support.pictures import draw, encoded, labels_of
@@ -60,7 +60,9 @@ def browse(chromium):
         origin = "/".join(url.split("/")[:3])
         page.on("request", lambda request: request.url.startswith((origin, "blob:")) or wrong.append(request.url))
         page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda message: message.type == "error" and wrong.append(f"{message.text} {message.location}"))
+        page.on(
+            "console", lambda message: message.type == "error" and wrong.append(f"{message.text} {message.location}")
+        )
         page.goto(url)
         return page
 
@@ -119,7 +121,11 @@ def test_hits_are_those_of_the_service_without_the_query_with_ranks_and_ties(bro
         high = low - 1 + distances.count(distance)
         assert rank == (str(low) if low == high else f"{low}–{high}")
     page.locator("#hits .frame").first.click()
-    facts = dict(page.locator("#pictureFacts div").evaluate_all("all => all.map((one) => [...one.children].map((n) => n.textContent))"))
+    facts = dict(
+        page.locator("#pictureFacts div").evaluate_all(
+            "all => all.map((one) => [...one.children].map((n) => n.textContent))"
+        )
+    )
     assert (facts["Key"], facts["year"]) == (f"key-{others[0]['id'] - 1}", str(1999 + others[0]["id"]))
     page.keyboard.press("ArrowRight")
     expect(page.locator("#pictureTitle")).to_have_text(f"Picture {others[1]['id']}")
