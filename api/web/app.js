@@ -52,6 +52,7 @@ async function show() {
 async function refresh() {
   await loadStats();
   showAbout();
+  document.body.dataset.holds = stats.holds;
   ui.sources.hidden = ofVectors();
   await show();
 }

@@ -45,7 +45,7 @@ export function showQuery({ id }, upload) {
     ui.crop.hidden = ofVectors() || urls.length > 1;
     ui.queryLabels.replaceChildren();
     ui.queryTitle.textContent = title;
-    ui.queryNote.textContent = files.length > 1 ? "New pictures; their mean is searched for" : files.length ? `New picture, ${bytes(files[0].size)}` : "";
+    ui.queryNote.textContent = files.length > 1 ? "New pictures, searched by their mean" : files.length ? `New picture, ${bytes(files[0].size)}` : "";
   }
   ui.clear.href = address({ id: null, max: null, rank: "" });
 }

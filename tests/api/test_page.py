@@ -14,6 +14,7 @@ from hashseek.indexing.calibration import calibrate_collection
 from hashseek.indexing.collection import open_or_create
 from hashseek.indexing.ingest.batch import ImageSource, ingest
 from hashseek.indexing.searcher import Searcher
+from support.commands import wait_until
 from support.pictures import draw, encoded, labels_of
 from support.service import listening
 
@@ -151,7 +152,7 @@ def test_results_go_on_to_the_last_and_back_returns_to_the_place(browse, site):
     assert page.evaluate("scrollY") == 0
     page.go_back()
     expect(page.locator("#hits > li")).to_have_count(N - 1)
-    page.wait_for_function("y => Math.abs(scrollY - y) < 50", arg=before)
+    wait_until(lambda: abs(page.evaluate("scrollY") - before) < 50)
 
 
 def test_filters_apply_to_the_search_and_are_in_the_address(browse, site):
@@ -243,7 +244,7 @@ def test_an_upload_outlives_a_reload_and_can_be_cropped_with_the_keyboard(browse
     expect(page.locator("#cropSize")).to_have_text("30 × 22 of 48 × 36 px")
     page.locator("#cropSearch").press("Enter")
     expect(page.locator("#queryTitle")).to_have_text("Part of mine.jpg")
-    page.wait_for_function("document.querySelector('#queryOpen img').naturalWidth === 30")
+    wait_until(lambda: page.locator("#queryOpen img").evaluate("image => image.naturalWidth") == 30)
     page.go_back()
     expect(page.locator("#queryTitle")).to_have_text("mine.jpg")
     page.evaluate("indexedDB.deleteDatabase('hashseek')")
@@ -308,7 +309,7 @@ def test_a_service_with_keys_asks_for_one_and_shows_what_it_allows(browse, many,
         page.fill("#key", secret)
         page.press("#key", "Enter")
         expect(page.locator("#hits > li").first).to_be_visible()
-        page.wait_for_function("document.querySelector('#hits img').naturalWidth > 0")
+        wait_until(lambda: page.locator("#hits img").first.evaluate("image => image.naturalWidth"))
         assert secret not in page.evaluate("document.cookie + JSON.stringify({...localStorage, ...sessionStorage})")
         page.locator("#hits .frame").first.click()
         expect(page.locator("#pictureMore")).to_be_visible()
