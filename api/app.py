@@ -6,7 +6,6 @@ from importlib.metadata import version
 
 from fastapi import Depends, FastAPI
 from fastapi.security import HTTPBearer
-from fastapi.staticfiles import StaticFiles
 from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
 
@@ -60,5 +59,5 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(router, dependencies=keys)
     for router in (health.probes, web.router):
         app.include_router(router)
-    app.mount("/web", StaticFiles(directory=web.FOLDER), name="web")
+    app.mount("/web", web.PageFiles(directory=web.FOLDER), name="web")
     return app

@@ -291,6 +291,14 @@ def test_adding_relabelling_and_deleting(browse, own_site):
     expect(page.locator("#about")).to_contain_text(f"{N} pictures")
 
 
+def test_the_files_of_the_page_are_asked_for_again_after_an_upgrade(site):
+    for path in ("/", "/web/app.js", "/web/style.css"):
+        first = httpx.get(site + path)
+        again = httpx.get(site + path, headers={"If-None-Match": first.headers["ETag"]})
+        assert first.headers["Cache-Control"] == again.headers["Cache-Control"] == "no-cache"
+        assert again.status_code == (304 if "web" in path else 200)
+
+
 def test_a_read_only_service_offers_no_changes(browse, site):
     page = browse(f"{site}/?id=7")
     page.locator("#hits .frame").first.click()
