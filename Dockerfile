@@ -1,10 +1,16 @@
 # syntax=docker/dockerfile:1
-# The HTTP service. Collection and models are volumes, so that nothing in the image changes.
+# The HTTP service. The collection and the keys are in the volume /data, so that nothing in the image changes.
 #
-#   docker build -t hashseek .
-#   docker run -p 8000:8000 -v ./collection:/collection hashseek
+#   docker build -t hashseek .                             # for CPUs; VARIANT=gpu for NVIDIA GPUs
+#   docker run --rm -v data:/data hashseek keys create me --role admin --keys /data/keys.toml
+#   docker run -p 8000:8000 -v data:/data -e HASHSEEK_KEYS=/data/keys.toml hashseek
+#
+# docs/how-to/operate-the-service.md has more. TORCH_INDEX_URL is the address of other builds of PyTorch, which its
+# installation page names: the usual ones bring CUDA along, 5 GB that a machine without a GPU does not need.
 
 FROM python:3.12-slim-bookworm AS build
+ARG VARIANT=cpu
+ARG TORCH_INDEX_URL=
 WORKDIR /src
 RUN python -m venv /venv
 ENV PATH=/venv/bin:$PATH
@@ -13,18 +19,20 @@ COPY retrieval retrieval
 COPY training training
 COPY indexing indexing
 COPY api api
-RUN pip install --no-cache-dir .
+RUN if [ "$VARIANT" = cpu ]; then sed -i '/"faiss-gpu/d; s/\("faiss-cpu[^;"]*\);[^"]*/\1/' pyproject.toml; fi \
+    && pip install --no-cache-dir ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} .
 
 FROM python:3.12-slim-bookworm
 RUN useradd --system --uid 10001 --create-home hashseek \
-    && install -d -o hashseek -g hashseek /collection /models
+    && install -d -o hashseek -g hashseek /data
 COPY --from=build /venv /venv
 ENV PATH=/venv/bin:$PATH \
-    HASHSEEK_COLLECTION=/collection \
+    HASHSEEK_CACHE=/data/cache \
+    HASHSEEK_COLLECTION=/data/collection \
     HASHSEEK_HOST=0.0.0.0 \
     HASHSEEK_PORT=8000
 USER 10001
-VOLUME ["/collection", "/models"]
+VOLUME /data
 EXPOSE 8000
 HEALTHCHECK --interval=15s --timeout=5s --start-period=60s --retries=3 \
     CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/healthz/ready', timeout=4)"]

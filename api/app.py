@@ -4,12 +4,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 
-from fastapi import FastAPI
-from fastapi.staticfiles import StaticFiles
+from fastapi import Depends, FastAPI
+from fastapi.security import HTTPBearer
 from fastapi_offline import FastAPIOffline
+from starlette.middleware.cors import CORSMiddleware
 
 from hashseek.api import problems
-from hashseek.api.routes import health, images, search, web
+from hashseek.api.limits import RequestLimits
+from hashseek.api.routes import health, images, search, session, web
 from hashseek.api.schemas import ProblemDetails
 from hashseek.api.service import Service
 from hashseek.api.settings import Settings
@@ -47,14 +49,21 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.service = service
     problems.install(app)
-    app.add_middleware(
-        problems.RequestLimits,
-        max_bytes=settings.max_upload_bytes,
-        max_changing=settings.max_uploads,
-        hosts=settings.hosts(),
-    )
+    app.add_middleware(RequestLimits, settings)
+    if settings.allowed_origins:  # outermost, since a browser asks for permission without a key
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=["*"],
+            allow_headers=["Authorization"],
+            expose_headers=["Retry-After"],
+        )
 
-    for router in (search.json_router, search.router, images.router, health.router, web.router):
+    # RequestLimits checks the keys. This only tells /docs, which then has a field for the key.
+    keys = [Depends(HTTPBearer(auto_error=False))] if settings.keys else []
+    for router in (search.json_router, search.router, images.router, session.router, health.router):
+        app.include_router(router, dependencies=keys)
+    for router in (health.probes, web.router):
         app.include_router(router)
-    app.mount("/web", StaticFiles(directory=web.FOLDER), name="web")
+    app.mount("/web", web.PageFiles(directory=web.FOLDER), name="web")
     return app

@@ -1,8 +1,8 @@
 """What the service answers. The client reads the same."""
 
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, computed_field
+from pydantic import AfterValidator, BaseModel, computed_field
 
 if TYPE_CHECKING:  # these load torch, which a client does without
     from hashseek.indexing.catalog import StoredImage
@@ -14,12 +14,17 @@ def url_of(image_id: int) -> str:
     return f"/v1/images/{image_id}/file"
 
 
+def shown_path(path: str) -> str:
+    """What clients see of a path: the name of a file outside the collection, since its folders are the server's own."""
+    return path.rpartition("/")[2] if path.startswith("/") else path
+
+
 class ImageSummary(BaseModel):
-    """What a hit says of an image; `key` and `attributes` are the caller's own."""
+    """What a hit says of an image; `key` and `attributes` are the caller's own, `path` is a name or a URL."""
 
     id: int
     key: str | None
-    path: str
+    path: Annotated[str, AfterValidator(shown_path)]
     labels: list[str]
     attributes: dict[str, Any]
     width: int
@@ -121,7 +126,7 @@ def hit_content(hit: "Hit") -> dict[str, Any]:
     return {
         "id": image.id,
         "key": image.key,
-        "path": image.path,
+        "path": shown_path(image.path),
         "labels": image.labels,
         "attributes": image.attributes,
         "width": image.width,
@@ -135,7 +140,11 @@ def hit_content(hit: "Hit") -> dict[str, Any]:
 
 
 class Stats(BaseModel):
-    """What the collection holds; `n_images` counts images or vectors."""
+    """What the collection holds; `n_images` counts images or vectors.
+
+    `expected_precision`: the share of relevant images to expect within each radius from 0 to n_bits; null where the
+    collection has no calibration.
+    """
 
     holds: Literal["images", "vectors"]
     n_images: int
@@ -147,8 +156,16 @@ class Stats(BaseModel):
     engines: dict[str, int]
     read_only: bool
     keeps_features: bool
+    expected_precision: list[float] | None
     version: str
     index: dict[str, Any]
+
+
+class Session(BaseModel):
+    """The name and role of the key in use. A service without keys lets everybody do everything: null and admin."""
+
+    key: str | None
+    role: Literal["read", "write", "admin"]
 
 
 class Health(BaseModel):

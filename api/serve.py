@@ -1,6 +1,7 @@
 """Subcommand `serve`. Imports torch and the web framework only after everything that can be refused was checked."""
 
 import ctypes
+import inspect
 import os
 import signal
 import socket
@@ -9,78 +10,45 @@ import warnings
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from hashseek.api.settings import Settings
+from hashseek.api.settings import Settings, options, read_config
 from hashseek.indexing.catalog import Catalog
-from hashseek.indexing.cli.options import EngineName, PrecisionName, encoder_options
+from hashseek.indexing.cli.options import encoder_options
 from hashseek.retrieval.errors import BadConfig
 
 
 def serve(
-    collection: Annotated[Path, typer.Argument(help="Folder of the collection.", envvar="HASHSEEK_COLLECTION")],
-    host: Annotated[
-        str, typer.Option(help="Host name or IP address to listen on.", envvar="HASHSEEK_HOST")
-    ] = Settings.host,
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on, 0 for any free one.", envvar="HASHSEEK_PORT")
-    ] = Settings.port,
-    checkpoint: Annotated[
+    *,
+    config: Annotated[  # noqa: ARG001
         Path | None,
         typer.Option(
-            help="Another copy of the collection's checkpoint; default: its own.", envvar="HASHSEEK_CHECKPOINT"
+            callback=read_config, is_eager=True, envvar="HASHSEEK_CONFIG", help="TOML file with settings by name."
         ),
     ] = None,
-    read_only: Annotated[
-        bool, typer.Option("--read-only", help="Refuse to add and remove images.", envvar="HASHSEEK_READ_ONLY")
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print all settings as such a file, and exit.")
     ] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", envvar="HASHSEEK_DEVICE")] = Settings.device,
-    precision: Annotated[PrecisionName, typer.Option(help="Of the network.", envvar="HASHSEEK_PRECISION")] = "auto",
-    engine: Annotated[
-        EngineName, typer.Option(help="Library that runs the network; auto: as HASHSEEK_ENGINE says.")
-    ] = "auto",
-    max_upload_bytes: Annotated[
-        int, typer.Option(min=1, help="Largest upload.", envvar="HASHSEEK_MAX_UPLOAD_BYTES")
-    ] = Settings.max_upload_bytes,
-    max_k: Annotated[
-        int, typer.Option(min=1, help="Largest number of results of a search.", envvar="HASHSEEK_MAX_K")
-    ] = Settings.max_k,
-    max_uploads: Annotated[
-        int,
-        typer.Option(min=1, help="Uploads and changes at the same time; more get 503.", envvar="HASHSEEK_MAX_UPLOADS"),
-    ] = Settings.max_uploads,
-    allowed_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Host name that clients use, several times if there are several; others get 421. Default: any name, "
-            "but only this machine's own names where --host is one of them.",
-            envvar="HASHSEEK_ALLOWED_HOSTS",
-        ),
-    ] = None,
+    **values: Any,
 ) -> None:
     """Serve a collection over HTTP, with a search page at / and the API documentation at /docs.
 
-    Each option can also be given as an environment variable.
+    Each setting can also be given as an environment variable, or by its name in a TOML file. Options win over
+    variables, and variables over the file.
     """
-    encoder_options(device, precision, engine)  # refuses an unknown device
-    run(
-        Settings(
-            collection=collection,
-            checkpoint=checkpoint,
-            host=host,
-            port=port,
-            read_only=read_only,
-            device=device,
-            precision=precision,
-            engine=engine,
-            max_upload_bytes=max_upload_bytes,
-            max_k=max_k,
-            max_uploads=max_uploads,
-            allowed_hosts=tuple(allowed_host or ()),
-        )
-    )
+    settings = Settings(**values)
+    encoder_options(settings.device, settings.precision, settings.engine)  # refuses an unknown device
+    if print_config:
+        typer.echo(settings.as_toml(), nl=False)
+    else:
+        run(settings)
+
+
+# Typer reads the options of a command from its signature.
+_own = [own for own in inspect.signature(serve).parameters.values() if own.kind is own.KEYWORD_ONLY]
+serve.__signature__ = inspect.Signature([*options(), *_own])  # type: ignore[attr-defined]
 
 
 def run(settings: Settings) -> None:
@@ -89,6 +57,7 @@ def run(settings: Settings) -> None:
     if not settings.read_only and all(map(Path.exists, files)) and not all(os.access(file, os.W_OK) for file in files):
         typer.echo(f"{settings.collection} may not be written by this user: it is served read-only", err=True)
         settings = replace(settings, read_only=True)
+    settings.check_access()
     with closing(Catalog(settings.collection / "catalog.sqlite", read_only=settings.read_only)) as catalog:
         listener = _listen(settings.host, settings.port)
         import uvicorn

@@ -1,25 +1,67 @@
-"""Settings of the service; `hashseek serve` takes them from options or environment variables."""
+"""Settings of the service. Each field is an option of `hashseek serve`, a variable and a name in a settings file."""
 
-from dataclasses import dataclass
+import inspect
+import re
+import socket
+import tomllib
+from dataclasses import asdict, dataclass
+from ipaddress import ip_address
 from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hashseek.api.keys import read_keys
+from hashseek.indexing.cli.options import EngineName, PrecisionName
+from hashseek.retrieval.errors import BadConfig
 
 
 @dataclass(frozen=True)
 class Settings:
     """Settings and limits of the service; docs/reference/http-api.md lists them."""
 
-    collection: Path
-    checkpoint: Path | None = None
-    host: str = "127.0.0.1"
-    port: int = 8000
-    read_only: bool = False
-    device: str = "auto"
-    precision: str = "auto"
-    engine: str = "auto"
-    max_upload_bytes: int = 32 * 2**20
-    max_k: int = 10_000
-    max_uploads: int = 32
-    allowed_hosts: tuple[str, ...] = ()
+    collection: Annotated[Path, typer.Argument(help="Folder of the collection.")]
+    host: Annotated[str, typer.Option(help="Host name or IP address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on, 0 for any free one.")] = 8000
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Another copy of the collection's checkpoint; default: its own.")
+    ] = None
+    read_only: Annotated[bool, typer.Option("--read-only", help="Refuse to add and remove images.")] = False
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto"
+    precision: Annotated[PrecisionName, typer.Option(help="Of the network.")] = "auto"
+    engine: Annotated[EngineName, typer.Option(help="Library that runs the network.")] = "auto"
+    max_upload_bytes: Annotated[int, typer.Option(min=1, help="Largest upload.")] = 32 * 2**20
+    max_k: Annotated[int, typer.Option(min=1, help="Largest number of results of a search.")] = 10_000
+    max_uploads: Annotated[int, typer.Option(min=1, help="Uploads and changes at the same time; more get 503.")] = 32
+    allowed_hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allowed-host",
+            help="Host name that clients use, several times if there are several; others get 421. Default: any name, "
+            "but only this machine's own names where --host is one of them.",
+        ),
+    ] = None
+    keys: Annotated[
+        Path | None, typer.Option(help="File of API keys (`hashseek keys create`). Every request then needs one.")
+    ] = None
+    no_keys: Annotated[
+        bool,
+        typer.Option(
+            "--no-keys", help="Let everybody who reaches --host change the collection: a proxy authenticates them."
+        ),
+    ] = False
+    rate_limit: Annotated[
+        int | None, typer.Option(min=1, help="Requests per minute and key; more get 429. Default: no limit.")
+    ] = None
+    rate_burst: Annotated[
+        int, typer.Option(min=1, help="Requests that a key may make at once before --rate-limit slows it down.")
+    ] = 200
+    allowed_origins: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allowed-origin", help="Site whose pages may use the API from a browser, such as https://my.example."
+        ),
+    ] = None
 
     def hosts(self) -> frozenset[str]:
         """Names in the Host header that are answered; empty: all.
@@ -27,5 +69,73 @@ class Settings:
         A service for this machine alone answers to the machine's own names; others may be behind any name.
         """
         own = frozenset(("localhost", "127.0.0.1", "::1"))
-        allowed = frozenset(name.lower() for name in self.allowed_hosts)
+        allowed = frozenset(name.lower() for name in self.allowed_hosts or ())
         return allowed | own if allowed or self.host in own else frozenset()
+
+    def check_access(self) -> None:
+        """Refuse settings that would let strangers change the collection, or that contradict each other.
+
+        Raises:
+            BadConfig: they do.
+        """
+        if self.keys is not None and self.no_keys:
+            raise BadConfig("--keys and --no-keys were given: choose one")
+        if self.keys is not None:
+            read_keys(self.keys)
+        elif self.rate_limit is not None:
+            raise BadConfig("--rate-limit counts the requests of each key: give --keys, too")
+        elif not self.read_only and not self.no_keys and not _is_loopback(self.host):
+            raise BadConfig(
+                f"everybody who reaches {self.host} could change the collection: give --keys FILE (`hashseek keys "
+                "create` makes one), --read-only, or --no-keys if a proxy authenticates the users"
+            )
+        for origin in self.allowed_origins or ():
+            if re.fullmatch(r"https?://[^/*]+", origin) is None:
+                raise BadConfig(f"{origin!r} is no origin: write it like https://my.example or http://localhost:3000")
+
+    def as_toml(self) -> str:
+        """The settings as a file for `--config`. None of them is a secret."""
+        import tomli_w
+
+        values = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+        return tomli_w.dumps({name: value for name, value in values.items() if value is not None})
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether a service on `host` can be reached from this machine only; a name that is unknown is refused later."""
+    try:
+        return all(ip_address(found[4][0]).is_loopback for found in socket.getaddrinfo(host, None))
+    except OSError:
+        return True
+
+
+def options() -> list[inspect.Parameter]:
+    """The settings as parameters of a command; `max_k` can also be given as HASHSEEK_MAX_K, and so on."""
+    parameters = list(inspect.signature(Settings).parameters.values())
+    for parameter in parameters:
+        parameter.annotation.__metadata__[0].envvar = f"HASHSEEK_{parameter.name.upper()}"
+    return parameters
+
+
+def read_config(context: typer.Context, file: Path | None) -> None:
+    """Make the settings in a TOML file the defaults of the command: options and environment variables win.
+
+    Raises:
+        BadConfig: it cannot be read, or contains something else.
+    """
+    if file is None:
+        return
+    from pydantic import TypeAdapter, ValidationError
+
+    types = {parameter.name: parameter.annotation for parameter in options()}
+    try:
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
+        for name, value in values.items():
+            if name not in types:
+                raise BadConfig(f"{file}: there is no setting {name!r}, only {', '.join(types)}")
+            TypeAdapter(types[name]).validate_python(value)
+    except ValidationError as error:
+        raise BadConfig(f"{file}: {name} is {value!r}: {error.errors()[0]['msg']}") from None
+    except (OSError, ValueError) as error:
+        raise BadConfig(f"{file} cannot be read as TOML: {error}") from None
+    context.default_map = values

@@ -11,7 +11,7 @@ from fastapi.responses import FileResponse
 from hashseek.api.dependencies import MULTIPART, NoQueryDep, SearcherDep, WritableDep
 from hashseek.api.parameters import AddForm, DeleteParameters, FileParameters, ImageChanges, PageParameters
 from hashseek.api.problems import FileGone, UnexpectedNumber
-from hashseek.api.schemas import AddedImage, ImagePage, ImageRecord, Removed
+from hashseek.api.schemas import AddedImage, ImagePage, ImageRecord, Removed, shown_path
 from hashseek.api.uploads import store_upload
 from hashseek.indexing.ingest.uris import is_there, open_uri
 from hashseek.retrieval.errors import BadConfig, BadImage, UnknownImage
@@ -34,11 +34,12 @@ router = APIRouter(prefix="/v1/images", tags=["images"])
 def list_images(searcher: SearcherDep, parameters: Annotated[PageParameters, Query()]) -> ImagePage:
     """Stored images that pass the filters, by ascending id."""
     catalog, limit, among = searcher.collection.catalog, parameters.limit, parameters.among()
+    after, offset = parameters.after, parameters.offset
     if among is None:
-        found, total = catalog.page(after=parameters.after, limit=limit + 1), len(searcher.collection)
+        found, total = catalog.page(after=after, offset=offset, limit=limit + 1), len(searcher.collection)
     else:
         ids = catalog.ids_where(among)
-        following = ids[ids > parameters.after][: limit + 1]
+        following = ids[ids > after][offset : offset + limit + 1]
         found, total = [one for one in catalog.get(following.tolist()) if one is not None], len(ids)
     images = [ImageRecord.of(stored) for stored in found[:limit]]
     return ImagePage(images=images, total=total, next=images[-1].id if len(found) > limit else None)
@@ -103,7 +104,7 @@ def get_file(
     stored = searcher.collection.catalog.one(image_id)
     if not stored.path:
         raise UnknownImage(f"{image_id} was stored as a vector, which has no file")
-    uri = searcher.collection.uri_of(stored)
+    uri, shown = searcher.collection.uri_of(stored), shown_path(stored.path)
     headers = {"Cache-Control": "private, max-age=3600", "ETag": f'"{stored.sha256}-{size or 0}"'}
     if headers["ETag"] in request.headers.get("if-none-match", ""):
         return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers=headers)
@@ -112,16 +113,17 @@ def get_file(
             _check_signature(image_id, opened.read(16))
         return FileResponse(uri, media_type=stored.media_type, headers=headers)
     if not is_there(uri):
-        raise FileGone(f"image {image_id} is stored, but its file {stored.path} no longer exists")
+        raise FileGone(f"image {image_id} is stored, but its file {shown} no longer exists")
     try:
         data = open_uri(uri)  # a file, a member of a tar, or a URL
     except BadImage as error:
-        raise FileGone(f"image {image_id} is stored, but its file can no longer be read: {error}") from None
+        reason = str(error).replace(uri, shown)
+        raise FileGone(f"image {image_id} is stored, but its file can no longer be read: {reason}") from None
     if size is None:
         _check_signature(image_id, data)
         return Response(data, media_type=stored.media_type, headers=headers)
     with searcher.memory.hold(memory_to_decode(data, at_least=size)):
-        thumbnail = decode(data, name=stored.path, at_least=size).image
+        thumbnail = decode(data, name=shown, at_least=size).image
         thumbnail.thumbnail((size, size))
     buffer = io.BytesIO()
     thumbnail.save(buffer, "JPEG", quality=85)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote
@@ -11,7 +12,7 @@ from PIL import Image
 
 from support.collections import sql
 from support.pictures import N_PICTURES, draw, encoded, png
-from support.service import add, assert_problem, hits, kept_files, search
+from support.service import add, assert_problem, hits, kept_files, search, serving
 
 NAMED = {"filename": "picture"}  # of every upload
 
@@ -56,6 +57,9 @@ def test_pages(reader):
     assert page["total"] == len(everything) > 2
     rest = reader.get("/v1/images", params={**chosen, "after": page["next"]}).json()
     ids = [image["id"] for image in (*page["images"], *rest["images"])]
+    second = reader.get("/v1/images", params={**chosen, "offset": 1, "limit": 2}).json()
+    assert [image["id"] for image in second["images"]] == ids[1:3]
+    assert [image["id"] for image in reader.get("/v1/images", params={"offset": 10}).json()["images"]] == [11, 12]
     assert (ids, rest["total"]) == (sorted(hit["id"] for hit in everything)[:4], page["total"])
     for label in ("'; DROP TABLE images; --", "none", " ", "\0", "ü"):
         assert reader.get("/v1/images", params={"label": label}).json() == {"images": [], "total": 0, "next": None}
@@ -398,3 +402,23 @@ def test_head_answers_like_get_without_the_body(reader, path):
     assert (head.status_code, head.content) == (get.status_code, b"")
     assert head.headers["Content-Type"] == get.headers["Content-Type"]
     assert head.headers["Content-Length"] == get.headers["Content-Length"]
+
+
+def test_no_answer_tells_the_folders_of_the_server(own_collection, pictures, tmp_path):
+    """Neither of pictures that are indexed in place, nor of those that are gone or cannot be read."""
+    moved = tmp_path / "secret" / "pictures"
+    shutil.copytree(pictures, moved)
+    sql(own_collection / "catalog.sqlite", f"UPDATE images SET path = replace(path, '{pictures}', '{moved}')")
+    with serving(own_collection) as client:
+        files = {image["id"]: image["path"] for image in client.get("/v1/images").json()["images"]}
+        assert sorted(files.values()) == sorted(path.name for path in moved.rglob("*") if path.is_file())
+        (gone,) = moved.glob("picture 00.*")
+        gone.unlink()
+        (torn,) = moved.glob("picture 01.*")
+        torn.write_bytes(b"torn")
+        urls = [f"/v1/images/{image_id}" + rest for image_id in files for rest in ("", "/similar", "/file?size=64")]
+        answers = [*map(client.get, ["/v1/stats", "/v1/images", *urls]), search(client, png(1)), add(client, png(1))]
+        assert sorted({answer.status_code for answer in answers}) == [200, 201, 410, 422]
+        for answer in answers:
+            assert b"secret" not in answer.content, answer.text
+            assert str(own_collection).encode() not in answer.content

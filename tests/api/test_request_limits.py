@@ -63,3 +63,30 @@ def test_more_uploads_than_allowed_are_refused_until_one_is_done(serve, indexed)
         assert httpx.get(client.base_url.join("/healthz/live")).is_success
     wait_until(lambda: client.post("/v1/search", **search).status_code == 200)
     assert hits(client.post("/v1/search", **search))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/images",
+        "/v1/images/1",
+        "/v1/images/by-key/a/b",
+        "/v1/search",
+        "/v1/session",
+        "/v1/stats",
+        "/",
+        "/web/app.js",
+    ],
+)
+def test_options_and_405_name_the_methods_that_a_path_takes(reader, path):
+    asked, wrong = reader.options(path), reader.request("TRACE", path)
+    assert (asked.status_code, asked.content) == (204, b"")
+    assert_problem(wrong, 405)
+    assert asked.headers["Allow"] == wrong.headers["Allow"]
+    methods = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+    taken = {method for method in methods if reader.request(method, path).status_code != 405}
+    assert {*asked.headers["Allow"].split(", ")} == taken | {"OPTIONS"}
+
+
+def test_options_of_an_unknown_path(reader):
+    assert_problem(reader.options("/v1/nothing"), 404)

@@ -241,6 +241,7 @@ def test_a_collection_that_cannot_be_loaded_is_500_with_the_reason_and_never_rea
         wait_until(lambda: client.get("/v1/stats").status_code != 503)
         for response in (client.get("/v1/stats"), client.get("/v1/images/1"), search(client, png(1))):
             assert_problem(response, 500, "NotLoaded", "checkpoint.safetensors")
+            assert str(own_collection) not in response.text
         assert_problem(client.get("/healthz/ready"), 503, "NotReady", "checkpoint.safetensors")
         assert client.get("/healthz/live").status_code == client.get("/").status_code == 200
 

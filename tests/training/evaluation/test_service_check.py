@@ -10,7 +10,7 @@ import httpx
 import pytest
 import torch
 
-from hashseek.api.client import ServiceError
+from hashseek.api.client import Client, ServiceError
 from hashseek.indexing.collection import open_or_create
 from hashseek.indexing.ingest.batch import ImageSource, ingest
 from hashseek.indexing.searcher import Searcher
@@ -62,8 +62,8 @@ def index(folder: Path, checkpoint: Path, paths) -> Path:
 def serve(start):
     """Start `hashseek serve` on a free port: collection -> its address, once it is ready."""
 
-    def serve_collection(folder: Path, before: str = "") -> str:
-        options = ("--port", 0, "--device", "cpu", "--precision", "fp32", "--read-only")
+    def serve_collection(folder: Path, *more: object, before: str = "") -> str:
+        options = ("--port", 0, "--device", "cpu", "--precision", "fp32", "--read-only", *more)
         process = start("serve", folder, *options, before=before)
         wait_until(lambda: "search page on" in process.err or process.ended)
         url = re.search(r"search page on (http://\S+?),", process.err)[1]
@@ -98,6 +98,17 @@ def test_service_and_library_give_the_same_ranking_and_metrics(world, serve, cap
     assert "8 of 8 queries" in printed
     assert f"| 5 | {report.scores[0].as_served:.6f} | {report.scores[0].as_served:.6f} | +0.000000 |" in printed
     assert not (checkpoint.parent / "evaluation-model").exists()
+
+
+def test_a_service_with_keys_gets_one(world, serve, hashseek, tmp_path, monkeypatch):
+    _, _, collection = world
+    secret = hashseek("keys", "create", "me", "--keys", tmp_path / "keys.toml")[1].strip()
+    url = serve(collection, "--keys", tmp_path / "keys.toml")
+    with Client(url) as client, pytest.raises(ServiceError):
+        client.stats()
+    monkeypatch.setenv("HASHSEEK_API_KEY", secret)
+    with Client(url) as client:
+        assert client.stats().n_images == 40
 
 
 def test_the_whole_ranking_gives_the_library_s_report_but_for_what_needs_codes(world, serve, tmp_path):

@@ -1,0 +1,146 @@
+"""API keys: who may read, write or administrate. `hashseek keys` changes the file that the service reads."""
+
+import hashlib
+import logging
+import re
+import secrets
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from hmac import compare_digest
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import typer
+from pydantic import ConfigDict, StringConstraints, ValidationError
+from pydantic.dataclasses import dataclass
+
+from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.files import locked, write_atomically
+
+log = logging.getLogger("hashseek")
+
+Role = Literal["read", "write", "admin"]
+ROLES: tuple[Role, ...] = get_args(Role)  # each may do what those before it may
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Key:
+    """An API key without its secret."""
+
+    name: str
+    role: Role
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+    created_at: str
+
+    def may(self, role: Role) -> bool:
+        """Whether it may do what `role` may."""
+        return ROLES.index(self.role) >= ROLES.index(role)
+
+
+def hash_of(secret: str) -> str:
+    """What the file keeps of a key: its SHA-256.
+
+    A key has 256 random bits, so nobody can find it by trying, however fast the hash is. Slow hashes such as bcrypt
+    protect passwords, which can be guessed, and would cost every request a tenth of a second.
+    """
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def read_keys(file: Path) -> dict[str, Key]:
+    """The keys in a file by name.
+
+    Raises:
+        BadConfig: it does not exist, or is not a file of keys.
+    """
+    try:
+        content: Mapping[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
+        return {name: Key(name=name, **entry) for name, entry in content.items()}
+    except FileNotFoundError:
+        raise BadConfig(f"there is no file of keys {file}: `hashseek keys create NAME` makes it") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise BadConfig(f"{file}: {first['loc'][-1]} is {first['input']!r}: {first['msg']}") from None
+    except (OSError, ValueError, TypeError) as error:
+        raise BadConfig(f"{file} cannot be read as a file of keys: {error}") from None
+
+
+class KeyFile:
+    """The keys that a service knows. A change of the file counts from the next request on."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._version: object = None
+        self._keys: dict[str, Key] = {}
+
+    def find(self, secret: str) -> Key | None:
+        """The key with this secret. All are compared, in constant time, so that the time tells nothing.
+
+        Nobody has a key while the file is missing or damaged.
+        """
+        try:
+            state = self._file.stat()
+            version = state.st_ino, state.st_mtime_ns, state.st_size
+            if version != self._version:
+                self._keys = read_keys(self._file)
+                self._version = version
+        except (OSError, BadConfig) as error:
+            self._keys, self._version = {}, None
+            log.error("no key is accepted: %s", error)
+        given = hash_of(secret)
+        found = [key for key in self._keys.values() if compare_digest(key.sha256, given)]
+        return found[0] if found else None
+
+
+app = typer.Typer()
+_File = Annotated[
+    Path, typer.Option("--keys", envvar="HASHSEEK_KEYS", help="File of the keys, as given to `hashseek serve`.")
+]
+_Name = Annotated[str, typer.Argument(help="Of the person or program that uses the key.")]
+
+
+@app.command()
+def create(
+    name: _Name,
+    file: _File,
+    role: Annotated[Role, typer.Option(help="read: search; write: also add and remove; admin: everything.")] = "read",
+) -> None:
+    """Create a key and print it. Only its hash is kept, so that it cannot be shown again."""
+    if re.fullmatch(r"[\w.-]{1,64}", name, re.ASCII) is None:
+        raise BadConfig(f"{name!r} is no name of a key: use up to 64 letters, digits, dots, dashes and underscores")
+    secret = f"hsk_{secrets.token_urlsafe(32)}"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with locked(file.parent):
+        keys = read_keys(file) if file.exists() else {}
+        if name in keys:
+            raise BadConfig(f"{file} has a key {name!r}: revoke it first, or choose another name")
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        _write(file, {**keys, name: Key(name=name, role=role, sha256=hash_of(secret), created_at=now)})
+    typer.echo(secret)
+
+
+@app.command("list")
+def show(file: _File) -> None:
+    """List the keys by name, with role and day of creation."""
+    for key in read_keys(file).values():
+        typer.echo(f"{key.name}  {key.role}  {key.created_at}")
+
+
+@app.command()
+def revoke(name: _Name, file: _File) -> None:
+    """Remove a key. A running service refuses it from the next request on."""
+    with locked(file.parent):
+        keys = read_keys(file)
+        if keys.pop(name, None) is None:
+            raise BadConfig(f"{file} has no key {name!r}; `hashseek keys list` shows the names")
+        _write(file, keys)
+    typer.echo(f"revoked {name}")
+
+
+def _write(file: Path, keys: Mapping[str, Key]) -> None:
+    import tomli_w
+
+    content = {name: {k: v for k, v in asdict(key).items() if k != "name"} for name, key in keys.items()}
+    # Others may read the file: a key cannot be computed from its hash.
+    write_atomically(file, tomli_w.dumps(content).encode())

@@ -1,0 +1,173 @@
+"""Requests that are refused before their bodies are read: of strangers, too large, too many, of foreign pages."""
+
+import re
+import time
+from http import HTTPStatus
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hashseek.api.keys import Key, KeyFile, Role
+from hashseek.api.problems import problem
+from hashseek.api.settings import Settings
+
+COOKIE = "hashseek_key"  # pictures of a page cannot send a header
+
+# Paths that need no key: they tell nothing of the collection. Every other path needs one, those of the future, too.
+_OPEN = re.compile(r"/|/healthz/(live|ready)|/openapi\.json|/(docs|redoc)(/.*)?|/(web|static-offline-docs)/.*")
+# Requests that change nothing, although they are not GET. Every other request needs the role write.
+_READING = re.compile(r"/v1/(search|encode|session)(/.*)?")
+_READ_METHODS = ("GET", "HEAD", "OPTIONS")
+
+_HEADERS = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin"}
+
+
+def needed_role(method: str, path: str) -> Role | None:
+    """The role that a key needs for a request, None if no key is needed."""
+    if method in _READ_METHODS:
+        return None if _OPEN.fullmatch(path) else "read"
+    return "read" if _READING.fullmatch(path) else "write"
+
+
+class RateLimit:
+    """A token bucket for each key: full with `burst` requests, refilled with `per_minute`."""
+
+    def __init__(self, per_minute: int, burst: int) -> None:
+        self.per_second = per_minute / 60
+        self.burst = burst
+        self._buckets: dict[str, tuple[float, float]] = {}
+
+    def wait(self, name: str, now: float) -> float:
+        """Seconds until `name` may make a request; 0 if it may now, and then it is counted."""
+        tokens, before = self._buckets.get(name, (self.burst, now))
+        tokens = min(self.burst, tokens + (now - before) * self.per_second)
+        allowed = tokens >= 1
+        self._buckets[name] = tokens - allowed, now
+        return 0 if allowed else (1 - tokens) / self.per_second
+
+
+class RequestLimits:
+    """Refuses requests before their bodies are read: without a right to it, too large, too many, of a foreign page.
+
+    Also answers HEAD like GET, and adds the headers that every answer has. Of the settings it reads:
+
+    - `hosts`: names in the Host header that are answered; empty: all. A page of another site whose name was made to
+      lead here (DNS rebinding) still sends its own name.
+    - `keys`, `rate_limit`, `rate_burst`: who may do what, and how often. The key is then `request.state.key`.
+    - `allowed_origins`: other sites whose pages may send changes and searches.
+    - `max_upload_bytes`: of a body.
+    - `max_uploads`: requests with a body, or that change something, that may be in progress.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self.app = app
+        self.max_bytes = settings.max_upload_bytes
+        self.max_changing = settings.max_uploads
+        self.hosts = settings.hosts()
+        self.origins = settings.allowed_origins or ()
+        self.keys = KeyFile(settings.keys) if settings.keys else None
+        self.rate = RateLimit(settings.rate_limit, settings.rate_burst) if settings.rate_limit else None
+        self._in_progress = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer 400, 401, 403, 411, 413, 421, 429 or 503."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers, is_head = Headers(scope=scope), scope["method"] == "HEAD"
+        changing = scope["method"] not in _READ_METHODS
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_HEADERS)
+            elif is_head:
+                message = {**message, "body": b""}
+            await send(message)
+
+        refusal = self._wrong_host(headers) or self._no_right(scope)
+        if refusal is None and changing:
+            refusal = self._foreign_page(headers) or self._wrong_body(headers) or self._too_many()
+        if refusal is not None:
+            await refusal(scope, receive, answer)
+            return
+        if is_head:  # the same as GET, without the body; FastAPI's routes know only GET
+            scope = {**scope, "method": "GET"}
+        self._in_progress += changing
+        try:
+            await self.app(scope, receive, answer)
+        finally:
+            self._in_progress -= changing
+
+    def _wrong_host(self, headers: Headers) -> Response | None:
+        name = _host_name(headers.get("host", ""))
+        if not self.hosts or name in self.hosts:
+            return None
+        detail = f"the host {name[:80]!r} is not served: start the service with --allowed-host NAME to allow it"
+        return problem(HTTPStatus.MISDIRECTED_REQUEST, detail, kind="urn:hashseek:WrongHost")
+
+    def _no_right(self, scope: Scope) -> Response | None:
+        role = needed_role(scope["method"], scope["path"])
+        if self.keys is None or role is None:
+            return None
+        secret = secret_of(HTTPConnection(scope))
+        key = self.keys.find(secret) if secret else None
+        if key is None:
+            detail = "the key is not known, or was revoked" if secret else "this needs a key: Authorization: Bearer KEY"
+            challenge = {"WWW-Authenticate": "Bearer"}
+            return problem(HTTPStatus.UNAUTHORIZED, detail, kind="urn:hashseek:KeyNeeded", headers=challenge)
+        if not key.may(role):
+            detail = f"the key {key.name!r} has the role {key.role}, but this needs the role {role}"
+            return problem(HTTPStatus.FORBIDDEN, detail, kind="urn:hashseek:RoleNeeded")
+        scope.setdefault("state", {})["key"] = key
+        return self._too_often(key)
+
+    def _too_often(self, key: Key) -> Response | None:
+        wait = self.rate.wait(key.name, time.monotonic()) if self.rate else 0
+        if not self.rate or not wait:
+            return None
+        limit = round(60 * self.rate.per_second)
+        detail = f"the key {key.name!r} may make {limit} requests per minute: try again in {wait:.1f} s"
+        after = {"Retry-After": str(int(wait) + 1)}
+        return problem(HTTPStatus.TOO_MANY_REQUESTS, detail, kind="urn:hashseek:TooOften", headers=after)
+
+    def _foreign_page(self, headers: Headers) -> Response | None:
+        """Browsers name the page that sends a request; other programs do not."""
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
+        same = origin is None or origin.partition("://")[2] == headers.get("host")
+        if (same and site in ("none", "same-origin")) or origin in self.origins:
+            return None
+        detail = "a page of another site may not change or search this collection"
+        return problem(HTTPStatus.FORBIDDEN, detail, kind="urn:hashseek:ForeignPage")
+
+    def _wrong_body(self, headers: Headers) -> Response | None:
+        length = headers.get("content-length")
+        if length is None:
+            if "transfer-encoding" not in headers:
+                return None
+            return problem(HTTPStatus.LENGTH_REQUIRED, "send the upload with a Content-Length")
+        if not length.isascii() or not length.isdigit():
+            return problem(HTTPStatus.BAD_REQUEST, "the Content-Length is not a number")
+        if int(length) > self.max_bytes:
+            detail = f"the upload has {int(length):,} bytes; the limit is {self.max_bytes:,}"
+            return problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail, kind="urn:hashseek:TooLarge")
+        return None
+
+    def _too_many(self) -> Response | None:
+        if self._in_progress < self.max_changing:
+            return None
+        detail = f"the service already works on {self.max_changing} uploads and changes: try again in a second"
+        return problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, kind="urn:hashseek:Overloaded")
+
+
+def secret_of(request: HTTPConnection) -> str | None:
+    """The key that a request brings: in the header `Authorization: Bearer KEY`, or in the cookie of the search page."""
+    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+    return secret.strip() if scheme.lower() == "bearer" else request.cookies.get(COOKIE)
+
+
+def _host_name(host: str) -> str:
+    """The name or IP address in a Host header, without the port."""
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return name.lower()
