@@ -7,7 +7,6 @@ from importlib.metadata import version
 from anyio import to_thread
 from fastapi import Depends, FastAPI
 from fastapi.security import HTTPBearer
-from fastapi.staticfiles import StaticFiles
 from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import GZipMiddleware
@@ -45,6 +44,12 @@ def create_app(settings: Settings) -> FastAPI:
                 "content": {problems.MEDIA_TYPE: {"schema": ProblemDetails.model_json_schema()}},
             }
             for code in ("4XX", "5XX")
+        }
+        | {
+            "400": {
+                "description": "The request cannot be read; in plain text if not even its first line can.",
+                "content": {problems.MEDIA_TYPE: {"schema": ProblemDetails.model_json_schema()}, "text/plain": {}},
+            }
         },
     )
     app.state.service = service
@@ -67,5 +72,5 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(router, dependencies=keys)
     for router in (health.probes, metrics.router, web.router):
         app.include_router(router)
-    app.mount("/web", StaticFiles(directory=web.FOLDER), name="web")
+    app.mount("/web", web.PageFiles(directory=web.FOLDER), name="web")
     return app

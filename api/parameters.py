@@ -296,6 +296,7 @@ class PageParameters(FilterParameters):
     """Which stored images to list."""
 
     after: int = Field(default=0, ge=0, le=2**63 - 1, description="Only ids above this one.")
+    offset: int = Field(default=0, ge=0, le=2**63 - 1, description="Leave out so many of these.")
     limit: int = Field(default=24, ge=1, le=1000, description="Number of images.")
 
 

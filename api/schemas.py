@@ -140,7 +140,11 @@ def hit_content(hit: "Hit") -> dict[str, Any]:
 
 
 class Stats(BaseModel):
-    """What the collection holds; `n_images` counts images or vectors."""
+    """What the collection holds; `n_images` counts images or vectors.
+
+    `expected_precision`: the share of relevant images to expect within each radius from 0 to n_bits; null where the
+    collection has no calibration.
+    """
 
     holds: Literal["images", "vectors"]
     n_images: int
@@ -152,6 +156,7 @@ class Stats(BaseModel):
     engines: dict[str, int]
     read_only: bool
     keeps_features: bool
+    expected_precision: list[float] | None
     version: str
     index: dict[str, Any]
 

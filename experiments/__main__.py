@@ -86,7 +86,7 @@ def losses(
     number of trials for each method. Each run is scored on the query split once. Which methods are fine-tuned depends
     on their validation scores at the longest code.
     """
-    from experiments.comparison import METHODS, Experiment, as_markdown, run
+    from experiments.comparison import METHODS, Experiment, as_markdown, run, write_plots
     from experiments.finetuned import finetuned_markdown, run_finetuned, strongest
 
     methods, folder = _known(method, METHODS), out or Path("runs") / Path(data).stem
@@ -94,6 +94,8 @@ def losses(
     run(folder, experiment, methods=methods, jobs=jobs, say=_say)
     if finetuned and data == "mirflickr":
         run_finetuned(folder, strongest(folder, methods, 2), progress=Progress())
+    for file in write_plots(folder, methods=methods):
+        _say(f"wrote {file}")
     typer.echo(as_markdown(folder, methods=methods) + finetuned_markdown(folder), nl=False)
 
 

@@ -13,7 +13,7 @@ interrupted comparison continues.
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
@@ -27,6 +27,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import friedmanchisquare, rankdata, studentized_range, wilcoxon
 
+from experiments.critical_difference import write_diagram
 from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.codes import pack
 from hashseek.retrieval.errors import BadConfig
@@ -453,16 +454,46 @@ _TABLES = {
 _OF_QUERY = {"mAP": "AP", "asymmetric": "asymmetric_AP"}
 
 
+def per_query_of(rows: Sequence[dict[str, Any]], n_bits: int, of_query: str) -> dict[str, list[list[float]]]:
+    """The AP of each query for each seed of each method at a length."""
+    found: dict[str, list[list[float]]] = {}
+    for row in rows:
+        if row["n_bits"] == n_bits:
+            found.setdefault(row["method"], []).append(row[of_query])
+    return found
+
+
+def mean_ranks(means: Mapping[str, NDArray[np.float64]]) -> tuple[dict[str, float], float]:
+    """The mean rank of each method over its queries (Q,), 1 is best, and Nemenyi's critical difference at 0.05."""
+    k, n = len(means), len(next(iter(means.values())))
+    ranks = rankdata([-values for values in means.values()], axis=0).mean(axis=1)
+    critical = studentized_range.ppf(0.95, k, np.inf) * np.sqrt(k * (k + 1) / (12 * n))
+    return dict(zip(means, ranks.tolist(), strict=True)), float(critical)
+
+
+def write_plots(folder: Path, *, methods: Sequence[str]) -> list[Path]:
+    """Write the critical-difference diagrams of all lengths, by distance and by outputs; returns their files."""
+    rows = [row for method in methods for row in rows_of(folder, method)]
+    files: list[Path] = []
+    for key, of_query in _OF_QUERY.items():
+        panels = []
+        for n_bits in sorted({row["n_bits"] for row in rows}):
+            found = per_query_of(rows, n_bits, of_query)
+            if len(found) > 2:
+                means = {METHODS[method].title: np.mean(seeds, axis=0) for method, seeds in found.items()}
+                panels.append((f"{n_bits} bits: {_TABLES[key]}, mean rank over queries", *mean_ranks(means)))
+        if panels:
+            files += write_diagram(folder / f"critical-difference-{key}", panels)
+    return files
+
+
 def tests_of(rows: Sequence[dict[str, Any]], n_bits: int, *, of_query: str) -> list[str]:
     """Is the best method of a length beyond chance? Paired over queries, each query's AP being its mean over seeds.
 
     Friedman's test and the critical difference of mean ranks (Nemenyi, at 0.05), as Demšar (JMLR 2006) proposes; and
     the best against each other method by Wilcoxon's signed-rank test, p corrected for their number (Holm).
     """
-    found: dict[str, list[list[float]]] = {}
-    for row in rows:
-        if row["n_bits"] == n_bits:
-            found.setdefault(row["method"], []).append(row[of_query])
+    found = per_query_of(rows, n_bits, of_query)
     means = {method: np.mean(seeds, axis=0) for method, seeds in found.items()}
     ordered = sorted(means, key=lambda method: -means[method].mean())
     if len(ordered) < 3:
@@ -471,9 +502,7 @@ def tests_of(rows: Sequence[dict[str, Any]], n_bits: int, *, of_query: str) -> l
     p = holm(
         [float(wilcoxon(means[first], means[m]).pvalue) if (means[first] != means[m]).any() else 1 for m in others]
     )
-    ranks = dict(zip(ordered, rankdata([-means[m] for m in ordered], axis=0).mean(axis=1), strict=True))
-    k, n = len(ordered), len(means[first])
-    critical = studentized_range.ppf(0.95, k, np.inf) * np.sqrt(k * (k + 1) / (12 * n))
+    ranks, critical = mean_ranks(means)
     level = [m for m in others if ranks[m] - ranks[first] < critical]
     close = [f"{METHODS[m].title} (p = {value:.2g})" for m, value in zip(others, p, strict=True) if value >= 0.05]
     seeds = sum(

@@ -36,7 +36,7 @@ def table_as_latex(table: Table, *, label: str) -> str:
     """The table as a LaTeX `table` with the rules of booktabs, its caption below."""
 
     def row(cells: Sequence[str], bold: int | None = None) -> str:
-        escaped = [cell.translate(_LATEX) for cell in cells]
+        escaped = [cell.translate(LATEX) for cell in cells]
         if bold is not None:
             escaped[bold] = f"\\textbf{{{escaped[bold]}}}"
         return f"{' & '.join(escaped)} \\\\"
@@ -44,11 +44,11 @@ def table_as_latex(table: Table, *, label: str) -> str:
     columns = "l" * table.text_columns + "r" * (len(table.header) - table.text_columns)
     lines = ["% needs \\usepackage{booktabs}", "\\begin{table}", "\\centering", f"\\begin{{tabular}}{{{columns}}}"]
     lines += ["\\toprule", row(table.header), "\\midrule", *(row(cells, table.bold) for cells in table.rows)]
-    lines += ["\\bottomrule", "\\end{tabular}", f"\\caption{{{table.caption.translate(_LATEX)}}}"]
+    lines += ["\\bottomrule", "\\end{tabular}", f"\\caption{{{table.caption.translate(LATEX)}}}"]
     return "\n".join([*lines, f"\\label{{{label}}}", "\\end{table}", ""])
 
 
-_LATEX = str.maketrans(
+LATEX = str.maketrans(
     {sign: f"\\{sign}" for sign in "&%$#_{}"}
     | {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "±": "$\\pm$", "–": "--"}
     | {"<": "$<$", ">": "$>$", "\n": " "}

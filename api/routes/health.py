@@ -7,6 +7,7 @@ from fastapi import APIRouter
 from hashseek.api.dependencies import SearcherDep, ServiceDep
 from hashseek.api.problems import NotLoaded, NotReady
 from hashseek.api.schemas import Health, Stats
+from hashseek.indexing.calibration import stored_calibration
 from hashseek.retrieval.errors import BadCollection
 
 router = APIRouter(tags=["service"])
@@ -33,6 +34,7 @@ def ready(service: ServiceDep) -> Health:
 def stats(service: ServiceDep, searcher: SearcherDep) -> Stats:
     """What the collection holds."""
     collection, header = searcher.collection, searcher.encoder.header
+    stored = stored_calibration(collection.catalog)
     return Stats(
         holds="vectors" if header.preprocessing is None else "images",
         n_images=len(collection),
@@ -44,6 +46,7 @@ def stats(service: ServiceDep, searcher: SearcherDep) -> Stats:
         engines=collection.catalog.spaces.engines(),
         read_only=service.settings.read_only,
         keeps_features=collection.catalog.keeps_features,
+        expected_precision=None if stored is None else list(stored.calibration.within_radius),
         version=version("hashseek"),
         index=collection.describe_index(),
     )

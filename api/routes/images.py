@@ -34,11 +34,12 @@ router = APIRouter(prefix="/v1/images", tags=["images"])
 def list_images(searcher: SearcherDep, parameters: Annotated[PageParameters, Query()]) -> ImagePage:
     """Stored images that pass the filters, by ascending id."""
     catalog, limit, among = searcher.collection.catalog, parameters.limit, parameters.among()
+    after, offset = parameters.after, parameters.offset
     if among is None:
-        found, total = catalog.page(after=parameters.after, limit=limit + 1), len(searcher.collection)
+        found, total = catalog.page(after=after, offset=offset, limit=limit + 1), len(searcher.collection)
     else:
         ids = catalog.ids_where(among)
-        following = ids[ids > parameters.after][: limit + 1]
+        following = ids[ids > after][offset : offset + limit + 1]
         found, total = [one for one in catalog.get(following.tolist()) if one is not None], len(ids)
     images = [ImageRecord.of(stored) for stored in found[:limit]]
     return ImagePage(images=images, total=total, next=images[-1].id if len(found) > limit else None)

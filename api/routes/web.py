@@ -1,9 +1,11 @@
 """The search page. Its files are served from here, nothing from another host."""
 
 from pathlib import Path
+from typing import Any
 
 from fastapi import APIRouter
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, Response
+from fastapi.staticfiles import StaticFiles
 
 FOLDER = Path(__file__).parent.parent / "web"
 POLICY = (
@@ -11,10 +13,22 @@ POLICY = (
     "form-action 'self'; frame-ancestors 'none'"
 )
 
+FRESH = {"Cache-Control": "no-cache"}  # ask whether it has changed: modules of two versions must not meet
+
 router = APIRouter(include_in_schema=False)
 
 
 @router.get("/")
 def index() -> FileResponse:
     """The search page."""
-    return FileResponse(FOLDER / "index.html", headers={"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"})
+    return FileResponse(FOLDER / "index.html", headers={"Content-Security-Policy": POLICY, **FRESH})
+
+
+class PageFiles(StaticFiles):
+    """The scripts and styles of the page."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        """The file, or 304 for a browser that has it."""
+        response = super().file_response(*args, **kwargs)
+        response.headers.update(FRESH)
+        return response

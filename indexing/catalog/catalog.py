@@ -208,11 +208,11 @@ class Catalog:
             raise UnknownImage(f"there is no image with the key {key[:80]!r} in the collection")
         return found
 
-    def page(self, *, after: int, limit: int) -> list[StoredImage]:
-        """At most `limit` records with ids above `after`, by ascending id."""
-        query = f"SELECT {IMAGE_COLUMNS} FROM images WHERE id > ? ORDER BY id LIMIT ?"
+    def page(self, *, after: int, limit: int, offset: int = 0) -> list[StoredImage]:
+        """At most `limit` records with ids above `after`, by ascending id, without the first `offset`."""
+        query = f"SELECT {IMAGE_COLUMNS} FROM images WHERE id > ? ORDER BY id LIMIT ? OFFSET ?"
         with self._db.reading() as db:
-            return [stored_image(row) for row in db.execute(query, (after, limit)).fetchall()]
+            return [stored_image(row) for row in db.execute(query, (after, limit, offset)).fetchall()]
 
     def label_counts(self) -> dict[str, int]:
         """Number of images per label, by name."""

@@ -57,6 +57,9 @@ def test_pages(reader):
     assert page["total"] == len(everything) > 2
     rest = reader.get("/v1/images", params={**chosen, "after": page["next"]}).json()
     ids = [image["id"] for image in (*page["images"], *rest["images"])]
+    second = reader.get("/v1/images", params={**chosen, "offset": 1, "limit": 2}).json()
+    assert [image["id"] for image in second["images"]] == ids[1:3]
+    assert [image["id"] for image in reader.get("/v1/images", params={"offset": 10}).json()["images"]] == [11, 12]
     assert (ids, rest["total"]) == (sorted(hit["id"] for hit in everything)[:4], page["total"])
     for label in ("'; DROP TABLE images; --", "none", " ", "\0", "ü"):
         assert reader.get("/v1/images", params={"label": label}).json() == {"images": [], "total": 0, "next": None}

@@ -10,12 +10,13 @@ import pytest
 
 from experiments import comparison, finetuned
 from experiments.comparison import METHODS, Experiment, as_markdown, rows_of, run, run_method
+from experiments.critical_difference import groups
 from hashseek.retrieval.errors import BadConfig
 from hashseek.training import configs
 from hashseek.training.config import read_config
 from hashseek.training.data.datasets.shapes import render_shapes
 from hashseek.training.data.splits import Split, Splits
-from hashseek.training.runs.run_folder import read_records
+from hashseek.training.runs.run_folder import read_records, write_records
 
 # By its path, it is a configuration of one's own, which has no foreign gallery.
 OWN = str(Path(configs.__file__).parent / "mirflickr25k_mobilenet_v2_tie_aware_48.toml")
@@ -134,6 +135,35 @@ def test_both_rankings_of_rows_and_tests_follow_from_the_outputs():
     [line] = comparison.tests_of(rows, 12, of_query="AP")
     assert "CSQ" not in line
     assert "DSH (p = " in line or "HyP2 (p = " in line
+
+
+def test_mean_ranks_and_bars_are_those_of_demsar(tmp_path):
+    # Demšar (2006), Section 3.2.2: four classifiers on 14 data sets; at 0.05 nothing differs, at 0.10 two groups do.
+    published = {"C4.5": 3.143, "C4.5+m": 2.0, "C4.5+cf": 2.893, "C4.5+m+cf": 1.964}
+    assert groups(published, 1.25) == [(1.964, 3.143)]
+    assert groups(published, 1.06) == [(1.964, 2.893), (2.893, 3.143)]
+    values = np.tile([[0.9], [0.5], [0.5], [0.1]], 14)
+    values[:2, :7] = values[1::-1, :7]
+    ranks, critical = comparison.mean_ranks(dict(zip("abcd", values, strict=True)))
+    assert ranks == {"a": 1.75, "b": 1.75, "c": 2.5, "d": 4.0}
+    assert critical == pytest.approx(2.569 * np.sqrt(4 * 5 / (6 * 14)), abs=1e-3)
+
+    rows = [
+        {"method": method, "n_bits": n_bits, "AP": of_query.tolist(), "asymmetric_AP": of_query.tolist()}
+        for n_bits in (12, 48)
+        for method, of_query in zip(("hyp2", "dsh", "csq", "itq"), values, strict=True)
+    ]
+    for row in rows:
+        (tmp_path / row["method"]).mkdir(exist_ok=True)
+    for method in ("hyp2", "dsh", "csq", "itq"):
+        write_records(tmp_path / method / "rows.jsonl", [row for row in rows if row["method"] == method])
+    files = comparison.write_plots(tmp_path, methods=list(METHODS))
+    assert {file.name for file in files} == {
+        f"critical-difference-{key}.{kind}" for key in ("mAP", "asymmetric") for kind in ("svg", "png")
+    }
+    svg = files[0].read_text()
+    for words in ("12 bits", "48 bits", "HyP2  1.75", "4.00  ITQ, no labels"):
+        assert words in svg
 
 
 def test_a_foreign_gallery_is_searched_by_each_of_its_images_among_the_others():

@@ -5,8 +5,10 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
+import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
 
 from hashseek.api.app import create_app
@@ -26,6 +28,21 @@ def serving(folder: Path, *, ready: bool = True, **settings: Any) -> Iterator[Te
         if ready:
             wait_until(lambda: client.get("/healthz/ready").status_code == 200)
         yield client
+
+
+@contextmanager
+def listening(folder: Path, **settings: Any) -> Iterator[str]:
+    """The address of a service for the collection in `folder`, for programs that need a port."""
+    config = uvicorn.Config(
+        create_app(Settings(collection=folder, device="cpu", **settings)), port=0, log_level="error"
+    )
+    server = uvicorn.Server(config)
+    thread = Thread(target=server.run)
+    thread.start()
+    wait_until(lambda: server.started)
+    yield "http://localhost:{1}".format(*server.servers[0].sockets[0].getsockname())
+    server.should_exit = True
+    thread.join()
 
 
 def search(client, data: bytes, **fields: Any):

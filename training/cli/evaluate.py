@@ -102,6 +102,7 @@ def evaluate(
     splits = build_splits(name, **options)
     how = EvaluationOptions(
         data_name=data or str(options.get("root", name)),
+        data_set=name,
         ns=ns or DEFAULT_NS,
         normalizer=normalizer,
         labels=labels,

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from hashseek.retrieval.checkpoint import Header
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.metrics import Normalizer, effective_n, remarks
+from hashseek.training.data.datasets import SOURCES
 from hashseek.training.data.held_out_labels import LabelPart, label_part
 from hashseek.training.data.splits import Split, Splits, check_labelled
 from hashseek.training.data.training_images import without_broken
@@ -25,6 +26,7 @@ from hashseek.training.evaluation.report.projection import Points
 from hashseek.training.evaluation.report.schema import EvaluationReport
 from hashseek.training.evaluation.split_encoder import check_kind, describe_model
 from hashseek.training.evaluation.split_overlaps import hash_split, overlaps
+from hashseek.training.losses import LOSSES, loss_class
 from hashseek.training.runs.progress import Progress
 
 DEFAULT_NS = (10, 100, 1000, 5000)
@@ -38,6 +40,7 @@ class EvaluationOptions:
 
     Attributes:
         data_name: the name of the data set in the report.
+        data_set: its name in `DATASETS`, for its reference; None: it has none.
         ns: the N of mAP@N and the other metrics; None, or more than the database size, means all of it.
         normalizer: see `hashseek.retrieval.metrics.average_precision`.
         labels: which images and labels count if labels were held out of training, see `label_part`; None means
@@ -58,6 +61,7 @@ class EvaluationOptions:
     device: str = "auto"
     precision: str = "auto"
     command: str = ""
+    data_set: str | None = None
     progress: Progress = field(default_factory=lambda: Progress(quiet=True), repr=False)
 
 
@@ -202,6 +206,7 @@ def assemble(
         examples=show(random_queries(len(query), seed=options.seed)),
         worst=show(worst_queries(ap, found.n_relevant)),
         notes=[*task.notes, *task.remarks()],
+        sources=_sources(header, options.data_set),
         seed=options.seed,
         command=options.command,
         **fields,
@@ -214,6 +219,13 @@ def assemble(
         query.paths if images else (),
         database.paths if images else (),
     )
+
+
+def _sources(header: Header, data_set: str | None) -> dict[str, str]:
+    """The references of the losses and of the data set, by name, where Hashseek knows them."""
+    named = [str((header.training.get(part) or {}).get("name")) for part in ("loss", "partner")]
+    found = {name: loss_class(name).source for name in named if name in LOSSES}
+    return found | ({data_set: SOURCES[data_set]} if data_set in SOURCES else {})
 
 
 def _describe_data(task: EvaluationTask, n_relevant: NDArray[np.int64]) -> dict[str, Any]:

@@ -35,6 +35,21 @@ DATASETS = {  # name, which is also the function's -> its module here
 }
 
 
+_VOC = "Everingham et al., The Pascal Visual Object Classes (VOC) Challenge, IJCV 2010"
+SOURCES = {  # authors, title, where and when, for the citation text of a report
+    "voc2007": _VOC,
+    "voc2012": _VOC,
+    "mirflickr": "Huiskes and Lew, The MIR Flickr Retrieval Evaluation, ACM MIR 2008",
+    "nuswide": "Chua et al., NUS-WIDE: A Real-World Web Image Database from NUS, CIVR 2009",
+    "coco": "Lin et al., Microsoft COCO: Common Objects in Context, ECCV 2014",
+    "cifar10": "Krizhevsky, Learning Multiple Layers of Features from Tiny Images, University of Toronto 2009",
+    "scene": "Boutell et al., Learning Multi-Label Scene Classification, Pattern Recognition 2004",
+    "yeast": "Elisseeff and Weston, A Kernel Method for Multi-Labelled Classification, NIPS 2001",
+    "emotions": "Trohidis et al., Multi-Label Classification of Music into Emotions, ISMIR 2008",
+    "cal500": "Turnbull et al., Semantic Annotation and Retrieval of Music and Sound Effects, IEEE TASLP 2008",
+}
+
+
 def data_set(name: str) -> Callable[..., Splits]:
     """The function of the data set `name`, which may also be "module:function".
 

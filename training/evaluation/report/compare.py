@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.metrics import compare, holm
 from hashseek.retrieval.metrics.intervals import Comparison
+from hashseek.training.evaluation.report.citation import DIVISORS
 from hashseek.training.evaluation.report.markdown import section_as_markdown
 from hashseek.training.evaluation.report.schema import EvaluationReport, MeanValue, load_report
-from hashseek.training.evaluation.report.sections import DIVISORS, Section, interval, number, protocol_of, tie_range
+from hashseek.training.evaluation.report.sections import Section, interval, number, protocol_of, tie_range
 from hashseek.training.report_format import Table
 
 # What must be the same, as (name, value of a report). Checkpoint, K, seed and versions may differ: they are what a

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hashseek.retrieval.files import write_atomically
+from hashseek.training.evaluation.report.citation import as_bibtex, as_latex
 from hashseek.training.evaluation.report.markdown import as_markdown
 from hashseek.training.evaluation.report.projection import Points
 from hashseek.training.evaluation.report.schema import EvaluationReport
@@ -44,6 +45,8 @@ def write_report(
         "report.html": page.encode(),
         "report.md": as_markdown(report).encode(),
         "report.json": report.as_json().encode(),
+        "report.tex": as_latex(report).encode(),
+        "report.bib": as_bibtex(report).encode(),
         "per_query.csv": as_csv(per_query),
     }
     for name, figure in drawn.items():

@@ -27,4 +27,5 @@ def section_as_markdown(section: Section) -> str:
     """A heading, and what is below it."""
     blocks = [f"\n## {section.title}", section.text, *(table_as_markdown(table) for table in section.tables)]
     blocks.append("\n".join(f"- {item}" for item in section.items))
+    blocks += [f"```\n{text.strip()}\n```" for text in section.code]
     return "\n\n".join(block for block in blocks if block)

@@ -197,7 +197,7 @@ class EvaluationReport:
     expectations over ties with bounds, or those of the one order that a service gave. `held_out` are labels that were
     never used in training, and `labels_used` says which images and labels count, see `training.data.held_out_labels`.
     `models` are this and other checkpoints on the same queries and database. `rankings` are other orders by the same
-    model.
+    model. `sources` are the references of losses and data set, by name.
     """
 
     title: str
@@ -228,6 +228,7 @@ class EvaluationReport:
     baseline_name: str = ""
     baseline_precision: list[float] = field(default_factory=list)
     baseline_recall: list[float] = field(default_factory=list)
+    sources: dict[str, str] = field(default_factory=dict)
     seed: int = 0
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     versions: dict[str, str] = field(default_factory=lambda: software_versions())

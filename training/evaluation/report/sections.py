@@ -4,18 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hashseek.training.evaluation.report.citation import as_bibtex, as_latex, cited
 from hashseek.training.evaluation.report.schema import EvaluationReport, MeanValue, Score, ServiceAgreement
 from hashseek.training.report_format import Table
 
-_BIBTEX = (
-    "@software{{hashseek, title = {{Hashseek: image retrieval with deep hashing}}, author = {{{{The Hashseek "
-    "maintainers}}}}, version = {{{}}}}}"
-)
-DIVISORS = {
-    "retrieved": "the relevant items retrieved",
-    "possible": "the relevant items that could be retrieved",
-    "relevant": "all relevant items",
-}
 _HYP2 = (
     " hyp2 is what the evaluation code of HyP2 prints for this checkpoint: ties in the order of an unstable sort, AP "
     "divided by the relevant images retrieved. The paper's training also scores every fifth epoch on the queries and "
@@ -26,13 +18,14 @@ _RADII = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a report: a paragraph, tables, and a list of sentences, each of which may be missing."""
+    """A part of a report: a paragraph, tables, a list of sentences, and text to copy; each may be missing."""
 
     id: str
     title: str
     text: str = ""
     tables: Sequence[Table] = ()
     items: Sequence[str] = ()
+    code: Sequence[str] = ()
 
 
 def sections(report: EvaluationReport) -> list[Section]:
@@ -72,19 +65,8 @@ def sections(report: EvaluationReport) -> list[Section]:
     return [
         *found,
         Section("protocol", "Protocol", text, [_protocol(report)]),
-        Section("citation", "Citation", items=[cited(report), _BIBTEX.format(report.versions.get("hashseek", ""))]),
+        Section("citation", "Citation", items=[cited(report)], code=[as_latex(report), as_bibtex(report)]),
     ]
-
-
-def cited(report: EvaluationReport) -> str:
-    """The headline and its protocol, as a sentence for a paper."""
-    value, data = report.main.mean_average_precision, report.data
-    ties = "expected over ties (McSherry and Najork, ECIR 2008)" if report.ties == "expected" else "as served"
-    return (
-        f"mAP@{report.main_n} of {report.n_bits}-bit codes is {number(value.expected)} (95 % bootstrap interval over "
-        f"queries {interval(value)}), {ties}, AP divided by {DIVISORS[report.normalizer]}, with {data.get('queries')} "
-        f"queries and {data.get('database')} items in the database; computed by Hashseek."
-    )
 
 
 def explanation(report: EvaluationReport) -> str:

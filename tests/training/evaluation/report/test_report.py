@@ -1,6 +1,7 @@
 """The report's folder: values that are right, files that agree with each other, a page that needs nothing else."""
 
 import csv
+import html
 import io
 import json
 import re
@@ -16,14 +17,18 @@ from PIL import Image
 from hashseek.retrieval.codes import pack
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.metrics import bit_statistics, histograms
+from hashseek.training.data.datasets import SOURCES
 from hashseek.training.data.splits import Split
+from hashseek.training.evaluation.report.citation import parsed
 from hashseek.training.evaluation.report.examples import confusions, examples, random_queries, worst_queries
 from hashseek.training.evaluation.report.folder import as_csv, write_report
 from hashseek.training.evaluation.report.markdown import as_markdown, summary
 from hashseek.training.evaluation.report.measurements import Measurements, label_scores, measure_histograms
 from hashseek.training.evaluation.report.projection import group_by_label, project
 from hashseek.training.evaluation.report.schema import EvaluationReport, load_report
+from hashseek.training.losses import LOSSES, loss_class
 from support import hamming_oracle as hamming
+from support.paths import ROOT
 
 N_BITS, NS = 10, (5, 20)
 NAMES = ("sky", "<b>bold & $math$</b>", "a|b", "sea", "never")
@@ -295,6 +300,37 @@ def test_markdown_has_the_headline_and_escapes_what_would_break_a_table(report):
     assert "**Something else**" in text
     for section in summary(report).split("\n## "):
         assert section.strip() in text
+
+
+def test_the_citation_has_a_table_for_latex_and_an_entry_for_each_source(folder, report):
+    tex, bib = ((folder / name).read_text() for name in ("report.tex", "report.bib"))
+    page, markdown = html.unescape((folder / "report.html").read_text()), (folder / "report.md").read_text()
+    assert all(text.strip() in where for text in (tex, bib) for where in (page, markdown))
+    found = report.main.mean_average_precision
+    assert f"{found.expected:.4f} $\\pm$ {(found.high - found.low) / 2:.4f}" in tex
+    assert tex.count("{") == tex.count("}")
+    cff = (ROOT / "CITATION.cff").read_text()
+    for field in ("title", "author"):
+        value = re.search(rf"{field} = {{{{(.+)}}}},", bib)[1]
+        assert f'"{value}"' in cff
+    sources = {
+        "hyp2": "Xu et al., HyP2 Loss: Beyond, and more, ACM MM 2022",
+        "tie_aware": "Hashseek's own; He et al., Hashing & Ranking, CVPR 2018",
+        "msc": "Audibert et al., ECML-PKDD 2024; Li and van Gemert, A Study, arXiv 2412.00101",
+        "bce": "a textbook loss",
+    }
+    assert parsed(sources) == {
+        "hyp2": {"author": "Xu and others", "title": "{HyP2 Loss: Beyond, and more}", "howpublished": "ACM MM 2022"},
+        "tie_aware": {"author": "He and others", "title": "{Hashing \\& Ranking}", "howpublished": "CVPR 2018"},
+        "msc": {"note": "Audibert et al., ECML-PKDD 2024"},
+        "msc-2": {"author": "Li and van Gemert", "title": "{A Study}", "howpublished": "arXiv 2412.00101"},
+    }
+
+
+@pytest.mark.parametrize("name", [*LOSSES, *SOURCES])
+def test_every_loss_and_published_data_set_has_a_reference(name):
+    source = SOURCES[name] if name in SOURCES else loss_class(name).source
+    assert parsed({name: source}) or name == "bce"
 
 
 def test_heavy_libraries_are_loaded_only_when_they_are_needed():

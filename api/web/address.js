@@ -1,0 +1,53 @@
+// The address bar is the state: ?id=12&max_distance=40&rank=float&label=sky&without=people. Links, reload, Back and
+// Forward all end in show(). history.state has what is no one else's: the dropped picture, and how far one has scrolled.
+
+import { ui } from "/web/dom.js";
+import { ofVectors, stats } from "/web/service.js";
+
+export const FILTERS = ["label", "any_label", "without", "where"];
+
+let show = null;
+export const onMove = (listener) => (show = listener);
+
+export function wanted() {
+  const params = new URLSearchParams(location.search);
+  const whole = (name) => (/^\d+$/.test(params.get(name) ?? "") ? Number(params.get(name)) : null);
+  const id = whole("id");
+  const upload = id === null ? (history.state?.upload ?? null) : null;
+  const rank = params.get("rank") ?? "";
+  return { id, upload, max: whole("max_distance"), rank: canRank(rank, id) ? rank : "", filters: filtersOf(params) };
+}
+
+export const filtersOf = (params) => FILTERS.flatMap((name) => params.getAll(name).filter(Boolean).map((value) => [name, value]));
+
+// Whether the service can order hits so: of a stored query no outputs are known. "" leaves the choice to the service.
+export const canRank = (rank, id) =>
+  ({ "": true, hamming: true, asymmetric: id === null && !ofVectors(), float: stats?.keeps_features })[rank] ?? false;
+
+// The present address with some parts changed; null removes a part.
+export function address(changes) {
+  const { id, max, rank, filters } = { ...wanted(), ...changes };
+  const single = Object.entries({ id, max_distance: max, rank }).filter(([, value]) => value !== null && value !== "");
+  const search = new URLSearchParams([...single.filter(([name]) => name !== "rank" || canRank(rank, id)), ...filters]);
+  return search.size ? `?${search}` : "/";
+}
+
+export const alike = (id) => address({ id });
+
+export const remember = (more) => history.replaceState({ ...history.state, ...more }, "");
+
+// A step in the history; `state` has the key of a dropped picture.
+export async function go(href, state = null) {
+  remember({ y: scrollY });
+  history.pushState({ ...state, y: 0 }, "", href);
+  if (await show()) (ui.results.hidden ? ui.storedTitle : ui.resultsTitle).focus({ preventScroll: true }); // the link is gone
+}
+
+// Another filter is a step in the history; a radius or an order is not.
+export function refine(changes, { step = false } = {}) {
+  const { upload } = wanted();
+  if (step) remember({ y: scrollY });
+  const y = Math.min(scrollY, ui.main.offsetTop);
+  history[step ? "pushState" : "replaceState"]({ upload, y }, "", address(changes));
+  show();
+}

@@ -1,0 +1,58 @@
+// The nodes of the page by id, and small helpers to fill them.
+
+export const ui = Object.fromEntries([...document.querySelectorAll("[id]")].map((node) => [node.id, node]));
+
+export function el(tag, props = {}, ...children) {
+  const node = Object.assign(document.createElement(tag), props);
+  node.append(...children);
+  return node;
+}
+
+export const number = (value) => value.toLocaleString("en");
+export const counted = (n, one) => `${number(n)} ${one}${n === 1 ? "" : "s"}`;
+export const ms = (value) => `${value < 10 ? value.toFixed(1) : number(Math.round(value))} ms`;
+export const bytes = (n) => (n < 1e3 ? counted(n, "byte") : n < 1e6 ? `${(n / 1e3).toFixed(1)} kB` : `${(n / 1e6).toFixed(1)} MB`);
+export const percent = (share) => `${(100 * share).toFixed(share > 0.995 || share < 0.1 ? 1 : 0)} %`;
+export const unseen = (text) => el("span", { className: "unseen" }, text);
+export const splitLabels = (text) => [...new Set(text.split(";").map((label) => label.trim()).filter(Boolean))];
+
+export function pairs(list, entries) {
+  list.replaceChildren(...entries.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+}
+
+// A link within the page: a new tab works; the listener in app.js takes over plain clicks.
+export function inside(href, content, props = {}) {
+  const link = el("a", { href, ...props }, content);
+  link.dataset.go = "";
+  return link;
+}
+
+// Waits for a pause of `wait` ms, so that a value that is dragged or typed is one search, not several.
+export function afterPause(wait, work) {
+  let timer;
+  return Object.assign(() => {
+    clearTimeout(timer);
+    timer = setTimeout(work, wait);
+  }, { cancel: () => clearTimeout(timer) });
+}
+
+// Opens a dialog; what it answers is the `value` of the button that closed it, or "".
+export function asked(dialog) {
+  dialog.returnValue = ""; // Escape must not repeat the last answer
+  dialog.showModal();
+  return new Promise((done) => dialog.addEventListener("close", () => done(dialog.returnValue), { once: true }));
+}
+
+export function fail(error, retry = null) {
+  if (error.name === "AbortError") return;
+  ui.errorText.textContent = error.message;
+  ui.retry.hidden = !retry || error.final; // asking again would give the same answer
+  ui.retry.onclick = retry;
+  ui.error.hidden = false;
+  if (ui.error.getBoundingClientRect().top < 0) ui.error.scrollIntoView();
+}
+
+export function clearMessages() {
+  ui.error.hidden = true;
+  ui.notice.textContent = "";
+}

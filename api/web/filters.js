@@ -1,0 +1,43 @@
+// Filters by labels and attributes. They are part of the address, and apply to searches and to the list of pictures.
+
+import { FILTERS, address, refine, wanted } from "/web/address.js";
+import { el, inside, ui, number } from "/web/dom.js";
+import { stats } from "/web/service.js";
+
+const WORDS = { label: "", any_label: "any of: ", without: "not ", where: "" };
+
+export function showFilters() {
+  const { filters } = wanted();
+  ui.chosen.replaceChildren(...filters.map(([name, value], at) => {
+    const words = `${WORDS[name]}${value}`;
+    const without = address({ filters: filters.toSpliced(at, 1) });
+    return el("li", {}, inside(without, `${words} ×`, { className: `chip filter ${name}`, ariaLabel: `Remove the filter ${words}` }));
+  }));
+  ui.panelTitle.textContent = filters.length ? `Filters (${filters.length})` : "Filters";
+  const names = Object.entries(stats.labels).sort(([a, n], [b, m]) => m - n || a.localeCompare(b));
+  ui.names.replaceChildren(...names.map(([name, n]) => new Option(number(n), name)));
+  hint();
+}
+
+function hint() {
+  const isLabel = ui.kind.value !== "where";
+  ui.condition.placeholder = ui.kind.selectedOptions[0].dataset.hint;
+  ui.condition.setAttribute("list", isLabel ? "names" : "");
+  const unknown = stats && isLabel && labelsTyped().find((label) => !Object.hasOwn(stats.labels, label));
+  ui.condition.setCustomValidity(unknown ? `Nothing here has the label “${unknown}”.` : "");
+}
+
+const labelsTyped = () => ui.condition.value.split(";").map((text) => text.trim()).filter(Boolean);
+
+ui.kind.onchange = hint;
+ui.condition.oninput = hint;
+ui.filters.onsubmit = (event) => {
+  event.preventDefault();
+  const typed = ui.kind.value === "where" ? [ui.condition.value.trim()].filter(Boolean) : labelsTyped();
+  if (!typed.length) return;
+  const { filters } = wanted();
+  const all = new URLSearchParams([...filters, ...typed.map((value) => [ui.kind.value, value])]);
+  ui.condition.value = "";
+  const unique = FILTERS.flatMap((name) => [...new Set(all.getAll(name))].map((value) => [name, value]));
+  refine({ filters: unique }, { step: true });
+};

@@ -1,0 +1,25 @@
+// How a stored picture looks in a list: its thumbnail and its labels.
+
+import { el, unseen } from "/web/dom.js";
+
+export const named = (image) => image.key || image.path.split("/").pop();
+export const described = (image) => image.labels.join(", ") || named(image);
+
+export function chips(labels, shared = new Set(), most = Infinity) {
+  const ordered = [...labels].sort((a, b) => shared.has(b) - shared.has(a)); // stable: shared ones first
+  const items = ordered.slice(0, most).map((label) => (shared.has(label)
+    ? el("li", { className: "chip shared" }, label, unseen(" (shared with the query)"))
+    : el("li", { className: "chip" }, label)));
+  const rest = ordered.slice(most);
+  return rest.length ? [...items, el("li", { className: "chip rest", title: rest.join(", ") }, `+${rest.length}`)] : items;
+}
+
+export function thumbnail(image) {
+  const { url, width, height } = image;
+  if (url === null) return el("span", { className: "name" }, named(image)); // a vector has no picture
+  // loading comes before src: set afterwards it would be too late to be lazy
+  const picture = el("img", { loading: "lazy", decoding: "async", draggable: false, alt: described(image), width, height,
+    onerror: () => picture.replaceWith(el("span", { className: "name" }, "File missing", el("small", {}, named(image)))),
+    srcset: `${url}?size=256, ${url}?size=512 2x`, src: `${url}?size=256` });
+  return picture;
+}

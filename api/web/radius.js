@@ -1,0 +1,57 @@
+// The radius: a slider under the histogram of the distances of all pictures that pass the filters.
+
+import { refine, wanted } from "/web/address.js";
+import { afterPause, number, percent, ui } from "/web/dom.js";
+import { noun, stats } from "/web/service.js";
+
+let counts = []; // pictures at each distance, without the query itself
+let sums = []; // pictures within each distance
+
+export const withinDistance = (distance) => (distance < 0 ? 0 : sums[Math.min(distance, sums.length - 1)] ?? 0);
+
+export function showRadius(histogram, max) {
+  counts = histogram;
+  let sum = 0;
+  sums = counts.map((n) => (sum += n));
+  const last = counts.findLastIndex((n) => n > 0);
+  ui.radius.hidden = last < 0;
+  if (last < 0) return;
+  ui.max.max = last; // at its end the slider sets no limit
+  ui.histogram.setAttribute("viewBox", `0 0 ${last + 1} 1`);
+  if (!pending) ui.max.value = max ?? last; // while one drags, the slider knows better
+  draw();
+}
+
+function bars(from, to) {
+  const most = Math.log1p(Math.max(...counts)); // logarithmic: the few nearest are the ones that matter
+  const height = (n) => (n ? 0.04 + (0.96 * Math.log1p(n)) / most : 0);
+  return counts.slice(from, to).map((n, at) => (n ? `M${from + at} 1V${1 - height(n)}h.85V1z` : "")).join("");
+}
+
+function draw() {
+  const radius = Number(ui.max.value);
+  const isAll = radius >= Number(ui.max.max);
+  ui.inside.setAttribute("d", bars(0, radius + 1));
+  ui.beyond.setAttribute("d", bars(radius + 1, counts.length));
+  const found = withinDistance(radius);
+  const text = `${isAll ? "no limit" : `${radius} ${radius === 1 ? "bit" : "bits"}`} · ${number(found)} ${noun()}${found === 1 ? "" : "s"}`;
+  ui.within.textContent = text;
+  ui.max.ariaValueText = text;
+  const expected = stats.expected_precision?.[isAll ? stats.n_bits : radius];
+  ui.expected.textContent = expected === undefined || !found ? "" : `About ${percent(expected)} expected to be relevant`;
+}
+
+let pending = false;
+const search = afterPause(250, () => {
+  pending = false;
+  const radius = Number(ui.max.value);
+  const max = radius < Number(ui.max.max) ? radius : null;
+  if (max !== wanted().max) refine({ max });
+});
+
+ui.radius.onsubmit = (event) => event.preventDefault();
+ui.max.oninput = () => {
+  pending = true;
+  draw();
+  search();
+};

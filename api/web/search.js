@@ -1,0 +1,186 @@
+// The query and its hits.
+
+import { address, alike, canRank, refine, remember, wanted } from "/web/address.js";
+import { bytes, counted, el, fail, inside, ms, number, pairs, percent, ui, unseen } from "/web/dom.js";
+import { openPicture } from "/web/picture.js";
+import { chips, named, thumbnail } from "/web/pictures.js";
+import { showRadius, withinDistance } from "/web/radius.js";
+import { api, imagePath, mayChange, noun, ofVectors, stats, titled } from "/web/service.js";
+
+const PAGE = 48;
+const CHIPS = 5; // labels on a hit before "+n"; the dialog has them all
+const RANKINGS = { hamming: "Hamming distance", asymmetric: "real outputs", float: "features" };
+
+export let query = null; // {id, upload, urls, labels}
+export let hits = []; // what the grid shows
+let next = null; // the offset of the hits that follow
+let seen = 0; // 1 once the query was met among its own hits, which are numbered without it
+let ranked = "hamming";
+
+// What is known before the answer is there: the picture itself, at once.
+export function showQuery({ id }, upload) {
+  const searching = id !== null || Boolean(upload);
+  document.body.dataset.mode = searching ? "search" : "home";
+  ui.queryCard.hidden = !searching;
+  ui.addOpen.hidden = true; // offered with the answer: a file that cannot be read cannot be added
+  ui.order.hidden = !searching;
+  for (const option of ui.rank.options) option.hidden = option.disabled = !canRank(option.value, id);
+  ui.rank.value = wanted().rank;
+  const files = upload?.files ?? [];
+  const title = files.length > 1 ? `${files.length} pictures` : files.length ? files[0].name : titled(id);
+  document.title = searching ? `${title} · Hashseek` : "Hashseek";
+  if (!searching) {
+    ui.radius.hidden = true;
+    ui.summary.replaceChildren();
+    query = null;
+    return;
+  }
+  const urls = upload?.urls ?? [`${imagePath(id)}/file`];
+  const isSame = query && query.id === id && query.upload === upload;
+  if (!isSame) {
+    query = { id, upload, urls, labels: new Set() };
+    ui.queryOpen.disabled = true;
+    ui.queryOpen.hidden = ofVectors();
+    ui.queryOpen.replaceChildren(...(ofVectors() ? [] : urls.map((url) => queryImage(upload ? url : `${url}?size=512`))));
+    ui.crop.hidden = ofVectors() || urls.length > 1;
+    ui.queryLabels.replaceChildren();
+    ui.queryTitle.textContent = title;
+    ui.queryNote.textContent = files.length > 1 ? "New pictures, searched by their mean" : files.length ? `New picture, ${bytes(files[0].size)}` : "";
+  }
+  ui.clear.href = address({ id: null, max: null, rank: "" });
+}
+
+function queryImage(src) {
+  const broken = () => el("span", {}, "No preview"); // a format that only the service can read, or a missing file
+  const image = el("img", { alt: "The query picture", decoding: "async", onerror: () => image.replaceWith(broken()), src });
+  return image;
+}
+
+function showStoredQuery(image) {
+  query.labels = new Set(image.labels);
+  ui.queryNote.textContent = named(image);
+  ui.queryLabels.replaceChildren(...chips(image.labels, new Set(), 12));
+  ui.queryOpen.disabled = false;
+  ui.queryOpen.ariaLabel = `Open ${noun()} ${image.id}`;
+  ui.queryOpen.onclick = () => openPicture(image);
+}
+
+function ask(offset, signal) {
+  const { id, max, rank, filters } = wanted();
+  const fields = [["k", PAGE], ["offset", offset], ...filters];
+  if (max !== null) fields.push(["max_distance", max]);
+  if (rank) fields.push(["rank", rank]);
+  if (offset === 0) fields.push(["include", "histogram"]);
+  if (id !== null) return api(`${imagePath(id)}/similar?${new URLSearchParams(fields)}`, { signal });
+  const body = new FormData();
+  for (const file of query.upload.files) body.append("image", file);
+  for (const [name, value] of fields) body.append(name, value);
+  return api("/v1/search", { method: "POST", body, signal });
+}
+
+// Fills the results; `least` is how many there were before Back or a reload.
+export async function search(signal, least) {
+  const { id } = wanted();
+  ui.results.ariaBusy = "true";
+  const [answer, image] = await Promise.all([ask(0, signal), id === null ? null : api(imagePath(id), { signal })]);
+  if (image) showStoredQuery(image);
+  hits = [];
+  seen = 0;
+  ranked = answer.ranked_by;
+  ui.hits.replaceChildren();
+  // A stored query that passes the filters is counted at distance 0, and no result.
+  const own = answer.hits.some((hit) => hit.id === id);
+  const histogram = answer.histogram.map((n, distance) => n - (own && distance === 0));
+  showRadius(histogram, wanted().max);
+  addHits(answer);
+  showSummary(answer);
+  for (let page = 1; hits.length < least && next !== null; page += 1) addHits(await ask(next, signal));
+  ui.results.ariaBusy = "false";
+}
+
+function addHits(answer) {
+  next = answer.next_offset;
+  for (const hit of answer.hits) {
+    if (hit.id === query.id) seen = 1;
+    else hits.push({ ...hit, ...rankOf(hit.rank - seen, hit.distance) });
+  }
+  ui.hits.append(...hits.slice(ui.hits.children.length).map(hitCard));
+  remember({ loaded: hits.length });
+  ui.more.hidden = next === null;
+  ui.end.hidden = next !== null || hits.length < PAGE;
+  const all = withinDistance(wanted().max ?? Infinity);
+  ui.end.textContent = hits.length < all ? `These are the first ${number(hits.length)}; this service lists no more.` : `All ${number(all)} are shown.`;
+}
+
+function showSummary({ n_images, n_bits, encode_ms, search_ms, is_exact }) {
+  const { max, filters } = wanted();
+  const all = withinDistance(max ?? Infinity);
+  ui.status.textContent = hits.length ? `${counted(all, noun())}${max === null ? "" : ` within ${counted(max, "bit")}`}` : "";
+  pairs(ui.summary, [
+    ["Code", counted(n_bits, "bit")],
+    ["Encode", encode_ms > 0 ? ms(encode_ms) : "stored code"],
+    ["Search", `${ms(search_ms)}${is_exact || ranked !== "hamming" ? "" : ", approximate"}`],
+    ["Ordered by", RANKINGS[ranked]],
+  ]);
+  ui.addOpen.hidden = query.upload?.files.length !== 1 || query.upload.stored !== null || !mayChange();
+  ui.nothing.hidden = hits.length > 0;
+  ui.unlimit.hidden = n_images === 0 || (max === null && !filters.length);
+  ui.unlimit.textContent = max === null ? "Search without filters" : "Search without a limit";
+  ui.unlimit.href = address(max === null ? { filters: [] } : { max: null });
+  ui.nothingText.textContent = n_images === 0 ? "The collection is empty, so there is nothing to find yet."
+    : max !== null ? `No ${noun()} is within ${counted(max, "bit")} of this one.` : `No other ${noun()} was found.`;
+}
+
+// The rank, or the ranks that hits at the same distance share: "3", "4–7".
+function rankOf(rank, distance) {
+  const first = withinDistance(distance - 1) + 1;
+  const last = withinDistance(distance);
+  if (ranked !== "hamming" || first >= last) return { rank: number(rank), rankWords: `Rank ${number(rank)}` };
+  return { rank: `${number(first)}–${number(last)}`, rankWords: `Ranks ${number(first)} to ${number(last)}, tied at the same distance` };
+}
+
+function hitCard(hit) {
+  const picture = el("button", { type: "button", className: "frame", ariaLabel: `Open ${noun()} ${hit.id}` }, thumbnail(hit));
+  picture.onclick = () => openPicture(hit);
+  const bar = el("span", { className: "bar", ariaHidden: "true" }, el("span"));
+  bar.firstChild.style.width = `${(100 * hit.distance) / stats.n_bits}%`;
+  const likely = hit.relevance === null ? [] : [el("span", { className: "likely", title: "How likely a picture at this distance is relevant" },
+    ` · ${percent(hit.relevance)}`, unseen(" likely to be relevant"))];
+  return el("li", { className: "hit" }, picture,
+    el("span", { className: "rank", title: hit.rankWords }, el("span", { ariaHidden: "true" }, hit.rank), unseen(hit.rankWords)),
+    el("div", { className: "caption" }, el("span", { className: "distance" }, counted(hit.distance, "bit"), ...likely),
+      inside(alike(hit.id), "More like this", { ariaLabel: `More like this: ${noun()} ${hit.id}` })),
+    bar,
+    ...(hit.url === null ? [] : [el("p", { className: "name-line", title: named(hit) }, named(hit))]),
+    el("ul", { className: "chips", ariaLabel: "Labels" }, ...chips(hit.labels, query.labels, CHIPS)));
+}
+
+export function showAgain(hit) { // after its labels changed
+  const at = hits.findIndex(({ id }) => id === hit.id);
+  if (at < 0) return;
+  hits[at] = hit;
+  ui.hits.children[at].replaceWith(hitCard(hit));
+}
+
+let loading = false;
+async function showMore() {
+  if (loading || next === null) return;
+  loading = true;
+  const before = hits;
+  const { length } = hits;
+  const byKeyboard = document.activeElement === ui.more;
+  try {
+    const answer = await ask(next);
+    if (hits !== before) return; // another search has begun meanwhile
+    addHits(answer);
+    if (byKeyboard) ui.hits.children[length]?.querySelector("button").focus({ preventScroll: true });
+  } catch (error) {
+    fail(error, showMore);
+  } finally {
+    loading = false;
+  }
+}
+
+ui.more.onclick = showMore;
+new IntersectionObserver(([entry]) => entry.isIntersecting && showMore(), { rootMargin: "800px" }).observe(ui.more);
+ui.rank.onchange = () => refine({ rank: ui.rank.value });

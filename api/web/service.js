@@ -1,0 +1,70 @@
+// Requests to the service, signing in, and what the collection holds.
+
+import { asked, ui } from "/web/dom.js";
+
+export let stats = null; // of /v1/stats; null until the service has told
+export let session = { key: null, role: "read" };
+
+export const ofVectors = () => stats?.holds === "vectors";
+export const noun = () => (ofVectors() ? "vector" : "picture");
+export const titled = (id) => `${ofVectors() ? "Vector" : "Picture"} ${id}`;
+export const imagePath = (id) => `/v1/images/${encodeURIComponent(id)}`;
+export const mayChange = () => !stats.read_only && session.role !== "read";
+
+export async function loadStats() {
+  stats = await api("/v1/stats");
+  session = await api("/v1/session");
+}
+
+// The JSON answer, or an Error whose message is one sentence for the reader. Waits while the service starts or is busy.
+export async function api(path, options = {}) {
+  for (;;) {
+    const response = await fetch(path, options).catch((error) => {
+      if (error.name === "AbortError") throw error;
+      throw new Error("The service cannot be reached. Is it still running?");
+    });
+    if (response.ok) {
+      ui.starting.textContent = "";
+      return response.status === 204 ? null : response.json();
+    }
+    const { type = "", detail, title } = await response.json().catch(() => ({}));
+    if (response.status === 401 && type.endsWith(":KeyNeeded") && (await signIn())) continue;
+    if (response.status !== 503 && response.status !== 429) {
+      const message = detail || title || `The service answered ${response.status} ${response.statusText}.`;
+      throw Object.assign(new Error(message), { final: response.status < 500 && response.status !== 401 });
+    }
+    ui.starting.textContent = type.endsWith(":NotReady")
+      ? "The service is starting. This page goes on by itself when it is ready."
+      : "The service is busy. This page tries again by itself.";
+    await new Promise((done) => setTimeout(done, 1000 * Math.min(Number(response.headers.get("Retry-After")) || 1, 30)));
+    options.signal?.throwIfAborted();
+  }
+}
+
+let signingIn = null; // requests that need a key at the same time ask once
+
+function signIn() {
+  signingIn ??= asked(ui.signIn).then((answer) => answer === "done").finally(() => (signingIn = null));
+  return signingIn;
+}
+
+ui.signInForm.onsubmit = async (event) => {
+  event.preventDefault();
+  ui.signInError.textContent = "";
+  // The service keeps the key in a cookie that no script can read.
+  const headers = { Authorization: `Bearer ${ui.key.value.trim()}` };
+  const response = await fetch("/v1/session", { method: "POST", headers }).catch(() => null);
+  if (response?.ok) {
+    ui.key.value = "";
+    ui.signIn.close("done");
+  } else {
+    const { detail } = (await response?.json().catch(() => null)) ?? {};
+    ui.signInError.textContent = detail ?? "The service cannot be reached.";
+    ui.key.select();
+  }
+};
+
+ui.signOut.onclick = async () => {
+  await fetch("/v1/session", { method: "DELETE" });
+  location.assign("/");
+};

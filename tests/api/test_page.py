@@ -1,0 +1,400 @@
+"""The search page in a real browser, with a real service."""
+
+import re
+import shutil
+from contextlib import closing
+
+import httpx
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect, sync_playwright
+
+from hashseek.api.keys import create
+from hashseek.indexing.calibration import calibrate_collection
+from hashseek.indexing.collection import open_or_create
+from hashseek.indexing.ingest.batch import ImageSource, ingest
+from hashseek.indexing.searcher import Searcher
+from support.commands import wait_until
+from support.pictures import draw, encoded, labels_of
+from support.service import listening
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
+
+N = 150  # more than three pages of hits
+PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory, checkpoint):
+    """A collection of N pictures with labels, keys and an attribute, calibrated; ids are numbers of pictures + 1."""
+    folder = tmp_path_factory.mktemp("many")
+    sources = []
+    for seed in range(N):
+        path = folder / f"picture {seed:03}.jpg"
+        draw(seed, (48, 36)).save(path)
+        sources.append(ImageSource(path, labels_of(path), key=f"key-{seed}", attributes={"year": 2000 + seed}))
+    with closing(open_or_create(folder / "collection", checkpoint=checkpoint)) as collection:
+        list(ingest(collection, Searcher.open(collection, device="cpu").encoder, sources))
+        collection.save_index()
+        calibrate_collection(collection, n_queries=50)
+    return folder / "collection"
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def browse(chromium):
+    """Open a page of a service: (address, options) -> page. Nothing may be loaded from elsewhere, nothing go wrong."""
+    wrong, contexts = [], []
+
+    def open_page(url, **options):
+        contexts.append(chromium.new_context(**options))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(20_000)
+        origin = "/".join(url.split("/")[:3])
+        page.on("request", lambda request: request.url.startswith((origin, "blob:")) or wrong.append(request.url))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on(
+            "console", lambda message: message.type == "error" and wrong.append(f"{message.text} {message.location}")
+        )
+        page.goto(url)
+        return page
+
+    open_page.wrong = wrong
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+@pytest.fixture(scope="module")
+def site(many):
+    with listening(many, read_only=True) as url:
+        yield url
+
+
+@pytest.fixture
+def own_site(many, tmp_path):
+    with listening(shutil.copytree(many, tmp_path / "collection")) as url:
+        yield url
+
+
+def ask(page, path):
+    """The service's own answer."""
+    return page.request.get(page.url.split("/?")[0].rstrip("/") + path).json()
+
+
+def shown(page):
+    """The ids of the hits that the page shows, in order."""
+    labels = page.locator("#hits .frame").evaluate_all("nodes => nodes.map((node) => node.ariaLabel)")
+    return [int(label.split()[-1]) for label in labels]
+
+
+def add_filter(page, kind, text):
+    page.select_option("#kind", kind)
+    page.fill("#condition", text)
+    page.press("#condition", "Enter")
+
+
+def place_of(page, selector):
+    return page.locator(selector).evaluate("node => node.getBoundingClientRect().top")
+
+
+def test_hits_are_those_of_the_service_without_the_query_with_ranks_and_ties(browse, site):
+    page = browse(f"{site}/?id=7")
+    expect(page.locator("#hits > li").first).to_be_visible()
+    answer = ask(page, f"/v1/images/7/similar?k={N}&rank=hamming")
+    others = [hit for hit in answer["hits"] if hit["id"] != 7]
+    first = shown(page)
+    assert first == [hit["id"] for hit in others[: len(first)]]
+    distances = [hit["distance"] for hit in others]
+    ranks = page.locator("#hits .rank > [aria-hidden]").all_text_contents()
+    assert any("–" in rank for rank in ranks)
+    for rank, distance in zip(ranks, distances, strict=False):
+        low = 1 + sum(other < distance for other in distances)
+        high = low - 1 + distances.count(distance)
+        assert rank == (str(low) if low == high else f"{low}–{high}")
+    page.locator("#hits .frame").first.click()
+    facts = dict(
+        page.locator("#pictureFacts div").evaluate_all(
+            "all => all.map((one) => [...one.children].map((n) => n.textContent))"
+        )
+    )
+    assert (facts["Key"], facts["year"]) == (f"key-{others[0]['id'] - 1}", str(1999 + others[0]["id"]))
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#pictureTitle")).to_have_text(f"Picture {others[1]['id']}")
+
+
+def test_results_go_on_to_the_last_and_back_returns_to_the_place(browse, site):
+    page = browse(f"{site}/?id=7")
+    expect(page.locator("#hits > li").first).to_be_visible()
+    while page.locator("#more").is_visible():
+        page.mouse.wheel(0, 3000)
+        page.wait_for_timeout(50)
+    expect(page.locator("#hits > li")).to_have_count(N - 1)
+    hits = ask(page, f"/v1/images/7/similar?k={N}")["hits"]
+    assert shown(page) == [hit["id"] for hit in hits if hit["id"] != 7]
+    last = page.locator("#hits > li").last
+    last.scroll_into_view_if_needed()
+    page.wait_for_timeout(300)
+    before = page.evaluate("scrollY")
+    assert before > 1000
+    last.get_by_role("link").click()
+    page.wait_for_url(re.compile(rf"id={hits[-1]['id']}"))
+    expect(page.locator("#queryTitle")).to_have_text(f"Picture {hits[-1]['id']}")
+    assert page.evaluate("scrollY") == 0
+    page.go_back()
+    expect(page.locator("#hits > li")).to_have_count(N - 1)
+    wait_until(lambda: abs(page.evaluate("scrollY") - before) < 50)
+
+
+def test_filters_apply_to_the_search_and_are_in_the_address(browse, site):
+    page = browse(f"{site}/?id=7")
+    add_filter(page, "label", "three")
+    expect(page.locator("#chosen li")).to_have_count(1)
+    add_filter(page, "without", "odd")
+    expect(page.locator("#chosen li")).to_have_count(2)
+    add_filter(page, "where", "year>=2030")
+    expect(page.locator("#chosen li")).to_have_count(3)
+    wanted = {seed + 1 for seed in range(N) if seed % 6 == 0 and seed >= 30}
+    expect(page.locator("#hits > li")).to_have_count(len(wanted))
+    assert set(shown(page)) == wanted
+    expect(page.locator("#status")).to_contain_text(f"{len(wanted)} pictures")
+    page.reload()
+    expect(page.locator("#hits > li")).to_have_count(len(wanted))
+    page.locator("#clear").click()  # the filters stay, and hold for the list
+    expect(page.locator("#storedTitle")).to_have_text(f"{len(wanted)} of {N} pictures")
+    expect(page.locator("#storedList a")).to_have_count(len(wanted))
+    page.get_by_role("link", name="Remove the filter year>=2030").click()
+    expect(page.locator("#storedTitle")).to_have_text(f"{N // 6} of {N} pictures")
+    page.go_back()
+    expect(page.locator("#storedTitle")).to_have_text(f"{len(wanted)} of {N} pictures")
+    add_filter(page, "label", "no such label")
+    assert page.locator("#condition:invalid").count() == 1
+    assert "such" not in page.url
+    page.goto(f"{site}/?id=7&any_label=three&any_label=even")
+    expect(page.locator("#status")).to_contain_text(f"{sum(s % 2 == 0 or s % 3 == 0 for s in range(N)) - 1} pictures")
+
+
+def test_the_radius_counts_as_it_moves_and_then_limits_the_search(browse, site):
+    page = browse(f"{site}/?id=7&label=even")
+    expect(page.locator("#hits > li").first).to_be_visible()
+    counts = ask(page, "/v1/images/7/similar?k=1&label=even&include=histogram")["histogram"]
+    counts[0] -= 1  # the query
+    radius = next(r for r in range(48) if sum(counts[: r + 1]) >= 5)
+    precision = ask(page, "/v1/stats")["expected_precision"][radius]
+    page.locator("#max").focus()
+    page.keyboard.press("Home")
+    for _ in range(radius):
+        page.keyboard.press("ArrowRight")
+    found = sum(counts[: radius + 1])
+    expect(page.locator("#within")).to_have_text(re.compile(rf"^{radius} bits? · {found} pictures$"))
+    expect(page.locator("#expected")).to_contain_text(f"{100 * precision:.0f} %")
+    page.wait_for_url(re.compile(f"max_distance={radius}"))
+    expect(page.locator("#hits > li")).to_have_count(found)
+    assert page.locator("#max").evaluate("node => node === document.activeElement")
+    page.reload()
+    expect(page.locator("#hits > li")).to_have_count(found)
+    page.locator("#max").press("End")
+    page.wait_for_url(lambda url: "max_distance" not in url)
+
+
+def test_the_list_jumps_to_any_position_with_few_nodes(browse, site):
+    page = browse(site, viewport={"width": 1000, "height": 500})
+    expect(page.locator("#storedList a").first).to_be_visible()
+    page.locator("#position").focus()
+    page.keyboard.press("End")
+    last = page.locator(f'#storedList li[aria-posinset="{N}"] a')
+    expect(last).to_be_visible()
+    assert last.get_attribute("href") == f"?id={N}"
+    assert page.locator("#storedList li").count() < N / 2
+    page.wait_for_timeout(300)
+    before = page.evaluate("scrollY")
+    last.click()
+    expect(page.locator("#queryTitle")).to_have_text(f"Picture {N}")
+    page.go_back()
+    expect(last).to_be_visible()
+    assert page.evaluate("scrollY") == before
+
+
+def test_an_upload_outlives_a_reload_and_can_be_cropped_with_the_keyboard(browse, site, tmp_path):
+    data = encoded(draw(7, (48, 36)), "JPEG")
+    page = browse(site)
+    page.set_input_files("#file", {"name": "mine.jpg", "mimeType": "image/jpeg", "buffer": data})
+    expect(page.locator("#queryTitle")).to_have_text("mine.jpg")
+    expect(page.locator("#hits > li").first).to_be_visible()
+    before = shown(page)
+    page.reload()
+    expect(page.locator("#queryTitle")).to_have_text("mine.jpg")
+    expect(page.locator("#hits > li").first).to_be_visible()
+    assert shown(page) == before
+    page.locator("#crop").press("Enter")
+    expect(page.locator("#box")).to_be_focused()
+    expect(page.locator("#cropSize")).to_have_text("29 × 22 of 48 × 36 px")
+    for _ in range(100):
+        page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Shift+ArrowRight")
+    expect(page.locator("#cropSize")).to_have_text("30 × 22 of 48 × 36 px")
+    page.locator("#cropSearch").press("Enter")
+    expect(page.locator("#queryTitle")).to_have_text("Part of mine.jpg")
+    wait_until(lambda: page.locator("#queryOpen img").evaluate("image => image.naturalWidth") == 30)
+    page.go_back()
+    expect(page.locator("#queryTitle")).to_have_text("mine.jpg")
+    page.evaluate("indexedDB.deleteDatabase('hashseek')")
+    page.reload()
+    expect(page.locator("#notice")).to_contain_text("gone")
+    expect(page.locator("#storedList a").first).to_be_visible()
+
+
+def test_several_pictures_are_one_query(browse, site):
+    page = browse(site)
+    files = [{"name": f"{n}.jpg", "mimeType": "image/jpeg", "buffer": encoded(draw(n), "JPEG")} for n in (3, 4)]
+    page.set_input_files("#file", files)
+    expect(page.locator("#queryTitle")).to_have_text("2 pictures")
+    expect(page.locator("#hits > li").first).to_be_visible()
+    parts = [("image", (file["name"], file["buffer"], "image/jpeg")) for file in files]
+    hits = httpx.post(f"{site}/v1/search", files=parts, data={"k": 48}).json()["hits"]
+    assert shown(page)[:48] == [hit["id"] for hit in hits]
+
+
+def test_adding_relabelling_and_deleting(browse, own_site):
+    page = browse(own_site)
+    data = encoded(draw(900), "JPEG")
+    page.set_input_files("#file", {"name": "new.jpg", "mimeType": "image/jpeg", "buffer": data})
+    page.locator("#addOpen").click()
+    page.fill("#addLabels", "odd; <b>bold</b>")
+    page.press("#addLabels", "Enter")
+    expect(page.locator("#notice")).to_contain_text(str(N + 1))
+    assert set(ask(page, f"/v1/images/{N + 1}")["labels"]) == {"odd", "<b>bold</b>"}
+    page.goto(f"{own_site}/?id=1&label=<b>bold</b>")
+    expect(page.locator("#hits .chip").filter(has_text="<b>bold</b>")).to_be_visible()
+    page.locator("#hits .frame").click()
+    page.locator("#pictureRelabel").click()
+    page.fill("#newLabels", "even; fresh")
+    page.press("#newLabels", "Enter")
+    expect(page.locator("#pictureLabels")).to_contain_text("fresh")
+    assert ask(page, f"/v1/images/{N + 1}")["labels"] == ["even", "fresh"]
+    page.locator("#pictureDelete").click()
+    page.keyboard.press("Enter")  # the first button keeps it
+    assert ask(page, "/v1/stats")["n_images"] == N + 1
+    page.locator("#pictureDelete").click()
+    page.locator("#confirm").get_by_role("button", name="Delete").click()
+    expect(page.locator("#notice")).to_contain_text(str(N + 1))
+    assert ask(page, "/v1/stats")["n_images"] == N
+    expect(page.locator("#about")).to_contain_text(f"{N} pictures")
+
+
+def test_the_files_of_the_page_are_asked_for_again_after_an_upgrade(site):
+    for path in ("/", "/web/app.js", "/web/style.css"):
+        first = httpx.get(site + path)
+        again = httpx.get(site + path, headers={"If-None-Match": first.headers["ETag"]})
+        assert first.headers["Cache-Control"] == again.headers["Cache-Control"] == "no-cache"
+        assert again.status_code == (304 if "web" in path else 200)
+
+
+def test_a_read_only_service_offers_no_changes(browse, site):
+    page = browse(f"{site}/?id=7")
+    page.locator("#hits .frame").first.click()
+    expect(page.locator("#pictureMore")).to_be_visible()
+    assert page.locator("#pictureDelete, #pictureRelabel, #addOpen").locator("visible=true").count() == 0
+
+
+def test_a_service_with_keys_asks_for_one_and_shows_what_it_allows(browse, many, tmp_path, capsys):
+    create("reader", tmp_path / "keys.toml", "read")
+    secret = capsys.readouterr().out.strip()
+    with listening(many, keys=tmp_path / "keys.toml") as url:
+        page = browse(f"{url}/?id=7")
+        page.fill("#key", "wrong")
+        page.press("#key", "Enter")
+        expect(page.locator("#signInError")).not_to_be_empty()
+        page.fill("#key", secret)
+        page.press("#key", "Enter")
+        expect(page.locator("#hits > li").first).to_be_visible()
+        wait_until(lambda: page.locator("#hits img").first.evaluate("image => image.naturalWidth"))
+        assert secret not in page.evaluate("document.cookie + JSON.stringify({...localStorage, ...sessionStorage})")
+        page.locator("#hits .frame").first.click()
+        expect(page.locator("#pictureMore")).to_be_visible()
+        assert not page.locator("#pictureDelete").is_visible()
+        page.keyboard.press("Escape")
+        page.locator("#about").click()
+        page.locator("#signOut").click()
+        expect(page.locator("#key")).to_be_visible()
+    assert all("401" in message for message in browse.wrong)
+    browse.wrong.clear()
+
+
+def test_a_missing_file_shows_a_message(browse, own_site, many):
+    page = browse(own_site)
+    missing = many.parent / "picture 003.jpg"
+    hidden = missing.rename(missing.with_suffix(".away"))
+    try:
+        page.goto(f"{own_site}/?where=year<=2004")
+        expect(page.locator("#storedList")).to_contain_text("File missing")
+        assert page.locator("#storedList img").count() == 4
+        page.goto(f"{own_site}/?id=1&where=year=2003")
+        page.locator("#hits .frame").click()
+        expect(page.locator("#pictureGone")).to_be_visible()
+    finally:
+        hidden.rename(missing)
+    assert all("410" in message for message in browse.wrong)
+    browse.wrong.clear()
+
+
+def test_a_filter_that_lets_nothing_through_offers_the_way_out(browse, site):
+    page = browse(f"{site}/?id=7&label=odd&max_distance=0&label=even")
+    expect(page.locator("#nothing")).to_be_visible()
+    page.locator("#unlimit").click()
+    expect(page.locator("#unlimit")).to_have_text("Search without filters")
+    page.locator("#unlimit").click()
+    expect(page).to_have_url(f"{site}/?id=7")
+    expect(page.locator("#hits > li").first).to_be_visible()
+    page.goto(f"{site}/?where=nonsense")
+    expect(page.locator("#error")).to_be_visible()
+    assert all("422" in message for message in browse.wrong)
+    browse.wrong.clear()
+
+
+def test_on_a_phone_the_pictures_begin_near_the_top_and_nothing_is_cut_off(browse, site):
+    page = browse(f"{site}/?id=7", **PHONE)
+    expect(page.locator("#hits > li").first).to_be_visible()
+    assert place_of(page, "#hits") < 300
+    assert not page.locator("#radius").is_visible()
+    page.locator("#panel summary").click()
+    expect(page.locator("#radius")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    page.goto(site)
+    expect(page.locator("#storedList a").first).to_be_visible()
+    assert place_of(page, "#storedList") < 220
+    assert page.locator("#photo").get_attribute("capture") == "environment"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_axe_finds_nothing_that_keeps_anybody_out(browse, own_site, scheme, width, request):
+    page = browse(own_site, color_scheme=scheme, viewport={"width": width, "height": 844}, bypass_csp=True)
+
+    def check():
+        violations = Axe().run(page).response["violations"]
+        assert [(found["id"], [node["html"] for node in found["nodes"]]) for found in violations] == []
+
+    expect(page.locator("#storedList img").first).to_be_visible()
+    check()
+    page.goto(f"{own_site}/?id=7&label=odd&without=three&max_distance=47")
+    page.locator("#hits .frame").first.click()
+    page.locator("#pictureRelabel").click()
+    check()
+    page.keyboard.press("Escape")
+    page.locator("#crop").click()
+    check()
+    page.keyboard.press("Escape")
+    page.locator("#about").click()
+    check()
+    page.keyboard.press("Escape")
+    check()

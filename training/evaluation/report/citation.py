@@ -1,0 +1,74 @@
+"""What a paper needs from a report: the headline as a sentence, the metrics for LaTeX, references for BibTeX."""
+
+from collections.abc import Mapping
+
+from hashseek.training.evaluation.report.schema import EvaluationReport, MeanValue, Score
+from hashseek.training.report_format import LATEX, Table, table_as_latex
+
+DIVISORS = {
+    "retrieved": "the relevant items retrieved",
+    "possible": "the relevant items that could be retrieved",
+    "relevant": "all relevant items",
+}
+HASHSEEK = {"author": "{The Hashseek maintainers}", "title": "{Hashseek: image retrieval with deep hashing}"}
+
+
+def cited(report: EvaluationReport) -> str:
+    """The headline and its protocol, as a sentence for a paper."""
+    value = report.main.mean_average_precision
+    return (
+        f"mAP@{report.main_n} of {report.n_bits}-bit codes is {value.expected:.4f} (95 % bootstrap interval over "
+        f"queries {value.low:.4f} to {value.high:.4f}), {_protocol(report)}; computed by Hashseek."
+    )
+
+
+def _protocol(report: EvaluationReport) -> str:
+    ties = "expected over ties (McSherry and Najork, ECIR 2008)" if report.ties == "expected" else "as served"
+    sizes = f"{report.data.get('queries')} queries and {report.data.get('database')} items in the database"
+    return f"{ties}, AP divided by {DIVISORS[report.normalizer]}, with {sizes}"
+
+
+def as_latex(report: EvaluationReport) -> str:
+    """mAP@N and precision@N at every N as a LaTeX table: of the checkpoint, and of the baseline if there is one."""
+
+    def cell(value: MeanValue) -> str:
+        return f"{value.expected:.4f} ± {(value.high - value.low) / 2:.4f}"
+
+    def row(name: str, scores: list[Score]) -> list[str]:
+        found = [score.mean_average_precision for score in scores] + [score.precision for score in scores]
+        return [name, str(report.n_bits), *map(cell, found)]
+
+    rows = [row(str(report.model.get("method", report.title)), report.scores)]
+    if report.baseline:
+        rows.append(row(report.baseline_name, report.baseline))
+    header = ["method", "bits", *(f"{name}@{score.n}" for name in ("mAP", "precision") for score in report.scores)]
+    caption = f"Means over queries and half of their 95 % bootstrap interval, {_protocol(report)}."
+    return table_as_latex(Table(header, rows, text_columns=1, caption=caption), label="tab:retrieval")
+
+
+def as_bibtex(report: EvaluationReport) -> str:
+    """Entries for Hashseek, and for the loss and the data set of the report where their sources are known."""
+    entries = [_entry("software", "hashseek", {**HASHSEEK, "version": report.versions.get("hashseek", "")})]
+    entries += [_entry("misc", key, fields) for key, fields in parsed(report.sources).items()]
+    return "\n".join(entries)
+
+
+def parsed(sources: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """The BibTeX fields of sources such as "Xu et al., TITLE, ACM MM 2022"; several are separated by semicolons."""
+    found: dict[str, dict[str, str]] = {}
+    for name, source in sources.items():
+        for text in source.split("; "):
+            parts = text.translate(LATEX).split(", ")
+            if len(parts) == 1:
+                continue  # "a textbook loss" is no reference
+            fields = {"note": ", ".join(parts)}
+            if len(parts) > 2:
+                author, title = parts[0].replace(" et al.", " and others"), ", ".join(parts[1:-1])
+                fields = {"author": author, "title": f"{{{title}}}", "howpublished": parts[-1]}
+            found[name if name not in found else f"{name}-2"] = fields
+    return found
+
+
+def _entry(kind: str, key: str, fields: Mapping[str, str]) -> str:
+    lines = [f"  {name} = {{{value}}}," for name, value in fields.items() if value]
+    return "\n".join([f"@{kind}{{{key},", *lines, "}", ""])
