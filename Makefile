@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint links unit bench-engines bench-eval bench-filters bench-ingest bench-losses bench-search bench-train bench-unsupervised faults photographs reproduce clean
+.PHONY: demo test lint links unit bench-engines bench-eval bench-filters bench-ingest bench-losses bench-search bench-serve bench-train bench-unsupervised faults photographs reproduce clean
 
 demo: .venv/installed
 	$(BIN)/hashseek demo $(ARGS)
@@ -35,6 +35,9 @@ bench-losses: .venv/installed
 
 bench-search: .venv/installed
 	$(BIN)/python bench/search.py $(ARGS)
+
+bench-serve: .venv/installed
+	$(BIN)/python bench/serve.py $(ARGS)
 
 bench-train: .venv/installed
 	$(BIN)/python bench/training_speed.py $(ARGS)

@@ -4,13 +4,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 
+from anyio import to_thread
 from fastapi import Depends, FastAPI
 from fastapi.security import HTTPBearer
 from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.gzip import GZipMiddleware
 
-from hashseek.api import problems
+from hashseek.api import metrics, problems
 from hashseek.api.limits import RequestLimits
+from hashseek.api.logs import ID_HEADER
 from hashseek.api.routes import health, images, search, session, web
 from hashseek.api.schemas import ProblemDetails
 from hashseek.api.service import Service
@@ -23,6 +26,8 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        # Uploads that wait each hold a thread, and must leave some to other requests.
+        to_thread.current_default_thread_limiter().total_tokens = settings.max_uploads + 16
         service.start()
         yield
         service.stop()
@@ -49,21 +54,23 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.service = service
     problems.install(app)
+    app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=1, exclude_content_types=("image/*",))
     app.add_middleware(RequestLimits, settings)
-    if settings.allowed_origins:  # outermost, since a browser asks for permission without a key
+    if settings.allowed_origins:  # outside of the limits, since a browser asks for permission without a key
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.allowed_origins,
             allow_methods=["*"],
-            allow_headers=["Authorization"],
-            expose_headers=["Retry-After"],
+            allow_headers=["Authorization", ID_HEADER],
+            expose_headers=["Retry-After", ID_HEADER],
         )
+    app.add_middleware(metrics.Observed)
 
     # RequestLimits checks the keys. This only tells /docs, which then has a field for the key.
     keys = [Depends(HTTPBearer(auto_error=False))] if settings.keys else []
     for router in (search.json_router, search.router, images.router, session.router, health.router):
         app.include_router(router, dependencies=keys)
-    for router in (health.probes, web.router):
+    for router in (health.probes, metrics.router, web.router):
         app.include_router(router)
     app.mount("/web", web.PageFiles(directory=web.FOLDER), name="web")
     return app

@@ -1,4 +1,7 @@
-"""What routes depend on: the service, its searcher, and the right to write."""
+"""What routes depend on: the service, its searcher, and the right to write.
+
+Nothing here waits, so all are `async`: FastAPI would run each of the others in a thread.
+"""
 
 from typing import Annotated
 
@@ -10,7 +13,7 @@ from hashseek.api.service import Service
 from hashseek.indexing.searcher import Searcher
 
 
-def get_service(request: Request) -> Service:
+async def get_service(request: Request) -> Service:
     """The service of this application."""
     service: Service = request.app.state.service
     return service
@@ -19,7 +22,7 @@ def get_service(request: Request) -> Service:
 ServiceDep = Annotated[Service, Depends(get_service)]
 
 
-def get_searcher(service: ServiceDep) -> Searcher:
+async def get_searcher(service: ServiceDep) -> Searcher:
     """The searcher, or an error while there is none."""
     return service.searcher
 
@@ -27,13 +30,13 @@ def get_searcher(service: ServiceDep) -> Searcher:
 SearcherDep = Annotated[Searcher, Depends(get_searcher)]
 
 
-def require_writable(service: ServiceDep) -> None:
+async def require_writable(service: ServiceDep) -> None:
     """Raise `ReadOnly` if the service may not change the collection."""
     if service.settings.read_only:
         raise ReadOnly("the service was started read-only: start it without --read-only to add or remove images")
 
 
-def refuse_query(_: Annotated[NoParameters, Query()]) -> None:
+async def refuse_query(_: Annotated[NoParameters, Query()]) -> None:
     """Refuse every parameter in the query string."""
 
 

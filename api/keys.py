@@ -104,7 +104,9 @@ _Name = Annotated[str, typer.Argument(help="Of the person or program that uses t
 def create(
     name: _Name,
     file: _File,
-    role: Annotated[Role, typer.Option(help="read: search; write: also add and remove; admin: everything.")] = "read",
+    role: Annotated[
+        Role, typer.Option(help="read: search; write: also add and delete; admin: also delete by filter.")
+    ] = "read",
 ) -> None:
     """Create a key and print it. Only its hash is kept, so that it cannot be shown again."""
     if re.fullmatch(r"[\w.-]{1,64}", name, re.ASCII) is None:

@@ -12,7 +12,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match, Mount
 
+from hashseek.api.logs import ID_HEADER, request_id
+from hashseek.api.metrics import ERRORS
 from hashseek.indexing.catalog import CatalogLocked, CatalogReplaced, DiskFull, SpaceRetired
+from hashseek.indexing.searcher import Overloaded
 from hashseek.retrieval.errors import BadCollection, BadImage, ForeignCodes, HashseekError, UnknownImage
 
 log = logging.getLogger("hashseek")
@@ -53,6 +56,7 @@ STATUS: dict[type[Exception], HTTPStatus] = {
     CatalogLocked: HTTPStatus.SERVICE_UNAVAILABLE,
     CatalogReplaced: HTTPStatus.SERVICE_UNAVAILABLE,  # the service opens the new one
     SpaceRetired: HTTPStatus.SERVICE_UNAVAILABLE,
+    Overloaded: HTTPStatus.SERVICE_UNAVAILABLE,
     DiskFull: HTTPStatus.INSUFFICIENT_STORAGE,
     BadCollection: HTTPStatus.INTERNAL_SERVER_ERROR,
     HashseekError: HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -63,9 +67,13 @@ def problem(
     status: int, detail: str, *, kind: str = "about:blank", headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
     """A problem JSON response."""
+    own = request_id.get()
     content = {"type": kind, "title": HTTPStatus(status).phrase, "status": int(status), "detail": detail}
+    content["request_id"] = own
+    ERRORS.labels(kind.removeprefix("urn:hashseek:")).inc()
+    headers = {ID_HEADER: own, **(headers or {})}
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
-        headers = {"Retry-After": "1", **(headers or {})}
+        headers = {"Retry-After": "1", **headers}
     return JSONResponse(content, status_code=status, media_type=MEDIA_TYPE, headers=headers)
 
 

@@ -181,3 +181,4 @@ class ProblemDetails(BaseModel):
     title: str
     status: int
     detail: str
+    request_id: str

@@ -2,6 +2,7 @@
 
 import ctypes
 import inspect
+import json
 import os
 import signal
 import socket
@@ -55,7 +56,7 @@ def run(settings: Settings) -> None:
     """Serve until stopped. What can be refused is refused before the server starts."""
     files = settings.collection, settings.collection / "catalog.sqlite"
     if not settings.read_only and all(map(Path.exists, files)) and not all(os.access(file, os.W_OK) for file in files):
-        typer.echo(f"{settings.collection} may not be written by this user: it is served read-only", err=True)
+        _say(f"{settings.collection} may not be written by this user: it is served read-only", settings)
         settings = replace(settings, read_only=True)
     settings.check_access()
     with closing(Catalog(settings.collection / "catalog.sqlite", read_only=settings.read_only)) as catalog:
@@ -65,7 +66,9 @@ def run(settings: Settings) -> None:
 
         # FastAPI hides this warning of its own, but not while another thread changes the filters, as torch does.
         warnings.simplefilter("ignore", UnsupportedFieldAttributeWarning)
+        from hashseek.api import logs
         from hashseek.api.app import create_app
+        from hashseek.api.connections import limit_connections
         from hashseek.indexing.collection import check_checkpoint
         from hashseek.retrieval.engines import check_engine
 
@@ -74,12 +77,29 @@ def run(settings: Settings) -> None:
     _give_memory_back()
     port = listener.getsockname()[1]
     shown = f"[{settings.host}]" if ":" in settings.host else settings.host
-    typer.echo(f"search page on http://{shown}:{port}, API on http://{shown}:{port}/docs (Ctrl-C stops)", err=True)
+    _say(f"search page on http://{shown}:{port}, API on http://{shown}:{port}/docs (Ctrl-C stops)", settings)
     # Being stopped is not a failure. Uvicorn raises the signal again after an orderly shutdown.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(0))
-    server = uvicorn.Server(uvicorn.Config(create_app(settings), log_level="warning", timeout_graceful_shutdown=10))
+    logs.configure(as_json=settings.log_format == "json", access_log=settings.access_log)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            create_app(settings),
+            http=limit_connections(),
+            ws="none",
+            log_config=None,
+            log_level="error",  # its warnings are about malformed requests, which anybody may send
+            access_log=False,
+            timeout_keep_alive=15,  # s; longer than clients keep idle connections, httpx for 5 s, say
+            timeout_graceful_shutdown=10,
+        )
+    )
     server.run(sockets=[listener])
+
+
+def _say(message: str, settings: Settings) -> None:
+    line = json.dumps({"level": "info", "message": message}) if settings.log_format == "json" else message
+    typer.echo(line, err=True)
 
 
 def _give_memory_back() -> None:

@@ -2,10 +2,10 @@
 
 import logging
 import threading
-import time
 import weakref
 from pathlib import Path
 
+from hashseek.api import metrics
 from hashseek.api.problems import NotLoaded, NotReady
 from hashseek.api.settings import Settings
 from hashseek.indexing.collection import Collection
@@ -16,6 +16,7 @@ from hashseek.retrieval.errors import HashseekError
 log = logging.getLogger("hashseek")
 
 RETRY_SECONDS = 30.0  # until a failed load or merge is tried again
+FOLLOW_SECONDS = 0.5  # between two checks whether the collection is still the same
 MERGE_SECONDS = 1.0  # between two checks whether the index needs a merge
 STOP_SECONDS = 5.0  # to wait for a running merge when the service stops
 
@@ -27,15 +28,15 @@ class Service:
         self.settings = settings
         self._searcher: Searcher | None = None
         self._failure: str | None = None
-        self._lock = threading.Lock()
-        self._reloader: threading.Thread | None = None
-        self._next_reload = 0.0
         self._stopped = threading.Event()
+        self._loader = threading.Thread(target=self._keep_loaded, name="hashseek-load", daemon=True)
         self._merger = threading.Thread(target=self._keep_merged, name="hashseek-merge", daemon=True)
 
     def start(self) -> None:
         """Start to load collection and model in one thread, and to merge index segments in another."""
-        threading.Thread(target=self._load, name="hashseek-load", daemon=True).start()
+        metrics.INDEX_SIZE.set_function(lambda: len(self._searcher.collection) if self._searcher else 0)
+        metrics.QUEUE.set_function(lambda: self._searcher.n_waiting if self._searcher else 0)
+        self._loader.start()
         self._merger.start()
 
     def stop(self) -> None:
@@ -44,10 +45,9 @@ class Service:
         An approximate index that needs a rebuild is left to the next start: it may take minutes.
         """
         self._stopped.set()
-        if self._reloader is not None:
-            self._reloader.join()
         if self._searcher is None:
             return
+        self._loader.join()
         self._merger.join(STOP_SECONDS)
         if self._merger.is_alive():
             log.warning("the index was being rebuilt and was not written: the next start builds it")
@@ -74,9 +74,14 @@ class Service:
         searcher = self._searcher
         if searcher is None:
             raise NotReady("the service is starting and loads its model: try again in a second")
-        if not searcher.collection.catalog.is_current():
-            self._reload(searcher)
         return searcher
+
+    def _keep_loaded(self) -> None:
+        """Load the collection, and load it again when another took its place or it was switched to other codes."""
+        self._load()
+        wait = FOLLOW_SECONDS
+        while not self._stopped.wait(wait):
+            wait = FOLLOW_SECONDS if self._follow() else RETRY_SECONDS
 
     def _load(self) -> None:
         try:
@@ -112,33 +117,35 @@ class Service:
         settings = self.settings
         collection = Collection(settings.collection, read_only=settings.read_only)
         try:
-            return Searcher.open(
+            searcher = Searcher.open(
                 collection,
                 checkpoint=checkpoint,
                 device=settings.device,
                 precision=settings.precision,
                 engine=settings.engine,
             )
+            searcher.observe = metrics.observe
+            return searcher
         except BaseException:
             collection.close()
             raise
 
-    def _reload(self, old: Searcher) -> None:
-        """Open the collection again in a thread. Until that is done, the old searcher answers."""
-        with self._lock:
-            busy = self._reloader is not None and self._reloader.is_alive()
-            if busy or old is not self._searcher or time.monotonic() < self._next_reload:
-                return
-            self._reloader = threading.Thread(target=self._replace, args=(old,), name="hashseek-reload", daemon=True)
-            self._reloader.start()
+    def _follow(self) -> bool:
+        """Load the collection again if it is another one now; returns whether that, if needed, succeeded.
+
+        Until it is done, the old searcher answers.
+        """
+        old = self._searcher  # a local reference, dropped at the end: it would keep the old collection open
+        try:
+            if old is not None and not old.collection.catalog.is_current():
+                self._replace(old)
+        except Exception as error:
+            log.exception("the collection was replaced or switched to codes that could not be loaded: %s", error)
+            return False
+        return True
 
     def _replace(self, old: Searcher) -> None:
-        try:
-            new = self._open(None)  # the checkpoint in the settings belongs to the codes at the start
-        except Exception as error:
-            self._next_reload = time.monotonic() + RETRY_SECONDS
-            log.exception("the collection has switched to codes that could not be loaded: %s", error)
-            return
+        new = self._open(None)  # the checkpoint in the settings belongs to the codes at the start
         # Requests that began with the old searcher end with it. The last one to drop it closes its collection.
         weakref.finalize(old, old.collection.close).atexit = False
         self._searcher = new

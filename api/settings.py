@@ -7,7 +7,7 @@ import tomllib
 from dataclasses import asdict, dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -62,6 +62,8 @@ class Settings:
             "--allowed-origin", help="Site whose pages may use the API from a browser, such as https://my.example."
         ),
     ] = None
+    log_format: Annotated[Literal["text", "json"], typer.Option(help="Of the lines on standard error.")] = "text"
+    access_log: Annotated[bool, typer.Option("--access-log", help="Log every request.")] = False
 
     def hosts(self) -> frozenset[str]:
         """Names in the Host header that are answered; empty: all.

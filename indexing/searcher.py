@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, Self, Unpack, cast, get_args
@@ -23,9 +23,10 @@ from hashseek.indexing.collection import Collection, check_checkpoint
 from hashseek.indexing.index.hamming_index import Distances, HammingIndex, Ids, build_index
 from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.codes import Codes, check_codes, pack, unpack
-from hashseek.retrieval.devices import EncoderOptions
-from hashseek.retrieval.errors import BadConfig, ForeignCodes, UnknownImage
+from hashseek.retrieval.devices import EncoderOptions, n_cores
+from hashseek.retrieval.errors import BadConfig, ForeignCodes, HashseekError, UnknownImage
 from hashseek.retrieval.images import Pixels, decode_for, memory_to_decode
+from hashseek.retrieval.micro_batches import MicroBatches
 from hashseek.retrieval.scores import Features, asymmetric_scores, best, cosines, stored_features
 from hashseek.retrieval.vectors import as_float32
 
@@ -40,6 +41,7 @@ OVERSAMPLE = 10
 # Features of so many images are in memory at the same time.
 _FEATURES_AT_ONCE = 10_000
 DECODING_BYTES = 2**30  # that images may take at a time while they are decoded
+WAIT_SECONDS = 30.0  # that an image waits for memory and a processor core before it is refused
 
 
 @dataclass(frozen=True)
@@ -193,26 +195,52 @@ class LoadedFile(NamedTuple):
     media_type: str
 
 
-class MemoryBudget:
-    """Makes threads wait until what they are about to use fits into a number of bytes. One thread may always go on."""
+class Overloaded(HashseekError):
+    """There is too much to do at the moment; the same request may succeed a little later."""
 
-    def __init__(self, n_bytes: int) -> None:
-        self._limit = n_bytes
+
+class Budget:
+    """Makes threads wait until what they are about to use fits into a limit. One thread may always go on.
+
+    Attributes:
+        waiting: number of threads that wait now.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.waiting = 0
+        self._limit = limit
         self._held = 0
         self._changed = threading.Condition()
 
     @contextmanager
-    def hold(self, n_bytes: int) -> Iterator[None]:
-        """Context in which `n_bytes` are in use."""
+    def hold(self, amount: int = 1) -> Iterator[None]:
+        """Context in which `amount` is in use.
+
+        Raises:
+            Overloaded: it did not fit within `WAIT_SECONDS`.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: not self._held or self._held + n_bytes <= self._limit)
-            self._held += n_bytes
+            self.waiting += 1
+            fits = self._changed.wait_for(
+                lambda: not self._held or self._held + amount <= self._limit, timeout=WAIT_SECONDS
+            )
+            self.waiting -= 1
+            if fits:
+                self._held += amount
+            self._wake_next()  # also if this thread gave up: it may have been the one that was woken
+        if not fits:
+            raise Overloaded(f"the service was busy with other images for {WAIT_SECONDS:.0f} s: try again later")
         try:
             yield
         finally:
             with self._changed:
-                self._held -= n_bytes
-                self._changed.notify_all()
+                self._held -= amount
+                self._wake_next()
+
+    def _wake_next(self) -> None:
+        """Wake the thread that has waited longest. To wake all of them would cost more than an image."""
+        if self._held < self._limit:
+            self._changed.notify()
 
 
 class Searcher:
@@ -221,6 +249,11 @@ class Searcher:
     Args:
         encoder: with the checkpoint that made the codes.
         codes: a collection, or codes in memory.
+
+    Attributes:
+        memory, cores: what images wait for before they are decoded: bytes, and a processor core each.
+        observe: called with the name of each stage (wait, decode, encode, search, records) and its seconds, and with
+            "batch" and the number of images that were encoded together.
 
     Raises:
         ForeignCodes: the collection's codes were made with another checkpoint.
@@ -234,7 +267,12 @@ class Searcher:
             )
         self.encoder = encoder
         self.codes = codes
-        self.memory = MemoryBudget(DECODING_BYTES)
+        self.memory = Budget(DECODING_BYTES)
+        self.cores = Budget(n_cores())
+        self.observe: Callable[[str, float], object] = lambda _name, _value: None
+        self._encode_one = MicroBatches(
+            lambda pixels: self.image_encoder.features_and_outputs(pixels), lambda n: self.observe("batch", n)
+        )
 
     @classmethod
     def open(cls, collection: Collection, *, checkpoint: Path | None = None, **options: Unpack[EncoderOptions]) -> Self:
@@ -272,17 +310,35 @@ class Searcher:
         self.encoder.header.vector_width()
         return cast("VectorEncoder", self.encoder)
 
+    @property
+    def n_waiting(self) -> int:
+        """How many images wait for memory or a processor core."""
+        return self.memory.waiting + self.cores.waiting
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.observe(name, time.perf_counter() - started)
+
     def encode_file(self, data: bytes, *, name: str = "the image") -> tuple[LoadedFile, Query]:
-        """Decode, preprocess and encode an image exactly as `index add` does, so that a stored one is at distance 0.
+        """Decode and encode an image exactly as `index add` does, so that a stored one is found at distance 0.
 
         Raises:
             BadImage: it is not a usable image.
             BadCheckpoint: the collection holds vectors.
+            Overloaded: other images kept memory or processor busy for too long.
         """
-        preprocessing = self.image_encoder.preprocessing
-        with self.memory.hold(memory_to_decode(data, at_least=preprocessing.shorter_side)):
-            picture, pixels = decode_for(data, preprocessing, name=name)
-        [query] = _queries(*self.image_encoder.features_and_outputs(pixels[None]))
+        encoder = self.image_encoder
+        with ExitStack() as held:
+            with self._stage("wait"):
+                n_bytes = memory_to_decode(data, at_least=encoder.preprocessing.shorter_side)
+                held.enter_context(self.memory.hold(n_bytes))
+                held.enter_context(self.cores.hold())
+            with self._stage("decode"):
+                picture, pixels = decode_for(data, encoder.preprocessing, name=name)
+        with self._stage("encode"):
+            [query] = _queries(*self._encode_one(pixels))
         return LoadedFile(pixels, picture.width, picture.height, picture.media_type), query
 
     def rank(
@@ -423,9 +479,11 @@ class Searcher:
         rank = self.check(options, stored=query.outputs is None)
         if rank == "float" and query.feature is None:
             raise BadConfig("the ranking float compares features, which a code does not have: rank by hamming")
-        distances, ids, scores, is_exact = self._ranked(query, rank, options)
-        records = self.collection.catalog.get(ids.tolist())
-        stored = stored_calibration(self.collection.catalog) if len(ids) else None
+        with self._stage("search"):
+            distances, ids, scores, is_exact = self._ranked(query, rank, options)
+        with self._stage("records"):
+            records = self.collection.catalog.get(ids.tolist())
+            stored = stored_calibration(self.collection.catalog) if len(ids) else None
         hits: list[Hit] = []
         for distance, score, record in zip(distances.tolist(), scores, records, strict=True):
             if record is not None:  # it may have been removed since it was ranked

@@ -246,12 +246,14 @@ class Catalog:
         Raises:
             UnknownImage: it is not stored, or has no code in this space.
         """
-        self.one(image_id)
-        with self._db.reading() as db:
-            row = db.execute(
-                "SELECT code FROM codes WHERE space_id = ? AND image_id = ?", (self.space.id, image_id)
-            ).fetchone()
-        if row is None:  # removed meanwhile, or its code is still to be computed
+        row = None
+        if 0 <= image_id < 2**63:
+            with self._db.reading() as db:
+                row = db.execute(
+                    "SELECT code FROM codes WHERE space_id = ? AND image_id = ?", (self.space.id, image_id)
+                ).fetchone()
+        if row is None:
+            self.one(image_id)  # it is not stored, or its code is still to be computed
             raise UnknownImage(f"image {image_id} has no code of checkpoint {self.fingerprint[:12]} in the collection")
         return self._codes([row[0]])
 

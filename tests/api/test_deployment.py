@@ -11,6 +11,8 @@ import yaml
 
 from hashseek.api.settings import options
 from support.paths import ROOT
+from support.pictures import png
+from support.service import hits, search, serving
 
 DEPLOY = ROOT / "docs" / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
@@ -47,6 +49,24 @@ def test_prometheus_and_grafana_find_each_other():
     [source] = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yml").read_text())["datasources"]
     dashboard = yaml.safe_load((DEPLOY / "grafana/dashboards/hashseek.json").read_text())
     assert {panel["datasource"]["uid"] for panel in dashboard["panels"]} == {source["uid"]}
+
+
+def test_dashboard_and_alerts_show_metrics_that_the_service_has(indexed):
+    with serving(indexed, read_only=True) as client:  # the newest service of the process has its figures there
+        hits(search(client, png(1)))
+        assert client.get("/v1/images/99").status_code == 404
+        kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)$", client.get("/metrics").text, re.M))
+    histograms = {
+        name + end for name, kind in kinds.items() if kind == "histogram" for end in ("_bucket", "_sum", "_count")
+    }
+    shown = yaml.safe_load((DEPLOY / "grafana/dashboards/hashseek.json").read_text())["panels"]
+    rules = yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"][0]["rules"]
+    text = " ".join(
+        [target["expr"] for panel in shown for target in panel["targets"]] + [rule["expr"] for rule in rules]
+    )
+    names = set(re.findall(r"\b(?:hashseek|process)_\w+", text))
+    assert len(names) > 8
+    assert names <= histograms | {*kinds}
 
 
 def test_the_image_for_processors_installs_faiss_without_cuda(tmp_path):

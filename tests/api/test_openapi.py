@@ -4,16 +4,22 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 # What only the service can know, such as whether bytes are a picture, no schema can say.
 CHECKS = ("--exclude-checks", "positive_data_acceptance")
 
 
-def test_generated_requests_get_declared_answers_and_no_server_error(own_collection, serve, tmp_path):
+@pytest.mark.parametrize("role", [None, "read"])
+def test_generated_requests_get_declared_answers_and_no_server_error(own_collection, serve, hashseek, tmp_path, role):
     """With HASHSEEK_CASES, so many cases for each operation, and sequences of operations, too."""
-    _, client = serve(own_collection)
+    file = tmp_path / "keys.toml"
+    secret = hashseek("keys", "create", "me", "--role", role, "--keys", file)[1].strip() if role else ""
+    _, client = serve(own_collection, *(("--keys", file) if role else ()))
     cases = os.environ.get("HASHSEEK_CASES")
     phases = "examples,coverage,fuzzing" + (",stateful" if cases else "")
     options = ("--max-examples", cases or "8", "--phases", phases, "--seed", "1", "--continue-on-failure", *CHECKS)
+    options += ("--header", f"Authorization: Bearer {secret}") if role else ()
     url = f"{client.base_url}/openapi.json"
     done = subprocess.run(
         [sys.executable, "-c", "from schemathesis.cli import schemathesis as run; run()", "run", url, *options],

@@ -9,6 +9,7 @@ from threading import Thread
 from typing import Any
 
 import uvicorn
+from prometheus_client.parser import text_string_to_metric_families
 
 from hashseek.api.app import create_app
 from hashseek.api.settings import Settings
@@ -63,11 +64,18 @@ def assert_problem(response, status: int, kind: str = "about:blank", *values: st
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/problem+json"
     content = response.json()
-    assert set(content) == {"type", "title", "status", "detail"}
+    assert set(content) == {"type", "title", "status", "detail", "request_id"}
+    assert content["request_id"] == response.headers["X-Request-ID"]
     assert (content["status"], content["type"].removeprefix("urn:hashseek:")) == (status, kind), content
     assert all(value in content["detail"] for value in values), content["detail"]
     assert "\n" not in content["detail"]
     assert "Traceback" not in response.text
+
+
+def figures(client) -> dict[tuple[str, ...], float]:
+    """{(name, values of the labels, sorted): value} of all metrics."""
+    families = text_string_to_metric_families(client.get("/metrics").text)
+    return {(one.name, *sorted(one.labels.values())): one.value for family in families for one in family.samples}
 
 
 def kept_files(collection: Path) -> list[Path]:

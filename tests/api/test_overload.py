@@ -1,0 +1,92 @@
+"""More than the service can do: too many uploads, waiting too long, slow, idle and too many connections."""
+
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+
+import httpx
+import pytest
+
+from hashseek.indexing import searcher
+from support.commands import wait_until
+from support.pictures import png
+from support.service import assert_problem, figures, hits, search, serving
+
+IMPATIENT = "import hashseek.api.connections as c; c.HEADER_SECONDS = c.BODY_SECONDS = 0.5"
+HEADERS = b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\nContent-Type: multipart/form-data"
+
+
+def test_200_uploads_at_once_are_answered_or_refused_and_none_is_lost(serve, indexed):
+    _, client = serve(indexed, "--read-only", "--max-uploads", 20)
+    start = threading.Barrier(201)
+
+    def upload(number):
+        with httpx.Client(base_url=client.base_url, timeout=120) as own:
+            start.wait()
+            return own.post("/v1/search", files={"image": png(number)}).status_code
+
+    with ThreadPoolExecutor(200) as pool:
+        answers = [pool.submit(upload, number) for number in range(200)]
+        start.wait()
+        while not all(answer.done() for answer in answers):
+            assert client.get("/healthz/live").status_code == 200
+        statuses = [answer.result() for answer in answers]
+    assert set(statuses) <= {200, 503}
+    assert statuses.count(200) >= 20
+    assert figures(client)["hashseek_errors_total", "Overloaded"] == statuses.count(503)
+
+
+def test_an_upload_that_waits_too_long_is_refused_while_searches_by_id_go_on(indexed, monkeypatch):
+    with serving(indexed, read_only=True) as client, ThreadPoolExecutor(1) as pool:
+        with client.app.state.service.searcher.cores.hold(1000):
+            waiting = pool.submit(search, client, png(1), rank="asymmetric")
+            wait_until(lambda: figures(client)["hashseek_queue_length",] == 1)
+            assert hits(client.get("/v1/images/1/similar"))
+            assert not waiting.done()
+        assert hits(waiting.result())
+        monkeypatch.setattr(searcher, "WAIT_SECONDS", 0.2)
+        with client.app.state.service.searcher.cores.hold(1000):
+            refused = search(client, png(1), rank="asymmetric")
+        assert_problem(refused, 503, "Overloaded")
+        assert refused.headers["Retry-After"] == "1"
+        assert hits(search(client, png(1), rank="asymmetric"))
+        assert figures(client)["hashseek_queue_length",] == 0
+
+
+def is_closed(connection, sent):
+    """Send something and look whether the other side has closed the connection."""
+    try:
+        connection.sendall(sent)
+        return connection.recv(1000) == b""
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /healthz", HEADERS, HEADERS + b"; boundary=x\r\n\r\n--x"])
+def test_a_connection_that_sends_too_slowly_is_closed(serve, indexed, sent):
+    process, client = serve(indexed, "--read-only", before=IMPATIENT)
+    assert client.get("/healthz/live").is_success
+    with socket.create_connection((client.base_url.host, client.base_url.port)) as slow:
+        slow.settimeout(0.1)
+        slow.sendall(sent)
+        wait_until(lambda: is_closed(slow, b"x" if sent else b""))  # it keeps sending, so it is never idle
+    time.sleep(1)  # kept alive between two requests, which have all the time they need
+    assert client.get("/healthz/live").is_success
+    assert hits(client.post("/v1/search", files={"image": png(1)}))
+    assert len(process.err.splitlines()) == 1
+
+
+def test_with_few_file_descriptors_connections_beyond_them_are_closed_without_a_word(serve, indexed):
+    few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))"
+    process, client = serve(indexed, "--read-only", before=few)
+    with ExitStack() as opened:
+        for _ in range(400):
+            opened.enter_context(closing(socket.create_connection((client.base_url.host, client.base_url.port))))
+        assert client.get("/healthz/live").is_success  # on the connection that was there before
+        assert hits(client.post("/v1/search", files={"image": png(1)}))
+    wait_until(lambda: httpx.get(client.base_url.join("/healthz/live")).is_success)
+    assert len(process.err.splitlines()) == 1
