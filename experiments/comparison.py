@@ -10,6 +10,7 @@ interrupted comparison continues.
     FOLDER/METHOD/rows.jsonl        one line per finished run, with the AP of every query
 """
 
+import csv
 import json
 import os
 import shutil
@@ -49,6 +50,7 @@ Space = dict[str, Any]
 Outputs = NDArray[np.float32]
 
 N = 1000
+FINALISTS, VALIDATIONS = 3, 3  # so many of the best trials are scored on so many validation parts
 TUNED = (12, 48)  # the lengths at which settings are searched; others take those of the nearest
 # Validation images are searched among each other: among the images trained on, settings that memorise look best.
 _HELD_OUT = ("train.val_fraction=0.3", "train.val_database=held-out")
@@ -240,22 +242,47 @@ class Experiment:
 
 
 def tune(method: str, n_bits: int, experiment: Experiment, folder: Path) -> None:
-    """Search the method's settings at a length on the validation part, unless `folder` has the choice."""
+    """Search the method's settings at a length on the validation part, unless `folder` has the choice.
+
+    The best trials are trained again with other seeds, which hold out other images, and the best mean is chosen: the
+    differences between good trials are smaller than those between validation parts.
+    """
     place = folder / method
     if (place / f"chosen-{n_bits}.json").is_file():
         return
     data, entry = data_of(experiment.data), METHODS[method]
-    tuning = (*_HELD_OUT, f"train.val_n={data.val_n}", f"model.n_bits={n_bits}")
-    content = read_config(data.config, (*experiment.settings, *tuning, *entry.settings))
+    tuning = (*_HELD_OUT, f"train.val_n={data.val_n}", f"model.n_bits={n_bits}", *entry.settings)
+    content = read_config(data.config, (*experiment.settings, *tuning))
     trials = place / f"search-{n_bits}"
     seed = crc32(f"{method} {n_bits}".encode())  # or all methods would try the same rates
     space = dict(entry.space)
     if "loss.a" in space:
         space["loss.a"] = _log(*(space["loss.a"][end] / n_bits for end in ("low", "high")))
-    found = sweep(content, space, n_trials=experiment.n_trials, folder=trials, seed=seed)
+    sweep(content, space, n_trials=experiment.n_trials, folder=trials, seed=seed)
+    means: dict[tuple[str, ...], float] = {}
+    for number, (score, settings) in enumerate(_best_trials(trials / "trials.csv", space)):
+        scores = [score]
+        for other in range(1, VALIDATIONS):
+            config, out = experiment.config(*tuning, *settings, f"train.seed={other}"), trials / f"{number}-{other}"
+            scores.append(fit(config, out=out, resume=out.is_dir()).best_score)
+        means[settings] = float(np.mean(scores))
     write_atomically(place / f"trials-{n_bits}.csv", (trials / "trials.csv").read_bytes())
-    write_atomically(place / f"chosen-{n_bits}.json", json.dumps(found.settings).encode())
+    write_atomically(place / f"chosen-{n_bits}.json", json.dumps(max(means, key=lambda one: means[one])).encode())
     shutil.rmtree(trials)  # the checkpoints are large
+
+
+def _best_trials(file: Path, space: Space) -> list[tuple[float, tuple[str, ...]]]:
+    """Scores and settings of the best trials in a table that `sweep` wrote, the best first."""
+    with file.open(encoding="utf-8", newline="") as opened:
+        rows = [row for row in csv.DictReader(opened) if row["outcome"] == "scored"]
+    [measure] = {name for name in rows[0] if name.startswith("validation_")}
+    rows.sort(key=lambda row: -float(row[measure]))
+    texts = [tuple(f"{name}={_literal(row[name])}" for name in space) for row in rows[:FINALISTS]]
+    return [(float(row[measure]), settings) for row, settings in zip(rows, texts, strict=False)]
+
+
+def _literal(text: str) -> str:
+    return text if text.replace("e-", "").replace(".", "").isdigit() else json.dumps(text)
 
 
 def chosen_settings(folder: Path, method: str, tuned: int, *, n_bits: int) -> tuple[str, ...]:
@@ -400,7 +427,7 @@ def _check_same_budget(folder: Path, experiment: Experiment) -> None:
     """Raise BadConfig if the folder's runs had another data set or budget: their rows would not compare."""
     file = folder / "experiment.json"
     budget = {name: value for name, value in asdict(experiment).items() if name not in ("bits", "n_seeds")}
-    budget |= {"base": list(experiment.base), "protocol": 4}  # earlier ones had other spaces and rows
+    budget |= {"base": list(experiment.base), "protocol": 5}  # earlier ones had other spaces and rows
     if not file.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps(budget).encode())
