@@ -101,7 +101,7 @@ def test_photographs_are_indexed_served_and_found_over_http(tmp_path):
             for picture in map(Path, np.random.default_rng(0).choice(np.array(pictures), 10, replace=False)):
                 answer = client.post("/v1/search", files={"image": picture.read_bytes()}, data={"k": 5})
                 hits = answer.json()["hits"]
-                assert str(picture.resolve()) in [hit["path"] for hit in hits if hit["distance"] == 0]
+                assert picture.name in [hit["path"] for hit in hits if hit["distance"] == 0]
                 assert [hit["score"] for hit in hits] == sorted((hit["score"] for hit in hits), reverse=True)
     finally:
         server.terminate()

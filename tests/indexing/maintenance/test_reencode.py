@@ -124,8 +124,8 @@ def test_changes_during_a_reencoding_are_included(collection, other_checkpoint, 
         assert len(again) == 9
         assert again.verify() == []
         model = Searcher.open(again, device="cpu", precision="fp32")
-        pixels = model.load((tmp_path / "3.png").read_bytes()).pixels
-        assert codes(again)[str(tmp_path / "3.png")] == model.encoder.encode_pixels(pixels[None])[0].tobytes()
+        _, query = model.encode_file((tmp_path / "3.png").read_bytes())
+        assert codes(again)[str(tmp_path / "3.png")] == query.code.tobytes()
 
 
 @pytest.mark.parametrize("without_missing", [False, True])
