@@ -34,7 +34,15 @@ from hashseek.retrieval.codes import pack
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.files import write_atomically
 from hashseek.retrieval.hash_layers import fit_hash_layer
-from hashseek.retrieval.metrics import average_precision, class_distances, histograms, holm, precision, without_self
+from hashseek.retrieval.metrics import (
+    average_precision,
+    class_distances,
+    histograms,
+    holm,
+    precision,
+    randomization_test,
+    without_self,
+)
 from hashseek.retrieval.metrics.rankings import average_precision_of_ranking
 from hashseek.retrieval.models.backbones import default_preprocessing
 from hashseek.retrieval.scores import asymmetric_scores, best
@@ -517,8 +525,10 @@ def write_plots(folder: Path, *, methods: Sequence[str]) -> list[Path]:
 def tests_of(rows: Sequence[dict[str, Any]], n_bits: int, *, of_query: str) -> list[str]:
     """Is the best method of a length beyond chance? Paired over queries, each query's AP being its mean over seeds.
 
-    Friedman's test and the critical difference of mean ranks (Nemenyi, at 0.05), as Demšar (JMLR 2006) proposes; and
-    the best against each other method by Wilcoxon's signed-rank test, p corrected for their number (Holm).
+    The best against each other method, p corrected for their number (Holm): by the randomisation test of the difference
+    of means, which is what mAP is, and by Wilcoxon's signed-rank test, for which many small differences outweigh few
+    large ones. Friedman's test and the critical difference of mean ranks (Nemenyi, at 0.05), as Demšar (JMLR 2006)
+    proposes.
     """
     found = per_query_of(rows, n_bits, of_query)
     means = {method: np.mean(seeds, axis=0) for method, seeds in found.items()}
@@ -526,20 +536,25 @@ def tests_of(rows: Sequence[dict[str, Any]], n_bits: int, *, of_query: str) -> l
     if len(ordered) < 3:
         return []
     first, others = ordered[0], ordered[1:]
-    p = holm(
-        [float(wilcoxon(means[first], means[m]).pvalue) if (means[first] != means[m]).any() else 1 for m in others]
-    )
+    differences = [means[first] - means[m] for m in others]
+    by_mean = holm([randomization_test(d) for d in differences])
+    by_rank = holm([float(wilcoxon(d).pvalue) if d.any() else 1.0 for d in differences])
     ranks, critical = mean_ranks(means)
     level = [m for m in others if ranks[m] - ranks[first] < critical]
-    close = [f"{METHODS[m].title} (p = {value:.2g})" for m, value in zip(others, p, strict=True) if value >= 0.05]
+
+    def close(p_values: Sequence[float]) -> str:
+        pairs = zip(others, p_values, strict=True)
+        return ", ".join(f"{METHODS[m].title} (p = {p:.2g})" for m, p in pairs if p >= 0.05) or "none"
+
     seeds = sum(
         all(np.mean(one) > np.mean(other) for other in rest)
         for one, *rest in zip(*(found[m] for m in ordered), strict=False)
     )
     return [
         f"- {n_bits} bits: {METHODS[first].title} is first, with {seeds} of {len(found[first])} seeds. Not behind it "
-        f"beyond chance by Wilcoxon-Holm: {', '.join(close) or 'none'}; by Nemenyi (mean rank {ranks[first]:.2f}, "
-        f"critical difference {critical:.2f}): {', '.join(METHODS[m].title for m in level) or 'none'}. Friedman's p "
+        f"beyond chance by the randomisation test: {close(by_mean)}; by Wilcoxon's: {close(by_rank)}; by Nemenyi's "
+        f"(mean rank {ranks[first]:.2f}, critical difference {critical:.2f}): "
+        f"{', '.join(METHODS[m].title for m in level) or 'none'}. Friedman's p "
         f"{float(friedmanchisquare(*means.values()).pvalue):.1g}."
     ]
 
