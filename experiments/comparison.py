@@ -290,7 +290,12 @@ def _best_trials(file: Path, space: Space) -> list[tuple[float, tuple[str, ...]]
 
 
 def _literal(text: str) -> str:
-    return text if text.replace("e-", "").replace(".", "").isdigit() else json.dumps(text)
+    """A value of a table as a setting has it: words in quotes."""
+    try:
+        float(text)
+    except ValueError:
+        return json.dumps(text)
+    return text
 
 
 def chosen_settings(folder: Path, method: str, tuned: int, *, n_bits: int) -> tuple[str, ...]:
