@@ -225,7 +225,10 @@ def fit_head(model: HashModel, features: Features) -> tuple[dict[str, Any], str]
     try:
         layer = fit_hash_layer(features, n_bits=n_bits, method=method, seed=SEED)
     except BadConfig:
-        method, fallback = "random", f"ITQ cannot make {n_bits} bits of {n:,} features of {width:,} numbers"
+        method, fallback = (
+            "random",
+            f"{n:,} vectors of {width:,} numbers are too few or too alike to learn {n_bits} bits",
+        )
         layer = fit_hash_layer(features, n_bits=n_bits, method=method, seed=SEED)
     copy_state(model.head, {"weight": torch.from_numpy(layer.weight), "bias": torch.from_numpy(layer.bias)})
     return {"method": method, "labels": "none", "seed": SEED}, fallback

@@ -29,7 +29,7 @@ from hashseek.indexing.cli.output import Output
 from hashseek.indexing.cli.vectors import add_vectors, not_default, refuse
 from hashseek.indexing.collection import CATALOG, Collection, open_for_adding
 from hashseek.indexing.dry_run import dry_run as open_dry_run
-from hashseek.indexing.fitting import fit_to_sources, plan_collection
+from hashseek.indexing.fitting import MAX_FITTED, fit_to_sources, plan_collection
 from hashseek.indexing.index.hamming_index import APPROXIMATE
 from hashseek.indexing.ingest.batch import IngestReport, ingest
 from hashseek.indexing.ingest.loading import Fetch
@@ -40,8 +40,11 @@ from hashseek.indexing.ingest.watching import Watch
 from hashseek.indexing.kept_files import FILES
 from hashseek.indexing.printing import printable
 from hashseek.indexing.searcher import Searcher
+from hashseek.retrieval.checkpoint import Header
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.label_files import OnError
+
+REFIT_FACTOR = 4  # a collection that has grown by it may gain from a refit
 
 
 def add(
@@ -193,8 +196,8 @@ def add(
         n_images = len(opened)
         seconds = f"; {time.monotonic() - started:.1f} s" if first is not None else ""
         typer.echo(f"{_outcome(report)}; {collection} holds {n_images} images{seconds}")
-        if first is not None and not stop.code:
-            _suggest(opened)
+        if not stop.code:
+            _suggest(opened) if first is not None else _suggest_refit(opened, encoder.header)
     if stop.code:
         typer.echo("stopped: run the same command again to continue; nothing is stored twice", err=True)
         raise typer.Exit(stop.code)
@@ -238,6 +241,16 @@ def _suggest(collection: Collection) -> None:
         name = shlex.quote(str(collection.folder))
         image = "PICTURE.jpg" if is_remote(path) else shlex.quote(path)
         typer.echo(f"next:\n  hashseek search {name} {printable(image)}\n  hashseek serve {name}")
+
+
+def _suggest_refit(collection: Collection, header: Header) -> None:
+    """Recommend a refit if the hash layer was fitted to a small part of the images."""
+    n_fitted = header.training.get("fit", {}).get("n_images", MAX_FITTED)
+    if n_fitted < MAX_FITTED and REFIT_FACTOR * n_fitted <= len(collection):
+        typer.echo(
+            f"the hash layer was fitted to {n_fitted:,} images: fit it anew for better results, with "
+            f"`hashseek index refit {shlex.quote(str(collection.folder))}`"
+        )
 
 
 def _dry_run(

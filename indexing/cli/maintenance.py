@@ -127,7 +127,10 @@ def follow_change(collection: Collection, steps: "Iterator[Reencoded]", *, drop_
     from hashseek.indexing.maintenance.reencode import drop_space
 
     folder, old = collection.folder, collection.catalog.space
-    report = next(steps)
+    report = next(steps, None)
+    if report is None:
+        typer.echo(f"{folder} has this hash layer already: nothing was changed")
+        return
     console = Console(stderr=True)
     columns = TextColumn("encoding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:

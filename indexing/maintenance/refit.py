@@ -11,7 +11,7 @@ from hashseek.indexing.fit_options import Network
 from hashseek.indexing.fitting import Fitting, Progress, sample
 from hashseek.indexing.maintenance.reencode import Reencoded, drop_half_built, read_image, reencode
 from hashseek.retrieval.devices import EncoderOptions
-from hashseek.retrieval.errors import BadConfig, BadImage
+from hashseek.retrieval.errors import BadImage
 from hashseek.retrieval.images import Pixels
 from hashseek.retrieval.load_ahead import load_ahead
 
@@ -59,16 +59,16 @@ def change_codes(
 ) -> Iterator[Reencoded]:
     """Change the collection to the codes of `fitting`, see `reencode`; content that has one is not encoded again.
 
-    What a refit that was interrupted has left is deleted, unless it was fitted to the same images.
+    Yields nothing if the collection has this hash layer already. What a refit that was interrupted has left is deleted,
+    unless it was fitted to the same images.
 
     Raises:
-        BadConfig: the collection has this hash layer already.
         BadCollection: another process is changing the codes of the collection to those of another refit.
     """
     with fitting.checkpoint() as path:
         fingerprint = fitting.encoder.fingerprint
         if fingerprint == collection.catalog.spaces.active().fingerprint:
-            raise BadConfig(f"fitting anew gives the hash layer that {collection.folder} has: there is nothing to do")
+            return
         drop_half_built(collection, but=fingerprint)
         yield from reencode(
             collection,

@@ -67,8 +67,7 @@ def test_the_network_stays_unless_another_is_named_and_its_origin_is_remembered(
         header = hashseek.load_checkpoint(now.checkpoint).header
         assert header.preprocessing == fitting.preprocessing
         assert header.training["fit"]["weights"] == "squeezenet.safetensors"
-        with pytest.raises(BadConfig):  # nothing has changed
-            list(change_codes(now, *refit(now, 4)))
+        assert list(change_codes(now, *refit(now, 4))) == []  # the same images give the same hash layer
         now.remove([record.id for record in now.catalog.page(after=1, limit=99)])
         with pytest.raises(BadDataset):
             refit(now, 4)
