@@ -11,12 +11,13 @@ from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import GZipMiddleware
 
-from hashseek.api import metrics, problems
-from hashseek.api.limits import RequestLimits
-from hashseek.api.logs import ID_HEADER
+from hashseek.api.access.limits import RequestLimits
+from hashseek.api.collections.service import Service
+from hashseek.api.messages import problems
+from hashseek.api.messages.schemas import ProblemDetails
+from hashseek.api.monitoring import metrics
+from hashseek.api.monitoring.logs import ID_HEADER
 from hashseek.api.routes import health, images, search, session, web
-from hashseek.api.schemas import ProblemDetails
-from hashseek.api.service import Service
 from hashseek.api.settings import Settings
 
 

@@ -24,7 +24,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from hashseek.api.schemas import (
+from hashseek.api.messages.schemas import (
     AddedImage,
     Encoded,
     ImagePage,
@@ -39,6 +39,7 @@ from hashseek.retrieval.errors import HashseekError
 P = ParamSpec("P")
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
+H = TypeVar("H", httpx.Client, httpx.AsyncClient)
 ImageFile = str | Path | bytes
 
 _PAGE = 1000  # records in one answer
@@ -211,7 +212,21 @@ def _awaited(make: Callable[P, _Call[T]]) -> Callable[Concatenate["AsyncClient",
     return method
 
 
-class Client:
+class _Connection(Generic[H]):
+    """How both clients are made."""
+
+    _new: type[H]
+
+    def __init__(
+        self, url: str, *, api_key: str | None = None, timeout: float = 60, retries: int = 5, http: H | None = None
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.retries = retries
+        self._headers = _headers(api_key)
+        self._http: H = http or self._new(timeout=timeout)
+
+
+class Client(_Connection[httpx.Client]):
     """A service at a URL. Close it after use, or use it in a `with` statement.
 
     Args:
@@ -225,19 +240,7 @@ class Client:
         ServiceError: the service refused the request, or does not answer.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        api_key: str | None = None,
-        timeout: float = 60,
-        retries: int = 5,
-        http: httpx.Client | None = None,
-    ) -> None:
-        self.url = url.rstrip("/")
-        self.retries = retries
-        self._headers = _headers(api_key)
-        self._http = http or httpx.Client(timeout=timeout)
+    _new = httpx.Client
 
     def __enter__(self) -> Self:
         return self
@@ -281,22 +284,10 @@ class Client:
         return _read(call, response, self.url)
 
 
-class AsyncClient:
+class AsyncClient(_Connection[httpx.AsyncClient]):
     """`Client` for asyncio: its methods are coroutines, and `images` is an asynchronous iterator."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        api_key: str | None = None,
-        timeout: float = 60,
-        retries: int = 5,
-        http: httpx.AsyncClient | None = None,
-    ) -> None:
-        self.url = url.rstrip("/")
-        self.retries = retries
-        self._headers = _headers(api_key)
-        self._http = http or httpx.AsyncClient(timeout=timeout)
+    _new = httpx.AsyncClient
 
     async def __aenter__(self) -> Self:
         return self

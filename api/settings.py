@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from hashseek.api.keys import read_keys
+from hashseek.api.access.keys import read_keys
 from hashseek.indexing.cli.options import EngineName, PrecisionName
 from hashseek.retrieval.errors import BadConfig
 

@@ -33,12 +33,12 @@ def test_retrieval_and_training_import_where_neither_faiss_nor_fastapi_is_instal
 
 
 def test_a_client_loads_neither_torch_nor_fastapi():
-    names = ("torch", "faiss", "fastapi", "hashseek.indexing", "hashseek.api.schemas")
-    assert loaded_by("import hashseek; hashseek.Client", *names) == {"hashseek.api.schemas"}
+    names = ("torch", "faiss", "fastapi", "hashseek.indexing", "hashseek.api.messages.schemas")
+    assert loaded_by("import hashseek; hashseek.Client", *names) == {"hashseek.api.messages.schemas"}
 
 
 def test_serving_imports_no_training_code():
-    assert loaded_by("import hashseek.api.serve, hashseek.api.app", "hashseek.training", "hashseek.api.app") == {
+    assert loaded_by("import hashseek.api.cli.serve, hashseek.api.app", "hashseek.training", "hashseek.api.app") == {
         "hashseek.api.app"
     }
 

@@ -4,9 +4,9 @@ from importlib.metadata import version
 
 from fastapi import APIRouter
 
-from hashseek.api.dependencies import SearcherDep, ServiceDep
-from hashseek.api.problems import NotLoaded, NotReady
-from hashseek.api.schemas import Health, Stats
+from hashseek.api.messages.problems import NotLoaded, NotReady
+from hashseek.api.messages.schemas import Health, Stats
+from hashseek.api.routes.dependencies import SearcherDep, ServiceDep
 from hashseek.indexing.calibration import stored_calibration
 from hashseek.retrieval.errors import BadCollection
 

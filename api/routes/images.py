@@ -8,11 +8,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response, status
 from fastapi.responses import FileResponse
 
-from hashseek.api.dependencies import MULTIPART, NoQueryDep, SearcherDep, WritableDep
-from hashseek.api.parameters import AddForm, DeleteParameters, FileParameters, ImageChanges, PageParameters
-from hashseek.api.problems import FileGone, UnexpectedNumber
-from hashseek.api.schemas import AddedImage, ImagePage, ImageRecord, Removed, shown_path
-from hashseek.api.uploads import store_upload
+from hashseek.api.collections.uploads import store_upload
+from hashseek.api.messages.parameters import AddForm, DeleteParameters, FileParameters, ImageChanges, PageParameters
+from hashseek.api.messages.problems import FileGone, UnexpectedNumber
+from hashseek.api.messages.schemas import AddedImage, ImagePage, ImageRecord, Removed, shown_path
+from hashseek.api.routes.dependencies import MULTIPART, NoQueryDep, SearcherDep, WritableDep
 from hashseek.indexing.ingest.uris import is_there, open_uri
 from hashseek.retrieval.errors import BadConfig, BadImage, UnknownImage
 from hashseek.retrieval.images import decode, memory_to_decode

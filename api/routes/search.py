@@ -10,10 +10,17 @@ from pydantic_core import to_json
 from starlette.routing import Match
 from starlette.types import Scope
 
-from hashseek.api.dependencies import MULTIPART, NoQueryDep, SearcherDep, ServiceDep
-from hashseek.api.parameters import EncodeBody, EncodeForm, SearchBody, SearchForm, SearchParameters, SearchQuery
-from hashseek.api.schemas import Encoded, SearchAnswer, SearchAnswers, hit_content
-from hashseek.api.service import Service
+from hashseek.api.collections.service import Service
+from hashseek.api.messages.parameters import (
+    EncodeBody,
+    EncodeForm,
+    SearchBody,
+    SearchForm,
+    SearchParameters,
+    SearchQuery,
+)
+from hashseek.api.messages.schemas import Encoded, SearchAnswer, SearchAnswers, hit_content
+from hashseek.api.routes.dependencies import MULTIPART, NoQueryDep, SearcherDep, ServiceDep
 from hashseek.indexing.searcher import Answer, Searcher, SearchOptions
 from hashseek.indexing.searcher import Query as Encoding
 from hashseek.retrieval.errors import ForeignCodes

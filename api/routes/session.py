@@ -2,9 +2,9 @@
 
 from fastapi import APIRouter, Request, Response, status
 
-from hashseek.api.dependencies import NoQueryDep
-from hashseek.api.limits import COOKIE, secret_of
-from hashseek.api.schemas import Session
+from hashseek.api.access.limits import COOKIE, secret_of
+from hashseek.api.messages.schemas import Session
+from hashseek.api.routes.dependencies import NoQueryDep
 
 router = APIRouter(prefix="/v1/session", tags=["service"], dependencies=[NoQueryDep])
 

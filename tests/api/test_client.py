@@ -12,8 +12,8 @@ import pytest
 import hashseek
 from hashseek.api import client as client_module
 from hashseek.api.client import Filters, Query, SearchOptions
-from hashseek.api.parameters import FilterParameters, SearchParameters, SearchQuery
-from hashseek.api.service import Service
+from hashseek.api.collections.service import Service
+from hashseek.api.messages.parameters import FilterParameters, SearchParameters, SearchQuery
 from support.pictures import png
 from support.service import serving
 

@@ -11,7 +11,7 @@ from pathlib import Path
 # times as quick to start. The parent of the command stays to note how it ended.
 FORK_SERVER = """
 import ctypes, gc, json, os, signal, sys, traceback
-import numpy, uvicorn, hashseek.indexing.cli.collection, hashseek.api.serve, hashseek.api.app
+import numpy, uvicorn, hashseek.indexing.cli.collection, hashseek.api.cli.serve, hashseek.api.app
 # What commands import only when they need it:
 import hashseek.indexing.maintenance.recheck, hashseek.indexing.maintenance.refit
 import hashseek.indexing.maintenance.repair, hashseek.retrieval.metrics, hashseek.retrieval.models.pretrained_weights

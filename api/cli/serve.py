@@ -66,9 +66,9 @@ def run(settings: Settings) -> None:
 
         # FastAPI hides this warning of its own, but not while another thread changes the filters, as torch does.
         warnings.simplefilter("ignore", UnsupportedFieldAttributeWarning)
-        from hashseek.api import logs
+        from hashseek.api.access.connections import limit_connections
         from hashseek.api.app import create_app
-        from hashseek.api.connections import limit_connections
+        from hashseek.api.monitoring import logs
         from hashseek.indexing.collection import check_checkpoint
         from hashseek.retrieval.engines import check_engine
 

@@ -12,8 +12,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match, Mount
 
-from hashseek.api.logs import ID_HEADER, request_id
-from hashseek.api.metrics import ERRORS
+from hashseek.api.monitoring.logs import ID_HEADER, request_id
+from hashseek.api.monitoring.metrics import ERRORS
 from hashseek.indexing.catalog import CatalogLocked, CatalogReplaced, DiskFull, SpaceRetired
 from hashseek.indexing.searcher import Overloaded
 from hashseek.retrieval.errors import BadCollection, BadImage, ForeignCodes, HashseekError, UnknownImage

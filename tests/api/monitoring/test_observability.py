@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 from PIL import Image
 
-from hashseek.api.schemas import SearchAnswer
+from hashseek.api.messages.schemas import SearchAnswer
 from support.commands import wait_until
 from support.pictures import png
 from support.service import add, figures, hits, search, serving

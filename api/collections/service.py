@@ -5,8 +5,8 @@ import threading
 import weakref
 from pathlib import Path
 
-from hashseek.api import metrics
-from hashseek.api.problems import NotLoaded, NotReady
+from hashseek.api.messages.problems import NotLoaded, NotReady
+from hashseek.api.monitoring import metrics
 from hashseek.api.settings import Settings
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.index.hamming_index import APPROXIMATE

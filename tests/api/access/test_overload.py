@@ -14,7 +14,7 @@ from support.commands import wait_until
 from support.pictures import png
 from support.service import assert_problem, figures, hits, search, serving
 
-IMPATIENT = "import hashseek.api.connections as c; c.HEADER_SECONDS = c.BODY_SECONDS = 0.5"
+IMPATIENT = "import hashseek.api.access.connections as c; c.HEADER_SECONDS = c.BODY_SECONDS = 0.5"
 HEADERS = b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\nContent-Type: multipart/form-data"
 
 

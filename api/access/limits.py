@@ -9,8 +9,8 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hashseek.api.keys import Key, KeyFile, Role
-from hashseek.api.problems import problem
+from hashseek.api.access.keys import Key, KeyFile, Role
+from hashseek.api.messages.problems import problem
 from hashseek.api.settings import Settings
 
 COOKIE = "hashseek_key"  # pictures of a page cannot send a header

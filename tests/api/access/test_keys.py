@@ -9,9 +9,9 @@ import pytest
 from fastapi.routing import APIRoute
 from starlette.routing import Mount
 
-from hashseek.api.dependencies import require_writable
-from hashseek.api.keys import ROLES, create, hash_of, read_keys, revoke
-from hashseek.api.limits import RateLimit, needed_role
+from hashseek.api.access.keys import ROLES, create, hash_of, read_keys, revoke
+from hashseek.api.access.limits import RateLimit, needed_role
+from hashseek.api.routes.dependencies import require_writable
 from hashseek.api.settings import Settings
 from hashseek.retrieval.errors import BadConfig
 from support.pictures import png
@@ -75,7 +75,7 @@ def test_every_route_needs_a_key_with_the_right_role(own_collection, file, secre
                 continue
             assert_problem(answers[0] if method != "HEAD" else client.get(path), 401, "KeyNeeded")
             assert answers[0].headers["WWW-Authenticate"] == "Bearer"
-            assert (status[1] == 403) == changes, (method, path, "must the role be write? See api/limits.py")
+            assert (status[1] == 403) == changes, (method, path, "must the role be write? See api/access/limits.py")
             assert (status[2] == 403) == ((method, path) == ("DELETE", "/v1/images")), (method, path)
             assert not {401, 403} & {status[3]}, (method, path)
 

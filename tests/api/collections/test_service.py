@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 import hashseek.indexing.index.collection_index
-from hashseek.api import service
-from hashseek.api.service import Service
+from hashseek.api.collections import service
+from hashseek.api.collections.service import Service
 from hashseek.api.settings import Settings
 from hashseek.indexing.catalog import database
 from hashseek.indexing.collection import Collection

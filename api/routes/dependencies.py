@@ -7,9 +7,9 @@ from typing import Annotated
 
 from fastapi import Depends, Form, Query, Request
 
-from hashseek.api.parameters import NoParameters
-from hashseek.api.problems import ReadOnly
-from hashseek.api.service import Service
+from hashseek.api.collections.service import Service
+from hashseek.api.messages.parameters import NoParameters
+from hashseek.api.messages.problems import ReadOnly
 from hashseek.indexing.searcher import Searcher
 
 

@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, Counter, Gauge, Histogram, ge
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hashseek.api.logs import ID_HEADER, make_id, request_id
+from hashseek.api.monitoring.logs import ID_HEADER, make_id, request_id
 
 access = logging.getLogger("hashseek.access")
 

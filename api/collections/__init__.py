@@ -1,0 +1,1 @@
+"""The collection that is served: loaded, followed when it changes, added to."""

@@ -1,0 +1,1 @@
+"""What requests contain and what is answered: parameters, schemas, errors."""
