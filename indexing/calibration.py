@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -22,8 +22,16 @@ from hashseek.retrieval.errors import BadCodes, BadConfig, ForeignCodes
 if TYPE_CHECKING:  # the metrics load torch
     from hashseek.retrieval.metrics import Calibration
 
+
 N_QUERIES = 2000
 _MAX_LABEL_BYTES = 2**31  # of the matrix of images x labels
+
+
+class Calibrated(Protocol):
+    """A `Store`, or the code spaces of a catalog."""
+
+    def calibration(self) -> Any | None:
+        """The calibration as JSON; None if there is none."""
 
 
 @dataclass(frozen=True)
@@ -108,13 +116,13 @@ def store_calibration(
     return stored
 
 
-def stored_calibration(catalog: Catalog) -> StoredCalibration | None:
-    """The calibration of the codes that the catalog was opened on; None if there is none.
+def stored_calibration(store: Calibrated) -> StoredCalibration | None:
+    """The calibration of the codes in a store, or of a catalog's own code space; None if there is none.
 
     Raises:
         BadCodes: it is damaged, or written by a newer Hashseek.
     """
-    content = catalog.spaces.calibration()
+    content = store.calibration()
     if content is None:
         return None
     from hashseek.retrieval.metrics import Calibration

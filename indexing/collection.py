@@ -27,6 +27,7 @@ from hashseek.indexing.index.hamming_index import APPROXIMATE, Distances, Ids, S
 from hashseek.indexing.index.segments import View, merged_hits
 from hashseek.indexing.ingest.uris import is_there
 from hashseek.indexing.kept_files import is_kept, kept_path, with_kept_path
+from hashseek.indexing.store import Coded
 from hashseek.retrieval.checkpoint import Header, load_header
 from hashseek.retrieval.codes import Codes
 from hashseek.retrieval.errors import BadCollection, BadConfig, ForeignCodes, HashseekError
@@ -54,6 +55,14 @@ class Collection:
         except BaseException:
             self.close()
             raise
+        # Parts of the protocol `Store` that the catalog answers alone.
+        catalog, lookup, spaces = self.catalog, self.catalog.lookup, self.catalog.spaces
+        self.get, self.one, self.by_key, self.ids_where = catalog.get, catalog.one, catalog.by_key, catalog.ids_where
+        self.ids_by_hash, self.ids_by_key = lookup.ids_by_hash, lookup.ids_by_key
+        self.records_by_path, self.code_by_hash, self.code = lookup.records_by_path, lookup.code_by_hash, catalog.code
+        self.update, self.label_counts, self.is_current = catalog.describe, catalog.label_counts, catalog.is_current
+        self.engines, self.features_of, self.calibration = spaces.engines, spaces.features_of, spaces.calibration
+        self.check_readable = catalog.generation
         self._lock = threading.Lock()
         self._filtered_view: View | None = None
         self._filtered: dict[Filter, list[Subset]] = {}  # what filters let through of this view
@@ -61,6 +70,16 @@ class Collection:
     def close(self) -> None:
         """Close the catalog."""
         self.catalog.close()
+
+    @property
+    def place(self) -> str:
+        """The folder."""
+        return str(self.folder)
+
+    @property
+    def keeps_features(self) -> bool:
+        """Whether features are stored, which `rank = "float"` compares."""
+        return self.catalog.keeps_features
 
     @property
     def n_bits(self) -> int:
@@ -178,6 +197,16 @@ class Collection:
                     (self.folder / path).unlink(missing_ok=True)
                 except OSError as error:
                     log.warning("a file that no image needs any more could not be deleted: %s", error)
+
+    def browse(
+        self, among: Filter | None, *, after: int = 0, offset: int = 0, limit: int
+    ) -> tuple[list[StoredImage], int]:
+        """At most `limit` records with ids above `after`, without the first `offset`, and how many pass the filter."""
+        if among is None:
+            return self.catalog.page(after=after, offset=offset, limit=limit), len(self)
+        ids = self.catalog.ids_where(among)
+        found = self.catalog.get(ids[ids > after][offset : offset + limit].tolist())
+        return [image for image in found if image is not None], len(ids)
 
     def owns(self, image: StoredImage) -> bool:
         """Whether the collection itself keeps the image's file."""
@@ -463,17 +492,17 @@ def check_place(folder: Path) -> list[Path]:
     return leftovers
 
 
-def check_checkpoint(catalog: Catalog, checkpoint: Path) -> Header:
-    """The header of `checkpoint`, if it computed the catalog's codes.
+def check_checkpoint(coded: Coded, checkpoint: Path) -> Header:
+    """The header of `checkpoint`, if it computed these codes.
 
     Raises:
         ForeignCodes: it did not.
     """
     header = load_header(checkpoint)
-    if header.fingerprint != catalog.fingerprint:
+    if header.fingerprint != coded.fingerprint:
         raise ForeignCodes(
-            f"the collection {catalog.path.parent} holds codes of checkpoint {catalog.fingerprint[:12]} "
-            f"({catalog.n_bits} bits), not of {header.fingerprint[:12]} ({header.n_bits} bits): distances between them "
+            f"the collection {coded.place} holds codes of checkpoint {coded.fingerprint[:12]} "
+            f"({coded.n_bits} bits), not of {header.fingerprint[:12]} ({header.n_bits} bits): distances between them "
             "mean nothing; use the collection's own checkpoint or index into a new collection"
         )
     return header

@@ -19,11 +19,14 @@ from hashseek.retrieval.scores import Features
 _TO_BE_FITTED = Header("", 8, Preprocessing(size=224, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)), (), fingerprint="")
 
 
-@dataclass
 class DryRunCollection:
     """Stands in for a collection: images go into a copy of its catalog, and its files stay."""
 
-    catalog: Catalog
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+        self.keeps_features, self.get, lookup = catalog.keeps_features, catalog.get, catalog.lookup
+        self.ids_by_hash, self.code_by_hash = lookup.ids_by_hash, lookup.code_by_hash
+        self.records_by_path = lookup.records_by_path
 
     def add(self, images: list[NewImage], *, replaced: set[str] | None = None) -> list[tuple[int, Change]]:  # noqa: ARG002
         """Store images in the copy."""

@@ -9,18 +9,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, Self, Unpack, cast, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self, Unpack, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from hashseek.indexing.calibration import radius_for, stored_calibration
-from hashseek.indexing.catalog import Catalog, StoredImage
+from hashseek.indexing.catalog import StoredImage
 from hashseek.indexing.catalog.filters import Filter
 from hashseek.indexing.catalog.records import StoredCode
-from hashseek.indexing.collection import Collection, check_checkpoint
+from hashseek.indexing.collection import check_checkpoint
 from hashseek.indexing.index.hamming_index import Distances, HammingIndex, Ids, build_index
+from hashseek.indexing.store import Coded, Store
 from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.codes import Codes, check_codes, pack, unpack
 from hashseek.retrieval.devices import EncoderOptions, n_cores
@@ -109,19 +110,6 @@ class Query:
     code: NDArray[np.uint8]
     outputs: NDArray[np.float32] | None = None
     feature: Features | None = None
-
-
-class Searchable(Protocol):
-    """Codes that can be searched: a collection, or codes in memory."""
-
-    @property
-    def n_bits(self) -> int:
-        """Length K of the codes."""
-
-    def search(
-        self, query_codes: Codes, *, k: int, max_distance: int | None = None, effort: int | None = None
-    ) -> list[tuple[Distances, Ids]]:
-        """(distances, ids) of each query, nearest first, ties by ascending id."""
 
 
 class InMemory:
@@ -259,8 +247,8 @@ class Searcher:
         ForeignCodes: the collection's codes were made with another checkpoint.
     """
 
-    def __init__(self, encoder: Encoder | VectorEncoder, codes: Searchable) -> None:
-        if isinstance(codes, Collection) and codes.fingerprint != encoder.fingerprint:
+    def __init__(self, encoder: Encoder | VectorEncoder, codes: Store | InMemory) -> None:
+        if not isinstance(codes, InMemory) and codes.fingerprint != encoder.fingerprint:
             raise ForeignCodes(
                 f"codes of checkpoint {codes.fingerprint[:12]} cannot be searched with checkpoint "
                 f"{encoder.fingerprint[:12]}: use the collection's own checkpoint"
@@ -275,7 +263,7 @@ class Searcher:
         )
 
     @classmethod
-    def open(cls, collection: Collection, *, checkpoint: Path | None = None, **options: Unpack[EncoderOptions]) -> Self:
+    def open(cls, collection: Store, *, checkpoint: Path | None = None, **options: Unpack[EncoderOptions]) -> Self:
         """A searcher over `collection`, with its own checkpoint or another file of the same fingerprint.
 
         Raises:
@@ -285,7 +273,7 @@ class Searcher:
         from hashseek.retrieval.encoder import Encoder, VectorEncoder
 
         source = collection.checkpoint if checkpoint is None else checkpoint
-        check_checkpoint(collection.catalog, source)
+        check_checkpoint(collection, source)
         loaded = load_checkpoint(source)
         is_of_vectors = loaded.header.preprocessing is None  # these are encoded in one way only
         return cls(VectorEncoder(loaded) if is_of_vectors else Encoder(loaded, **options), collection)
@@ -406,7 +394,7 @@ class Searcher:
         return _with_stored_code(self.encode_file(data, name=name)[1], self._stored_code(data))
 
     def _stored_code(self, data: bytes) -> StoredCode | None:
-        return self.collection.catalog.lookup.code_by_hash(hashlib.sha256(data).hexdigest())
+        return self.collection.code_by_hash(hashlib.sha256(data).hexdigest())
 
     def search_code(self, code: NDArray[np.uint8], options: SearchOptions) -> Answer:
         """The hits of a packed code (code_size,) of this collection's checkpoint.
@@ -450,11 +438,10 @@ class Searcher:
             UnknownImage: there is no such image.
         """
         rank = self.check(options, stored=True)
-        catalog = self.collection.catalog
-        [code] = catalog.code(image_id)
+        [code] = self.collection.code(image_id)
         feature = None
         if rank == "float":
-            features = catalog.spaces.features_of([image_id])[1]
+            features = self.collection.features_of([image_id])[1]
             if not len(features):
                 raise UnknownImage(f"image {image_id} was removed from the collection")
             feature = features[0]
@@ -467,7 +454,7 @@ class Searcher:
             BadConfig: the collection does not have what the ranking or `min_precision` needs.
         """
         self._max_distance(options)
-        return check_rank(self.collection.catalog, options, stored=stored)
+        return check_rank(self.collection, options, stored=stored)
 
     def answer(self, query: Query, options: SearchOptions, encode_ms: float = 0.0) -> Answer:
         """The hits of one query with their records; `encode_ms` goes into the answer.
@@ -482,8 +469,8 @@ class Searcher:
         with self._stage("search"):
             distances, ids, scores, is_exact = self._ranked(query, rank, options)
         with self._stage("records"):
-            records = self.collection.catalog.get(ids.tolist())
-            stored = stored_calibration(self.collection.catalog) if len(ids) else None
+            records = self.collection.get(ids.tolist())
+            stored = stored_calibration(self.collection) if len(ids) else None
         hits: list[Hit] = []
         for distance, score, record in zip(distances.tolist(), scores, records, strict=True):
             if record is not None:  # it may have been removed since it was ranked
@@ -532,7 +519,7 @@ class Searcher:
         order = np.argsort(ids)
         for start in range(0, len(ids), _FEATURES_AT_ONCE):
             chosen = order[start : start + _FEATURES_AT_ONCE]
-            found, features = self.collection.catalog.spaces.features_of(ids[chosen].tolist())
+            found, features = self.collection.features_of(ids[chosen].tolist())
             scores[chosen[np.searchsorted(ids[chosen], found)]] = cosines(features, feature)
         return scores
 
@@ -543,12 +530,12 @@ class Searcher:
     def _max_distance(self, options: SearchOptions) -> int | None:
         if options.min_precision is None:
             return options.max_distance
-        return radius_for(stored_calibration(self.collection.catalog), options.min_precision)
+        return radius_for(stored_calibration(self.collection), options.min_precision)
 
     @property
-    def collection(self) -> Collection:
+    def collection(self) -> Store:
         """The collection that is searched."""
-        if not isinstance(self.codes, Collection):
+        if isinstance(self.codes, InMemory):
             raise TypeError("codes in memory have no records: search them with rank()")
         return self.codes
 
@@ -579,15 +566,15 @@ def _with_stored_code(query: Query, stored: StoredCode | None) -> Query:
     return replace(query, code=stored.code, outputs=np.abs(query.outputs) * signs.astype(np.float32))
 
 
-def check_rank(catalog: Catalog, options: SearchOptions, *, stored: bool = False) -> Rank:
+def check_rank(coded: Coded, options: SearchOptions, *, stored: bool = False) -> Rank:
     """The ranking that `options` mean in a collection, for an image or for a stored one.
 
     Raises:
         BadConfig: the collection does not have what the ranking needs.
     """
-    if options.rank == "float" and not catalog.keeps_features:
+    if options.rank == "float" and not coded.keeps_features:
         raise BadConfig(
-            f"{catalog.path.parent} keeps no features, which the ranking float compares: use asymmetric, or create a "
+            f"{coded.place} keeps no features, which the ranking float compares: use asymmetric, or create a "
             "collection with `hashseek index add --keep-features`"
         )
     if options.rank == "asymmetric" and stored:

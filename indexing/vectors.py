@@ -15,10 +15,10 @@ import numpy as np
 
 from hashseek.indexing.catalog import NewImage
 from hashseek.indexing.catalog.records import VECTOR_TYPE, check_attributes, check_key
-from hashseek.indexing.collection import Collection
 from hashseek.indexing.fitting import all_alike, fit_head, sample, saved
 from hashseek.indexing.ingest.batch import IngestReport
 from hashseek.indexing.ingest.manifests import Row, attributes_of, key_of, rows_of
+from hashseek.indexing.store import Target
 from hashseek.retrieval.codes import check_n_bits, pack
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.label_files import Problem, parse_labels
@@ -212,7 +212,7 @@ def fitted_checkpoint(vectors: Vectors, n_bits: int) -> Iterator[tuple[Path, str
 
 
 def store(
-    collection: Collection, encoder: "VectorEncoder", vectors: Vectors, entries: Sequence[Entry]
+    collection: Target, encoder: "VectorEncoder", vectors: Vectors, entries: Sequence[Entry]
 ) -> Iterator[IngestReport]:
     """Store the codes of vectors (N, D), in batches; yields the running report after each committed one.
 

@@ -137,7 +137,7 @@ class Service:
         """
         old = self._searcher  # a local reference, dropped at the end: it would keep the old collection open
         try:
-            if old is not None and not old.collection.catalog.is_current():
+            if old is not None and not old.collection.is_current():
                 self._replace(old)
         except Exception as error:
             log.exception("the collection was replaced or switched to codes that could not be loaded: %s", error)

@@ -41,9 +41,9 @@ def store_upload(
     """
     collection, encoder = searcher.collection, searcher.image_encoder
     sha256 = hashlib.sha256(data).hexdigest()
-    known = collection.catalog.lookup.ids_by_hash([sha256])
-    stored = collection.catalog.get([known[sha256]])[0] if known else None
-    encoded = collection.catalog.lookup.code_by_hash(sha256)
+    known = collection.ids_by_hash([sha256])
+    stored = collection.get([known[sha256]])[0] if known else None
+    encoded = collection.code_by_hash(sha256)
     if stored is not None and encoded is not None:
         if key is None:
             return stored, "known"
@@ -51,7 +51,7 @@ def store_upload(
     else:
         image, query = searcher.encode_file(data, name="the upload")
         encoded = StoredCode(query.code, encoder.engine, query.feature)
-    keeps_attributes = not attributes and key is not None and collection.catalog.lookup.ids_by_key([key])
+    keeps_attributes = not attributes and key is not None and collection.ids_by_key([key])
     if (name := _base_name(filename)) and not keeps_attributes:
         attributes = {"filename": name, **attributes}
     new = NewImage(
@@ -67,7 +67,7 @@ def store_upload(
         **encoded._asdict(),
     )
     image_id, change = collection.add_with_file(new, data, suffix=SUFFIX.get(image.media_type, ""))
-    return collection.catalog.one(image_id), change
+    return collection.one(image_id), change
 
 
 def _base_name(filename: str) -> str:

@@ -125,7 +125,7 @@ class ImageCollection:
         Raises:
             UnknownImage: there is no such image.
         """
-        return self.searcher.collection.catalog.one(image_id)
+        return self.searcher.collection.one(image_id)
 
     def search(self, image: "str | Path | bytes | Image", **options: Unpack[SearchKeywords]) -> tuple["Hit", ...]:
         """The stored images most similar to `image`, best first, ties by ascending id.

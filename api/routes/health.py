@@ -24,7 +24,7 @@ async def live() -> Health:
 def ready(service: ServiceDep) -> Health:
     """Whether collection and model are loaded. 503 with the reason until then, or if loading failed."""
     try:
-        service.searcher.collection.catalog.generation()
+        service.searcher.collection.check_readable()
     except (NotLoaded, BadCollection) as error:
         raise NotReady(str(error)) from None
     return Health(status="ready")
@@ -34,7 +34,7 @@ def ready(service: ServiceDep) -> Health:
 def stats(service: ServiceDep, searcher: SearcherDep) -> Stats:
     """What the collection holds."""
     collection, header = searcher.collection, searcher.encoder.header
-    stored = stored_calibration(collection.catalog)
+    stored = stored_calibration(collection)
     return Stats(
         holds="vectors" if header.preprocessing is None else "images",
         n_images=len(collection),
@@ -42,10 +42,10 @@ def stats(service: ServiceDep, searcher: SearcherDep) -> Stats:
         fingerprint=collection.fingerprint,
         backbone=header.backbone,
         engine=searcher.encoder.engine,
-        labels=collection.catalog.label_counts(),
-        engines=collection.catalog.spaces.engines(),
+        labels=collection.label_counts(),
+        engines=collection.engines(),
         read_only=service.settings.read_only,
-        keeps_features=collection.catalog.keeps_features,
+        keeps_features=collection.keeps_features,
         expected_precision=None if stored is None else list(stored.calibration.within_radius),
         version=version("hashseek"),
         index=collection.describe_index(),

@@ -33,14 +33,10 @@ router = APIRouter(prefix="/v1/images", tags=["images"])
 @router.get("")
 def list_images(searcher: SearcherDep, parameters: Annotated[PageParameters, Query()]) -> ImagePage:
     """Stored images that pass the filters, by ascending id."""
-    catalog, limit, among = searcher.collection.catalog, parameters.limit, parameters.among()
-    after, offset = parameters.after, parameters.offset
-    if among is None:
-        found, total = catalog.page(after=after, offset=offset, limit=limit + 1), len(searcher.collection)
-    else:
-        ids = catalog.ids_where(among)
-        following = ids[ids > after][offset : offset + limit + 1]
-        found, total = [one for one in catalog.get(following.tolist()) if one is not None], len(ids)
+    limit = parameters.limit
+    found, total = searcher.collection.browse(
+        parameters.among(), after=parameters.after, offset=parameters.offset, limit=limit + 1
+    )
     images = [ImageRecord.of(stored) for stored in found[:limit]]
     return ImagePage(images=images, total=total, next=images[-1].id if len(found) > limit else None)
 
@@ -54,7 +50,7 @@ def delete_images(searcher: SearcherDep, parameters: Annotated[DeleteParameters,
     among = parameters.among()
     if among is None:
         raise BadConfig("nothing was deleted: name at least one filter, such as label")
-    ids = searcher.collection.catalog.ids_where(among).tolist()
+    ids = searcher.collection.ids_where(among).tolist()
     if len(ids) != parameters.expected:
         raise UnexpectedNumber(
             f"nothing was deleted: {len(ids):,} images pass the filters, not {parameters.expected:,}"
@@ -67,32 +63,32 @@ def delete_images(searcher: SearcherDep, parameters: Annotated[DeleteParameters,
 @router.get("/by-key/{key:path}", dependencies=[NoQueryDep])
 def get_image_by_key(key: str, searcher: SearcherDep) -> ImageRecord:
     """The record of the image with this key, which may contain slashes."""
-    return ImageRecord.of(searcher.collection.catalog.by_key(key))
+    return ImageRecord.of(searcher.collection.by_key(key))
 
 
 @router.patch("/by-key/{key:path}", dependencies=[WritableDep, NoQueryDep])
 def change_image_by_key(key: str, searcher: SearcherDep, changes: ImageChanges) -> ImageRecord:
     """Replace the labels or attributes of the image with this key."""
-    return change_image(searcher.collection.catalog.by_key(key).id, searcher, changes)
+    return change_image(searcher.collection.by_key(key).id, searcher, changes)
 
 
 @router.delete("/by-key/{key:path}", status_code=status.HTTP_204_NO_CONTENT, dependencies=[WritableDep, NoQueryDep])
 def delete_image_by_key(key: str, searcher: SearcherDep) -> None:
     """Delete the image with this key. A file outside the collection's folder is kept."""
-    delete_image(searcher.collection.catalog.by_key(key).id, searcher)
+    delete_image(searcher.collection.by_key(key).id, searcher)
 
 
 @router.get("/{image_id}", dependencies=[NoQueryDep])
 def get_image(image_id: int, searcher: SearcherDep) -> ImageRecord:
     """The record of a stored image."""
-    return ImageRecord.of(searcher.collection.catalog.one(image_id))
+    return ImageRecord.of(searcher.collection.one(image_id))
 
 
 @router.patch("/{image_id}", dependencies=[WritableDep, NoQueryDep])
 def change_image(image_id: int, searcher: SearcherDep, changes: ImageChanges) -> ImageRecord:
     """Replace the labels or attributes of an image; what is not given stays."""
-    catalog = searcher.collection.catalog
-    return ImageRecord.of(catalog.describe(image_id, labels=changes.labels, attributes=changes.attributes))
+    collection = searcher.collection
+    return ImageRecord.of(collection.update(image_id, labels=changes.labels, attributes=changes.attributes))
 
 
 @router.get("/{image_id}/file", response_class=Response, responses=_FILE)
@@ -101,7 +97,7 @@ def get_file(
 ) -> Response:
     """The file of a stored image, or a JPEG thumbnail of it. 304 if the client names the ETag that it has."""
     size = parameters.size
-    stored = searcher.collection.catalog.one(image_id)
+    stored = searcher.collection.one(image_id)
     if not stored.path:
         raise UnknownImage(f"{image_id} was stored as a vector, which has no file")
     uri, shown = searcher.collection.uri_of(stored), shown_path(stored.path)

@@ -68,7 +68,7 @@ def _search_with(searcher: Searcher, query: SearchQuery, options: SearchOptions)
         return searcher.search_vectors(np.array([query.vector]), options)[0]
     if query.image_id is not None:
         return searcher.similar(query.image_id, options)
-    return searcher.similar(searcher.collection.catalog.by_key(str(query.image_key)).id, options)
+    return searcher.similar(searcher.collection.by_key(str(query.image_key)).id, options)
 
 
 @router.post(

@@ -75,6 +75,11 @@ class Catalog:
             self.close()
             raise
 
+    @property
+    def place(self) -> str:
+        """The folder of the collection."""
+        return str(self.path.parent)
+
     def close(self) -> None:
         """Close the file."""
         self._db.close()

@@ -236,7 +236,7 @@ class _Sources:
 
 def _suggest(collection: Collection) -> None:
     """Print the two commands that come next."""
-    path = next((image.path for image in collection.catalog.page(after=0, limit=1)), "")
+    path = next((image.path for image in collection.browse(None, limit=1)[0]), "")
     if path:
         name = shlex.quote(str(collection.folder))
         image = "PICTURE.jpg" if is_remote(path) else shlex.quote(path)

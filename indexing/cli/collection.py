@@ -42,7 +42,7 @@ def remove(
     if not ids and not key:
         raise BadConfig("no images were given: name them by id or with --key")
     with closing(Collection(collection)) as opened:
-        named = dict.fromkeys([*(ids or []), *(opened.catalog.by_key(name).id for name in key or [])])
+        named = dict.fromkeys([*(ids or []), *(opened.by_key(name).id for name in key or [])])
         opened.remove(list(named))
         opened.save_index()
         typer.echo(f"removed {len(named)}; {collection} holds {len(opened)} images")
@@ -77,13 +77,13 @@ def stats(
             "bits": opened.n_bits,
             "fingerprint": opened.fingerprint,
             "index": opened.describe_index(),
-            "features": "kept" if opened.catalog.keeps_features else "not kept",
+            "features": "kept" if opened.keeps_features else "not kept",
             "spaces": {
                 str(space.id): f"{space.fingerprint[:12]} ({space.n_bits} bits, {state_of(space)})"
                 for space in opened.catalog.spaces.all()
             },
-            "engines": {name or "unknown": n for name, n in opened.catalog.spaces.engines().items()},
-            "labels": opened.catalog.label_counts(),
+            "engines": {name or "unknown": n for name, n in opened.engines().items()},
+            "labels": opened.label_counts(),
         }
     if as_json:
         typer.echo(json.dumps(content, indent=2))
@@ -210,11 +210,11 @@ def search(
     if image is None:
         refuse(given[0], not_default(device, precision, engine))
     with closing(Collection(collection, read_only=True)) as opened:
-        check_rank(opened.catalog, options, stored=image is None and vector is None)
+        check_rank(opened, options, stored=image is None and vector is None)
         data = b"" if image is None else read_bytes(image)
         vectors = None if vector is None else read_queries(vector)
         if stored_key is not None:
-            stored_id = opened.catalog.by_key(stored_key).id
+            stored_id = opened.by_key(stored_key).id
         searcher = Searcher.open(opened, checkpoint=checkpoint, **encoding)
         if stored_id is not None:
             answers = [_similar(searcher, stored_id, options)]

@@ -23,8 +23,8 @@ from hashseek.retrieval.images import Pixels
 from hashseek.retrieval.label_files import OnError, Problem
 
 if TYPE_CHECKING:
-    from hashseek.indexing.collection import Collection
-    from hashseek.indexing.dry_run import DryRunCollection, DryRunEncoder
+    from hashseek.indexing.dry_run import DryRunEncoder
+    from hashseek.indexing.store import Target
     from hashseek.retrieval.encoder import Encoder
 
 log = logging.getLogger("hashseek")
@@ -61,7 +61,7 @@ class IngestReport:
 
 
 def ingest(
-    collection: "Collection | DryRunCollection",
+    collection: "Target",
     encoder: "Encoder | DryRunEncoder",
     sources: Iterable[Found | LoadedImage],
     *,
@@ -82,7 +82,7 @@ def ingest(
     Raises:
         BadImage: an image cannot be used and `on_error` is "stop"; batches committed before stay.
     """
-    loader = Loader(collection.catalog, encoder.preprocessing, 2 * encoder.batch_size, fetch)
+    loader = Loader(collection, encoder.preprocessing, 2 * encoder.batch_size, fetch)
     run = _Run(collection, encoder, on_error)
     batch: list[LoadedImage | Problem] = []
     n_bytes, since = 0, time.monotonic()
@@ -104,7 +104,7 @@ def ingest(
 class _Run:
     """The state of one run of `ingest`."""
 
-    collection: "Collection | DryRunCollection"
+    collection: "Target"
     encoder: "Encoder | DryRunEncoder"
     on_error: OnError
     report: IngestReport = field(default_factory=IngestReport)
@@ -142,7 +142,7 @@ class _Run:
     def _encode(self, loaded: Iterable[LoadedImage]) -> list[tuple[ImageSource, NewImage]]:
         """The images with their codes; content that was stored since it was loaded is not encoded again."""
         pixels = {one.image.sha256: one.pixels for one in loaded if one.image and one.pixels is not None}
-        look_up = self.collection.catalog.lookup.code_by_hash
+        look_up = self.collection.code_by_hash
         codes = {sha256: known for sha256 in pixels if (known := look_up(sha256)) is not None}
         fresh = [sha256 for sha256 in pixels if sha256 not in codes]
         if fresh:
@@ -156,7 +156,7 @@ class _Run:
 
     def _encode_pixels(self, pixels: Pixels) -> list[StoredCode]:
         engine = self.encoder.engine
-        if not self.collection.catalog.keeps_features:
+        if not self.collection.keeps_features:
             return [StoredCode(code, engine, None) for code in self.encoder.encode_pixels(pixels)]
         both = zip(*self.encoder.encode_with_features(pixels), strict=True)
         return [StoredCode(code, engine, feature) for code, feature in both]
@@ -174,7 +174,7 @@ class _Run:
                 yield Problem(source.name, reason, skipped=False, uri=str(source.uri))
             elif change == "known" and image.key is None and image.labels:
                 kept.append((source, image_id))
-        records = self.collection.catalog.get([image_id for _, image_id in kept])
+        records = self.collection.get([image_id for _, image_id in kept])
         for (source, image_id), record in zip(kept, records, strict=True):
             if record is not None and set(source.labels) != set(record.labels):
                 reason = f"the same content is stored as image {image_id} with other labels, which were kept"

@@ -6,10 +6,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hashseek.indexing.catalog import Catalog, NewImage, StoredImage
+from hashseek.indexing.catalog import NewImage, StoredImage
 from hashseek.indexing.catalog.records import check_attributes, check_key, check_labels, same_attributes
 from hashseek.indexing.ingest.manifests import ImageSource
 from hashseek.indexing.ingest.remote import fetch
@@ -20,6 +21,9 @@ from hashseek.retrieval.images import Pixels, Preprocessing, decode_for
 from hashseek.retrieval.label_files import Problem
 from hashseek.retrieval.load_ahead import load_ahead
 from hashseek.retrieval.tar_members import find_member, stored_in
+
+if TYPE_CHECKING:
+    from hashseek.indexing.store import Target
 
 _DOWNLOADS = 16  # at a time; they wait for the network, not for a core
 _LOOKED_UP = 256  # files that are looked up in the catalog together
@@ -53,13 +57,13 @@ class Loader:
     """Loads sources for one run of `ingest`.
 
     Args:
-        catalog: content that it holds already is neither decoded nor encoded again; None: there is no collection yet.
+        store: content that it holds already is neither decoded nor encoded again; None: there is no collection yet.
         preprocessing: of the encoder.
         depth: images decoded ahead.
         fetch: returns the content behind a URL, or raises `BadImage`.
     """
 
-    catalog: Catalog | None
+    store: "Target | None"
     preprocessing: Preprocessing
     depth: int
     fetch: Fetch = fetch
@@ -71,7 +75,7 @@ class Loader:
 
         With `trust_mtime`, files with the size and modification time of their record are not read.
         """
-        items = self._compared(self.catalog, sources) if trust_mtime and self.catalog is not None else sources
+        items = self._compared(self.store, sources) if trust_mtime and self.store is not None else sources
         downloaded = load_ahead(
             items,
             self._download,
@@ -128,18 +132,18 @@ class Loader:
 
     def _with_known_content(self, image: NewImage) -> NewImage | None:
         """The image with code and size of a stored image of the same content; None if there is none."""
-        if self.catalog is None:
+        if self.store is None:
             return None
-        known = self.catalog.lookup.code_by_hash(image.sha256)
-        ids = [] if known is None else list(self.catalog.lookup.ids_by_hash([image.sha256]).values())
-        record = self.catalog.get(ids)[0] if ids else None
+        known = self.store.code_by_hash(image.sha256)
+        ids = [] if known is None else list(self.store.ids_by_hash([image.sha256]).values())
+        record = self.store.get(ids)[0] if ids else None
         if known is None or record is None:
             return None
         described = replace(image, width=record.width, height=record.height, media_type=record.media_type)
         return replace(described, **known._asdict())
 
     @staticmethod
-    def _compared(catalog: Catalog, sources: Iterable[Found | LoadedImage]) -> Iterator[Found | LoadedImage]:
+    def _compared(store: "Target", sources: Iterable[Found | LoadedImage]) -> Iterator[Found | LoadedImage]:
         """The sources; those files that agree with their records, which say all that the sources say, as loaded.
 
         A record without a code does not count: its file must be read to encode it.
@@ -147,13 +151,13 @@ class Loader:
         remaining = iter(sources)
         while chunk := list(islice(remaining, _LOOKED_UP)):
             files = (one.uri for one in chunk if isinstance(one, ImageSource) and isinstance(one.uri, Path))
-            stored = catalog.lookup.records_by_path([path for path in map(stored_path, files) if is_utf8(path)])
+            stored = store.records_by_path([path for path in map(stored_path, files) if is_utf8(path)])
             unchanged = {
                 file.id: path
                 for path, file in stored.items()
                 if file.has_code and (file.bytes, file.mtime_ns) == stamp_of(Path(path))
             }
-            records = {unchanged[one.id]: one for one in catalog.get(list(unchanged)) if one is not None}
+            records = {unchanged[one.id]: one for one in store.get(list(unchanged)) if one is not None}
             for found in chunk:
                 if isinstance(found, ImageSource):
                     record = records.get(stored_path(found.uri))

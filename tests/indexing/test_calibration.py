@@ -80,12 +80,12 @@ def test_it_equals_brute_force_over_pairs_of_different_images(world):
 
 def test_it_is_stored_with_the_collection_and_only_named_labels_count(world):
     collection, codes, labels = world
-    assert stored_calibration(collection.catalog) is None
+    assert stored_calibration(collection) is None
     with closing(Collection(collection.folder, read_only=True)) as reader:
         first = calibrate_collection(collection)
-        assert stored_calibration(reader.catalog) == first
+        assert stored_calibration(reader) == first
         second = calibrate_collection(collection, labels=["b", "a"])
-        assert stored_calibration(reader.catalog) == second != first
+        assert stored_calibration(reader) == second != first
     pairs, relevant = by_hand(codes, labels[:, :2])
     assert second.calibration.pairs == tuple(pairs)
     assert second.calibration.within_radius[-1] == pytest.approx(relevant.sum() / pairs.sum())
@@ -142,7 +142,7 @@ def test_a_damaged_calibration_is_refused(world, content):
     collection, _, _ = world
     collection.catalog.spaces.set_calibration(content)
     with pytest.raises(BadCodes):
-        stored_calibration(collection.catalog)
+        stored_calibration(collection)
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def test_the_commands_calibrate_and_search_by_precision(own_collection, pictures
     assert code == 0
     assert out.startswith("12 queries over 12 labelled images, labels even, odd\nprecision  radius\n")
     with closing(Collection(own_collection, read_only=True)) as opened:
-        kept = stored_calibration(opened.catalog).calibration
+        kept = stored_calibration(opened).calibration
     code, out, _ = run(*search, "--json", "-k", "12", "--min-precision", "0.3")
     hits = json.loads(out)["hits"]
     assert code == 0

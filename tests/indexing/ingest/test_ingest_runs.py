@@ -96,7 +96,7 @@ def run_dry(collection, sources, **options):
 
 def load(collection, sources, **options):
     """The loaded images of the sources."""
-    return list(loading.Loader(collection.catalog, PREPROCESSING, depth=1).load(sources, **options))
+    return list(loading.Loader(collection, PREPROCESSING, depth=1).load(sources, **options))
 
 
 def without_notes(report):

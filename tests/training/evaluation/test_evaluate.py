@@ -245,7 +245,7 @@ def test_the_calibration_of_a_report_is_stored_in_a_collection_of_its_checkpoint
     assert run_command(capsys, *arguments, "--out", out, "--calibrate", tmp_path / "collection")[0] == 0
     report = load_report(out / "report.json")
     with closing(Catalog(tmp_path / "collection" / CATALOG)) as catalog:
-        kept = stored_calibration(catalog)
+        kept = stored_calibration(catalog.spaces)
     assert kept.calibration == report.calibration
     assert (kept.n_images, kept.labels) == (60, tuple(label.name for label in report.labels))
     assert report.data["query_sha256"][:12] in kept.source
