@@ -10,6 +10,7 @@ from hashseek.retrieval.errors import BadConfig
 from hashseek.training.config import load_config
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.runs.progress import Progress
+from hashseek.training.torchrun import torchrun
 
 
 def train(
@@ -28,22 +29,33 @@ def train(
         typer.Option(help="skip: leave bad lines and images out; stop (default): refuse."),
     ] = None,
 ) -> None:
-    """Train a hash model as a TOML file says, and print the path of the best checkpoint."""
+    """Train a hash model as a TOML file says, and print the path of the best checkpoint.
+
+    Under torchrun, its processes divide each batch, and a run in the folder is continued:
+    torchrun --nproc-per-node 2 --max-restarts 3 -m hashseek train CONFIG
+    """
+    started = torchrun()
     changes = list(overrides or [])
     if on_error is not None:
         changes.append(f"data.on_error={on_error}")
+    if started is not None and devices is not None:
+        raise BadConfig("--devices starts processes, and so does torchrun: leave --devices out")
+    if started is not None:
+        devices, resume = started.n_processes, True  # it starts the same command again after a failure
     if devices is not None:
         changes.append(f"train.devices={devices}")
     settings = load_config(config, changes)
     folder = out or Path("runs") / config.stem
     if not resume and (folder / "config.json").is_file():
         raise BadConfig(f"{folder} already holds a run: continue it with --resume, or choose another folder with --out")
-    build_splits(settings.data.name, **settings.data.options())  # what is refused is refused before torch is loaded
+    if started is None or started.local_rank == 0:  # what is refused is refused before torch is loaded
+        build_splits(settings.data.name, **settings.data.options())
 
     from hashseek.training.loop.fit import fit
 
-    progress = Progress()
+    progress = Progress(quiet=started is not None and started.rank > 0)
     result = fit(settings, out=folder, resume=resume, progress=progress)
     score = "" if math.isnan(result.best_score) else f" with validation mAP {result.best_score:.4f}"
     progress.console.print(f"best epoch {result.best_epoch}{score}; run folder {folder}")
-    typer.echo(result.run.best)
+    if not progress.quiet:
+        typer.echo(result.run.best)

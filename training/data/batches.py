@@ -76,8 +76,8 @@ def build_source(
 
 def _frozen(config: Config, model: HashModel, images: Images, fabric: Fabric, progress: Progress) -> Source:
     engine = engine_for(model, images.preprocessing, device=fabric.device, precision=config.train.precision)
-    # The first process computes the features into the cache, the others read them there.
-    with fabric.rank_zero_first(), progress.task("features of the frozen backbone", len(images)) as advance:
+    # The first process of a host computes the features into the cache, the others read them there.
+    with fabric.rank_zero_first(local=True), progress.task("features of the frozen backbone", len(images)) as advance:
         features = features_of(model, images, engine=engine, advance=advance)
     return replace(_in_memory(torch.from_numpy(features).to(fabric.device), lambda _, rows: rows), engine=engine.name)
 

@@ -42,8 +42,9 @@ from hashseek.training.loop.parallel import launch, n_batches
 from hashseek.training.loop.state import State, TrainingData
 from hashseek.training.loop.sync_batch_norm import share_batch_norm
 from hashseek.training.loop.validation import validate, validation_part
+from hashseek.training.losses.memory import gather_rows
 from hashseek.training.runs.progress import Progress
-from hashseek.training.runs.run_folder import Run, save_state, saved_state, start_run, write_records
+from hashseek.training.runs.run_folder import Run, differences, save_state, saved_state, start_run, write_records
 from hashseek.training.runs.tracking import Tracker, write_start
 
 
@@ -136,13 +137,15 @@ class _Job:
 def _prepare(fabric: Fabric, config: Config, out: Path, resume: bool, shown: Progress) -> _Job:
     """Check everything that can be checked before training, then create or reopen the run folder."""
     run = Run(out)
-    saved = saved_state(run, config, resume=resume)
-    model = initial_model(config)
+    saved = _saved_everywhere(fabric, run, config, resume=resume)
+    with fabric.rank_zero_first(local=True):  # it may download weights or pictures, which the others find then
+        model = initial_model(config)
+        splits = build_splits(config.data.name, **config.data.options())
+    _check_alike(fabric, config, splits)
     default = default_preprocessing(config.model.backbone, weights=config.model.weights)
     preprocessing = None if default is None else config.model.preprocessing(default)
     if preprocessing is not None:
         model.check_input_size(preprocessing.size)
-    splits = build_splits(config.data.name, **config.data.options())
     held_out = choose_held_out(splits.label_names, config.data.held_out, seed=config.data.held_out_seed)
     splits = training_splits(splits, held_out)
     if held_out:
@@ -174,6 +177,32 @@ def _prepare(fabric: Fabric, config: Config, out: Path, resume: bool, shown: Pro
         start_run(run, config)
         write_start(run, config, splits, data, device=fabric.device, first_epoch=len(state.records) + 1)
     return _Job(run, splits, held_out, preprocessing, data, state)
+
+
+def _saved_everywhere(fabric: Fabric, run: Run, config: Config, *, resume: bool) -> dict[str, Any] | None:
+    """The state that all processes continue from: the one that the first process finds in its folder.
+
+    Raises:
+        BadConfig: as `saved_state`, or another host has the run and the first one has not.
+    """
+    saved = saved_state(run, config, resume=resume) if fabric.is_global_zero else None
+    found = gather_rows(torch.tensor([run.config.is_file()], device=fabric.device)).tolist()
+    if any(found) and not found[0]:
+        raise BadConfig(
+            f"{run.folder} holds the run on the host of process {found.index(True)}, but not on that of process 0, "
+            "which writes it: let --out name a folder that all hosts share"
+        )
+    return fabric.broadcast(saved)
+
+
+def _check_alike(fabric: Fabric, config: Config, splits: Splits) -> None:
+    """Raise BadConfig unless all processes have the same settings and splits."""
+    own = {**config.model_dump(mode="json"), "splits_sha256": splits.fingerprint}
+    if changes := differences(fabric.broadcast(own), own):
+        raise BadConfig(
+            f"process {fabric.global_rank} differs from process 0 ({'; '.join(changes)}): give all hosts the same "
+            "command and data"
+        )
 
 
 def _move_to_device(fabric: Fabric, config: Config, network: Network, objective: Objective, keys: Keys | None) -> None:

@@ -1,5 +1,7 @@
 """One or several processes: Lightning Fabric sets devices and precision, torch.distributed moves rows and gradients.
 
+They are started here (`--devices`), or by torchrun, also on several hosts, and work alike from then on.
+
 Every process computes the loss of the whole batch from gathered rows, so contrastive and pair losses see the same as in
 one process. Each then takes the gradient of its own rows only, and the gradients of the parameters are added up.
 """
@@ -8,9 +10,12 @@ import logging
 import pickle
 import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import numpy as np
 import torch
@@ -23,8 +28,11 @@ from torch.multiprocessing.spawn import ProcessExitedException
 from hashseek.retrieval.devices import n_cores, pick_device, pick_dtype
 from hashseek.retrieval.errors import BadConfig, HashseekError
 from hashseek.training.losses.memory import gather_rows
+from hashseek.training.torchrun import Torchrun, torchrun
 
 T = TypeVar("T")
+
+_TIMEOUT = timedelta(minutes=30)  # as PyTorch's
 
 # It prints its precision and every process to standard error, where this run prints its progress.
 logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
@@ -33,17 +41,29 @@ logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
 def launch(function: Callable[..., T], *arguments: Any, device: str, devices: int, precision: str) -> T:
     """Call function(fabric, *arguments) in `devices` processes, or in this one if it is 1; returns rank 0's result.
 
+    A process that torchrun started is one of `devices`: it calls the function itself, and returns its own result.
+
     Raises:
-        BadConfig: the machine has fewer devices.
-        HashseekError, OSError: whatever the function raised in any process.
+        BadConfig: the machine has fewer devices, or torchrun started another number of processes.
+        HashseekError, OSError: whatever the function raised in any process; under torchrun, in this one.
     """
     chosen = pick_device(device)
-    check_devices(chosen, devices)
+    started = torchrun()
+    if started is not None and started.n_processes != devices:
+        raise BadConfig(
+            f"train.devices is {devices}, but torchrun started {started.n_processes} processes: set it to that number"
+        )
+    check_devices(chosen, devices if started is None else started.n_here)
     mixed = pick_dtype(precision, chosen) == torch.bfloat16
     options: dict[str, Any] = {"accelerator": chosen.type, "precision": "bf16-mixed" if mixed else "32-true"}
     if devices == 1:
         fabric = Fabric(devices=1 if chosen.type == "cpu" else [chosen.index or 0], **options)
         return function(fabric, *arguments)
+    if started is not None:
+        fabric = Fabric(devices=started.n_here, num_nodes=started.n_hosts, strategy="ddp", **options)
+        _join_group(started, fabric.device)
+        own: T = fabric.launch(partial(_in_group, function=function, arguments=arguments))
+        return own
     fabric = Fabric(devices=devices, strategy="ddp_spawn", **options)
     with tempfile.TemporaryDirectory(prefix="hashseek-") as folder:
         try:
@@ -57,6 +77,44 @@ def launch(function: Callable[..., T], *arguments: Any, device: str, devices: in
             raise HashseekError(_failure(error, devices)) from None
         result: T = pickle.loads((Path(folder) / "result").read_bytes())
     return result
+
+
+def _join_group(place: Torchrun, device: torch.device) -> None:
+    """Connect the processes that torchrun started together; Fabric takes this group over."""
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(device)
+    store, _, _ = next(dist.rendezvous("env://", timeout=_TIMEOUT))
+    store = dist.PrefixStore(_agreed_name(place, store), store)
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        store=store,
+        rank=place.rank,
+        world_size=place.n_processes,
+        timeout=_TIMEOUT,
+        device_id=device if on_gpu else None,
+    )
+
+
+def _agreed_name(place: Torchrun, store: dist.Store) -> str:
+    """A name that the first process draws, the same in all processes that live now.
+
+    torchrun's store outlives a restart, and the addresses of dead processes in it would be dialled again
+    (https://github.com/pytorch/pytorch/issues/135712). Under a new name there are none. Each process takes the name
+    that it finds for the new one once the first process, which answers for its own name only, has answered.
+    """
+    own = uuid4().hex
+    if place.rank == 0:
+        store.set("hashseek", own)
+        for rank in range(1, place.n_processes):
+            store.set(store.get(f"{own}/{rank}").decode(), "")  # `get` waits for the process
+        return own
+    while True:
+        name: str = store.get("hashseek").decode()
+        store.set(f"{name}/{place.rank}", own)
+        with suppress(dist.DistStoreError):
+            store.wait([own], timedelta(seconds=1))
+            return name
 
 
 def _failure(error: ProcessExitedException, devices: int) -> str:
@@ -73,24 +131,30 @@ def check_devices(device: torch.device, devices: int) -> None:
     if devices > available:
         kind = "GPUs" if device.type == "cuda" else "processor cores"
         raise BadConfig(
-            f"{devices} devices were requested, but this machine has {available} {kind}: use --devices {available}"
+            f"{devices} devices were requested, but this machine has {available} {kind}: use at most {available} "
+            "(--devices, or --nproc-per-node of torchrun)"
         )
 
 
 def _guarded(fabric: Fabric, *, function: Callable[..., object], folder: Path, arguments: tuple[Any, ...]) -> None:
-    if fabric.device.type == "cpu":
-        torch.set_num_threads(max(1, n_cores() // fabric.world_size))
     try:
-        result = function(fabric, *arguments)
+        result = _in_group(fabric, function=function, arguments=arguments)
     except (HashseekError, OSError) as error:
         (folder / f"error-{fabric.global_rank}").write_bytes(pickle.dumps(error))
         raise
     if fabric.is_global_zero:
         (folder / "result").write_bytes(pickle.dumps(result))
+
+
+def _in_group(fabric: Fabric, *, function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
+    if fabric.device.type == "cpu":
+        torch.set_num_threads(max(1, n_cores() // fabric.strategy.num_processes))  # type: ignore[attr-defined]
+    result = function(fabric, *arguments)
     # Fabric leaves a gloo group open, and its threads can abort an interpreter that closes down (seen once in CI:
     # "terminate called without an active exception"); without the barrier, a death would also end those still at work.
     fabric.barrier()
     dist.destroy_process_group()
+    return result
 
 
 def n_batches(n: int, *, batch_size: int, n_ranks: int) -> int:

@@ -56,8 +56,10 @@ def saved_state(run: Run, config: Config, *, resume: bool) -> dict[str, Any] | N
         earlier = dict(json.loads(run.config.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         raise BadConfig(f"{run.config} is damaged ({error}): delete the folder and train again") from None
-    # How a run is followed does not change its result.
-    changes = differences(earlier | {"tracking": None}, config.model_dump(mode="json") | {"tracking": None})
+    now = config.model_dump(mode="json")
+    # Neither how a run is followed nor how many processes share its work changes the result.
+    earlier["tracking"], earlier["train"]["devices"] = now["tracking"], config.train.devices
+    changes = differences(earlier, now)
     if changes:
         raise BadConfig(
             f"the run in {run.folder} has another configuration ({'; '.join(changes)}): resume with the same one, or "
