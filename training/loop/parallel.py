@@ -23,6 +23,8 @@ import torch.distributed as dist
 from lightning_fabric import Fabric
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 from torch.multiprocessing.spawn import ProcessExitedException
 
 from hashseek.retrieval.devices import n_cores, pick_device, pick_dtype
@@ -84,8 +86,8 @@ def _join_group(place: Torchrun, device: torch.device) -> None:
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.set_device(device)
-    store, _, _ = next(dist.rendezvous("env://", timeout=_TIMEOUT))
-    store = dist.PrefixStore(_agreed_name(place, store), store)
+    store, _, _ = next(rendezvous("env://", timeout=_TIMEOUT))
+    store = PrefixStore(_agreed_name(place, store), store)
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
         store=store,
@@ -96,7 +98,7 @@ def _join_group(place: Torchrun, device: torch.device) -> None:
     )
 
 
-def _agreed_name(place: Torchrun, store: dist.Store) -> str:
+def _agreed_name(place: Torchrun, store: Store) -> str:
     """A name that the first process draws, the same in all processes that live now.
 
     torchrun's store outlives a restart, and the addresses of dead processes in it would be dialled again
