@@ -12,26 +12,28 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import GZipMiddleware
 
 from hashseek.api.access.limits import RequestLimits
-from hashseek.api.collections.service import Service
+from hashseek.api.collections.collections import Collections
 from hashseek.api.messages import problems
 from hashseek.api.messages.schemas import ProblemDetails
 from hashseek.api.monitoring import metrics
 from hashseek.api.monitoring.logs import ID_HEADER
+from hashseek.api.routes import collections as collection_routes
 from hashseek.api.routes import health, images, search, session, web
+from hashseek.api.routes.dependencies import name_collection
 from hashseek.api.settings import Settings
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The HTTP service for one collection. It begins to load when the application starts."""
-    service = Service(settings)
+    """The HTTP service for one collection or several. They begin to load when the application starts."""
+    collections = Collections(settings)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         # Uploads that wait each hold a thread, and must leave some to other requests.
         to_thread.current_default_thread_limiter().total_tokens = settings.max_uploads + 16
-        service.start()
+        collections.start()
         yield
-        service.stop()
+        collections.stop()
 
     app = FastAPIOffline(
         title="Hashseek",
@@ -53,7 +55,7 @@ def create_app(settings: Settings) -> FastAPI:
             }
         },
     )
-    app.state.service = service
+    app.state.collections = collections
     problems.install(app)
     app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=1, exclude_content_types=("image/*",))
     app.add_middleware(RequestLimits, settings)
@@ -69,9 +71,15 @@ def create_app(settings: Settings) -> FastAPI:
 
     # RequestLimits checks the keys. This only tells /docs, which then has a field for the key.
     keys = [Depends(HTTPBearer(auto_error=False))] if settings.keys else []
-    for router in (search.json_router, search.router, images.router, session.router, health.router):
+    several = collections.several
+    prefix, named = ("/collections/{collection}", [Depends(name_collection)]) if several else ("", [])
+    for router in (search.json_router, search.router, images.router, health.router):
+        app.include_router(router, prefix=prefix, dependencies=[*keys, *named])
+    for router in (collection_routes.router, session.router, *([collection_routes.changes] if several else [])):
         app.include_router(router, dependencies=keys)
     for router in (health.probes, metrics.router, web.router):
         app.include_router(router)
+    if several:
+        app.include_router(web.router, prefix=prefix)
     app.mount("/web", web.PageFiles(directory=web.FOLDER), name="web")
     return app

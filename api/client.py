@@ -218,9 +218,16 @@ class _Connection(Generic[H]):
     _new: type[H]
 
     def __init__(
-        self, url: str, *, api_key: str | None = None, timeout: float = 60, retries: int = 5, http: H | None = None
+        self,
+        url: str,
+        *,
+        collection: str | None = None,
+        api_key: str | None = None,
+        timeout: float = 60,
+        retries: int = 5,
+        http: H | None = None,
     ) -> None:
-        self.url = url.rstrip("/")
+        self.url = url.rstrip("/") + (f"/collections/{quote(collection, safe='')}" if collection else "")
         self.retries = retries
         self._headers = _headers(api_key)
         self._http: H = http or self._new(timeout=timeout)
@@ -231,6 +238,7 @@ class Client(_Connection[httpx.Client]):
 
     Args:
         url: of the service.
+        collection: its name, if the service has several.
         api_key: if the service asks for keys; default: the environment variable HASHSEEK_API_KEY.
         timeout: seconds that an answer may take.
         retries: how often a request is repeated while the service answers 429 or 503.

@@ -15,12 +15,14 @@ from hashseek.api.access.keys import read_keys
 from hashseek.indexing.cli.options import EngineName, PrecisionName
 from hashseek.retrieval.errors import BadConfig
 
+CATALOG = "catalog.sqlite"  # of a collection
+
 
 @dataclass(frozen=True)
 class Settings:
     """Settings and limits of the service; docs/reference/http-api.md lists them."""
 
-    collection: Annotated[Path, typer.Argument(help="Folder of the collection.")]
+    collection: Annotated[Path, typer.Argument(help="Folder of a collection, or of several.")]
     host: Annotated[str, typer.Option(help="Host name or IP address to listen on.")] = "127.0.0.1"
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on, 0 for any free one.")] = 8000
     checkpoint: Annotated[
@@ -64,6 +66,15 @@ class Settings:
     ] = None
     log_format: Annotated[Literal["text", "json"], typer.Option(help="Of the lines on standard error.")] = "text"
     access_log: Annotated[bool, typer.Option("--access-log", help="Log every request.")] = False
+
+    def folders(self) -> dict[str, Path]:
+        """Folders of the collections by name. One that is served alone has no name: ""."""
+        several = {} if (self.collection / CATALOG).exists() else self.subfolders()
+        return several or {"": self.collection}
+
+    def subfolders(self) -> dict[str, Path]:
+        """Sub-folders with a collection by name, those that are not hidden."""
+        return {found.parent.name: found.parent for found in sorted(self.collection.glob(f"[!.]*/{CATALOG}"))}
 
     def hosts(self) -> frozenset[str]:
         """Names in the Host header that are answered; empty: all.

@@ -60,12 +60,17 @@ class Collection:
         self.get, self.one, self.by_key, self.ids_where = catalog.get, catalog.one, catalog.by_key, catalog.ids_where
         self.ids_by_hash, self.ids_by_key = lookup.ids_by_hash, lookup.ids_by_key
         self.records_by_path, self.code_by_hash, self.code = lookup.records_by_path, lookup.code_by_hash, catalog.code
-        self.update, self.label_counts, self.is_current = catalog.describe, catalog.label_counts, catalog.is_current
+        self.update, self.label_counts = catalog.describe, catalog.label_counts
         self.engines, self.features_of, self.calibration = spaces.engines, spaces.features_of, spaces.calibration
         self.check_readable = catalog.generation
         self._lock = threading.Lock()
         self._filtered_view: View | None = None
         self._filtered: dict[Filter, list[Subset]] = {}  # what filters let through of this view
+
+    def is_current(self) -> bool:
+        """False once opening the folder again would give another collection, or the same one with other codes."""
+        # While there is no catalog at all, another folder is about to take the place.
+        return not self.catalog.path.exists() or self.catalog.is_current()
 
     def close(self) -> None:
         """Close the catalog."""

@@ -269,14 +269,7 @@ class Searcher:
         Raises:
             ForeignCodes: the checkpoint did not make the collection's codes.
         """
-        # They load torch, which wrong arguments need not wait for.
-        from hashseek.retrieval.encoder import Encoder, VectorEncoder
-
-        source = collection.checkpoint if checkpoint is None else checkpoint
-        check_checkpoint(collection, source)
-        loaded = load_checkpoint(source)
-        is_of_vectors = loaded.header.preprocessing is None  # these are encoded in one way only
-        return cls(VectorEncoder(loaded) if is_of_vectors else Encoder(loaded, **options), collection)
+        return cls(open_encoder(collection, checkpoint, **options), collection)
 
     @property
     def image_encoder(self) -> Encoder:
@@ -297,11 +290,6 @@ class Searcher:
         """
         self.encoder.header.vector_width()
         return cast("VectorEncoder", self.encoder)
-
-    @property
-    def n_waiting(self) -> int:
-        """How many images wait for memory or a processor core."""
-        return self.memory.waiting + self.cores.waiting
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
@@ -538,6 +526,24 @@ class Searcher:
         if isinstance(self.codes, InMemory):
             raise TypeError("codes in memory have no records: search them with rank()")
         return self.codes
+
+
+def open_encoder(
+    collection: Store, checkpoint: Path | None = None, **options: Unpack[EncoderOptions]
+) -> Encoder | VectorEncoder:
+    """The encoder of a collection, from its own checkpoint or another file of the same fingerprint.
+
+    Raises:
+        ForeignCodes: the checkpoint did not make the collection's codes.
+    """
+    # They load torch, which wrong arguments need not wait for.
+    from hashseek.retrieval.encoder import Encoder, VectorEncoder
+
+    source = collection.checkpoint if checkpoint is None else checkpoint
+    check_checkpoint(collection, source)
+    loaded = load_checkpoint(source)
+    is_of_vectors = loaded.header.preprocessing is None  # these are encoded in one way only
+    return VectorEncoder(loaded) if is_of_vectors else Encoder(loaded, **options)
 
 
 def _blocks(distances: Distances, size: int) -> Iterator[tuple[int, int]]:

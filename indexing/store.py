@@ -221,7 +221,7 @@ class Store(Target, Coded, Protocol):
         """Raise `BadCollection` if records cannot be read now."""
 
     def is_current(self) -> bool:
-        """Whether opening the place again would give the same collection with the same codes."""
+        """False once opening the place again would give another collection, or the same one with other codes."""
 
     def merge_segments(self) -> bool:
         """Merge new images into the index if that pays off by now; returns whether it did."""

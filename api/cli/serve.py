@@ -8,14 +8,14 @@ import signal
 import socket
 import sys
 import warnings
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from hashseek.api.settings import Settings, options, read_config
+from hashseek.api.settings import CATALOG, Settings, options, read_config
 from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.cli.options import encoder_options
 from hashseek.retrieval.errors import BadConfig
@@ -36,6 +36,8 @@ def serve(
 ) -> None:
     """Serve a collection over HTTP, with a search page at / and the API documentation at /docs.
 
+    If the folder has collections in its sub-folders, each is served at /collections/NAME.
+
     Each setting can also be given as an environment variable, or by its name in a TOML file. Options win over
     variables, and variables over the file.
     """
@@ -54,12 +56,18 @@ serve.__signature__ = inspect.Signature([*options(), *_own])  # type: ignore[att
 
 def run(settings: Settings) -> None:
     """Serve until stopped. What can be refused is refused before the server starts."""
-    files = settings.collection, settings.collection / "catalog.sqlite"
+    folders = settings.folders()
+    files = {settings.collection, *folders.values(), *(folder / CATALOG for folder in folders.values())}
     if not settings.read_only and all(map(Path.exists, files)) and not all(os.access(file, os.W_OK) for file in files):
         _say(f"{settings.collection} may not be written by this user: it is served read-only", settings)
         settings = replace(settings, read_only=True)
     settings.check_access()
-    with closing(Catalog(settings.collection / "catalog.sqlite", read_only=settings.read_only)) as catalog:
+    if "" not in folders and settings.checkpoint:
+        raise BadConfig(f"--checkpoint is for one collection, but {settings.collection} holds several: leave it out")
+    with ExitStack() as opened:
+        # A damaged one of several is reported when it is loaded: the others are served.
+        alone = folders.get("")
+        catalog = alone and opened.enter_context(closing(Catalog(alone / CATALOG, read_only=settings.read_only)))
         listener = _listen(settings.host, settings.port)
         import uvicorn
         from pydantic.warnings import UnsupportedFieldAttributeWarning
@@ -73,7 +81,8 @@ def run(settings: Settings) -> None:
         from hashseek.retrieval.engines import check_engine
 
         check_engine(settings.engine, device=settings.device, precision=settings.precision)
-        check_checkpoint(catalog, settings.checkpoint or settings.collection / catalog.space.checkpoint)
+        if catalog:
+            check_checkpoint(catalog, settings.checkpoint or settings.collection / catalog.space.checkpoint)
     _give_memory_back()
     port = listener.getsockname()[1]
     shown = f"[{settings.host}]" if ":" in settings.host else settings.host

@@ -1,1 +1,1 @@
-"""The collection that is served: loaded, followed when it changes, added to."""
+"""The collections that are served: loaded, followed when they change, created and deleted."""

@@ -1,17 +1,24 @@
-"""Holds the searcher that the HTTP service answers with, and keeps it up to date in background threads."""
+"""A collection that is served: holds its searcher, and keeps it up to date in background threads."""
 
 import logging
 import threading
-import weakref
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+from weakref import WeakValueDictionary, finalize
 
 from hashseek.api.messages.problems import NotLoaded, NotReady
+from hashseek.api.messages.schemas import CollectionSummary
 from hashseek.api.monitoring import metrics
 from hashseek.api.settings import Settings
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.index.hamming_index import APPROXIMATE
-from hashseek.indexing.searcher import Searcher
+from hashseek.indexing.searcher import DECODING_BYTES, Budget, Searcher, open_encoder
+from hashseek.retrieval.devices import n_cores
 from hashseek.retrieval.errors import HashseekError
+
+if TYPE_CHECKING:
+    from hashseek.retrieval.encoder import Encoder, VectorEncoder
 
 log = logging.getLogger("hashseek")
 
@@ -21,11 +28,47 @@ MERGE_SECONDS = 1.0  # between two checks whether the index needs a merge
 STOP_SECONDS = 5.0  # to wait for a running merge when the service stops
 
 
-class Service:
-    """The searcher of the service. Loads in the background, and loads again when the collection changes its model."""
+class Shared:
+    """What the collections of a process share: encoders with the same checkpoint, and the budgets of their images."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self) -> None:
+        self.memory, self.cores = Budget(DECODING_BYTES), Budget(n_cores())
+        self._encoders: WeakValueDictionary[str, Encoder | VectorEncoder] = WeakValueDictionary()
+        self._loading = threading.Lock()
+
+    def searcher(self, collection: Collection, settings: Settings, checkpoint: Path | None) -> Searcher:
+        """A searcher over `collection`, see `Searcher.open`."""
+        with self._loading:
+            encoder = self._encoders.get(collection.fingerprint) or open_encoder(
+                collection,
+                checkpoint,
+                device=settings.device,
+                precision=settings.precision,
+                engine=settings.engine,
+            )
+            self._encoders[collection.fingerprint] = encoder
+        searcher = Searcher(encoder, collection)
+        searcher.memory, searcher.cores, searcher.observe = self.memory, self.cores, metrics.observe
+        return searcher
+
+
+class Service:
+    """A collection that is served. Loads in the background, and loads again when the collection changes its model.
+
+    Attributes:
+        name: "" if it is served alone.
+        address: what its paths begin with.
+        in_use: requests that work with its searcher; the event loop counts them.
+        leaving: it is being closed, and no request may begin.
+        loaded: is set when loading has succeeded or failed.
+    """
+
+    def __init__(self, settings: Settings, name: str, shared: Shared) -> None:
         self.settings = settings
+        self.name = name
+        self.address = f"/collections/{quote(name, safe='')}" if name else ""
+        self.in_use, self.leaving, self.loaded = 0, False, threading.Event()
+        self._shared = shared
         self._searcher: Searcher | None = None
         self._failure: str | None = None
         self._stopped = threading.Event()
@@ -34,8 +77,6 @@ class Service:
 
     def start(self) -> None:
         """Start to load collection and model in one thread, and to merge index segments in another."""
-        metrics.INDEX_SIZE.set_function(lambda: len(self._searcher.collection) if self._searcher else 0)
-        metrics.QUEUE.set_function(lambda: self._searcher.n_waiting if self._searcher else 0)
         self._loader.start()
         self._merger.start()
 
@@ -76,6 +117,23 @@ class Service:
             raise NotReady("the service is starting and loads its model: try again in a second")
         return searcher
 
+    @property
+    def n_images(self) -> int | None:
+        """Images in the index; None until it is loaded."""
+        return len(self._searcher.collection) if self._searcher else None
+
+    def summary(self) -> CollectionSummary:
+        """What a list of collections says of it."""
+        collection = None if self._searcher is None else self._searcher.collection
+        return CollectionSummary(
+            name=self.settings.collection.absolute().name,
+            url=f"{self.address}/",
+            status="failed" if self._failure else "loading" if collection is None else "ready",
+            n_images=None if collection is None else len(collection),
+            n_bits=None if collection is None else collection.n_bits,
+            fingerprint=None if collection is None else collection.fingerprint,
+        )
+
     def _keep_loaded(self) -> None:
         """Load the collection, and load it again when another took its place or it was switched to other codes."""
         self._load()
@@ -89,6 +147,7 @@ class Service:
         except Exception as error:
             self._failure = str(error)
             log.exception("the collection could not be loaded")
+        self.loaded.set()
 
     def _keep_merged(self) -> None:
         """Merge the segments of the index when enough has changed. Requests are answered meanwhile."""
@@ -117,15 +176,7 @@ class Service:
         settings = self.settings
         collection = Collection(settings.collection, read_only=settings.read_only)
         try:
-            searcher = Searcher.open(
-                collection,
-                checkpoint=checkpoint,
-                device=settings.device,
-                precision=settings.precision,
-                engine=settings.engine,
-            )
-            searcher.observe = metrics.observe
-            return searcher
+            return self._shared.searcher(collection, settings, checkpoint)
         except BaseException:
             collection.close()
             raise
@@ -147,6 +198,6 @@ class Service:
     def _replace(self, old: Searcher) -> None:
         new = self._open(None)  # the checkpoint in the settings belongs to the codes at the start
         # Requests that began with the old searcher end with it. The last one to drop it closes its collection.
-        weakref.finalize(old, old.collection.close).atexit = False
+        finalize(old, old.collection.close).atexit = False
         self._searcher = new
         log.warning("the collection now answers with the codes of checkpoint %s", new.encoder.fingerprint[:12])

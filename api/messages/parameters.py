@@ -300,6 +300,23 @@ class PageParameters(FilterParameters):
     limit: int = Field(default=24, ge=1, le=1000, description="Number of images.")
 
 
+class NewCollection(NoParameters):
+    """An empty collection."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$",
+        description="Up to 64 letters, digits, dots, dashes and underscores; the name of its folder, too.",
+        examples=["shop"],
+    )
+    like: str = Field(description="A collection of this service whose checkpoint it gets.", examples=["pictures"])
+
+
+class DeleteCollection(NoParameters):
+    """Which collection to delete, once more."""
+
+    confirm: str = Field(description="The name again; otherwise nothing is deleted.")
+
+
 class FileParameters(NoParameters):
     """How to return an image file."""
 

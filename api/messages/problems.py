@@ -35,6 +35,14 @@ class ReadOnly(HashseekError):
     """The service was started read-only."""
 
 
+class UnknownCollection(HashseekError):
+    """There is no collection of this name."""
+
+
+class CollectionExists(HashseekError):
+    """There is a collection of this name already."""
+
+
 class UnexpectedNumber(HashseekError):
     """Other images than expected would have been deleted."""
 
@@ -50,6 +58,8 @@ STATUS: dict[type[Exception], HTTPStatus] = {
     ReadOnly: HTTPStatus.FORBIDDEN,
     FileGone: HTTPStatus.GONE,
     UnknownImage: HTTPStatus.NOT_FOUND,
+    UnknownCollection: HTTPStatus.NOT_FOUND,
+    CollectionExists: HTTPStatus.CONFLICT,
     BadImage: HTTPStatus.UNPROCESSABLE_ENTITY,
     ForeignCodes: HTTPStatus.CONFLICT,
     UnexpectedNumber: HTTPStatus.CONFLICT,
@@ -85,7 +95,7 @@ def install(app: FastAPI) -> None:
         status = next(code for kind, code in STATUS.items() if isinstance(error, kind))
         if isinstance(error, BadCollection) and status >= HTTPStatus.INTERNAL_SERVER_ERROR:  # no client can fix it
             log.error("%s %s: %s", request.method, request.url.path, error)
-        folder = request.app.state.service.settings.collection.absolute()  # clients need not know where it is
+        folder = request.app.state.collections.settings.collection.absolute()  # clients need not know where it is
         detail = str(error).replace(f"{folder}/", "").replace(str(folder), folder.name)
         return problem(status, detail, kind=f"urn:hashseek:{type(error).__name__}")
 

@@ -1,17 +1,21 @@
 """What the service answers. The client reads the same."""
 
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, computed_field
+from pydantic import AfterValidator, BaseModel
 
 if TYPE_CHECKING:  # these load torch, which a client does without
     from hashseek.indexing.catalog import StoredImage
     from hashseek.indexing.searcher import Hit
 
 
-def url_of(image_id: int) -> str:
-    """Where this service has the file of an image."""
-    return f"/v1/images/{image_id}/file"
+address: ContextVar[str] = ContextVar("address", default="")  # of the collection that answers: /collections/NAME
+
+
+def url_of(image: "StoredImage") -> str | None:
+    """Where this service has the file of an image; None for a vector, which has none."""
+    return f"{address.get()}/v1/images/{image.id}/file" if image.path else None
 
 
 def shown_path(path: str) -> str:
@@ -20,7 +24,10 @@ def shown_path(path: str) -> str:
 
 
 class ImageSummary(BaseModel):
-    """What a hit says of an image; `key` and `attributes` are the caller's own, `path` is a name or a URL."""
+    """What a hit says of an image; `key` and `attributes` are the caller's own, `path` is a name or a URL.
+
+    `url` is where this service has the file; null for a vector, which has none.
+    """
 
     id: int
     key: str | None
@@ -29,12 +36,7 @@ class ImageSummary(BaseModel):
     attributes: dict[str, Any]
     width: int
     height: int
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def url(self) -> str | None:
-        """Where this service has the file; null for a vector, which has none."""
-        return url_of(self.id) if self.path else None
+    url: str | None
 
 
 class ImageRecord(ImageSummary):
@@ -49,7 +51,7 @@ class ImageRecord(ImageSummary):
     @classmethod
     def of(cls, stored: "StoredImage", **more: Any) -> Self:
         """The record of the catalog; `more` for fields that it does not have."""
-        return cls(**vars(stored), **more)
+        return cls(**vars(stored), url=url_of(stored), **more)
 
 
 class AddedImage(ImageRecord):
@@ -135,7 +137,7 @@ def hit_content(hit: "Hit") -> dict[str, Any]:
         "distance": hit.distance,
         "score": hit.score,
         "relevance": hit.relevance,
-        "url": url_of(image.id) if image.path else None,
+        "url": url_of(image),
     }
 
 
@@ -159,6 +161,26 @@ class Stats(BaseModel):
     expected_precision: list[float] | None
     version: str
     index: dict[str, Any]
+
+
+class CollectionSummary(BaseModel):
+    """A collection. `url` has its search page, and its API at `url` + v1; the counts are null until it is loaded.
+
+    `fingerprint` is of its checkpoint.
+    """
+
+    name: str
+    url: str
+    status: Literal["loading", "ready", "failed"]
+    n_images: int | None
+    n_bits: int | None
+    fingerprint: str | None
+
+
+class CollectionList(BaseModel):
+    """The collections of the service, by name."""
+
+    collections: list[CollectionSummary]
 
 
 class Session(BaseModel):

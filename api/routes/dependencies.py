@@ -3,36 +3,58 @@
 Nothing here waits, so all are `async`: FastAPI would run each of the others in a thread.
 """
 
+from collections.abc import AsyncIterator
 from typing import Annotated
 
-from fastapi import Depends, Form, Query, Request
+from fastapi import Depends, Form, Path, Query, Request
 
+from hashseek.api.collections.collections import Collections
 from hashseek.api.collections.service import Service
 from hashseek.api.messages.parameters import NoParameters
 from hashseek.api.messages.problems import ReadOnly
+from hashseek.api.messages.schemas import address
 from hashseek.indexing.searcher import Searcher
 
 
-async def get_service(request: Request) -> Service:
-    """The service of this application."""
-    service: Service = request.app.state.service
+async def get_collections(request: Request) -> Collections:
+    """The collections of this application."""
+    collections: Collections = request.app.state.collections
+    return collections
+
+
+CollectionsDep = Annotated[Collections, Depends(get_collections)]
+
+
+async def get_service(request: Request, collections: CollectionsDep) -> Service:
+    """The collection that the path names, or the only one."""
+    service = collections.get(request.path_params.get("collection", ""))
+    address.set(service.address)
     return service
 
 
 ServiceDep = Annotated[Service, Depends(get_service)]
 
 
-async def get_searcher(service: ServiceDep) -> Searcher:
-    """The searcher, or an error while there is none."""
-    return service.searcher
+async def get_searcher(service: ServiceDep) -> AsyncIterator[Searcher]:
+    """The searcher, or an error while there is none. The collection is kept until the request is answered."""
+    searcher = service.searcher
+    service.in_use += 1
+    try:
+        yield searcher
+    finally:
+        service.in_use -= 1
 
 
 SearcherDep = Annotated[Searcher, Depends(get_searcher)]
 
 
-async def require_writable(service: ServiceDep) -> None:
-    """Raise `ReadOnly` if the service may not change the collection."""
-    if service.settings.read_only:
+async def name_collection(collection: Annotated[str, Path(description="Name of the collection.")]) -> None:
+    """Tell the OpenAPI document that the path has a name; `get_service` reads it."""
+
+
+async def require_writable(collections: CollectionsDep) -> None:
+    """Raise `ReadOnly` if the service may not change its collections."""
+    if collections.settings.read_only:
         raise ReadOnly("the service was started read-only: start it without --read-only to add or remove images")
 
 

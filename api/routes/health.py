@@ -6,7 +6,7 @@ from fastapi import APIRouter
 
 from hashseek.api.messages.problems import NotLoaded, NotReady
 from hashseek.api.messages.schemas import Health, Stats
-from hashseek.api.routes.dependencies import SearcherDep, ServiceDep
+from hashseek.api.routes.dependencies import CollectionsDep, SearcherDep, ServiceDep
 from hashseek.indexing.calibration import stored_calibration
 from hashseek.retrieval.errors import BadCollection
 
@@ -21,12 +21,17 @@ async def live() -> Health:
 
 
 @probes.get("/healthz/ready")
-def ready(service: ServiceDep) -> Health:
-    """Whether collection and model are loaded. 503 with the reason until then, or if loading failed."""
-    try:
-        service.searcher.collection.check_readable()
-    except (NotLoaded, BadCollection) as error:
-        raise NotReady(str(error)) from None
+def ready(collections: CollectionsDep) -> Health:
+    """Whether collections and models are loaded. 503 with the reason until then, or if none could be loaded."""
+    failures: list[str] = []
+    services = list(collections)
+    for service in services:
+        try:
+            service.searcher.collection.check_readable()
+        except (NotLoaded, BadCollection) as error:
+            failures.append(str(error))
+    if failures and len(failures) == len(services):
+        raise NotReady(failures[0])
     return Health(status="ready")
 
 

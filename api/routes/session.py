@@ -23,11 +23,11 @@ async def sign_in(request: Request, response: Response) -> Session:
     secret = secret_of(request)
     if answer.key and secret:
         https = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))
-        response.set_cookie(COOKIE, secret, path="/v1", httponly=True, samesite="strict", secure=https)
+        response.set_cookie(COOKIE, secret, path="/", httponly=True, samesite="strict", secure=https)
     return answer
 
 
 @router.delete("", status_code=status.HTTP_204_NO_CONTENT)
 async def sign_out(response: Response) -> None:
     """Remove the cookie."""
-    response.delete_cookie(COOKIE, path="/v1", httponly=True, samesite="strict")
+    response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")

@@ -29,7 +29,7 @@ export function address(changes) {
   const { id, max, rank, filters } = { ...wanted(), ...changes };
   const single = Object.entries({ id, max_distance: max, rank }).filter(([, value]) => value !== null && value !== "");
   const search = new URLSearchParams([...single.filter(([name]) => name !== "rank" || canRank(rank, id)), ...filters]);
-  return search.size ? `?${search}` : "/";
+  return search.size ? `?${search}` : "./";
 }
 
 export const alike = (id) => address({ id });

@@ -72,7 +72,7 @@ ui.addOpen.onclick = async () => {
   body.set("image", upload.files[0]);
   for (const label of splitLabels(ui.addLabels.value)) body.append("labels", label);
   try {
-    const { id, created } = await api("/v1/images", { method: "POST", body });
+    const { id, created } = await api("v1/images", { method: "POST", body });
     upload.stored = id;
     ui.addLabels.value = "";
     await refresh();

@@ -35,7 +35,7 @@ export async function browse(signal, y) {
   draw();
 }
 
-const page = (block) => api(`/v1/images?${new URLSearchParams([["offset", block * BLOCK], ["limit", BLOCK], ...wanted().filters])}`,
+const page = (block) => api(`v1/images?${new URLSearchParams([["offset", block * BLOCK], ["limit", BLOCK], ...wanted().filters])}`,
   { signal: current });
 
 function measure() {

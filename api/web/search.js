@@ -75,7 +75,7 @@ function ask(offset, signal) {
   const body = new FormData();
   for (const file of query.upload.files) body.append("image", file);
   for (const [name, value] of fields) body.append(name, value);
-  return api("/v1/search", { method: "POST", body, signal });
+  return api("v1/search", { method: "POST", body, signal });
 }
 
 // Fills the results; `least` is how many there were before Back or a reload.

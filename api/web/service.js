@@ -8,13 +8,23 @@ export let session = { key: null, role: "read" };
 export const ofVectors = () => stats?.holds === "vectors";
 export const noun = () => (ofVectors() ? "vector" : "picture");
 export const titled = (id) => `${ofVectors() ? "Vector" : "Picture"} ${id}`;
-export const imagePath = (id) => `/v1/images/${encodeURIComponent(id)}`;
+// Relative, since a page at /collections/NAME/ has the API of its collection below it.
+export const imagePath = (id) => `v1/images/${encodeURIComponent(id)}`;
 export const mayChange = () => !stats.read_only && session.role !== "read";
 
 export async function loadStats() {
-  stats = await api("/v1/stats");
+  const { collections } = await api("/v1/collections");
+  if (location.pathname === "/" && collections.length && collections[0].url !== "/") {
+    location.replace(collections[0].url);
+    await new Promise(() => {}); // until this page is left
+  }
+  ui.collection.replaceChildren(...collections.map(({ name, url }) => new Option(name, url, false, url === location.pathname)));
+  ui.choice.hidden = collections.length < 2;
+  stats = await api("v1/stats");
   session = await api("/v1/session");
 }
+
+ui.collection.onchange = () => location.assign(ui.collection.value);
 
 // The JSON answer, or an Error whose message is one sentence for the reader. Waits while the service starts or is busy.
 export async function api(path, options = {}) {
@@ -66,5 +76,5 @@ ui.signInForm.onsubmit = async (event) => {
 
 ui.signOut.onclick = async () => {
   await fetch("/v1/session", { method: "DELETE" });
-  location.assign("/");
+  location.assign("./");
 };

@@ -1,8 +1,12 @@
 """Clients of services, in the process of the test and as processes of their own."""
 
+import shutil
+from contextlib import closing
+
 import httpx
 import pytest
 
+from hashseek.indexing.collection import Collection
 from support.commands import wait_until
 from support.service import serving, url_in
 
@@ -19,6 +23,25 @@ def client(own_collection):
     """A client of a service whose collection the test may change."""
     with serving(own_collection) as started:
         yield started
+
+
+@pytest.fixture
+def several(indexed, tmp_path):
+    """A folder with the collections `a` and `b c`, which lacks the images 1 to 3, and with a folder that is none."""
+    folder, of_readers = tmp_path / "several", shutil.ignore_patterns("*-wal", "*-shm")
+    for name in ("a", "b c"):
+        shutil.copytree(indexed, folder / name, ignore=of_readers)
+    with closing(Collection(folder / "b c")) as collection:
+        collection.remove([1, 2, 3])
+    (folder / "other").mkdir()
+    return folder
+
+
+@pytest.fixture(params=["", "/collections/a"])
+def placed(request):
+    """(client of a service that the test may change, address of its collection); alone, or one of several."""
+    with serving(request.getfixturevalue("several" if request.param else "own_collection")) as started:
+        yield started, request.param
 
 
 @pytest.fixture

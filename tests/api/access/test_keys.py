@@ -47,40 +47,50 @@ def keyed(folder, file, **settings):
         yield client
 
 
-def routes(found):
+def routes(found, prefix=""):
     """Every one of the routes, as (method, path with values, whether it may change something)."""
     for route in found:
         if hasattr(route, "original_router"):  # how newer versions of FastAPI keep those of a router
-            yield from routes(route.original_router.routes)
+            yield from routes(route.original_router.routes, route.include_context.prefix)
             continue
-        path = re.sub(r"\{\w+(:\w+)?\}", "1", route.path) + "/" * isinstance(route, Mount)
+        path = re.sub(r"\{\w+(:\w+)?\}", "1", prefix.replace("{collection}", "a") + route.path) + "/" * isinstance(
+            route, Mount
+        )
         for method in getattr(route, "methods", None) or {"GET"}:
             changes = isinstance(route, APIRoute) and any(d.dependency is require_writable for d in route.dependencies)
             yield method, path, changes
 
 
-def test_every_route_needs_a_key_with_the_right_role(own_collection, file, secret):
+@pytest.mark.parametrize(("kind", "address"), [("own_collection", ""), ("several", "/collections/a")])
+def test_every_route_needs_a_key_with_the_right_role(request, kind, address, file, secret):
     keys = [bearer(secret(role)) for role in ROLES]
-    with keyed(own_collection, file) as client:
+    open_paths = {*OPEN, *OPEN_FOLDERS, f"{address}/"}
+    of_admins = {("DELETE", f"{address}/v1/images"), ("POST", "/v1/collections"), ("DELETE", "/v1/collections/1")}
+    with keyed(request.getfixturevalue(kind), file) as client:
         assert client.get("/openapi.json").json()["components"]["securitySchemes"]  # /docs asks for a key
         found = list(routes(client.app.routes))
-        assert {path for _, path, _ in found} >= {"/v1/images/1", "/v1/search", "/v1/stats", *OPEN, *OPEN_FOLDERS}
-        for method, path, changes in [*found, ("GET", "/v1/no-such-route", False), ("PATCH", "/v1/search", False)]:
+        own = {f"{address}/v1/{path}" for path in ("images/1", "search", "stats")}
+        assert {path for _, path, _ in found} >= own | open_paths | {"/v1/collections"}
+        others = [("GET", "/v1/no-such-route", False), ("PATCH", f"{address}/v1/search", False)]
+        for method, path, changes in [*found, *others]:
             client.cookies.clear()  # of /v1/session
             answers = [client.request(method, path, headers=headers) for headers in ({}, *keys)]
             status = [answer.status_code for answer in answers]
-            if path in OPEN | OPEN_FOLDERS:
+            if path in open_paths:
                 assert method in ("GET", "HEAD"), "a path that needs no key must change nothing"
                 assert not {401, 403} & {*status}, (method, path)
                 continue
             assert_problem(answers[0] if method != "HEAD" else client.get(path), 401, "KeyNeeded")
             assert answers[0].headers["WWW-Authenticate"] == "Bearer"
             assert (status[1] == 403) == changes, (method, path, "must the role be write? See api/access/limits.py")
-            assert (status[2] == 403) == ((method, path) == ("DELETE", "/v1/images")), (method, path)
+            assert (status[2] == 403) == ((method, path) in of_admins), (method, path)
             assert not {401, 403} & {status[3]}, (method, path)
 
 
-@pytest.mark.parametrize("path", ["/healthz/live/x", "/metrics", "/v1", "/v1/", "//", "//v1/stats", "/web/../v1/stats"])
+OTHER = ("/healthz/live/x", "/metrics", "/v1", "/v1/", "//", "//v1/stats", "/web/../v1/stats")
+
+
+@pytest.mark.parametrize("path", [*OTHER, "/collections/a", "/collections//v1/stats", "/collections/a/collections/b/"])
 def test_other_paths_need_a_key(path):
     """The first and the last are no routes today; whoever adds one is safe."""
     needed = needed_role("GET", path)
@@ -149,7 +159,7 @@ def test_the_page_keeps_its_key_in_a_cookie(own_collection, file, secret):
         signed_in = client.post("/v1/session", headers=bearer(secret("write")))
         assert signed_in.json() == {"key": "write", "role": "write"}
         cookie = signed_in.headers["Set-Cookie"]
-        assert {"HttpOnly", "SameSite=strict", "Path=/v1"} <= {*cookie.split("; ")}
+        assert {"HttpOnly", "SameSite=strict", "Path=/"} <= {*cookie.split("; ")}
         assert "Secure" not in cookie
         assert "Max-Age" not in cookie  # until the browser is closed
         assert client.get("/v1/images/1/file", params={"size": 64}).is_success  # as <img> asks, without a header

@@ -20,12 +20,17 @@ FOREIGN = (
 
 
 @pytest.mark.parametrize("headers", FOREIGN)
-def test_a_page_of_another_site_changes_nothing(client, headers):
-    before = client.get("/v1/stats").json()["n_images"]
-    refused = client.post("/v1/images", files={"image": png(77)}, headers=headers)
+def test_a_page_of_another_site_changes_nothing(placed, headers):
+    client, address = placed
+    before = client.get("/v1/collections").json()
+    refused = client.post(f"{address}/v1/images", files={"image": png(77)}, headers=headers)
     assert_problem(refused, 403, "ForeignPage")
-    assert_problem(client.delete("/v1/images/1", headers=headers), 403, "ForeignPage")
-    assert client.get("/v1/stats").json()["n_images"] == before
+    assert_problem(client.delete(f"{address}/v1/images/1", headers=headers), 403, "ForeignPage")
+    created = client.post("/v1/collections", json={"name": "new", "like": "a"}, headers=headers)
+    assert_problem(created, 403, "ForeignPage")
+    deleted = client.delete("/v1/collections/a", params={"confirm": "a"}, headers=headers)
+    assert_problem(deleted, 403, "ForeignPage")
+    assert client.get("/v1/collections").json() == before
 
 
 def test_the_own_page_and_programs_may_change(client):
@@ -35,9 +40,11 @@ def test_the_own_page_and_programs_may_change(client):
     assert client.get("/v1/stats").headers["Cross-Origin-Resource-Policy"] == "same-origin"
 
 
-def test_only_known_hosts_are_answered(indexed):
+@pytest.mark.parametrize(("kind", "address"), [("indexed", ""), ("several", "/collections/a")])
+def test_only_known_hosts_are_answered(request, kind, address):
     """A name of another site that was made to lead here (DNS rebinding) stays the name that a browser sends."""
-    stats, evil, good = "/v1/stats", {"Host": "evil.example"}, {"Host": "Pictures.example:80"}
+    stats, evil, good = f"{address}/v1/stats", {"Host": "evil.example"}, {"Host": "Pictures.example:80"}
+    indexed = request.getfixturevalue(kind)
     with serving(indexed, read_only=True) as client:
         assert_problem(client.get(stats, headers=evil), 421, "WrongHost", "evil.example")
         assert_problem(client.get(stats, headers=good), 421, "WrongHost")

@@ -13,7 +13,7 @@ from PIL import Image
 
 import hashseek.indexing.index.collection_index
 from hashseek.api.collections import service
-from hashseek.api.collections.service import Service
+from hashseek.api.collections.service import Service, Shared
 from hashseek.api.settings import Settings
 from hashseek.indexing.catalog import database
 from hashseek.indexing.collection import Collection
@@ -180,7 +180,7 @@ def test_the_old_collection_is_closed_when_the_last_request_has_dropped_it(
 ):
     closed, close = [], Collection.close
     monkeypatch.setattr(Collection, "close", lambda self: (closed.append(self.fingerprint), close(self)))
-    service = Service(Settings(collection=own_collection, device="cpu"))
+    service = Service(Settings(collection=own_collection, device="cpu"), "", Shared())
     service.start()
     wait_until(lambda: service._searcher)
     of_a_request = service.searcher

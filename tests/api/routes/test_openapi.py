@@ -10,12 +10,18 @@ import pytest
 CHECKS = ("--exclude-checks", "positive_data_acceptance")
 
 
-@pytest.mark.parametrize("role", [None, "read"])
-def test_generated_requests_get_declared_answers_and_no_server_error(own_collection, serve, hashseek, tmp_path, role):
+@pytest.mark.parametrize(
+    ("kind", "role", "n_operations"),
+    [("own_collection", None, 20), ("own_collection", "read", 20), ("several", "admin", 22)],
+)
+def test_generated_requests_get_declared_answers_and_no_server_error(
+    request, serve, hashseek, tmp_path, kind, role, n_operations
+):
     """With HASHSEEK_CASES, so many cases for each operation, and sequences of operations, too."""
     file = tmp_path / "keys.toml"
     secret = hashseek("keys", "create", "me", "--role", role, "--keys", file)[1].strip() if role else ""
-    _, client = serve(own_collection, *(("--keys", file) if role else ()))
+    _, client = serve(request.getfixturevalue(kind), *(("--keys", file) if role else ()))
+    (tmp_path / "schemathesis.toml").write_text('[parameters]\n"path.collection" = "a"\n')
     cases = os.environ.get("HASHSEEK_CASES")
     phases = "examples,coverage,fuzzing" + (",stateful" if cases else "")
     options = ("--max-examples", cases or "8", "--phases", phases, "--seed", "1", "--continue-on-failure", *CHECKS)
@@ -29,7 +35,7 @@ def test_generated_requests_get_declared_answers_and_no_server_error(own_collect
         check=False,
     )
     assert done.returncode == 0, done.stdout[-5000:]
-    assert "Tested: 19" in done.stdout
+    assert f"Tested: {n_operations}" in done.stdout
     assert client.get("/healthz/ready").status_code == 200
 
 
@@ -48,6 +54,7 @@ def test_operations_have_stable_names(reader):
         "get_image",
         "get_image_by_key",
         "get_session",
+        "list_collections",
         "list_images",
         "live",
         "ready",

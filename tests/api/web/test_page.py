@@ -330,6 +330,28 @@ def test_a_service_with_keys_asks_for_one_and_shows_what_it_allows(browse, many,
     browse.wrong.clear()
 
 
+def test_several_collections_can_be_chosen_and_keep_apart(browse, several):
+    with listening(several) as url:
+        page = browse(url, bypass_csp=True)
+        expect(page).to_have_url(f"{url}/collections/a/")
+        expect(page.locator("#about")).to_contain_text("12 pictures")
+        assert page.locator("#collection option").all_inner_texts() == ["a", "b c"]
+        assert Axe().run(page).response["violations"] == []
+        page.select_option("#collection", "b c")
+        expect(page).to_have_url(f"{url}/collections/b%20c/")
+        expect(page.locator("#about")).to_contain_text("9 pictures")
+        page.locator("#storedList a").first.click()
+        expect(page).to_have_url(f"{url}/collections/b%20c/?id=4")
+        expect(page.locator("#hits > li")).to_have_count(8)
+        wait_until(lambda: page.locator("#hits img").first.evaluate("image => image.naturalWidth"))
+        page.set_input_files("#file", {"name": "new.png", "mimeType": "image/png", "buffer": encoded(draw(77))})
+        page.locator("#addOpen").click()
+        page.locator("#add button[value=add]").click()
+        expect(page.locator("#about")).to_contain_text("10 pictures")
+        page.locator("h1 a").click()
+        expect(page).to_have_url(f"{url}/collections/b%20c/")
+
+
 def test_a_missing_file_shows_a_message(browse, own_site, many):
     page = browse(own_site)
     missing = many.parent / "picture 003.jpg"

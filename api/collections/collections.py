@@ -1,0 +1,140 @@
+"""The collections that a process serves: one alone, or each in a sub-folder of a folder."""
+
+import logging
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from hashseek.api.collections.service import FOLLOW_SECONDS, Service, Shared
+from hashseek.api.messages.problems import CollectionExists, UnknownCollection
+from hashseek.api.monitoring import metrics
+from hashseek.api.settings import Settings
+from hashseek.indexing.collection import open_or_create
+
+log = logging.getLogger("hashseek")
+
+IN_FLIGHT_SECONDS = 30.0  # that requests have to end, before the files of a collection are deleted
+_DELETED = ".deleted-"  # what the name of a folder begins with whose files are being deleted
+
+
+class Collections:
+    """The collections by name; one that is served alone has the name "". They share what can be shared.
+
+    Of several, those whose folders appear are served as soon as they are loaded, and those whose folders are gone no
+    longer.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._shared = Shared()
+        self._services = {name: self._service(name, folder) for name, folder in settings.folders().items()}
+        self.several = "" not in self._services
+        self._opening = threading.Lock()
+        self._stopped = threading.Event()
+        self._scanner = threading.Thread(target=self._keep_scanned, name="hashseek-scan", daemon=True)
+
+    def __iter__(self) -> Iterator[Service]:
+        return iter([service for _, service in sorted(self._services.items()) if not service.leaving])
+
+    def start(self) -> None:
+        """Start to load all collections, each in a thread."""
+        metrics.INDEX_SIZE.set_function(lambda: sum(service.n_images or 0 for service in self))
+        metrics.QUEUE.set_function(lambda: self._shared.memory.waiting + self._shared.cores.waiting)
+        for service in self:
+            service.start()
+        if self.several:
+            self._scanner.start()
+
+    def stop(self) -> None:
+        """Write the indexes, so that the next start is fast, and close the collections."""
+        self._stopped.set()
+        if self.several:
+            self._scanner.join()
+        for service in self:
+            service.stop()
+
+    def get(self, name: str) -> Service:
+        """The collection with this name.
+
+        Raises:
+            UnknownCollection: there is none.
+        """
+        service = self._services.get(name)
+        if service is None or service.leaving:
+            raise UnknownCollection(f"there is no collection {name[:80]!r}: /v1/collections lists those that are there")
+        return service
+
+    def create(self, name: str, *, like: str) -> Service:
+        """Create an empty collection with the checkpoint of another one; as that one, it keeps features or not.
+
+        Raises:
+            CollectionExists: the name is taken.
+            UnknownCollection: there is no other one of that name.
+        """
+        model = self.get(like).searcher.collection
+        folder = self.settings.collection / name
+        with self._opening:
+            if folder.exists():
+                raise CollectionExists(f"there is a folder {name!r} already: choose another name")
+            with closing(open_or_create(folder, checkpoint=model.checkpoint, keep_features=model.keeps_features)):
+                pass
+            return self._open(name, folder)
+
+    def delete(self, service: Service) -> None:
+        """Close a collection that is `leaving` when its requests have ended, and delete its folder."""
+        self._close(service)
+        folder = service.settings.collection
+        hidden = folder.with_name(f"{_DELETED}{folder.name}-{secrets.token_hex(4)}")
+        folder.rename(hidden)  # at once: what is left after a crash is no collection any more
+        if hidden.is_symlink():
+            hidden.unlink()
+        else:
+            shutil.rmtree(hidden)
+
+    def _service(self, name: str, folder: Path) -> Service:
+        return Service(replace(self.settings, collection=folder), name, self._shared)
+
+    def _open(self, name: str, folder: Path) -> Service:
+        """Serve a collection from the moment at which it is loaded."""
+        service = self._service(name, folder)
+        service.start()
+        service.loaded.wait()
+        self._services[name] = service
+        return service
+
+    def _close(self, service: Service) -> None:
+        deadline = time.monotonic() + IN_FLIGHT_SECONDS
+        while service.in_use and time.monotonic() < deadline:
+            time.sleep(0.01)
+        service.stop()
+        del self._services[service.name]
+
+    def _keep_scanned(self) -> None:
+        """Look for folders that appeared or are gone."""
+        gone: set[str] = set()
+        while not self._stopped.wait(FOLLOW_SECONDS):
+            try:
+                gone = self._scan(gone)
+            except Exception:
+                log.exception("%s could not be searched for collections", self.settings.collection)
+
+    def _scan(self, gone_before: set[str]) -> set[str]:
+        """Open new collections, close those that are gone twice in a row; returns those that are gone.
+
+        Once is not enough: another folder may be about to take the place.
+        """
+        found, served = self.settings.subfolders(), {service.name: service for service in self}
+        for name in served.keys() & gone_before - found.keys():
+            served[name].leaving = True
+            self._close(served[name])
+            log.warning("the collection %s is gone and is served no longer", name)
+        for name in found.keys() - self._services.keys():
+            with self._opening:
+                if name not in self._services and found[name].exists():
+                    self._open(name, found[name])
+        return served.keys() - found.keys()

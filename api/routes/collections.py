@@ -1,0 +1,38 @@
+"""The collections of the service: list, create, delete."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, status
+from starlette.concurrency import run_in_threadpool
+
+from hashseek.api.messages.parameters import DeleteCollection, NewCollection
+from hashseek.api.messages.schemas import CollectionList, CollectionSummary
+from hashseek.api.routes.dependencies import CollectionsDep, NoQueryDep, WritableDep
+from hashseek.retrieval.errors import BadConfig
+
+router = APIRouter(prefix="/v1/collections", tags=["collections"])
+changes = APIRouter(prefix="/v1/collections", tags=["collections"])  # only if several are served
+
+
+@router.get("", dependencies=[NoQueryDep])
+def list_collections(collections: CollectionsDep) -> CollectionList:
+    """The collections by name. One that is served alone has the address /, one of several /collections/NAME/."""
+    return CollectionList(collections=[service.summary() for service in collections])
+
+
+@changes.post("", status_code=status.HTTP_201_CREATED, dependencies=[WritableDep, NoQueryDep])
+def create_collection(collections: CollectionsDep, body: NewCollection) -> CollectionSummary:
+    """Create an empty collection with the checkpoint of another one."""
+    return collections.create(body.name, like=body.like).summary()
+
+
+@changes.delete("/{name}", status_code=status.HTTP_204_NO_CONTENT, dependencies=[WritableDep])
+async def delete_collection(
+    name: str, collections: CollectionsDep, parameters: Annotated[DeleteCollection, Query()]
+) -> None:
+    """Delete a collection with everything in its folder. Requests in flight are answered first; new ones get 404."""
+    service = collections.get(name)
+    if parameters.confirm != name:
+        raise BadConfig(f"nothing was deleted: confirm is {parameters.confirm[:80]!r}, not the name of the collection")
+    service.leaving = True  # here, on the event loop, where no request is about to begin with it
+    await run_in_threadpool(collections.delete, service)
