@@ -1,10 +1,8 @@
 """What the approximate kinds share: the effort is an argument of each search, recall is measured at build time."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, Protocol, Self
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
@@ -69,20 +67,6 @@ def measure_recall(structure: Approximate, exact: PlainCodes | DistinctCodes, *,
         if recall[effort] >= GOOD_RECALL:
             break
     return recall
-
-
-@contextmanager
-def threads_for(n_queries: int) -> Iterator[None]:
-    """Limit FAISS to as many threads as queries: it distributes queries, and further threads would only wait.
-
-    The limit holds for the calling thread alone.
-    """
-    before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(max(1, min(before, n_queries)))
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(before)
 
 
 def default_effort(recall: Mapping[int, float]) -> int:

@@ -1,12 +1,14 @@
 """Exact search by comparing every code, at about the speed of reading memory; all kinds of index fall back on it.
 
-FAISS computes the distances of one block of rows; NumPy keeps those that can still be among the k nearest. A block and
-its distances fit into a core's cache, and one query is spread over all cores.
+Two functions do it, and both spread even a single query over all cores. `nearest` leaves it to FAISS's k-NN, which is
+faster for few codes or many queries. In `candidates` FAISS computes the distances of one block of rows, and NumPy keeps
+those that can still be among the k nearest: it reads more memory a second, and knows masks, limits and ties.
 """
 
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -27,6 +29,12 @@ R = TypeVar("R")
 # Sizes (bytes) at which FAISS computes distances as fast as memory is read; 6 or 24 bytes take 2 to 6 times longer.
 _SIZES = (8, 16, 32, 64, 128)
 _BLOCK_BYTES, _MIN_BLOCK, _MAX_BLOCK = 2**20, 8192, 65536
+# Up to so many bytes of codes per query `nearest` is faster; more do not stay in the caches.
+_CACHED = 16 * 2**20
+_MAX_K = 4096
+# FAISS counts distances if there are at most so many rows for each of the k, and keeps a heap otherwise.
+_COUNTED = 5000
+_COUNTERS = 64 * 2**20  # bytes of counters at a time
 # Less work than this (bytes of codes) is done before another thread has started.
 _BYTES_PER_THREAD = 4 * 2**20
 # Where several threads share the rows of one query, one in so many rows is compared first, so that all threads start
@@ -37,6 +45,41 @@ _SEED = 100
 def padded_size(n_bits: int) -> int:
     """Bytes per stored code of `n_bits` bits, padded with zero bytes, which add no distance."""
     return next(size for size in _SIZES if code_size(n_bits) <= size)
+
+
+def suits_nearest(xq: Codes, xb: Codes, k: int) -> bool:
+    """Whether `nearest` finds the k nearest of all rows faster than `candidates`, with AVX2 as with AVX-512."""
+    return k <= _MAX_K and xb.nbytes <= _CACHED * len(xq)
+
+
+def nearest(xq: Codes, xb: Codes, *, k: int) -> Candidates:
+    """The k nearest rows of each query: (distances, rows), each (Q, k), nearest first, ties by ascending row.
+
+    Args:
+        xq: packed (Q, size), Q at least 1, padded to `padded_size`.
+        xb: packed (N, size).
+        k: 1 to N.
+    """
+    n_threads = _n_threads(xq, xb)
+    n_queries = min(-(-len(xq) // n_threads), max(1, _COUNTERS // (64 * k * xb.shape[1])))
+    n_row_parts = min(-(-n_threads // len(xq)), len(xb))
+    starts = [len(xb) * i // n_row_parts for i in range(n_row_parts + 1)]
+
+    def run(part: tuple[int, tuple[int, int]]) -> Candidates:
+        first, (start, stop) = part
+        variant = "mc" if stop - start <= _COUNTED * k else "hc"  # both keep the first of equally near rows
+        with faiss_threads(1):
+            found = faiss.knn_hamming(xq[first : first + n_queries], xb[start:stop], min(k, stop - start), variant)
+        return found[0], found[1] + start
+
+    found = list(in_threads(run, [(i, rows) for i in range(0, len(xq), n_queries) for rows in pairwise(starts)]))
+    if len(found) == 1:
+        return found[0]
+    if n_row_parts > 1:  # then each part is of one query
+        several = [zip(*found[i : i + n_row_parts], strict=True) for i in range(0, len(found), n_row_parts)]
+        found = [ranked(*(np.concatenate(part, axis=None) for part in of_query), k) for of_query in several]
+    distances, rows = zip(*found, strict=True)
+    return np.vstack(distances), np.vstack(rows)
 
 
 def candidates(
@@ -62,7 +105,7 @@ def candidates(
         ties: return all rows at the distance of the k-th.
     """
     searches = [_Nearest(k, limit, usable, weights, ties) for _ in xq]
-    n_threads = min(n_cores(), 1 + len(xq) * xb.nbytes // _BYTES_PER_THREAD)
+    n_threads = _n_threads(xq, xb)
     if n_threads == 1:
         _scan(searches, xq, xb, 0, len(xb))
         return [search.candidates() for search in searches]
@@ -200,6 +243,22 @@ def in_threads(function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
         yield function(items[0])
     for other in others:
         yield other.result()
+
+
+def _n_threads(xq: Codes, xb: Codes) -> int:
+    """Threads that are worth starting."""
+    return min(n_cores(), 1 + len(xq) * xb.nbytes // _BYTES_PER_THREAD)
+
+
+@contextmanager
+def faiss_threads(n: int) -> Iterator[None]:
+    """Limit FAISS to `n` threads, in the calling thread alone."""
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(min(before, n))
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)
 
 
 @cache

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from hashseek.indexing.index.approximate import Approximate, default_effort, measure_recall
 from hashseek.indexing.index.code_layouts import DistinctCodes, PlainCodes, Subset, arrange
-from hashseek.indexing.index.exact_scan import Distances, padded_size
+from hashseek.indexing.index.exact_scan import Distances, nearest, padded_size, suits_nearest
 from hashseek.indexing.index.gpu import Gpu
 from hashseek.indexing.index.hnsw import Hnsw
 from hashseek.indexing.index.ivf import Ivf
@@ -137,6 +137,9 @@ class HammingIndex:
             distances, rows, certain = self._search_approximately(self.approximate, xq, k, among, effort)
         elif self.gpu is not None and among is None:
             distances, rows, certain = self.gpu.search(xq, k=k)
+        elif among is None and isinstance(self.rows, PlainCodes) and suits_nearest(xq, self.rows.codes, k):
+            distances, rows = nearest(xq, self.rows.codes, k=k)
+            return distances, self.ids[rows]
         else:
             distances, rows = np.empty((len(xq), k), np.int32), np.empty((len(xq), k), np.int64)
             certain = np.zeros(len(xq), np.bool_)

@@ -5,8 +5,8 @@ from typing import Any, Self
 
 import faiss
 
-from hashseek.indexing.index.approximate import Arrays, check_effort, threads_for
-from hashseek.indexing.index.exact_scan import Distances, Rows
+from hashseek.indexing.index.approximate import Arrays, check_effort
+from hashseek.indexing.index.exact_scan import Distances, Rows, faiss_threads
 from hashseek.retrieval.codes import Codes
 
 N_NEIGHBOURS, BUILD_EFFORT = 16, 100
@@ -56,6 +56,6 @@ class Hnsw:
         """About the k nearest rows of each query; -1 where the walk ended early."""
         check_effort(effort, largest=MAX_EFFORT, meaning="candidates kept (efSearch)")
         parameters = faiss.SearchParametersHNSW(efSearch=max(effort, k))
-        with threads_for(len(xq)):
+        with faiss_threads(len(xq)):  # it distributes queries, and further threads would only wait
             distances, rows = self.index.search(xq, k, params=parameters)
         return distances, rows

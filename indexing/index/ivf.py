@@ -6,8 +6,8 @@ from typing import Any, Self
 import faiss
 import numpy as np
 
-from hashseek.indexing.index.approximate import Arrays, check_effort, threads_for
-from hashseek.indexing.index.exact_scan import Distances, Rows
+from hashseek.indexing.index.approximate import Arrays, check_effort
+from hashseek.indexing.index.exact_scan import Distances, Rows, faiss_threads
 from hashseek.retrieval.codes import Codes
 
 
@@ -60,6 +60,6 @@ class Ivf:
         """About the k nearest rows of each query; -1 where the lists visited hold fewer."""
         check_effort(effort, largest=self.index.nlist, meaning="lists visited")
         parameters = faiss.SearchParametersIVF(nprobe=effort)
-        with threads_for(len(xq)):
+        with faiss_threads(len(xq)):  # it distributes queries, and further threads would only wait
             distances, rows = self.index.search(xq, k, params=parameters)
         return distances, rows

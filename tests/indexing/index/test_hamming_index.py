@@ -77,12 +77,18 @@ def test_any_width_size_k_and_subset(n_bits, n, n_distinct, k, left_out, seed):
     check(build_index(xb, ids, n_bits=n_bits), xq, xb, ids, k, mask=rng.random(n) >= left_out)
 
 
-@pytest.mark.parametrize("n_distinct", [40, 2000, None])
+# How the nearest of all are found: by our scan, or by FAISS with a heap or with counters (for one query at a time).
+WAYS = {"scan": {"_CACHED": 0}, "heap": {"_COUNTED": 0}, "counters": {"_COUNTED": 10**9, "_COUNTERS": 1}}
+
+
+@pytest.mark.parametrize(
+    ("n_distinct", "way"), [(40, "scan"), (2000, "scan"), (None, "scan"), (None, "heap"), (None, "counters")]
+)
 @pytest.mark.parametrize("n_cores", [1, 5])
-def test_blocks_and_threads(n_distinct, n_cores, monkeypatch):
+def test_blocks_and_threads(n_distinct, way, n_cores, monkeypatch):
     monkeypatch.setattr(scan, "n_cores", lambda: n_cores)
-    monkeypatch.setattr(scan, "_BYTES_PER_THREAD", 1)
-    monkeypatch.setattr(scan, "_MAX_BLOCK", 1500)
+    for name, value in {"_BYTES_PER_THREAD": 1, "_MAX_BLOCK": 1500, **WAYS[way]}.items():
+        monkeypatch.setattr(scan, name, value)
     rng = np.random.default_rng(0)
     n, n_bits = 20_000, 48
     xb, xq, ids = random_codes(rng, n, n_bits, n_distinct), random_codes(rng, 7, n_bits), np.arange(n) * 3
@@ -94,15 +100,33 @@ def test_blocks_and_threads(n_distinct, n_cores, monkeypatch):
                 check(index, xq[:n_queries], xb, ids, k, mask=mask)
 
 
-def test_ties_across_blocks_and_threads_are_ranked_by_id(monkeypatch):
-    monkeypatch.setattr(scan, "n_cores", lambda: 3)
-    monkeypatch.setattr(scan, "_BYTES_PER_THREAD", 1)
+@pytest.mark.parametrize("way", WAYS)
+def test_ties_across_blocks_and_threads_are_ranked_by_id(way, monkeypatch):
+    for name, value in {"n_cores": lambda: 3, "_BYTES_PER_THREAD": 1, **WAYS[way]}.items():
+        monkeypatch.setattr(scan, name, value)
     xb = np.arange(1, 65536, dtype=np.uint16).view(np.uint8).reshape(-1, 2)
     index = build_index(xb, np.arange(65535), n_bits=16)
     assert isinstance(index.rows, PlainCodes)
     distances, ids = index.search(np.zeros((1, 2), np.uint8), k=20)
     assert ids.tolist() == [[2**i - 1 for i in range(16)] + [2, 4, 5, 8]]  # 1 bit, then 3, 5, 6, 9 with 2
     assert distances.tolist() == [[1] * 16 + [2] * 4]
+
+
+@pytest.mark.parametrize("n_queries", [1, 2, 9])
+@pytest.mark.parametrize("k", [1, 100, scan._MAX_K, scan._MAX_K + 1])
+@pytest.mark.parametrize("beside", [-1, 0, 1])
+def test_around_the_sizes_at_which_the_way_changes(n_queries, k, beside, monkeypatch):
+    rng = np.random.default_rng(k)
+    n = 10_000 + beside
+    monkeypatch.setattr(scan, "_CACHED", 80_000 // n_queries)
+    monkeypatch.setattr(scan, "_COUNTED", 10_000 // k)
+    monkeypatch.setattr(scan, "_BYTES_PER_THREAD", 40_000)
+    xb, xq = random_codes(rng, n, 12, 4000), random_codes(rng, n_queries, 12)
+    monkeypatch.setattr(rows, "COLLAPSE_BELOW", 0)
+    index = build_index(xb, np.arange(n), n_bits=12)
+    wanted = hamming.search(xq, xb, k=k)
+    for found, of_oracle in zip(index.search(xq, k=k), wanted, strict=True):
+        assert np.array_equal(found, of_oracle)
 
 
 def test_searches_at_the_same_time_do_not_disturb_each_other(monkeypatch):
