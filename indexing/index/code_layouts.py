@@ -14,6 +14,7 @@ Mask = NDArray[np.bool_]
 # Share of distinct codes below which each is stored once: at 0.3 a search takes 0.4 of the time, at 0.5 0.6, at 0.7 it
 # gains nothing and the lists take more memory than the repeated codes (measured at 48 bits; docs/benchmarks.md).
 COLLAPSE_BELOW = 0.5
+_SAMPLED, _SCRAMBLE = 2**22, np.uint64(0x9E3779B97F4A7C15)
 # Reading scattered codes takes this many times as long as reading them in order: 25 at 64 bits, 10 at 256.
 _SCATTERED = 20
 
@@ -184,8 +185,11 @@ def _search_gathered(
 def arrange(codes: Codes) -> PlainCodes | DistinctCodes:
     """Store padded codes (N, size) in the layout that is searched faster."""
     keys = _keys(codes)
-    n_distinct = 1 + int(np.count_nonzero(np.diff(np.sort(keys)))) if len(keys) else 0
-    if n_distinct >= COLLAPSE_BELOW * len(codes) or len(codes) >= 2**32:
+    # Of many, a sample with all rows of a code or none: those whose scrambled key begins with six zeros.
+    few = keys[(keys ^ _SCRAMBLE) * _SCRAMBLE >> np.uint64(58) == 0] if len(keys) > _SAMPLED else keys
+    sample = np.sort(few)
+    n_distinct = np.count_nonzero(sample[1:] != sample[:-1]) + 1
+    if n_distinct >= COLLAPSE_BELOW * len(sample) or len(codes) >= 2**32:
         return PlainCodes(codes)
     return collapse(codes, keys)
 
@@ -207,9 +211,9 @@ def collapse(codes: Codes, keys: NDArray[np.uint64] | None = None) -> DistinctCo
 def _keys(codes: Codes) -> NDArray[np.uint64]:
     """One 64-bit number per code, the same for equal codes, and different for others with overwhelming probability."""
     words = codes.view(np.uint64)
-    keys = words[:, 0].copy()
+    keys = words[:, 0] if words.shape[1] == 1 else words[:, 0].copy()
     for word in range(1, words.shape[1]):
         keys ^= keys >> np.uint64(29)
-        keys *= np.uint64(0x9E3779B97F4A7C15)
+        keys *= _SCRAMBLE
         keys += words[:, word]
     return keys

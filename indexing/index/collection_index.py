@@ -132,7 +132,7 @@ class CollectionIndex:
         if self._files_count():
             try:
                 with locked(self._folder, shared=True):
-                    self._files.load()
+                    self._files.load(read_all=True)
             except BadCollection as error:
                 if self._files_count():  # otherwise another process replaced it just now
                     findings.append(Finding(FindingKind.SEARCH_INDEX, f"the index on disk will be rebuilt: {error}"))

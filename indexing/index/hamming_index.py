@@ -11,13 +11,12 @@ recall that was measured when they were built; `range` and searches among chosen
 """
 
 import io
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
@@ -49,6 +48,10 @@ __all__ = [
 ]
 
 KINDS = ("exact", *APPROXIMATE, "gpu")
+# The arrays of an index: its ids, and those of `PlainCodes` or `DistinctCodes`.
+_TYPES = {"ids": np.int64, "codes": np.uint8, "distinct": np.uint8, "starts": np.int64, "rows": np.uint32}
+# Files of so many bytes are mapped, so that opening does not take long. Others are read: searches are a little faster.
+MAPPED = 256 * 2**20
 # From this share of rows on, an approximate kind fetches more than k results, and those outside are left out.
 _MOST = 0.9
 # From one id in so many images on, marking them in a table of all ids is faster than looking each of them up.
@@ -255,7 +258,7 @@ def build_index(codes: Codes, ids: Ids, *, n_bits: int, kind: str = "exact") -> 
     """
     check_kind(kind)
     check_codes(codes, n_bits)
-    if len(ids) != len(codes) or (len(ids) > 1 and (np.diff(ids) <= 0).any()):
+    if len(ids) != len(codes) or (ids[1:] <= ids[:-1]).any():
         raise BadCodes(f"{len(codes)} codes need {len(codes)} strictly ascending ids, one each")
     ids = np.ascontiguousarray(ids, dtype=np.int64)
     padded = pad(codes, padded_size(n_bits))
@@ -266,52 +269,55 @@ def build_index(codes: Codes, ids: Ids, *, n_bits: int, kind: str = "exact") -> 
     return HammingIndex(n_bits, ids, rows, kind, structure, measure_recall(structure, rows, n_bits=n_bits))
 
 
-def save_index(index: HammingIndex, path: Path) -> list[Path]:
-    """Write the index atomically and return its files; the caller stores the ids.
-
-    `path` holds the codes as a FAISS IndexBinaryFlat; an approximate kind adds a file beside it.
-    """
-    flat = faiss.IndexBinaryFlat(8 * padded_size(index.n_bits))
-    flat.add(index.rows.codes)
-    write_atomically(path, faiss.serialize_index_binary(flat).tobytes())
-    if index.approximate is None:
-        return [path]
-    content = io.BytesIO()
-    recall = {"efforts": np.array(list(index.recall)), "recall": np.array(list(index.recall.values()))}
-    np.savez(content, allow_pickle=False, **index.approximate.to_arrays(), **recall)
-    write_atomically(_beside(path, index.kind), content.getvalue())
-    return [path, _beside(path, index.kind)]
+def save_index(index: HammingIndex, folder: Path) -> list[Path]:
+    """Write the index and return its files, each written atomically: raw arrays, and the structure of its kind."""
+    files = {f"{name}.bin": array for name, array in (("ids", index.ids), *vars(index.rows).items()) if name in _TYPES}
+    for name, array in files.items():
+        write_atomically(folder / name, memoryview(array.reshape(-1)).cast("B") if array.size else b"")
+    paths = [folder / name for name in files]
+    if index.approximate is not None:
+        content = io.BytesIO()
+        recall = {"efforts": np.array(list(index.recall)), "recall": np.array(list(index.recall.values()))}
+        np.savez(content, allow_pickle=False, **index.approximate.to_arrays(), **recall)
+        paths.append(folder / f"{index.kind}.npz")
+        write_atomically(paths[-1], content.getvalue())
+    return paths
 
 
-def load_index(path: Path, ids: Ids, *, n_bits: int, kind: str = "exact") -> HammingIndex:
-    """Read what `save_index` wrote.
+def load_index(files: Collection[Path], *, n_bits: int, kind: str = "exact") -> HammingIndex:
+    """Read the files that `save_index` returned; large ones are mapped into memory.
 
     Raises:
-        BadCollection: a file is not such an index, or has another size or width.
+        BadCollection: a file is missing, or the files do not make up such an index.
         BadConfig: an unknown kind, or gpu without a GPU.
     """
     check_kind(kind)
+    path = {file.stem: file for file in files}
     try:
-        flat = faiss.deserialize_index_binary(np.fromfile(path, np.uint8))
-    except (RuntimeError, OSError) as error:
-        raise BadCollection(f"{path} is not a readable index: {error}") from None
-    if not isinstance(flat, faiss.IndexBinaryFlat):
-        raise BadCollection(f"{path} holds a {type(flat).__name__}, not a flat binary index")
-    if flat.ntotal != len(ids) or flat.code_size != padded_size(n_bits):
-        raise BadCollection(
-            f"{path} holds {flat.ntotal} codes of {flat.code_size} bytes, not {len(ids)} of {n_bits} bits"
-        )
-    codes = faiss.vector_to_array(flat.xb).reshape(-1, flat.code_size)
-    if kind not in APPROXIMATE or not len(codes):
-        return HammingIndex(n_bits, ids, arrange(codes), kind, gpu=Gpu(codes) if kind == "gpu" else None)
-    beside = _beside(path, kind)
-    try:
-        with beside.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            recall = dict(zip(arrays["efforts"].tolist(), arrays["recall"].tolist(), strict=True))
-            structure = APPROXIMATE[kind].from_arrays(arrays, codes, n_bits)
+        arrays = {name: _read(path[name], type_) for name, type_ in _TYPES.items() if name in path}
+        ids, size = arrays.pop("ids"), padded_size(n_bits)
+        rows: PlainCodes | DistinctCodes
+        if "codes" in arrays:
+            rows = PlainCodes(arrays["codes"].reshape(-1, size))
+        else:
+            rows = DistinctCodes(arrays["distinct"].reshape(-1, size), arrays["starts"], arrays["rows"])
+        if len(rows) != len(ids) or (isinstance(rows, DistinctCodes) and len(rows.starts) != len(rows.distinct) + 1):
+            raise ValueError(f"they hold {len(rows)} codes of {n_bits} bits for {len(ids)} images")
+        if kind not in APPROXIMATE or not len(ids):
+            return HammingIndex(n_bits, ids, rows, kind, gpu=Gpu(rows.codes) if kind == "gpu" else None)
+        with path[kind].open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            recall = dict(zip(stored["efforts"].tolist(), stored["recall"].tolist(), strict=True))
+            structure = APPROXIMATE[kind].from_arrays(stored, rows.codes, n_bits)
+            return HammingIndex(n_bits, ids, rows, kind, structure, recall)
     except (RuntimeError, OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-        raise BadCollection(f"{beside} is not a readable index: {error}") from None
-    return HammingIndex(n_bits, ids, arrange(codes), kind, structure, recall)
+        raise BadCollection(f"the index files cannot be read: {error}") from None
+
+
+def _read(path: Path, type_: type[np.generic]) -> NDArray[Any]:
+    """The numbers in a file, read, or if there are many, mapped."""
+    if path.stat().st_size < MAPPED:
+        return np.fromfile(path, type_)
+    return np.asarray(np.memmap(path, type_, mode="r"))
 
 
 def check_kind(kind: str) -> str:
@@ -323,7 +329,3 @@ def check_kind(kind: str) -> str:
     if kind not in KINDS:
         raise BadConfig(f"there is no index of kind {kind!r}: use one of {', '.join(KINDS)}")
     return kind
-
-
-def _beside(path: Path, kind: str) -> Path:
-    return path.with_suffix(f".{kind}.npz")

@@ -11,19 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hashseek.indexing.catalog import Catalog
-from hashseek.indexing.index.hamming_index import HammingIndex, load_index, save_index
+from hashseek.indexing.index.hamming_index import MAPPED, HammingIndex, load_index, save_index
 from hashseek.indexing.index.segments import View, empty, whole
 from hashseek.retrieval.errors import BadCollection, BadConfig
 from hashseek.retrieval.files import write_atomically
 
-_MANIFEST, _CODES, _IDS = "manifest.json", "codes.faiss", "ids.bin"
+_MANIFEST = "manifest.json"
 
 
 class OldIndex(BadCollection):
-    """The index on disk is that of the codes before a change of model: it is rebuilt, and nothing is wrong."""
+    """The index on disk is of another model's codes, or of an older format: it is rebuilt, and nothing is wrong."""
 
 
 @dataclass(frozen=True)
@@ -51,21 +49,25 @@ class IndexFiles:
             return _version(self._manifest())
         return None
 
-    def load(self) -> tuple[View, IndexVersion]:
+    def load(self, *, read_all: bool = False) -> tuple[View, IndexVersion]:
         """Load the index, if its files match the manifest and the manifest matches the catalog.
+
+        Files that are mapped (`hamming_index.MAPPED`) are compared with their hashes only with `read_all`.
 
         Raises:
             BadCollection: missing, damaged, of another catalog, or of a kind that this machine does not support.
         """
         manifest = self._manifest()
         with _as_bad_collection():
-            for name in {_CODES, _IDS, *manifest["sha256"]}:
-                if _sha256(self.folder / name) != manifest["sha256"][name]:
-                    raise BadCollection(f"{name} does not have the hash in its manifest")
-            ids, n_bits = np.fromfile(self.folder / _IDS, np.int64), self.catalog.n_bits
-            version = _version(manifest)
-            segment = whole(load_index(self.folder / _CODES, ids, n_bits=n_bits, kind=version.kind))
-            return View(version.generation, manifest["last_id"], segment, empty(n_bits)), version
+            version, n_bits = _version(manifest), self.catalog.n_bits
+            files = {self.folder / name: sha256 for name, sha256 in manifest["sha256"].items()}
+            for file, sha256 in files.items():
+                if (read_all or file.stat().st_size < MAPPED) and _sha256(file) != sha256:
+                    raise BadCollection(f"{file.name} does not have the hash in its manifest")
+            index = load_index(files, n_bits=n_bits, kind=version.kind)
+            if len(index) != manifest["n_images"]:
+                raise BadCollection(f"its files hold {len(index)} images, its manifest {manifest['n_images']}")
+            return View(version.generation, manifest["last_id"], whole(index), empty(n_bits)), version
 
     def write(self, index: HammingIndex, *, generation: int, last_id: int) -> IndexVersion:
         """Write an index over the images up to `last_id` at a generation of the catalog; it replaces the present one.
@@ -76,9 +78,7 @@ class IndexFiles:
         for leftover in self.folder.glob(".*"):  # of a process that was killed while writing
             if not leftover.is_dir():
                 leftover.unlink()
-        files = save_index(index, self.folder / _CODES)
-        write_atomically(self.folder / _IDS, index.ids.tobytes())
-        files.append(self.folder / _IDS)
+        files = save_index(index, self.folder)
         manifest = self._origin() | {
             "generation": generation,
             "last_id": last_id,
@@ -89,8 +89,9 @@ class IndexFiles:
         # IndexVersion last: a manifest that does not match the files beside it is not trusted.
         content = json.dumps(manifest | {"checksum": _checksum(manifest)}, indent=2)
         write_atomically(self.folder / _MANIFEST, content.encode())
-        for other in set(self.folder.glob(f"{Path(_CODES).stem}.*.npz")) - set(files):  # of an earlier kind
-            other.unlink()
+        for other in {*self.folder.iterdir()} - {*files, self.folder / _MANIFEST}:  # of an earlier kind or format
+            if other.is_file():
+                other.unlink()
         return IndexVersion(generation, index.kind)
 
     def delete_manifest(self) -> None:
@@ -112,6 +113,8 @@ class IndexFiles:
             manifest: dict[str, Any] = json.loads((self.folder / _MANIFEST).read_text(encoding="utf-8"))
             if manifest.pop("checksum") != _checksum(manifest):
                 raise BadCollection("its manifest does not match its own checksum")
+            if "codes.faiss" in manifest["sha256"]:
+                raise OldIndex("an earlier version of Hashseek wrote it")
             if manifest["space"] != self.catalog.space.id and manifest["catalog"] == self.catalog.uuid:
                 raise OldIndex("it belongs to the code space that was used before the last switch")
             for key, value in self._origin().items():

@@ -9,8 +9,9 @@ from hashseek.indexing.catalog.filters import Chosen
 from hashseek.indexing.index.hamming_index import APPROXIMATE, Distances, HammingIndex, Ids, Subset, build_index
 from hashseek.retrieval.codes import Codes
 
-# The fresh segment is rebuilt with every change, so it is merged into the built one before that takes long.
-FRESH_LIMIT = 4096
+# The fresh segment is rebuilt with every change, so it is merged into the built one before that takes long: when it has
+# more than so many images, and one in so many of the built one, because merging copies that.
+FRESH_LIMIT, _FRESH_SHARE = 4096, 1 / 1024
 # An approximate index takes minutes to build, so it is rebuilt only when this share of its images has changed.
 _CHANGED = 0.1
 
@@ -68,7 +69,8 @@ class View:
     @property
     def is_due(self) -> bool:
         """Whether the fresh segment should be merged into the built one."""
-        n_changed, limit = len(self.fresh.index), FRESH_LIMIT
+        n_changed = len(self.fresh.index)
+        limit = max(FRESH_LIMIT, int(_FRESH_SHARE * len(self.built.index)))
         if self.kind in APPROXIMATE:
             n_changed, limit = n_changed + self.built.n_dead, max(limit, int(_CHANGED * len(self.built.index)))
         return n_changed > limit
@@ -96,10 +98,13 @@ def joined(
     segments: Sequence[Segment], n_bits: int, kind: str, codes: Codes | None = None, ids: Ids | None = None
 ) -> Segment:
     """The existing rows of the segments, and more codes with their ids, as one segment with an index of this kind."""
-    all_codes = [part.index.codes[part.alive.mask] for part in segments] + ([] if codes is None else [codes])
-    all_ids = [part.index.ids[part.alive.mask] for part in segments] + ([] if ids is None else [ids])
+    left = [part.alive.mask if part.n_dead else slice(None) for part in segments]
+    all_codes = [part.index.codes[of_part] for part, of_part in zip(segments, left, strict=True)]
+    all_ids = [part.index.ids[of_part] for part, of_part in zip(segments, left, strict=True)]
+    if codes is not None and ids is not None:
+        all_codes, all_ids = [*all_codes, codes], [*all_ids, ids]
     merged_codes, merged_ids = np.concatenate(all_codes), np.concatenate(all_ids)
-    if len(merged_ids) > 1 and (np.diff(merged_ids) < 0).any():  # images whose code changed
+    if (merged_ids[1:] < merged_ids[:-1]).any():  # images whose code changed
         order = np.argsort(merged_ids)
         merged_codes, merged_ids = merged_codes[order], merged_ids[order]
     return whole(build_index(merged_codes, merged_ids, n_bits=n_bits, kind=kind))

@@ -152,7 +152,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", ["codes.faiss", "ids.bin", "manifest.json"])
+@pytest.mark.parametrize("name", ["distinct.bin", "rows.bin", "ids.bin", "manifest.json"])
 def test_a_damaged_index_is_rebuilt_with_a_log_line(saved, caplog, name, damage):
     folder, truth, queries = saved
     path = folder / "index" / name
@@ -174,7 +174,7 @@ def test_a_damaged_index_is_rebuilt_with_a_log_line(saved, caplog, name, damage)
 def test_every_flipped_bit_of_the_index_is_noticed_or_harmless(saved, tmp_path):
     folder, truth, queries = saved
     rng = np.random.default_rng(0)
-    for name in ("codes.faiss", "ids.bin", "manifest.json"):
+    for name in ("distinct.bin", "rows.bin", "ids.bin", "manifest.json"):
         content = (folder / "index" / name).read_bytes()
         places = [*rng.choice(len(content), 30, replace=False)]
         if name == "manifest.json":  # its numbers

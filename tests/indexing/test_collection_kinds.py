@@ -39,7 +39,7 @@ def test_a_built_kind_stays_and_finds_later_changes(kind, filled, tmp_path):
     collection, codes = filled
     collection.build_index(kind)
     before = {path.name: path.read_bytes() for path in (tmp_path / "index").iterdir()}
-    assert f"codes.{kind}.npz" in before
+    assert f"{kind}.npz" in before
     query = codes[70:71]
     assert collection.search(query, k=1)[0][1].tolist() == [71]
     collection.add(new_images(query, start=900))
@@ -147,7 +147,7 @@ def test_an_unusable_index_of_another_process_is_overwritten(fault, filled, tmp_
         other.build_index("multihash")
     manifest = manifest_of(tmp_path)
     if fault == "torn":
-        (tmp_path / "index" / "codes.faiss").write_bytes(b"torn")
+        (tmp_path / "index" / "codes.bin").write_bytes(b"torn")
     else:
         del manifest["checksum"]
         manifest |= {"catalog": "another"} if "collection" in fault else {"generation": 99}
@@ -177,7 +177,7 @@ def test_searches_are_exact_until_a_damaged_structure_is_rebuilt(fault, filled, 
     monkeypatch.setattr(segments, "FRESH_LIMIT", 20)
     collection, codes = filled
     collection.build_index("hnsw")
-    path = tmp_path / "index" / "codes.hnsw.npz"
+    path = tmp_path / "index" / "hnsw.npz"
     path.unlink() if fault == "gone" else path.write_bytes(path.read_bytes()[:-9])
     again = Collection(tmp_path)
     assert "is rebuilt from the catalog" in caplog.text

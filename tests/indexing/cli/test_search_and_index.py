@@ -104,7 +104,7 @@ def test_removing_takes_all_or_none_and_verifying_lists_damage(hashseek, own_col
     assert code == 2
     assert "image 5" in err
     assert hashseek("index", "verify", own_collection)[:2] == (0, "10 images, 0 problems\n")
-    codes = own_collection / "index" / "codes.faiss"
+    codes = own_collection / "index" / "codes.bin"
     content = bytearray(codes.read_bytes())
     content[-1] ^= 1
     codes.write_bytes(content)

@@ -112,7 +112,7 @@ def test_small_sizes_and_every_width(kind, n, n_bits, tmp_path):
     rng = np.random.default_rng(n)
     xb, ids, xq = random_codes(rng, n, n_bits), np.arange(n) + 7, random_codes(rng, 3, n_bits)
     index = build_index(xb, ids, n_bits=n_bits, kind=kind)
-    for loaded in (index, load_index(save_index(index, tmp_path / "codes.faiss")[0], ids, n_bits=n_bits, kind=kind)):
+    for loaded in (index, load_index(save_index(index, tmp_path), n_bits=n_bits, kind=kind)):
         assert loaded.kind == loaded.describe()["kind"] == kind
         distances, found = loaded.search(xq, k=5)
         wanted = hamming.search(xq, xb, k=5)[0]
@@ -124,22 +124,21 @@ def test_small_sizes_and_every_width(kind, n, n_bits, tmp_path):
 
 def test_a_saved_index_finds_the_same(index, data, tmp_path):
     xb, ids, xq = data
-    files = save_index(index, tmp_path / "codes.faiss")
+    files = save_index(index, tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted(files)
-    loaded = load_index(tmp_path / "codes.faiss", ids, n_bits=N_BITS, kind=index.kind)
+    loaded = load_index(files, n_bits=N_BITS, kind=index.kind)
     assert loaded.recall == index.recall
     assert loaded.n_bytes == index.n_bytes > build_index(xb, ids, n_bits=N_BITS).n_bytes
     for effort in (None, 1, 4):
         assert np.array_equal(loaded.search(xq, k=9, effort=effort), index.search(xq, k=9, effort=effort))
 
 
-def test_a_structure_that_is_damaged_or_gone_is_refused(index, data, tmp_path):
-    _, ids, _ = data
-    path, beside = save_index(index, tmp_path / "codes.faiss")
+def test_a_structure_that_is_damaged_or_gone_is_refused(index, tmp_path):
+    *_, beside = files = save_index(index, tmp_path)
     for content in (beside.read_bytes()[:200], b"", None):
         beside.unlink() if content is None else beside.write_bytes(content)
         with pytest.raises(BadCollection):
-            load_index(path, ids, n_bits=N_BITS, kind=index.kind)
+            load_index(files, n_bits=N_BITS, kind=index.kind)
 
 
 def test_invalid_efforts_are_refused(index, data):

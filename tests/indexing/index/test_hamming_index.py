@@ -4,7 +4,6 @@ import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
-import faiss
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 from hashseek.indexing.index import code_layouts as rows
 from hashseek.indexing.index import exact_scan as scan
+from hashseek.indexing.index import hamming_index
 from hashseek.indexing.index.code_layouts import DistinctCodes, PlainCodes
 from hashseek.indexing.index.hamming_index import build_index, load_index, save_index
 from hashseek.retrieval.errors import BadCodes, BadCollection
@@ -214,28 +214,46 @@ def test_invalid_queries_k_and_ids_are_refused():
             build_index(np.zeros((2, 1), np.uint8), np.array(ids), n_bits=8)
 
 
+@pytest.mark.parametrize("mapped", [0, 2**30])
+@pytest.mark.parametrize("n_distinct", [9, None])
 @pytest.mark.parametrize("n_bits", [1, 12, 48, 1024])
-def test_a_saved_index_finds_the_same(n_bits, tmp_path):
+def test_a_saved_index_finds_the_same(n_bits, n_distinct, mapped, tmp_path, monkeypatch):
+    monkeypatch.setattr(hamming_index, "MAPPED", mapped)
     rng = np.random.default_rng(n_bits)
-    xb, ids = random_codes(rng, 50, n_bits, 9), np.arange(50) + 10
-    save_index(build_index(xb, ids, n_bits=n_bits), tmp_path / "index")
-    check(load_index(tmp_path / "index", ids, n_bits=n_bits), random_codes(rng, 3, n_bits), xb, ids, 20)
-    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+    xb, ids = random_codes(rng, 50, n_bits, n_distinct), np.arange(50) + 10
+    index = build_index(xb, ids, n_bits=n_bits)
+    files = save_index(index, tmp_path)
+    loaded = load_index(files, n_bits=n_bits)
+    assert (type(loaded.rows), isinstance(loaded.ids.base, np.memmap)) == (type(index.rows), mapped == 0)
+    check(loaded, random_codes(rng, 3, n_bits), xb, ids, 20)
+    assert {*tmp_path.iterdir()} == {*files}
 
 
-def test_files_that_are_not_this_index_are_refused(tmp_path):
-    ids, path = np.arange(5), tmp_path / "index"
-    save_index(build_index(np.zeros((5, 6), np.uint8), ids, n_bits=48), path)
-    for wrong_ids, n_bits in ((ids[:4], 48), (ids, 128)):
-        with pytest.raises(BadCollection):
-            load_index(path, wrong_ids, n_bits=n_bits)
-    content = path.read_bytes()
-    for damaged in (b"", b"text", content[:20], content[:-1]):
-        path.write_bytes(damaged)
-        with pytest.raises(BadCollection):
-            load_index(path, ids, n_bits=48)
-    path.write_bytes(faiss.serialize_index_binary(faiss.IndexBinaryHash(64, 8)).tobytes())
+@pytest.mark.parametrize("n_distinct", [2, None])
+def test_files_that_do_not_make_up_an_index_are_refused(n_distinct, tmp_path):
+    xb = random_codes(np.random.default_rng(0), 30, 48, n_distinct)
+    files = save_index(build_index(xb, np.arange(30), n_bits=48), tmp_path)
     with pytest.raises(BadCollection):
-        load_index(path, ids, n_bits=48)
-    with pytest.raises(BadCollection):
-        load_index(tmp_path / "missing", ids, n_bits=48)
+        load_index(files, n_bits=128)
+    for file in files:
+        content = file.read_bytes()
+        for damaged in (b"", b"text", content[:-1], content[:-8]):
+            file.write_bytes(damaged)
+            with pytest.raises(BadCollection):
+                load_index(files, n_bits=48)
+        file.unlink()
+        with pytest.raises(BadCollection):
+            load_index(files, n_bits=48)
+        with pytest.raises(BadCollection):
+            load_index([other for other in files if other != file], n_bits=48)
+        file.write_bytes(content)
+
+
+def test_of_many_codes_a_sample_chooses_the_layout(monkeypatch):
+    monkeypatch.setattr(rows, "_SAMPLED", 0)
+    rng = np.random.default_rng(0)
+    for n_distinct, layout in ((5000, DistinctCodes), (None, PlainCodes)):
+        xb = random_codes(rng, 30_000, 48, n_distinct)
+        index = build_index(xb, np.arange(30_000), n_bits=48)
+        assert isinstance(index.rows, layout)
+        assert np.array_equal(index.codes, xb)

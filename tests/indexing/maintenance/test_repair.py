@@ -92,7 +92,7 @@ def test_a_lost_checkpoint_is_copied_from_the_one_that_is_given(own_collection, 
     assert (own_collection / "checkpoint.safetensors").read_bytes() == checkpoint.read_bytes()
 
 
-@pytest.mark.parametrize("name", ["codes.faiss", "ids.bin", "manifest.json"])
+@pytest.mark.parametrize("name", ["codes.bin", "ids.bin", "manifest.json"])
 def test_a_damaged_index_is_rebuilt(own_collection, name):
     (own_collection / "index" / name).write_bytes(b"torn")
     assert len(run_repair(own_collection).done) == 1
