@@ -13,11 +13,13 @@ say more, and `--cpu` measures CPU time, of all threads together: two cores take
 import argparse
 import os
 import platform
+import resource
 import sqlite3
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,6 +30,7 @@ import numpy as np
 from hashseek.indexing.catalog import Catalog, NewImage, create_catalog
 from hashseek.indexing.index.duplicates import groups
 from hashseek.indexing.index.hamming_index import HammingIndex, build_index, load_index, save_index
+from hashseek.indexing.index.segments import joined, merged_hits, whole
 from hashseek.indexing.searcher import OVERSAMPLE
 from hashseek.retrieval.codes import Codes, pad
 from hashseek.retrieval.devices import n_cores
@@ -136,6 +139,71 @@ def exact(n: int, n_bits: int, rounds: int, n_distinct: int | None = None) -> No
     table(f"{what}: one query, k = 5,000", timed(large, rounds))
 
 
+def cells(largest: int, rounds: int) -> None:
+    """How many times as long as ours plain FAISS takes, over N, K, k and the number of queries."""
+    print("\n| codes | bits | queries | k | FAISS, ms | ours, ms | times ours | by least ms |")
+    print("|---:|---:|---:|---:|---:|---:|---:|---:|")
+    for n in (n for n in (10_000, 100_000, 10**6, 10**7) if n <= largest):
+        for n_bits in (16, 32, 48, 64, 128, 256):
+            xb, xq = random_codes(n, n_bits), random_codes(64, n_bits, seed=1)
+            index, flat = build_index(xb, np.arange(n), n_bits=n_bits), plain(xb)
+            for n_queries, k in product((1, 64), (10, 100, 1000)):
+                check(index, flat, xq[:n_queries], k)
+
+                def some(i: int, q: int = n_queries, xq: Codes = xq) -> Codes:
+                    return xq[i % 64 : i % 64 + 1] if q == 1 else xq
+
+                cases: dict[str, Case] = {
+                    "FAISS": lambda i, k=k, flat=flat, some=some: flat.search(some(i), k),  # type: ignore[misc]
+                    "ours": lambda i, k=k, index=index, some=some: index.search(some(i), k=k),  # type: ignore[misc]
+                }
+                times = timed(cases, rounds, faiss_threads=min(n_queries, n_cores()))
+                least = {name: min(of_case) for name, of_case in times.items()}
+                print(
+                    f"| {n:,} | {n_bits} | {n_queries} | {k:,} | {least['FAISS']:.3f} | {least['ours']:.3f} "
+                    f"| {ratio(times, 'FAISS', 'ours'):.2f} | {least['FAISS'] / least['ours']:.2f} |",
+                    flush=True,
+                )
+
+
+def large(n: int, rounds: int) -> None:
+    """Codes of 64 bits in mapped files: writing, opening, searching beside reading them, and adding."""
+    xb, ids = np.random.default_rng(0).integers(0, 2**64, n, np.uint64).view(np.uint8).reshape(n, 8), np.arange(n)
+    peak = "%.2f GB of memory at most since the start"
+
+    def so_far() -> float:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+    print(
+        f"\n{n:,} codes of 64 bits, {(xb.nbytes + ids.nbytes) / 2**30:.2f} GB with ids; {so_far():.2f} GB used so far\n"
+    )
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(n_cores()) as pool:
+        started = time.perf_counter()
+        index = build_index(xb, ids, n_bits=64)
+        print(f"building {time.perf_counter() - started:.1f} s, {peak % so_far()}")
+        started = time.perf_counter()
+        files = save_index(index, Path(folder))
+        print(f"writing {time.perf_counter() - started:.1f} s, {peak % so_far()}")
+        del xb, ids, index
+        started = time.perf_counter()
+        built = whole(load_index(files, n_bits=64))
+        print(f"opening {time.perf_counter() - started:.2f} s")
+        xq = random_codes(64, 64, seed=1)
+        fresh = whole(build_index(xq[:1], np.array([n]), n_bits=64))
+        started = time.perf_counter()
+        fresh = joined([fresh], 64, "exact", xq[1:2], np.array([n + 1]))
+        found = (segment.index.search(xq[1:2], k=K) for segment in (built, fresh))
+        [(_, nearest_ids)] = [merged_hits(*((d[0], i[0]) for d, i in found), K)]
+        print(
+            f"adding a code and finding it {1000 * (time.perf_counter() - started):.0f} ms: {nearest_ids[0] == n + 1}"
+        )
+        cases: dict[str, Case] = {
+            "hashseek": lambda i: built.index.search(xq[i % 64 : i % 64 + 1], k=K),
+            **read_floor(built.index.rows.codes, pool),
+        }
+        table(f"one query, k = {K}", timed(cases, rounds))
+
+
 def filters(n: int, rounds: int) -> None:
     """Searches among some of the rows."""
     xb, xq = random_codes(n, 64), random_codes(64, 64, seed=1)
@@ -192,12 +260,13 @@ def sizes(n: int) -> None:
     for n_bits, n_distinct in ((48, None), (64, None), (128, None), (48, n // 50)):
         xb, ids = random_codes(n, n_bits, n_distinct), np.arange(n)
         with tempfile.TemporaryDirectory() as folder:
-            path, marks = Path(folder) / "codes.faiss", [time.perf_counter()]
+            marks = [time.perf_counter()]
             index = build_index(xb, ids, n_bits=n_bits)
             marks.append(time.perf_counter())
-            on_disk = sum(file.stat().st_size for file in save_index(index, path)) + ids.nbytes
+            files = save_index(index, Path(folder))
+            on_disk = sum(file.stat().st_size for file in files)
             marks.append(time.perf_counter())
-            load_index(path, ids, n_bits=n_bits)
+            load_index(files, n_bits=n_bits)
             marks.append(time.perf_counter())
         build, save, load = np.diff(marks)
         name = f"{n_bits} bits, {'random' if n_distinct is None else f'{n_distinct:,} distinct'}"
@@ -242,7 +311,7 @@ def kinds(n: int, rounds: int) -> None:
         ms = median(timed({name: search}, rounds)[name])
         print(f"| {name} | {effort} | {recall:.3f} | {ms:.3f} | {build:.1f} | {n_bytes / n:.0f} |", flush=True)
 
-    for kind in ("exact", "multihash", "ivf", "hnsw"):
+    for kind in ("exact", "ivf", "hnsw"):
         started = time.perf_counter()
         index = build_index(xb, np.arange(n), n_bits=64, kind=kind)
         build = time.perf_counter() - started
@@ -347,7 +416,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--duplicate-rows", type=int, default=1_000_000, help="codes for near-duplicates (1,000,000)")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument(
-        "--only", nargs="*", help="parts: 48, 64, equal, filters, rankings, sizes, kinds, duplicates (all)"
+        "--only",
+        nargs="*",
+        help="parts: 48, 64, equal, cells, filters, rankings, sizes, kinds, duplicates (all), large",
     )
     parser.add_argument("--plot", type=Path, help="write curves over N and K to this SVG or PNG")
     parser.add_argument("--cpu", action="store_true", help="CPU time of all threads, where the machine is busy")
@@ -364,13 +435,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "48": lambda: exact(options.rows, 48, options.rounds),
         "64": lambda: exact(options.rows, 64, options.rounds),
         "equal": lambda: exact(options.rows, 48, options.rounds, n_distinct=options.rows // 50),
+        "cells": lambda: cells(options.rows, options.rounds),
         "filters": lambda: filters(options.rows, options.rounds),
         "rankings": lambda: rankings(min(options.rows, 10**6), options.rounds),
         "sizes": lambda: sizes(options.rows),
         "kinds": lambda: kinds(options.graph_rows, options.rounds),
         "duplicates": lambda: duplicates(options.duplicate_rows),
     }
-    for name in parts if options.only is None else options.only:
+    usual = [*parts]
+    parts["large"] = lambda: large(options.rows, options.rounds)
+    for name in usual if options.only is None else options.only:
         if name not in parts:
             parser.error(f"there is no part {name!r}: use {', '.join(parts)}")
         parts[name]()

@@ -52,7 +52,7 @@ def remove(
 def build(
     collection: CollectionArgument,
     kind: Annotated[
-        Literal["exact", "ivf", "hnsw", "multihash", "gpu"],
+        Literal["exact", "ivf", "hnsw", "gpu"],
         typer.Option(help="exact and gpu compare every code; the other kinds are faster but may miss some hits."),
     ] = "exact",
 ) -> None:

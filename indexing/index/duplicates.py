@@ -1,8 +1,7 @@
 """Near-duplicates: groups of images whose codes are linked by steps of at most so many bits.
 
-Pairs are found through tables of substrings (multi-index hashing; Norouzi, Punjani and Fleet, CVPR 2012): of two codes
-within `radius` bits, cut into m substrings, one pair of substrings differs in at most radius // m bits. Every pair
-within the radius is found; only the work depends on how the codes are spread.
+Pairs are found through tables of substrings (`substring_tables`). Every pair within the radius is found; only the work
+depends on how the codes are spread.
 """
 
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from hashseek.indexing.index.code_layouts import DistinctCodes, collapse
 from hashseek.indexing.index.exact_scan import candidates, in_threads
 from hashseek.indexing.index.hamming_index import HammingIndex, Ids
-from hashseek.indexing.index.multi_index_hashing import Table, build_table, flips
+from hashseek.indexing.index.substring_tables import Table, build_table, flips
 from hashseek.retrieval.codes import Codes
 from hashseek.retrieval.errors import BadConfig
 

@@ -3,7 +3,6 @@
     exact       every code is compared, in one of two arrangements that `build_index` chooses between (the default)
     ivf         lists of codes around centres; a search visits a few
     hnsw        a graph of neighbours; a search walks along it
-    multihash   tables of codes by substrings; a search looks up what agrees in one
     gpu         every code is compared, on a GPU
 
 Exact kinds find what brute force finds, ties by ascending id, for every K and every k. Approximate kinds report the
@@ -26,14 +25,13 @@ from hashseek.indexing.index.exact_scan import Distances, nearest, padded_size, 
 from hashseek.indexing.index.gpu import Gpu
 from hashseek.indexing.index.hnsw import Hnsw
 from hashseek.indexing.index.ivf import Ivf
-from hashseek.indexing.index.multi_index_hashing import MultiHash
 from hashseek.retrieval.codes import Codes, check_codes, code_size, pad
 from hashseek.retrieval.errors import BadCodes, BadCollection, BadConfig
 from hashseek.retrieval.files import write_atomically
 
 Ids = NDArray[np.int64]
 
-APPROXIMATE: dict[str, type[Approximate]] = {"ivf": Ivf, "hnsw": Hnsw, "multihash": MultiHash}
+APPROXIMATE: dict[str, type[Approximate]] = {"ivf": Ivf, "hnsw": Hnsw}
 __all__ = [
     "APPROXIMATE",
     "KINDS",

@@ -97,7 +97,7 @@ def manifest_of(folder):
     return json.loads((folder / "index" / "manifest.json").read_text())
 
 
-@pytest.mark.parametrize("kind", ["hnsw", "multihash"])
+@pytest.mark.parametrize("kind", ["hnsw", "ivf"])
 def test_a_kind_that_another_process_built_stays(kind, filled, tmp_path, monkeypatch):
     monkeypatch.setattr(segments, "FRESH_LIMIT", 20)
     adder, codes = filled
@@ -126,14 +126,14 @@ def test_a_kind_that_another_process_builds_while_this_one_merges_stays(filled, 
         merged.append(kind)
         if len(merged) == 1:
             with closing(Collection(tmp_path)) as other:
-                other.build_index("multihash")
+                other.build_index("ivf")
         return merge(view, n_bits, kind)
 
     monkeypatch.setattr(collection_index, "merge", beside)
     adder.save_index()
-    assert merged == ["exact", "multihash"]
-    assert manifest_of(tmp_path)["kind"] == "multihash"
-    assert adder.describe_index()["kind"] == "multihash"
+    assert merged == ["exact", "ivf"]
+    assert manifest_of(tmp_path)["kind"] == "ivf"
+    assert adder.describe_index()["kind"] == "ivf"
     adder.build_index("exact")
     assert manifest_of(tmp_path)["kind"] == "exact"
 
@@ -144,7 +144,7 @@ def test_an_unusable_index_of_another_process_is_overwritten(fault, filled, tmp_
     adder.save_index()
     adder.add(new_images(random_codes(np.random.default_rng(1), 9, 48), start=600))
     with closing(Collection(tmp_path)) as other:
-        other.build_index("multihash")
+        other.build_index("ivf")
     manifest = manifest_of(tmp_path)
     if fault == "torn":
         (tmp_path / "index" / "codes.bin").write_bytes(b"torn")
@@ -154,7 +154,7 @@ def test_an_unusable_index_of_another_process_is_overwritten(fault, filled, tmp_
         content = manifest | {"checksum": index_files._checksum(manifest)}
         (tmp_path / "index" / "manifest.json").write_text(json.dumps(content))
     adder.save_index()
-    assert manifest_of(tmp_path)["kind"] == "multihash"
+    assert manifest_of(tmp_path)["kind"] == "ivf"
     assert [problem for problem in adder.verify() if problem.kind is FindingKind.SEARCH_INDEX] == []
     with closing(Collection(tmp_path)) as again:
         assert again.describe_index()["built"] == 509
@@ -165,11 +165,29 @@ def test_a_service_loads_an_index_of_another_kind_that_another_process_built(fil
     adder, codes = filled
     adder.save_index()
     with closing(Collection(tmp_path, read_only=True)) as service:
-        adder.build_index("multihash")
+        adder.build_index("ivf")
         assert service.describe_index()["kind"] == "exact"
         assert service.merge_segments() is False
-        assert (service.describe_index()["kind"], service.describe_index()["built"]) == ("multihash", 500)
+        assert (service.describe_index()["kind"], service.describe_index()["built"]) == ("ivf", 500)
         assert service.search(codes[3:4], k=1)[0][1].tolist() == [4]
+
+
+def test_an_index_of_an_older_version_is_rebuilt_as_exact_without_a_warning(filled, tmp_path, caplog):
+    collection, codes = filled
+    collection.save_index()
+    collection.catalog.set_index_kind("multihash")  # a kind that there was
+    manifest = manifest_of(tmp_path) | {"kind": "multihash", "sha256": {"codes.faiss": "0" * 64}}
+    del manifest["checksum"]
+    manifest["checksum"] = index_files._checksum(manifest)
+    (tmp_path / "index" / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "index" / "codes.faiss").write_bytes(b"IBxF")
+    again = Collection(tmp_path)
+    assert (caplog.messages, again.describe_index()["kind"]) == ([], "exact")
+    assert again.search(codes[3:4], k=1)[0][1].tolist() == [4]
+    again.save_index()
+    assert manifest_of(tmp_path)["kind"] == "exact"
+    assert not (tmp_path / "index" / "codes.faiss").exists()
+    again.close()
 
 
 @pytest.mark.parametrize("fault", ["gone", "torn"])
@@ -261,7 +279,7 @@ def test_an_unsupported_kind_falls_back_to_exact(filled, tmp_path, monkeypatch, 
 
 
 @pytest.mark.parametrize("n_chosen", [0, 1, 7, 300, 503])
-@pytest.mark.parametrize("kind", ["exact", "multihash"])
+@pytest.mark.parametrize("kind", ["exact", "ivf"])
 def test_searches_among_ids_are_exact_after_additions_and_removals(kind, n_chosen, filled):
     collection, codes = filled
     collection.build_index(kind)
@@ -285,7 +303,7 @@ def test_searches_among_ids_are_exact_after_additions_and_removals(kind, n_chose
 
 def test_the_build_command(own_collection, pictures, hashseek):
     picture = next(pictures.glob("*.jpg"))
-    for kind in ("multihash", "exact"):
+    for kind in ("ivf", "exact"):
         code, out, err = hashseek("index", "build", own_collection, "--kind", kind)
         assert (code, err) == (0, "")
         assert f"kind {kind}," in out

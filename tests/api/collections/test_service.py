@@ -109,7 +109,7 @@ def test_an_approximate_index_is_rebuilt_while_the_service_runs_and_not_when_it_
     own_collection, monkeypatch, seconds
 ):
     with closing(Collection(own_collection)) as collection:
-        collection.build_index("multihash")
+        collection.build_index("ivf")
     manifest = own_collection / "index" / "manifest.json"
     before = manifest.read_text()
     monkeypatch.setattr(service, "MERGE_SECONDS", seconds)
@@ -121,7 +121,7 @@ def test_an_approximate_index_is_rebuilt_while_the_service_runs_and_not_when_it_
             wait_until(lambda: json.loads(manifest.read_text())["n_images"] == 14)
             manifest.unlink()  # as another process might
             wait_until(manifest.exists)
-            assert json.loads(manifest.read_text())["kind"] == "multihash"
+            assert json.loads(manifest.read_text())["kind"] == "ivf"
     assert (manifest.read_text() == before) == (seconds > 1)
 
 

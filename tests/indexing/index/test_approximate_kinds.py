@@ -8,7 +8,7 @@ import pytest
 
 from hashseek.indexing.index.approximate import GOOD_RECALL, default_effort
 from hashseek.indexing.index.hamming_index import APPROXIMATE, build_index, load_index, save_index
-from hashseek.indexing.index.multi_index_hashing import build_table, flips, substring
+from hashseek.indexing.index.substring_tables import build_table, flips, substring
 from hashseek.retrieval.codes import pad
 from hashseek.retrieval.errors import BadCollection, BadConfig
 from support import hamming_oracle as hamming
@@ -68,7 +68,7 @@ def test_recall_on_other_queries_is_about_the_measured_one(index, data):
 
 
 def test_more_effort_finds_no_less(index, data):
-    efforts = {"ivf": (1, 2, 5, 20, 76), "hnsw": (10, 40, 200, 1000), "multihash": (1, 2, 3, 4)}[index.kind]
+    efforts = {"ivf": (1, 2, 5, 20, 76), "hnsw": (10, 40, 200, 1000)}[index.kind]
     found = [recall(index, data, effort=effort) for effort in efforts]
     assert found == sorted(found)
     assert found[-1] > 0.999

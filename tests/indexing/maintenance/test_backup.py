@@ -34,7 +34,7 @@ def collection(tmp_path):
 
 
 def test_a_restored_snapshot_is_the_collection(collection, tmp_path):
-    collection.build_index("multihash")
+    collection.build_index("ivf")
     contents = snapshot(collection, tmp_path / "s.tar")
     assert (contents.n_images, contents.lost) == (18, ())
     for folder in (tmp_path / "new", tmp_path / "empty"):
@@ -44,7 +44,7 @@ def test_a_restored_snapshot_is_the_collection(collection, tmp_path):
         again = Collection(folder)
         assert content(again) == content(collection)
         assert found(again) == found(collection)
-        assert [again.describe_index()[name] for name in ("kind", "built")] == ["multihash", 18]
+        assert [again.describe_index()[name] for name in ("kind", "built")] == ["ivf", 18]
         assert again.catalog.generation() == collection.catalog.generation()
         assert again.catalog.uuid != collection.catalog.uuid
         assert (folder / "checkpoint.safetensors").read_bytes() == b"weights" * 100
