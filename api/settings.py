@@ -66,6 +66,9 @@ class Settings:
     ] = None
     log_format: Annotated[Literal["text", "json"], typer.Option(help="Of the lines on standard error.")] = "text"
     access_log: Annotated[bool, typer.Option("--access-log", help="Log every request.")] = False
+    otel: Annotated[
+        bool, typer.Option("--otel", help="Send traces with OpenTelemetry, as its variables OTEL_* also do.")
+    ] = False
 
     def folders(self) -> dict[str, Path]:
         """Folders of the collections by name. One that is served alone has no name: ""."""

@@ -76,13 +76,16 @@ def run(settings: Settings) -> None:
         warnings.simplefilter("ignore", UnsupportedFieldAttributeWarning)
         from hashseek.api.access.connections import limit_connections
         from hashseek.api.app import create_app
-        from hashseek.api.monitoring import logs
+        from hashseek.api.monitoring import logs, tracing
         from hashseek.indexing.collection import check_checkpoint
         from hashseek.retrieval.engines import check_engine
 
         check_engine(settings.engine, device=settings.device, precision=settings.precision)
         if catalog:
             check_checkpoint(catalog, settings.checkpoint or settings.collection / catalog.space.checkpoint)
+    app = create_app(settings)
+    if settings.otel or any(name.startswith("OTEL_") for name in os.environ):
+        tracing.trace(app)
     _give_memory_back()
     port = listener.getsockname()[1]
     shown = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -93,7 +96,7 @@ def run(settings: Settings) -> None:
     logs.configure(as_json=settings.log_format == "json", access_log=settings.access_log)
     server = uvicorn.Server(
         uvicorn.Config(
-            create_app(settings),
+            app,
             http=limit_connections(),
             ws="none",
             log_config=None,

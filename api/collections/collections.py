@@ -39,7 +39,7 @@ class Collections:
         self._scanner = threading.Thread(target=self._keep_scanned, name="hashseek-scan", daemon=True)
 
     def __iter__(self) -> Iterator[Service]:
-        return iter([service for _, service in sorted(self._services.items()) if not service.leaving])
+        return iter([service for _, service in sorted(self._services.copy().items()) if not service.leaving])
 
     def start(self) -> None:
         """Start to load all collections, each in a thread."""

@@ -146,7 +146,7 @@ class Service:
             self._searcher = self._open(self.settings.checkpoint)
         except Exception as error:
             self._failure = str(error)
-            log.exception("the collection could not be loaded")
+            log.exception("the collection %s could not be loaded", self.settings.collection)
         self.loaded.set()
 
     def _keep_merged(self) -> None:

@@ -1,1 +1,1 @@
-"""What the service tells about itself: log lines and figures."""
+"""What the service tells about itself: log lines, figures, traces."""
