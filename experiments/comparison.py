@@ -545,7 +545,8 @@ def tests_of(rows: Sequence[dict[str, Any]], n_bits: int, *, of_query: str) -> l
     by_mean = holm([randomization_test(d) for d in differences])
     by_rank = holm([float(wilcoxon(d, alternative="greater").pvalue) if d.any() else 1.0 for d in differences])
     ranks, critical = mean_ranks(means)
-    level = [m for m in others if ranks[m] - ranks[first] < critical]
+    level = [METHODS[m].title for m in others if abs(ranks[m] - ranks[first]) < critical]
+    ahead = [METHODS[m].title for m in others if ranks[first] - ranks[m] >= critical]
 
     def close(p_values: Sequence[float]) -> str:
         pairs = zip(others, p_values, strict=True)
@@ -557,9 +558,9 @@ def tests_of(rows: Sequence[dict[str, Any]], n_bits: int, *, of_query: str) -> l
     )
     return [
         f"- {n_bits} bits: {METHODS[first].title} is first, with {seeds} of {len(found[first])} seeds. Not behind it "
-        f"beyond chance by the randomisation test: {close(by_mean)}; by Wilcoxon's: {close(by_rank)}; by Nemenyi's "
-        f"(mean rank {ranks[first]:.2f}, critical difference {critical:.2f}): "
-        f"{', '.join(METHODS[m].title for m in level) or 'none'}. Friedman's p "
+        f"beyond chance by the randomisation test: {close(by_mean)}; by Wilcoxon's: {close(by_rank)}. By its mean "
+        f"rank over queries ({ranks[first]:.2f}, Nemenyi's critical difference {critical:.2f}) it is level with "
+        f"{', '.join(level) or 'none'}, and behind {', '.join(ahead) or 'none'}. Friedman's p "
         f"{float(friedmanchisquare(*means.values()).pvalue):.1g}."
     ]
 
