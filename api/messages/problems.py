@@ -115,7 +115,10 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     def http(request: Request, error: HTTPException) -> Response:
         if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED:
-            return problem(error.status_code, str(error.detail), headers=error.headers)
+            detail = str(error.detail)
+            if error.status_code == HTTPStatus.NOT_FOUND and request.app.state.collections.several:
+                detail += "; this service has several collections: /v1/collections lists their addresses"
+            return problem(error.status_code, detail, headers=error.headers)
         headers = {"Allow": ", ".join(_methods(request))}  # of all routes of the path; Starlette knows one of them
         if request.method == "OPTIONS":
             return Response(status_code=HTTPStatus.NO_CONTENT, headers=headers)

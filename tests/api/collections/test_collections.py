@@ -47,7 +47,7 @@ def test_each_has_its_own_images_under_its_own_address(client):
     assert client.get("/collections/a/v1/images/1").json()["url"] == "/collections/a/v1/images/1/file"
     assert client.get("/collections/a/v1/stats").json()["n_images"] == 12
     assert_problem(client.get("/collections/b%20c/v1/images/1"), 404, "UnknownImage")
-    assert client.get("/v1/stats").status_code == 404
+    assert_problem(client.get("/v1/stats"), 404, "about:blank", "/v1/collections")
     assert_problem(client.get("/collections/other/v1/stats"), 404, "UnknownCollection", "other")
     assert "Hashseek" in client.get("/collections/a").text  # with a slash, where it is led
     assert figures(client)["hashseek_index_images",] == 21

@@ -27,6 +27,7 @@ def test_health_statistics_and_documentation(reader, checkpoint):
     paths = reader.get("/openapi.json").json()["paths"]
     assert {path: sorted(operations) for path, operations in paths.items()} == {
         "/v1/search": ["post"],
+        "/v1/collections": ["get"],
         "/v1/encode": ["post"],
         "/v1/images": ["delete", "get", "post"],
         "/v1/images/by-key/{key}": ["delete", "get", "patch"],
