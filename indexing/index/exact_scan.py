@@ -33,7 +33,7 @@ _BLOCK_BYTES, _MIN_BLOCK, _MAX_BLOCK = 2**20, 8192, 65536
 _CACHED = 16 * 2**20
 _MAX_K = 4096
 # FAISS counts distances if there are at most so many rows for each of the k, and keeps a heap otherwise.
-_COUNTED = 5000
+_COUNTED = 1000
 _COUNTERS = 64 * 2**20  # bytes of counters at a time
 # Less work than this (bytes of codes) is done before another thread has started.
 _BYTES_PER_THREAD = 4 * 2**20
@@ -63,23 +63,30 @@ def nearest(xq: Codes, xb: Codes, *, k: int) -> Candidates:
     n_threads = _n_threads(xq, xb)
     n_queries = min(-(-len(xq) // n_threads), max(1, _COUNTERS // (64 * k * xb.shape[1])))
     n_row_parts = min(-(-n_threads // len(xq)), len(xb))
+    if n_row_parts == 1 and n_queries >= len(xq):
+        return _knn(xq, xb, k)
     starts = [len(xb) * i // n_row_parts for i in range(n_row_parts + 1)]
 
     def run(part: tuple[int, tuple[int, int]]) -> Candidates:
         first, (start, stop) = part
-        variant = "mc" if stop - start <= _COUNTED * k else "hc"  # both keep the first of equally near rows
-        with faiss_threads(1):
-            found = faiss.knn_hamming(xq[first : first + n_queries], xb[start:stop], min(k, stop - start), variant)
-        return found[0], found[1] + start
+        distances, rows = _knn(xq[first : first + n_queries], xb[start:stop], k)
+        return distances, rows + start
 
     found = list(in_threads(run, [(i, rows) for i in range(0, len(xq), n_queries) for rows in pairwise(starts)]))
-    if len(found) == 1:
-        return found[0]
     if n_row_parts > 1:  # then each part is of one query
         several = [zip(*found[i : i + n_row_parts], strict=True) for i in range(0, len(found), n_row_parts)]
-        found = [ranked(*(np.concatenate(part, axis=None) for part in of_query), k) for of_query in several]
+        joined = [[np.concatenate(part, axis=None) for part in of_query] for of_query in several]
+        found = [ranked(distances, rows, k) for distances, rows in joined]
     distances, rows = zip(*found, strict=True)
     return np.vstack(distances), np.vstack(rows)
+
+
+def _knn(xq: Codes, xb: Codes, k: int) -> Candidates:
+    """The at most k nearest rows of each query, by one thread; FAISS keeps the first of equally near rows."""
+    variant = "mc" if len(xb) <= _COUNTED * k else "hc"
+    with faiss_threads(1):
+        distances, rows = faiss.knn_hamming(xq, xb, min(k, len(xb)), variant)
+    return distances, rows
 
 
 def candidates(

@@ -47,7 +47,13 @@ __all__ = [
 
 KINDS = ("exact", *APPROXIMATE, "gpu")
 # The arrays of an index: its ids, and those of `PlainCodes` or `DistinctCodes`.
-_TYPES = {"ids": np.int64, "codes": np.uint8, "distinct": np.uint8, "starts": np.int64, "rows": np.uint32}
+_TYPES: Mapping[str, type[np.generic]] = {
+    "ids": np.int64,
+    "codes": np.uint8,
+    "distinct": np.uint8,
+    "starts": np.int64,
+    "rows": np.uint32,
+}
 # Files of so many bytes are mapped, so that opening does not take long. Others are read: searches are a little faster.
 MAPPED = 256 * 2**20
 # From this share of rows on, an approximate kind fetches more than k results, and those outside are left out.
