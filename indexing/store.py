@@ -14,6 +14,11 @@ from hashseek.indexing.catalog.filters import Filter
 from hashseek.indexing.catalog.records import Change, FileRecord, NewImage, StoredCode, StoredImage
 from hashseek.indexing.index.hamming_index import Distances
 from hashseek.retrieval.codes import Codes
+from hashseek.retrieval.errors import BadCollection
+
+
+class StoreUnavailable(BadCollection):
+    """The server that keeps a collection does not answer; the same call may succeed later."""
 
 
 class Coded(Protocol):
