@@ -132,15 +132,20 @@ def hashseek(start) -> Callable[..., tuple[int, str, str]]:
 
 
 @pytest.fixture(scope="session")
-def milvus(tmp_path_factory) -> Iterator[str]:
-    """The URI of a Milvus server, without the name of a collection."""
-    if given := os.environ.get("HASHSEEK_MILVUS_URI"):
-        yield given.rstrip("/")
-        return
+def milvus_process(tmp_path_factory) -> Iterator[milvus_server.MilvusServer]:
+    """A Milvus server of the tests."""
     if reason := milvus_server.missing():
         pytest.skip(reason)
     with milvus_server.running(tmp_path_factory.mktemp("milvus")) as server:
-        yield server.uri
+        yield server
+
+
+@pytest.fixture(scope="session")
+def milvus(request) -> str:
+    """The URI of a Milvus server, without the name of a collection."""
+    if given := os.environ.get("HASHSEEK_MILVUS_URI"):
+        return given.rstrip("/")
+    return str(request.getfixturevalue("milvus_process").uri)
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def parse_address(place: str | Path) -> Address:
     return Address(parts.hostname, port, parts.path[1:], **options)
 
 
-def refuse_milvus(place: Path, what: str = "this") -> None:
+def refuse_milvus(place: Path) -> None:
     """Refuse a collection in Milvus where only a folder will do.
 
     Raises:
@@ -76,6 +76,12 @@ def refuse_milvus(place: Path, what: str = "this") -> None:
     """
     if is_in_milvus(place):
         raise BadConfig(
-            f"{what} needs a collection in a folder, and {parse_address(place)} is in Milvus: there, add, search, "
-            "remove, stats, import and serve work; Milvus has its own backups, index builds and compaction"
+            f"this needs a collection in a folder, and {parse_address(place)} is in Milvus, where add, import, search, "
+            "remove, stats and serve work: use the backups, index builds and compaction of Milvus itself"
         )
+
+
+def without_address(place: Path, text: str) -> str:
+    """A text without the address and its server, which clients of a service need not know."""
+    address = parse_address(place)
+    return text.replace(str(address), address.name).replace(f" at {address.server}", "")

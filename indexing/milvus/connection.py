@@ -23,7 +23,11 @@ _INVALID = ("cannot parse expression", "should divide the dim", "dimension", "le
 
 
 class Connection:
-    """A connection to the server of an address. Safe to use from several threads."""
+    """A connection to the server of an address. Safe to use from several threads.
+
+    Attributes:
+        is_stale: the collection is another one now; all calls are refused.
+    """
 
     def __init__(self, address: Address) -> None:
         """Connect.
@@ -39,6 +43,7 @@ class Connection:
             raise BadConfig(f"{address} needs pymilvus: pip install 'hashseek[milvus]'") from None
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)  # it would log each try with its traceback
         self.address = address
+        self.is_stale = False
         self.types = pymilvus.DataType
         self._errors = (pymilvus.MilvusException, grpc.RpcError, grpc.FutureTimeoutError)
         self._client = self._connect(pymilvus.MilvusClient)
@@ -82,6 +87,8 @@ class Connection:
         return self._call(method, WRITE_SECONDS, arguments)
 
     def _call(self, method: str, seconds: float, arguments: dict[str, Any]) -> Any:
+        if self.is_stale:
+            raise StoreUnavailable(f"the collection {self.address} was replaced since it was opened: open it again")
         until = time.monotonic() + seconds
         while True:
             left = max(until - time.monotonic(), 1.0)

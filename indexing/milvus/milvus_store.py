@@ -441,11 +441,17 @@ class MilvusStore:
         return self._query("id == 0", ["id"], 1, "Eventually")
 
     def is_current(self) -> bool:
-        """Whether the collection is still the one that was opened; True if the server does not say."""
+        """Whether the collection is still the one that was opened; True if the server does not say.
+
+        If it is not, nothing is read from it any more: the other one may have codes of another checkpoint.
+        """
         try:
-            return bool(self._describe()["description"] == self._description["description"])
+            if self._describe()["description"] == self._description["description"]:
+                return True
         except StoreUnavailable:
             return True
+        self._connection.is_stale = True
+        return False
 
     def merge_segments(self) -> bool:
         """Milvus does this itself."""
