@@ -249,7 +249,9 @@ class MilvusStore:
     # ------------------------------------------------------------ reading
 
     def _query(self, among: str, fields: list[str], limit: int, consistency: str | None = None) -> list[Row]:
-        found = self._connection.read(
+        # Only changes ask for "Strong" whatever the address says; they are as patient as their writes.
+        call = self._connection.write if consistency == "Strong" else self._connection.read
+        found = call(
             "query",
             filter=among,
             output_fields=fields,

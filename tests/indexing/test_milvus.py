@@ -79,9 +79,7 @@ def test_commands_find_the_same_in_milvus_as_in_a_folder(hashseek, milvus_name, 
     answers = []
     for place in (indexed, milvus_name):
         found = hashseek("search", place, picture, "--checkpoint", checkpoint, "--device", "cpu", "-k", "5", "--json")
-        answers.append(
-            [{name: hit[name] for name in ("path", "distance", "score")} for hit in json.loads(found[1])["hits"]]
-        )
+        answers.append([(hit["path"], hit["distance"], hit["score"]) for hit in json.loads(found[1])["hits"]])
     assert answers[0] == answers[1]
     assert answers[0][0][1] == 0
     stats = json.loads(hashseek("index", "stats", milvus_name, "--json")[1])
