@@ -19,14 +19,9 @@ def open_store(
     create: bool = False,
     keep_features: bool = False,
 ) -> Store:
-    """Open the collection in a folder or at an address in Milvus.
+    """Open the collection in a folder, see `Collection`, or at an address in Milvus, see `MilvusStore`.
 
-    Args:
-        place: folder, or `milvus://HOST:19530/NAME`.
-        checkpoint: of its codes; a collection in Milvus keeps no copy.
-        read_only: open a folder without writing to it.
-        create: create the collection for `checkpoint` if it does not exist.
-        keep_features: see `open_or_create`; Milvus keeps none.
+    With `create`, it is created for `checkpoint` if it does not exist, see `open_or_create`.
 
     Raises:
         BadCollection: there is no such collection, or the server does not answer.

@@ -27,27 +27,12 @@ from hashseek.indexing.catalog.records import (
 from hashseek.indexing.catalog.storing import check_new
 from hashseek.indexing.collection import check_checkpoint
 from hashseek.indexing.index.hamming_index import Distances
+from hashseek.indexing.milvus import rows as of_rows
 from hashseek.indexing.milvus.address import Address
 from hashseek.indexing.milvus.connection import Connection
 from hashseek.indexing.milvus.expressions import both, expression, literal
 from hashseek.indexing.milvus.nearest import MOST, Found, Nearest
-from hashseek.indexing.milvus.rows import (
-    CODE,
-    N_LISTS,
-    RECORD,
-    Row,
-    code_bytes,
-    content_of,
-    described,
-    file_record,
-    find_row,
-    ids_of,
-    ids_of_key,
-    make_indexes,
-    make_schema,
-    stored_code,
-    stored_image,
-)
+from hashseek.indexing.milvus.rows import CODE, N_LISTS, RECORD, Row
 from hashseek.indexing.store import StoreUnavailable
 from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.codes import Codes, code_size
@@ -97,7 +82,7 @@ class MilvusStore:
 
     def _create(self, fingerprint: str, n_bits: int) -> None:
         about = json.dumps({"hashseek": FORMAT, "fingerprint": fingerprint, "n_bits": n_bits, "created_at": now()})
-        schema = make_schema(self._connection, about, n_bytes=code_size(n_bits))
+        schema = of_rows.make_schema(self._connection, about, n_bytes=code_size(n_bits))
         self._connection.write("create_collection", schema=schema, consistency_level="Strong")
 
     def _describe(self) -> dict[str, Any]:
@@ -108,26 +93,21 @@ class MilvusStore:
         """(fingerprint, n_bits) from the collection's description."""
         try:
             about = json.loads(self._description["description"])
-            if about["hashseek"] != FORMAT:
-                raise ValueError(about["hashseek"])
             fingerprint, n_bits = str(about["fingerprint"]), int(about["n_bits"])
             [dimension] = [field["params"]["dim"] for field in self._description["fields"] if field["name"] == CODE]
-        except (ValueError, KeyError, TypeError):
+            if (about["hashseek"], dimension) != (FORMAT, 8 * code_size(n_bits)):
+                raise ValueError(f"format {about['hashseek']}, vectors of {dimension} bits for codes of {n_bits}")
+        except (ValueError, KeyError, TypeError) as error:
             raise BadCollection(
-                f"{self.address} is not a collection of this version of Hashseek: name another one"
+                f"{self.address} is not a collection of this version of Hashseek ({error!r}): name another one"
             ) from None
-        if dimension != 8 * code_size(n_bits):
-            raise BadCollection(
-                f"{self.address} has vectors of {dimension} bits, which codes of {n_bits} bits do not fit: name "
-                "another collection"
-            )
         return fingerprint, n_bits
 
     def _prepare(self) -> None:
         """Build the indexes and load the collection, unless that is done."""
         if not self._connection.read("list_indexes", field_name=CODE):
             self._connection.write(
-                "create_index", index_params=make_indexes(self._connection, self.address.index or "flat")
+                "create_index", index_params=of_rows.make_indexes(self._connection, self.address.index or "flat")
             )
         self.kind = str(self._connection.read("describe_index", index_name=CODE)["index_type"])
         wanted = self.address.index
@@ -168,14 +148,14 @@ class MilvusStore:
     def add(self, images: list[NewImage], *, replaced: set[str] | None = None) -> list[tuple[int, Change]]:  # noqa: ARG002
         """Store images, see `Store.add`; those of a call are written together."""
         check_new(images)
-        ids = {i for image in images for i in ids_of(image)}
+        ids = {i for image in images for i in of_rows.ids_of(image)}
         hashes = {image.sha256 for image in images if image.key is None}
         known: dict[int, Row] = {}
         for field, values in (("id", sorted(ids)), ("sha256", sorted(hashes))):
             known |= {row["id"]: row for row in self._rows(field, values, ["*"], "Strong")}
         time, outcome, changed = now(), list[tuple[int, Change]](), dict[int, Row]()
         for image in images:
-            row = find_row(image, known)
+            row = of_rows.find_row(image, known)
             new, change = self._stored(image, row, known, time)
             known[new["id"]] = new
             if new != row:
@@ -187,18 +167,20 @@ class MilvusStore:
     def _stored(self, image: NewImage, row: Row | None, known: Mapping[int, Row], time: str) -> tuple[Row, Change]:
         """The row of an image after it was stored, and what changed; `row` is the one it had before."""
         if row is None:
-            free = next((i for i in ids_of(image) if i not in known), None)
+            free = next((i for i in of_rows.ids_of(image) if i not in known), None)
             if free is None:
                 raise BadCollection(f"both ids of {image.key or image.path} are taken by chance: give it another key")
             times = {"key": image.key or "", "added_at": time, "changed_at": time}
-            return {"id": free} | times | content_of(image) | described(image.labels, image.attributes), "added"
+            return {"id": free} | times | of_rows.content_of(image) | of_rows.described(
+                image.labels, image.attributes
+            ), "added"
         if row["sha256"] == image.sha256:
             new = row | ({"path": image.path} if image.key is not None else {})
             if new["path"] == image.path and image.mtime_ns is not None:
                 new |= {"mtime_ns": image.mtime_ns}
             differs = new["path"] != row["path"]
         else:
-            new, differs = row | content_of(image), True
+            new, differs = row | of_rows.content_of(image), True
         if image.key is None:
             return new, "known"
         new, is_described = _redescribed(new, image.labels or None, image.attributes or None)
@@ -227,11 +209,11 @@ class MilvusStore:
         check_labels(labels or ())
         if attributes is not None:
             check_attributes(attributes)
-        new, differs = _redescribed(self._row(image_id, ["*"]), labels, attributes)
+        new, differs = _redescribed(self._row(image_id, ["*"], "Strong"), labels, attributes)
         if differs:
             new |= {"changed_at": now()}
             self._upsert([new])
-        return stored_image(new)
+        return of_rows.stored_image(new)
 
     def remove(self, ids: list[int], *, missing_ok: bool = False) -> None:
         """Remove images, see `Store.remove`."""
@@ -258,7 +240,7 @@ class MilvusStore:
             consistency_level=consistency or self._consistency,
             **({} if fields == ["count(*)"] else {"limit": limit}),
         )
-        return [{**row, CODE: code_bytes(row)} if CODE in row else dict(row) for row in found]
+        return [{**row, CODE: of_rows.code_bytes(row)} if CODE in row else dict(row) for row in found]
 
     @property
     def _consistency(self) -> str:
@@ -286,26 +268,25 @@ class MilvusStore:
             after, size = max(row["id"] for row in page), MOST
 
     def _ids(self, among: str, size: int = MOST, *, after: int = 0) -> Iterator[int]:
-        for page in self._pages(among, ["id"], size, after=after):
-            yield from (row["id"] for row in page)
+        return (row["id"] for page in self._pages(among, ["id"], size, after=after) for row in page)
 
     def _count(self, among: str) -> int:
         return int(self._query(among, ["count(*)"], 1)[0]["count(*)"])
 
-    def _row(self, image_id: int, fields: list[str]) -> Row:
-        found = self._rows("id", [image_id], fields) if 0 <= image_id < 2**63 else []
+    def _row(self, image_id: int, fields: list[str], consistency: str | None = None) -> Row:
+        found = self._rows("id", [image_id], fields, consistency) if 0 <= image_id < 2**63 else []
         if not found:
             raise UnknownImage(f"there is no image {image_id} in the collection")
         return found[0]
 
     def get(self, ids: Sequence[int]) -> list[StoredImage | None]:
         """Records by id, in that order; None for an id that is not stored."""
-        found = {row["id"]: stored_image(row) for row in self._rows("id", [int(i) for i in ids], RECORD)}
+        found = {row["id"]: of_rows.stored_image(row) for row in self._rows("id", [int(i) for i in ids], RECORD)}
         return [found.get(int(i)) for i in ids]
 
     def one(self, image_id: int) -> StoredImage:
         """The record of one image, see `Store.one`."""
-        return stored_image(self._row(image_id, RECORD))
+        return of_rows.stored_image(self._row(image_id, RECORD))
 
     def by_key(self, key: str) -> StoredImage:
         """The record of the image with this key, see `Store.by_key`."""
@@ -316,7 +297,7 @@ class MilvusStore:
     def ids_by_key(self, keys: Sequence[str]) -> dict[str, int]:
         """Ids of the stored ones among these keys."""
         wanted = {key for key in keys if key and key == key.encode(errors="replace").decode()}
-        rows = self._rows("id", [i for key in wanted for i in ids_of_key(key)], ["id", "key"])
+        rows = self._rows("id", [i for key in wanted for i in of_rows.ids_of_key(key)], ["id", "key"])
         return {row["key"]: row["id"] for row in rows if row["key"] in wanted}
 
     def ids_by_hash(self, hashes: Sequence[str]) -> dict[str, int]:
@@ -330,12 +311,12 @@ class MilvusStore:
         One that was stored in the last second may be missed; it is encoded again then, and `add` finds it.
         """
         rows = self._query(f"sha256 == {literal(sha256)}", ["engine", CODE], 1, "Eventually")
-        return stored_code(rows[0]) if rows else None
+        return of_rows.stored_code(rows[0]) if rows else None
 
     def records_by_path(self, paths: Sequence[str]) -> dict[str, FileRecord]:
         """The record of each of these paths that has one; the last of several."""
         fields = ["id", "key", "path", "bytes", "mtime_ns"]
-        return {row["path"]: file_record(row) for row in self._rows("path", list(dict.fromkeys(paths)), fields)}
+        return {row["path"]: of_rows.file_record(row) for row in self._rows("path", list(dict.fromkeys(paths)), fields)}
 
     def ids_where(self, chosen: Filter) -> Ids:
         """Ids (ascending) of the images that a filter lets through."""
@@ -351,7 +332,7 @@ class MilvusStore:
 
     def code(self, image_id: int) -> Codes:
         """Packed code (1, code_size) of one image, see `Store.code`."""
-        return stored_code({**self._row(image_id, [CODE]), "engine": ""}).code[None]
+        return of_rows.stored_code({**self._row(image_id, [CODE]), "engine": ""}).code[None]
 
     def features_of(self, ids: Sequence[int]) -> tuple[Ids, NDArray[np.float16]]:  # noqa: ARG002
         """Nothing: features are not kept."""
@@ -470,7 +451,7 @@ def _redescribed(row: Row, labels: Sequence[str] | None, attributes: Mapping[str
     )
     if same:
         return row, False
-    new = described(
+    new = of_rows.described(
         row["labels"] if labels is None else labels, row["attributes"] if attributes is None else attributes
     )
     return row | new, True

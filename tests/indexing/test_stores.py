@@ -235,7 +235,7 @@ class TestMilvus:
         codes = random_codes(np.random.default_rng(2), 3, 48)
         images = new_images(codes)
         taken = ids_of(images[0])[0]
-        monkeypatch.setattr(milvus_store, "ids_of", lambda image: (taken, ids_of(image)[1]))
+        monkeypatch.setattr(milvus_store.of_rows, "ids_of", lambda image: (taken, ids_of(image)[1]))
         store = open_new("milvus", 48)
         outcome = store.add(images[:2])
         assert outcome == [(taken, "added"), (ids_of(images[1])[1], "added")]
