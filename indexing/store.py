@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from hashseek.indexing.catalog.attributes import Ids
 from hashseek.indexing.catalog.filters import Filter
 from hashseek.indexing.catalog.records import Change, FileRecord, NewImage, StoredCode, StoredImage
-from hashseek.indexing.index.hamming_index import Distances
 from hashseek.retrieval.codes import Codes
 from hashseek.retrieval.errors import BadCollection
+
+if TYPE_CHECKING:  # it loads FAISS
+    from hashseek.indexing.index.hamming_index import Distances
 
 
 class StoreUnavailable(BadCollection):

@@ -19,7 +19,6 @@ from hashseek.api.settings import CATALOG, Settings, options, read_config
 from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.cli.options import encoder_options
 from hashseek.indexing.milvus.address import is_in_milvus
-from hashseek.indexing.opening import open_store
 from hashseek.indexing.store import Coded
 from hashseek.retrieval.errors import BadConfig
 
@@ -114,6 +113,8 @@ def run(settings: Settings) -> None:
 def _codes_of(settings: Settings, stack: ExitStack) -> tuple[Coded, Path]:
     """The collection without its index, and the file of its checkpoint."""
     if is_in_milvus(settings.collection):
+        from hashseek.indexing.opening import open_store  # loads FAISS
+
         store = stack.enter_context(closing(open_store(settings.collection, checkpoint=settings.checkpoint)))
         return store, store.checkpoint
     opened = Catalog(settings.collection / CATALOG, read_only=settings.read_only)

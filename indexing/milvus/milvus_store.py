@@ -21,7 +21,6 @@ from hashseek.indexing.catalog.records import (
     StoredCode,
     check_attributes,
     check_labels,
-    in_chunks,
     same_attributes,
 )
 from hashseek.indexing.catalog.storing import check_new
@@ -39,6 +38,7 @@ from hashseek.retrieval.codes import Codes, code_size
 from hashseek.retrieval.errors import BadCollection, BadConfig, UnknownImage
 
 FORMAT = 1
+BATCH = 1000  # rows that are written together
 EFFORT = 32  # lists of BIN_IVF_FLAT that a search reads unless it says otherwise
 _COUNT_SECONDS = 60.0  # for which numbers of labels and engines are kept: counting them reads every row
 
@@ -146,13 +146,16 @@ class MilvusStore:
     # ------------------------------------------------------------ images
 
     def add(self, images: list[NewImage], *, replaced: set[str] | None = None) -> list[tuple[int, Change]]:  # noqa: ARG002
-        """Store images, see `Store.add`; those of a call are written together."""
+        """Store images, see `Store.add`; `BATCH` of them are written together."""
         check_new(images)
-        ids = {i for image in images for i in of_rows.ids_of(image)}
-        hashes = {image.sha256 for image in images if image.key is None}
-        known: dict[int, Row] = {}
-        for field, values in (("id", sorted(ids)), ("sha256", sorted(hashes))):
-            known |= {row["id"]: row for row in self._rows(field, values, ["*"], "Strong")}
+        return [outcome for at in range(0, len(images), BATCH) for outcome in self._add(images[at : at + BATCH])]
+
+    def _add(self, images: list[NewImage]) -> list[tuple[int, Change]]:
+        ids = sorted({i for image in images for i in of_rows.ids_of(image)})
+        hashes = sorted({image.sha256 for image in images if image.key is None})
+        among = f"id in {literal(ids)} or sha256 in {literal(hashes)}"
+        pages = self._pages(among, ["*"], MOST, consistency="Strong")
+        known: dict[int, Row] = {row["id"]: row for page in pages for row in page}
         time, outcome, changed = now(), list[tuple[int, Change]](), dict[int, Row]()
         for image in images:
             row = of_rows.find_row(image, known)
@@ -170,10 +173,8 @@ class MilvusStore:
             free = next((i for i in of_rows.ids_of(image) if i not in known), None)
             if free is None:
                 raise BadCollection(f"both ids of {image.key or image.path} are taken by chance: give it another key")
-            times = {"key": image.key or "", "added_at": time, "changed_at": time}
-            return {"id": free} | times | of_rows.content_of(image) | of_rows.described(
-                image.labels, image.attributes
-            ), "added"
+            new = {"id": free, "key": image.key or "", "added_at": time, "changed_at": time}
+            return new | of_rows.content_of(image) | of_rows.described(image.labels, image.attributes), "added"
         if row["sha256"] == image.sha256:
             new = row | ({"path": image.path} if image.key is not None else {})
             if new["path"] == image.path and image.mtime_ns is not None:
@@ -221,8 +222,8 @@ class MilvusStore:
             stored = {row["id"] for row in self._rows("id", ids, ["id"], "Strong")}
             if missing := [image_id for image_id in ids if image_id not in stored]:
                 raise UnknownImage(f"there is no image {missing[0]} in the collection")
-        if ids:
-            self._connection.write("delete", ids=[int(i) for i in ids])
+        for at in range(0, len(ids), MOST):
+            self._connection.write("delete", ids=[int(i) for i in ids[at : at + MOST]])
 
     def _upsert(self, rows: list[Row]) -> None:
         if rows:
@@ -249,8 +250,8 @@ class MilvusStore:
     def _rows(self, field: str, values: Sequence[Any], fields: list[str], consistency: str | None = None) -> list[Row]:
         """The rows that have one of the values in a field, by ascending id; a value may be that of several rows."""
         rows: dict[int, Row] = {}
-        for chunk in in_chunks(values):
-            among = f"{field} in {literal(chunk)}"
+        for at in range(0, len(values), BATCH):
+            among = f"{field} in {literal(values[at : at + BATCH])}"
             for page in self._pages(among, fields, MOST, consistency=consistency):
                 rows |= {row["id"]: row for row in page}
         return [rows[i] for i in sorted(rows)]

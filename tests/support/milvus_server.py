@@ -1,6 +1,7 @@
 """A Milvus server for tests: the one that HASHSEEK_MILVUS_URI names, or one that `make .venv-milvus/installed` made."""
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -20,7 +21,8 @@ def missing() -> str | None:
     """Why no server can be started here; None if one can."""
     if not COMMAND.is_file():
         return f"there is no {COMMAND}: run `make .venv-milvus/installed`, or set HASHSEEK_MILVUS_URI"
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    found = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
+    available = 1024 * int(found[1]) if found else 0
     return None if available > _MEMORY else f"a Milvus server needs {_MEMORY / 2**30:.0f} GB, {available:,} B are free"
 
 
