@@ -15,8 +15,8 @@ lint: .venv/installed-test links
 	PYTHONPATH=build/links $(BIN)/lint-imports
 	if [ -x $(BIN)/hadolint ]; then $(BIN)/hadolint Dockerfile; else echo "hadolint has no build for this platform: Dockerfile not linted"; fi
 
-unit: .venv/installed-test
-	$(BIN)/pytest -n auto $(ARGS)
+unit: .venv/installed-test .venv-milvus/installed
+	$(BIN)/pytest -n auto --dist loadgroup $(ARGS)
 
 bench-engines: .venv/installed-test
 	$(BIN)/python bench/engines.py $(ARGS)
@@ -80,5 +80,11 @@ endef
 	$(call install,.[test])
 	touch $@ .venv/installed
 
+# A Milvus server for tests. Its command needs a module that later versions of setuptools lack.
+.venv-milvus/installed:
+	$(PYTHON) -m venv .venv-milvus
+	.venv-milvus/bin/pip install --quiet 'setuptools<81' milvus==2.3.5 || echo "no Milvus server for this platform: its tests are skipped"
+	touch $@
+
 clean:
-	rm -rf .venv .demo build *.egg-info
+	rm -rf .venv .venv-milvus .demo build *.egg-info

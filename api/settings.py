@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from hashseek.api.access.keys import read_keys
-from hashseek.indexing.cli.options import EngineName, PrecisionName
+from hashseek.indexing.cli.options import STORE_HELP, EngineName, PrecisionName
 from hashseek.retrieval.errors import BadConfig
 
 CATALOG = "catalog.sqlite"  # of a collection
@@ -22,11 +22,14 @@ CATALOG = "catalog.sqlite"  # of a collection
 class Settings:
     """Settings and limits of the service; docs/reference/http-api.md lists them."""
 
-    collection: Annotated[Path, typer.Argument(help="Folder of a collection, or of several.")]
+    collection: Annotated[Path, typer.Argument(help=f"{STORE_HELP} Or a folder of several collections.")]
     host: Annotated[str, typer.Option(help="Host name or IP address to listen on.")] = "127.0.0.1"
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on, 0 for any free one.")] = 8000
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Another copy of the collection's checkpoint; default: its own.")
+        Path | None,
+        typer.Option(
+            help="Another copy of the collection's checkpoint; default: its own. A collection in Milvus has none."
+        ),
     ] = None
     read_only: Annotated[bool, typer.Option("--read-only", help="Refuse to add and remove images.")] = False
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto"

@@ -536,11 +536,12 @@ def open_encoder(
     Raises:
         ForeignCodes: the checkpoint did not make the collection's codes.
     """
+    source = collection.checkpoint if checkpoint is None else checkpoint
+    check_checkpoint(collection, source)
+
     # They load torch, which wrong arguments need not wait for.
     from hashseek.retrieval.encoder import Encoder, VectorEncoder
 
-    source = collection.checkpoint if checkpoint is None else checkpoint
-    check_checkpoint(collection, source)
     loaded = load_checkpoint(source)
     is_of_vectors = loaded.header.preprocessing is None  # these are encoded in one way only
     return VectorEncoder(loaded) if is_of_vectors else Encoder(loaded, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,15 @@ from numpy.typing import NDArray
 from hashseek.indexing.catalog.attributes import Ids
 from hashseek.indexing.catalog.filters import Filter
 from hashseek.indexing.catalog.records import Change, FileRecord, NewImage, StoredCode, StoredImage
-from hashseek.indexing.index.hamming_index import Distances
 from hashseek.retrieval.codes import Codes
+from hashseek.retrieval.errors import BadCollection
+
+if TYPE_CHECKING:  # it loads FAISS
+    from hashseek.indexing.index.hamming_index import Distances
+
+
+class StoreUnavailable(BadCollection):
+    """The server that keeps a collection does not answer; the same call may succeed later."""
 
 
 class Coded(Protocol):
@@ -44,19 +51,11 @@ class Target(Protocol):
         """Whether images need features."""
 
     def add(self, images: list[NewImage], *, replaced: set[str] | None = None) -> list[tuple[int, Change]]:
-        """Store images; returns (id, what changed) for each. Durable when it returns; searches find them at once.
-
-        Without a key, the content decides: an image with the content of a stored one keeps that record ("known").
-        With a key, the key decides: a new key makes a new record ("added"), even if its content is stored under
-        another key; a known key gets the new content, path, labels and attributes ("updated"), as far as they are
-        given and differ. A record keeps its id.
+        """Store images, see `Catalog.add`: durable when it returns, and found at once.
 
         Args:
             images: to be stored.
             replaced: kept files that were replaced are added to it, for a later `drop_files`; None deletes them now.
-
-        Raises:
-            BadConfig: a key, labels or attributes exceed their limits; nothing is stored.
         """
 
     def drop_files(self, paths: set[str]) -> None:
@@ -76,7 +75,11 @@ class Target(Protocol):
 
 
 class Store(Target, Coded, Protocol):
-    """An open collection. Safe to use from several threads. Ids are positive; results with equal distances go by id."""
+    """An open collection. Safe to use from several threads.
+
+    An id that is not stored raises `UnknownImage`, an invalid filter or option `BadConfig`, a store that cannot be read
+    `BadCollection`. `Collection` and `Catalog` explain what is not explained here.
+    """
 
     @property
     def checkpoint(self) -> Path:
@@ -95,51 +98,28 @@ class Store(Target, Coded, Protocol):
     def close(self) -> None:
         """Close files or connections."""
 
-    # ------------------------------------------------------------ images
-
     def add_with_file(self, image: NewImage, data: bytes, *, suffix: str) -> tuple[int, Change]:
         """Store an image and keep its file, whose content is `data`; returns (id, what changed)."""
 
     def update(
         self, image_id: int, *, labels: Sequence[str] | None = None, attributes: Mapping[str, Any] | None = None
     ) -> StoredImage:
-        """Replace the labels or the attributes of an image, or both; returns its record.
-
-        Raises:
-            UnknownImage: it is not stored.
-            BadConfig: labels or attributes exceed their limits; nothing is changed.
-        """
+        """Replace the labels or the attributes of an image, or both; returns its record."""
 
     def remove(self, ids: list[int], *, missing_ok: bool = False) -> None:
-        """Remove images, all or none, and the files kept of them; with `missing_ok`, ignore ids that are not stored.
-
-        Raises:
-            UnknownImage: an id is not stored.
-        """
+        """Remove images, all or none; with `missing_ok`, ids that are not stored are ignored."""
 
     def one(self, image_id: int) -> StoredImage:
-        """The record of one image.
-
-        Raises:
-            UnknownImage: it is not stored.
-        """
+        """The record of one image."""
 
     def by_key(self, key: str) -> StoredImage:
-        """The record of the image with this key.
-
-        Raises:
-            UnknownImage: there is none.
-        """
+        """The record of the image with this key."""
 
     def ids_by_key(self, keys: Sequence[str]) -> dict[str, int]:
         """Ids of the stored ones among these keys."""
 
     def ids_where(self, chosen: Filter) -> Ids:
-        """Ids (ascending) of the images that a filter lets through.
-
-        Raises:
-            BadConfig: the filter has an invalid condition.
-        """
+        """Ids (ascending) of the images that a filter lets through."""
 
     def browse(
         self, among: Filter | None, *, after: int = 0, offset: int = 0, limit: int
@@ -147,19 +127,13 @@ class Store(Target, Coded, Protocol):
         """At most `limit` records with ids above `after`, without the first `offset`, and how many pass the filter."""
 
     def code(self, image_id: int) -> Codes:
-        """Packed code (1, code_size) of one image.
-
-        Raises:
-            UnknownImage: it is not stored.
-        """
+        """Packed code (1, code_size) of one image."""
 
     def features_of(self, ids: Sequence[int]) -> tuple[Ids, NDArray[np.float16]]:
         """(ids (n,), features (n, D)) of those of the images that have features, in no order."""
 
     def uri_of(self, image: StoredImage) -> str:
         """Where the image is, for `indexing.ingest.uris.open_uri`: a file, a member of a tar, or a URL."""
-
-    # ------------------------------------------------------------ searching
 
     def search(
         self,
@@ -170,18 +144,7 @@ class Store(Target, Coded, Protocol):
         among: Ids | Filter | None = None,
         effort: int | None = None,
     ) -> list[tuple[Distances, Ids]]:
-        """For each query at most the k nearest: (distances, ids), nearest first, equal distances by ascending id.
-
-        Args:
-            query_codes: packed (Q, code_size), of this collection's checkpoint.
-            k: at least 1; a larger k than the collection returns all of it.
-            max_distance: in bits; leaves out what is further away. Exact in every kind of index.
-            among: ids (in any order) or a filter that results must match. Exact in every kind of index.
-            effort: how hard an approximate index searches; not used with `max_distance` or `among`.
-
-        Raises:
-            BadConfig: an effort that the index does not support, or an invalid filter.
-        """
+        """For each query at most the k nearest: (distances, ids), nearest first, equal distances by ascending id."""
 
     def candidates(
         self,
@@ -192,18 +155,10 @@ class Store(Target, Coded, Protocol):
         among: Ids | Filter | None = None,
         effort: int | None = None,
     ) -> tuple[Distances, Ids, Codes]:
-        """The `n` nearest images and all others at the distance of the last: (distances, ids, packed codes).
-
-        Takes one packed code (1, code_size), and otherwise the arguments of `search`.
-        """
+        """The `n` nearest images and all others at the distance of the last: (distances, ids, packed codes)."""
 
     def histogram(self, query_code: Codes, *, among: Ids | Filter | None = None) -> NDArray[np.int64] | None:
-        """How many images have each Hamming distance 0 to K from a packed code (1, code_size): counts (K + 1,).
-
-        None if the store cannot count them.
-        """
-
-    # ------------------------------------------------------------ state
+        """How many images have each Hamming distance 0 to K: counts (K + 1,). None if the store cannot count them."""
 
     def label_counts(self) -> dict[str, int]:
         """Number of images per label, by name."""
@@ -221,7 +176,7 @@ class Store(Target, Coded, Protocol):
         """Raise `BadCollection` if records cannot be read now."""
 
     def is_current(self) -> bool:
-        """False once opening the place again would give another collection, or the same one with other codes."""
+        """Whether opening the place again would give the same collection with the same codes."""
 
     def merge_segments(self) -> bool:
         """Merge new images into the index if that pays off by now; returns whether it did."""

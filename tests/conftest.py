@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ os.environ["HASHSEEK_ENGINE"] = "torch"  # converting a network takes a second; 
 import pytest
 import torch
 
+from support import milvus_server
 from support.commands import FORK_SERVER, Command
 from support.models import squeezenet_weights, tiny_checkpoint
 from support.pictures import N_PICTURES, draw, labels_of
@@ -127,6 +129,35 @@ def hashseek(start) -> Callable[..., tuple[int, str, str]]:
         return command.wait(), command.out, command.err
 
     return run
+
+
+@pytest.fixture(scope="session")
+def milvus_process(tmp_path_factory) -> Iterator[milvus_server.MilvusServer]:
+    """A Milvus server of the tests."""
+    if reason := milvus_server.missing():
+        pytest.skip(reason)
+    with milvus_server.running(tmp_path_factory.mktemp("milvus")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def milvus(request) -> str:
+    """The URI of a Milvus server, without the name of a collection."""
+    if given := os.environ.get("HASHSEEK_MILVUS_URI"):
+        return given.rstrip("/")
+    return str(request.getfixturevalue("milvus_process").uri)
+
+
+@pytest.fixture
+def milvus_name(milvus) -> Iterator[str]:
+    """The URI of a collection of this test's own, which does not exist yet."""
+    import pymilvus
+
+    name = f"test_{uuid.uuid4().hex}"
+    yield f"{milvus}/{name}"
+    client = pymilvus.MilvusClient(uri=milvus.replace("milvus://", "http://"))
+    client.drop_collection(name)
+    client.close()
 
 
 @pytest.fixture

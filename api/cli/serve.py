@@ -18,6 +18,8 @@ import typer
 from hashseek.api.settings import CATALOG, Settings, options, read_config
 from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.cli.options import encoder_options
+from hashseek.indexing.milvus.address import is_in_milvus
+from hashseek.indexing.store import Coded
 from hashseek.retrieval.errors import BadConfig
 
 
@@ -66,8 +68,7 @@ def run(settings: Settings) -> None:
         raise BadConfig(f"--checkpoint is for one collection, but {settings.collection} holds several: leave it out")
     with ExitStack() as opened:
         # A damaged one of several is reported when it is loaded: the others are served.
-        alone = folders.get("")
-        catalog = alone and opened.enter_context(closing(Catalog(alone / CATALOG, read_only=settings.read_only)))
+        alone = _codes_of(settings, opened) if "" in folders else None
         listener = _listen(settings.host, settings.port)
         import uvicorn
         from pydantic.warnings import UnsupportedFieldAttributeWarning
@@ -81,8 +82,8 @@ def run(settings: Settings) -> None:
         from hashseek.retrieval.engines import check_engine
 
         check_engine(settings.engine, device=settings.device, precision=settings.precision)
-        if catalog:
-            check_checkpoint(catalog, settings.checkpoint or settings.collection / catalog.space.checkpoint)
+        if alone:
+            check_checkpoint(*alone)
     app = create_app(settings)
     if settings.otel or any(name.startswith("OTEL_") for name in os.environ):
         tracing.trace(app)
@@ -107,6 +108,18 @@ def run(settings: Settings) -> None:
         )
     )
     server.run(sockets=[listener])
+
+
+def _codes_of(settings: Settings, stack: ExitStack) -> tuple[Coded, Path]:
+    """The collection without its index, and the file of its checkpoint."""
+    if is_in_milvus(settings.collection):
+        from hashseek.indexing.opening import open_store  # loads FAISS
+
+        store = stack.enter_context(closing(open_store(settings.collection, checkpoint=settings.checkpoint)))
+        return store, store.checkpoint
+    opened = Catalog(settings.collection / CATALOG, read_only=settings.read_only)
+    catalog = stack.enter_context(closing(opened))
+    return catalog, settings.checkpoint or settings.collection / catalog.space.checkpoint
 
 
 def _say(message: str, settings: Settings) -> None:

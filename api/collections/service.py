@@ -11,9 +11,10 @@ from hashseek.api.messages.problems import NotLoaded, NotReady
 from hashseek.api.messages.schemas import CollectionSummary
 from hashseek.api.monitoring import metrics
 from hashseek.api.settings import Settings
-from hashseek.indexing.collection import Collection
 from hashseek.indexing.index.hamming_index import APPROXIMATE
+from hashseek.indexing.opening import open_store
 from hashseek.indexing.searcher import DECODING_BYTES, Budget, Searcher, open_encoder
+from hashseek.indexing.store import Store
 from hashseek.retrieval.devices import n_cores
 from hashseek.retrieval.errors import HashseekError
 
@@ -36,7 +37,7 @@ class Shared:
         self._encoders: WeakValueDictionary[str, Encoder | VectorEncoder] = WeakValueDictionary()
         self._loading = threading.Lock()
 
-    def searcher(self, collection: Collection, settings: Settings, checkpoint: Path | None) -> Searcher:
+    def searcher(self, collection: Store, settings: Settings, checkpoint: Path | None) -> Searcher:
         """A searcher over `collection`, see `Searcher.open`."""
         with self._loading:
             encoder = self._encoders.get(collection.fingerprint) or open_encoder(
@@ -174,7 +175,7 @@ class Service:
 
     def _open(self, checkpoint: Path | None) -> Searcher:
         settings = self.settings
-        collection = Collection(settings.collection, read_only=settings.read_only)
+        collection = open_store(settings.collection, checkpoint=settings.checkpoint, read_only=settings.read_only)
         try:
             return self._shared.searcher(collection, settings, checkpoint)
         except BaseException:

@@ -4,6 +4,7 @@ import errno
 import logging
 from collections.abc import Mapping
 from http import HTTPStatus
+from pathlib import Path
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -15,7 +16,9 @@ from starlette.routing import Match, Mount
 from hashseek.api.monitoring.logs import ID_HEADER, request_id
 from hashseek.api.monitoring.metrics import ERRORS
 from hashseek.indexing.catalog import CatalogLocked, CatalogReplaced, DiskFull, SpaceRetired
+from hashseek.indexing.milvus.address import is_in_milvus, without_address
 from hashseek.indexing.searcher import Overloaded
+from hashseek.indexing.store import StoreUnavailable
 from hashseek.retrieval.errors import BadCollection, BadImage, ForeignCodes, HashseekError, UnknownImage
 
 log = logging.getLogger("hashseek")
@@ -66,6 +69,7 @@ STATUS: dict[type[Exception], HTTPStatus] = {
     CatalogLocked: HTTPStatus.SERVICE_UNAVAILABLE,
     CatalogReplaced: HTTPStatus.SERVICE_UNAVAILABLE,  # the service opens the new one
     SpaceRetired: HTTPStatus.SERVICE_UNAVAILABLE,
+    StoreUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
     Overloaded: HTTPStatus.SERVICE_UNAVAILABLE,
     DiskFull: HTTPStatus.INSUFFICIENT_STORAGE,
     BadCollection: HTTPStatus.INTERNAL_SERVER_ERROR,
@@ -95,8 +99,8 @@ def install(app: FastAPI) -> None:
         status = next(code for kind, code in STATUS.items() if isinstance(error, kind))
         if isinstance(error, BadCollection) and status >= HTTPStatus.INTERNAL_SERVER_ERROR:  # no client can fix it
             log.error("%s %s: %s", request.method, request.url.path, error)
-        folder = request.app.state.collections.settings.collection.absolute()  # clients need not know where it is
-        detail = str(error).replace(f"{folder}/", "").replace(str(folder), folder.name)
+        place = request.app.state.collections.settings.collection  # clients need not know where it is
+        detail = without_address(place, str(error)) if is_in_milvus(place) else _without_folder(place, str(error))
         return problem(status, detail, kind=f"urn:hashseek:{type(error).__name__}")
 
     @app.exception_handler(RequestValidationError)
@@ -137,6 +141,11 @@ def install(app: FastAPI) -> None:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         detail = "internal error: see the log of the service"
         return problem(HTTPStatus.INTERNAL_SERVER_ERROR, detail)
+
+
+def _without_folder(folder: Path, detail: str) -> str:
+    full = folder.absolute()
+    return detail.replace(f"{full}/", "").replace(str(full), full.name)
 
 
 def _methods(request: Request) -> list[str]:

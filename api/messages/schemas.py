@@ -92,7 +92,8 @@ class SearchAnswer(BaseModel):
     """The answer to a search: best first, ties by ascending id. `ranked_by` is what orders the hits.
 
     `is_exact` is false where an approximate index or a lack of `oversample` may have missed a better one. `next_offset`
-    is the `offset` of the next hits with the same k; null if there are no more. `histogram`: images at each distance.
+    is the `offset` of the next hits with the same k; null if there are no more. `histogram`: images at each distance;
+    null unless it was asked for, and where the collection is in Milvus.
     """
 
     n_bits: int

@@ -218,8 +218,8 @@ def open_collection(
     `create_collection` creates one without a checkpoint.
 
     Args:
-        folder: of the collection.
-        checkpoint: needed to create a collection. An existing one keeps a copy of its own.
+        folder: of the collection; or its address in Milvus, `milvus://HOST:19530/NAME`.
+        checkpoint: needed to create a collection. One in a folder keeps a copy of its own.
         keep_features: a new collection also stores features, which `rank="float"` compares.
         read_only: refuse changes; the folder need not be writable.
         options: `device` ("auto", "cpu", "cuda" or "cuda:N"), `precision` ("auto", "fp32" or "bf16") and `engine`
@@ -229,14 +229,13 @@ def open_collection(
         BadCollection: there is no collection, and no checkpoint to create one for.
         ForeignCodes: the collection was made with another checkpoint.
     """
-    from hashseek.indexing.collection import Collection, open_or_create
+    from hashseek.indexing.opening import open_store
     from hashseek.indexing.searcher import Searcher
 
     path = None if checkpoint is None else Path(checkpoint)
-    if read_only:
-        collection = Collection(Path(folder), read_only=True)
-    else:
-        collection = open_or_create(Path(folder), checkpoint=path, keep_features=keep_features)
+    collection = open_store(
+        Path(folder), checkpoint=path, read_only=read_only, create=not read_only, keep_features=keep_features
+    )
     try:
         return ImageCollection(Searcher.open(collection, checkpoint=path, **options))
     except BaseException:

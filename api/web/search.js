@@ -90,7 +90,7 @@ export async function search(signal, least) {
   ui.hits.replaceChildren();
   // A stored query that passes the filters is counted at distance 0, and no result.
   const own = answer.hits.some((hit) => hit.id === id);
-  const histogram = answer.histogram.map((n, distance) => n - (own && distance === 0));
+  const histogram = (answer.histogram ?? []).map((n, distance) => n - (own && distance === 0));
   showRadius(histogram, wanted().max);
   addHits(answer);
   showSummary(answer);
@@ -108,13 +108,13 @@ function addHits(answer) {
   remember({ loaded: hits.length });
   ui.more.hidden = next === null;
   ui.end.hidden = next !== null || hits.length < PAGE;
-  const all = withinDistance(wanted().max ?? Infinity);
+  const all = Math.max(hits.length, withinDistance(wanted().max ?? Infinity)); // a store may not count distances
   ui.end.textContent = hits.length < all ? `These are the first ${number(hits.length)}; this service lists no more.` : `All ${number(all)} are shown.`;
 }
 
 function showSummary({ n_images, n_bits, encode_ms, search_ms, is_exact }) {
   const { max, filters } = wanted();
-  const all = withinDistance(max ?? Infinity);
+  const all = Math.max(hits.length, withinDistance(max ?? Infinity));
   ui.status.textContent = hits.length ? `${counted(all, noun())}${max === null ? "" : ` within ${counted(max, "bit")}`}` : "";
   pairs(ui.summary, [
     ["Code", counted(n_bits, "bit")],

@@ -32,6 +32,7 @@ from hashseek.indexing.catalog.records import (
 )
 from hashseek.indexing.catalog.spaces import CodeSpaces, active_space
 from hashseek.indexing.catalog.storing import Storing, check_new
+from hashseek.indexing.milvus.address import refuse_milvus
 from hashseek.retrieval.codes import Codes, check_n_bits, code_size
 from hashseek.retrieval.errors import BadCodes, BadCollection, UnknownImage
 
@@ -52,7 +53,9 @@ class Catalog:
 
         Raises:
             BadCollection: missing, not a Hashseek catalog, damaged, or written by another version of Hashseek.
+            BadConfig: the collection is in Milvus.
         """
+        refuse_milvus(path.parent)
         self.path = path
         self._db = Database(path, read_only=read_only)
         try:

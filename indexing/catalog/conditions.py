@@ -107,10 +107,10 @@ def _tests(condition: Condition, attribute: str) -> list[tuple[str, str, list[An
         raise BadConfig(f"there is no operator {operator!r}: {_SYNTAX}")
     if operator == "^=":
         bounds = [f"{attribute} >= ?", f"{attribute} < ?"]
-        limits = [value, _after_all(value)]
+        limits = [value, after_all(value)]
         kept = [(bound, limit) for bound, limit in zip(bounds, limits, strict=True) if limit]
         return [("= 'text'", " AND ".join(bound for bound, _ in kept), [limit for _, limit in kept])]
-    number = None if condition.is_text else _number(value)
+    number = None if condition.is_text else parse_number(value)
     if operator == "=":
         tests = [("= 'text'", f"{attribute} = ?", list[Any]((value,)))]
         if number is not None:
@@ -128,7 +128,7 @@ def _tests(condition: Condition, attribute: str) -> list[tuple[str, str, list[An
     ]
 
 
-def _after_all(beginning: str) -> str:
+def after_all(beginning: str) -> str:
     """The first string, by code point, after all that start with `beginning`; empty if there is none."""
     kept = beginning.rstrip(chr(sys.maxunicode))
     if not kept:
@@ -137,7 +137,8 @@ def _after_all(beginning: str) -> str:
     return kept[:-1] + chr(0xE000 if 0xD800 <= following <= 0xDFFF else following)  # surrogates are not characters
 
 
-def _number(text: str) -> int | float | None:
+def parse_number(text: str) -> int | float | None:
+    """The number that a text spells; None if it spells none."""
     if _NUMBER.fullmatch(text) is None:
         return None
     if re.fullmatch(r"[+-]?\d{1,19}", text) and -(2**63) <= int(text) < 2**63:

@@ -24,10 +24,10 @@ from hashseek.indexing.cli.fitting import (
     fit_progress,
     print_fit,
 )
-from hashseek.indexing.cli.options import AllowPrivate, CollectionArgument, Device, Engine, Precision, encoder_options
+from hashseek.indexing.cli.options import AllowPrivate, Device, Engine, Precision, StoreArgument, encoder_options
 from hashseek.indexing.cli.output import Output
 from hashseek.indexing.cli.vectors import add_vectors, not_default, refuse
-from hashseek.indexing.collection import CATALOG, Collection, open_for_adding
+from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.dry_run import dry_run as open_dry_run
 from hashseek.indexing.fitting import MAX_FITTED, fit_to_sources, plan_collection
 from hashseek.indexing.index.hamming_index import APPROXIMATE
@@ -38,8 +38,11 @@ from hashseek.indexing.ingest.sources import Found, KeyFrom, count_images, descr
 from hashseek.indexing.ingest.uris import is_remote
 from hashseek.indexing.ingest.watching import Watch
 from hashseek.indexing.kept_files import FILES
+from hashseek.indexing.milvus.address import is_in_milvus, parse_address
+from hashseek.indexing.opening import open_store_for_adding
 from hashseek.indexing.printing import printable
 from hashseek.indexing.searcher import Searcher
+from hashseek.indexing.store import Store
 from hashseek.retrieval.checkpoint import Header
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.label_files import OnError
@@ -48,7 +51,7 @@ REFIT_FACTOR = 4  # a collection that has grown by it may gain from a refit
 
 
 def add(
-    collection: CollectionArgument,
+    collection: StoreArgument,
     paths: Annotated[
         list[str] | None,
         typer.Argument(
@@ -138,6 +141,12 @@ def add(
         raise BadConfig("--ids needs --vectors" if ids else "nothing to add: name images, or vectors with --vectors")
     if checkpoint is not None and choice.is_given:
         raise BadConfig("--checkpoint has a hash layer: leave out --bits, --backbone, --weights and --preprocessing")
+    if is_in_milvus(collection):
+        address = parse_address(collection)
+        for option in [name for name, value in (("--watch", watch), ("--dry-run", dry_run)) if value]:
+            raise BadConfig(f"{option} needs a collection in a folder, not {address}: leave it out")
+        if checkpoint is None:
+            raise BadConfig(f"{address} keeps no checkpoint: name the one for its codes with --checkpoint")
     options = encoder_options(device, precision, engine)
     get = partial(fetch, allow_private=allow_private, max_bytes=url_megabytes * 2**20, seconds=url_seconds)
     if vectors is not None:
@@ -176,7 +185,9 @@ def add(
             print_fit(first.fitting)
         with ExitStack() as scratch:
             made = checkpoint if first is None else scratch.enter_context(first.fitting.checkpoint())
-            opened = stack.enter_context(open_for_adding(collection, checkpoint=made, keep_features=keep_features))
+            opened = stack.enter_context(
+                open_store_for_adding(collection, checkpoint=made, keep_features=keep_features)
+            )
         n_total = None if watch else sources.total(output)
         encoder = Searcher.open(opened, **options).image_encoder if first is None else first.fitting.encoder
         stop = stack.enter_context(_stop_on_signals())
@@ -186,6 +197,7 @@ def add(
             return ingest(opened, encoder, images, on_error=on_error, trust_mtime=trust_mtime, fetch=get)
 
         if watch:
+            assert isinstance(opened, Collection)
             watched = Watch(opened.catalog, folders, ignore=opened.folder / FILES, labels=label or [])
             report = _follow_folders(watched, opened, store, stop, output, prune=prune, every=every)
         else:
@@ -195,7 +207,7 @@ def add(
         opened.save_index()
         n_images = len(opened)
         seconds = f"; {time.monotonic() - started:.1f} s" if first is not None else ""
-        typer.echo(f"{_outcome(report)}; {collection} holds {n_images} images{seconds}")
+        typer.echo(f"{_outcome(report)}; {opened.place} holds {n_images} images{seconds}")
         if not stop.code:
             _suggest(opened) if first is not None else _suggest_refit(opened, encoder.header)
     if stop.code:
@@ -234,22 +246,22 @@ class _Sources:
         return count_images(self.paths, split=self.split, on_error=self.on_error)
 
 
-def _suggest(collection: Collection) -> None:
+def _suggest(collection: Store) -> None:
     """Print the two commands that come next."""
     path = next((image.path for image in collection.browse(None, limit=1)[0]), "")
     if path:
-        name = shlex.quote(str(collection.folder))
+        name = shlex.quote(collection.place)
         image = "PICTURE.jpg" if is_remote(path) else shlex.quote(path)
         typer.echo(f"next:\n  hashseek search {name} {printable(image)}\n  hashseek serve {name}")
 
 
-def _suggest_refit(collection: Collection, header: Header) -> None:
+def _suggest_refit(collection: Store, header: Header) -> None:
     """Recommend a refit if the hash layer was fitted to a small part of the images."""
     n_fitted = header.training.get("fit", {}).get("n_images", MAX_FITTED)
     if n_fitted < MAX_FITTED and REFIT_FACTOR * n_fitted <= len(collection):
         typer.echo(
             f"the hash layer was fitted to {n_fitted:,} images: fit it anew for better results, with "
-            f"`hashseek index refit {shlex.quote(str(collection.folder))}`"
+            f"`hashseek index refit {shlex.quote(collection.place)}`"
         )
 
 

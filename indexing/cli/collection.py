@@ -9,18 +9,26 @@ from typing import Annotated, Any, Literal
 import typer
 
 from hashseek.indexing.catalog.filters import FILTER_HELP, make_filter
-from hashseek.indexing.catalog.records import Space
 from hashseek.indexing.cli.add import add
 from hashseek.indexing.cli.calibrate import calibrate
 from hashseek.indexing.cli.duplicates import duplicates
 from hashseek.indexing.cli.fitting import refit
 from hashseek.indexing.cli.maintenance import app as maintenance
 from hashseek.indexing.cli.maintenance import repair_and_print
-from hashseek.indexing.cli.options import CollectionArgument, Device, Engine, Precision, encoder_options
+from hashseek.indexing.cli.options import (
+    CollectionArgument,
+    Device,
+    Engine,
+    Precision,
+    StoreArgument,
+    encoder_options,
+)
 from hashseek.indexing.cli.vectors import not_default, read_queries, refuse, search_vectors
 from hashseek.indexing.collection import Collection
+from hashseek.indexing.opening import open_store
 from hashseek.indexing.printing import printable
 from hashseek.indexing.searcher import OVERSAMPLE, Answer, Rank, Searcher, SearchOptions, check_rank
+from hashseek.indexing.store import Store
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import read_bytes
 
@@ -34,18 +42,18 @@ app.command()(duplicates)
 
 @app.command()
 def remove(
-    collection: CollectionArgument,
+    collection: StoreArgument,
     ids: Annotated[list[int] | None, typer.Argument(help="Ids of images.")] = None,
     key: Annotated[list[str] | None, typer.Option(help="Key of an image; may be repeated.")] = None,
 ) -> None:
     """Remove images from a collection: all of them, or none if one does not exist."""
     if not ids and not key:
         raise BadConfig("no images were given: name them by id or with --key")
-    with closing(Collection(collection)) as opened:
+    with closing(open_store(collection)) as opened:
         named = dict.fromkeys([*(ids or []), *(opened.by_key(name).id for name in key or [])])
         opened.remove(list(named))
         opened.save_index()
-        typer.echo(f"removed {len(named)}; {collection} holds {len(opened)} images")
+        typer.echo(f"removed {len(named)}; {opened.place} holds {len(opened)} images")
 
 
 @app.command()
@@ -64,24 +72,17 @@ def build(
 
 @app.command()
 def stats(
-    collection: CollectionArgument, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+    collection: StoreArgument, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 ) -> None:
     """Show what a collection holds."""
-    with closing(Collection(collection, read_only=True)) as opened:
-
-        def state_of(space: Space) -> str:
-            return "in use" if space.id == opened.catalog.space.id else space.state
-
+    with closing(open_store(collection, read_only=True)) as opened:
         content = {
             "images": len(opened),
             "bits": opened.n_bits,
             "fingerprint": opened.fingerprint,
             "index": opened.describe_index(),
             "features": "kept" if opened.keeps_features else "not kept",
-            "spaces": {
-                str(space.id): f"{space.fingerprint[:12]} ({space.n_bits} bits, {state_of(space)})"
-                for space in opened.catalog.spaces.all()
-            },
+            "spaces": _spaces(opened),
             "engines": {name or "unknown": n for name, n in opened.engines().items()},
             "labels": opened.label_counts(),
         }
@@ -91,6 +92,15 @@ def stats(
     for key, value in content.items():
         shown = _line(value) if isinstance(value, dict) else value
         typer.echo(f"{key:12} {printable(str(shown))}")
+
+
+def _spaces(opened: Store) -> dict[str, str]:
+    """The code spaces of a collection in a folder, by number."""
+    if not isinstance(opened, Collection):
+        return {}
+    own, spaces = opened.catalog.space.id, opened.catalog.spaces.all()
+    states = {space.id: "in use" if space.id == own else space.state for space in spaces}
+    return {str(one.id): f"{one.fingerprint[:12]} ({one.n_bits} bits, {states[one.id]})" for one in spaces}
 
 
 def _line(content: dict[str, Any]) -> str:
@@ -147,7 +157,7 @@ def verify(
 
 
 def search(
-    collection: CollectionArgument,
+    collection: StoreArgument,
     image: Annotated[Path | None, typer.Argument(help="The image to search with.")] = None,
     vector: Annotated[
         Path | None, typer.Option(help="Instead of an image: an .npy file with one vector, or several rows.")
@@ -165,7 +175,9 @@ def search(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    checkpoint: Annotated[Path | None, typer.Option(help="Another copy of the collection's checkpoint.")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Another copy of the collection's checkpoint; one in Milvus keeps none.")
+    ] = None,
     effort: Annotated[
         int | None, typer.Option(help="How hard an approximate index searches; `index stats` shows some values.")
     ] = None,
@@ -209,7 +221,7 @@ def search(
         raise BadConfig(f"name one query, not {' and '.join(given) or 'none'}: {', '.join(queries)}")
     if image is None:
         refuse(given[0], not_default(device, precision, engine))
-    with closing(Collection(collection, read_only=True)) as opened:
+    with closing(open_store(collection, checkpoint=checkpoint, read_only=True)) as opened:
         check_rank(opened, options, stored=image is None and vector is None)
         data = b"" if image is None else read_bytes(image)
         vectors = None if vector is None else read_queries(vector)
@@ -237,7 +249,7 @@ def _similar(searcher: Searcher, image_id: int, options: SearchOptions) -> Answe
     return replace(answer, hits=tuple(replace(hit, rank=place) for place, hit in enumerate(others, start=1)))
 
 
-def _as_json(answer: Answer, collection: Collection) -> dict[str, Any]:
+def _as_json(answer: Answer, collection: Store) -> dict[str, Any]:
     hits = []
     for hit in answer.hits:
         values = asdict(hit)

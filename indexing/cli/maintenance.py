@@ -9,7 +9,15 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from hashseek.indexing.cli.options import AllowPrivate, CollectionArgument, Device, Engine, Precision, encoder_options
+from hashseek.indexing.cli.options import (
+    AllowPrivate,
+    CollectionArgument,
+    Device,
+    Engine,
+    Precision,
+    StoreArgument,
+    encoder_options,
+)
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.maintenance.backup import Contents, restore, snapshot
 from hashseek.indexing.maintenance.exchange import export, import_
@@ -90,7 +98,7 @@ def export_command(
 @app.command("import")
 def import_command(
     file: Annotated[Path, typer.Argument(help="A Parquet file written by `index export`.")],
-    collection: CollectionArgument,
+    collection: StoreArgument,
     checkpoint: Annotated[Path | None, typer.Option(help="Required for a new collection: it made the codes.")] = None,
 ) -> None:
     """Add the images of an export without encoding them. Running it again adds nothing twice."""

@@ -12,6 +12,11 @@ EngineName = Literal["auto", "torch", "openvino"]
 PrecisionName = Literal["auto", "fp32", "bf16"]
 
 CollectionArgument = Annotated[Path, typer.Argument(help="Folder of the collection.")]
+STORE_HELP = (
+    "Folder of the collection; or in Milvus, milvus://HOST:19530/NAME, with ?index=ivf for a new one and "
+    "?consistency=bounded for faster reads that may lack the last seconds."
+)
+StoreArgument = Annotated[Path, typer.Argument(help=STORE_HELP)]
 Device = Annotated[str, typer.Option(help="Device that encodes: auto, cpu, cuda or cuda:N.")]
 Precision = Annotated[
     PrecisionName, typer.Option(help="Precision of the network; auto: the faster one on this device.")

@@ -33,6 +33,7 @@ from hashseek.indexing.catalog.database import Database
 from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.kept_files import FILES
 from hashseek.indexing.maintenance.scratch import new_file, scratch_directory
+from hashseek.indexing.milvus.address import refuse_milvus
 from hashseek.retrieval.errors import BadCollection
 from hashseek.retrieval.files import fsync_folder
 
@@ -86,6 +87,7 @@ def restore(file: Path, folder: Path) -> Contents:
         BadConfig: no permission to write beside `folder`.
         OSError: the disk is full; `folder` is unchanged then.
     """
+    refuse_milvus(folder)
     parent = folder.absolute().parent
     if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
         raise BadCollection(

@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 
 from hashseek.indexing.catalog import Catalog, NewImage, StoredImage
 from hashseek.indexing.catalog.records import VECTOR_TYPE
-from hashseek.indexing.collection import CATALOG, Collection, open_for_adding
+from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.ingest.uris import is_remote
 from hashseek.indexing.maintenance.scratch import new_file
+from hashseek.indexing.opening import open_store_for_adding
 from hashseek.retrieval.codes import check_codes, code_size
 from hashseek.retrieval.errors import BadConfig, BadDataset, ForeignCodes, HashseekError
 
@@ -142,7 +143,7 @@ def import_(file: Path, folder: Path, *, checkpoint: Path | None) -> dict[str, i
     with closing(opened):
         with _unreadable(file, pa):
             fingerprint, n_images = _check_columns(pa, opened.schema_arrow)
-        with open_for_adding(folder, checkpoint=checkpoint) as collection:
+        with open_store_for_adding(folder, checkpoint=checkpoint) as collection:
             if fingerprint != collection.fingerprint:
                 raise ForeignCodes(
                     f"{file} holds codes of checkpoint {fingerprint[:12]}, not of {collection.fingerprint[:12]}: "

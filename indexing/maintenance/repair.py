@@ -12,6 +12,7 @@ from hashseek.indexing.catalog.integrity import repair_rows
 from hashseek.indexing.collection import CATALOG, Collection, check_checkpoint
 from hashseek.indexing.maintenance.optimize import delete_unneeded
 from hashseek.indexing.maintenance.reencode import Reencoded, encode_missing
+from hashseek.indexing.milvus.address import refuse_milvus
 from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.devices import EncoderOptions
 from hashseek.retrieval.encoder import Encoder
@@ -40,6 +41,7 @@ def repair(folder: Path, *, checkpoint: Path | None = None, **options: Unpack[En
         BadCollection: there is no collection, or no space or permission to write.
         ForeignCodes: `checkpoint` did not compute the collection's codes; nothing was done.
     """
+    refuse_milvus(folder)
     path = folder / CATALOG
     if checkpoint is not None:
         with closing(Catalog(path, read_only=True)) as catalog:

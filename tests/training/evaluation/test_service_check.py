@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from hashseek.api.client import Client, ServiceError
-from hashseek.indexing.collection import open_or_create
 from hashseek.indexing.ingest.batch import ImageSource, ingest
+from hashseek.indexing.opening import open_store
 from hashseek.indexing.searcher import Searcher
 from hashseek.retrieval.checkpoint import save_checkpoint
 from hashseek.retrieval.errors import BadConfig, BadDataset, ForeignCodes
@@ -49,8 +49,8 @@ def world(tmp_path_factory) -> tuple[Path, Path, Path]:
     return root / "data", root / "model.safetensors", root / "collection"
 
 
-def index(folder: Path, checkpoint: Path, paths) -> Path:
-    collection = open_or_create(folder, checkpoint=checkpoint)
+def index(folder: Path | str, checkpoint: Path, paths) -> Path | str:
+    collection = open_store(Path(folder), checkpoint=checkpoint, create=True)
     encoder = Searcher.open(collection, device="cpu", precision="fp32").encoder
     list(ingest(collection, encoder, [ImageSource(path) for path in paths]))
     collection.save_index()
@@ -81,9 +81,14 @@ def splits_of(data: Path) -> Splits:
     return build_splits("folder", root=str(data))
 
 
-def test_service_and_library_give_the_same_ranking_and_metrics(world, serve, capsys):
+@pytest.mark.parametrize(
+    "kind", ["folder", pytest.param("milvus", marks=(pytest.mark.milvus, pytest.mark.xdist_group("milvus")))]
+)
+def test_service_and_library_give_the_same_ranking_and_metrics(kind, world, serve, capsys, request):
     data, checkpoint, collection = world
-    url = serve(collection)
+    if kind == "milvus":
+        collection = index(request.getfixturevalue("milvus_name"), checkpoint, splits_of(data).database.paths[::-1])
+    url = serve(collection, "--checkpoint", checkpoint)
     report = evaluate_service(url + "/", checkpoint, splits_of(data), OPTIONS).report
     assert (report.served.differences, report.served.equal) == ([], 8)
     assert (report.data["queries"], report.data["database"]) == (8, 40)

@@ -1,0 +1,87 @@
+"""Addresses of collections in Milvus: `milvus://host:19530/name?index=ivf&consistency=bounded`."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
+
+from hashseek.retrieval.errors import BadConfig
+
+_SYNTAX = "write milvus://HOST:19530/NAME, with ?index=flat or ivf and &consistency=strong or bounded if you like"
+_OPTIONS = {"index": ("flat", "ivf"), "consistency": ("strong", "bounded")}
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a collection is in Milvus.
+
+    Args:
+        host: name or IP address of the server.
+        port: that it listens on.
+        name: of the collection in Milvus.
+        index: "flat" compares every code, "ivf" is approximate; None: as the collection has it, "flat" for a new one.
+        consistency: "strong" reads see everything that was written before; "bounded" ones are faster, and may lack
+            what was written in the last seconds.
+    """
+
+    host: str
+    port: int
+    name: str
+    index: str | None = None
+    consistency: str = "strong"
+
+    @property
+    def server(self) -> str:
+        """Host and port."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"milvus://{self.server}/{self.name}"
+
+
+def is_in_milvus(place: str | Path) -> bool:
+    """Whether a place is an address in Milvus rather than a folder."""
+    return str(place).startswith("milvus:/")  # a Path has one slash of the two
+
+
+def parse_address(place: str | Path) -> Address:
+    """The address that is written as a URI.
+
+    Raises:
+        BadConfig: it is not one.
+    """
+    text = re.sub("^milvus:/+", "milvus://", str(place))
+    try:
+        parts = urlsplit(text)
+        port = parts.port or 19530
+        options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
+    except ValueError as error:
+        raise BadConfig(f"{text!r} is not an address in Milvus ({error}): {_SYNTAX}") from None
+    if not parts.hostname or "@" in parts.netloc or not re.fullmatch(r"[A-Za-z_]\w{0,254}", parts.path[1:], re.ASCII):
+        raise BadConfig(
+            f"{text!r} is not an address in Milvus: {_SYNTAX}; NAME has letters, digits and underscores, and a user "
+            "and password go into HASHSEEK_MILVUS_TOKEN as USER:PASSWORD"
+        )
+    for name, value in options.items():
+        if value not in _OPTIONS.get(name, ()):
+            raise BadConfig(f"{text!r} has an unknown option {name}={value}: {_SYNTAX}")
+    return Address(parts.hostname, port, parts.path[1:], **options)
+
+
+def refuse_milvus(place: Path) -> None:
+    """Refuse a collection in Milvus where only a folder will do.
+
+    Raises:
+        BadConfig: `place` is an address in Milvus.
+    """
+    if is_in_milvus(place):
+        raise BadConfig(
+            f"this needs a collection in a folder, and {parse_address(place)} is in Milvus, where add, import, search, "
+            "remove, stats and serve work: use the backups, index builds and compaction of Milvus itself"
+        )
+
+
+def without_address(place: Path, text: str) -> str:
+    """A text without the address and its server, which clients of a service need not know."""
+    address = parse_address(place)
+    return text.replace(str(address), address.name).replace(f" at {address.server}", "")

@@ -1,0 +1,116 @@
+"""Calls to a Milvus server: bounded retries of what may pass, and errors as ours. Loads pymilvus when it connects.
+
+Every call can be repeated, since rows are written by id ("upsert"): so whatever is not certainly permanent is tried
+again until the time is up, for example while a server starts again.
+"""
+
+import logging
+import os
+import time
+from typing import Any
+
+from hashseek.indexing.milvus.address import Address
+from hashseek.indexing.store import StoreUnavailable
+from hashseek.retrieval.errors import BadCollection, BadConfig
+
+CONNECT_SECONDS = 10.0
+READ_SECONDS = 20.0  # for a call with all its retries
+WRITE_SECONDS = 90.0  # a server that starts again takes about half a minute
+_PAUSE_SECONDS = 0.5  # between two tries
+_NOT_FOUND = (100, 800)  # collection, database
+_PERMANENT = (1100, 1101, 1400, 1401)  # invalid parameters, authentication
+_INVALID = ("cannot parse expression", "should divide the dim", "dimension", "length of", "exceeds max length")
+
+
+class Connection:
+    """A connection to the server of an address. Safe to use from several threads.
+
+    Attributes:
+        is_stale: the collection is another one now; all calls are refused.
+    """
+
+    def __init__(self, address: Address) -> None:
+        """Connect.
+
+        Raises:
+            BadConfig: pymilvus is not installed.
+            StoreUnavailable: the server does not answer.
+        """
+        try:
+            import grpc
+            import pymilvus
+        except ImportError:
+            raise BadConfig(f"{address} needs pymilvus: pip install 'hashseek[milvus]'") from None
+        logging.getLogger("pymilvus").setLevel(logging.CRITICAL)  # it would log each try with its traceback
+        self.address = address
+        self.is_stale = False
+        self.types = pymilvus.DataType
+        self._errors = (pymilvus.MilvusException, grpc.RpcError, grpc.FutureTimeoutError)
+        self._client = self._connect(pymilvus.MilvusClient)
+
+    def _connect(self, client: Any) -> Any:
+        try:
+            return client(
+                uri=f"http://{self.address.server}",
+                token=os.environ.get("HASHSEEK_MILVUS_TOKEN", ""),
+                timeout=CONNECT_SECONDS,
+            )
+        except self._errors as error:
+            raise StoreUnavailable(
+                f"there is no Milvus server at {self.address.server}, or it refuses HASHSEEK_MILVUS_TOKEN "
+                f"({_message(error)}): start it, or correct the address"
+            ) from None
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def schema(self, description: str) -> Any:
+        """An empty schema."""
+        return self._client.create_schema(auto_id=False, enable_dynamic_field=False, description=description)
+
+    def index_params(self) -> Any:
+        """An empty list of indexes."""
+        return self._client.prepare_index_params()
+
+    def read(self, method: str, **arguments: Any) -> Any:
+        """Call a method of the client for this collection; reads are tried for `READ_SECONDS`.
+
+        Raises:
+            StoreUnavailable: the server does not answer, or not without an error.
+            BadCollection: there is no such collection, or Milvus refuses the call.
+        """
+        return self._call(method, READ_SECONDS, arguments)
+
+    def write(self, method: str, **arguments: Any) -> Any:
+        """As `read`, for calls that change something: tried for `WRITE_SECONDS`."""
+        return self._call(method, WRITE_SECONDS, arguments)
+
+    def _call(self, method: str, seconds: float, arguments: dict[str, Any]) -> Any:
+        if self.is_stale:
+            raise StoreUnavailable(f"the collection {self.address} was replaced since it was opened: open it again")
+        until = time.monotonic() + seconds
+        while True:
+            left = max(until - time.monotonic(), 1.0)
+            try:
+                return getattr(self._client, method)(self.address.name, timeout=left, **arguments)
+            except self._errors as error:
+                code, text = getattr(error, "code", None), _message(error)
+                if code in _NOT_FOUND:
+                    raise BadCollection(
+                        f"there is no collection {self.address}: create it with `hashseek index add "
+                        f"{self.address} ... --checkpoint FILE`"
+                    ) from None
+                if code in _PERMANENT or any(sign in text for sign in _INVALID):
+                    raise BadCollection(f"Milvus refuses {method} on {self.address}: {text}") from None
+                if time.monotonic() + _PAUSE_SECONDS >= until:
+                    raise StoreUnavailable(
+                        f"Milvus at {self.address.server} did not answer {method} within {seconds:.0f} s ({text}): "
+                        "check the server and try again; what was reported as stored is stored"
+                    ) from None
+            time.sleep(_PAUSE_SECONDS)
+
+
+def _message(error: Any) -> str:
+    text = getattr(error, "message", None) or (error.details() if hasattr(error, "details") else None) or error
+    return " ".join(str(text).split())[:200]

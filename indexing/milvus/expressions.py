@@ -1,0 +1,93 @@
+"""Filters as boolean expressions of Milvus, with the meaning that they have in the catalog of a folder."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from hashseek.indexing.catalog.attributes import Ids
+from hashseek.indexing.catalog.conditions import OPERATORS, Condition, after_all, json_paths, parse_number
+from hashseek.indexing.catalog.filters import Filter, parse_time
+from hashseek.retrieval.errors import BadConfig
+
+ATTRIBUTES, NUMBERS = "attributes", "numbers"  # fields; the second has the numbers that strings spell
+
+
+def literal(value: Any) -> str:
+    """A string, number, boolean or list in an expression."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def both(*expressions: str) -> str:
+    """An expression that holds where all of these do; an empty one holds everywhere."""
+    return " and ".join(f"({one})" for one in expressions if one)
+
+
+def expression(among: Ids | Filter | None) -> str:
+    """What lets the same images through as a filter or a list of ids; empty for None.
+
+    Raises:
+        BadConfig: the filter has an invalid condition.
+    """
+    if among is None:
+        return ""
+    if not isinstance(among, Filter):
+        return f"id in {literal(np.asarray(among).tolist())}"
+    parts = []
+    if among.any_labels:
+        parts.append(f"array_contains_any(labels, {literal(among.any_labels)})")
+    if among.all_labels:
+        parts.append(f"array_contains_all(labels, {literal(among.all_labels)})")
+    if among.no_labels:
+        parts.append(f"not array_contains_any(labels, {literal(among.no_labels)})")
+    if among.ids is not None:
+        parts.append(f"id in {literal([i for i in among.ids if 0 <= i < 2**63])}")
+    if among.keys is not None:
+        parts.append(f"key in {literal([key for key in among.keys if key])}")  # images without a key have an empty one
+    if among.added_after is not None:
+        parts.append(f"added_at >= {literal(parse_time(among.added_after))}")
+    if among.added_before is not None:
+        parts.append(f"added_at < {literal(parse_time(among.added_before))}")
+    return both(*parts, *map(_condition, among.attributes))
+
+
+def _condition(condition: Condition) -> str:
+    json_paths(condition.path)  # refuses an invalid name
+    names = [(condition.path,), tuple(condition.path.split("."))][: 1 + ("." in condition.path)]
+    return " or ".join(f"({test})" for steps in names for test in _tests(condition, steps))
+
+
+def _tests(condition: Condition, steps: tuple[str, ...]) -> Iterable[str]:
+    """The ways to meet a condition, as `hashseek.indexing.catalog.conditions.Condition` explains them."""
+    operator, value = condition.operator, condition.value
+    if operator not in OPERATORS:
+        raise BadConfig(f"there is no operator {operator!r} in a condition: use one of {', '.join(OPERATORS)}")
+    within = "".join(f"[{literal(step)}]" for step in steps)
+    attribute, number = f"{ATTRIBUTES}{within}", None if condition.is_text else parse_number(value)
+    if operator == "^=":
+        beyond = after_all(value)
+        yield f"{attribute} >= {literal(value)}" + (f" and {attribute} < {literal(beyond)}" if beyond else "")
+    elif operator == "=":
+        yield f"{attribute} == {literal(value)}"
+        if number is not None:
+            yield f"{attribute} == {number!r}"
+        elif value in ("true", "false") and not condition.is_text:
+            yield f"{attribute} == {value}"
+    elif number is None:
+        yield f"{attribute} {operator} {literal(value)}"
+    else:
+        yield f"{attribute} {operator} {number!r}"
+        yield f"{NUMBERS}{within} {operator} {number!r}"
+
+
+def spelt_numbers(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers that strings among attributes spell, by the same names: Milvus cannot read a number from a string."""
+    found: dict[str, Any] = {}
+    for name, value in attributes.items():
+        if isinstance(value, Mapping):
+            if inner := spelt_numbers(value):
+                found[name] = inner
+        elif isinstance(value, str) and (number := parse_number(value.strip(" "))) is not None:
+            found[name] = number
+    return found

@@ -1,0 +1,81 @@
+"""The nearest codes in Milvus, with ties by id. Milvus itself returns any of those at the distance of the last one."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from hashseek.indexing.milvus.connection import Connection
+from hashseek.indexing.milvus.expressions import both
+from hashseek.indexing.milvus.rows import CODE, N_IDS, code_bytes
+
+MOST = 16_384  # results that Milvus returns at once
+
+
+class Found(NamedTuple):
+    """A hit: they are ordered by distance (bits), then by id."""
+
+    distance: int
+    id: int
+    code: bytes
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """Searches for one code.
+
+    Args:
+        connection: to the server.
+        code: packed.
+        among: an expression that hits must meet.
+        consistency: of the reads, as Milvus names it.
+        params: for the index.
+    """
+
+    connection: Connection
+    code: bytes
+    among: str
+    consistency: str
+    params: dict[str, Any]
+
+    def search(self, k: int, *, radius: int, ties: bool = False) -> list[Found]:
+        """The k nearest within a radius (bits) in order; with `ties`, all others at the distance of the last, too.
+
+        Beyond the most that Milvus returns at once, and for ties, all images at one distance are fetched after
+        another.
+        """
+        first = min(2 * k + 64, MOST)
+        found = self._fetch(first, self.among, radius=radius + 1)
+        if len(found) == first and found[-1].distance == found[min(k, first) - 1].distance:
+            distance = found[-1].distance
+            found = [one for one in found if one.distance < distance]
+            while len(found) < k and distance <= radius:
+                found += self._at(distance, None if ties else k - len(found), 0, N_IDS)
+                distance += 1
+        if ties and len(found) > k:
+            return [one for one in found if one.distance <= found[k - 1].distance]
+        return found[:k]
+
+    def _at(self, distance: int, n: int | None, low: int, high: int) -> list[Found]:
+        """The images at a distance with ids from `low` to below `high`; at least the `n` lowest ids of them."""
+        among = both(self.among, f"{low} <= id < {high}") if (low, high) != (0, N_IDS) else self.among
+        found = self._fetch(MOST, among, radius=distance + 1, range_filter=distance)
+        if len(found) < MOST:
+            return found
+        middle = (low + high) // 2
+        lower = self._at(distance, n, low, middle)
+        if n is not None and len(lower) >= n:
+            return lower
+        return lower + self._at(distance, None if n is None else n - len(lower), middle, high)
+
+    def _fetch(self, limit: int, among: str, **limits: int) -> list[Found]:
+        """What Milvus returns, in order: distances are below `radius`, and at least `range_filter`."""
+        [hits] = self.connection.read(
+            "search",
+            data=[self.code],
+            anns_field=CODE,
+            filter=among,
+            limit=limit,
+            output_fields=[CODE],
+            consistency_level=self.consistency,
+            search_params={"metric_type": "HAMMING", "params": self.params | limits},
+        )
+        return sorted(Found(int(hit["distance"]), int(hit["id"]), code_bytes(hit["entity"])) for hit in hits)

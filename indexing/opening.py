@@ -1,0 +1,49 @@
+"""Opens a collection wherever it is: in a folder, or in Milvus."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from hashseek.indexing.collection import Collection, open_for_adding, open_or_create
+from hashseek.indexing.milvus.address import is_in_milvus, parse_address
+from hashseek.indexing.milvus.milvus_store import MilvusStore
+from hashseek.indexing.store import Store
+from hashseek.retrieval.errors import BadConfig
+
+
+def open_store(
+    place: Path,
+    *,
+    checkpoint: Path | None = None,
+    read_only: bool = False,
+    create: bool = False,
+    keep_features: bool = False,
+) -> Store:
+    """Open the collection in a folder, see `Collection`, or at an address in Milvus, see `MilvusStore`.
+
+    With `create`, it is created for `checkpoint` if it does not exist, see `open_or_create`.
+
+    Raises:
+        BadCollection: there is no such collection, or the server does not answer.
+        ForeignCodes: it was made with another checkpoint.
+        BadConfig: `keep_features`, where that is not possible; or an invalid address.
+    """
+    if not is_in_milvus(place):
+        if create:
+            return open_or_create(place, checkpoint=checkpoint, keep_features=keep_features)
+        return Collection(place, read_only=read_only)
+    address = parse_address(place)
+    if keep_features:
+        raise BadConfig(f"{address} cannot keep features: leave out --keep-features, or use a folder")
+    return MilvusStore(address, checkpoint=checkpoint, create=create)
+
+
+@contextmanager
+def open_store_for_adding(place: Path, *, checkpoint: Path | None, keep_features: bool = False) -> Iterator[Store]:
+    """`open_store`, which creates it if need be, closed at the end; see `open_for_adding` for a folder."""
+    if not is_in_milvus(place):
+        with open_for_adding(place, checkpoint=checkpoint, keep_features=keep_features) as collection:
+            yield collection
+        return
+    with closing(open_store(place, checkpoint=checkpoint, create=True, keep_features=keep_features)) as store:
+        yield store

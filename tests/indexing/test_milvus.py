@@ -1,0 +1,187 @@
+"""Collections in Milvus through the commands and the service, and what happens when the server fails."""
+
+import json
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hashseek.indexing.collection import Collection
+from hashseek.indexing.ingest.batch import ingest
+from hashseek.indexing.ingest.sources import describe, find_sources
+from hashseek.indexing.maintenance.exchange import export
+from hashseek.indexing.milvus import connection
+from hashseek.indexing.milvus.address import Address, parse_address
+from hashseek.indexing.milvus.milvus_store import MilvusStore
+from hashseek.indexing.opening import open_store
+from hashseek.indexing.searcher import Searcher
+from hashseek.indexing.store import StoreUnavailable
+from hashseek.retrieval.errors import BadCollection, BadConfig, ForeignCodes
+from support.collections import new_images, random_codes
+from support.service import add, hits, search, serving
+
+pytestmark = [pytest.mark.milvus, pytest.mark.xdist_group("milvus")]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("milvus://db:1234/shop_1", Address("db", 1234, "shop_1")),
+        ("milvus://db/shop", Address("db", 19530, "shop")),
+        ("milvus://[::1]:7/a?index=ivf&consistency=bounded", Address("::1", 7, "a", "ivf", "bounded")),
+        ("milvus://db", None),
+        ("milvus://db/a-b", None),
+        ("milvus://db/a/b", None),
+        ("milvus://user:secret@db/a", None),
+        ("milvus://db:port/a", None),
+        ("milvus://db/a?index=hnsw", None),
+        ("milvus://db/a?k=1", None),
+        ("milvus://db/a?index", None),
+    ],
+)
+def test_addresses(text, expected):
+    for place in (text, Path(text)):  # a Path has one slash of the two
+        if expected is not None:
+            assert parse_address(place) == expected
+            continue
+        with pytest.raises(BadConfig):
+            parse_address(place)
+
+
+def test_what_needs_a_folder_is_refused_without_a_server(hashseek, checkpoint, pictures, tmp_path):
+    uri = "milvus://localhost:1/x"
+    for arguments in (
+        ("index", "snapshot", uri, tmp_path / "x"),
+        ("index", "restore", checkpoint, uri),
+        ("index", "verify", uri, "--repair"),
+        ("index", "build", uri),
+        ("index", "add", uri, pictures),
+        ("index", "add", uri, pictures, "--checkpoint", checkpoint, "--watch"),
+        ("index", "add", uri, pictures, "--checkpoint", checkpoint, "--keep-features"),
+    ):
+        code, _, error = hashseek(*arguments)
+        assert (code, error.count("\n")) == (2, 1), error
+        assert "milvus://localhost:1/x" in error
+
+
+def test_commands_find_the_same_in_milvus_as_in_a_folder(hashseek, milvus_name, checkpoint, pictures, indexed):
+    options = ("--checkpoint", checkpoint, "--label", "mine", "--engine", "torch", "--device", "cpu")
+    assert hashseek("index", "add", milvus_name, pictures, *options)[:2] == (
+        0,
+        f"added 12, already stored 0, skipped 0; {milvus_name} holds 12 images\n",
+    )
+    code, out, _ = hashseek("index", "add", milvus_name, pictures, *options)
+    assert (code, out.split(";")[0]) == (0, "added 0, already stored 12, skipped 0")
+    picture = min(pictures.glob("*.jpg"))
+    answers = []
+    for place in (indexed, milvus_name):
+        found = hashseek("search", place, picture, "--checkpoint", checkpoint, "--device", "cpu", "-k", "5", "--json")
+        answers.append([(hit["path"], hit["distance"], hit["score"]) for hit in json.loads(found[1])["hits"]])
+    assert answers[0] == answers[1]
+    assert answers[0][0][1] == 0
+    stats = json.loads(hashseek("index", "stats", milvus_name, "--json")[1])
+    assert (stats["images"], stats["bits"], stats["labels"]) == (12, 48, {"mine": 12})
+    first = open_store(Path(milvus_name)).browse(None, limit=1)[0][0].id
+    assert hashseek("index", "remove", milvus_name, first)[1] == f"removed 1; {milvus_name} holds 11 images\n"
+    assert hashseek("search", milvus_name, picture)[0] == 2  # it keeps no checkpoint
+
+
+def test_an_export_of_a_folder_is_imported(hashseek, milvus_name, checkpoint, indexed, tmp_path):
+    with closing(Collection(indexed, read_only=True)) as collection:
+        export(collection, tmp_path / "x.parquet")
+        for outcome in ("added 12, updated 0, already stored 0", "added 0, updated 0, already stored 12"):
+            code, out, _ = hashseek("index", "import", tmp_path / "x.parquet", milvus_name, "--checkpoint", checkpoint)
+            assert (code, out.split(";")[0]) == (0, outcome)
+        with closing(MilvusStore(parse_address(milvus_name))) as store:
+            for image in store.browse(None, limit=20)[0]:
+                [same] = [one for one in collection.browse(None, limit=20)[0] if one.sha256 == image.sha256]
+                assert (image.path, image.labels) == (collection.uri_of(same), same.labels)
+                assert store.code(image.id).tolist() == collection.code(same.id).tolist()
+
+
+def test_the_service_answers_from_milvus_and_refuses_uploads(milvus_name, checkpoint, pictures):
+    place = Path(milvus_name)
+    with closing(open_store(place, checkpoint=checkpoint, create=True)) as store:
+        encoder = Searcher.open(store, device="cpu").image_encoder
+        list(ingest(store, encoder, describe(find_sources([pictures]), labels=["x"], key_from="name")))
+    data = min(pictures.glob("*.jpg")).read_bytes()
+    with serving(place, checkpoint=checkpoint) as client:
+        found = hits(search(client, data, k=3, include="histogram"))
+        assert found[0]["distance"] == 0
+        assert search(client, data, include="histogram").json()["histogram"] is None
+        image_id = found[0]["id"]
+        assert client.patch(f"/v1/images/{image_id}", json={"labels": ["new"]}).json()["labels"] == ["new"]
+        assert [hit["id"] for hit in hits(search(client, data, label="new"))] == [image_id]
+        assert client.get("/v1/images", params={"label": "x", "limit": 4}).json()["total"] == 11
+        assert client.get(f"/v1/images/{image_id}/file").content == data
+        assert client.get("/v1/stats").json()["index"]["kind"] == "BIN_FLAT"
+        refused = add(client, (pictures / "picture 02.png").read_bytes() + b" ")
+        assert (refused.status_code, refused.json()["type"]) == (422, "urn:hashseek:BadConfig")
+        assert "milvus://" not in refused.json()["detail"]
+        assert client.delete("/v1/images", params={"label": "x", "expected": 11}).json() == {"removed": 11}
+        assert client.get("/v1/images").json()["total"] == 1
+
+
+def test_what_does_not_fit_is_refused(milvus_name, checkpoint, other_checkpoint):
+    address = parse_address(milvus_name)
+    with pytest.raises(BadCollection):
+        MilvusStore(address, checkpoint=checkpoint)
+    with pytest.raises(StoreUnavailable):
+        MilvusStore(Address("127.0.0.1", 1, "x"))
+    with closing(MilvusStore(address, checkpoint=checkpoint, create=True)) as store:
+        with pytest.raises(ForeignCodes):
+            MilvusStore(address, checkpoint=other_checkpoint, create=True)
+        images = new_images(random_codes(np.random.default_rng(0), 1, 36))
+        with pytest.raises(BadCollection):
+            store.add(images)  # codes of another length
+        # Another collection of that name has codes of another checkpoint: nothing is read from it.
+        store._connection.write("drop_collection")
+        with closing(MilvusStore(address, checkpoint=other_checkpoint, create=True)) as other:
+            other.add(images)
+        assert not store.is_current()
+        with pytest.raises(BadCollection):
+            store.search(np.zeros((1, 6), np.uint8), k=1)
+
+
+def test_a_collection_of_another_program_is_refused(milvus_name, checkpoint):
+    import pymilvus
+
+    address = parse_address(milvus_name)
+    client = pymilvus.MilvusClient(uri=f"http://{address.server}")
+    for description in ("", "[]", json.dumps({"hashseek": 1, "fingerprint": "f" * 64, "n_bits": 64})):
+        schema = client.create_schema(description=description)
+        schema.add_field("id", pymilvus.DataType.INT64, is_primary=True)
+        schema.add_field("code", pymilvus.DataType.BINARY_VECTOR, dim=16)
+        client.create_collection(address.name, schema=schema)
+        with pytest.raises(BadCollection):
+            MilvusStore(address)
+        client.drop_collection(address.name)
+    client.close()
+
+
+def test_an_add_goes_on_when_the_server_starts_again(milvus_process, checkpoint, monkeypatch):
+    images = new_images(random_codes(np.random.default_rng(0), 300, 48))
+    address = parse_address(f"{milvus_process.uri}/restarted")
+    with closing(MilvusStore(address, checkpoint=checkpoint, create=True)) as store:
+        store.add(images[:100])
+        milvus_process.kill()
+        monkeypatch.setattr(connection, "READ_SECONDS", 2.0)
+        started = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            store.one(1)
+        assert time.monotonic() - started < 10
+        monkeypatch.undo()
+        outcome: list[object] = []
+        adding = threading.Thread(target=lambda: outcome.extend(store.add(images[100:])))
+        adding.start()
+        time.sleep(1)
+        milvus_process.start()
+        adding.join()
+        assert len(outcome) == 200
+        assert len(store) == 300
+        [(distances, _)] = store.search(images[7].code[None], k=1)
+        assert distances.tolist() == [0]
+        store._connection.write("drop_collection")
