@@ -75,6 +75,21 @@ class ImagePage(BaseModel):
     next: int | None
 
 
+class DuplicateGroup(BaseModel):
+    """Images linked by steps of at most the radius: the first 100 by ascending id, `size` in all."""
+
+    size: int
+    images: list[ImageRecord]
+
+
+class DuplicateGroups(BaseModel):
+    """Some of the groups that were not kept, `total` in all; `next_offset` is the `offset` of the next ones."""
+
+    groups: list[DuplicateGroup]
+    total: int
+    next_offset: int | None
+
+
 class HitRecord(ImageSummary):
     """A result: rank from 1, Hamming distance in bits, and the probability that an image at this distance is relevant.
 

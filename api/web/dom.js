@@ -43,6 +43,13 @@ export function asked(dialog) {
   return new Promise((done) => dialog.addEventListener("close", () => done(dialog.returnValue), { once: true }));
 }
 
+// Asks before something is deleted.
+export async function confirmed(title, text) {
+  ui.confirmTitle.textContent = title;
+  ui.confirmText.textContent = text;
+  return (await asked(ui.confirm)) === "delete";
+}
+
 export function fail(error, retry = null) {
   if (error.name === "AbortError") return;
   ui.errorText.textContent = error.message;

@@ -3,11 +3,6 @@
 import { counted, el, inside, number, pairs, percent, ui } from "/web/dom.js";
 import { noun, session, stats } from "/web/service.js";
 
-export function showAbout() {
-  ui.about.textContent = `${counted(stats.n_images, noun())} · ${stats.n_bits} bits`;
-  ui.about.title = "About this collection";
-}
-
 ui.about.onclick = () => {
   const { n_images, n_bits, backbone, engine, fingerprint, version, labels, index, expected_precision, keeps_features, read_only } = stats;
   pairs(ui.overviewFacts, [
