@@ -5,7 +5,7 @@
 import { ui } from "/web/dom.js";
 import { ofVectors, stats } from "/web/service.js";
 
-const VIEWS = ["duplicates"]; // besides searches and the list of all pictures
+const VIEWS = ["duplicates", "overview"]; // besides searches and the list of all pictures
 export const FILTERS = ["label", "any_label", "without", "where"];
 
 let show = null;

@@ -6,14 +6,14 @@ import { onCrop } from "/web/crop.js";
 import { duplicates } from "/web/duplicates.js";
 import { afterPause, asked, clearMessages, fail, splitLabels, ui } from "/web/dom.js";
 import { showFilters } from "/web/filters.js";
-import "/web/overview.js";
+import { overview } from "/web/overview.js";
 import { onChange } from "/web/picture.js";
 import { query, search, showQuery } from "/web/search.js";
 import { api, loadStats, noun, ofVectors, stats } from "/web/service.js";
 import { find, keep } from "/web/uploads.js";
 
 const MOST_FILES = 16; // that the service takes as one query
-const VIEWS = { duplicates };
+const VIEWS = { duplicates, overview };
 let running = new AbortController(); // what is under way
 const sections = ui.main.querySelectorAll("section"); // of which one is shown
 let settled = false; // whether the page is as the address says, so that its scrolling is the reader's own
@@ -37,6 +37,7 @@ async function show() {
   showFilters();
   ui.panel.hidden = now.view !== null;
   ui.toDuplicates.ariaCurrent = now.view === "duplicates" ? "page" : null;
+  ui.toOverview.ariaCurrent = now.view === "overview" ? "page" : null;
   const section = searching ? ui.results : ui[now.view]; // none: the list of all pictures, which shows itself
   try {
     if (section) await (searching ? search : VIEWS[now.view])(signal, loaded);

@@ -339,6 +339,34 @@ def test_duplicates_are_decided_group_by_group(browse, own_site):
     expect(page.locator("#noGroups")).to_be_visible()
 
 
+def test_the_overview_has_a_map_whose_dots_lead_to_searches(browse, site):
+    page = browse(f"{site}/?id=7")
+    page.locator("#toOverview").click()
+    expect(page.locator("#overviewTitle")).to_be_focused()
+    answer = ask(page, "/v1/overview")
+    assert page.locator("#labelRows tr").first.text_content().startswith(f"even{N // 2}")
+    dots = page.locator("#map path").evaluate_all("paths => paths.map((path) => path.getAttribute('d'))")
+    assert sum(path.count("h0") for path in dots) == N
+    page.locator("#legend").get_by_role("button", name="three").press("Enter")
+    dots = page.locator("#map path").evaluate_all("paths => paths.map((path) => path.getAttribute('d'))")
+    assert sorted(path.count("h0") for path in dots)[-2:] == [N // 3, N - N // 3]
+    box = page.locator("#map").bounding_box()
+    points = {point["id"]: (point["x"], -point["y"]) for point in answer["map"]}
+    (_, right), (top, bottom) = ((min(axis), max(axis)) for axis in zip(*points.values(), strict=True))
+    target = next(i for i, (x, _) in points.items() if x == right)
+    same = {i for i, place in points.items() if place == points[target]}
+    share = [0.98, 0.02 + 0.96 * (points[target][1] - top) / (bottom - top)]
+    page.mouse.move(box["x"] + share[0] * box["width"], box["y"] + share[1] * box["height"])
+    expect(page.locator("#mapHint img")).to_be_visible()
+    page.mouse.down()
+    page.mouse.up()
+    page.wait_for_url(re.compile(r"\?id="))
+    assert int(page.url.rpartition("=")[2]) in same
+    page.go_back()
+    page.locator("#labelRows").get_by_role("link", name="three").click()
+    expect(page.locator("#storedTitle")).to_contain_text(f"{N // 3} of {N}")
+
+
 def test_the_files_of_the_page_are_asked_for_again_after_an_upgrade(site):
     for path in ("/", "/web/app.js", "/web/style.css"):
         first = httpx.get(site + path)
@@ -374,7 +402,7 @@ def test_a_service_with_keys_asks_for_one_and_shows_what_it_allows(browse, many,
         expect(page.locator("#pictureMore")).to_be_visible()
         assert not page.locator("#pictureDelete").is_visible()
         page.keyboard.press("Escape")
-        page.locator("#about").click()
+        page.locator("#toOverview").click()
         page.locator("#signOut").click()
         expect(page.locator("#key")).to_be_visible()
     assert all("401" in message for message in browse.wrong)
@@ -401,6 +429,11 @@ def test_several_collections_can_be_chosen_and_keep_apart(browse, several):
         expect(page.locator("#notice")).to_contain_text("Added")
         page.locator("h1 a").click()
         expect(page).to_have_url(f"{url}/collections/b%20c/")
+        expect(page.locator("#storedTitle")).to_contain_text("10 pictures")
+        page.locator("#toOverview").click()
+        expect(page.locator("#overviewFacts")).to_contain_text("Pictures10")
+        page.locator("#toDuplicates").click()
+        expect(page.locator("#apartHelp")).to_contain_text("equal")
 
 
 def test_a_missing_file_shows_a_message(browse, own_site, many):
@@ -467,9 +500,10 @@ def test_axe_finds_nothing_that_keeps_anybody_out(browse, own_site, scheme, widt
     page.locator("#crop").click()
     check()
     page.keyboard.press("Escape")
-    page.locator("#about").click()
     check()
-    page.keyboard.press("Escape")
+    page.goto(f"{own_site}/?view=overview")
+    expect(page.locator("#legend button").first).to_be_visible()
+    page.locator("#legend button").first.click()
     check()
     page.goto(f"{own_site}/?view=duplicates&radius=2")
     page.locator("#groups input").first.check()
