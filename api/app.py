@@ -18,7 +18,7 @@ from hashseek.api.messages.schemas import ProblemDetails
 from hashseek.api.monitoring import metrics
 from hashseek.api.monitoring.logs import ID_HEADER
 from hashseek.api.routes import collections as collection_routes
-from hashseek.api.routes import health, images, search, session, web
+from hashseek.api.routes import duplicates, health, images, search, session, web
 from hashseek.api.routes.dependencies import name_collection
 from hashseek.api.settings import Settings
 
@@ -73,7 +73,7 @@ def create_app(settings: Settings) -> FastAPI:
     keys = [Depends(HTTPBearer(auto_error=False))] if settings.keys else []
     several = collections.several
     prefix, named = ("/collections/{collection}", [Depends(name_collection)]) if several else ("", [])
-    for router in (search.json_router, search.router, images.router, health.router):
+    for router in (search.json_router, search.router, images.router, duplicates.router, health.router):
         app.include_router(router, prefix=prefix, dependencies=[*keys, *named])
     for router in (collection_routes.router, session.router, *([collection_routes.changes] if several else [])):
         app.include_router(router, dependencies=keys)

@@ -26,6 +26,7 @@ from pydantic import BaseModel, ValidationError
 
 from hashseek.api.messages.schemas import (
     AddedImage,
+    DuplicateGroups,
     Encoded,
     ImagePage,
     ImageRecord,
@@ -191,6 +192,17 @@ class _Calls:
         return _Call("GET", f"{_path(image_id)}/file", bytes, {"params": {} if size is None else {"size": size}})
 
     @staticmethod
+    def duplicates(radius: int, *, limit: int = 20, offset: int = 0) -> _Call[DuplicateGroups]:
+        """Some of the groups of images linked by steps of at most `radius` bits, without those that were kept."""
+        params = {"radius": radius, "limit": limit, "offset": offset}
+        return _Call("GET", "/v1/duplicates", _model(DuplicateGroups), {"params": params})
+
+    @staticmethod
+    def keep_duplicates(ids: Sequence[int]) -> _Call[None]:
+        """Keep all images of a group: `duplicates` leaves it out until it gains another image."""
+        return _Call("POST", "/v1/duplicates/kept", lambda _: None, {"json": {"ids": list(ids)}})
+
+    @staticmethod
     def stats() -> _Call[Stats]:
         """What the collection holds."""
         return _Call("GET", "/v1/stats", _model(Stats))
@@ -272,6 +284,8 @@ class Client(_Connection[httpx.Client]):
     delete_where = _blocking(_Calls.delete_where)
     page = _blocking(_Calls.page)
     file = _blocking(_Calls.file)
+    duplicates = _blocking(_Calls.duplicates)
+    keep_duplicates = _blocking(_Calls.keep_duplicates)
     stats = _blocking(_Calls.stats)
 
     def images(self, **filters: Unpack[Filters]) -> Iterator[ImageRecord]:
@@ -319,6 +333,8 @@ class AsyncClient(_Connection[httpx.AsyncClient]):
     delete_where = _awaited(_Calls.delete_where)
     page = _awaited(_Calls.page)
     file = _awaited(_Calls.file)
+    duplicates = _awaited(_Calls.duplicates)
+    keep_duplicates = _awaited(_Calls.keep_duplicates)
     stats = _awaited(_Calls.stats)
 
     async def images(self, **filters: Unpack[Filters]) -> AsyncIterator[ImageRecord]:

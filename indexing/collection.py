@@ -341,13 +341,13 @@ class Collection:
                     del self._filtered[next(iter(self._filtered))]
         return subsets
 
-    def duplicates(self, *, radius: int) -> Iterator[Ids]:
+    def duplicates(self, *, radius: int, parallel: bool = True) -> Iterator[Ids]:
         """Groups of images linked by steps of at most `radius` bits, see `hashseek.indexing.index.duplicates.groups`.
 
         Raises:
             BadConfig: radius is below 0, or not below the length of the codes.
         """
-        return groups(self.index.merged(), radius=radius)
+        return groups(self.index.merged(), radius=radius, parallel=parallel)
 
     # ------------------------------------------------------------ the index
 

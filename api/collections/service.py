@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 from weakref import WeakValueDictionary, finalize
 
+from hashseek.api.collections.computed import Computed
 from hashseek.api.messages.problems import NotLoaded, NotReady
 from hashseek.api.messages.schemas import CollectionSummary
 from hashseek.api.monitoring import metrics
@@ -70,6 +71,7 @@ class Service:
         self.address = f"/collections/{quote(name, safe='')}" if name else ""
         self.in_use, self.leaving, self.loaded = 0, False, threading.Event()
         self._shared = shared
+        self.computed = Computed()
         self._searcher: Searcher | None = None
         self._failure: str | None = None
         self._stopped = threading.Event()

@@ -27,6 +27,9 @@ from hashseek.retrieval.errors import BadConfig, BadImage
 DEFAULT_K = 10
 MAX_QUERIES = 64  # of one request
 MAX_FILES = 16  # that are one query together
+MAX_RADIUS = 8  # of near-duplicates
+MAX_IN_GROUP = 100  # images of a group of near-duplicates in an answer, or to keep
+Id = Annotated[int, Field(ge=1, le=2**63 - 1)]
 Word = Annotated[str, Field(min_length=1)]
 
 
@@ -315,6 +318,20 @@ class DeleteCollection(NoParameters):
     """Which collection to delete, once more."""
 
     confirm: str = Field(description="The name again; otherwise nothing is deleted.")
+
+
+class DuplicateParameters(NoParameters):
+    """Which groups of near-duplicates to list."""
+
+    radius: int = Field(ge=0, le=MAX_RADIUS, description="Bits by which two linked images may differ; 0: equal codes.")
+    limit: int = Field(default=20, ge=1, le=100, description="Number of groups.")
+    offset: int = Field(default=0, ge=0, le=2**63 - 1, description="Leave out so many of the first groups.")
+
+
+class KeptGroup(NoParameters):
+    """Images of which none is to go, though they look alike."""
+
+    ids: list[Id] = Field(min_length=2, max_length=MAX_IN_GROUP, description="Ids of stored images.", examples=[[3, 7]])
 
 
 class FileParameters(NoParameters):

@@ -75,6 +75,21 @@ class ImagePage(BaseModel):
     next: int | None
 
 
+class DuplicateGroup(BaseModel):
+    """Images linked by steps of at most the radius: the first 100 by ascending id, `size` in all."""
+
+    size: int
+    images: list[ImageRecord]
+
+
+class DuplicateGroups(BaseModel):
+    """Some of the groups that were not kept, `total` in all; `next_offset` is the `offset` of the next ones."""
+
+    groups: list[DuplicateGroup]
+    total: int
+    next_offset: int | None
+
+
 class HitRecord(ImageSummary):
     """A result: rank from 1, Hamming distance in bits, and the probability that an image at this distance is relevant.
 
@@ -162,6 +177,55 @@ class Stats(BaseModel):
     expected_precision: list[float] | None
     version: str
     index: dict[str, Any]
+
+
+class LabelOverview(BaseModel):
+    """A label: its images, and the mean distance in bits of two of them, and of one of them and one without it.
+
+    Distances are of the images on the map; null where there is no such pair.
+    """
+
+    label: str
+    n_images: int
+    within: float | None
+    to_others: float | None
+
+
+class MapPoint(BaseModel):
+    """An image on the map of codes."""
+
+    id: int
+    x: float
+    y: float
+    labels: list[str]
+
+
+class BitFigures(BaseModel):
+    """The share of ones of each bit, bits that never change, absolute correlations of bits, and different codes."""
+
+    balance: list[float]
+    n_constant: int
+    mean_correlation: float
+    max_correlation: float
+    n_distinct: int
+    most_common: int
+
+
+class Overview(BaseModel):
+    """What the collection is. Of more than 50,000 images, the statistics are about so many, drawn at random.
+
+    `distances`: random pairs at each Hamming distance. `labels`: the 200 most frequent. `map`: up to 2,000 images by
+    the first two principal components of their bits, which hold the share `explained` of the variance.
+    """
+
+    n_images: int
+    n_bits: int
+    n_sampled: int
+    bits: BitFigures | None
+    distances: list[int]
+    labels: list[LabelOverview]
+    explained: float
+    map: list[MapPoint]
 
 
 class CollectionSummary(BaseModel):

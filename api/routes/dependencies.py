@@ -13,7 +13,9 @@ from hashseek.api.collections.service import Service
 from hashseek.api.messages.parameters import NoParameters
 from hashseek.api.messages.problems import ReadOnly
 from hashseek.api.messages.schemas import address
+from hashseek.indexing.collection import Collection
 from hashseek.indexing.searcher import Searcher
+from hashseek.retrieval.errors import BadConfig
 
 
 async def get_collections(request: Request) -> Collections:
@@ -46,6 +48,17 @@ async def get_searcher(service: ServiceDep) -> AsyncIterator[Searcher]:
 
 
 SearcherDep = Annotated[Searcher, Depends(get_searcher)]
+
+
+def local(searcher: Searcher) -> Collection:
+    """The collection, if it is in a folder.
+
+    Raises:
+        BadConfig: another program keeps it.
+    """
+    if not isinstance(searcher.collection, Collection):
+        raise BadConfig(f"{searcher.collection.place} is no folder, which this request needs")
+    return searcher.collection
 
 
 async def name_collection(collection: Annotated[str, Path(description="Name of the collection.")]) -> None:

@@ -4,9 +4,10 @@ from importlib.metadata import version
 
 from fastapi import APIRouter
 
+from hashseek.api.collections.overview import make_overview
 from hashseek.api.messages.problems import NotLoaded, NotReady
-from hashseek.api.messages.schemas import Health, Stats
-from hashseek.api.routes.dependencies import CollectionsDep, SearcherDep, ServiceDep
+from hashseek.api.messages.schemas import Health, Overview, Stats
+from hashseek.api.routes.dependencies import CollectionsDep, NoQueryDep, SearcherDep, ServiceDep, local
 from hashseek.indexing.calibration import stored_calibration
 from hashseek.retrieval.errors import BadCollection
 
@@ -33,6 +34,12 @@ def ready(collections: CollectionsDep) -> Health:
     if failures and len(failures) == len(services):
         raise NotReady(failures[0])
     return Health(status="ready")
+
+
+@router.get("/v1/overview", dependencies=[NoQueryDep])
+def overview(service: ServiceDep, searcher: SearcherDep) -> Overview:
+    """Labels, statistics of the codes, and a map of them; computed once for each state of the collection."""
+    return service.computed.get("overview", local(searcher).catalog, lambda: make_overview(local(searcher)))
 
 
 @router.get("/v1/stats")

@@ -1,9 +1,11 @@
-// The address bar is the state: ?id=12&max_distance=40&rank=float&label=sky&without=people. Links, reload, Back and
-// Forward all end in show(). history.state has what is no one else's: the dropped picture, and how far one has scrolled.
+// The address bar is the state: ?id=12&max_distance=40&rank=float&label=sky&without=people, or ?view=duplicates&radius=2.
+// Links, reload, Back and Forward all end in show(). history.state has what is no one else's: the dropped picture, and how
+// far one has scrolled.
 
 import { ui } from "/web/dom.js";
 import { ofVectors, stats } from "/web/service.js";
 
+const VIEWS = ["duplicates", "overview"]; // besides searches and the list of all pictures
 export const FILTERS = ["label", "any_label", "without", "where"];
 
 let show = null;
@@ -15,7 +17,8 @@ export function wanted() {
   const id = whole("id");
   const upload = id === null ? (history.state?.upload ?? null) : null;
   const rank = params.get("rank") ?? "";
-  return { id, upload, max: whole("max_distance"), rank: canRank(rank, id) ? rank : "", filters: filtersOf(params) };
+  const view = id === null && !upload && VIEWS.includes(params.get("view")) ? params.get("view") : null;
+  return { view, radius: whole("radius"), id, upload, max: whole("max_distance"), rank: canRank(rank, id) ? rank : "", filters: filtersOf(params) };
 }
 
 export const filtersOf = (params) => FILTERS.flatMap((name) => params.getAll(name).filter(Boolean).map((value) => [name, value]));
@@ -26,13 +29,13 @@ export const canRank = (rank, id) =>
 
 // The present address with some parts changed; null removes a part.
 export function address(changes) {
-  const { id, max, rank, filters } = { ...wanted(), ...changes };
-  const single = Object.entries({ id, max_distance: max, rank }).filter(([, value]) => value !== null && value !== "");
+  const { view, radius, id, max, rank, filters } = { ...wanted(), ...changes };
+  const single = Object.entries({ view, radius, id, max_distance: max, rank }).filter(([, value]) => value !== null && value !== "");
   const search = new URLSearchParams([...single.filter(([name]) => name !== "rank" || canRank(rank, id)), ...filters]);
   return search.size ? `?${search}` : "./";
 }
 
-export const alike = (id) => address({ id });
+export const alike = (id) => address({ view: null, radius: null, id });
 
 export const remember = (more) => history.replaceState({ ...history.state, ...more }, "");
 
@@ -40,7 +43,7 @@ export const remember = (more) => history.replaceState({ ...history.state, ...mo
 export async function go(href, state = null) {
   remember({ y: scrollY });
   history.pushState({ ...state, y: 0 }, "", href);
-  if (await show()) (ui.results.hidden ? ui.storedTitle : ui.resultsTitle).focus({ preventScroll: true }); // the link is gone
+  if (await show()) ui.main.querySelector("section:not([hidden]) h2").focus({ preventScroll: true }); // the link is gone
 }
 
 // Another filter is a step in the history; a radius or an order is not.

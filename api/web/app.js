@@ -3,16 +3,19 @@
 import { address, go, onMove, remember, wanted } from "/web/address.js";
 import { browse } from "/web/browse.js";
 import { onCrop } from "/web/crop.js";
+import { duplicates } from "/web/duplicates.js";
 import { afterPause, asked, clearMessages, fail, splitLabels, ui } from "/web/dom.js";
 import { showFilters } from "/web/filters.js";
-import { showAbout } from "/web/overview.js";
+import { overview } from "/web/overview.js";
 import { onChange } from "/web/picture.js";
 import { query, search, showQuery } from "/web/search.js";
 import { api, loadStats, noun, ofVectors, stats } from "/web/service.js";
 import { find, keep } from "/web/uploads.js";
 
 const MOST_FILES = 16; // that the service takes as one query
+const VIEWS = { duplicates, overview };
 let running = new AbortController(); // what is under way
+const sections = ui.main.querySelectorAll("section"); // of which one is shown
 let settled = false; // whether the page is as the address says, so that its scrolling is the reader's own
 
 // Shows what the address says. True when it could.
@@ -32,17 +35,20 @@ async function show() {
   const searching = now.id !== null || Boolean(upload);
   showQuery(now, upload);
   showFilters();
+  ui.panel.hidden = now.view !== null;
+  ui.toDuplicates.ariaCurrent = now.view === "duplicates" ? "page" : null;
+  ui.toOverview.ariaCurrent = now.view === "overview" ? "page" : null;
+  const section = searching ? ui.results : ui[now.view]; // none: the list of all pictures, which shows itself
   try {
-    if (searching) await search(signal, loaded);
-    ui.results.hidden = !searching;
-    if (searching) ui.stored.hidden = ui.empty.hidden = true;
+    if (section) await (searching ? search : VIEWS[now.view])(signal, loaded);
+    for (const other of sections) if (section || (other !== ui.stored && other !== ui.empty)) other.hidden = other !== section;
+    if (section) scrollTo(0, y);
     else await browse(signal, y);
-    if (searching) scrollTo(0, y);
     settled = true;
     return true;
   } catch (error) {
     if (signal.aborted) return false;
-    ui.results.hidden = ui.stored.hidden = ui.empty.hidden = true; // hits of another query beside this error would mislead
+    for (const other of sections) other.hidden = true; // hits of another query beside this error would mislead
     fail(error, show);
     return false;
   }
@@ -51,7 +57,6 @@ async function show() {
 // After the collection changed: its numbers, and what is shown.
 async function refresh() {
   await loadStats();
-  showAbout();
   document.body.dataset.holds = stats.holds;
   ui.sources.hidden = ofVectors();
   await show();
@@ -62,7 +67,7 @@ async function take(fileList) {
   if (stats && ofVectors()) return fail(new Error("This collection holds vectors, which a picture cannot be compared with."));
   if (!files.length || !files.every(({ type }) => /^(image\/|$)/.test(type))) return fail(new Error("That was not a picture file."));
   const upload = await keep(files);
-  return go(address({ id: null, max: null }), { upload });
+  return go(address({ view: null, radius: null, id: null, max: null }), { upload });
 }
 
 ui.addOpen.onclick = async () => {
@@ -119,7 +124,7 @@ for (const dialog of document.querySelectorAll("dialog")) {
 }
 ui.skip.onclick = (event) => {
   event.preventDefault(); // a change of the hash would be a step in the history
-  (ui.results.hidden ? ui.storedList.querySelector("a") : ui.resultsTitle)?.focus();
+  ui.main.querySelector("section:not([hidden]) :is(.stored-list a, h2:not(#storedTitle))")?.focus();
 };
 
 // Wide windows have room for the panel; on a phone it would be above the pictures.

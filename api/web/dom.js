@@ -13,6 +13,8 @@ export const counted = (n, one) => `${number(n)} ${one}${n === 1 ? "" : "s"}`;
 export const ms = (value) => `${value < 10 ? value.toFixed(1) : number(Math.round(value))} ms`;
 export const bytes = (n) => (n < 1e3 ? counted(n, "byte") : n < 1e6 ? `${(n / 1e3).toFixed(1)} kB` : `${(n / 1e6).toFixed(1)} MB`);
 export const percent = (share) => `${(100 * share).toFixed(share > 0.995 || share < 0.1 ? 1 : 0)} %`;
+// The path of a bar for each height from 0 to 1, in a box 1 high; `from` is the place of the first.
+export const bars = (heights, from = 0) => heights.map((height, at) => (height ? `M${from + at} 1V${1 - height}h.85V1z` : "")).join("");
 export const unseen = (text) => el("span", { className: "unseen" }, text);
 export const splitLabels = (text) => [...new Set(text.split(";").map((label) => label.trim()).filter(Boolean))];
 
@@ -41,6 +43,13 @@ export function asked(dialog) {
   dialog.returnValue = ""; // Escape must not repeat the last answer
   dialog.showModal();
   return new Promise((done) => dialog.addEventListener("close", () => done(dialog.returnValue), { once: true }));
+}
+
+// Asks before something is deleted.
+export async function confirmed(title, text) {
+  ui.confirmTitle.textContent = title;
+  ui.confirmText.textContent = text;
+  return (await asked(ui.confirm)) === "delete";
 }
 
 export function fail(error, retry = null) {

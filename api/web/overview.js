@@ -1,17 +1,20 @@
-// What the collection holds: size, model, index, and its labels, each a filter.
+// What the collection is: a map of its codes, how they use their bits, and its labels.
 
-import { counted, el, inside, number, pairs, percent, ui } from "/web/dom.js";
-import { noun, session, stats } from "/web/service.js";
+import { alike, go } from "/web/address.js";
+import { bars, counted, el, inside, number, pairs, percent, ui } from "/web/dom.js";
+import { api, imagePath, noun, ofVectors, session, stats } from "/web/service.js";
 
-export function showAbout() {
-  ui.about.textContent = `${counted(stats.n_images, noun())} · ${stats.n_bits} bits`;
-  ui.about.title = "About this collection";
-}
+const NEAR = 24; // pixels from a dot within which it is meant
+const COLOURS = ui.map.children.length - 1; // the first path has all other dots
+let points = []; // {id, labels, left, top}: shares of the map's width and height
+let labels = []; // that have a colour
 
-ui.about.onclick = () => {
-  const { n_images, n_bits, backbone, engine, fingerprint, version, labels, index, expected_precision, keeps_features, read_only } = stats;
+export async function overview(signal) {
+  document.title = "Overview · Hashseek";
+  const answer = await api("v1/overview", { signal });
+  const { n_bits, backbone, engine, fingerprint, version, index, expected_precision, keeps_features, read_only } = stats;
   pairs(ui.overviewFacts, [
-    [noun() === "vector" ? "Vectors" : "Pictures", number(n_images)],
+    [noun() === "vector" ? "Vectors" : "Pictures", number(answer.n_images)],
     ["Codes", `${n_bits} bits, ${index.kind} index`],
     ["Network", backbone],
     ["Engine", engine],
@@ -22,14 +25,98 @@ ui.about.onclick = () => {
     ["Hashseek", version],
     ...(session.key ? [["Signed in", `${session.key} (${session.role})`]] : []),
   ]);
-  const counts = Object.entries(labels).sort(([a, n], [b, m]) => m - n || a.localeCompare(b));
-  const most = counts[0]?.[1] ?? 1;
-  ui.overviewLabels.textContent = counts.length ? counted(counts.length, "label") : "No labels";
-  ui.labelBars.replaceChildren(...counts.slice(0, 200).map(([name, n]) => {
-    const bar = el("span", { className: "bar", ariaHidden: "true" }, el("span"));
-    bar.firstChild.style.width = `${(100 * n) / most}%`;
-    return el("li", {}, inside(`?${new URLSearchParams({ label: name })}`, name), el("span", { className: "muted" }, number(n)), bar);
-  }));
   ui.signOut.hidden = session.key === null;
-  ui.overview.showModal();
+  ui.codes.hidden = !answer.bits;
+  if (answer.bits) {
+    showMap(answer);
+    showCodes(answer);
+  }
+  ui.overviewLabels.textContent = answer.labels.length ? counted(Object.keys(stats.labels).length, "label") : "No labels";
+  ui.labelTable.hidden = !answer.labels.length;
+  ui.labelRows.replaceChildren(...answer.labels.map(({ label, n_images, within, to_others }) => {
+    const numbers = [number(n_images), ...[within, to_others].map((bits) => bits?.toFixed(1) ?? "–")];
+    const link = inside(`?${new URLSearchParams({ label })}`, label);
+    return el("tr", {}, el("th", { scope: "row" }, link), ...numbers.map((text) => el("td", {}, text)));
+  }));
+}
+
+function showCodes({ n_sampled, n_images, n_bits, bits: { balance, n_constant, mean_correlation, max_correlation, n_distinct, most_common }, distances }) {
+  const n = distances.reduce((sum, one) => sum + one, 0);
+  const mean = distances.reduce((sum, one, bits) => sum + one * bits, 0) / n;
+  const shares = [Math.min(...balance), Math.max(...balance)].map((share) => Math.round(100 * share));
+  const facts = [
+    ["Different codes", `${number(n_distinct)} of ${number(n_sampled)}`,
+      `A search cannot tell ${noun()}s with the same code apart; the most frequent code has ${number(most_common)} of them.`],
+    ["Ones per bit", `${shares.join(" to ")} %`,
+      `A bit tells most if half of the ${noun()}s have a one; ${n_constant || "none"} of the ${n_bits} ${n_constant === 1 ? "is" : "are"} the same for all and tell nothing.`],
+    ["Correlation of two bits", `${mean_correlation.toFixed(2)}, at most ${max_correlation.toFixed(2)}`,
+      "At 0, each bit tells something of its own; at 1, two bits always tell the same."],
+    ["Distance of two", n ? `${mean.toFixed(1)} bits` : "–",
+      `Two ${noun()}s drawn at random should be about half of the ${n_bits} bits apart, and similar ones much less.`],
+  ];
+  ui.codeFacts.replaceChildren(...facts.map(([name, value, why]) =>
+    el("div", {}, el("dt", {}, name), el("dd", {}, value), el("dd", { className: "muted" }, why))));
+  ui.sampled.textContent = n_sampled < n_images ? `Of ${number(n_sampled)} ${noun()}s drawn at random.` : "";
+  for (const [svg, heights] of [[ui.balance, balance], [ui.apartness, distances.map((one) => one / Math.max(...distances))]]) {
+    svg.setAttribute("viewBox", `0 0 ${heights.length} 1`);
+    svg.lastElementChild.setAttribute("d", bars(heights));
+  }
+}
+
+function showMap({ map, explained, n_images }) {
+  const scale = (values) => {
+    const [low, high] = [Math.min(...values), Math.max(...values)];
+    return (value) => (high > low ? 0.02 + (0.96 * (value - low)) / (high - low) : 0.5);
+  };
+  const [left, top] = [scale(map.map(({ x }) => x)), scale(map.map(({ y }) => -y))];
+  points = map.map((point) => ({ ...point, left: left(point.x), top: top(-point.y) }));
+  const counts = new Map();
+  for (const point of points) for (const label of point.labels) counts.set(label, (counts.get(label) ?? 0) + 1);
+  labels = [...counts].sort(([a, n], [b, m]) => m - n || a.localeCompare(b)).slice(0, COLOURS).map(([label]) => label);
+  ui.mapText.textContent = `Each dot is one of ${points.length < n_images ? `${number(points.length)} of ` : ""}${counted(n_images, noun())}; a click searches with it. `
+    + `Dots are near each other where codes agree: the two axes hold ${percent(explained)} of what tells the codes apart.`;
+  ui.legend.replaceChildren(...labels.map((label, at) => {
+    const button = el("button", { type: "button", className: `chip c${at}`, ariaPressed: "false" }, label);
+    button.onclick = () => {
+      const alone = button.ariaPressed === "false";
+      for (const other of ui.legend.querySelectorAll("button")) other.ariaPressed = `${alone && other === button}`;
+      draw(alone ? label : null);
+    };
+    return el("li", {}, button);
+  }));
+  draw(null);
+}
+
+// The dots with one label in its colour; or with null, each in that of the rarest of its labels in the legend.
+function draw(only) {
+  const paths = Array.from(ui.map.children, () => "");
+  for (const { labels: own, left, top } of points) {
+    const at = only === null ? labels.findLastIndex((label) => own.includes(label)) : own.includes(only) ? labels.indexOf(only) : -1;
+    paths[at + 1] += `M${left.toFixed(4)} ${top.toFixed(4)}h0`;
+  }
+  paths.forEach((path, at) => ui.map.children[at].setAttribute("d", path));
+}
+
+function nearest({ clientX, clientY }) {
+  const box = ui.map.getBoundingClientRect();
+  const away = ({ left, top }) => Math.hypot(box.left + left * box.width - clientX, box.top + top * box.height - clientY);
+  const point = points.reduce((one, other) => (away(other) < away(one) ? other : one));
+  return away(point) < NEAR ? point : null;
+}
+
+ui.map.onpointermove = (event) => {
+  const point = event.pointerType === "mouse" ? nearest(event) : null;
+  ui.map.classList.toggle("on-dot", point !== null);
+  ui.mapHint.hidden = point === null;
+  if (point === null || ui.mapHint.dataset.id === `${point.id}`) return;
+  ui.mapHint.dataset.id = point.id;
+  ui.mapHint.style.left = `${100 * point.left}%`;
+  ui.mapHint.style.top = `${100 * point.top}%`;
+  ui.mapHint.style.transform = `translate(${point.left > 0.5 ? "calc(-100% - 12px)" : "12px"}, ${-100 * point.top}%)`;
+  ui.mapHint.replaceChildren(...(ofVectors() ? [] : [el("img", { alt: "", src: `${imagePath(point.id)}/file?size=256` })]), point.labels.join(", ") || `${point.id}`);
+};
+ui.map.onpointerleave = () => (ui.mapHint.hidden = true);
+ui.map.onclick = (event) => {
+  const point = nearest(event);
+  if (point) go(alike(point.id));
 };

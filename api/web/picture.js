@@ -1,8 +1,8 @@
 // The dialog of one picture: what is known about it, its labels to edit, deleting it.
 
 import { address, alike } from "/web/address.js";
-import { asked, bytes, clearMessages, counted, fail, pairs, percent, splitLabels, ui } from "/web/dom.js";
-import { chips, described } from "/web/pictures.js";
+import { bytes, clearMessages, confirmed, counted, fail, pairs, percent, splitLabels, ui } from "/web/dom.js";
+import { chips, day, described } from "/web/pictures.js";
 import { hits, query, showAgain } from "/web/search.js";
 import { api, imagePath, loadStats, mayChange, noun, titled } from "/web/service.js";
 import { forgetStored } from "/web/uploads.js";
@@ -46,7 +46,7 @@ function showFacts(image) {
   if (image.path && image.path !== image.key) rows.push(["Path", image.path]);
   if (image.path) rows.push(["Size", `${image.width} × ${image.height} px`]);
   if (image.bytes !== undefined) rows.push([image.path ? "File" : "Size", bytes(image.bytes)]);
-  if (image.added_at) rows.push(["Added", new Date(image.added_at).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" })]);
+  if (image.added_at) rows.push(["Added", day(image.added_at, { timeStyle: "short" })]);
   for (const [name, value] of Object.entries(image.attributes)) rows.push([name, typeof value === "string" ? value : JSON.stringify(value)]);
   pairs(ui.pictureFacts, rows);
 }
@@ -83,9 +83,7 @@ ui.relabel.onsubmit = async (event) => {
 
 ui.pictureDelete.onclick = async () => {
   const { id, path, key } = open;
-  ui.confirmTitle.textContent = `Delete this ${noun()}?`;
-  ui.confirmText.textContent = `${titled(id)} (${key || path}) leaves the collection. This cannot be undone.`;
-  if ((await asked(ui.confirm)) !== "delete") return;
+  if (!(await confirmed(`Delete this ${noun()}?`, `${titled(id)} (${key || path}) leaves the collection. This cannot be undone.`))) return;
   ui.picture.close();
   clearMessages();
   try {

@@ -4,6 +4,7 @@ import { el, unseen } from "/web/dom.js";
 
 export const named = (image) => image.key || image.path.split("/").pop();
 export const described = (image) => image.labels.join(", ") || named(image);
+export const day = (time, more = {}) => new Date(time).toLocaleString("en-GB", { dateStyle: "medium", ...more });
 
 export function chips(labels, shared = new Set(), most = Infinity) {
   const ordered = [...labels].sort((a, b) => shared.has(b) - shared.has(a)); // stable: shared ones first

@@ -1,7 +1,7 @@
 // The radius: a slider under the histogram of the distances of all pictures that pass the filters.
 
 import { refine, wanted } from "/web/address.js";
-import { afterPause, number, percent, ui } from "/web/dom.js";
+import { afterPause, bars, number, percent, ui } from "/web/dom.js";
 import { noun, stats } from "/web/service.js";
 
 let counts = []; // pictures at each distance, without the query itself
@@ -22,17 +22,13 @@ export function showRadius(histogram, max) {
   draw();
 }
 
-function bars(from, to) {
-  const most = Math.log1p(Math.max(...counts)); // logarithmic: the few nearest are the ones that matter
-  const height = (n) => (n ? 0.04 + (0.96 * Math.log1p(n)) / most : 0);
-  return counts.slice(from, to).map((n, at) => (n ? `M${from + at} 1V${1 - height(n)}h.85V1z` : "")).join("");
-}
-
 function draw() {
   const radius = Number(ui.max.value);
   const isAll = radius >= Number(ui.max.max);
-  ui.inside.setAttribute("d", bars(0, radius + 1));
-  ui.beyond.setAttribute("d", bars(radius + 1, counts.length));
+  const most = Math.log1p(Math.max(...counts)); // logarithmic: the few nearest are the ones that matter
+  const heights = counts.map((n) => (n ? 0.04 + (0.96 * Math.log1p(n)) / most : 0));
+  ui.inside.setAttribute("d", bars(heights.slice(0, radius + 1)));
+  ui.beyond.setAttribute("d", bars(heights.slice(radius + 1), radius + 1));
   const found = withinDistance(radius);
   const text = `${isAll ? "no limit" : `${radius} ${radius === 1 ? "bit" : "bits"}`} · ${number(found)} ${noun()}${found === 1 ? "" : "s"}`;
   ui.within.textContent = text;

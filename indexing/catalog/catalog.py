@@ -5,6 +5,7 @@ spaces. The generation counts committed changes; together with the ids, which ar
 has changed since the index was built.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -319,6 +320,28 @@ class Catalog:
             if n:
                 db.execute("INSERT OR REPLACE INTO meta VALUES ('forgotten', ?)", (str(generation),))
         return n
+
+    # ------------------------------------------------------------ decisions about near-duplicates
+
+    def kept_groups(self) -> list[list[int]]:
+        """Groups of near-duplicates of which somebody decided to keep all; ids of removed images stay in them."""
+        with self._db.reading() as db:
+            row = db.execute("SELECT value FROM meta WHERE key = 'kept_groups'").fetchone()
+        groups: list[list[int]] = [] if row is None else json.loads(row[0])
+        return groups
+
+    def keep_groups(self, groups: Sequence[Sequence[int]]) -> None:
+        """Remember that all images of each group are to stay; groups within a kept one add nothing.
+
+        Raises:
+            UnknownImage: an id is not stored; nothing is remembered.
+        """
+        with self._db.transaction() as db:
+            for image_id in {image_id for group in groups for image_id in group}:
+                self.one(image_id)
+            kept = self.kept_groups()
+            kept += [sorted(group) for group in groups if not any(set(group) <= set(other) for other in kept)]
+            db.execute("INSERT OR REPLACE INTO meta VALUES ('kept_groups', ?)", (json.dumps(kept),))
 
     def _codes(self, blobs: Sequence[bytes]) -> Codes:
         size = code_size(self.n_bits)

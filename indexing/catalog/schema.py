@@ -1,6 +1,7 @@
 """The tables of a catalog.
 
-meta               single values: uuid, generation (number of committed changes), space (id of the active code space)
+meta               single values: uuid, generation (number of committed changes), space (id of the active code space);
+                   kept_groups (JSON): groups of near-duplicates of which all are kept, as lists of ids
 images             one row per image; `key` is the caller's own name for it, `attributes` a JSON object
 image_labels       which image carries which label
 spaces             code spaces: codes of one checkpoint each; one is active, others are being built or kept

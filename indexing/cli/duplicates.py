@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hashseek.indexing.cli.options import CollectionArgument, Device, Engine, Precision, encoder_options
 from hashseek.indexing.collection import Collection
+from hashseek.indexing.index.duplicates import not_kept
 from hashseek.indexing.printing import printable
 from hashseek.indexing.searcher import Searcher
 from hashseek.retrieval.errors import BadConfig
@@ -27,6 +28,9 @@ def duplicates(
         bool,
         typer.Option("--flips", help="Also link mirrored and turned copies: encodes every image in 6 orientations."),
     ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also print the groups of which somebody decided to keep all images.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list per group, one group a line.")] = False,
     device: Device = "auto",
     precision: Precision = "auto",
@@ -40,8 +44,9 @@ def duplicates(
     if (device, precision, engine) != ("auto", "auto", "auto") and not flips:
         raise BadConfig("--device, --precision and --engine need --flips: nothing is encoded without it")
     with closing(Collection(collection, read_only=True)) as opened:
+        kept = [] if everything else opened.catalog.kept_groups()
         if not flips:
-            for ids in opened.duplicates(radius=radius):
+            for ids in not_kept(opened.duplicates(radius=radius), kept):
                 _print_group(opened, dict.fromkeys(ids.tolist()), as_json=as_json)
             return
         from hashseek.indexing.maintenance.flips import flipped_groups
@@ -52,7 +57,7 @@ def duplicates(
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task("encoding", total=len(opened))
             found = flipped_groups(opened, encoder, radius=radius, advance=partial(bar.advance, task))
-        for group in found.groups:
+        for group in not_kept(found.groups, kept):
             _print_group(opened, group, as_json=as_json)
         for image_id, problem in found.unreadable.items():
             typer.echo(f"image {image_id} was compared by its stored code only: {printable(problem)}", err=True)

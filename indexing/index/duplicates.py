@@ -4,10 +4,12 @@ Pairs are found through tables of substrings (`substring_tables`). Every pair wi
 depends on how the codes are spread.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from math import comb
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +22,7 @@ from hashseek.retrieval.codes import Codes
 from hashseek.retrieval.errors import BadConfig
 
 Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
+Group = TypeVar("Group", bound=Iterable[int])
 
 _MAX_WIDTH = 20
 # Comparing one pair from a table costs as much as comparing this many pairs of codes in order.
@@ -30,11 +33,11 @@ _CHUNK = 16384  # pairs compared at a time, so that they stay in a core's cache
 _STEP_PAIRS = 20_000  # pairs compared in the time of one call to NumPy
 
 
-def groups(index: HammingIndex, *, radius: int) -> Iterator[Ids]:
+def groups(index: HammingIndex, *, radius: int, parallel: bool = True) -> Iterator[Ids]:
     """Groups of two and more ids, ascending within a group and by their first.
 
     Two images are in one group if a chain of images leads from one to the other in which neighbours differ in at most
-    `radius` bits.
+    `radius` bits. `parallel` uses the threads of searches, which then wait.
 
     Raises:
         BadConfig: radius is below 0, or not below the length of the codes.
@@ -45,7 +48,7 @@ def groups(index: HammingIndex, *, radius: int) -> Iterator[Ids]:
         return
     rows = index.rows if isinstance(index.rows, DistinctCodes) else collapse(index.rows.codes)
     group_of_code = _Groups(rows.n_compared)
-    for first, second in _in_large_parts(_pairs(rows.distinct, index.n_bits, radius)):
+    for first, second in _in_large_parts(_pairs(rows.distinct, index.n_bits, radius, parallel)):
         group_of_code.join(first, second)
     group_of_row = np.empty(len(rows), np.int64)
     group_of_row[rows.rows] = np.repeat(group_of_code.labels, np.diff(rows.starts))
@@ -59,6 +62,17 @@ def groups(index: HammingIndex, *, radius: int) -> Iterator[Ids]:
     ends = np.concatenate([ends, [len(in_groups)]])
     for at in np.argsort(in_groups[starts]):
         yield index.ids[in_groups[starts[at] : ends[at]]]
+
+
+def not_kept(found: Iterable[Group], kept: Sequence[Sequence[int]]) -> Iterator[Group]:
+    """Those groups that have an image outside of every kept group, see `Catalog.kept_groups`."""
+    with_image: dict[int, list[set[int]]] = {}
+    for whole in map(set, kept):
+        for image_id in whole:
+            with_image.setdefault(image_id, []).append(whole)
+    for group in found:
+        if not any(whole.issuperset(group) for whole in with_image.get(next(iter(group)), ())):
+            yield group
 
 
 class _Groups:
@@ -99,7 +113,7 @@ def _concatenated(parts: list[Pairs]) -> Pairs:
     return np.concatenate(first), np.concatenate(second)
 
 
-def _pairs(codes: Codes, n_bits: int, radius: int) -> Iterator[Pairs]:
+def _pairs(codes: Codes, n_bits: int, radius: int, parallel: bool) -> Iterator[Pairs]:
     """Pairs of distinct codes (N, size) within `radius` bits, some of them more than once."""
     if radius == 0:
         return
@@ -109,7 +123,8 @@ def _pairs(codes: Codes, n_bits: int, radius: int) -> Iterator[Pairs]:
         tables = [_sorted(codes, first, min(last - first, _MAX_WIDTH)) for first, last in pairwise(ends)]
         if cost * max(_skew(by.table) for by in tables) < len(codes) ** 2:
             parts = [(by, int(flip)) for by in tables for flip in flips(by.table.width, n_flips)]
-            for found in in_threads(lambda part: _pairs_of_table(*part, radius), parts):
+            of_part = partial(_pairs_of_table, radius=radius)
+            for found in in_threads(of_part, parts) if parallel else map(of_part, parts):
                 yield from found
             return
     for start in range(0, len(codes), _BATCH):
@@ -151,8 +166,9 @@ def _sorted(codes: Codes, first: int, width: int) -> _Sorted:
     return _Sorted(table, values, codes.view(np.uint64)[table.rows])
 
 
-def _pairs_of_table(by: _Sorted, flip: int, radius: int) -> list[Pairs]:
-    """Pairs within `radius` whose substrings differ in exactly the bits of `flip`."""
+def _pairs_of_table(part: tuple[_Sorted, int], radius: int) -> list[Pairs]:
+    """Pairs within `radius` whose substrings differ in exactly the bits of the flip of a table."""
+    by, flip = part
     starts = by.table.starts
     if flip:
         places = np.flatnonzero(by.values < by.values ^ flip)  # each pair of lists once

@@ -70,6 +70,7 @@ def _schema(pa: ModuleType, catalog: Catalog) -> Any:
         "hashseek.fingerprint": catalog.fingerprint,
         "hashseek.n_bits": str(catalog.n_bits),
         "hashseek.n_images": str(len(catalog)),
+        "hashseek.kept_groups": json.dumps(catalog.kept_groups()),
     }
     return pa.schema(list(columns.items()), metadata=about)
 
@@ -123,7 +124,8 @@ def _row(
 def import_(file: Path, folder: Path, *, checkpoint: Path | None) -> dict[str, int]:
     """Add the images of an export to the collection in `folder`, or to a new one for `checkpoint`.
 
-    Keys, labels, attributes, codes and engines are kept; ids and times are new. Imported again, nothing is added twice.
+    Keys, labels, attributes, codes, engines and decisions about near-duplicates are kept; ids and times are new.
+    Imported again, nothing is added twice.
 
     Returns:
         How many were "added", "updated" and "known".
@@ -143,6 +145,8 @@ def import_(file: Path, folder: Path, *, checkpoint: Path | None) -> dict[str, i
     with closing(opened):
         with _unreadable(file, pa):
             fingerprint, n_images = _check_columns(pa, opened.schema_arrow)
+            groups = json.loads(opened.schema_arrow.metadata.get(b"hashseek.kept_groups", b"[]"))
+            kept = [[int(image_id) for image_id in group] for group in groups]
         with open_store_for_adding(folder, checkpoint=checkpoint) as collection:
             if fingerprint != collection.fingerprint:
                 raise ForeignCodes(
@@ -150,18 +154,25 @@ def import_(file: Path, folder: Path, *, checkpoint: Path | None) -> dict[str, i
                     "distances between them mean nothing; import it into a collection of its own checkpoint"
                 )
             replaced = set[str]()  # kept files that a later row may name
+            new_ids: dict[int, int | None] = dict.fromkeys(image_id for group in kept for image_id in group)
             try:
                 batches = opened.iter_batches(batch_size=GROUP)
                 while True:
                     with _unreadable(file, pa):
                         batch = next(batches, None)
-                        images = [] if batch is None else [_image(row, collection.n_bits) for row in batch.to_pylist()]
+                        rows = [] if batch is None else batch.to_pylist()
+                        images = [_image(row, collection.n_bits) for row in rows]
                     if batch is None:
                         break
-                    for _, what in collection.add(images, replaced=replaced):
+                    for row, (image_id, what) in zip(rows, collection.add(images, replaced=replaced), strict=True):
                         outcome[what] += 1
+                        if row.get("id") in new_ids:
+                            new_ids[row["id"]] = image_id
             finally:
                 collection.drop_files(replaced)
+            if kept and isinstance(collection, Collection):  # a store in Milvus finds no near-duplicates
+                # Images that were removed have no new id.
+                collection.catalog.keep_groups([[new for i in group if (new := new_ids[i])] for group in kept])
             collection.save_index()
     if sum(outcome.values()) != n_images:
         raise BadDataset(f"{file} has {sum(outcome.values())} of {n_images} rows: export the collection again")
@@ -173,7 +184,7 @@ def _unreadable(file: Path, pa: ModuleType) -> Iterator[None]:
     """Raise errors of reading an export as `BadDataset`."""
     try:
         yield
-    except (pa.ArrowException, OSError, ValueError, KeyError, HashseekError) as error:
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, HashseekError) as error:
         raise BadDataset(f"{file} is not an intact export: {error}; export the collection again") from None
 
 

@@ -12,7 +12,7 @@ CHECKS = ("--exclude-checks", "positive_data_acceptance")
 
 @pytest.mark.parametrize(
     ("kind", "role", "n_operations"),
-    [("own_collection", None, 20), ("own_collection", "read", 20), ("several", "admin", 22)],
+    [("own_collection", None, 23), ("own_collection", "read", 23), ("several", "admin", 25)],
 )
 def test_generated_requests_get_declared_answers_and_no_server_error(
     request, serve, hashseek, tmp_path, kind, role, n_operations
@@ -49,14 +49,17 @@ def test_operations_have_stable_names(reader):
         "delete_image",
         "delete_image_by_key",
         "delete_images",
+        "duplicates",
         "encode",
         "get_file",
         "get_image",
         "get_image_by_key",
         "get_session",
+        "keep_duplicates",
         "list_collections",
         "list_images",
         "live",
+        "overview",
         "ready",
         "search",
         "sign_in",

@@ -288,7 +288,83 @@ def test_adding_relabelling_and_deleting(browse, own_site):
     page.locator("#confirm").get_by_role("button", name="Delete").click()
     expect(page.locator("#notice")).to_contain_text(str(N + 1))
     assert ask(page, "/v1/stats")["n_images"] == N
-    expect(page.locator("#about")).to_contain_text(f"{N} pictures")
+    page.locator("#clear").click()
+    expect(page.locator("#storedTitle")).to_contain_text(f"{N} pictures")
+
+
+def groups_shown(page):
+    """The ids in each group that the page shows."""
+    lists = page.locator("#groups > li").evaluate_all(
+        "nodes => nodes.map((node) => [...node.querySelectorAll('.frame')].map((a) => a.getAttribute('href')))"
+    )
+    return [[int(href.removeprefix("?id=")) for href in hrefs] for hrefs in lists]
+
+
+def test_duplicates_are_decided_group_by_group(browse, own_site):
+    answers = [httpx.get(f"{own_site}/v1/duplicates?radius={radius}&limit=100").json() for radius in range(9)]
+    radius = next(radius for radius in range(1, 9) if answers[radius]["total"] >= 4)
+    expected = [[image["id"] for image in group["images"]] for group in answers[radius]["groups"]]
+    page = browse(own_site)
+    page.locator("#toDuplicates").click()
+    expect(page.locator("#duplicatesTitle")).to_be_focused()
+    page.locator("#apart").focus()
+    for _ in range(radius):
+        page.keyboard.press("ArrowRight")
+    page.wait_for_url(re.compile(f"radius={radius}"))
+    expect(page.locator("#groups > li")).to_have_count(min(len(expected), 20))
+    assert groups_shown(page) == expected[:20]
+    first, rest = expected[0], expected[1:]
+    page.locator("#groups input").first.press("Space")
+    page.locator("#groups").get_by_role("button", name="Delete 1 picture").press("Enter")
+    page.keyboard.press("Enter")  # the first button keeps it
+    assert ask(page, "/v1/stats")["n_images"] == N
+    page.locator("#groups").get_by_role("button", name="Delete 1 picture").click()
+    page.locator("#confirm").get_by_role("button", name="Delete").click()
+    expect(page.locator("#notice")).to_contain_text(f"Picture {first[0]}")
+    assert ask(page, "/v1/stats")["n_images"] == N - 1
+    left = [first[1:], *rest] if len(first) > 2 else rest
+    assert groups_shown(page)[0] == left[0]
+    page.locator("#groups > li").first.get_by_role("button", name="Keep all").press("Enter")
+    expect(page.locator("#duplicatesStatus")).to_contain_text(f"{len(left) - 1} group")
+    expect(page.locator("#groups h3").first).to_be_focused()
+    page.locator("#groups .frame").first.click()
+    expect(page.locator("#queryTitle")).to_have_text(f"Picture {left[1][0]}")
+    page.go_back()
+    expect(page.locator("#apartText")).to_contain_text(f"{radius} bit")
+    assert groups_shown(page)[0] == left[1]
+    for group in ask(page, "/v1/duplicates?radius=0&limit=100")["groups"]:
+        kept = {"ids": [image["id"] for image in group["images"]]}
+        assert page.request.post(f"{own_site}/v1/duplicates/kept", data=kept).ok
+    page.goto(f"{own_site}/?view=duplicates")
+    expect(page.locator("#noGroups")).to_be_visible()
+
+
+def test_the_overview_has_a_map_whose_dots_lead_to_searches(browse, site):
+    page = browse(f"{site}/?id=7")
+    page.locator("#toOverview").click()
+    expect(page.locator("#overviewTitle")).to_be_focused()
+    answer = ask(page, "/v1/overview")
+    assert page.locator("#labelRows tr").first.text_content().startswith(f"even{N // 2}")
+    dots = page.locator("#map path").evaluate_all("paths => paths.map((path) => path.getAttribute('d'))")
+    assert sum(path.count("h0") for path in dots) == N
+    page.locator("#legend").get_by_role("button", name="three").press("Enter")
+    dots = page.locator("#map path").evaluate_all("paths => paths.map((path) => path.getAttribute('d'))")
+    assert sorted(path.count("h0") for path in dots)[-2:] == [N // 3, N - N // 3]
+    box = page.locator("#map").bounding_box()
+    points = {point["id"]: (point["x"], -point["y"]) for point in answer["map"]}
+    (_, right), (top, bottom) = ((min(axis), max(axis)) for axis in zip(*points.values(), strict=True))
+    target = next(i for i, (x, _) in points.items() if x == right)
+    same = {i for i, place in points.items() if place == points[target]}
+    share = [0.98, 0.02 + 0.96 * (points[target][1] - top) / (bottom - top)]
+    page.mouse.move(box["x"] + share[0] * box["width"], box["y"] + share[1] * box["height"])
+    expect(page.locator("#mapHint img")).to_be_visible()
+    page.mouse.down()
+    page.mouse.up()
+    page.wait_for_url(re.compile(r"\?id="))
+    assert int(page.url.rpartition("=")[2]) in same
+    page.go_back()
+    page.locator("#labelRows").get_by_role("link", name="three").click()
+    expect(page.locator("#storedTitle")).to_contain_text(f"{N // 3} of {N}")
 
 
 def test_the_files_of_the_page_are_asked_for_again_after_an_upgrade(site):
@@ -304,6 +380,9 @@ def test_a_read_only_service_offers_no_changes(browse, site):
     page.locator("#hits .frame").first.click()
     expect(page.locator("#pictureMore")).to_be_visible()
     assert page.locator("#pictureDelete, #pictureRelabel, #addOpen").locator("visible=true").count() == 0
+    page.goto(f"{site}/?view=duplicates&radius=2")
+    expect(page.locator("#groups > li").first).to_be_visible()
+    assert page.locator("#groups :is(button, input)").count() == 0
 
 
 def test_a_service_with_keys_asks_for_one_and_shows_what_it_allows(browse, many, tmp_path, capsys):
@@ -323,7 +402,7 @@ def test_a_service_with_keys_asks_for_one_and_shows_what_it_allows(browse, many,
         expect(page.locator("#pictureMore")).to_be_visible()
         assert not page.locator("#pictureDelete").is_visible()
         page.keyboard.press("Escape")
-        page.locator("#about").click()
+        page.locator("#toOverview").click()
         page.locator("#signOut").click()
         expect(page.locator("#key")).to_be_visible()
     assert all("401" in message for message in browse.wrong)
@@ -334,12 +413,12 @@ def test_several_collections_can_be_chosen_and_keep_apart(browse, several):
     with listening(several) as url:
         page = browse(url, bypass_csp=True)
         expect(page).to_have_url(f"{url}/collections/a/")
-        expect(page.locator("#about")).to_contain_text("12 pictures")
+        expect(page.locator("#storedTitle")).to_contain_text("12 pictures")
         assert page.locator("#collection option").all_inner_texts() == ["a", "b c"]
         assert Axe().run(page).response["violations"] == []
         page.select_option("#collection", "b c")
         expect(page).to_have_url(f"{url}/collections/b%20c/")
-        expect(page.locator("#about")).to_contain_text("9 pictures")
+        expect(page.locator("#storedTitle")).to_contain_text("9 pictures")
         page.locator("#storedList a").first.click()
         expect(page).to_have_url(f"{url}/collections/b%20c/?id=4")
         expect(page.locator("#hits > li")).to_have_count(8)
@@ -347,9 +426,14 @@ def test_several_collections_can_be_chosen_and_keep_apart(browse, several):
         page.set_input_files("#file", {"name": "new.png", "mimeType": "image/png", "buffer": encoded(draw(77))})
         page.locator("#addOpen").click()
         page.locator("#add button[value=add]").click()
-        expect(page.locator("#about")).to_contain_text("10 pictures")
+        expect(page.locator("#notice")).to_contain_text("Added")
         page.locator("h1 a").click()
         expect(page).to_have_url(f"{url}/collections/b%20c/")
+        expect(page.locator("#storedTitle")).to_contain_text("10 pictures")
+        page.locator("#toOverview").click()
+        expect(page.locator("#overviewFacts")).to_contain_text("Pictures10")
+        page.locator("#toDuplicates").click()
+        expect(page.locator("#apartHelp")).to_contain_text("equal")
 
 
 def test_a_missing_file_shows_a_message(browse, own_site, many):
@@ -416,7 +500,11 @@ def test_axe_finds_nothing_that_keeps_anybody_out(browse, own_site, scheme, widt
     page.locator("#crop").click()
     check()
     page.keyboard.press("Escape")
-    page.locator("#about").click()
     check()
-    page.keyboard.press("Escape")
+    page.goto(f"{own_site}/?view=overview")
+    expect(page.locator("#legend button").first).to_be_visible()
+    page.locator("#legend button").first.click()
+    check()
+    page.goto(f"{own_site}/?view=duplicates&radius=2")
+    page.locator("#groups input").first.check()
     check()

@@ -47,8 +47,10 @@ def test_groups_are_what_a_walk_along_all_pairs_finds(n_bits, radius, way, monke
     rng = np.random.default_rng(n_bits + radius)
     for codes in (copies(rng, 400, n_bits, 2 * radius), copies(rng, 300, n_bits, 1)[rng.integers(0, 300, 400)]):
         ids = np.cumsum(rng.integers(1, 5, 400))
-        found = [group.tolist() for group in groups(build_index(codes, ids, n_bits=n_bits), radius=radius)]
-        assert found == expected(codes, ids, radius)
+        index = build_index(codes, ids, n_bits=n_bits)
+        for parallel in (True, False):
+            found = [group.tolist() for group in groups(index, radius=radius, parallel=parallel)]
+            assert found == expected(codes, ids, radius)
 
 
 def test_a_chain_is_one_group():

@@ -1,0 +1,61 @@
+"""What takes long to compute from a whole collection: computed once for each state of it, one thing at a time."""
+
+import threading
+import time
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from hashseek.indexing.catalog import Catalog
+from hashseek.indexing.searcher import Overloaded
+
+T = TypeVar("T")
+
+WAIT_SECONDS = 2.0  # that a request waits for a result; it holds a thread of the service
+
+
+class Computed:
+    """Results by name, each computed in a thread of its own, and again after the collection changed.
+
+    While a collection keeps changing, a result may be as old as it took to compute: otherwise what takes longer than
+    the time between two changes would never be answered.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._one_at_a_time = threading.Lock(), threading.Lock()
+        # The state of the collection; the result, and until when it is good for later states, too.
+        self._results: dict[Hashable, tuple[Hashable, Future[tuple[Any, float]]]] = {}
+
+    def get(self, name: Hashable, catalog: Catalog, compute: Callable[[], T]) -> T:
+        """The result of `compute` for this state of the catalog, computed now unless it is there or on its way.
+
+        Raises:
+            Overloaded: it takes longer than `WAIT_SECONDS`, and goes on in the background.
+        """
+        now = catalog.uuid, catalog.space.id, catalog.generation()
+        with self._lock:
+            state, future = self._results.get(name, (None, None))
+            is_old = (
+                future is not None
+                and future.done()
+                and (future.exception() is not None or (state != now and time.monotonic() > future.result()[1]))
+            )
+            if future is None or is_old:
+                future = Future()
+                self._results[name] = now, future
+                threading.Thread(target=self._compute, args=(future, compute), daemon=True).start()
+        try:
+            found: T = future.result(WAIT_SECONDS)[0]
+        except TimeoutError:
+            raise Overloaded("the answer is still being computed: try again in a second") from None
+        return found
+
+    def _compute(self, future: Future[tuple[Any, float]], compute: Callable[[], Any]) -> None:
+        with self._one_at_a_time:
+            started = time.monotonic()
+            try:
+                value = compute()
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result((value, 2 * time.monotonic() - started))

@@ -1,0 +1,53 @@
+"""Near-duplicates, and the decision to keep them."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, status
+
+from hashseek.api.messages.parameters import MAX_IN_GROUP, DuplicateParameters, KeptGroup
+from hashseek.api.messages.schemas import DuplicateGroup, DuplicateGroups, ImageRecord
+from hashseek.api.routes.dependencies import NoQueryDep, SearcherDep, ServiceDep, WritableDep, local
+from hashseek.indexing.index.duplicates import not_kept
+from hashseek.retrieval.errors import BadConfig
+
+MAX_IMAGES = 1_000_000  # of a collection whose groups the service computes
+
+router = APIRouter(prefix="/v1/duplicates", tags=["duplicates"])
+
+
+@router.get("")
+def duplicates(
+    service: ServiceDep, searcher: SearcherDep, parameters: Annotated[DuplicateParameters, Query()]
+) -> DuplicateGroups:
+    """Groups of images linked by chains of neighbours within the radius, by their first id.
+
+    They are computed once for each state of the collection; a request that would wait for long gets 503. Groups are
+    left out of which all images were kept.
+    """
+    collection, radius, offset = local(searcher), parameters.radius, parameters.offset
+    if len(collection) > MAX_IMAGES:
+        raise BadConfig(
+            f"the collection has {len(collection):,} images; above {MAX_IMAGES:,} the service does not look for "
+            "duplicates: use `hashseek index duplicates`"
+        )
+    found = service.computed.get(
+        ("duplicates", radius),
+        collection.catalog,
+        lambda: list(
+            local(searcher).duplicates(radius=radius, parallel=False)
+        ),  # holds the searcher, which keeps the collection open
+    )
+    left = list(not_kept(found, collection.catalog.kept_groups()))
+    following = offset + parameters.limit
+    groups = []
+    for ids in left[offset:following]:
+        images = collection.catalog.get(ids[:MAX_IN_GROUP].tolist())
+        records = [ImageRecord.of(stored) for stored in images if stored is not None]
+        groups.append(DuplicateGroup(size=len(ids), images=records))
+    return DuplicateGroups(groups=groups, total=len(left), next_offset=following if following < len(left) else None)
+
+
+@router.post("/kept", status_code=status.HTTP_204_NO_CONTENT, dependencies=[WritableDep, NoQueryDep])
+def keep_duplicates(searcher: SearcherDep, group: KeptGroup) -> None:
+    """Keep all of these images: their group is left out until it gains another one."""
+    local(searcher).catalog.keep_groups([group.ids])
