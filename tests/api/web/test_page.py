@@ -149,7 +149,7 @@ def test_results_go_on_to_the_last_and_back_returns_to_the_place(browse, site):
     last.get_by_role("link").click()
     page.wait_for_url(re.compile(rf"id={hits[-1]['id']}"))
     expect(page.locator("#queryTitle")).to_have_text(f"Picture {hits[-1]['id']}")
-    assert page.evaluate("scrollY") == 0
+    wait_until(lambda: page.evaluate("scrollY") == 0)  # once the hits are there
     page.go_back()
     expect(page.locator("#hits > li")).to_have_count(N - 1)
     wait_until(lambda: abs(page.evaluate("scrollY") - before) < 50)
