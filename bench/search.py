@@ -92,7 +92,7 @@ def plain(codes: Codes) -> faiss.IndexBinaryFlat:
 
 def read_floor(codes: Codes, pool: ThreadPoolExecutor) -> dict[str, Case]:
     """Reading the padded codes: by one core, and by all."""
-    words = codes.view(np.uint64)
+    words = codes.view(f"u{min(codes.shape[1], 8)}")
     parts = np.array_split(words, n_cores())
     return {
         "reading, one core": lambda _: words.max(),

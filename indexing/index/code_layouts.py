@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from hashseek.indexing.index.exact_scan import Candidates, candidates, count_distances, ranked
+from hashseek.indexing.index.exact_scan import Candidates, candidates, count_distances, ranked, words
 from hashseek.retrieval.codes import Codes
 
 Mask = NDArray[np.bool_]
@@ -210,10 +210,10 @@ def collapse(codes: Codes, keys: NDArray[np.uint64] | None = None) -> DistinctCo
 
 def _keys(codes: Codes) -> NDArray[np.uint64]:
     """One 64-bit number per code, the same for equal codes, and different for others with overwhelming probability."""
-    words = codes.view(np.uint64)
-    keys = words[:, 0] if words.shape[1] == 1 else words[:, 0].copy()
-    for word in range(1, words.shape[1]):
+    numbers = words(codes)
+    keys = numbers[:, 0] if numbers.shape[1] == 1 else numbers[:, 0].copy()
+    for word in range(1, numbers.shape[1]):
         keys ^= keys >> np.uint64(29)
         keys *= _SCRAMBLE
-        keys += words[:, word]
+        keys += numbers[:, word]
     return keys

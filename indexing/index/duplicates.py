@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hashseek.indexing.index.code_layouts import DistinctCodes, collapse
-from hashseek.indexing.index.exact_scan import candidates, in_threads
+from hashseek.indexing.index.exact_scan import candidates, in_threads, words
 from hashseek.indexing.index.hamming_index import HammingIndex, Ids
 from hashseek.indexing.index.substring_tables import Table, build_table, flips
 from hashseek.retrieval.codes import Codes
@@ -163,7 +163,7 @@ class _Sorted:
 def _sorted(codes: Codes, first: int, width: int) -> _Sorted:
     table = build_table(codes, first, width)
     values = np.repeat(np.arange(2**width), np.diff(table.starts))
-    return _Sorted(table, values, codes.view(np.uint64)[table.rows])
+    return _Sorted(table, values, words(codes)[table.rows])
 
 
 def _pairs_of_table(part: tuple[_Sorted, int], radius: int) -> list[Pairs]:

@@ -27,7 +27,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 # Sizes (bytes) at which FAISS computes distances as fast as memory is read; 6 or 24 bytes take 2 to 6 times longer.
-_SIZES = (8, 16, 32, 64, 128)
+_SIZES = (4, 8, 16, 32, 64, 128)
 _BLOCK_BYTES, _MIN_BLOCK, _MAX_BLOCK = 2**20, 8192, 65536
 # Up to so many bytes of codes per query `nearest` is faster; more do not stay in the caches.
 _CACHED = 16 * 2**20
@@ -45,6 +45,11 @@ _SEED = 100
 def padded_size(n_bits: int) -> int:
     """Bytes per stored code of `n_bits` bits, padded with zero bytes, which add no distance."""
     return next(size for size in _SIZES if code_size(n_bits) <= size)
+
+
+def words(codes: Codes) -> NDArray[np.uint64]:
+    """Padded codes (N, size) as numbers: (N, 1 or size / 8)."""
+    return codes.view(f"u{min(codes.shape[1], 8)}").astype(np.uint64, copy=False)
 
 
 def suits_nearest(xq: Codes, xb: Codes, k: int) -> bool:

@@ -10,6 +10,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
+from hashseek.indexing.index.exact_scan import words
 from hashseek.retrieval.codes import Codes
 
 
@@ -33,11 +34,11 @@ def build_table(codes: Codes, first: int, width: int) -> Table:
 
 def substring(codes: Codes, first: int, width: int) -> NDArray[np.int64]:
     """The bits `first` to `first + width - 1` of padded codes (N, size), as numbers (N,)."""
-    words = codes.view(np.uint64)
+    numbers = words(codes)
     word, shift = divmod(first, 64)
-    values = words[:, word] >> np.uint64(shift)
+    values = numbers[:, word] >> np.uint64(shift)
     if shift + width > 64:
-        values = values | words[:, word + 1] << np.uint64(64 - shift)
+        values = values | numbers[:, word + 1] << np.uint64(64 - shift)
     return (values & np.uint64(2**width - 1)).astype(np.int64)
 
 
