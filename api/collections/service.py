@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -15,7 +16,7 @@ from hashseek.api.settings import Settings
 from hashseek.indexing.index.hamming_index import APPROXIMATE
 from hashseek.indexing.opening import open_store
 from hashseek.indexing.searcher import DECODING_BYTES, Budget, Searcher, open_encoder
-from hashseek.indexing.store import Store
+from hashseek.indexing.store import Store, StoreUnavailable
 from hashseek.retrieval.devices import n_cores
 from hashseek.retrieval.errors import HashseekError
 
@@ -122,8 +123,10 @@ class Service:
 
     @property
     def n_images(self) -> int | None:
-        """Images in the index; None until it is loaded."""
-        return len(self._searcher.collection) if self._searcher else None
+        """Images in the index; None until it is loaded, and while a server that keeps it does not answer."""
+        with suppress(StoreUnavailable):
+            return len(self._searcher.collection) if self._searcher else None
+        return None
 
     def summary(self) -> CollectionSummary:
         """What a list of collections says of it."""
@@ -132,7 +135,7 @@ class Service:
             name=self.settings.collection.absolute().name,
             url=f"{self.address}/",
             status="failed" if self._failure else "loading" if collection is None else "ready",
-            n_images=None if collection is None else len(collection),
+            n_images=self.n_images,
             n_bits=None if collection is None else collection.n_bits,
             fingerprint=None if collection is None else collection.fingerprint,
         )
