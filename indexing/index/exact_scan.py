@@ -1,8 +1,8 @@
 """Exact search by comparing every code, at about the speed of reading memory; all kinds of index fall back on it.
 
-Two functions do it, and both spread even a single query over all cores. `nearest` leaves it to FAISS's k-NN, which is
-faster for few codes or many queries. In `candidates` FAISS computes the distances of one block of rows, and NumPy keeps
-those that can still be among the k nearest: it reads more memory a second, and knows masks, limits and ties.
+Two functions do it. `nearest` leaves it to FAISS's k-NN, which is faster for few codes or many queries. `candidates`
+spreads even a single query over all cores: FAISS computes the distances of one block of rows, and NumPy keeps those
+that can still be among the k nearest. It reads more memory a second, and knows masks, limits and ties.
 """
 
 import os
@@ -65,32 +65,19 @@ def nearest(xq: Codes, xb: Codes, *, k: int) -> Candidates:
         xb: packed (N, size).
         k: 1 to N.
     """
-    n_threads = _n_threads(xq, xb)
-    n_queries = min(-(-len(xq) // n_threads), max(1, _COUNTERS // (64 * k * xb.shape[1])))
-    n_row_parts = min(-(-n_threads // len(xq)), len(xb))
-    if n_row_parts == 1 and n_queries >= len(xq):
+    n_queries = min(-(-len(xq) // _n_threads(xq, xb)), max(1, _COUNTERS // (64 * k * xb.shape[1])))
+    if n_queries >= len(xq):
         return _knn(xq, xb, k)
-    starts = [len(xb) * i // n_row_parts for i in range(n_row_parts + 1)]
-
-    def run(part: tuple[int, tuple[int, int]]) -> Candidates:
-        first, (start, stop) = part
-        distances, rows = _knn(xq[first : first + n_queries], xb[start:stop], k)
-        return distances, rows + start
-
-    found = list(in_threads(run, [(i, rows) for i in range(0, len(xq), n_queries) for rows in pairwise(starts)]))
-    if n_row_parts > 1:  # then each part is of one query
-        several = [zip(*found[i : i + n_row_parts], strict=True) for i in range(0, len(found), n_row_parts)]
-        joined = [[np.concatenate(part, axis=None) for part in of_query] for of_query in several]
-        found = [ranked(distances, rows, k) for distances, rows in joined]
-    distances, rows = zip(*found, strict=True)
+    parts = [xq[i : i + n_queries] for i in range(0, len(xq), n_queries)]
+    distances, rows = zip(*in_threads(lambda part: _knn(part, xb, k), parts), strict=True)
     return np.vstack(distances), np.vstack(rows)
 
 
 def _knn(xq: Codes, xb: Codes, k: int) -> Candidates:
-    """The at most k nearest rows of each query, by one thread; FAISS keeps the first of equally near rows."""
+    """The k nearest rows of each query, by one thread; FAISS keeps the first of equally near rows."""
     variant = "mc" if len(xb) <= _COUNTED * k else "hc"
     with faiss_threads(1):
-        distances, rows = faiss.knn_hamming(xq, xb, min(k, len(xb)), variant)
+        distances, rows = faiss.knn_hamming(xq, xb, k, variant)
     return distances, rows
 
 
