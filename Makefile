@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint links unit bench-engines bench-eval bench-filters bench-ingest bench-losses bench-search bench-serve bench-train bench-unsupervised faults photographs reproduce clean
+.PHONY: demo test lint links unit bench-engines bench-eval bench-filters bench-ingest bench-losses bench-scale bench-search bench-serve bench-train bench-unsupervised faults photographs reproduce clean
 
 demo: .venv/installed
 	$(BIN)/hashseek demo $(ARGS)
@@ -32,6 +32,10 @@ bench-ingest: .venv/installed
 
 bench-losses: .venv/installed
 	$(BIN)/python bench/losses.py $(ARGS)
+
+bench-scale: .venv/installed
+	$(BIN)/pip install --quiet --editable '.[ray]'
+	$(BIN)/python bench/scale.py $(ARGS)
 
 bench-search: .venv/installed
 	$(BIN)/python bench/search.py $(ARGS)

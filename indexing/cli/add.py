@@ -38,12 +38,14 @@ from hashseek.indexing.ingest.sources import Found, KeyFrom, count_images, descr
 from hashseek.indexing.ingest.uris import is_remote
 from hashseek.indexing.ingest.watching import Watch
 from hashseek.indexing.kept_files import FILES
+from hashseek.indexing.maintenance.exchange import add_exports
 from hashseek.indexing.milvus.address import is_in_milvus, parse_address
 from hashseek.indexing.opening import open_store_for_adding
 from hashseek.indexing.printing import printable
+from hashseek.indexing.ray_encoding import Cluster, encode_shards
 from hashseek.indexing.searcher import Searcher
 from hashseek.indexing.store import Store
-from hashseek.retrieval.checkpoint import Header
+from hashseek.retrieval.checkpoint import Header, load_header
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.label_files import OnError
 
@@ -116,6 +118,24 @@ def add(
     device: Device = "auto",
     precision: Precision = "auto",
     engine: Engine = "auto",
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Encode on a Ray cluster: local (start one here), auto (the one that runs here) or HOST:PORT.",
+        ),
+    ] = None,
+    ray_workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes that encode; default: all that fit.")
+    ] = None,
+    ray_cpus: Annotated[float, typer.Option(min=0.1, help="Processor cores of each.")] = 1,
+    ray_gpus: Annotated[float, typer.Option(min=0, help="GPUs of each; 0.25: four share one.")] = 0,
+    shards: Annotated[
+        Path | None, typer.Option(help="With --ray: folder for the encoded images; default COLLECTION.shards.")
+    ] = None,
+    shard_size: Annotated[
+        int, typer.Option(min=1, help="With --ray: images in a shard, on average; one is lost when a worker dies.")
+    ] = 1024,
 ) -> None:
     """Add images or vectors to a collection. If interrupted, run the same command again: nothing is stored twice.
 
@@ -133,9 +153,15 @@ def add(
         "--key-from": key_from,
         "--trust-mtime": trust_mtime,
     }
-    for option, value in excluded.items():
-        if watch and value:
-            raise BadConfig(f"--watch and {option} cannot be used together: leave one out")
+    cluster = None if ray is None else Cluster(ray, ray_workers, ray_cpus, ray_gpus)
+    not_by_ray = {"--vectors": vectors, "--watch": watch, "--dry-run": dry_run, "--trust-mtime": trust_mtime}
+    not_by_ray |= {"--keep-features": keep_features, "--on-error stop": on_error == "stop"}
+    for chosen, others in (("--watch" if watch else "", excluded), ("--ray" if cluster else "", not_by_ray)):
+        for option, value in others.items():
+            if chosen and value:
+                raise BadConfig(f"{chosen} and {option} cannot be used together: leave one out")
+    if cluster is not None:
+        cluster.check()
     choice = FitChoice(bits, backbone, weights, preprocessing)
     if not vectors and (ids or not paths):
         raise BadConfig("--ids needs --vectors" if ids else "nothing to add: name images, or vectors with --vectors")
@@ -189,10 +215,15 @@ def add(
                 open_store_for_adding(collection, checkpoint=made, keep_features=keep_features)
             )
         n_total = None if watch else sources.total(output)
-        encoder = Searcher.open(opened, **options).image_encoder if first is None else first.fitting.encoder
+        encoder = None
+        if cluster is None:  # else its workers encode
+            encoder = Searcher.open(opened, **options).image_encoder if first is None else first.fitting.encoder
+        elif opened.keeps_features:
+            raise BadConfig(f"{collection} keeps features, which --ray does not send: leave out --ray")
         stop = stack.enter_context(_stop_on_signals())
 
         def store(found: Iterable[Found], *, trust_mtime: bool = False) -> Generator[IngestReport, None, None]:
+            assert encoder is not None
             images = found if first is None else first.reuse(found)
             return ingest(opened, encoder, images, on_error=on_error, trust_mtime=trust_mtime, fetch=get)
 
@@ -201,15 +232,34 @@ def add(
             watched = Watch(opened.catalog, folders, ignore=opened.folder / FILES, labels=label or [])
             report = _follow_folders(watched, opened, store, stop, output, prune=prune, every=every)
         else:
-            found = until(sources.found(), stop.event.is_set)
-            reports = stack.enter_context(closing(store(found, trust_mtime=trust_mtime)))
+            if cluster is None:
+                steps = store(until(sources.found(), stop.event.is_set), trust_mtime=trust_mtime)
+            else:
+                name = parse_address(collection).name if is_in_milvus(collection) else str(collection)
+                place = shards or Path(f"{name}.shards")
+                with output.progress("encoding") as show:
+                    files = encode_shards(
+                        sources.found(),
+                        place,
+                        collection=opened,
+                        cluster=cluster,
+                        options=options,
+                        fetch=get,
+                        shard_size=shard_size,
+                        stopped=stop.event.is_set,
+                        progress=lambda done, more: show(done, n_total, more),
+                    )
+                if files:
+                    typer.echo(f"{place}: {sum(files.values())} images in {len(files)} shards")
+                steps = add_exports((file for file in files if not stop.event.is_set()), opened)
+            reports = stack.enter_context(closing(steps))
             report = output.follow(reports, n_total)
         opened.save_index()
         n_images = len(opened)
         seconds = f"; {time.monotonic() - started:.1f} s" if first is not None else ""
         typer.echo(f"{_outcome(report)}; {opened.place} holds {n_images} images{seconds}")
         if not stop.code:
-            _suggest(opened) if first is not None else _suggest_refit(opened, encoder.header)
+            _suggest(opened) if first is not None else _suggest_refit(opened, load_header(opened.checkpoint))
     if stop.code:
         typer.echo("stopped: run the same command again to continue; nothing is stored twice", err=True)
         raise typer.Exit(stop.code)

@@ -97,7 +97,7 @@ def export_command(
 
 @app.command("import")
 def import_command(
-    file: Annotated[Path, typer.Argument(help="A Parquet file written by `index export`.")],
+    file: Annotated[Path, typer.Argument(help="A Parquet file of `index export`, or a folder of `index add --ray`.")],
     collection: StoreArgument,
     checkpoint: Annotated[Path | None, typer.Option(help="Required for a new collection: it made the codes.")] = None,
 ) -> None:

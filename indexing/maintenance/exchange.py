@@ -1,16 +1,19 @@
-"""Export and import: the records and codes of a collection as a Parquet file, for other programs and collections.
+"""Export and import: the records and codes of a collection as Parquet files, for other programs and collections.
 
 One row per image, by ascending id; the file's metadata names the checkpoint that computed the codes. The file contains
 paths, not images: a snapshot (`indexing.maintenance.backup`) contains the images that the collection keeps.
 """
 
+import io
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,13 +24,17 @@ from numpy.typing import NDArray
 from hashseek.indexing.catalog import Catalog, NewImage, StoredImage
 from hashseek.indexing.catalog.records import VECTOR_TYPE
 from hashseek.indexing.collection import CATALOG, Collection
+from hashseek.indexing.ingest.batch import IngestReport
 from hashseek.indexing.ingest.uris import is_remote
 from hashseek.indexing.maintenance.scratch import new_file
 from hashseek.indexing.opening import open_store_for_adding
+from hashseek.indexing.store import Coded, Store
 from hashseek.retrieval.codes import check_codes, code_size
 from hashseek.retrieval.errors import BadConfig, BadDataset, ForeignCodes, HashseekError
+from hashseek.retrieval.label_files import Problem
 
 FORMAT = 1
+PROBLEMS, KEPT_GROUPS = "hashseek.problems", "hashseek.kept_groups"
 GROUP = 8192  # rows that are in memory at a time
 _HEX = re.compile(r"[0-9a-f]{64}")
 _MEDIA_TYPE = re.compile(r"image/[\w.+-]{1,80}")
@@ -52,7 +59,11 @@ def export(collection: Collection, file: Path) -> Exported:
     with new_file(file) as (out, scratch):
         collection.catalog.copy_to(scratch / CATALOG)
         with closing(Catalog(scratch / CATALOG, read_only=True)) as frozen:
-            schema = _schema(pa, frozen)
+            moment = pa.timestamp("s", tz="UTC")
+            columns = {"id": pa.int64(), **_imported(pa, frozen.n_bits), "added_at": moment, "changed_at": moment}
+            about = _about(frozen.fingerprint, frozen.n_bits, n_images=len(frozen))
+            about[KEPT_GROUPS] = json.dumps(frozen.kept_groups())
+            schema = pa.schema(list(columns.items()), metadata=about)
             n_images = n_without_code = 0
             with parquet.ParquetWriter(out, schema, compression="zstd", write_page_checksum=True) as writer:
                 for rows in _groups(collection, frozen):
@@ -62,17 +73,25 @@ def export(collection: Collection, file: Path) -> Exported:
     return Exported(n_images, n_without_code)
 
 
-def _schema(pa: ModuleType, catalog: Catalog) -> Any:
-    moment = pa.timestamp("s", tz="UTC")
-    columns = {"id": pa.int64(), **_imported(pa, catalog.n_bits), "added_at": moment, "changed_at": moment}
-    about = {
-        "hashseek.format": str(FORMAT),
-        "hashseek.fingerprint": catalog.fingerprint,
-        "hashseek.n_bits": str(catalog.n_bits),
-        "hashseek.n_images": str(len(catalog)),
-        "hashseek.kept_groups": json.dumps(catalog.kept_groups()),
-    }
-    return pa.schema(list(columns.items()), metadata=about)
+def shard(images: Sequence[NewImage], problems: Sequence[Problem], *, fingerprint: str, n_bits: int) -> bytes:
+    """The Parquet file of encoded images, which `import_` loads, and of the problems with others.
+
+    It also has the modification times of files, which say in a later `index add` that they are unchanged.
+    """
+    pa, parquet = _pyarrow()
+    columns = {**_imported(pa, n_bits), "mtime_ns": pa.int64()}
+    about = _about(fingerprint, n_bits, n_images=len(images))
+    about[PROBLEMS] = json.dumps([asdict(problem) for problem in problems])
+    schema = pa.schema(list(columns.items()), metadata=about)
+    rows = [{**_described(image, image.path, image.code, image.engine), "mtime_ns": image.mtime_ns} for image in images]
+    out = io.BytesIO()
+    parquet.write_table(pa.Table.from_pylist(rows, schema=schema), out, compression="zstd", write_page_checksum=True)
+    return out.getvalue()
+
+
+def _about(fingerprint: str, n_bits: int, *, n_images: int) -> dict[str, str]:
+    values = {"format": FORMAT, "fingerprint": fingerprint, "n_bits": n_bits, "n_images": n_images}
+    return {f"hashseek.{name}": str(value) for name, value in values.items()}
 
 
 def _imported(pa: ModuleType, n_bits: int) -> dict[str, Any]:
@@ -103,10 +122,21 @@ def _groups(collection: Collection, catalog: Catalog) -> Iterator[list[dict[str,
 def _row(
     collection: Collection, image: StoredImage, code: NDArray[np.uint8] | None, engine: str | None
 ) -> dict[str, Any]:
+    uri = os.path.realpath(collection.uri_of(image)) if collection.owns(image) else image.path
     return {
         "id": image.id,
+        **_described(image, uri, code, engine),
+        "added_at": datetime.fromisoformat(image.added_at),
+        "changed_at": datetime.fromisoformat(image.changed_at),
+    }
+
+
+def _described(
+    image: StoredImage | NewImage, uri: str, code: NDArray[np.uint8] | None, engine: str | None
+) -> dict[str, Any]:
+    return {
         "key": image.key,
-        "uri": os.path.realpath(collection.uri_of(image)) if collection.owns(image) else image.path,
+        "uri": uri,
         "sha256": image.sha256,
         "size": image.bytes,
         "width": image.width,
@@ -114,69 +144,125 @@ def _row(
         "media_type": image.media_type,
         "labels": list(image.labels),
         "attributes": json.dumps(image.attributes, ensure_ascii=False),
-        "added_at": datetime.fromisoformat(image.added_at),
-        "changed_at": datetime.fromisoformat(image.changed_at),
         "code": None if code is None else code.tobytes(),
         "engine": engine,
     }
 
 
-def import_(file: Path, folder: Path, *, checkpoint: Path | None) -> dict[str, int]:
+def import_(place: Path, folder: Path, *, checkpoint: Path | None) -> dict[str, int]:
     """Add the images of an export to the collection in `folder`, or to a new one for `checkpoint`.
 
     Keys, labels, attributes, codes, engines and decisions about near-duplicates are kept; ids and times are new.
     Imported again, nothing is added twice.
+
+    Args:
+        place: an export, or a folder of them (`*.parquet`, by name), such as `index add --ray` leaves.
+        folder: of the collection.
+        checkpoint: that made the codes; needed for a new collection.
 
     Returns:
         How many were "added", "updated" and "known".
 
     Raises:
         BadConfig: pyarrow is not installed.
-        BadDataset: `file` is missing, damaged, or not what `export` writes. Rows before the damage were added.
-        ForeignCodes: the codes are of another checkpoint; nothing was added.
+        BadDataset: a file is missing, damaged, or not what `export` writes. Rows before the damage were added.
+        ForeignCodes: the codes are of another checkpoint; nothing of the file was added.
         BadCollection: no collection, and no checkpoint to create one for.
+    """
+    _pyarrow()
+    files = sorted(place.glob("*.parquet")) if place.is_dir() else [place]
+    if not files or not place.exists():
+        raise BadDataset(f"there is no export {place}: correct the path")
+    with open_export(files[0]):  # it is refused before a collection is created
+        pass
+    with open_store_for_adding(folder, checkpoint=checkpoint) as collection:
+        *_, report = add_exports(files, collection)
+        collection.save_index()
+    return {"added": report.added, "updated": report.updated, "known": report.known}
+
+
+def add_exports(files: Iterable[Path], collection: Store) -> Generator[IngestReport, None, None]:
+    """Add the images of exports; yields the running report after each committed group of images.
+
+    Shards of `index add --ray` also have problems, of the images that are missing.
+
+    Raises:
+        BadDataset, ForeignCodes: see `import_`.
+    """
+    report, replaced = IngestReport(), set[str]()  # kept files that a later row may name
+    try:
+        for file in files:
+            with open_export(file, collection) as export:
+                skipped = sum(problem.skipped for problem in export.problems)
+                report = report.plus(IngestReport(skipped=skipped, problems=export.problems))
+                yield report
+                new_ids: dict[int, int | None] = dict.fromkeys(chain.from_iterable(export.kept_groups))
+                for rows in export.rows:
+                    outcome = collection.add([image for _, image in rows], replaced=replaced)
+                    counts = Counter(what for _, what in outcome)
+                    report = report.plus(IngestReport(counts["added"], counts["updated"], counts["known"]))
+                    new_ids |= {old: new for (old, _), (new, _) in zip(rows, outcome, strict=True) if old in new_ids}
+                    yield report
+                if new_ids and isinstance(collection, Collection):  # a store in Milvus finds no near-duplicates
+                    # Images that were removed have no new id.
+                    kept = [[new for old in group if (new := new_ids[old])] for group in export.kept_groups]
+                    collection.catalog.keep_groups(kept)
+    finally:
+        collection.drop_files(replaced)
+
+
+@dataclass(frozen=True)
+class OpenExport:
+    """An open export: its images with their old ids, in groups; sets of ids; and, of shards, problems with others."""
+
+    rows: Iterator[list[tuple[int | None, NewImage]]]
+    kept_groups: list[list[int]]
+    problems: list[Problem]
+
+
+@contextmanager
+def open_export(file: Path, collection: Coded | None = None) -> Iterator[OpenExport]:
+    """Open an export, which must be of the codes of `collection` if that is given.
+
+    Raises:
+        BadConfig: pyarrow is not installed.
+        BadDataset: `file` is missing, damaged, or not what `export` writes; for a damaged row, when that is read.
+        ForeignCodes: the codes are of another checkpoint.
     """
     pa, parquet = _pyarrow()
     if not file.is_file():
         raise BadDataset(f"there is no export {file}: correct the path")
     with _unreadable(file, pa):
         opened = parquet.ParquetFile(file, page_checksum_verification=True)
-    outcome = {"added": 0, "updated": 0, "known": 0}
     with closing(opened):
         with _unreadable(file, pa):
-            fingerprint, n_images = _check_columns(pa, opened.schema_arrow)
-            groups = json.loads(opened.schema_arrow.metadata.get(b"hashseek.kept_groups", b"[]"))
-            kept = [[int(image_id) for image_id in group] for group in groups]
-        with open_store_for_adding(folder, checkpoint=checkpoint) as collection:
-            if fingerprint != collection.fingerprint:
-                raise ForeignCodes(
-                    f"{file} holds codes of checkpoint {fingerprint[:12]}, not of {collection.fingerprint[:12]}: "
-                    "distances between them mean nothing; import it into a collection of its own checkpoint"
-                )
-            replaced = set[str]()  # kept files that a later row may name
-            new_ids: dict[int, int | None] = dict.fromkeys(image_id for group in kept for image_id in group)
-            try:
-                batches = opened.iter_batches(batch_size=GROUP)
-                while True:
-                    with _unreadable(file, pa):
-                        batch = next(batches, None)
-                        rows = [] if batch is None else batch.to_pylist()
-                        images = [_image(row, collection.n_bits) for row in rows]
-                    if batch is None:
-                        break
-                    for row, (image_id, what) in zip(rows, collection.add(images, replaced=replaced), strict=True):
-                        outcome[what] += 1
-                        if row.get("id") in new_ids:
-                            new_ids[row["id"]] = image_id
-            finally:
-                collection.drop_files(replaced)
-            if kept and isinstance(collection, Collection):  # a store in Milvus finds no near-duplicates
-                # Images that were removed have no new id.
-                collection.catalog.keep_groups([[new for i in group if (new := new_ids[i])] for group in kept])
-            collection.save_index()
-    if sum(outcome.values()) != n_images:
-        raise BadDataset(f"{file} has {sum(outcome.values())} of {n_images} rows: export the collection again")
-    return outcome
+            about = _checked(pa, opened.schema_arrow)
+            rows = _rows(opened, file, pa, int(about["hashseek.n_bits"]), n_images=int(about["hashseek.n_images"]))
+            kept = [[int(number) for number in group] for group in json.loads(about.get(KEPT_GROUPS, "[]"))]
+            problems = [Problem(**fields) for fields in json.loads(about.get(PROBLEMS, "[]"))]
+            fingerprint = about["hashseek.fingerprint"]
+        if collection is not None and fingerprint != collection.fingerprint:
+            raise ForeignCodes(
+                f"{file} holds codes of checkpoint {fingerprint[:12]}, not of {collection.fingerprint[:12]}: "
+                "distances between them mean nothing; import it into a collection of its own checkpoint"
+            )
+        yield OpenExport(rows, kept, problems)
+
+
+def _rows(
+    opened: Any, file: Path, pa: ModuleType, n_bits: int, *, n_images: int
+) -> Iterator[list[tuple[int | None, NewImage]]]:
+    batches, n_read = opened.iter_batches(batch_size=GROUP), 0
+    while True:
+        with _unreadable(file, pa):
+            batch = next(batches, None)
+            rows = [] if batch is None else [(row.get("id"), _image(row, n_bits)) for row in batch.to_pylist()]
+        if batch is None:
+            break
+        yield rows
+        n_read += len(rows)
+    if n_read != n_images:
+        raise BadDataset(f"{file} has {n_read} of {n_images} rows: write it again")
 
 
 @contextmanager
@@ -185,11 +271,11 @@ def _unreadable(file: Path, pa: ModuleType) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, HashseekError) as error:
-        raise BadDataset(f"{file} is not an intact export: {error}; export the collection again") from None
+        raise BadDataset(f"{file} is not an intact export: {error}; write it again") from None
 
 
-def _check_columns(pa: ModuleType, schema: Any) -> tuple[str, int]:
-    """(fingerprint, number of images) of an export with all metadata and columns."""
+def _checked(pa: ModuleType, schema: Any) -> dict[str, str]:
+    """The metadata of an export with all columns."""
     about = {name.decode(): value.decode() for name, value in (schema.metadata or {}).items()}
     if about.get("hashseek.format") != str(FORMAT):
         raise BadDataset("it has no or another format version, so use the Hashseek that wrote it")
@@ -197,7 +283,7 @@ def _check_columns(pa: ModuleType, schema: Any) -> tuple[str, int]:
     expected = _imported(pa, int(about["hashseek.n_bits"]))
     if wrong := [f"{name} ({kind})" for name, kind in expected.items() if found.get(name) != kind]:
         raise BadDataset(f"columns are missing or have other types: {', '.join(wrong)}")
-    return about["hashseek.fingerprint"], int(about["hashseek.n_images"])
+    return about
 
 
 def _image(row: dict[str, Any], n_bits: int) -> NewImage:
@@ -211,6 +297,8 @@ def _image(row: dict[str, Any], n_bits: int) -> NewImage:
         "media_type": is_vector or _MEDIA_TYPE.fullmatch(row["media_type"] or ""),
         **{name: (row[name] or 0) > 0 for name in sizes},
     }
+    if "mtime_ns" in row:
+        is_valid["mtime_ns"] = isinstance(row["mtime_ns"], int | None)
     for name, valid in is_valid.items():
         if not valid:
             raise BadDataset(f"the {name} of image {row.get('id')} is {row[name]!r:.80}")
@@ -226,6 +314,7 @@ def _image(row: dict[str, Any], n_bits: int) -> NewImage:
         key=row["key"],
         attributes=json.loads(row["attributes"] or "{}"),
         engine=row["engine"] or "",
+        mtime_ns=row.get("mtime_ns"),
     )
 
 

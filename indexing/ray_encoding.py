@@ -1,0 +1,272 @@
+"""Encodes images with the processes of a Ray cluster, in shards that survive whatever dies.
+
+The sources are cut into shards, which depend on nothing but the sources. A worker encodes a shard as `index add` does,
+and this process writes the Parquet file that comes back, atomically, under a name that says what is in it. Finished
+files are skipped on the next run; Ray restarts a worker that dies and gives its shard out again. The pictures must have
+the same paths on all machines of the cluster, which have Hashseek installed; nothing else is shared.
+"""
+
+import hashlib
+import json
+import math
+import os
+import signal
+import socket
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from hashseek.indexing.catalog import NewImage
+from hashseek.indexing.ingest.loading import Fetch, LoadedImage, Loader, stamp_of
+from hashseek.indexing.ingest.manifests import ImageSource
+from hashseek.indexing.ingest.sources import Found
+from hashseek.indexing.maintenance.exchange import FORMAT, shard
+from hashseek.indexing.store import Store
+from hashseek.retrieval.devices import EncoderOptions, n_cores
+from hashseek.retrieval.errors import BadConfig, HashseekError
+from hashseek.retrieval.files import write_atomically
+from hashseek.retrieval.images import Pixels
+from hashseek.retrieval.label_files import Problem
+
+if TYPE_CHECKING:
+    from hashseek.retrieval.encoder import Encoder
+
+_OBJECT_STORE = 2**28  # bytes; a shard with its codes has less than a thousandth
+_RETRIES = 4  # of a shard whose worker dies
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Which Ray, and what of it to use.
+
+    Args:
+        address: "local" starts one here, "auto" takes the one that runs here, HOST:PORT another.
+        workers: number of processes; None: as many as fit.
+        cpus, gpus: of each; parts of a GPU such as 0.25 are shared.
+    """
+
+    address: str
+    workers: int | None = None
+    cpus: float = 1
+    gpus: float = 0
+
+    def check(self) -> None:
+        """Raise BadConfig unless Ray is installed and may be asked for this."""
+        if find_spec("ray") is None:
+            raise BadConfig("--ray needs the package ray: pip install 'hashseek[ray]'")
+        if self.gpus > 1 and self.gpus % 1:
+            raise BadConfig(f"--ray-gpus is {self.gpus}: use a part of one GPU, such as 0.25, or a whole number")
+
+    def connect(self) -> int:
+        """Connect to Ray; returns the number of workers.
+
+        Raises:
+            BadConfig: there is no Ray at the address, or no worker fits.
+        """
+        import ray
+
+        options: dict[str, Any] = {}
+        if self.address == "local":
+            # Ray would send statistics to its makers, and run behind every other process.
+            os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"} | os.environ
+            cpus = max(n_cores(), math.ceil((self.workers or 0) * self.cpus))
+            options = {"num_cpus": cpus, "object_store_memory": _OBJECT_STORE, "include_dashboard": False}
+        host, _, port = self.address.removeprefix("ray://").rpartition(":")
+        try:
+            if port.isdecimal():  # Ray itself would try for two minutes and end the process
+                socket.create_connection((host, int(port)), timeout=10).close()
+            handler = signal.getsignal(signal.SIGTERM)
+            ray.init(self.address, log_to_driver=False, logging_level="error", **options)
+            with suppress(ValueError):  # this is not the main thread
+                signal.signal(signal.SIGTERM, handler)  # Ray's would abort
+        except (OSError, RuntimeError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            raise BadConfig(f"there is no Ray at {self.address!r} ({reason}): use --ray local to start one") from None
+        found = ray.cluster_resources()
+        each = {"CPU": self.cpus, "GPU": self.gpus}
+        fit = min(int(found.get(kind, 0) / amount) for kind, amount in each.items() if amount)
+        if fit < (self.workers or 1):
+            raise BadConfig(
+                f"the cluster has {found.get('CPU', 0):g} CPUs and {found.get('GPU', 0):g} GPUs, too few for "
+                f"{self.workers or 1} workers with {self.cpus:g} CPUs and {self.gpus:g} GPUs each: ask for less"
+            )
+        return self.workers or fit
+
+
+def encode_shards(
+    sources: Iterable[Found],
+    folder: Path,
+    *,
+    collection: Store,
+    cluster: Cluster,
+    options: EncoderOptions,
+    fetch: Fetch,
+    shard_size: int,
+    stopped: Callable[[], bool],
+    progress: Callable[[int, str], None],
+) -> dict[Path, int]:
+    """Encode images into Parquet files in `folder`; returns them with their sizes, in order, or none if stopped.
+
+    Files of other sources are deleted at the end, so that the folder holds these images and no others.
+
+    Args:
+        sources: what to encode.
+        folder: created if it is missing.
+        collection: its checkpoint encodes.
+        cluster: what computes.
+        options: of the encoders; without a GPU, the device "auto" is the CPU.
+        fetch: see `ingest`.
+        shard_size: images in a file, on average.
+        stopped: asked before each shard whether to begin no more.
+        progress: called with the number of images that are done and a text about the shards.
+
+    Raises:
+        BadConfig: there is no such cluster.
+        HashseekError: a shard ended its worker several times.
+    """
+    if options["device"] == "auto":
+        options = {**options, "device": "cuda" if cluster.gpus else "cpu"}
+    if options["engine"] == "auto":  # what it means must not depend on the host
+        options = {**options, "engine": os.environ.get("HASHSEEK_ENGINE", "auto")}
+    folder.mkdir(parents=True, exist_ok=True)
+    what = [FORMAT, collection.fingerprint, *options.values()]
+    finished = {file.stem.rpartition("-")[2]: file for file in folder.glob("*.parquet")}
+    sizes: dict[str, int] = {}
+    n_done = 0
+
+    def missing() -> Iterator[tuple[str, list[Found]]]:
+        nonlocal n_done
+        for found in _shards(sources, shard_size):
+            if stopped():
+                return
+            name = _name(found, what)
+            sizes[name] = len(found)
+            if name in finished:
+                n_done += len(found)
+            else:
+                yield name, found
+
+    for name, content in _encoded(missing(), collection.checkpoint, cluster, options, fetch):
+        finished[name] = folder / f"{name}.parquet"
+        write_atomically(finished[name], content)
+        n_done += sizes[name]
+        progress(n_done, f", {len(sizes):,} shards")
+    if stopped():
+        return {}
+    for name in finished.keys() - sizes.keys():
+        finished[name].unlink()
+    # An import goes by name: in the order of the sources, it gives the same collection.
+    return {
+        finished[name].replace(folder / f"{number:07}-{name}.parquet"): size
+        for number, (name, size) in enumerate(sizes.items(), start=1)
+    }
+
+
+def _shards(sources: Iterable[Found], size: int) -> Iterator[list[Found]]:
+    """The sources in parts of about `size`.
+
+    A part ends where the hash of a place says so, so a new image changes the part that it is in, not all after it.
+    """
+    part: list[Found] = []
+    for found in sources:
+        if isinstance(found, ImageSource) and isinstance(found.uri, Path):
+            found = replace(found, uri=found.uri.absolute())  # a worker has another working directory
+        part.append(found)
+        if len(part) == 4 * size or zlib.crc32(os.fsencode(str(found.uri))) % size == 0:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+def _name(part: Sequence[Found], what: Sequence[object]) -> str:
+    """A hash of everything that the file of a shard depends on."""
+    digest = hashlib.sha256(json.dumps(what).encode())
+    for found in part:
+        stamp = stamp_of(found.uri) if isinstance(found.uri, Path) else None
+        digest.update(repr((replace(found, where=""), stamp)).encode())  # a line may move in its list
+    return digest.hexdigest()[:32]
+
+
+def _encoded(
+    parts: Iterator[tuple[str, list[Found]]],
+    checkpoint: Path,
+    cluster: Cluster,
+    options: EncoderOptions,
+    fetch: Fetch,
+) -> Iterator[tuple[str, bytes]]:
+    """(name, content) of each shard, in the order in which they are finished."""
+    first = next(parts, None)
+    if first is None:
+        return  # nothing is left, so Ray is not needed
+    import ray
+
+    n_workers = cluster.connect()
+    try:
+        start = ray.remote(num_cpus=cluster.cpus, num_gpus=cluster.gpus, max_restarts=-1, max_task_retries=_RETRIES)
+        weights = [ray.put(checkpoint.read_bytes())]  # in a list, so that a worker fetches them only once
+        idle = [start(_Worker).remote(options, fetch, max(1, int(cluster.cpus))) for _ in range(n_workers)]
+        running: dict[Any, tuple[str, Any]] = {}
+        remaining = chain([first], parts)
+        while True:
+            while idle and (part := next(remaining, None)) is not None:
+                actor = idle.pop()
+                running[actor.encode.remote(weights, part[1])] = part[0], actor
+            if not running:
+                return
+            [done], _ = ray.wait(list(running))
+            name, actor = running.pop(done)
+            idle.append(actor)
+            yield name, ray.get(done)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+    except ray.exceptions.RayActorError as error:
+        raise HashseekError(
+            f"a worker died {_RETRIES + 1} times ({str(error).splitlines()[0]}): if memory ran out, use fewer workers "
+            "(--ray-workers) or smaller shards (--shard-size); finished shards are kept"
+        ) from None
+    finally:
+        ray.shutdown()
+
+
+class _Worker:
+    """Encodes shards in a process of its own."""
+
+    def __init__(self, options: EncoderOptions, fetch: Fetch, threads: int) -> None:
+        self.options, self.fetch, self.threads = options, fetch, threads
+        self.encoder: Encoder | None = None
+
+    def encode(self, checkpoint: list[Any], found: list[Found]) -> bytes:
+        """The Parquet file of a shard."""
+        encoder = self.encoder = self.encoder or self._load(checkpoint)
+        loader = Loader(None, encoder.preprocessing, 2 * encoder.batch_size, self.fetch)
+        images, problems = list[NewImage](), list[Problem]()
+        for step, code in encoder.stream(loader.load(found), _with_pixels, encoder.encode_pixels):
+            if isinstance(step, Problem):
+                problems.append(step)
+            elif step.image is not None and code is not None:
+                images.append(replace(step.image, code=code, engine=encoder.engine))
+        return shard(images, problems, fingerprint=encoder.fingerprint, n_bits=encoder.n_bits)
+
+    def _load(self, checkpoint: list[Any]) -> "Encoder":
+        import ray
+        import torch
+
+        from hashseek.retrieval.checkpoint import load_checkpoint
+        from hashseek.retrieval.encoder import Encoder
+
+        torch.set_num_threads(self.threads)
+        with TemporaryDirectory(prefix="hashseek-") as folder:
+            file = Path(folder) / "checkpoint.safetensors"
+            file.write_bytes(ray.get(checkpoint[0]))
+            return Encoder(load_checkpoint(file), **self.options)
+
+
+def _with_pixels(step: LoadedImage | Problem) -> tuple[LoadedImage | Problem, Pixels | None]:
+    return step, step.pixels if isinstance(step, LoadedImage) else None

@@ -1,0 +1,166 @@
+"""Shards depend on their images only; on a real Ray, dead workers and stopped runs lose nothing; codes are equal."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from hashseek.indexing.collection import Collection, open_or_create
+from hashseek.indexing.ingest.batch import ingest
+from hashseek.indexing.ingest.manifests import ImageSource
+from hashseek.indexing.ingest.remote import fetch
+from hashseek.indexing.ingest.sources import find_sources
+from hashseek.indexing.maintenance.exchange import export, import_
+from hashseek.indexing.ray_encoding import Cluster, _shards
+from hashseek.indexing.searcher import Searcher
+from hashseek.retrieval.errors import BadConfig
+from support.pictures import labels_of, png, save
+
+NEEDS_RAY = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install 'hashseek[ray]'")
+ENGINE = "openvino" if find_spec("openvino") else "torch"
+
+
+def test_a_new_image_changes_only_the_shard_that_it_is_in():
+    sources = [ImageSource(Path(f"/pictures/{number:05}.jpg")) for number in range(5000)]
+    before = list(_shards(sources, 100))
+    assert [source for part in before for source in part] == sources
+    assert len(before) in range(35, 80)
+    assert max(map(len, before)) <= 400
+    for place in (0, 777, 5000):
+        after = list(_shards([*sources[:place], ImageSource(Path("/pictures/new.jpg")), *sources[place:]], 100))
+        assert sum(part not in before for part in after) <= 2
+    assert list(_shards([], 100)) == []
+
+
+@contextmanager
+def server(on_request) -> Iterator[str]:
+    """The URL of a picture; `on_request(number)` is called before each answer."""
+    numbers = iter(range(1, 100))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            on_request(next(numbers))
+            with suppress(OSError):
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(png(99))))
+                self.end_headers()
+                self.wfile.write(png(99))
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        threading.Thread(target=running.serve_forever).start()
+        yield f"http://127.0.0.1:{running.server_port}/99.png"
+        running.shutdown()
+
+
+def busy_workers(mark: str) -> list[int]:
+    """The processes of Ray that encode now and were started with `mark` in their environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            is_ours = mark.encode() in (process / "environ").read_bytes()
+            if is_ours and (process / "cmdline").read_bytes().startswith(b"ray::_Worker.encode"):
+                found.append(int(process.name))
+    return found
+
+
+def times(shards: Path) -> dict[str, int]:
+    """When each shard was written, by the hash in its name."""
+    return {file.stem.rpartition("-")[2]: file.stat().st_mtime_ns for file in shards.iterdir()}
+
+
+def table(folder: Path, file: Path):
+    """Everything about the images of a collection, without the times at which they were added."""
+    with closing(Collection(folder)) as collection:
+        export(collection, file)
+        rows = pq.read_table(file).drop_columns(["added_at", "changed_at"]).to_pylist()
+        return rows, collection.records_by_path([row["uri"] for row in rows])
+
+
+@NEEDS_RAY
+@pytest.mark.timeout(900)
+def test_workers_that_die_and_runs_that_stop_lose_nothing_and_codes_are_those_of_one_process(
+    checkpoint, own_cache, tmp_path
+):
+    pictures, shards, by_ray = tmp_path / "pictures", tmp_path / "by-ray.shards", tmp_path / "by-ray"
+    files = [save(pictures / f"{number:02}.png", number) for number in range(60)]
+    shutil.copy(files[0], pictures / "copy of 00.png")  # one content, two files
+    (pictures / "broken.png").write_bytes(b"no picture")
+    with tarfile.open(tmp_path / "shard.tar", "w") as tar:
+        tar.add(save(tmp_path / "70.png", 70), "70.png")
+    rows = [{"file": str(file), "key": file.stem, "labels": labels_of(file), "n": 1} for file in files[:9]]
+
+    def on_request(number: int) -> None:
+        """The first request kills the worker that sends it; the next one stops the run."""
+        if number == 1:
+            for worker in busy_workers(str(own_cache)):
+                os.kill(worker, signal.SIGKILL)
+                killed.append(worker)
+        elif number == 2:
+            running.send_signal(signal.SIGTERM)
+            while b"stopping" not in log.read_bytes():
+                pass
+
+    killed: list[int] = []
+    log = tmp_path / "log.txt"
+    with server(on_request) as url:
+        rows.insert(4, {"url": url})
+        (tmp_path / "list.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        sources = [str(tmp_path / "list.jsonl"), str(pictures), str(tmp_path / "shard.tar")]
+        command = [sys.executable, "-m", "hashseek", "index", "add", str(by_ray), *sources, "--engine", ENGINE]
+        command += ["--checkpoint", str(checkpoint), "--allow-private", "--ray", "local", "--ray-workers", "2"]
+        command += ["--shard-size", "8"]
+        with log.open("wb") as out:
+            running = subprocess.Popen(command, stdout=out, stderr=out)
+        assert running.wait(800) == 143, log.read_text()
+        assert killed
+        assert not by_ray.exists()
+        finished = times(shards)
+        assert finished
+
+        save(pictures / "new.png", 80)
+        again = subprocess.run(command, capture_output=True, text=True, timeout=800, check=True)
+        assert "broken.png" in again.stderr
+        assert "added 63, already stored 10, skipped 1" in again.stdout
+        kept = times(shards)
+        assert len(finished.items() - kept.items()) <= 1  # the one with the new picture, if it was there
+        with closing(open_or_create(tmp_path / "here", checkpoint=checkpoint)) as collection:
+            encoder = Searcher.open(collection, engine=ENGINE).image_encoder
+            *_, _ = ingest(collection, encoder, find_sources(sources), fetch=partial(fetch, allow_private=True))
+    assert table(by_ray, tmp_path / "1.parquet") == table(tmp_path / "here", tmp_path / "2.parquet")
+
+    last = subprocess.run(command, capture_output=True, text=True, timeout=800, check=True)  # without the server
+    assert "added 0, already stored 73, skipped 1" in last.stdout
+    assert times(shards) == kept
+    outcome = import_(shards, tmp_path / "imported", checkpoint=checkpoint)
+    assert (outcome["added"], outcome["known"]) == (63, 10)
+
+
+@NEEDS_RAY
+def test_a_cluster_that_is_not_there_is_refused():
+    with pytest.raises(BadConfig, match="127.0.0.1:1"):
+        Cluster("127.0.0.1:1").connect()
+    with pytest.raises(BadConfig, match="--ray-gpus is 1.5"):
+        Cluster("local", gpus=1.5).check()
+
+
+@pytest.mark.parametrize("option", ["--watch", "--dry-run", "--trust-mtime", "--keep-features", "--on-error=stop"])
+def test_what_ray_cannot_do_is_refused(hashseek, tmp_path, option):
+    code, _, err = hashseek("index", "add", tmp_path / "new", tmp_path, "--ray", "local", option)
+    assert (code, option.replace("=", " ") in err) == (2, True)
+    assert not (tmp_path / "new").exists()
