@@ -259,7 +259,10 @@ def add(
         seconds = f"; {time.monotonic() - started:.1f} s" if first is not None else ""
         typer.echo(f"{_outcome(report)}; {opened.place} holds {n_images} images{seconds}")
         if not stop.code:
-            _suggest(opened) if first is not None else _suggest_refit(opened, load_header(opened.checkpoint))
+            if first is not None:
+                _suggest(opened)
+            elif isinstance(opened, Collection):
+                _suggest_refit(opened, load_header(opened.checkpoint))
     if stop.code:
         typer.echo("stopped: run the same command again to continue; nothing is stored twice", err=True)
         raise typer.Exit(stop.code)
@@ -305,7 +308,7 @@ def _suggest(collection: Store) -> None:
         typer.echo(f"next:\n  hashseek search {name} {printable(image)}\n  hashseek serve {name}")
 
 
-def _suggest_refit(collection: Store, header: Header) -> None:
+def _suggest_refit(collection: Collection, header: Header) -> None:
     """Recommend a refit if the hash layer was fitted to a small part of the images."""
     n_fitted = header.training.get("fit", {}).get("n_images", MAX_FITTED)
     if n_fitted < MAX_FITTED and REFIT_FACTOR * n_fitted <= len(collection):
