@@ -8,6 +8,7 @@ from hashseek.api.messages.parameters import MAX_IN_GROUP, DuplicateParameters, 
 from hashseek.api.messages.schemas import DuplicateGroup, DuplicateGroups, ImageRecord
 from hashseek.api.routes.dependencies import NoQueryDep, SearcherDep, ServiceDep, WritableDep, local
 from hashseek.indexing.index.duplicates import not_kept
+from hashseek.indexing.index.hamming_index import Ids
 from hashseek.retrieval.errors import BadConfig
 
 MAX_IMAGES = 1_000_000  # of a collection whose groups the service computes
@@ -30,13 +31,11 @@ def duplicates(
             f"the collection has {len(collection):,} images; above {MAX_IMAGES:,} the service does not look for "
             "duplicates: use `hashseek index duplicates`"
         )
-    found = service.computed.get(
-        ("duplicates", radius),
-        collection.catalog,
-        lambda: list(
-            local(searcher).duplicates(radius=radius, parallel=False)
-        ),  # holds the searcher, which keeps the collection open
-    )
+
+    def compute() -> list[Ids]:  # holds the searcher, which keeps the collection open
+        return list(local(searcher).duplicates(radius=radius, parallel=False))
+
+    found = service.computed.get(("duplicates", radius), collection.catalog, compute)
     left = list(not_kept(found, collection.catalog.kept_groups()))
     following = offset + parameters.limit
     groups = []
