@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 PRECISIONS = ("auto", "fp32", "bf16")
+CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # of this container: microseconds of work, and of the period for them
 
 
 class EncoderOptions(TypedDict, total=False):
@@ -76,8 +77,19 @@ def pick_inference_dtype(precision: str, device: torch.device) -> torch.dtype:
 
 
 def n_cores() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Processors that this process may use: by its affinity, and by the limit of its container."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(available, _cpu_limit(CPU_MAX) or available)
+
+
+@cache
+def _cpu_limit(file: Path) -> int | None:
+    """Whole processors that a file `cpu.max` of Linux (cgroup v2) grants, at least 1; None: no limit."""
+    try:
+        quota, period = map(int, file.read_text(encoding="ascii").split())
+    except (OSError, ValueError):  # there is none, or it says "max 100000"
+        return None
+    return max(1, quota // period)
 
 
 @cache

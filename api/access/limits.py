@@ -3,6 +3,7 @@
 import re
 import time
 from http import HTTPStatus
+from ipaddress import ip_address
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
@@ -61,7 +62,7 @@ class RequestLimits:
     Also answers HEAD like GET, and adds the headers that every answer has. Of the settings it reads:
 
     - `hosts`: names in the Host header that are answered; empty: all. A page of another site whose name was made to
-      lead here (DNS rebinding) still sends its own name.
+      lead here (DNS rebinding) still sends its own name. IP addresses, which probes and Prometheus send, are answered.
     - `keys`, `rate_limit`, `rate_burst`: who may do what, and how often. The key is then `request.state.key`.
     - `allowed_origins`: other sites whose pages may send changes and searches.
     - `max_upload_bytes`: of a body.
@@ -109,7 +110,7 @@ class RequestLimits:
 
     def _wrong_host(self, headers: Headers) -> Response | None:
         name = _host_name(headers.get("host", ""))
-        if not self.hosts or name in self.hosts:
+        if not self.hosts or name in self.hosts or _is_address(name):
             return None
         detail = f"the host {name[:80]!r} is not served: start the service with --allowed-host NAME to allow it"
         return problem(HTTPStatus.MISDIRECTED_REQUEST, detail, kind="urn:hashseek:WrongHost")
@@ -172,6 +173,13 @@ def secret_of(request: HTTPConnection) -> str | None:
     """The key that a request brings: in the header `Authorization: Bearer KEY`, or in the cookie of the search page."""
     scheme, _, secret = request.headers.get("authorization", "").partition(" ")
     return secret.strip() if scheme.lower() == "bearer" else request.cookies.get(COOKIE)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        return bool(ip_address(name))
+    except ValueError:
+        return False
 
 
 def _host_name(host: str) -> str:

@@ -53,6 +53,9 @@ def test_only_known_hosts_are_answered(request, kind, address):
     with serving(indexed, read_only=True, allowed_hosts=("pictures.example",)) as client:
         assert client.get(stats, headers=good).is_success
         assert_problem(client.get(stats, headers=evil), 421, "WrongHost")
+        assert_problem(client.get(stats, headers={"Host": "10.0.0.7.evil.example"}), 421, "WrongHost")
+        # Probes of Kubernetes and Prometheus use the address of a container; a page of another site has a name.
+        assert all(client.get(stats, headers={"Host": own}).is_success for own in ("10.0.0.7:8000", "[fd00::7]:8000"))
     with serving(indexed, read_only=True, host="0.0.0.0") as client:
         assert client.get(stats, headers=evil).is_success
 

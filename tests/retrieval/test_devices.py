@@ -1,0 +1,29 @@
+"""How many processors may be used."""
+
+import os
+
+import pytest
+
+from hashseek.retrieval import devices
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("200000 100000", 2),
+        ("150000 100000", 1),
+        ("50000 100000", 1),
+        ("2500000 1000000", 2),
+        ("6400000 100000", 3),
+        ("max 100000", 3),
+        (None, 3),
+    ],
+)
+def test_the_limit_of_a_container_counts_beside_the_affinity(tmp_path, monkeypatch, content, expected):
+    """As Kubernetes and Docker set it: microseconds of processor time in a period of so many microseconds."""
+    file = tmp_path / "cpu.max"
+    if content is not None:
+        file.write_text(f"{content}\n")
+    monkeypatch.setattr(devices, "CPU_MAX", file)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 5}, raising=False)
+    assert devices.n_cores() == expected
