@@ -42,8 +42,8 @@ class Settings:
         list[str] | None,
         typer.Option(
             "--allowed-host",
-            help="Host name that clients use, several times if there are several; others get 421. Default: any name, "
-            "but only this machine's own names where --host is one of them.",
+            help="Host name that clients use, several times if there are several; other names get 421. Default: any "
+            "name, but only this machine's own names where --host is one of them.",
         ),
     ] = None
     keys: Annotated[

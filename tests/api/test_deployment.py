@@ -1,20 +1,28 @@
 """The deployment files in docs/deploy: they can be read, and name only files, settings and commands that exist."""
 
+import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
+from copy import deepcopy
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
 import yaml
 
+from hashseek.api.access.keys import create
 from hashseek.api.settings import options
+from hashseek.indexing.milvus.address import parse_address
 from support.paths import ROOT
 from support.pictures import png
 from support.service import hits, search, serving
 
 DEPLOY = ROOT / "docs" / "deploy"
+KUBERNETES = DEPLOY / "kubernetes"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 
 
@@ -41,10 +49,9 @@ def test_prometheus_and_grafana_find_each_other():
     [job] = prometheus["scrape_configs"]
     [secret] = COMPOSE["services"]["prometheus"]["secrets"]
     assert job["authorization"]["credentials_file"] == f"/run/secrets/{secret}"
-    [target] = job["static_configs"][0]["targets"]
-    name, port = target.split(":")
-    assert name in COMPOSE["services"]["hashseek"]["environment"]["HASHSEEK_ALLOWED_HOSTS"].split()
-    assert f"HASHSEEK_PORT={port}" in (ROOT / "Dockerfile").read_text()
+    [found] = job["dns_sd_configs"]
+    assert {*found["names"]} <= {*COMPOSE["services"]}
+    assert f"HASHSEEK_PORT={found['port']}" in (ROOT / "Dockerfile").read_text()
     assert all((DEPLOY / file).exists() for file in prometheus["rule_files"])
     [source] = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yml").read_text())["datasources"]
     dashboard = yaml.safe_load((DEPLOY / "grafana/dashboards/hashseek.json").read_text())
@@ -96,3 +103,104 @@ def test_systemd_accepts_the_unit(tmp_path):
         ["systemd-analyze", "verify", "--man=no", tmp_path / "hashseek.service"], capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("variable", "expected"),
+    [
+        (None, {"dynamic_upstreams": {"source": "a", "name": "hashseek", "port": "8000", "refresh": 2_000_000_000}}),
+        ("to 127.0.0.1:8000 [::1]:8001", {"upstreams": [{"dial": "127.0.0.1:8000"}, {"dial": "[::1]:8001"}]}),
+    ],
+)
+def test_caddy_finds_all_services(variable, expected):
+    if shutil.which("caddy") is None:
+        pytest.skip("caddy is not installed")
+    variables = {"HASHSEEK_HOST_NAME": "pictures.example", **({"HASHSEEK_UPSTREAMS": variable} if variable else {})}
+    command = ["caddy", "adapt", "--adapter", "caddyfile", "--config", DEPLOY / "Caddyfile"]
+    done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=True)
+    [site] = json.loads(done.stdout)["apps"]["http"]["servers"]["srv0"]["routes"]
+    handlers = [handler for route in site["handle"][0]["routes"] for handler in route["handle"]]
+    [proxy] = [handler for handler in handlers if handler["handler"] == "reverse_proxy"]
+    assert {name: proxy[name] for name in proxy if name.endswith("upstreams")} == expected
+    assert proxy["health_checks"]["active"]["uri"] == "/healthz/ready"
+
+
+# ---------------------------------------------------------------- Kubernetes
+
+
+def manifests(text):
+    """The objects in manifests by kind."""
+    return {found["kind"]: found for found in yaml.safe_load_all(text)}
+
+
+MANIFESTS = manifests("\n---\n".join(file.read_text() for file in sorted(KUBERNETES.glob("*.yaml"))))
+POD = MANIFESTS["Deployment"]["spec"]["template"]
+[CONTAINER] = POD["spec"]["containers"]
+
+
+@pytest.mark.parametrize("version", ["1.30", "1.37"])
+@pytest.mark.parametrize("kind", sorted(MANIFESTS))
+def test_kubernetes_accepts_the_manifests(kind, version):
+    kubernetes_validate.validate(MANIFESTS[kind], version, strict=True)
+
+
+def test_the_check_of_manifests_refuses_unknown_fields():
+    wrong = deepcopy(MANIFESTS["Deployment"])
+    wrong["spec"]["template"]["spec"]["containers"][0]["readynessProbe"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, "1.37", strict=True)
+
+
+def test_the_manifests_fit_together_and_the_image():
+    image = (ROOT / "Dockerfile").read_text()
+    spec, [port] = POD["spec"], CONTAINER["ports"]
+    assert f"EXPOSE {port['containerPort']}\n" in image
+    assert f"--uid {spec['securityContext']['runAsUser']} " in image
+    assert spec["enableServiceLinks"] is False  # or the Service would set HASHSEEK_PORT to tcp://ADDRESS:PORT
+    assert MANIFESTS["Service"]["spec"]["selector"].items() <= POD["metadata"]["labels"].items()
+    assert MANIFESTS["Service"]["spec"]["ports"][0]["targetPort"] == port["name"]
+    budget = MANIFESTS["PodDisruptionBudget"]["spec"]
+    assert budget["selector"]["matchLabels"].items() <= POD["metadata"]["labels"].items()
+    assert budget["minAvailable"] < MANIFESTS["Deployment"]["spec"]["replicas"]
+    volumes = {volume["name"] for volume in spec["volumes"]}
+    for container in (CONTAINER, *spec["initContainers"]):
+        assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    known = {parameter.annotation.__metadata__[0].envvar for parameter in options()}
+    set_here = {variable["name"] for variable in CONTAINER["env"]}
+    assert set_here - known == {"HASHSEEK_CONFIG", "HASHSEEK_MILVUS_TOKEN", "OMP_NUM_THREADS"}
+
+
+def test_the_settings_for_kubernetes_are_read_and_its_probes_are_answered(hashseek, indexed, tmp_path):
+    [(name, settings)] = MANIFESTS["ConfigMap"]["data"].items()
+    config = next(variable["value"] for variable in CONTAINER["env"] if variable["name"] == "HASHSEEK_CONFIG")
+    places = {mount["mountPath"]: mount.get("subPath") for mount in CONTAINER["volumeMounts"]}
+    assert places[config] == name
+    (tmp_path / name).write_text(settings)
+    code, printed, err = hashseek(*CONTAINER["args"], "--config", tmp_path / name, "--print-config")
+    assert (code, err) == (0, "")
+    printed = tomllib.loads(printed)
+    assert str(Path(printed["keys"]).parent) in places
+    assert str(Path(printed["checkpoint"]).parent) in places
+    assert parse_address(printed["collection"]).name.endswith(POD["metadata"]["labels"]["model"])
+    probes = [CONTAINER[probe]["httpGet"]["path"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")]
+    create("of.nobody", tmp_path / "keys.toml")
+    with serving(
+        indexed, keys=tmp_path / "keys.toml", allowed_hosts=printed["allowed_hosts"], host="0.0.0.0"
+    ) as client:
+        answers = [client.get(path, headers={"Host": "10.42.0.7:8000"}) for path in probes]  # as the kubelet asks
+    assert [answer.json()["status"] for answer in answers] == ["ready", "ready", "live"]
+
+
+def test_the_deployment_of_another_model_shares_nothing_with_the_first():
+    """What the guide makes of it with sed."""
+    other = manifests((KUBERNETES / "deployment.yaml").read_text().replace("m1", "m2"))["Deployment"]
+    kubernetes_validate.validate(other, "1.37", strict=True)
+    labels, service = other["spec"]["template"]["metadata"]["labels"], MANIFESTS["Service"]["spec"]["selector"]
+    assert other["metadata"]["name"] != MANIFESTS["Deployment"]["metadata"]["name"]
+    assert other["spec"]["selector"]["matchLabels"] == labels
+    assert not service.items() <= labels.items()
+    assert {**service, "model": "m2"}.items() <= labels.items()  # after `kubectl patch service`
+    [container] = other["spec"]["template"]["spec"]["containers"]
+    changed = [new for new, old in zip(container["args"], CONTAINER["args"], strict=True) if new != old]
+    assert [parse_address(place).name for place in changed] == ["pictures_m2"]

@@ -63,7 +63,9 @@ def test_both_change_the_model_without_a_failed_request(two, own_collection, oth
     old, new = load_header(checkpoint), load_header(other_checkpoint)
     add(clients[0], png(900))
     with searching(clients[0], 900) as of_first, searching(clients[1], 900) as of_second:
-        code, _, err = hashseek("index", "reencode", own_collection, "--checkpoint", other_checkpoint, "--device", "cpu")
+        code, _, err = hashseek(
+            "index", "reencode", own_collection, "--checkpoint", other_checkpoint, "--device", "cpu"
+        )
         assert code == 0, err
         wait_until(lambda: all(c.get("/v1/stats").json()["fingerprint"] == new.fingerprint for c in clients))
         counts = [len(of_first), len(of_second)]
