@@ -40,10 +40,12 @@ def searching(client, seed):
 
     thread = threading.Thread(target=look)
     thread.start()
-    wait_until(lambda: len(answers) >= 4)
-    yield answers
-    stop.set()
-    thread.join()
+    try:
+        wait_until(lambda: len(answers) >= 4)
+        yield answers
+    finally:
+        stop.set()
+        thread.join()
 
 
 def test_what_one_changes_the_other_finds_with_its_next_search(two):
