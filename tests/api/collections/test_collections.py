@@ -1,5 +1,6 @@
 """Several collections of one service: list, create, replace, delete; what they share; no request is dropped."""
 
+import os
 import shutil
 import threading
 import time
@@ -144,6 +145,12 @@ def test_the_name_of_one_whose_folder_just_went_is_free_after_it_was_closed(fold
         served._scan(served._scan(set()))
         assert client.post("/v1/collections", json=new).status_code == 201
         served._scan(served._scan(set()))
+        assert listed(client).keys() == {"a", "b c"}
+
+
+def test_a_folder_whose_name_is_not_utf8_is_left_out(folder):
+    (folder / os.fsdecode(b"\xff")).symlink_to(folder / "a")
+    with serving(folder) as client:
         assert listed(client).keys() == {"a", "b c"}
 
 
