@@ -79,8 +79,9 @@ class Settings:
         return several or {"": self.collection}
 
     def subfolders(self) -> dict[str, Path]:
-        """Sub-folders with a collection by name, those that are not hidden."""
-        return {found.parent.name: found.parent for found in sorted(self.collection.glob(f"[!.]*/{CATALOG}"))}
+        """Sub-folders with a collection by name, those that are not hidden and whose names can be shown."""
+        folders = [found.parent for found in sorted(self.collection.glob(f"[!.]*/{CATALOG}"))]
+        return {folder.name: folder for folder in folders if folder.name.isprintable()}  # not if it is not UTF-8
 
     def hosts(self) -> frozenset[str]:
         """Names in the Host header that are answered; empty: all.

@@ -32,11 +32,11 @@ def needed_role(method: str, path: str) -> Role | None:
         path = path[address.end() :]
     if _OPEN.fullmatch(path):
         return None
-    if method in _READ_METHODS:
+    if method in _READ_METHODS or _READING.fullmatch(path):
         return "read"
-    if path.startswith("/v1/collections") or (method, path) == ("DELETE", "/v1/images"):  # all that pass a filter
-        return "admin"
-    return "read" if _READING.fullmatch(path) else "write"
+    # Not path == "/v1/images": routes also match a path with a newline at its end.
+    deletes_many = method == "DELETE" and not path.startswith("/v1/images/")
+    return "admin" if deletes_many or path.startswith("/v1/collections") else "write"
 
 
 class RateLimit:

@@ -79,7 +79,7 @@ class Collections:
         model = self.get(like).searcher.collection
         folder = self.settings.collection / name
         with self._opening:
-            if folder.exists():
+            if name in self._services or folder.exists():  # one whose folder was moved away is still being closed
                 raise CollectionExists(f"there is a folder {name!r} already: choose another name")
             with closing(open_or_create(folder, checkpoint=model.checkpoint, keep_features=model.keeps_features)):
                 pass
@@ -87,10 +87,13 @@ class Collections:
 
     def delete(self, service: Service) -> None:
         """Close a collection that is `leaving` when its requests have ended, and delete its folder."""
-        self._close(service)
         folder = service.settings.collection
         hidden = folder.with_name(f"{_DELETED}{folder.name}-{secrets.token_hex(4)}")
-        folder.rename(hidden)  # at once: what is left after a crash is no collection any more
+        self._close(service)
+        try:
+            folder.rename(hidden)  # at once: what is left after a crash is no collection any more
+        finally:
+            del self._services[service.name]  # before that, the folder would be served again
         if hidden.is_symlink():
             hidden.unlink()
         else:
@@ -112,7 +115,6 @@ class Collections:
         while service.in_use and time.monotonic() < deadline:
             time.sleep(0.01)
         service.stop()
-        del self._services[service.name]
 
     def _keep_scanned(self) -> None:
         """Look for folders that appeared or are gone."""
@@ -132,6 +134,7 @@ class Collections:
         for name in served.keys() & gone_before - found.keys():
             served[name].leaving = True
             self._close(served[name])
+            del self._services[name]
             log.warning("the collection %s is gone and is served no longer", name)
         for name in found.keys() - self._services.keys():
             with self._opening:

@@ -12,6 +12,7 @@ from hashseek.indexing.searcher import Overloaded
 T = TypeVar("T")
 
 WAIT_SECONDS = 2.0  # that a request waits for a result; it holds a thread of the service
+_WAITING = threading.BoundedSemaphore(8)  # requests that may wait at a time, so that threads are left to others
 
 
 class Computed:
@@ -30,7 +31,7 @@ class Computed:
         """The result of `compute` for this state of the catalog, computed now unless it is there or on its way.
 
         Raises:
-            Overloaded: it takes longer than `WAIT_SECONDS`, and goes on in the background.
+            Overloaded: it takes longer than `WAIT_SECONDS`, or others wait already; it goes on in the background.
         """
         now = catalog.uuid, catalog.space.id, catalog.generation()
         with self._lock:
@@ -44,10 +45,14 @@ class Computed:
                 future = Future()
                 self._results[name] = now, future
                 threading.Thread(target=self._compute, args=(future, compute), daemon=True).start()
+        waits = _WAITING.acquire(blocking=False)
         try:
-            found: T = future.result(WAIT_SECONDS)[0]
+            found: T = future.result(WAIT_SECONDS if waits else 0)[0]
         except TimeoutError:
             raise Overloaded("the answer is still being computed: try again in a second") from None
+        finally:
+            if waits:
+                _WAITING.release()
         return found
 
     def _compute(self, future: Future[tuple[Any, float]], compute: Callable[[], Any]) -> None:

@@ -9,7 +9,7 @@ import { showFilters } from "/web/filters.js";
 import { overview } from "/web/overview.js";
 import { onChange } from "/web/picture.js";
 import { query, search, showQuery } from "/web/search.js";
-import { api, loadStats, noun, ofVectors, stats } from "/web/service.js";
+import { api, inFolder, loadStats, noun, ofVectors, stats } from "/web/service.js";
 import { find, keep } from "/web/uploads.js";
 
 const MOST_FILES = 16; // that the service takes as one query
@@ -59,6 +59,7 @@ async function refresh() {
   await loadStats();
   document.body.dataset.holds = stats.holds;
   ui.sources.hidden = ofVectors();
+  ui.toDuplicates.hidden = ui.toOverview.hidden = !inFolder();
   await show();
 }
 

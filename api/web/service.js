@@ -6,6 +6,7 @@ export let stats = null; // of /v1/stats; null until the service has told
 export let session = { key: null, role: "read" };
 
 export const ofVectors = () => stats?.holds === "vectors";
+export const inFolder = () => "built" in stats.index; // another server keeps it otherwise, and refuses some requests
 export const noun = () => (ofVectors() ? "vector" : "picture");
 export const titled = (id) => `${ofVectors() ? "Vector" : "Picture"} ${id}`;
 // Relative, since a page at /collections/NAME/ has the API of its collection below it.

@@ -15,7 +15,7 @@ from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.index.hamming_index import MAPPED, HammingIndex, load_index, save_index
 from hashseek.indexing.index.segments import View, empty, whole
 from hashseek.retrieval.errors import BadCollection, BadConfig
-from hashseek.retrieval.files import write_atomically
+from hashseek.retrieval.files import fsync_folder, write_atomically
 
 _MANIFEST = "manifest.json"
 
@@ -73,11 +73,13 @@ class IndexFiles:
         """Write an index over the images up to `last_id` at a generation of the catalog; it replaces the present one.
 
         Raises:
-            OSError: no space or no permission; the present index stays, or does not match its manifest any more.
+            OSError: no space or no permission; the present index stays, or is not used any more.
         """
         for leftover in self.folder.glob(".*"):  # of a process that was killed while writing
             if not leftover.is_dir():
                 leftover.unlink()
+        if any(file.stat().st_size >= MAPPED for file in self.folder.glob("*")):
+            self.delete_manifest()  # hashes are not compared, so half of the new files could pass for the old ones
         files = save_index(index, self.folder)
         manifest = self._origin() | {
             "generation": generation,
@@ -97,6 +99,7 @@ class IndexFiles:
     def delete_manifest(self) -> None:
         """Delete the manifest."""
         (self.folder / _MANIFEST).unlink(missing_ok=True)
+        fsync_folder(self.folder)
 
     def _origin(self) -> dict[str, Any]:
         """What the manifest of a usable index must contain."""

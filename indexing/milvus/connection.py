@@ -18,8 +18,9 @@ READ_SECONDS = 20.0  # for a call with all its retries
 WRITE_SECONDS = 90.0  # a server that starts again takes about half a minute
 _PAUSE_SECONDS = 0.5  # between two tries
 _NOT_FOUND = (100, 800)  # collection, database
-_PERMANENT = (1100, 1101, 1400, 1401)  # invalid parameters, authentication
-_INVALID = ("cannot parse expression", "should divide the dim", "dimension", "length of", "exceeds max length")
+# Invalid parameters, authentication, and what has no code of its own, such as invalid expressions and codes of another
+# length; while a server starts, it gives other ones.
+_PERMANENT = (1100, 1101, 1400, 1401, 65535)
 
 
 class Connection:
@@ -45,6 +46,7 @@ class Connection:
         self.address = address
         self.is_stale = False
         self.types = pymilvus.DataType
+        self._invalid = (pymilvus.exceptions.ParamError, pymilvus.exceptions.DataNotMatchException)
         self._errors = (pymilvus.MilvusException, grpc.RpcError, grpc.FutureTimeoutError)
         self._client = self._connect(pymilvus.MilvusClient)
 
@@ -101,13 +103,13 @@ class Connection:
                         f"there is no collection {self.address}: create it with `hashseek index add "
                         f"{self.address} ... --checkpoint FILE`"
                     ) from None
-                if code in _PERMANENT or any(sign in text for sign in _INVALID):
-                    raise BadCollection(f"Milvus refuses {method} on {self.address}: {text}") from None
                 if time.monotonic() + _PAUSE_SECONDS >= until:
                     raise StoreUnavailable(
                         f"Milvus at {self.address.server} did not answer {method} within {seconds:.0f} s ({text}): "
                         "check the server and try again; what was reported as stored is stored"
                     ) from None
+                if code in _PERMANENT or isinstance(error, self._invalid):
+                    raise BadCollection(f"Milvus refuses {method} on {self.address}: {text}") from None
             time.sleep(_PAUSE_SECONDS)
 
 

@@ -417,8 +417,8 @@ class MilvusStore:
         """None: calibrations are not kept."""
 
     def describe_index(self) -> dict[str, Any]:
-        """Kind, consistency and server."""
-        return {"kind": self.kind, "consistency": self.address.consistency, "server": self.address.server}
+        """Kind and consistency; clients of a service need not know the server."""
+        return {"kind": self.kind, "consistency": self.address.consistency}
 
     def check_readable(self) -> object:
         """Raise `BadCollection` if records cannot be read now."""

@@ -38,10 +38,16 @@ def several(indexed, tmp_path):
 
 
 @pytest.fixture(params=["", "/collections/a"])
-def placed(request):
-    """(client of a service that the test may change, address of its collection); alone, or one of several."""
-    with serving(request.getfixturevalue("several" if request.param else "own_collection")) as started:
-        yield started, request.param
+def placed_folder(request):
+    """(folder to serve that the test may change, address of a collection in it); alone, or one of several."""
+    return request.getfixturevalue("several" if request.param else "own_collection"), request.param
+
+
+@pytest.fixture
+def placed(placed_folder):
+    """(client of a service for such a folder, address of the collection)."""
+    with serving(placed_folder[0]) as started:
+        yield started, placed_folder[1]
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ import pytest
 
 from hashseek.indexing.catalog import CatalogReplaced, FindingKind, NewImage
 from hashseek.indexing.collection import Collection, open_for_adding, open_or_create
-from hashseek.indexing.index import collection_index, segments
+from hashseek.indexing.index import collection_index, hamming_index, index_files, segments
 from hashseek.indexing.maintenance.exchange import export, import_
 from hashseek.indexing.maintenance.reencode import switch_space
 from hashseek.retrieval.errors import BadCheckpoint, BadCollection, BadConfig, ForeignCodes
-from hashseek.retrieval.files import locked
+from hashseek.retrieval.files import locked, write_atomically
 from support import hamming_oracle as hamming
 from support.collections import code_collection, file_of, new_images, random_codes
 
@@ -168,6 +168,33 @@ def test_a_damaged_index_is_rebuilt_with_a_log_line(saved, caplog, name, damage)
     with closing(Collection(folder)) as collection:
         assert len(caplog.records) == 1
         assert collection.describe_index()["built"] == len(truth)
+        check(collection, truth, queries)
+
+
+@pytest.mark.parametrize("name", ["ids.bin", "rows.bin", "manifest.json"])
+def test_an_index_whose_files_were_replaced_in_part_is_rebuilt(saved, monkeypatch, name):
+    """As many images as before: mapped files, whose hashes are not compared, do not differ in size either."""
+    monkeypatch.setattr(hamming_index, "MAPPED", 0)
+    monkeypatch.setattr(index_files, "MAPPED", 0)
+    folder, truth, queries = saved
+
+    def write(path, content):
+        if path.name == name:
+            raise OSError("killed")
+        write_atomically(path, content)
+
+    with closing(Collection(folder)) as collection:
+        collection.save_index()
+        new = random_codes(np.random.default_rng(6), 1, 36)
+        add(collection, truth, new, start=35)
+        collection.remove([1])
+        del truth[1]
+        with monkeypatch.context() as patch:
+            patch.setattr(hamming_index, "write_atomically", write)
+            patch.setattr(index_files, "write_atomically", write)
+            with pytest.raises(OSError, match="killed"):
+                collection.save_index()
+    with closing(Collection(folder)) as collection:
         check(collection, truth, queries)
 
 

@@ -117,7 +117,7 @@ def test_the_service_answers_from_milvus_and_refuses_uploads(milvus_name, checkp
         assert [hit["id"] for hit in hits(search(client, data, label="new"))] == [image_id]
         assert client.get("/v1/images", params={"label": "x", "limit": 4}).json()["total"] == 11
         assert client.get(f"/v1/images/{image_id}/file").content == data
-        assert client.get("/v1/stats").json()["index"]["kind"] == "BIN_FLAT"
+        assert client.get("/v1/stats").json()["index"] == {"kind": "BIN_FLAT", "consistency": "strong"}
         refused = add(client, (pictures / "picture 02.png").read_bytes() + b" ")
         assert (refused.status_code, refused.json()["type"]) == (422, "urn:hashseek:BadConfig")
         assert "milvus://" not in refused.json()["detail"]
@@ -137,6 +137,16 @@ def test_what_does_not_fit_is_refused(milvus_name, checkpoint, other_checkpoint)
         images = new_images(random_codes(np.random.default_rng(0), 1, 36))
         with pytest.raises(BadCollection):
             store.add(images)  # codes of another length
+        started = time.monotonic()
+        for call, arguments in (
+            ("query", {"filter": "id >>> 0"}),
+            ("query", {"filter": "missing > 0"}),
+            ("query", {"filter": "id > 0", "limit": 10**6}),
+            ("upsert", {"data": [{"id": 1}]}),
+        ):
+            with pytest.raises(BadCollection):
+                store._connection.read(call, **arguments)
+        assert time.monotonic() - started < connection.READ_SECONDS  # none was tried again
         # Another collection of that name has codes of another checkpoint: nothing is read from it.
         store._connection.write("drop_collection")
         with closing(MilvusStore(address, checkpoint=other_checkpoint, create=True)) as other:

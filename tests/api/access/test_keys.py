@@ -97,6 +97,16 @@ def test_other_paths_need_a_key(path):
     assert needed == ("read" if not path.startswith("/web/") else None)  # which is a file of that folder, or nothing
 
 
+def test_a_newline_after_a_path_gives_no_right(placed_folder, file, secret):
+    """Starlette's routes match such a path, too."""
+    folder, address = placed_folder
+    with keyed(folder, file) as client:
+        query, headers = {"id": 1, "expected": 1}, bearer(secret("write"))
+        for path in ("/v1/images%0A", "/v1/images%0a/"):
+            assert client.delete(address + path, params=query, headers=headers).status_code in (403, 404), path
+        assert client.get(f"{address}/v1/images/1", headers=headers).is_success
+
+
 def test_nothing_leaves_the_open_folders(own_collection, file, secret):
     secret("admin")
     with keyed(own_collection, file) as client:

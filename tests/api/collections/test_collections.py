@@ -1,14 +1,17 @@
 """Several collections of one service: list, create, replace, delete; what they share; no request is dropped."""
 
+import os
 import shutil
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
 
 import hashseek
+from hashseek.api.collections import collections
 from support.commands import wait_until
 from support.pictures import png
 from support.service import assert_problem, figures, hits, serving
@@ -116,6 +119,39 @@ def test_folders_that_come_and_go_are_followed(client, folder, indexed, tmp_path
     (folder / "late").rename(tmp_path / "gone")
     wait_until(lambda: "late" not in listed(client))
     assert client.get("/collections/late/v1/stats").status_code == 404
+
+
+def test_one_that_is_being_deleted_is_not_found_again(client, monkeypatch):
+    rename = Path.rename
+
+    def scan_first(path, target):
+        client.app.state.collections._scan(set())
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", scan_first)
+    assert delete(client, "a").status_code == 204
+    assert listed(client).keys() == {"b c"}
+
+
+def test_the_name_of_one_whose_folder_just_went_is_free_after_it_was_closed(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(collections, "FOLLOW_SECONDS", 0.1)
+    with serving(folder) as client:
+        served = client.app.state.collections
+        served._stopped.set()  # the test scans
+        served._scanner.join()
+        (folder / "a").rename(tmp_path / "gone")
+        new = {"name": "a", "like": "b c"}
+        assert_problem(client.post("/v1/collections", json=new), 409, "CollectionExists")
+        served._scan(served._scan(set()))
+        assert client.post("/v1/collections", json=new).status_code == 201
+        served._scan(served._scan(set()))
+        assert listed(client).keys() == {"a", "b c"}
+
+
+def test_a_folder_whose_name_is_not_utf8_is_left_out(folder):
+    (folder / os.fsdecode(b"\xff")).symlink_to(folder / "a")
+    with serving(folder) as client:
+        assert listed(client).keys() == {"a", "b c"}
 
 
 def test_a_damaged_one_leaves_the_others_alone(folder, caplog):

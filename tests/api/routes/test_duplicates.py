@@ -1,6 +1,8 @@
 """Groups of near-duplicates over HTTP: computed once, and left out once somebody kept them."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -119,3 +121,21 @@ def test_one_thing_is_computed_at_a_time_and_a_slow_one_is_answered_though_the_c
         results.get("d", collection.catalog, lambda: 1 / 0)
     assert results.get("d", collection.catalog, lambda: 1) == 1
     collection.close()
+
+
+def test_few_requests_wait_for_one_result(tmp_path, monkeypatch):
+    waiting, go = threading.BoundedSemaphore(2), threading.Event()
+    monkeypatch.setattr(computed, "_WAITING", waiting, raising=False)
+    monkeypatch.setattr(computed, "WAIT_SECONDS", 60)
+    with closing(code_collection(tmp_path, n_bits=8)) as collection, ThreadPoolExecutor(3) as pool:
+        results = Computed()
+
+        def get():
+            return results.get("a", collection.catalog, lambda: go.wait(60))
+
+        answers = [pool.submit(get) for _ in range(3)]
+        wait_until(lambda: any(answer.done() for answer in answers))
+        assert sorted(answer.done() for answer in answers) == [False, False, True]
+        go.set()
+        assert sorted(isinstance(answer.exception(), Overloaded) for answer in answers) == [False, False, True]
+        assert get() is True

@@ -3,6 +3,7 @@
 import re
 import shutil
 from contextlib import closing
+from pathlib import Path
 
 import httpx
 import pytest
@@ -13,6 +14,7 @@ from hashseek.api.access.keys import create
 from hashseek.indexing.calibration import calibrate_collection
 from hashseek.indexing.collection import open_or_create
 from hashseek.indexing.ingest.batch import ImageSource, ingest
+from hashseek.indexing.opening import open_store
 from hashseek.indexing.searcher import Searcher
 from support.commands import wait_until
 from support.pictures import draw, encoded, labels_of
@@ -383,6 +385,19 @@ def test_a_read_only_service_offers_no_changes(browse, site):
     page.goto(f"{site}/?view=duplicates&radius=2")
     expect(page.locator("#groups > li").first).to_be_visible()
     assert page.locator("#groups :is(button, input)").count() == 0
+
+
+@pytest.mark.milvus
+@pytest.mark.xdist_group("milvus")
+def test_what_a_collection_in_milvus_refuses_is_not_offered(browse, site, milvus_name, checkpoint):
+    links = "#toDuplicates, #toOverview"
+    expect(browse(site).locator(links).locator("visible=true")).to_have_count(2)
+    with closing(open_store(Path(milvus_name), checkpoint=checkpoint, create=True)):
+        pass
+    with listening(Path(milvus_name), checkpoint=checkpoint) as url:
+        page = browse(url)
+        expect(page.locator("#empty")).to_be_visible()
+        assert page.locator(links).locator("visible=true").count() == 0
 
 
 def test_a_service_with_keys_asks_for_one_and_shows_what_it_allows(browse, many, tmp_path, capsys):

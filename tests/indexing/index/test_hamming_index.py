@@ -112,6 +112,21 @@ def test_ties_across_blocks_and_threads_are_ranked_by_id(way, monkeypatch):
     assert distances.tolist() == [[1] * 16 + [2] * 4]
 
 
+@pytest.mark.parametrize("size", scan._SIZES)
+@pytest.mark.parametrize("way", ["heap", "counters"])
+def test_faiss_keeps_the_first_of_equally_near_rows(size, way, monkeypatch):
+    for name, value in {"n_cores": lambda: 3, "_BYTES_PER_THREAD": 1, **WAYS[way]}.items():
+        monkeypatch.setattr(scan, name, value)
+    rng = np.random.default_rng(size)
+    xb = np.full((300, size), 255, np.uint8)
+    xb[:, -1] = rng.integers(0, 4, 300)
+    for xq in (np.zeros((1, size), np.uint8), ~xb[:1]):
+        xb = xb[np.argsort(-hamming.distances(xq, xb)[0], kind="stable")]  # each further row replaces one
+        for k in (1, 2, 50, 149, 299, 300):
+            for found, of_oracle in zip(scan.nearest(xq, xb, k=k), hamming.search(xq, xb, k=k), strict=True):
+                assert np.array_equal(found, of_oracle)
+
+
 @pytest.mark.parametrize("n_queries", [1, 2, 9])
 @pytest.mark.parametrize("k", [1, 100, scan._MAX_K, scan._MAX_K + 1])
 @pytest.mark.parametrize("beside", [-1, 0, 1])
