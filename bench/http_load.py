@@ -18,36 +18,33 @@ from typing import Any
 BOUNDARY = "hashseek-bench"
 
 
-def upload(file: str, k: int) -> bytes:
-    """A search with the picture in a file."""
-    parts = (
-        f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="k"\r\n\r\n{k}\r\n'
-        f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="image"; filename="picture"\r\n\r\n'
-    )
-    body = parts.encode() + Path(file).read_bytes() + f"\r\n--{BOUNDARY}--\r\n".encode()
-    head = (
-        "POST /v1/search HTTP/1.1\r\nHost: localhost\r\n"
-        f"Content-Type: multipart/form-data; boundary={BOUNDARY}\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
+def post(path: str, image: bytes, **fields: object) -> bytes:
+    """A form with a picture."""
+    parts = [
+        *(f'Content-Disposition: form-data; name="{name}"\r\n\r\n{value}'.encode() for name, value in fields.items()),
+        b'Content-Disposition: form-data; name="image"; filename="picture"\r\n\r\n' + image,
+    ]
+    body = b"".join(b"--%s\r\n%s\r\n" % (BOUNDARY.encode(), part) for part in parts)
+    form = f"multipart/form-data; boundary={BOUNDARY}"
+    return request("POST", path, body + f"--{BOUNDARY}--\r\n".encode(), form)
 
 
-def get(path: str) -> bytes:
-    """A request without a body."""
-    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+def request(method: str, path: str, body: bytes = b"", kind: str = "application/json") -> bytes:
+    """A request whose body has this media type."""
+    about = f"Content-Type: {kind}\r\nContent-Length: {len(body)}\r\n" if body else ""
+    return f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{about}\r\n".encode() + body
 
 
-def answer(connection: socket.socket) -> int:
-    """Read one answer; its status."""
+def answer(connection: socket.socket) -> tuple[int, bytes]:
+    """Read one answer; its status and body."""
     received = b""
     while (end := received.find(b"\r\n\r\n")) < 0:
         received += _more(connection)
-    head = received[:end].lower()
-    length = int(head.partition(b"content-length:")[2].split(b"\r\n", 1)[0])
-    missing = end + 4 + length - len(received)
-    while missing > 0:
-        missing -= len(_more(connection))
-    return int(head.split(b" ", 2)[1])
+    head, body = received[:end].lower(), bytearray(received[end + 4 :])
+    length = int(head.partition(b"content-length:")[2].split(b"\r\n", 1)[0] or 0)  # 204 has none
+    while len(body) < length:
+        body += _more(connection)
+    return int(head.split(b" ", 2)[1]), bytes(body)
 
 
 def _more(connection: socket.socket) -> bytes:
@@ -59,7 +56,8 @@ def _more(connection: socket.socket) -> bytes:
 
 def load(order: dict[str, Any]) -> dict[str, Any]:
     """Send requests for `seconds` from `clients` threads; latencies (ms) and statuses of the answers."""
-    requests = [upload(file, order["k"]) for file in order.get("files", ())] + [get(p) for p in order.get("paths", ())]
+    requests = [post("/v1/search", Path(file).read_bytes(), k=order["k"]) for file in order.get("files", ())]
+    requests += [request("GET", path) for path in order.get("paths", ())]
     numbers, rate = itertools.count(), order.get("rate")
     outcomes: list[tuple[float, int]] = []
     ready = threading.Barrier(order["clients"] + 1)
@@ -77,7 +75,7 @@ def load(order: dict[str, Any]) -> dict[str, Any]:
                     return
                 time.sleep(max(due - time.perf_counter(), 0))
                 connection.sendall(requests[number % len(requests)])
-                status = answer(connection)
+                status, _ = answer(connection)
                 outcomes.append((1000 * (time.perf_counter() - due), status))
 
     threads = [threading.Thread(target=client) for _ in range(order["clients"])]

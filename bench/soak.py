@@ -1,0 +1,267 @@
+"""The service under mixed load for a long time: nothing fails, nothing is lost, memory stays flat.
+
+    HASHSEEK_DATA=../shared/data make soak ARGS="--minutes 30"              # and with attacks beside it: --hostile
+
+A real `hashseek serve` with keys on a fresh collection, and two client processes with eight connections each. They search
+by upload and by id, list, add, relabel and delete, first as fast as they can (the capacity), then at a share of that.
+With `--hostile`, a third process sends malformed pictures and requests (`bench/hostile.py`). At the end the service gets
+SIGTERM, `index verify` runs, and the catalog is compared with what the clients were told. Ends with 1 if anything is wrong.
+"""
+
+import argparse
+import csv
+import hashlib
+import io
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from contextlib import closing, redirect_stdout
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from http_load import answer, post, request
+
+# Operations: share of the requests (%), and the status of a success. As many images are added as deleted.
+MIX = {"upload": (40, 200), "id": (30, 200), "list": (6, 200), "add": (8, 201), "relabel": (8, 200), "delete": (8, 204)}
+REFUSALS = (429, 503)
+THREADS = 8  # of a client process
+MEMORY = 2048  # MB that the service may take beyond what it needs when it is idle
+GROWTH = 100  # MB by which it may grow between the end of the warm-up and the end
+FILES = 10  # open files by which it may grow
+Stored = dict[str, tuple[int, str, tuple[str, ...]]]  # by key: id, SHA-256 and labels
+
+
+class Client:
+    """One process of clients. What they were told is in `stored`; `unsure` are keys of changes that failed."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        self.order = order
+        self.pictures = [Path(file).read_bytes() for file in order["files"]]
+        self.counts: Counter[tuple[str, int]] = Counter()
+        self.latencies: list[float] = []
+        self.stored: Stored = {}
+        self.unsure: set[str] = set()
+        self.numbers = itertools.count()
+
+    def run(self) -> dict[str, Any]:
+        """Send requests until the time is over."""
+        self.started = time.perf_counter()
+        threads = [threading.Thread(target=self.work, args=(number,)) for number in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return {name: getattr(self, name) for name in ("counts", "latencies", "stored", "unsure")}
+
+    def work(self, thread: int) -> None:
+        """One connection after the other; a new one only if the service closed the last."""
+        rng, mine, connection = random.Random(f"{self.order['name']}-{thread}"), Stored(), None
+        rate = self.order["rate"]
+        while True:
+            number = next(self.numbers)
+            due = self.started + number / rate if rate else time.perf_counter()
+            if due - self.started >= self.order["seconds"]:
+                self.stored.update(mine)
+                return
+            time.sleep(max(due - time.perf_counter(), 0))
+            [operation] = rng.choices(list(MIX), [share for share, _ in MIX.values()])
+            if operation in ("relabel", "delete") and not mine:
+                operation = "add"
+            if operation == "add":
+                key = f"{self.order['name']}-{thread}-{number}"
+            else:
+                key = rng.choice(list(mine)) if mine else ""
+            sent, after = self.request(operation, key, mine, rng)
+            try:
+                connection = connection or connect(self.order["port"])
+                connection.sendall(with_key(sent, self.order["secret"]))
+                status, body = answer(connection)
+            except OSError:
+                status, body, connection = 0, b"", None
+            self.latencies.append(1000 * (time.perf_counter() - due))
+            self.counts[operation, status] += 1
+            if operation not in ("add", "relabel", "delete") or status in REFUSALS:
+                continue
+            mine.pop(key, None)
+            if status != MIX[operation][1]:
+                self.unsure.add(key)
+            elif after is not None:
+                mine[key] = (json.loads(body)["id"], *after)
+
+    def request(
+        self, operation: str, key: str, mine: Stored, rng: random.Random
+    ) -> tuple[bytes, tuple[str, tuple[str, ...]] | None]:
+        """A request, and SHA-256 and labels of the image after it."""
+        picture, labels = rng.choice(self.pictures), (f"a{rng.randrange(50)}", f"b{rng.randrange(50)}")
+        image_id = mine[key][0] if key in mine else 0
+        if operation == "upload":
+            return post("/v1/search", picture, k=10), None
+        if operation == "id":
+            image_id = image_id if image_id and rng.random() < 0.3 else rng.choice(self.order["ids"])
+            return request("GET", f"/v1/images/{image_id}/similar?k=10"), None
+        if operation == "list":
+            return request("GET", f"/v1/images?limit=24&offset={rng.randrange(1000)}"), None
+        if operation == "add":
+            picture += key.encode()  # after the end of the JPEG: another file with the same pixels
+            sha256 = hashlib.sha256(picture).hexdigest()
+            return post("/v1/images", picture, key=key, labels=";".join(labels)), (sha256, labels)
+        if operation == "relabel":
+            change = json.dumps({"labels": labels}).encode()
+            return request("PATCH", f"/v1/images/{image_id}", change), (mine[key][1], labels)
+        return request("DELETE", f"/v1/images/{image_id}"), None
+
+
+def connect(port: int) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port), timeout=120)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def with_key(sent: bytes, secret: str) -> bytes:
+    return sent.replace(b"\r\n", b"\r\nAuthorization: Bearer %s\r\n" % secret.encode(), 1)
+
+
+def run_client(order: dict[str, Any]) -> dict[str, Any]:
+    return Client(order).run()
+
+
+def measure(pid: int) -> dict[str, int]:
+    """Memory now and at most (MB), threads and open files of a process."""
+    lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    rss, peak = (int(lines[name].split()[0]) // 1024 for name in ("VmRSS", "VmHWM"))
+    return {"rss": rss, "peak": peak, "threads": int(lines["Threads"]), "files": len(os.listdir(f"/proc/{pid}/fd"))}  # noqa: PTH208
+
+
+def compare(found: Stored, told: Stored, unsure: set[str]) -> list[str]:
+    """What is stored and what should be: one line for each difference."""
+    keys = (found.keys() | told.keys()) - unsure
+    return [f"{key}: {found.get(key)}, not {told.get(key)}" for key in sorted(keys) if found.get(key) != told.get(key)]
+
+
+def read_stored(folder: Path) -> Stored:
+    from hashseek.indexing.collection import Collection
+
+    with closing(Collection(folder, read_only=True)) as collection:
+        images, _ = collection.browse(None, limit=10**9)
+        return {image.key or f"id {image.id}": (image.id, image.sha256, image.labels) for image in images}
+
+
+def is_wrong(operation: str, status: int) -> bool:
+    """Whether no client should get this answer; 0 is a closed connection, which malformed requests may get."""
+    if operation in MIX:
+        return status not in (MIX[operation][1], *REFUSALS)
+    return (status >= 500 and status not in REFUSALS) or (status == 0 and operation != "malformed request")
+
+
+def verdict(
+    samples: list[dict[str, int]], idle: dict[str, int], end: dict[str, int], counts: Counter[tuple[str, int]]
+) -> list[str]:
+    """Print the figures; what is wrong with them."""
+    warm = samples[len(samples) // 5 :]  # the first fifth is the warm-up
+    before, after = (median(sample["rss"] for sample in part) for part in (warm[:5], warm[-5:]))
+    slope = np.polyfit([sample["seconds"] / 3600 for sample in warm], [sample["rss"] for sample in warm], 1)[0]
+    print(
+        f"memory: {before:.0f} MB after the warm-up, {after:.0f} at the end, {slope:+.0f} an hour, at most {end['peak']}"
+    )
+    print(
+        f"threads and open files: {idle['threads']}, {idle['files']} idle, {end['threads']}, {end['files']} at the end"
+    )
+    for operation in dict.fromkeys(operation for operation, _ in counts):
+        print(f"{operation}:", {status: n for (name, status), n in sorted(counts.items()) if name == operation})
+    wrong = [f"{n} times {name} {status}" for (name, status), n in counts.items() if is_wrong(name, status)]
+    if after - before > GROWTH:
+        wrong.append(f"memory grew by {after - before:.0f} MB")
+    if end["peak"] - idle["rss"] > MEMORY:
+        wrong.append(f"{end['peak'] - idle['rss']} MB more than idle were needed")
+    if end["files"] - idle["files"] > FILES:
+        wrong.append(f"{end['files'] - idle['files']} more files are open")
+    return wrong
+
+
+def main() -> int:
+    from serve import make_collection, serving
+
+    from hashseek.api.access.keys import create
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--share", type=float, default=0.8, help="of the capacity")
+    parser.add_argument("--images", type=int, default=4_000, help="photographs in the collection at the start")
+    parser.add_argument("--calibrate", type=float, default=15, help="seconds in which the capacity is measured")
+    parser.add_argument("--hostile", action="store_true", help="attack it meanwhile")
+    parser.add_argument("--mutants", type=int, default=20_000, help="with --hostile: malformed pictures")
+    parser.add_argument("--seed", type=int, default=0, help="with --hostile: of the attacks")
+    options = parser.parse_args()
+    if "HASHSEEK_DATA" not in os.environ:
+        raise SystemExit("set HASHSEEK_DATA to the folder that holds mirflickr25k_128 and backbones")
+    data = Path(os.environ["HASHSEEK_DATA"]) / "mirflickr25k_128"
+    with (data / "labels.csv").open(newline="") as file:
+        queries = [str(data / row["file"]) for row in csv.DictReader(file) if row["split"] == "query"]
+    with tempfile.TemporaryDirectory() as name, multiprocessing.get_context("spawn").Pool(3) as pool:
+        folder = make_collection(Path(name), data, options.images, 0)
+        told, unsure, counts = read_stored(folder), set[str](), Counter[tuple[str, int]]()
+        with redirect_stdout(io.StringIO()) as printed:
+            create("soak", Path(name, "keys.toml"), "admin")
+        order = {"secret": printed.getvalue().strip(), "ids": [image_id for image_id, _, _ in told.values()]}
+
+        def take(outcome: dict[str, Any]) -> None:
+            told.update(outcome["stored"])
+            unsure.update(outcome["unsure"])
+            counts.update(outcome["counts"])
+
+        with serving(folder, "--keys", str(Path(name, "keys.toml"))) as (port, pid, log):
+            order.update(port=port, files=queries)
+            idle = measure(pid)
+
+            def start(phase: str, seconds: float, rate: float | None) -> list[Any]:
+                orders = [{**order, "name": f"{phase}-{n}", "seconds": seconds, "rate": rate} for n in range(2)]
+                return [pool.apply_async(run_client, (one,)) for one in orders]
+
+            alone = [result.get() for result in start("capacity", options.calibrate, None)]
+            rate = sum(len(outcome["latencies"]) for outcome in alone) / options.calibrate * options.share
+            print(f"{options.images:,} images, load {os.getloadavg()[0]:.1f}, {rate:.0f} requests/s; idle: {idle}")
+            running = start("load", 60 * options.minutes, rate / 2)
+            if options.hostile:
+                from hostile import attack
+
+                attacks = {"seconds": 60 * options.minutes, "mutants": options.mutants, "seed": options.seed}
+                running.append(pool.apply_async(attack, ({**order, **attacks},)))
+            samples, began = [], time.monotonic()
+            while not all(result.ready() for result in running):
+                time.sleep(10)
+                samples.append({"seconds": round(time.monotonic() - began), **measure(pid)})
+                print(samples[-1], flush=True)
+            outcomes = [result.get() for result in running]
+            time.sleep(20)  # idle connections are closed after 15
+            end = measure(pid)
+            for outcome in (*alone, *outcomes):
+                take(outcome)
+            lines = os.pread(log.fileno(), 10**6, 0).decode(errors="replace").splitlines()[1:]
+        verify = subprocess.run(
+            [sys.executable, "-m", "hashseek", "index", "verify", str(folder)], capture_output=True, text=True
+        )
+        wrong = verdict(samples, idle, end, counts)
+        wrong += [f"log: {line}" for line in lines] + compare(read_stored(folder), told, unsure)
+    if verify.returncode:
+        wrong.append(f"verify: {verify.stdout} {verify.stderr}")
+    slow = np.percentile([latency for outcome in outcomes for latency in outcome["latencies"]], (50, 99))
+    print(
+        f"p50 and p99: {slow[0]:.0f} and {slow[1]:.0f} ms; {len(told):,} images as the clients were told, {len(unsure)} unsure"
+    )
+    print(*wrong[:50], f"{len(wrong)} wrong", sep="\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
