@@ -35,6 +35,18 @@ def request(method: str, path: str, body: bytes = b"", kind: str = "application/
     return f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{about}\r\n".encode() + body
 
 
+def connect(port: int, timeout: float = 120) -> socket.socket:
+    """A connection to the service on this machine."""
+    connection = socket.create_connection(("127.0.0.1", port), timeout=timeout)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def with_key(sent: bytes, secret: str) -> bytes:
+    """The request with an API key."""
+    return sent.replace(b"\r\n", b"\r\nAuthorization: Bearer %s\r\n" % secret.encode(), 1)
+
+
 def answer(connection: socket.socket) -> tuple[int, bytes]:
     """Read one answer; its status and body."""
     received = b""
@@ -64,8 +76,7 @@ def load(order: dict[str, Any]) -> dict[str, Any]:
     started = 0.0
 
     def client() -> None:
-        with socket.create_connection(("127.0.0.1", order["port"]), timeout=120) as connection:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with connect(order["port"]) as connection:
             ready.wait()
             ready.wait()
             while True:
