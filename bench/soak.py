@@ -11,17 +11,12 @@ anything is wrong.
 
 import argparse
 import csv
-import hashlib
 import io
-import itertools
-import json
 import multiprocessing
 import os
-import random
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from contextlib import closing, redirect_stdout
@@ -30,96 +25,11 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from http_load import answer, connect, post, request, with_key
+from http_load import MIX, REFUSALS, Client, Stored
 
-# Operations: share of the requests (%), and the status of a success. As many images are added as deleted.
-MIX = {"upload": (40, 200), "id": (30, 200), "list": (6, 200), "add": (8, 201), "relabel": (8, 200), "delete": (8, 204)}
-REFUSALS = (429, 503)
-THREADS = 8  # of a client process
 MEMORY = 2048  # MB that the service may take beyond what it needs when it is idle
 GROWTH = 100  # MB by which it may grow between the end of the warm-up and the end
 FILES = 10  # open files by which it may grow
-Stored = dict[str, tuple[int, str, tuple[str, ...]]]  # by key: id, SHA-256 and labels
-
-
-class Client:
-    """One process of clients. What they were told is in `stored`; `unsure` are keys of changes that failed."""
-
-    def __init__(self, order: dict[str, Any]) -> None:
-        self.order = order
-        self.pictures = [Path(file).read_bytes() for file in order["files"]]
-        self.counts: Counter[tuple[str, int]] = Counter()
-        self.latencies: list[float] = []
-        self.stored: Stored = {}
-        self.unsure: set[str] = set()
-        self.numbers = itertools.count()
-
-    def run(self) -> dict[str, Any]:
-        """Send requests until the time is over."""
-        self.started = time.perf_counter()
-        threads = [threading.Thread(target=self.work, args=(number,)) for number in range(THREADS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return {name: getattr(self, name) for name in ("counts", "latencies", "stored", "unsure")}
-
-    def work(self, thread: int) -> None:
-        """One connection after the other; a new one only if the service closed the last."""
-        rng, mine, connection = random.Random(f"{self.order['name']}-{thread}"), Stored(), None
-        rate = self.order["rate"]
-        while True:
-            number = next(self.numbers)
-            due = self.started + number / rate if rate else time.perf_counter()
-            if due - self.started >= self.order["seconds"]:
-                self.stored.update(mine)
-                return
-            time.sleep(max(due - time.perf_counter(), 0))
-            [operation] = rng.choices(list(MIX), [share for share, _ in MIX.values()])
-            if operation in ("relabel", "delete") and not mine:
-                operation = "add"
-            if operation == "add":
-                key = f"{self.order['name']}-{thread}-{number}"
-            else:
-                key = rng.choice(list(mine)) if mine else ""
-            sent, after = self.request(operation, key, mine, rng)
-            try:
-                connection = connection or connect(self.order["port"])
-                connection.sendall(with_key(sent, self.order["secret"]))
-                status, body = answer(connection)
-            except OSError:
-                status, body, connection = 0, b"", None
-            self.latencies.append(1000 * (time.perf_counter() - due))
-            self.counts[operation, status] += 1
-            if operation not in ("add", "relabel", "delete") or status in REFUSALS:
-                continue
-            mine.pop(key, None)
-            if status != MIX[operation][1]:
-                self.unsure.add(key)
-            elif after is not None:
-                mine[key] = (json.loads(body)["id"], *after)
-
-    def request(
-        self, operation: str, key: str, mine: Stored, rng: random.Random
-    ) -> tuple[bytes, tuple[str, tuple[str, ...]] | None]:
-        """A request, and SHA-256 and labels of the image after it."""
-        picture, labels = rng.choice(self.pictures), (f"a{rng.randrange(50)}", f"b{rng.randrange(50)}")
-        image_id = mine[key][0] if key in mine else 0
-        if operation == "upload":
-            return post("/v1/search", picture, k=10), None
-        if operation == "id":
-            image_id = image_id if image_id and rng.random() < 0.3 else rng.choice(self.order["ids"])
-            return request("GET", f"/v1/images/{image_id}/similar?k=10"), None
-        if operation == "list":
-            return request("GET", f"/v1/images?limit=24&offset={rng.randrange(1000)}"), None
-        if operation == "add":
-            picture += key.encode()  # after the end of the JPEG: another file with the same pixels
-            sha256 = hashlib.sha256(picture).hexdigest()
-            return post("/v1/images", picture, key=key, labels=";".join(labels)), (sha256, labels)
-        if operation == "relabel":
-            change = json.dumps({"labels": labels}).encode()
-            return request("PATCH", f"/v1/images/{image_id}", change), (mine[key][1], labels)
-        return request("DELETE", f"/v1/images/{image_id}"), None
 
 
 def run_client(order: dict[str, Any]) -> dict[str, Any]:
