@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint links unit bench-engines bench-eval bench-filters bench-ingest bench-losses bench-scale bench-search bench-serve bench-train bench-unsupervised faults photographs reproduce clean
+.PHONY: demo test lint links unit bench-engines bench-eval bench-filters bench-ingest bench-losses bench-scale bench-search bench-serve bench-train bench-unsupervised faults photographs reproduce soak clean
 
 demo: .venv/installed
 	$(BIN)/hashseek demo $(ARGS)
@@ -51,6 +51,9 @@ bench-unsupervised: .venv/installed
 
 faults: .venv/installed-test
 	$(BIN)/python bench/faults.py $(ARGS)
+
+soak: .venv/installed
+	$(BIN)/python bench/soak.py $(ARGS)
 
 # The published comparisons: half a day. A command that was interrupted continues.
 reproduce: .venv/installed-test

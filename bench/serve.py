@@ -13,6 +13,7 @@ import argparse
 import csv
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -76,11 +77,11 @@ def fill(collection: Collection, n: int) -> None:
 
 
 @contextmanager
-def serving(folder: Path, *options: str) -> Iterator[tuple[int, int]]:
-    """A ready `hashseek serve`; its port and process id."""
+def serving(folder: Path, *options: str) -> Iterator[tuple[int, int, IO[str]]]:
+    """A ready `hashseek serve`; its port, process id and log. Fails if it does not end cleanly on SIGTERM."""
     command = [sys.executable, "-c", "from hashseek.api.cli import main; main()", "serve", str(folder), "--port", "0"]
     with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen([*command, "--read-only", *options], stderr=log, text=True)
+        process = subprocess.Popen([*command, *options], stderr=log, text=True)
         try:
             while "http://127.0.0.1:" not in (text := _content(log)):
                 assert process.poll() is None, text
@@ -90,10 +91,11 @@ def serving(folder: Path, *options: str) -> Iterator[tuple[int, int]]:
                 with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz/ready"):
                     break
                 time.sleep(0.05)
-            yield port, process.pid
+            yield port, process.pid, log
         finally:
             process.terminate()
-            process.wait()
+            code = process.wait()
+        assert code in (0, -signal.SIGTERM), f"the service ended with {code}"
 
 
 def _content(file: Any) -> str:
@@ -230,7 +232,7 @@ def main() -> None:
         print(
             f"{len(collection):,} images, {searcher.encoder.engine}, {n_cores()} cores, load {os.getloadavg()[0]:.1f}"
         )
-        with serving(folder, "--engine", options.engine) as (port, pid):
+        with serving(folder, "--read-only", "--engine", options.engine) as (port, pid, _):
             bench = Bench(port, pid, searcher, queries, options.seconds, not options.no_uploads)
             for _ in range(options.rounds):
                 bench.round()

@@ -35,11 +35,13 @@ SUFFIXES = frozenset(
 INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 MAX_PIXELS = 100_000_000
 MAX_BYTES = 256 * 2**20
+MAX_SCANS = 100  # of a JPEG. Progressive ones have about ten; a scan costs 60 bytes, and time for all pixels
 _BAND = 64  # rows
 
 # `decode` checks the size in the header itself, with a clearer error.
 Image.MAX_IMAGE_PIXELS = None
 
+_JPEG_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 _HEIC = re.compile(rb".{4}ftyp(hei[cmsx]|hev[cmsx]|mif1|msf1)", re.DOTALL)
 
 Pixels = NDArray[np.uint8]
@@ -129,7 +131,7 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
     A JPEG may be decoded smaller than it is (DCT scaling) as long as both sides keep `at_least` pixels; 0 keeps all.
 
     Raises:
-        BadImage: empty, not an image, damaged, or of more than `max_pixels` pixels.
+        BadImage: empty, not an image, damaged, of more than `max_pixels` pixels, or a JPEG of more than 100 scans.
     """
     if not data:
         raise BadImage(f"{name} is empty (0 bytes)")
@@ -142,6 +144,8 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
                 )
             if opened.mode == "F":
                 raise BadImage(f"{name} holds floating-point values: convert it to 8 bits per channel")
+            if opened.format in ("JPEG", "MPO") and (n_scans := _count_scans(data)) > MAX_SCANS:
+                raise BadImage(f"{name} is a JPEG of {n_scans:,} scans; the limit is {MAX_SCANS}: save it again")
             media_type = Image.MIME.get(opened.format or "", "application/octet-stream")
             if at_least:
                 opened.draft("RGB", (at_least, at_least))
@@ -158,6 +162,20 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
         raise BadImage(f"{name} is not an image of a kind that Hashseek reads ({kinds})") from None
     except Exception as error:  # decoders raise nearly anything on damaged data
         raise BadImage(f"{name} is damaged and cannot be decoded: {error}") from None
+
+
+def _count_scans(data: bytes) -> int:
+    """Scans of a JPEG as libjpeg finds them: up to the end of the image, none of a thumbnail or a video with it."""
+    n_scans = data.count(b"\xff\xda")  # at least as many, and quick
+    if n_scans <= MAX_SCANS:
+        return n_scans
+    n_scans, place = 0, 2
+    while (found := _JPEG_MARKER.search(data, place)) and (kind := data[found.end() - 1]) != 0xD9:
+        n_scans += kind == 0xDA
+        place = found.end()
+        if kind != 0x01:  # the only other marker without a segment
+            place += max(2, int.from_bytes(data[place : place + 2]))
+    return n_scans
 
 
 def memory_to_decode(data: bytes, *, at_least: int = 0) -> int:

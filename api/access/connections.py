@@ -8,13 +8,15 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEADER_SECONDS = 10.0  # until the headers of a request have arrived, from its first byte or the start of the connection
 BODY_SECONDS = 120.0  # until its body has arrived
+MAX_HEADERS = 2**18  # bytes of the headers of a request; the parser keeps them all. One read may bring so many
 _FILES = 65_536
 
 
 class Connection(HttpToolsProtocol):
-    """A connection with deadlines for what the client sends; uvicorn has one only for the time between two requests."""
+    """A connection with deadlines and a limit of headers; uvicorn has only a deadline between two requests."""
 
     max_connections = 1000
+    _header_bytes: int | None = 0  # that have arrived; None while a body arrives
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -24,14 +26,24 @@ class Connection(HttpToolsProtocol):
             transport.abort()
         self._expect(HEADER_SECONDS)
 
+    def data_received(self, data: bytes) -> None:
+        """Close the connection if the headers of a request do not end."""
+        super().data_received(data)
+        if self._header_bytes is not None:
+            self._header_bytes += len(data)
+            if self._header_bytes > MAX_HEADERS:
+                self.transport.abort()
+
     def on_message_begin(self) -> None:
         """A request begins."""
         super().on_message_begin()
+        self._header_bytes = 0
         self._expect(HEADER_SECONDS)
 
     def on_headers_complete(self) -> None:
         """Its headers have arrived."""
         super().on_headers_complete()
+        self._header_bytes = None
         self._expect(BODY_SECONDS)
 
     def on_message_complete(self) -> None:

@@ -4,7 +4,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 
 import httpx
 import pytest
@@ -78,6 +78,21 @@ def test_a_connection_that_sends_too_slowly_is_closed(serve, indexed, sent):
     assert client.get("/healthz/live").is_success
     assert hits(client.post("/v1/search", files={"image": png(1)}))
     assert len(process.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("head", [b"GET /", b"GET / HTTP/1.1\r\nX: ", b"GET / HTTP/1.1\r\nX"])
+def test_a_connection_with_endless_headers_is_closed(serve, indexed, head):
+    """The parser of the headers keeps them whole, so a single connection could fill the memory within the 10 s."""
+    _, client = serve(indexed, "--read-only")
+    with socket.create_connection((client.base_url.host, client.base_url.port)) as endless:
+        endless.sendall(head)
+        started, sent = time.monotonic(), 0
+        with suppress(ConnectionError):
+            while time.monotonic() - started < 20:
+                sent += endless.send(b"a" * 2**16)
+    assert sent < 2**24  # most of it in buffers of the system
+    assert client.get("/healthz/live", headers={"X": "a" * 50_000}).is_success
+    assert hits(client.post("/v1/search", files={"image": png(1)}))
 
 
 def test_with_few_file_descriptors_connections_beyond_them_are_closed_without_a_word(serve, indexed):
