@@ -70,7 +70,8 @@ class Settings:
     log_format: Annotated[Literal["text", "json"], typer.Option(help="Of the lines on standard error.")] = "text"
     access_log: Annotated[bool, typer.Option("--access-log", help="Log every request.")] = False
     otel: Annotated[
-        bool, typer.Option("--otel", help="Send traces with OpenTelemetry, as its variables OTEL_* also do.")
+        bool,
+        typer.Option("--otel", help="Send traces with OpenTelemetry; a variable OTEL_EXPORTER_OTLP_* does so, too."),
     ] = False
 
     def folders(self) -> dict[str, Path]:

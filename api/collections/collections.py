@@ -111,6 +111,7 @@ class Collections:
         return service
 
     def _close(self, service: Service) -> None:
+        service.loaded.wait()  # or it would open a folder that is gone
         deadline = time.monotonic() + IN_FLIGHT_SECONDS
         while service.in_use and time.monotonic() < deadline:
             time.sleep(0.01)

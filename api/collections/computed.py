@@ -1,4 +1,4 @@
-"""What takes long to compute from a whole collection: computed once for each state of it, one thing at a time."""
+"""What takes long to compute from a whole collection: computed once for each state of it, one thing in a process."""
 
 import threading
 import time
@@ -12,6 +12,8 @@ from hashseek.indexing.searcher import Overloaded
 T = TypeVar("T")
 
 WAIT_SECONDS = 2.0  # that a request waits for a result; it holds a thread of the service
+_KEPT = 3  # results of a collection
+_ONE_AT_A_TIME = threading.Lock()
 _WAITING = threading.BoundedSemaphore(8)  # requests that may wait at a time, so that threads are left to others
 
 
@@ -23,7 +25,7 @@ class Computed:
     """
 
     def __init__(self) -> None:
-        self._lock, self._one_at_a_time = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
         # The state of the collection; the result, and until when it is good for later states, too.
         self._results: dict[Hashable, tuple[Hashable, Future[tuple[Any, float]]]] = {}
 
@@ -43,7 +45,10 @@ class Computed:
             )
             if future is None or is_old:
                 future = Future()
+                self._results.pop(name, None)
                 self._results[name] = now, future
+                if len(self._results) > _KEPT:
+                    del self._results[next(iter(self._results))]
                 threading.Thread(target=self._compute, args=(future, compute), daemon=True).start()
         waits = _WAITING.acquire(blocking=False)
         try:
@@ -56,7 +61,7 @@ class Computed:
         return found
 
     def _compute(self, future: Future[tuple[Any, float]], compute: Callable[[], Any]) -> None:
-        with self._one_at_a_time:
+        with _ONE_AT_A_TIME:
             started = time.monotonic()
             try:
                 value = compute()

@@ -14,6 +14,7 @@ from hashseek.api.messages.schemas import CollectionSummary
 from hashseek.api.monitoring import metrics
 from hashseek.api.settings import Settings
 from hashseek.indexing.index.hamming_index import APPROXIMATE
+from hashseek.indexing.milvus.address import is_in_milvus, parse_address
 from hashseek.indexing.opening import open_store
 from hashseek.indexing.searcher import DECODING_BYTES, Budget, Searcher, open_encoder
 from hashseek.indexing.store import Store, StoreUnavailable
@@ -131,8 +132,9 @@ class Service:
     def summary(self) -> CollectionSummary:
         """What a list of collections says of it."""
         collection = None if self._searcher is None else self._searcher.collection
+        place = self.settings.collection
         return CollectionSummary(
-            name=self.settings.collection.absolute().name,
+            name=parse_address(place).name if is_in_milvus(place) else place.absolute().name,
             url=f"{self.address}/",
             status="failed" if self._failure else "loading" if collection is None else "ready",
             n_images=self.n_images,

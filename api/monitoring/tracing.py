@@ -20,7 +20,7 @@ def trace(app: FastAPI) -> None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise BadConfig(
-            f"tracing was asked for by --otel or an OTEL_* variable, but {error.name} is missing: "
+            f"tracing was asked for by --otel or an OTEL_EXPORTER_OTLP_* variable, but {error.name} is missing: "
             "pip install 'hashseek[otel]', or leave these out"
         ) from None
     os.environ.setdefault("OTEL_SERVICE_NAME", "hashseek")

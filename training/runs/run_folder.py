@@ -58,7 +58,8 @@ def saved_state(run: Run, config: Config, *, resume: bool) -> dict[str, Any] | N
         raise BadConfig(f"{run.config} is damaged ({error}): delete the folder and train again") from None
     now = config.model_dump(mode="json")
     # Neither how a run is followed nor how many processes share its work changes the result.
-    earlier["tracking"], earlier["train"]["devices"] = now["tracking"], config.train.devices
+    earlier["tracking"] = now["tracking"]
+    earlier.setdefault("train", {})["devices"] = config.train.devices
     changes = differences(earlier, now)
     if changes:
         raise BadConfig(
