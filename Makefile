@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint links unit bench-engines bench-eval bench-filters bench-ingest bench-losses bench-scale bench-search bench-serve bench-train bench-unsupervised faults photographs reproduce soak clean
+.PHONY: demo test lint links unit bench-engines bench-eval bench-filters bench-ingest bench-losses bench-scale bench-search bench-serve bench-stores bench-train bench-unsupervised faults photographs reproduce soak clean
 
 demo: .venv/installed
 	$(BIN)/hashseek demo $(ARGS)
@@ -42,6 +42,9 @@ bench-search: .venv/installed
 
 bench-serve: .venv/installed
 	$(BIN)/python bench/serve.py $(ARGS)
+
+bench-stores: .venv/installed-test
+	$(BIN)/python bench/stores.py $(ARGS)
 
 bench-train: .venv/installed
 	$(BIN)/python bench/training_speed.py $(ARGS)

@@ -22,6 +22,8 @@ from support.models import squeezenet_weights, tiny_checkpoint
 from support.pictures import N_PICTURES, draw, labels_of
 
 torch.set_num_threads(1)
+# A shell that starts the tests in the background has SIGINT ignored, and the commands under test would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

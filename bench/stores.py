@@ -1,0 +1,131 @@
+"""Collections in a folder and in Milvus (BIN_FLAT and BIN_IVF_FLAT) with the same codes: rates, latencies, equality.
+
+    make .venv-milvus/installed
+    .venv-milvus/bin/milvus-server --data /tmp/milvus --proxy-port 19530 &
+    make bench-stores ARGS="milvus://127.0.0.1:19530"
+
+Codes are random; a tenth differs from another one by at most two bits. Queries are stored codes with up to eight bits
+changed. A search is what `hashseek search` does after encoding: the k nearest, ties by id, and their records. "equal"
+is the share of queries with the distances and images of the folder.
+"""
+
+import argparse
+import hashlib
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+from ingest import make_checkpoint
+from numpy.typing import NDArray
+
+from hashseek.indexing.catalog import NewImage
+from hashseek.indexing.opening import open_store
+from hashseek.indexing.store import Store
+
+N_BITS = 48  # of `make_checkpoint`
+BATCH = 2000
+Codes = NDArray[np.uint8]
+Hits = list[tuple[int, str]]  # (distance, path)
+
+
+def changed(codes: Codes, rng: np.random.Generator, n_bits: int) -> Codes:
+    """The packed codes (N, size) with up to `n_bits` bits of each flipped."""
+    codes = codes.copy()
+    for _ in range(n_bits):
+        at = rng.integers(0, 8 * codes.shape[1], len(codes))
+        codes[np.arange(len(codes)), at // 8] ^= (1 << (at % 8)).astype(np.uint8)
+    return codes
+
+
+def images(codes: Codes) -> Iterator[list[NewImage]]:
+    """Batches of records as `index add` stores them."""
+    for start in range(0, len(codes), BATCH):
+        yield [
+            NewImage(
+                path=f"/pictures/{start + i:08}.jpg",
+                sha256=hashlib.sha256(b"%d" % (start + i)).hexdigest(),
+                width=500,
+                height=375,
+                bytes=100_000,
+                media_type="image/jpeg",
+                labels=("sky", "people") if i % 3 else ("tree",),
+                code=code,
+            )
+            for i, code in enumerate(codes[start : start + BATCH])
+        ]
+
+
+def answers(store: Store, queries: Codes, k: int) -> tuple[list[Hits], list[float]]:
+    """(distance, path) of the hits of each query, ordered so that ids do not matter; milliseconds of each search."""
+    found, times = [], []
+    for query in queries:
+        started = time.perf_counter()
+        [(distances, ids)] = store.search(query[None], k=k)
+        records = store.get(ids.tolist())
+        times.append(1000 * (time.perf_counter() - started))
+        paths = [record.path for record in records if record is not None]
+        found.append(sorted(zip(distances.tolist(), paths, strict=True)))
+    return found, times
+
+
+def same(one: Hits, other: Hits) -> bool:
+    """Equal distances, and equal images below the last one, where ids, which differ, decide which are left out."""
+    last = one[-1][0]
+    return [d for d, _ in one] == [d for d, _ in other] and {h for h in one if h[0] < last} == {
+        h for h in other if h[0] < last
+    }
+
+
+def measure(
+    name: str, place: Path, checkpoint: Path, codes: Codes, queries: Codes, expected: dict[int, list[Hits]]
+) -> None:
+    """Print the row of a store; the first one gives the expected answers."""
+    with closing(open_store(place, checkpoint=checkpoint, create=True)) as store:
+        started = time.perf_counter()
+        for batch in images(codes):
+            store.add(batch)
+        store.save_index()
+        rate = len(codes) / (time.perf_counter() - started)
+        store.search(queries[:1], k=10)  # loads what is loaded once
+        cells = []
+        for k in (10, 100):
+            found, times = answers(store, queries, k)
+            equal = np.mean([same(a, b) for a, b in zip(expected.setdefault(k, found), found, strict=True)])
+            cells += [f"{np.median(times):.1f}", f"{np.percentile(times, 99):.1f}", f"{equal:.2f}"]
+        with ThreadPoolExecutor(4) as pool:
+            started = time.perf_counter()
+            list(pool.map(lambda query: store.search(query[None], k=10), np.repeat(queries, 2, axis=0)))
+            cells.append(f"{2 * len(queries) / (time.perf_counter() - started):.0f}")
+    print(f"| {name} | {rate:,.0f} | {' | '.join(cells)} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("milvus", help="address of a server, milvus://HOST:PORT")
+    parser.add_argument("--images", type=int, default=1_000_000)
+    parser.add_argument("--queries", type=int, default=100)
+    given = parser.parse_args()
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 256, (given.images, N_BITS // 8), np.uint8)
+    copies = given.images // 10
+    codes[:copies] = changed(codes[-copies:], rng, 2)
+    queries = changed(codes[rng.integers(0, given.images, given.queries)], rng, 8)
+    expected: dict[int, list[Hits]] = {}
+    print(f"{given.images:,} codes of {N_BITS} bits\n")
+    print("| | added a second | k = 10, median ms | p99 | equal | k = 100 | p99 | equal | searches/s, 4 threads |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = make_checkpoint(Path(folder) / "checkpoint.safetensors", "mobilenet_v2")
+        name = f"bench_{time.time_ns()}"
+        measure("folder", Path(folder) / "c", checkpoint, codes, queries, expected)
+        for kind in ("flat", "ivf"):
+            place = Path(f"{given.milvus}/{name}_{kind}?index={kind}")
+            measure(f"Milvus, BIN_{'IVF_' * (kind == 'ivf')}FLAT", place, checkpoint, codes, queries, expected)
+
+
+if __name__ == "__main__":
+    main()
