@@ -27,7 +27,7 @@ from hashseek.indexing.index.hamming_index import APPROXIMATE, Distances, Ids, S
 from hashseek.indexing.index.segments import View, merged_hits
 from hashseek.indexing.ingest.uris import is_there
 from hashseek.indexing.kept_files import is_kept, kept_path, with_kept_path
-from hashseek.indexing.milvus.address import refuse_milvus
+from hashseek.indexing.milvus.uri import refuse_milvus
 from hashseek.indexing.store import Coded
 from hashseek.retrieval.checkpoint import Header, load_header
 from hashseek.retrieval.codes import Codes
@@ -489,7 +489,7 @@ def check_place(folder: Path) -> list[Path]:
 
     Raises:
         BadCollection: it is a file, or contains anything else.
-        BadConfig: it is an address in Milvus.
+        BadConfig: it is a Milvus URI.
     """
     refuse_milvus(folder)
     if folder.exists() and not folder.is_dir():

@@ -5,8 +5,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from hashseek.indexing.collection import Collection, open_for_adding, open_or_create
-from hashseek.indexing.milvus.address import is_in_milvus, parse_address
 from hashseek.indexing.milvus.milvus_store import MilvusStore
+from hashseek.indexing.milvus.uri import is_in_milvus, parse_uri
 from hashseek.indexing.store import Store
 from hashseek.retrieval.errors import BadConfig
 
@@ -19,23 +19,23 @@ def open_store(
     create: bool = False,
     keep_features: bool = False,
 ) -> Store:
-    """Open the collection in a folder, see `Collection`, or at an address in Milvus, see `MilvusStore`.
+    """Open the collection in a folder, see `Collection`, or at a Milvus URI, see `MilvusStore`.
 
     With `create`, it is created for `checkpoint` if it does not exist, see `open_or_create`.
 
     Raises:
         BadCollection: there is no such collection, or the server does not answer.
         ForeignCodes: it was made with another checkpoint.
-        BadConfig: `keep_features`, where that is not possible; or an invalid address.
+        BadConfig: `keep_features`, where that is not possible; or an invalid URI.
     """
     if not is_in_milvus(place):
         if create:
             return open_or_create(place, checkpoint=checkpoint, keep_features=keep_features)
         return Collection(place, read_only=read_only)
-    address = parse_address(place)
+    uri = parse_uri(place)
     if keep_features:
-        raise BadConfig(f"{address} cannot keep features: leave out --keep-features, or use a folder")
-    return MilvusStore(address, checkpoint=checkpoint, create=create)
+        raise BadConfig(f"{uri} cannot keep features: leave out --keep-features, or use a folder")
+    return MilvusStore(uri, checkpoint=checkpoint, create=create)
 
 
 @contextmanager

@@ -57,11 +57,24 @@ class Cluster:
     gpus: float = 0
 
     def check(self) -> None:
-        """Raise BadConfig unless Ray is installed and may be asked for this."""
+        """Raise BadConfig unless Ray is installed, may be asked for this, and listens where the address says."""
         if find_spec("ray") is None:
             raise BadConfig("--ray needs the package ray: pip install 'hashseek[ray]'")
         if self.gpus > 1 and self.gpus % 1:
             raise BadConfig(f"--ray-gpus is {self.gpus}: use a part of one GPU, such as 0.25, or a whole number")
+        if self.address in ("local", "auto"):
+            return
+        host, _, port = self.address.removeprefix("ray://").rpartition(":")
+        if not host or not port.isdecimal():
+            raise BadConfig(f"--ray is {self.address!r}: write local, auto or HOST:PORT")
+        try:  # Ray itself would try for two minutes and end the process
+            socket.create_connection((host, int(port)), timeout=10).close()
+        except (OSError, OverflowError) as error:
+            raise self._nothing_there(error) from None
+
+    def _nothing_there(self, error: Exception) -> BadConfig:
+        reason = str(error).partition("\n")[0]
+        return BadConfig(f"there is no Ray at {self.address!r} ({reason}): use --ray local to start one")
 
     def connect(self) -> int:
         """Connect to Ray; returns the number of workers.
@@ -77,17 +90,13 @@ class Cluster:
             os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"} | os.environ
             cpus = max(n_cores(), math.ceil((self.workers or 0) * self.cpus))
             options = {"num_cpus": cpus, "object_store_memory": _OBJECT_STORE, "include_dashboard": False}
-        host, _, port = self.address.removeprefix("ray://").rpartition(":")
         try:
-            if port.isdecimal():  # Ray itself would try for two minutes and end the process
-                socket.create_connection((host, int(port)), timeout=10).close()
             handler = signal.getsignal(signal.SIGTERM)
             ray.init(self.address, log_to_driver=False, logging_level="error", **options)
             with suppress(ValueError):  # this is not the main thread
                 signal.signal(signal.SIGTERM, handler)  # Ray's would abort
         except (OSError, RuntimeError, ValueError) as error:
-            reason = str(error).partition("\n")[0]
-            raise BadConfig(f"there is no Ray at {self.address!r} ({reason}): use --ray local to start one") from None
+            raise self._nothing_there(error) from None
         found = ray.cluster_resources()
         each = {"CPU": self.cpus, "GPU": self.gpus}
         fit = min(int(found.get(kind, 0) / amount) for kind, amount in each.items() if amount)

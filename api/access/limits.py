@@ -16,7 +16,7 @@ from hashseek.api.settings import Settings
 
 COOKIE = "hashseek_key"  # pictures of a page cannot send a header
 
-_ADDRESS = re.compile(r"/collections/[^/]+(?=/)")  # of one of several collections, before its paths
+_COLLECTION = re.compile(r"/collections/[^/]+(?=/)")  # of one of several collections, before its paths
 # Paths that need no key: they tell nothing of the collection. Every other path needs one, those of the future, too.
 _OPEN = re.compile(r"/|/healthz/(live|ready)|/openapi\.json|/(docs|redoc)(/.*)?|/(web|static-offline-docs)/.*")
 # Requests that change nothing, although they are not GET. Every other request needs the role write.
@@ -28,8 +28,8 @@ _HEADERS = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy":
 
 def needed_role(method: str, path: str) -> Role | None:
     """The role that a key needs for a request, None if no key is needed."""
-    if address := _ADDRESS.match(path):
-        path = path[address.end() :]
+    if collection := _COLLECTION.match(path):
+        path = path[collection.end() :]
     if _OPEN.fullmatch(path):
         return None
     if method in _READ_METHODS or _READING.fullmatch(path):

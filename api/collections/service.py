@@ -14,7 +14,7 @@ from hashseek.api.messages.schemas import CollectionSummary
 from hashseek.api.monitoring import metrics
 from hashseek.api.settings import Settings
 from hashseek.indexing.index.hamming_index import APPROXIMATE
-from hashseek.indexing.milvus.address import is_in_milvus, parse_address
+from hashseek.indexing.milvus.uri import is_in_milvus, parse_uri
 from hashseek.indexing.opening import open_store
 from hashseek.indexing.searcher import DECODING_BYTES, Budget, Searcher, open_encoder
 from hashseek.indexing.store import Store, StoreUnavailable
@@ -61,7 +61,7 @@ class Service:
 
     Attributes:
         name: "" if it is served alone.
-        address: what its paths begin with.
+        url_prefix: what its paths begin with.
         in_use: requests that work with its searcher; the event loop counts them.
         leaving: it is being closed, and no request may begin.
         loaded: is set when loading has succeeded or failed.
@@ -70,7 +70,7 @@ class Service:
     def __init__(self, settings: Settings, name: str, shared: Shared) -> None:
         self.settings = settings
         self.name = name
-        self.address = f"/collections/{quote(name, safe='')}" if name else ""
+        self.url_prefix = f"/collections/{quote(name, safe='')}" if name else ""
         self.in_use, self.leaving, self.loaded = 0, False, threading.Event()
         self._shared = shared
         self.computed = Computed()
@@ -134,8 +134,8 @@ class Service:
         collection = None if self._searcher is None else self._searcher.collection
         place = self.settings.collection
         return CollectionSummary(
-            name=parse_address(place).name if is_in_milvus(place) else place.absolute().name,
-            url=f"{self.address}/",
+            name=parse_uri(place).name if is_in_milvus(place) else place.absolute().name,
+            url=f"{self.url_prefix}/",
             status="failed" if self._failure else "loading" if collection is None else "ready",
             n_images=self.n_images,
             n_bits=None if collection is None else collection.n_bits,

@@ -16,7 +16,7 @@ from starlette.routing import Match, Mount
 from hashseek.api.monitoring.logs import ID_HEADER, request_id
 from hashseek.api.monitoring.metrics import ERRORS
 from hashseek.indexing.catalog import CatalogLocked, CatalogReplaced, DiskFull, SpaceRetired
-from hashseek.indexing.milvus.address import is_in_milvus, without_address
+from hashseek.indexing.milvus.uri import is_in_milvus, without_uri
 from hashseek.indexing.searcher import Overloaded
 from hashseek.indexing.store import StoreUnavailable
 from hashseek.retrieval.errors import BadCollection, BadImage, ForeignCodes, HashseekError, UnknownImage
@@ -100,7 +100,7 @@ def install(app: FastAPI) -> None:
         if isinstance(error, BadCollection) and status >= HTTPStatus.INTERNAL_SERVER_ERROR:  # no client can fix it
             log.error("%s %s: %s", request.method, request.url.path, error)
         place = request.app.state.collections.settings.collection  # clients need not know where it is
-        detail = without_address(place, str(error)) if is_in_milvus(place) else _without_folder(place, str(error))
+        detail = without_uri(place, str(error)) if is_in_milvus(place) else _without_folder(place, str(error))
         return problem(status, detail, kind=f"urn:hashseek:{type(error).__name__}")
 
     @app.exception_handler(RequestValidationError)

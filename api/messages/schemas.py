@@ -10,12 +10,12 @@ if TYPE_CHECKING:  # these load torch, which a client does without
     from hashseek.indexing.searcher import Hit
 
 
-address: ContextVar[str] = ContextVar("address", default="")  # of the collection that answers: /collections/NAME
+url_prefix: ContextVar[str] = ContextVar("url_prefix", default="")  # of the collection that answers: /collections/NAME
 
 
 def url_of(image: "StoredImage") -> str | None:
     """Where this service has the file of an image; None for a vector, which has none."""
-    return f"{address.get()}/v1/images/{image.id}/file" if image.path else None
+    return f"{url_prefix.get()}/v1/images/{image.id}/file" if image.path else None
 
 
 def shown_path(path: str) -> str:

@@ -16,7 +16,7 @@ changes = APIRouter(prefix="/v1/collections", tags=["collections"])  # only if s
 
 @router.get("", dependencies=[NoQueryDep])
 def list_collections(collections: CollectionsDep) -> CollectionList:
-    """The collections by name. One that is served alone has the address /, one of several /collections/NAME/."""
+    """The collections by name. One that is served alone is at /, one of several /collections/NAME/."""
     return CollectionList(collections=[service.summary() for service in collections])
 
 

@@ -12,7 +12,7 @@ from hashseek.api.collections.collections import Collections
 from hashseek.api.collections.service import Service
 from hashseek.api.messages.parameters import NoParameters
 from hashseek.api.messages.problems import ReadOnly
-from hashseek.api.messages.schemas import address
+from hashseek.api.messages.schemas import url_prefix
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.searcher import Searcher
 from hashseek.retrieval.errors import BadConfig
@@ -30,7 +30,7 @@ CollectionsDep = Annotated[Collections, Depends(get_collections)]
 async def get_service(request: Request, collections: CollectionsDep) -> Service:
     """The collection that the path names, or the only one."""
     service = collections.get(request.path_params.get("collection", ""))
-    address.set(service.address)
+    url_prefix.set(service.url_prefix)
     return service
 
 

@@ -39,7 +39,7 @@ from hashseek.indexing.ingest.uris import is_remote
 from hashseek.indexing.ingest.watching import Watch
 from hashseek.indexing.kept_files import FILES
 from hashseek.indexing.maintenance.exchange import add_exports
-from hashseek.indexing.milvus.address import is_in_milvus, parse_address
+from hashseek.indexing.milvus.uri import is_in_milvus, parse_uri
 from hashseek.indexing.opening import open_store_for_adding
 from hashseek.indexing.printing import printable
 from hashseek.indexing.ray_encoding import Cluster, encode_shards
@@ -168,11 +168,11 @@ def add(
     if checkpoint is not None and choice.is_given:
         raise BadConfig("--checkpoint has a hash layer: leave out --bits, --backbone, --weights and --preprocessing")
     if is_in_milvus(collection):
-        address = parse_address(collection)
+        uri = parse_uri(collection)
         for option in [name for name, value in (("--watch", watch), ("--dry-run", dry_run)) if value]:
-            raise BadConfig(f"{option} needs a collection in a folder, not {address}: leave it out")
+            raise BadConfig(f"{option} needs a collection in a folder, not {uri}: leave it out")
         if checkpoint is None:
-            raise BadConfig(f"{address} keeps no checkpoint: name the one for its codes with --checkpoint")
+            raise BadConfig(f"{uri} keeps no checkpoint: name the one for its codes with --checkpoint")
     options = encoder_options(device, precision, engine)
     get = partial(fetch, allow_private=allow_private, max_bytes=url_megabytes * 2**20, seconds=url_seconds)
     if vectors is not None:
@@ -235,7 +235,7 @@ def add(
             if cluster is None:
                 steps = store(until(sources.found(), stop.event.is_set), trust_mtime=trust_mtime)
             else:
-                name = parse_address(collection).name if is_in_milvus(collection) else str(collection)
+                name = parse_uri(collection).name if is_in_milvus(collection) else str(collection)
                 place = shards or Path(f"{name}.shards")
                 with output.progress("encoding") as show:
                     files = encode_shards(

@@ -9,7 +9,7 @@ import os
 import time
 from typing import Any
 
-from hashseek.indexing.milvus.address import Address
+from hashseek.indexing.milvus.uri import MilvusUri
 from hashseek.indexing.store import StoreUnavailable
 from hashseek.retrieval.errors import BadCollection, BadConfig
 
@@ -24,13 +24,13 @@ _PERMANENT = (1100, 1101, 1400, 1401, 65535)
 
 
 class Connection:
-    """A connection to the server of an address. Safe to use from several threads.
+    """A connection to the server of a URI. Safe to use from several threads.
 
     Attributes:
         is_stale: the collection is another one now; all calls are refused.
     """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, uri: MilvusUri) -> None:
         """Connect.
 
         Raises:
@@ -41,9 +41,9 @@ class Connection:
             import grpc
             import pymilvus
         except ImportError:
-            raise BadConfig(f"{address} needs pymilvus: pip install 'hashseek[milvus]'") from None
+            raise BadConfig(f"{uri} needs pymilvus: pip install 'hashseek[milvus]'") from None
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)  # it would log each try with its traceback
-        self.address = address
+        self.uri = uri
         self.is_stale = False
         self.types = pymilvus.DataType
         self._invalid = (pymilvus.exceptions.ParamError, pymilvus.exceptions.DataNotMatchException)
@@ -53,14 +53,14 @@ class Connection:
     def _connect(self, client: Any) -> Any:
         try:
             return client(
-                uri=f"http://{self.address.server}",
+                uri=f"http://{self.uri.server}",
                 token=os.environ.get("HASHSEEK_MILVUS_TOKEN", ""),
                 timeout=CONNECT_SECONDS,
             )
         except self._errors as error:
             raise StoreUnavailable(
-                f"there is no Milvus server at {self.address.server}, or it refuses HASHSEEK_MILVUS_TOKEN "
-                f"({_message(error)}): start it, or correct the address"
+                f"there is no Milvus server at {self.uri.server}, or it refuses HASHSEEK_MILVUS_TOKEN "
+                f"({_message(error)}): start it, or correct the URI"
             ) from None
 
     def close(self) -> None:
@@ -90,26 +90,26 @@ class Connection:
 
     def _call(self, method: str, seconds: float, arguments: dict[str, Any]) -> Any:
         if self.is_stale:
-            raise StoreUnavailable(f"the collection {self.address} was replaced since it was opened: open it again")
+            raise StoreUnavailable(f"the collection {self.uri} was replaced since it was opened: open it again")
         until = time.monotonic() + seconds
         while True:
             left = max(until - time.monotonic(), 1.0)
             try:
-                return getattr(self._client, method)(self.address.name, timeout=left, **arguments)
+                return getattr(self._client, method)(self.uri.name, timeout=left, **arguments)
             except self._errors as error:
                 code, text = getattr(error, "code", None), _message(error)
                 if code in _NOT_FOUND:
                     raise BadCollection(
-                        f"there is no collection {self.address}: create it with `hashseek index add "
-                        f"{self.address} ... --checkpoint FILE`"
+                        f"there is no collection {self.uri}: create it with `hashseek index add "
+                        f"{self.uri} ... --checkpoint FILE`"
                     ) from None
                 if time.monotonic() + _PAUSE_SECONDS >= until:
                     raise StoreUnavailable(
-                        f"Milvus at {self.address.server} did not answer {method} within {seconds:.0f} s ({text}): "
+                        f"Milvus at {self.uri.server} did not answer {method} within {seconds:.0f} s ({text}): "
                         "check the server and try again; what was reported as stored is stored"
                     ) from None
                 if code in _PERMANENT or isinstance(error, self._invalid):
-                    raise BadCollection(f"Milvus refuses {method} on {self.address}: {text}") from None
+                    raise BadCollection(f"Milvus refuses {method} on {self.uri}: {text}") from None
             time.sleep(_PAUSE_SECONDS)
 
 

@@ -27,11 +27,11 @@ from hashseek.indexing.catalog.storing import check_new
 from hashseek.indexing.collection import check_checkpoint
 from hashseek.indexing.index.hamming_index import Distances
 from hashseek.indexing.milvus import rows as of_rows
-from hashseek.indexing.milvus.address import Address
 from hashseek.indexing.milvus.connection import Connection
 from hashseek.indexing.milvus.expressions import both, expression, literal
 from hashseek.indexing.milvus.nearest import MOST, Found, Nearest
 from hashseek.indexing.milvus.rows import CODE, N_LISTS, RECORD, Row
+from hashseek.indexing.milvus.uri import MilvusUri
 from hashseek.indexing.store import StoreUnavailable
 from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.codes import Codes, code_size
@@ -52,22 +52,22 @@ class MilvusStore:
 
     keeps_features = False
 
-    def __init__(self, address: Address, *, checkpoint: Path | None = None, create: bool = False) -> None:
+    def __init__(self, uri: MilvusUri, *, checkpoint: Path | None = None, create: bool = False) -> None:
         """Connect and open; with `create`, create the collection for `checkpoint` if it does not exist.
 
         Raises:
             StoreUnavailable: the server does not answer.
             BadCollection: there is no such collection, or it is not one of Hashseek.
             ForeignCodes: the collection was made with another checkpoint.
-            BadConfig: it has another index than the address names.
+            BadConfig: it has another index than the URI names.
         """
-        self.address = address
+        self.uri = uri
         self._checkpoint = checkpoint
         self._counted = 0.0
         self._counts: tuple[dict[str, int], dict[str, int]] = {}, {}
         self._lock = threading.Lock()
         header = None if checkpoint is None else load_header(checkpoint)  # refused before anything is created
-        self._connection = Connection(address)
+        self._connection = Connection(uri)
         try:
             if create and header is not None and not self._connection.read("has_collection"):
                 self._create(header.fingerprint, header.n_bits)
@@ -99,7 +99,7 @@ class MilvusStore:
                 raise ValueError(f"format {about['hashseek']}, vectors of {dimension} bits for codes of {n_bits}")
         except (ValueError, KeyError, TypeError) as error:
             raise BadCollection(
-                f"{self.address} is not a collection of this version of Hashseek ({error!r}): name another one"
+                f"{self.uri} is not a collection of this version of Hashseek ({error!r}): name another one"
             ) from None
         return fingerprint, n_bits
 
@@ -107,13 +107,13 @@ class MilvusStore:
         """Build the indexes and load the collection, unless that is done."""
         if not self._connection.read("list_indexes", field_name=CODE):
             self._connection.write(
-                "create_index", index_params=of_rows.make_indexes(self._connection, self.address.index or "flat")
+                "create_index", index_params=of_rows.make_indexes(self._connection, self.uri.index or "flat")
             )
         self.kind = str(self._connection.read("describe_index", index_name=CODE)["index_type"])
-        wanted = self.address.index
+        wanted = self.uri.index
         if wanted is not None and (wanted == "ivf") == self.finds_all:
             raise BadConfig(
-                f"{self.address} has an index {self.kind}, not {wanted}: leave out index={wanted}, or create another "
+                f"{self.uri} has an index {self.kind}, not {wanted}: leave out index={wanted}, or create another "
                 "collection with it"
             )
         if self._connection.read("get_load_state")["state"].name != "Loaded":
@@ -121,14 +121,14 @@ class MilvusStore:
 
     @property
     def place(self) -> str:
-        """The address."""
-        return str(self.address)
+        """The URI."""
+        return str(self.uri)
 
     @property
     def checkpoint(self) -> Path:
         """The file that was named when the collection was opened."""
         if self._checkpoint is None:
-            raise BadConfig(f"{self.address} keeps no checkpoint: name the file it was made with (--checkpoint)")
+            raise BadConfig(f"{self.uri} keeps no checkpoint: name the file it was made with (--checkpoint)")
         return self._checkpoint
 
     @property
@@ -196,7 +196,7 @@ class MilvusStore:
             BadConfig: always.
         """
         raise BadConfig(
-            f"the collection {self.address.name} is in Milvus, which keeps no image files: put the file where the "
+            f"the collection {self.uri.name} is in Milvus, which keeps no image files: put the file where the "
             "service can read it and add it with `hashseek index add`"
         )
 
@@ -232,7 +232,7 @@ class MilvusStore:
     # ------------------------------------------------------------ reading
 
     def _query(self, among: str, fields: list[str], limit: int, consistency: str | None = None) -> list[Row]:
-        # Only changes ask for "Strong" whatever the address says; they are as patient as their writes.
+        # Only changes ask for "Strong" whatever the URI says; they are as patient as their writes.
         call = self._connection.write if consistency == "Strong" else self._connection.read
         found = call(
             "query",
@@ -245,7 +245,7 @@ class MilvusStore:
 
     @property
     def _consistency(self) -> str:
-        return self.address.consistency.capitalize()
+        return self.uri.consistency.capitalize()
 
     def _rows(self, field: str, values: Sequence[Any], fields: list[str], consistency: str | None = None) -> list[Row]:
         """The rows that have one of the values in a field, by ascending id; a value may be that of several rows."""
@@ -418,7 +418,7 @@ class MilvusStore:
 
     def describe_index(self) -> dict[str, Any]:
         """Kind and consistency; clients of a service need not know the server."""
-        return {"kind": self.kind, "consistency": self.address.consistency}
+        return {"kind": self.kind, "consistency": self.uri.consistency}
 
     def check_readable(self) -> object:
         """Raise `BadCollection` if records cannot be read now."""

@@ -38,7 +38,7 @@ def make_schema(connection: Connection, description: str, *, n_bytes: int) -> An
 
 
 def make_indexes(connection: Connection, kind: str) -> Any:
-    """The indexes of a new collection; `kind` as in `Address.index`."""
+    """The indexes of a new collection; `kind` as in `MilvusUri.index`."""
     indexes = connection.index_params()
     lists = {"params": {"nlist": N_LISTS}} if kind == "ivf" else {}
     indexes.add_index(CODE, index_type=f"BIN{'_IVF' * (kind == 'ivf')}_FLAT", metric_type="HAMMING", **lists)

@@ -16,7 +16,7 @@ import yaml
 
 from hashseek.api.access.keys import create
 from hashseek.api.settings import options
-from hashseek.indexing.milvus.address import parse_address
+from hashseek.indexing.milvus.uri import parse_uri
 from support.paths import ROOT
 from support.pictures import png
 from support.service import hits, search, serving
@@ -182,7 +182,7 @@ def test_the_settings_for_kubernetes_are_read_and_its_probes_are_answered(hashse
     printed = tomllib.loads(printed)
     assert str(Path(printed["keys"]).parent) in places
     assert str(Path(printed["checkpoint"]).parent) in places
-    assert parse_address(printed["collection"]).name.endswith(POD["metadata"]["labels"]["model"])
+    assert parse_uri(printed["collection"]).name.endswith(POD["metadata"]["labels"]["model"])
     probes = [CONTAINER[probe]["httpGet"]["path"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")]
     create("of.nobody", tmp_path / "keys.toml")
     with serving(
@@ -203,4 +203,4 @@ def test_the_deployment_of_another_model_shares_nothing_with_the_first():
     assert {**service, "model": "m2"}.items() <= labels.items()  # after `kubectl patch service`
     [container] = other["spec"]["template"]["spec"]["containers"]
     changed = [new for new, old in zip(container["args"], CONTAINER["args"], strict=True) if new != old]
-    assert [parse_address(place).name for place in changed] == ["pictures_m2"]
+    assert [parse_uri(place).name for place in changed] == ["pictures_m2"]

@@ -14,8 +14,8 @@ from hashseek.indexing.ingest.batch import ingest
 from hashseek.indexing.ingest.sources import describe, find_sources
 from hashseek.indexing.maintenance.exchange import export
 from hashseek.indexing.milvus import connection
-from hashseek.indexing.milvus.address import Address, parse_address
 from hashseek.indexing.milvus.milvus_store import MilvusStore
+from hashseek.indexing.milvus.uri import MilvusUri, parse_uri
 from hashseek.indexing.opening import open_store
 from hashseek.indexing.searcher import Searcher
 from hashseek.indexing.store import StoreUnavailable
@@ -29,9 +29,9 @@ pytestmark = [pytest.mark.milvus, pytest.mark.xdist_group("milvus")]
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("milvus://db:1234/shop_1", Address("db", 1234, "shop_1")),
-        ("milvus://db/shop", Address("db", 19530, "shop")),
-        ("milvus://[::1]:7/a?index=ivf&consistency=bounded", Address("::1", 7, "a", "ivf", "bounded")),
+        ("milvus://db:1234/shop_1", MilvusUri("db", 1234, "shop_1")),
+        ("milvus://db/shop", MilvusUri("db", 19530, "shop")),
+        ("milvus://[::1]:7/a?index=ivf&consistency=bounded", MilvusUri("::1", 7, "a", "ivf", "bounded")),
         ("milvus://db", None),
         ("milvus://db/a-b", None),
         ("milvus://db/a/b", None),
@@ -42,13 +42,13 @@ pytestmark = [pytest.mark.milvus, pytest.mark.xdist_group("milvus")]
         ("milvus://db/a?index", None),
     ],
 )
-def test_addresses(text, expected):
+def test_uris(text, expected):
     for place in (text, Path(text)):  # a Path has one slash of the two
         if expected is not None:
-            assert parse_address(place) == expected
+            assert parse_uri(place) == expected
             continue
         with pytest.raises(BadConfig):
-            parse_address(place)
+            parse_uri(place)
 
 
 def test_what_needs_a_folder_is_refused_without_a_server(hashseek, checkpoint, pictures, tmp_path):
@@ -95,7 +95,7 @@ def test_an_export_of_a_folder_is_imported(hashseek, milvus_name, checkpoint, in
         for outcome in ("added 12, updated 0, already stored 0", "added 0, updated 0, already stored 12"):
             code, out, _ = hashseek("index", "import", tmp_path / "x.parquet", milvus_name, "--checkpoint", checkpoint)
             assert (code, out.split(";")[0]) == (0, outcome)
-        with closing(MilvusStore(parse_address(milvus_name))) as store:
+        with closing(MilvusStore(parse_uri(milvus_name))) as store:
             for image in store.browse(None, limit=20)[0]:
                 [same] = [one for one in collection.browse(None, limit=20)[0] if one.sha256 == image.sha256]
                 assert (image.path, image.labels) == (collection.uri_of(same), same.labels)
@@ -126,14 +126,14 @@ def test_the_service_answers_from_milvus_and_refuses_uploads(milvus_name, checkp
 
 
 def test_what_does_not_fit_is_refused(milvus_name, checkpoint, other_checkpoint):
-    address = parse_address(milvus_name)
+    uri = parse_uri(milvus_name)
     with pytest.raises(BadCollection):
-        MilvusStore(address, checkpoint=checkpoint)
+        MilvusStore(uri, checkpoint=checkpoint)
     with pytest.raises(StoreUnavailable):
-        MilvusStore(Address("127.0.0.1", 1, "x"))
-    with closing(MilvusStore(address, checkpoint=checkpoint, create=True)) as store:
+        MilvusStore(MilvusUri("127.0.0.1", 1, "x"))
+    with closing(MilvusStore(uri, checkpoint=checkpoint, create=True)) as store:
         with pytest.raises(ForeignCodes):
-            MilvusStore(address, checkpoint=other_checkpoint, create=True)
+            MilvusStore(uri, checkpoint=other_checkpoint, create=True)
         images = new_images(random_codes(np.random.default_rng(0), 1, 36))
         with pytest.raises(BadCollection):
             store.add(images)  # codes of another length
@@ -149,7 +149,7 @@ def test_what_does_not_fit_is_refused(milvus_name, checkpoint, other_checkpoint)
         assert time.monotonic() - started < connection.READ_SECONDS  # none was tried again
         # Another collection of that name has codes of another checkpoint: nothing is read from it.
         store._connection.write("drop_collection")
-        with closing(MilvusStore(address, checkpoint=other_checkpoint, create=True)) as other:
+        with closing(MilvusStore(uri, checkpoint=other_checkpoint, create=True)) as other:
             other.add(images)
         assert not store.is_current()
         with pytest.raises(BadCollection):
@@ -159,23 +159,23 @@ def test_what_does_not_fit_is_refused(milvus_name, checkpoint, other_checkpoint)
 def test_a_collection_of_another_program_is_refused(milvus_name, checkpoint):
     import pymilvus
 
-    address = parse_address(milvus_name)
-    client = pymilvus.MilvusClient(uri=f"http://{address.server}")
+    uri = parse_uri(milvus_name)
+    client = pymilvus.MilvusClient(uri=f"http://{uri.server}")
     for description in ("", "[]", json.dumps({"hashseek": 1, "fingerprint": "f" * 64, "n_bits": 64})):
         schema = client.create_schema(description=description)
         schema.add_field("id", pymilvus.DataType.INT64, is_primary=True)
         schema.add_field("code", pymilvus.DataType.BINARY_VECTOR, dim=16)
-        client.create_collection(address.name, schema=schema)
+        client.create_collection(uri.name, schema=schema)
         with pytest.raises(BadCollection):
-            MilvusStore(address)
-        client.drop_collection(address.name)
+            MilvusStore(uri)
+        client.drop_collection(uri.name)
     client.close()
 
 
 def test_an_add_goes_on_when_the_server_starts_again(milvus_process, checkpoint, monkeypatch):
     images = new_images(random_codes(np.random.default_rng(0), 300, 48))
-    address = parse_address(f"{milvus_process.uri}/restarted")
-    with closing(MilvusStore(address, checkpoint=checkpoint, create=True)) as store:
+    uri = parse_uri(f"{milvus_process.uri}/restarted")
+    with closing(MilvusStore(uri, checkpoint=checkpoint, create=True)) as store:
         store.add(images[:100])
         milvus_process.kill()
         monkeypatch.setattr(connection, "READ_SECONDS", 2.0)

@@ -153,8 +153,9 @@ def test_workers_that_die_and_runs_that_stop_lose_nothing_and_codes_are_those_of
 
 @NEEDS_RAY
 def test_a_cluster_that_is_not_there_is_refused():
-    with pytest.raises(BadConfig, match="127.0.0.1:1"):
-        Cluster("127.0.0.1:1").connect()
+    for address in ("127.0.0.1:1", "127.0.0.1:99999", "nowhere"):
+        with pytest.raises(BadConfig, match=address):  # before a hash layer is fitted
+            Cluster(address).check()
     with pytest.raises(BadConfig, match="--ray-gpus is 1.5"):
         Cluster("local", gpus=1.5).check()
 

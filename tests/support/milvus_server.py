@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 COMMAND = Path(__file__).parents[2] / ".venv-milvus" / "bin" / "milvus-server"
 _MEMORY = 3 * 2**30  # that must be available
 
@@ -41,7 +39,11 @@ class MilvusServer:
         self.uri = f"milvus://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start and wait until it listens."""
+        """Start and wait until it listens.
+
+        Raises:
+            RuntimeError: it does not. Some of its ports cannot be chosen, so there can be only one on a machine.
+        """
         command = [str(COMMAND), "--data", str(self.folder), "--proxy-port", str(self.port)]
         with (self.folder / "output").open("ab") as output:
             # A session of its own: the command starts the server as a child.
@@ -53,8 +55,7 @@ class MilvusServer:
                     return
             time.sleep(0.2)
         self.kill()
-        # Some of its ports cannot be chosen, so there can be only one on a machine.
-        pytest.skip(f"the Milvus server did not start: {(self.folder / 'output').read_text()[-2000:]}")
+        raise RuntimeError(f"the Milvus server did not start: {(self.folder / 'output').read_text()[-2000:]}")
 
     def kill(self) -> None:
         """End it at once."""

@@ -1,4 +1,4 @@
-"""Addresses of collections in Milvus: `milvus://host:19530/name?index=ivf&consistency=bounded`."""
+"""URIs of collections in Milvus: `milvus://host:19530/name?index=ivf&consistency=bounded`."""
 
 import re
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _OPTIONS = {"index": ("flat", "ivf"), "consistency": ("strong", "bounded")}
 
 
 @dataclass(frozen=True)
-class Address:
+class MilvusUri:
     """Where a collection is in Milvus.
 
     Args:
@@ -40,12 +40,12 @@ class Address:
 
 
 def is_in_milvus(place: str | Path) -> bool:
-    """Whether a place is an address in Milvus rather than a folder."""
+    """Whether a place is a Milvus URI rather than a folder."""
     return str(place).startswith("milvus:/")  # a Path has one slash of the two
 
 
-def parse_address(place: str | Path) -> Address:
-    """The address that is written as a URI.
+def parse_uri(place: str | Path) -> MilvusUri:
+    """The parts of a URI.
 
     Raises:
         BadConfig: it is not one.
@@ -56,32 +56,32 @@ def parse_address(place: str | Path) -> Address:
         port = parts.port or 19530
         options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
     except ValueError as error:
-        raise BadConfig(f"{text!r} is not an address in Milvus ({error}): {_SYNTAX}") from None
+        raise BadConfig(f"{text!r} is not a Milvus URI ({error}): {_SYNTAX}") from None
     if not parts.hostname or "@" in parts.netloc or not re.fullmatch(r"[A-Za-z_]\w{0,254}", parts.path[1:], re.ASCII):
         raise BadConfig(
-            f"{text!r} is not an address in Milvus: {_SYNTAX}; NAME has letters, digits and underscores, and a user "
+            f"{text!r} is not a Milvus URI: {_SYNTAX}; NAME has letters, digits and underscores, and a user "
             "and password go into HASHSEEK_MILVUS_TOKEN as USER:PASSWORD"
         )
     for name, value in options.items():
         if value not in _OPTIONS.get(name, ()):
             raise BadConfig(f"{text!r} has an unknown option {name}={value}: {_SYNTAX}")
-    return Address(parts.hostname, port, parts.path[1:], **options)
+    return MilvusUri(parts.hostname, port, parts.path[1:], **options)
 
 
 def refuse_milvus(place: Path) -> None:
     """Refuse a collection in Milvus where only a folder will do.
 
     Raises:
-        BadConfig: `place` is an address in Milvus.
+        BadConfig: `place` is a Milvus URI.
     """
     if is_in_milvus(place):
         raise BadConfig(
-            f"this needs a collection in a folder, and {parse_address(place)} is in Milvus, where add, import, search, "
+            f"this needs a collection in a folder, and {parse_uri(place)} is in Milvus, where add, import, search, "
             "remove, stats and serve work: use the backups, index builds and compaction of Milvus itself"
         )
 
 
-def without_address(place: Path, text: str) -> str:
-    """A text without the address and its server, which clients of a service need not know."""
-    address = parse_address(place)
-    return text.replace(str(address), address.name).replace(f" at {address.server}", "")
+def without_uri(place: Path, text: str) -> str:
+    """A text without the URI and its server, which clients of a service need not know."""
+    uri = parse_uri(place)
+    return text.replace(str(uri), uri.name).replace(f" at {uri.server}", "")
