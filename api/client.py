@@ -119,6 +119,11 @@ class _Calls:
         return _Call("POST", "/v1/search", _model(SearchAnswer), {"files": files, "data": _fields(options)})
 
     @staticmethod
+    def search_url(url: str, **options: Unpack[SearchOptions]) -> _Call[SearchAnswer]:
+        """The stored images most similar to a picture that the service downloads, from a host that it allows."""
+        return _Call("POST", "/v1/search", _model(SearchAnswer), {"json": {"url": url, **_fields(options)}})
+
+    @staticmethod
     def search_each(queries: Sequence[Query], **options: Unpack[SearchOptions]) -> _Call[list[SearchAnswer]]:
         """An answer for each of up to 64 queries, such as {"image_id": 12} or {"code": "b1c47f3a0d22"}."""
         body = {"queries": list(queries), **_fields(options)}
@@ -273,6 +278,7 @@ class Client(_Connection[httpx.Client]):
         self._http.close()
 
     search = _blocking(_Calls.search)
+    search_url = _blocking(_Calls.search_url)
     search_each = _blocking(_Calls.search_each)
     similar = _blocking(_Calls.similar)
     encode = _blocking(_Calls.encode)
@@ -322,6 +328,7 @@ class AsyncClient(_Connection[httpx.AsyncClient]):
         await self._http.aclose()
 
     search = _awaited(_Calls.search)
+    search_url = _awaited(_Calls.search_url)
     search_each = _awaited(_Calls.search_each)
     similar = _awaited(_Calls.similar)
     encode = _awaited(_Calls.encode)

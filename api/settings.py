@@ -67,6 +67,14 @@ class Settings:
             "--allowed-origin", help="Site whose pages may use the API from a browser, such as https://my.example."
         ),
     ] = None
+    url_hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--url-host",
+            help="Public HOST or HOST:PORT whose pictures clients may search with by URL, several times if there are "
+            "several. Default: none.",
+        ),
+    ] = None
     log_format: Annotated[Literal["text", "json"], typer.Option(help="Of the lines on standard error.")] = "text"
     access_log: Annotated[bool, typer.Option("--access-log", help="Log every request.")] = False
     otel: Annotated[

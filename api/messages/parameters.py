@@ -26,6 +26,7 @@ from hashseek.retrieval.errors import BadConfig, BadImage
 
 DEFAULT_K = 10
 MAX_QUERIES = 64  # of one request
+MAX_URL = 2000  # characters
 MAX_FILES = 16  # that are one query together
 MAX_RADIUS = 8  # of near-duplicates
 MAX_IN_GROUP = 100  # images of a group of near-duplicates in an answer, or to keep
@@ -201,11 +202,11 @@ class SearchQuery(NoParameters):
 
 
 class SearchBody(SearchParameters, SearchQuery):
-    """A search with something stored, a code or a vector, or with several of these at once."""
+    """A search with something stored, a code, a vector or a picture by URL, or with several queries at once."""
 
     model_config = ConfigDict(
         json_schema_extra={
-            "oneOf": [{"required": [name]} for name in (*SearchQuery.model_fields, "queries")],
+            "oneOf": [{"required": [name]} for name in (*SearchQuery.model_fields, "url", "queries")],
             "examples": [
                 {"image_id": 12, "k": 5, "label": ["cat"]},
                 {"queries": [{"image_key": "shop/4711"}, {"code": "b1c47f3a0d22"}], "include": ["histogram"]},
@@ -213,6 +214,12 @@ class SearchBody(SearchParameters, SearchQuery):
         }
     )
 
+    url: Given[str] = Field(
+        default=None,
+        min_length=1,
+        max_length=MAX_URL,
+        description="An http or https URL of a picture, on a host that the service allows (--url-host).",
+    )
     queries: Given[list[SearchQuery]] = Field(
         default=None, min_length=1, max_length=MAX_QUERIES, description="Several queries; each is answered by itself."
     )
@@ -223,10 +230,10 @@ class SearchBody(SearchParameters, SearchQuery):
     @model_validator(mode="after")
     def _check_queries(self) -> Self:
         for query in (self, *(self.queries or ())):
-            given = query.model_fields_set & {*SearchQuery.model_fields, "queries"}
+            given = query.model_fields_set & {*SearchQuery.model_fields, "url", "queries"}
             if len(given) != 1:
                 named = ", ".join(sorted(given)) or "nothing"
-                raise ValueError(f"a query is one of {', '.join(SearchQuery.model_fields)}, not {named}")
+                raise ValueError(f"a query is one of {', '.join(SearchQuery.model_fields)} or url, not {named}")
         return self
 
     @classmethod

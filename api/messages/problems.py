@@ -121,7 +121,7 @@ def install(app: FastAPI) -> None:
         if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED:
             detail = str(error.detail)
             if error.status_code == HTTPStatus.NOT_FOUND and request.app.state.collections.several:
-                detail += "; this service has several collections: /v1/collections lists their addresses"
+                detail += "; this service has several collections: /v1/collections lists their URLs"
             return problem(error.status_code, detail, headers=error.headers)
         headers = {"Allow": ", ".join(_methods(request))}  # of all routes of the path; Starlette knows one of them
         if request.method == "OPTIONS":

@@ -21,9 +21,12 @@ from hashseek.api.messages.parameters import (
 )
 from hashseek.api.messages.schemas import Encoded, SearchAnswer, SearchAnswers, hit_content
 from hashseek.api.routes.dependencies import MULTIPART, NoQueryDep, SearcherDep, ServiceDep
+from hashseek.indexing.ingest.remote import fetch
 from hashseek.indexing.searcher import Answer, Searcher, SearchOptions
 from hashseek.indexing.searcher import Query as Encoding
-from hashseek.retrieval.errors import ForeignCodes
+from hashseek.retrieval.errors import BadConfig, ForeignCodes
+
+_URL_SECONDS = 10.0  # for a download, after which the client gets an error message
 
 router = APIRouter(prefix="/v1", tags=["search"])
 
@@ -49,16 +52,27 @@ def _also(schema: dict[str, Any]) -> dict[str, Any]:
 
 @json_router.post("/search")
 def search_stored(service: ServiceDep, searcher: SearcherDep, body: SearchBody) -> Response:
-    """The images most similar to a stored one, a code or a vector, or to each of several."""
+    """The images most similar to a stored one, a code, a vector or a picture by URL, or to each of several queries."""
     fingerprint = searcher.collection.fingerprint
     if body.fingerprint not in (None, fingerprint):
         raise ForeignCodes(f"the collection has codes of checkpoint {fingerprint}, not of {body.fingerprint[:80]}")
     options = body.options(max_k=service.settings.max_k, n_queries=len(body.queries or (body,)))
+    if body.url is not None:
+        picture = _download(service, body.url)
+        return _json(_content(service, searcher, options, searcher.search_files([picture], options, name=body.url)))
     contents = [
         _content(service, searcher, options, _search_with(searcher, query, options))
         for query in body.queries or (body,)
     ]
     return _json(contents[0] if body.queries is None else {"answers": contents})
+
+
+def _download(service: Service, url: str) -> bytes:
+    settings = service.settings
+    if not settings.url_hosts:
+        raise BadConfig("this service does not download pictures: upload it, or start the service with --url-host HOST")
+    allowed = [host.lower() for host in settings.url_hosts]
+    return fetch(url, only=allowed, max_bytes=settings.max_upload_bytes, seconds=_URL_SECONDS)
 
 
 def _search_with(searcher: Searcher, query: SearchQuery, options: SearchOptions) -> Answer:
@@ -80,8 +94,8 @@ def _search_with(searcher: Searcher, query: SearchQuery, options: SearchOptions)
 def search(service: ServiceDep, searcher: SearcherDep, form: Annotated[SearchForm, MULTIPART]) -> Response:
     """The stored images most similar to an uploaded one, or to several together. Only those that pass the filters.
 
-    To search with a stored image, a code or a vector, send JSON: the same parameters, and one of image_id, image_key,
-    code and vector, or a list of up to 64 queries.
+    To search with a stored image, a code, a vector or a URL, send JSON: the same parameters, and one of image_id,
+    image_key, code, vector and url, or a list of up to 64 queries.
     """
     options = form.options(max_k=service.settings.max_k)
     answer = searcher.search_files(form.contents(), options, name="the upload")

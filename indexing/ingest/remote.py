@@ -14,6 +14,7 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Collection
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -53,6 +54,7 @@ def fetch(
     url: str,
     *,
     allow_private: bool = False,
+    only: Collection[str] | None = None,
     max_bytes: int = MAX_BYTES,
     seconds: float = SECONDS,
 ) -> bytes:
@@ -61,13 +63,14 @@ def fetch(
     Args:
         url: without user name and password.
         allow_private: allow IP addresses that are not public (this machine, the local network).
+        only: the hosts to download from, as HOST or HOST:PORT, also after redirects; None: all.
         max_bytes: the largest response to accept.
         seconds: time limit for everything together: redirects, retries and the waits between them.
 
     Raises:
         BadImage: it cannot be downloaded within these limits; the message names the URL and the limit.
     """
-    download = _Download(url, allow_private, max_bytes, time.monotonic() + seconds)
+    download = _Download(url, allow_private, only, max_bytes, time.monotonic() + seconds)
     for attempt in range(RETRIES + 1):  # after a broken connection, or a status such as 429 or 503
         try:
             return download.run()
@@ -87,6 +90,7 @@ class _Download:
 
     url: str
     allow_private: bool
+    only: Collection[str] | None
     max_bytes: int
     deadline: float
 
@@ -148,7 +152,7 @@ class _Download:
             while block := response.read1(_BLOCK):
                 content += block
                 if len(content) > self.max_bytes:
-                    raise BadImage(f"{self.url} has more than {self.max_bytes:,} bytes, the limit (--url-megabytes)")
+                    raise BadImage(f"{self.url} has more than {self.max_bytes:,} bytes, the limit")
             if promised is not None and len(content) < promised:
                 raise _Retriable(f"ended after {len(content):,} of {promised:,} bytes")
             return bytes(content), None
@@ -167,6 +171,9 @@ class _Download:
             raise BadImage(f"{self.url}{leads} is not an http or https URL")
         if parts.username is not None:
             raise BadImage(f"{self.url}{leads} contains a user name: such URLs are not downloaded")
+        usual = port == (443 if parts.scheme == "https" else 80)
+        if self.only is not None and f"{host}:{port}" not in self.only and not (usual and host in self.only):
+            raise BadImage(f"{self.url}{leads} is on {host}:{port}, which is none of the allowed hosts")
         return parts, host, port
 
     def _resolve(self, host: str, port: int) -> str:
@@ -180,10 +187,8 @@ class _Download:
         addresses = [str(entry[4][0]) for entry in found]
         for address in addresses:
             if not self.allow_private and not is_public(address):
-                raise BadImage(
-                    f"{self.url} leads to {address}, which is not a public IP address: use --allow-private if you "
-                    "trust the list"
-                )
+                remedy = "use --allow-private if you trust the list" if self.only is None else "it is not downloaded"
+                raise BadImage(f"{self.url} leads to {address}, which is not a public IP address: {remedy}")
         return addresses[0]
 
 

@@ -115,6 +115,7 @@ def test_errors_name_the_service_and_the_reason(reader):
         (lambda: remote.similar(1, k=0), 422, "BadRequest"),
         (lambda: remote.delete(".."), 403, "ReadOnly"),
         (lambda: remote.search_each([{"vector": [1.0]}]), 422, "BadCheckpoint"),
+        (lambda: remote.search_url("https://pictures.example/1.jpg", k=3), 422, "BadConfig"),
     ):
         with pytest.raises(hashseek.ServiceError, match=URL) as refused:
             call()

@@ -2,17 +2,28 @@
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
 
 from hashseek.indexing.collection import Collection, open_or_create
+from hashseek.indexing.ingest import remote
 from hashseek.indexing.searcher import Query, Searcher, SearchOptions
 from hashseek.retrieval.codes import pack
 from support.collections import sql
 from support.pictures import labels_of, png
 from support.service import add, assert_problem, hits, search, serving
+
+
+class QuietFiles(SimpleHTTPRequestHandler):
+    """The files of a folder."""
+
+    def log_message(self, *args):
+        pass
 
 
 def test_health_statistics_and_documentation(reader, checkpoint):
@@ -73,6 +84,31 @@ def test_every_stored_picture_finds_itself_at_distance_0(reader, pictures):
         own = next(hit for hit in found if hit["path"] == file.name)
         assert (own["distance"], set(own["labels"])) == (0, set(labels_of(file)))
         assert own["url"] == f"/v1/images/{own['id']}/file"
+
+
+def test_a_picture_by_url_is_searched_if_its_host_is_allowed(indexed, pictures, monkeypatch):
+    handler = partial(QuietFiles, directory=pictures)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, ThreadPoolExecutor(1) as pool:
+        pool.submit(server.serve_forever, 0.01)
+        host = f"127.0.0.1:{server.server_port}"
+        url = f"http://{host}/picture%2000.jpg"
+        with serving(indexed, read_only=True) as client:
+            assert_problem(client.post("/v1/search", json={"url": url}), 422, "BadConfig", "--url-host")
+        with serving(indexed, read_only=True, url_hosts=["pictures.example", host], max_upload_bytes=100_000) as client:
+            assert_problem(client.post("/v1/search", json={"url": url}), 422, "BadImage", "127.0.0.1")  # not public
+            monkeypatch.setattr(remote, "is_public", lambda ip: ip == "127.0.0.1")
+            answer = client.post("/v1/search", json={"url": url, "k": 3})
+            assert hits(answer) == hits(search(client, (pictures / "picture 00.jpg").read_bytes(), k=3))
+            assert answer.json()["ranked_by"] == "asymmetric"
+            for other in (
+                f"http://localhost:{server.server_port}/picture%2000.jpg",
+                f"http://{host}/none",
+                "file:///x",
+            ):
+                assert_problem(client.post("/v1/search", json={"url": other}), 422, "BadImage", other)
+            assert_problem(client.post("/v1/search", json={"url": url, "image_id": 1}), 422, "BadRequest")
+            assert_problem(client.post("/v1/search", json={"queries": [{"url": url}]}), 422, "BadRequest")
+        server.shutdown()
 
 
 def test_max_distance_and_k_agree_between_search_and_similar(reader, pictures):

@@ -169,6 +169,24 @@ def test_private_addresses_are_refused_before_anything_is_sent(server, monkeypat
         fetch("http://example.org/x.jpg")
 
 
+def test_only_allowed_hosts_are_asked_and_only_at_public_addresses(server, monkeypatch):
+    place, port = f"127.0.0.1:{server.server_port}", server.server_port
+    assert get(server, "good", only=[place]) == CONTENT
+    assert get(server, "away", only=[place, "other.example"]) == CONTENT
+    asked = len(server.asked)
+    for only in ([], ["127.0.0.1"], ["other.example"], ["27.0.0.1", f"localhost:{port}"]):  # a name alone: port 80, 443
+        with pytest.raises(BadImage, match=re.escape(place)):
+            get(server, "good", only=only)
+    for host in ("2130706433", "0x7f.1", "[::ffff:127.0.0.1]", "127.0.0.1@localhost", "localhost.", "127.0.0.1."):
+        with pytest.raises(BadImage):
+            fetch(f"http://{host}:{port}/good", only=[place, "localhost"], allow_private=True)
+    with pytest.raises(BadImage, match="not a public"):  # an allowed name that leads here
+        fetch(f"http://localhost:{port}/good", only=[f"localhost:{port}"])
+    assert len(server.asked) == asked
+    with pytest.raises(BadImage, match=r"169\.254\.169\.254"):
+        get(server, "metadata", only=[place])
+
+
 # The last lines: a provider's network, metadata of clouds, IPv4 inside IPv6, and NAT64 of the metadata address.
 PRIVATE = """
     10.1.2.3 172.31.0.1 192.168.1.1 127.8.8.8 0.0.0.0 224.0.0.1 255.255.255.255 192.0.0.8 ::1 :: fd00::1 ff02::1
