@@ -58,7 +58,7 @@ faults: .venv/installed-test
 soak: .venv/installed
 	$(BIN)/python bench/soak.py $(ARGS)
 
-# The published comparisons: half a day. A command that was interrupted continues.
+# The published comparisons: a day. A command that was interrupted continues.
 reproduce: .venv/installed-test
 	$(BIN)/python -m experiments hbl-table-2
 	for data in mirflickr mirflickr-second mirflickr-squeezenet mirflickr-squeezenet-second scene yeast; do \

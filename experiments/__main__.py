@@ -75,7 +75,7 @@ def losses(
     out: Annotated[Path | None, typer.Option(help="Run folder; default runs/DATA. Finished runs are kept.")] = None,
     finetuned: Annotated[
         bool,
-        typer.Option(help="With mirflickr: then fine-tune the network with HyP2 and the two strongest others."),
+        typer.Option(help="With mirflickr: then fine-tune the network with HyP2 and the five strongest others."),
     ] = True,
 ) -> None:
     """Every hashing and contrastive loss on the same data under one protocol, beside layers that are not trained.
@@ -87,16 +87,18 @@ def losses(
     on their validation scores at the longest code.
     """
     from experiments.comparison import METHODS, Experiment, as_markdown, run, write_plots
-    from experiments.finetuned import finetuned_markdown, run_finetuned, strongest
+    from experiments.finetuned import FOLDER, run_finetuned, strongest
 
     methods, folder = _known(method, METHODS), out or Path("runs") / Path(data).stem
     experiment = Experiment(data, tuple(bits or (12, 24, 36, 48)), seeds, trials, epochs)
     run(folder, experiment, methods=methods, jobs=jobs, say=_say)
     if finetuned and data == "mirflickr":
-        run_finetuned(folder, strongest(folder, methods, 2), progress=Progress())
+        run_finetuned(folder, strongest(folder, methods, 5), progress=Progress())
     for file in write_plots(folder, methods=methods):
         _say(f"wrote {file}")
-    typer.echo(as_markdown(folder, methods=methods) + finetuned_markdown(folder), nl=False)
+    typer.echo(as_markdown(folder, methods=methods), nl=False)
+    if (folder / FOLDER).is_dir():
+        typer.echo("\nFine-tuned:\n\n" + as_markdown(folder / FOLDER, methods=methods), nl=False)
 
 
 def _known(chosen: list[str] | None, methods: Collection[str]) -> list[str]:

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from hashseek.training import configs
 from hashseek.training.config import read_config
 from hashseek.training.data.datasets.shapes import render_shapes
 from hashseek.training.data.splits import Split, Splits
-from hashseek.training.runs.run_folder import read_records, write_records
+from hashseek.training.runs.run_folder import write_records
 
 # By its path, it is a configuration of one's own, which has no foreign gallery.
 OWN = str(Path(configs.__file__).parent / "mirflickr25k_mobilenet_v2_tie_aware_48.toml")
@@ -90,28 +91,31 @@ def test_hyp2_and_the_strongest_others_are_fine_tuned_once(base, tmp_path, monke
         chosen = (
             ["optimizer.lr=0.02", 'loss.continuation="iteration"'] if method == "hashnet" else ["optimizer.lr=0.02"]
         )
-        (out / method / "chosen-48.json").write_text(json.dumps(chosen))
+        (out / method / "chosen-12.json").write_text(json.dumps(chosen))
     assert finetuned.strongest(out, list(METHODS), 2) == ["hyp2", "hashnet", "csq"]
-    assert finetuned.finetuned_markdown(out) == ""
 
     def stopped(*arguments, **settings):
         raise KeyboardInterrupt
 
-    tiny = (*base, "model.freeze_batch_norm=false", "train.epochs=2", "model.n_bits=12")
+    tiny = {"base": (*base, "model.freeze_batch_norm=false", "train.epochs=2"), "lengths": [12]}
+    place = out / finetuned.FOLDER / "hashnet"
     with monkeypatch.context() as patched:
         patched.setattr(finetuned, "split_scores", stopped)
         with pytest.raises(KeyboardInterrupt):
-            finetuned.run_finetuned(out, ["hashnet"], base=tiny)
-    trained = (out / "finetuned" / "hashnet" / "best.safetensors").stat().st_mtime_ns
-    finetuned.run_finetuned(out, ["hashnet"], base=tiny)
-    assert (out / "finetuned" / "hashnet" / "best.safetensors").stat().st_mtime_ns == trained
-    rows = read_records(out / finetuned.ROWS)
-    assert [row["method"] for row in rows] == ["hashnet"]
-    config = json.loads((out / "finetuned" / "hashnet" / "config.json").read_text())
+            finetuned.run_finetuned(out, ["hashnet"], **tiny)
+    config = json.loads((place / "12-0" / "config.json").read_text())
     assert (config["loss"]["continuation"], config["optimizer"]["lr"]) == ("iteration", 0.001)
-    for row in rows:
-        assert 0 < row["worst"] <= row["mAP"] <= row["best"] <= 1
-        assert f"| {METHODS[row['method']].title} | 12 | {row['mAP']:.4f} | " in finetuned.finetuned_markdown(out)
+    fit = MagicMock(wraps=finetuned.fit)
+    monkeypatch.setattr(finetuned, "fit", fit)
+    finetuned.run_finetuned(out, ["hashnet"], seeds=2, **tiny)
+    finetuned.run_finetuned(out, ["hashnet"], seeds=2, **tiny)
+    assert [call.kwargs["resume"] for call in fit.call_args_list] == [True, False]
+    rows = rows_of(place.parent, "hashnet")
+    assert [(row["method"], row["n_bits"], row["seed"]) for row in rows] == [("hashnet", 12, 0), ("hashnet", 12, 1)]
+    assert all(0 < row["worst"] <= row["mAP"] <= row["best"] <= 1 for row in rows)
+    both = np.array([row["mAP"] for row in rows])
+    cell = f"{both.mean():.4f} ± {both.std(ddof=1):.4f}"
+    assert f"| {METHODS['hashnet'].title} | {cell} |" in as_markdown(place.parent, methods=["hashnet"])
 
 
 def test_both_rankings_of_rows_and_tests_follow_from_the_outputs():
