@@ -18,7 +18,7 @@ from hashseek.api.messages.schemas import ProblemDetails
 from hashseek.api.monitoring import metrics
 from hashseek.api.monitoring.logs import ID_HEADER
 from hashseek.api.routes import collections as collection_routes
-from hashseek.api.routes import duplicates, health, images, search, session, web
+from hashseek.api.routes import duplicates, health, images, reports, search, session, web
 from hashseek.api.routes.dependencies import name_collection
 from hashseek.api.settings import Settings
 
@@ -75,7 +75,12 @@ def create_app(settings: Settings) -> FastAPI:
     prefix, named = ("/collections/{collection}", [Depends(name_collection)]) if several else ("", [])
     for router in (search.json_router, search.router, images.router, duplicates.router, health.router):
         app.include_router(router, prefix=prefix, dependencies=[*keys, *named])
-    for router in (collection_routes.router, session.router, *([collection_routes.changes] if several else [])):
+    for router in (
+        collection_routes.router,
+        reports.router,
+        session.router,
+        *([collection_routes.changes] if several else []),
+    ):
         app.include_router(router, dependencies=keys)
     for router in (health.probes, metrics.router, web.router):
         app.include_router(router)

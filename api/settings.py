@@ -75,6 +75,10 @@ class Settings:
             "several. Default: none.",
         ),
     ] = None
+    reports: Annotated[
+        Path | None,
+        typer.Option(help="Folder whose evaluation reports (`hashseek evaluate`) are shown at /v1/reports."),
+    ] = None
     log_format: Annotated[Literal["text", "json"], typer.Option(help="Of the lines on standard error.")] = "text"
     access_log: Annotated[bool, typer.Option("--access-log", help="Log every request.")] = False
     otel: Annotated[
@@ -101,7 +105,7 @@ class Settings:
         allowed = frozenset(name.lower() for name in self.allowed_hosts or ())
         return allowed | own if allowed or self.host in own else frozenset()
 
-    def check_access(self) -> None:
+    def check(self) -> None:
         """Refuse settings that would let strangers change the collection, or that contradict each other.
 
         Raises:
@@ -118,6 +122,8 @@ class Settings:
                 f"everybody who reaches {self.host} could change the collection: give --keys FILE (`hashseek keys "
                 "create` makes one), --read-only, or --no-keys if a proxy authenticates the users"
             )
+        if self.reports is not None and not self.reports.is_dir():
+            raise BadConfig(f"there is no folder {self.reports}, which --reports names: create or correct it")
         for origin in self.allowed_origins or ():
             if re.fullmatch(r"https?://[^/*]+", origin) is None:
                 raise BadConfig(f"{origin!r} is no origin: write it like https://my.example or http://localhost:3000")

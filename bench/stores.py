@@ -2,7 +2,7 @@
 
     make .venv-milvus/installed
     .venv-milvus/bin/milvus-server --data /tmp/milvus --proxy-port 19530 &
-    make bench-stores ARGS="milvus://127.0.0.1:19530"
+    make bench-stores ARGS="milvus://127.0.0.1:19530 --images 10000 100000 1000000 --plot stores.svg"
 
 Codes are random; a tenth differs from another one by at most two bits. Queries are stored codes with up to eight bits
 changed. A search is what `hashseek search` does after encoding: the k nearest, ties by id, and their records. "equal"
@@ -82,8 +82,11 @@ def same(one: Hits, other: Hits) -> bool:
 
 def measure(
     name: str, place: Path, checkpoint: Path, codes: Codes, queries: Codes, expected: dict[int, list[Hits]]
-) -> None:
-    """Print the row of a store, which is filled if it is new; the first one gives the expected answers."""
+) -> float:
+    """Print the row of a store, which is filled if it is new; the first one gives the expected answers.
+
+    Returns the median time of a search with k = 10 (ms).
+    """
     with closing(open_store(place, checkpoint=checkpoint, create=True)) as store:
         added = ""
         if not len(store):
@@ -93,42 +96,72 @@ def measure(
             store.save_index()
             added = f"{len(codes) / (time.perf_counter() - started):,.0f}"
         store.search(queries[:1], k=10)  # loads what is loaded once
-        cells = []
+        cells, medians = [], []
         for k in (10, 100):
             found, times = answers(store, queries, k)
+            medians.append(float(np.median(times)))
             equal = np.mean([same(a, b) for a, b in zip(expected.setdefault(k, found), found, strict=True)])
-            cells += [f"{np.median(times):.1f}", f"{np.percentile(times, 99):.1f}", f"{equal:.2f}"]
+            cells += [f"{medians[-1]:.1f}", f"{np.percentile(times, 99):.1f}", f"{equal:.2f}"]
         with ThreadPoolExecutor(4) as pool:
             started = time.perf_counter()
             list(pool.map(lambda query: store.search(query[None], k=10), np.repeat(queries, 2, axis=0)))
             cells.append(f"{2 * len(queries) / (time.perf_counter() - started):.0f}")
-    print(f"| {name} | {added} | {' | '.join(cells)} |", flush=True)
+    print(f"| {len(codes):,} | {name} | {added} | {' | '.join(cells)} |", flush=True)
+    return medians[0]
+
+
+def run(given: argparse.Namespace, n: int) -> dict[str, float]:
+    """Measure every store with n codes; the median time of a search by its name (ms)."""
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 256, (n, N_BITS // 8), np.uint8)
+    copies = n // 10
+    codes[:copies] = changed(codes[-copies:], rng, 2)
+    queries = changed(codes[rng.integers(0, n, given.queries)], rng, 8)
+    expected: dict[int, list[Hits]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = make_checkpoint(Path(folder) / "checkpoint.safetensors", "mobilenet_v2")
+        found = {"folder": measure("folder", Path(folder) / "c", checkpoint, codes, queries, expected)}
+        name = f"bench_{time.time_ns()}"
+        for kind, title in (("flat", "BIN_FLAT"), ("ivf", "BIN_IVF_FLAT")):
+            for consistency in ("strong", "bounded"):
+                place = Path(f"{given.milvus}/{name}_{kind}?index={kind}&consistency={consistency}")
+                of_milvus = f"{title}, {consistency}"
+                found[of_milvus] = measure(of_milvus, place, checkpoint, codes, queries, expected)
+    return found
+
+
+def plot(path: Path, found: dict[int, dict[str, float]]) -> None:
+    """Time of a search over the number of codes, as an SVG."""
+    from matplotlib.figure import Figure
+
+    from hashseek.training.plotting import SERIES, as_svg, style
+
+    with style():
+        figure = Figure(figsize=(7, 4), layout="constrained")
+        axes = figure.subplots()
+        for name, colour in zip(next(iter(found.values())), SERIES, strict=False):
+            axes.loglog([*found], [times[name] for times in found.values()], "-o", color=colour, label=name)
+        axes.set_xlabel(f"codes of {N_BITS} bits")
+        axes.set_ylabel("one search, k = 10, median, ms")
+        axes.legend()
+        path.write_text(as_svg(figure, path.stem))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("milvus", help="address of a server, milvus://HOST:PORT")
-    parser.add_argument("--images", type=int, default=1_000_000)
+    parser.add_argument("milvus", help="URI of a server, milvus://HOST:PORT")
+    parser.add_argument("--images", type=int, nargs="+", default=[1_000_000])
     parser.add_argument("--queries", type=int, default=100)
+    parser.add_argument("--plot", type=Path, help="write the times over the number of images to this SVG")
     given = parser.parse_args()
-    rng = np.random.default_rng(0)
-    codes = rng.integers(0, 256, (given.images, N_BITS // 8), np.uint8)
-    copies = given.images // 10
-    codes[:copies] = changed(codes[-copies:], rng, 2)
-    queries = changed(codes[rng.integers(0, given.images, given.queries)], rng, 8)
-    expected: dict[int, list[Hits]] = {}
-    print(f"{given.images:,} codes of {N_BITS} bits\n")
-    print("| | added a second | k = 10, median ms | p99 | equal | k = 100 | p99 | equal | searches/s, 4 threads |")
-    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoint = make_checkpoint(Path(folder) / "checkpoint.safetensors", "mobilenet_v2")
-        name = f"bench_{time.time_ns()}"
-        measure("folder", Path(folder) / "c", checkpoint, codes, queries, expected)
-        for kind in ("flat", "ivf"):
-            for consistency in ("strong", "bounded"):
-                place = Path(f"{given.milvus}/{name}_{kind}?index={kind}&consistency={consistency}")
-                title = f"Milvus, BIN_{'IVF_' * (kind == 'ivf')}FLAT, {consistency}"
-                measure(title, place, checkpoint, codes, queries, expected)
+    print(f"Codes of {N_BITS} bits\n")
+    print(
+        "| codes | | added a second | k = 10, median ms | p99 | equal | k = 100 | p99 | equal | searches/s, 4 threads |"
+    )
+    print("|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|")
+    found = {n: run(given, n) for n in given.images}
+    if given.plot:
+        plot(given.plot, found)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def run(settings: Settings) -> None:
     if not settings.read_only and all(map(Path.exists, files)) and not all(os.access(file, os.W_OK) for file in files):
         _say(f"{settings.collection} may not be written by this user: it is served read-only", settings)
         settings = replace(settings, read_only=True)
-    settings.check_access()
+    settings.check()
     if "" not in folders and settings.checkpoint:
         raise BadConfig(f"--checkpoint is for one collection, but {settings.collection} holds several: leave it out")
     with ExitStack() as opened:

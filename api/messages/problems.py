@@ -42,6 +42,10 @@ class UnknownCollection(HashseekError):
     """There is no collection of this name."""
 
 
+class UnknownReport(HashseekError):
+    """There is no evaluation report of this name."""
+
+
 class CollectionExists(HashseekError):
     """There is a collection of this name already."""
 
@@ -62,6 +66,7 @@ STATUS: dict[type[Exception], HTTPStatus] = {
     FileGone: HTTPStatus.GONE,
     UnknownImage: HTTPStatus.NOT_FOUND,
     UnknownCollection: HTTPStatus.NOT_FOUND,
+    UnknownReport: HTTPStatus.NOT_FOUND,
     CollectionExists: HTTPStatus.CONFLICT,
     BadImage: HTTPStatus.UNPROCESSABLE_ENTITY,
     ForeignCodes: HTTPStatus.CONFLICT,

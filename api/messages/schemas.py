@@ -248,6 +248,19 @@ class CollectionList(BaseModel):
     collections: list[CollectionSummary]
 
 
+class Report(BaseModel):
+    """An evaluation report; its page is at `url`."""
+
+    name: str
+    url: str
+
+
+class ReportList(BaseModel):
+    """The evaluation reports, by name."""
+
+    reports: list[Report]
+
+
 class Session(BaseModel):
     """The name and role of the key in use. A service without keys lets everybody do everything: null and admin."""
 

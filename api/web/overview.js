@@ -12,6 +12,7 @@ let labels = []; // that have a colour
 export async function overview(signal) {
   document.title = "Overview · Hashseek";
   const answer = await api("v1/overview", { signal });
+  const { reports } = await api("/v1/reports", { signal });
   const { n_bits, backbone, engine, fingerprint, version, index, expected_precision, keeps_features, read_only } = stats;
   pairs(ui.overviewFacts, [
     [noun() === "vector" ? "Vectors" : "Pictures", number(answer.n_images)],
@@ -25,6 +26,8 @@ export async function overview(signal) {
     ["Hashseek", version],
     ...(session.key ? [["Signed in", `${session.key} (${session.role})`]] : []),
   ]);
+  ui.reports.hidden = !reports.length;
+  ui.reportLinks.replaceChildren(...reports.map(({ name, url }) => el("li", {}, el("a", { href: url }, name))));
   ui.signOut.hidden = session.key === null;
   ui.codes.hidden = !answer.bits;
   if (answer.bits) {

@@ -223,10 +223,10 @@ def test_strangers_may_change_nothing_unless_somebody_said_so(tmp_path, file, se
     secret("read")
     checked = Settings(tmp_path, **{name: file if name == "keys" else value for name, value in settings.items()})
     if allowed:
-        checked.check_access()
+        checked.check()
     else:
         with pytest.raises(BadConfig):
-            checked.check_access()
+            checked.check()
 
 
 def test_the_command_refuses_an_open_port_without_keys(hashseek, indexed, tmp_path):

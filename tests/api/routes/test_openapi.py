@@ -12,7 +12,7 @@ CHECKS = ("--exclude-checks", "positive_data_acceptance")
 
 @pytest.mark.parametrize(
     ("kind", "role", "n_operations"),
-    [("own_collection", None, 23), ("own_collection", "read", 23), ("several", "admin", 25)],
+    [("own_collection", None, 25), ("own_collection", "read", 25), ("several", "admin", 27)],
 )
 def test_generated_requests_get_declared_answers_and_no_server_error(
     request, serve, hashseek, tmp_path, kind, role, n_operations
@@ -54,10 +54,12 @@ def test_operations_have_stable_names(reader):
         "get_file",
         "get_image",
         "get_image_by_key",
+        "get_report",
         "get_session",
         "keep_duplicates",
         "list_collections",
         "list_images",
+        "list_reports",
         "live",
         "overview",
         "ready",

@@ -48,6 +48,8 @@ def test_health_statistics_and_documentation(reader, checkpoint):
         "/v1/images/{image_id}/file": ["get"],
         "/v1/images/{image_id}/similar": ["get"],
         "/v1/overview": ["get"],
+        "/v1/reports": ["get"],
+        "/v1/reports/{name}": ["get"],
         "/v1/session": ["delete", "get", "post"],
         "/v1/stats": ["get"],
         "/healthz/live": ["get"],

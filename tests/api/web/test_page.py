@@ -84,7 +84,10 @@ def site(many):
 
 @pytest.fixture
 def own_site(many, tmp_path):
-    with listening(shutil.copytree(many, tmp_path / "collection")) as url:
+    report = tmp_path / "reports" / "evaluation-best" / "report.html"
+    report.parent.mkdir(parents=True)
+    report.write_text("<!doctype html><title>Report</title><style>p { color: #123456 }</style><p>mAP@100 is 0.5")
+    with listening(shutil.copytree(many, tmp_path / "collection"), reports=tmp_path / "reports") as url:
         yield url
 
 
@@ -367,6 +370,17 @@ def test_the_overview_has_a_map_whose_dots_lead_to_searches(browse, site):
     page.go_back()
     page.locator("#labelRows").get_by_role("link", name="three").click()
     expect(page.locator("#storedTitle")).to_contain_text(f"{N // 3} of {N}")
+
+
+def test_the_overview_links_to_evaluation_reports(browse, site, own_site):
+    page = browse(f"{own_site}/?view=overview")
+    page.get_by_role("link", name="reports/evaluation-best").click()
+    expect(page.get_by_text("mAP@100")).to_have_css("color", "rgb(18, 52, 86)")
+    page.go_back()
+    expect(page.locator("#reports")).to_be_visible()
+    page = browse(f"{site}/?view=overview")
+    expect(page.locator("#overviewFacts")).to_contain_text("Calibration")
+    expect(page.locator("#reports")).to_be_hidden()
 
 
 def test_the_files_of_the_page_are_asked_for_again_after_an_upgrade(site):
