@@ -35,7 +35,10 @@ SUFFIXES = frozenset(
 INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 MAX_PIXELS = 100_000_000
 MAX_BYTES = 256 * 2**20
-MAX_SCANS = 100  # of a JPEG. Progressive ones have about ten; a scan costs 60 bytes, and time for all pixels
+# Of a JPEG. Progressive ones have about ten scans. One costs 60 bytes of file, and time for all pixels: 100 scans of 100
+# megapixels took 6 s of a core, 20 of them 1.
+MAX_SCANS = 100
+MAX_SCANNED = 20 * MAX_PIXELS  # pixels times scans
 _BAND = 64  # rows
 
 # `decode` checks the size in the header itself, with a clearer error.
@@ -131,7 +134,7 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
     A JPEG may be decoded smaller than it is (DCT scaling) as long as both sides keep `at_least` pixels; 0 keeps all.
 
     Raises:
-        BadImage: empty, not an image, damaged, of more than `max_pixels` pixels, or a JPEG of more than 100 scans.
+        BadImage: empty, not an image, damaged, of more than `max_pixels` pixels, or a JPEG of too many scans.
     """
     if not data:
         raise BadImage(f"{name} is empty (0 bytes)")
@@ -144,8 +147,12 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
                 )
             if opened.mode == "F":
                 raise BadImage(f"{name} holds floating-point values: convert it to 8 bits per channel")
-            if opened.format in ("JPEG", "MPO") and (n_scans := _count_scans(data)) > MAX_SCANS:
-                raise BadImage(f"{name} is a JPEG of {n_scans:,} scans; the limit is {MAX_SCANS}: save it again")
+            most = min(MAX_SCANS, MAX_SCANNED // (width * height))
+            if opened.format in ("JPEG", "MPO") and (n_scans := _count_scans(data, most)) > most:
+                raise BadImage(
+                    f"{name} is a JPEG of {n_scans:,} scans; the limit for {width} x {height} pixels is {most}: save it "
+                    "again"
+                )
             media_type = Image.MIME.get(opened.format or "", "application/octet-stream")
             if at_least:
                 opened.draft("RGB", (at_least, at_least))
@@ -164,10 +171,13 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
         raise BadImage(f"{name} is damaged and cannot be decoded: {error}") from None
 
 
-def _count_scans(data: bytes) -> int:
-    """Scans of a JPEG as libjpeg finds them: up to the end of the image, none of a thumbnail or a video with it."""
+def _count_scans(data: bytes, most: int) -> int:
+    """Scans of a JPEG as libjpeg finds them: up to the end of the image, none of a thumbnail or a video with it.
+
+    If it has at most `most`, the number may be too large, but not above `most`.
+    """
     n_scans = data.count(b"\xff\xda")  # at least as many, and quick
-    if n_scans <= MAX_SCANS:
+    if n_scans <= most:
         return n_scans
     n_scans, place = 0, 2
     while (found := _JPEG_MARKER.search(data, place)) and (kind := data[found.end() - 1]) != 0xD9:

@@ -18,6 +18,7 @@ from hashseek.retrieval.errors import BadConfig, BadImage
 from hashseek.retrieval.images import (
     FORMATS,
     MAX_PIXELS,
+    MAX_SCANNED,
     Preprocessing,
     decode,
     decode_for,
@@ -237,8 +238,10 @@ def test_anything_else_is_refused_with_its_name_and_a_reason(name):
     assert "\n" not in str(caught.value)
 
 
-def test_a_jpeg_of_many_scans_is_refused():
+@pytest.mark.parametrize(("most", "scanned"), [(100, MAX_SCANNED), (20, 20 * 96 * 72)])
+def test_a_jpeg_of_many_scans_is_refused(most, scanned, monkeypatch):
     """A scan of 60 bytes takes the decoder as long as all pixels do; 1,000 on 36 megapixels took 74 s (busy)."""
+    monkeypatch.setattr(images, "MAX_SCANNED", scanned)
     buffer = io.BytesIO()
     draw(0).save(buffer, "JPEG", progressive=True)
     data = buffer.getvalue()
@@ -248,11 +251,11 @@ def test_a_jpeg_of_many_scans_is_refused():
     def with_scans(n, before=b""):
         return data[:2] + before + data[2:-2] + (n - own) * last + end
 
-    video = 200 * b"\xff\xda\0\x03\0"  # as a phone appends it, or the bytes of a thumbnail
+    video = 2 * most * b"\xff\xda\0\x03\0"  # as a phone appends it, or the bytes of a thumbnail
     segment = b"\xff\xe5" + (len(video) + 2).to_bytes(2) + video
-    assert decode(with_scans(100, segment) + video).image.size == (96, 72)
-    for torn in (with_scans(101), with_scans(101, segment)):
-        with pytest.raises(BadImage, match="101 scans"):
+    assert decode(with_scans(most, segment) + video).image.size == (96, 72)
+    for torn in (with_scans(most + 1), with_scans(most + 1, segment)):
+        with pytest.raises(BadImage, match=f"{most + 1} scans"):
             decode(torn)
 
 
