@@ -35,8 +35,8 @@ SUFFIXES = frozenset(
 INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 MAX_PIXELS = 100_000_000
 MAX_BYTES = 256 * 2**20
-# Of a JPEG. Progressive ones have about ten scans. One costs 60 bytes of file, and time for all pixels: 100 scans of 100
-# megapixels took 6 s of a core, 20 of them 1.
+# Of a JPEG. Progressive ones have about ten scans. One costs 60 bytes of file, and time for all pixels: 100 scans of
+# 100 megapixels took 6 s of a core, 20 of them 1.
 MAX_SCANS = 100
 MAX_SCANNED = 20 * MAX_PIXELS  # pixels times scans
 _BAND = 64  # rows
@@ -150,8 +150,8 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
             most = min(MAX_SCANS, MAX_SCANNED // (width * height))
             if opened.format in ("JPEG", "MPO") and (n_scans := _count_scans(data, most)) > most:
                 raise BadImage(
-                    f"{name} is a JPEG of {n_scans:,} scans; the limit for {width} x {height} pixels is {most}: save it "
-                    "again"
+                    f"{name} is a JPEG of {n_scans:,} scans; the limit for {width} x {height} pixels is {most}: "
+                    "save it again"
                 )
             media_type = Image.MIME.get(opened.format or "", "application/octet-stream")
             if at_least:
