@@ -80,6 +80,7 @@ def fill(collection: Collection, n: int) -> None:
 def serving(folder: Path, *options: str) -> Iterator[tuple[int, int, IO[str]]]:
     """A ready `hashseek serve`; its port, process id and log. Fails if it does not end cleanly on SIGTERM."""
     command = [sys.executable, "-c", "from hashseek.api.cli import main; main()", "serve", str(folder), "--port", "0"]
+    started = time.perf_counter()
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen([*command, *options], stderr=log, text=True)
         try:
@@ -91,6 +92,7 @@ def serving(folder: Path, *options: str) -> Iterator[tuple[int, int, IO[str]]]:
                 with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz/ready"):
                     break
                 time.sleep(0.05)
+            print(f"ready after {time.perf_counter() - started:.1f} s")
             yield port, process.pid, log
         finally:
             process.terminate()
