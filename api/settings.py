@@ -77,7 +77,7 @@ class Settings:
     ] = None
     reports: Annotated[
         Path | None,
-        typer.Option(help="Folder whose evaluation reports (`hashseek evaluate`) are shown at /v1/reports."),
+        typer.Option(help="Folder with reports of evaluations and training runs, which are shown at /v1/reports."),
     ] = None
     log_format: Annotated[Literal["text", "json"], typer.Option(help="Of the lines on standard error.")] = "text"
     access_log: Annotated[bool, typer.Option("--access-log", help="Log every request.")] = False

@@ -43,7 +43,7 @@ class UnknownCollection(HashseekError):
 
 
 class UnknownReport(HashseekError):
-    """There is no evaluation report of this name."""
+    """There is no report of this name."""
 
 
 class CollectionExists(HashseekError):

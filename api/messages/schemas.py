@@ -249,14 +249,14 @@ class CollectionList(BaseModel):
 
 
 class Report(BaseModel):
-    """An evaluation report; its page is at `url`."""
+    """A report of an evaluation or a training run; its page is at `url`."""
 
     name: str
     url: str
 
 
 class ReportList(BaseModel):
-    """The evaluation reports, by name."""
+    """Reports, by name."""
 
     reports: list[Report]
 

@@ -1,4 +1,4 @@
-"""Evaluation reports: a list of them, and their pages, which `hashseek evaluate` wrote."""
+"""Reports of evaluations and training runs: a list of them, and their pages."""
 
 from pathlib import Path
 from urllib.parse import quote
@@ -19,14 +19,14 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-ur
 
 @router.get("")
 def list_reports(collections: CollectionsDep) -> ReportList:
-    """The evaluation reports in the folder of `--reports`, by name."""
+    """The reports of evaluations and training runs in the folder of `--reports`, by name."""
     names = _pages(collections.settings)
     return ReportList(reports=[Report(name=name, url=f"/v1/reports/{quote(name)}") for name in names])
 
 
 @router.get("/{name:path}", response_class=HTMLResponse)
 def get_report(name: str, collections: CollectionsDep) -> FileResponse:
-    """The page of an evaluation report."""
+    """The page of a report."""
     pages = _pages(collections.settings)
     if name not in pages:
         raise UnknownReport(f"there is no report {name[:80]!r}: /v1/reports lists them")
