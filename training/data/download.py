@@ -17,7 +17,7 @@ from filelock import FileLock
 
 from hashseek.retrieval.errors import BadDataset
 from hashseek.retrieval.label_files import OnError
-from hashseek.training.data.image_table import Incomplete
+from hashseek.training.data.image_table import Incomplete, with_remedy
 from hashseek.training.data.splits import Splits
 from hashseek.training.runs.progress import Progress
 
@@ -42,7 +42,7 @@ class Archive:
 def read_or_download(
     read: Callable[[OnError], Splits], archives: Sequence[Archive], root: Path, *, download: bool, on_error: OnError
 ) -> Splits:
-    """Call `read(on_error)`; if files are missing and `download` is set, download the archives first.
+    """Call `read(on_error)`; if files are missing or damaged and `download` is set, download the archives first.
 
     Raises:
         BadDataset: raised by `read`, or the archives cannot be downloaded.
@@ -56,7 +56,8 @@ def read_or_download(
                 unpack(fetch(archive, root, progress=progress), root / archive.into)
         except BadDataset:
             pass  # a download would not help
-    return read(on_error)
+    with with_remedy(f"unpack {' and '.join(a.url for a in archives)} in {root}, or set download = true"):
+        return read(on_error)
 
 
 def fetch(archive: Archive, folder: Path, *, progress: Progress) -> Path:
