@@ -5,7 +5,6 @@ Both call `prepare`, rank the database in their own way, measure the rankings, a
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +19,7 @@ from hashseek.training.data.splits import Split, Splits, check_labelled
 from hashseek.training.data.training_images import without_broken
 from hashseek.training.evaluation.candidates import Candidate
 from hashseek.training.evaluation.report.examples import confusions, examples, random_queries, worst_queries
-from hashseek.training.evaluation.report.folder import write_report
+from hashseek.training.evaluation.report.folder import Evaluation
 from hashseek.training.evaluation.report.measurements import Measurements, label_scores
 from hashseek.training.evaluation.report.projection import Points
 from hashseek.training.evaluation.report.schema import EvaluationReport
@@ -99,28 +98,6 @@ class Ranking:
     distances: NDArray[np.int64]
     rows: NDArray[np.int64]
     average_precision: list[NDArray[np.float64]]
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """A report, and what its folder holds beside it."""
-
-    report: EvaluationReport
-    per_query: dict[str, list[Any]] = field(repr=False)
-    points: Points = field(repr=False)
-    query_paths: tuple[Path, ...] = field(repr=False)
-    database_paths: tuple[Path, ...] = field(repr=False)
-
-    def write(self, folder: Path) -> list[Path]:
-        """Write the report's folder, and return the paths of its files, the page first."""
-        return write_report(
-            folder,
-            self.report,
-            per_query=self.per_query,
-            points=self.points,
-            query_paths=self.query_paths,
-            database_paths=self.database_paths,
-        )
 
 
 def prepare(candidates: Sequence[Candidate], splits: Splits, options: EvaluationOptions) -> EvaluationTask:

@@ -27,7 +27,6 @@ from hashseek.training.data.splits import Split, Splits
 from hashseek.training.data.training_images import without_broken
 from hashseek.training.evaluation.assembly import (
     N_NEAREST,
-    Evaluation,
     EvaluationOptions,
     EvaluationTask,
     Ranking,
@@ -36,6 +35,7 @@ from hashseek.training.evaluation.assembly import (
 )
 from hashseek.training.evaluation.candidates import group_by_backbone, load_candidates
 from hashseek.training.evaluation.published_order import hyp2_order
+from hashseek.training.evaluation.report.folder import Evaluation
 from hashseek.training.evaluation.report.measurements import Measurements, measure_histograms
 from hashseek.training.evaluation.report.projection import Points, project
 from hashseek.training.evaluation.report.schema import ComparedModel, EvaluationReport, RankingScore

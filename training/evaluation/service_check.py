@@ -14,7 +14,6 @@ from hashseek.retrieval.images import read_bytes
 from hashseek.retrieval.metrics import average_precision_of_ranking, count_gains, gains_of, histograms_of_ranking
 from hashseek.training.data.splits import Splits
 from hashseek.training.evaluation.assembly import (
-    Evaluation,
     EvaluationOptions,
     EvaluationTask,
     Ranking,
@@ -22,6 +21,7 @@ from hashseek.training.evaluation.assembly import (
     prepare,
 )
 from hashseek.training.evaluation.candidates import load_candidates
+from hashseek.training.evaluation.report.folder import Evaluation
 from hashseek.training.evaluation.report.measurements import Measurements, measure_histograms, measure_rankings
 from hashseek.training.evaluation.report.schema import ServiceAgreement
 

@@ -249,7 +249,7 @@ def _train(
             write_records(run.log, state.records)
             tracker.epoch(record)
             save_state(run, state.saved(config))
-        shown.end_epoch(record, is_best=is_best)
+        shown.epoch(record, is_best=is_best)
         if on_epoch is not None:
             try:
                 on_epoch(record)
