@@ -5,6 +5,7 @@ An interrupted download is resumed, which neither pooch nor torchvision can do: 
 
 import hashlib
 import http.client
+import shutil
 import tarfile
 import urllib.error
 import urllib.request
@@ -132,13 +133,9 @@ def unpack(archive: Path, folder: Path) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        if archive.suffix == ".zip":
-            with zipfile.ZipFile(archive) as packed_zip:
-                packed_zip.extractall(folder)  # leaves ".." and leading slashes out of names
-        else:
-            with tarfile.open(archive) as packed_tar:
-                packed_tar.extractall(folder, filter="data")
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
+        # Both refuse or leave out ".." and leading slashes in names.
+        shutil.unpack_archive(archive, folder, filter=None if archive.suffix == ".zip" else "data")
+    except (shutil.ReadError, tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
         raise BadDataset(f"{archive} is damaged or unsafe ({error}): delete it and download it again") from None
     except OSError as error:
         raise BadDataset(f"{archive} cannot be unpacked into {folder}: {error.strerror or error}") from None

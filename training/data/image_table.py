@@ -1,6 +1,5 @@
 """A table of image files and labels, its cache, and its splits; the data sets of published benchmarks use it."""
 
-import hashlib
 import io
 import json
 import logging
@@ -16,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hashseek.retrieval.errors import BadConfig, BadDataset
-from hashseek.retrieval.files import cache_folder, write_atomically
+from hashseek.retrieval.files import write_atomically
 from hashseek.retrieval.label_files import OnError, Problem
-from hashseek.training.data.file_digests import digest_files
+from hashseek.training.data.file_digests import cached_file, digest_files
 from hashseek.training.data.splits import NAMES, Split, Splits, join_splits
 
 Labels = NDArray[np.uint8]
@@ -104,8 +103,7 @@ def prepared(kind: str, sources: Sequence[Path], build: Callable[[], Table]) -> 
         sources: all files that `build` reads.
         build: reads the table from them.
     """
-    key = hashlib.sha256(f"{kind} {_FORMAT} {digest_files(sources)}".encode()).hexdigest()
-    file = cache_folder() / "datasets" / f"{key}.npz"
+    file = cached_file("datasets", kind, _FORMAT, digest_files(sources), suffix=".npz")
     stored = _load(file)
     if stored is not None:
         return stored
@@ -228,6 +226,7 @@ def split_table(
     root: Path,
     source: str,
     train_in_database: bool = False,
+    drop_queries: bool = False,
     published: tuple[int, int, int] | None = None,
     problems: Sequence[Problem] = (),
     on_error: OnError = "stop",
@@ -240,6 +239,7 @@ def split_table(
         root: the folder that the files are relative to.
         source: the data set's name in messages.
         train_in_database, published: see `join_splits`.
+        drop_queries: leave queries out of the database, with a note.
         problems: problems found earlier.
         on_error: "stop" refuses missing images, "skip" leaves them out.
 
@@ -248,6 +248,11 @@ def split_table(
         BadDataset: see `join_splits`.
     """
     problems = list(problems)
+    repeated = np.isin(rows["database"], rows["query"])
+    if drop_queries and repeated.any():
+        rows = {**rows, "database": rows["database"][~repeated]}
+        reason = f"{int(repeated.sum()):,} queries were removed from the database"
+        problems.append(Problem(source, reason, skipped=False))
     for split in NAMES:
         _refuse_repeats([table.files[row] for row in rows[split].tolist()], f"the {split} split of {source}")
     used = np.unique(np.concatenate([rows[split] for split in NAMES]))

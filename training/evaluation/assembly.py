@@ -82,11 +82,6 @@ class EvaluationTask:
         """The N that count, none of them beyond the database."""
         return list(dict.fromkeys(effective_n(n, len(self.database)) for n in self.options.ns))
 
-    def remarks(self) -> list[str]:
-        """Warnings about the labels and the N."""
-        names = self.splits.label_names
-        return remarks(self.query.labels, self.database.labels, ns=self.options.ns, label_names=names)
-
 
 @dataclass(frozen=True)
 class Ranking:
@@ -182,7 +177,7 @@ def assemble(
         confusions=confusions(query.labels, database.labels, names, ranking.rows[:, :N_NEAREST]),
         examples=show(random_queries(len(query), seed=options.seed)),
         worst=show(worst_queries(ap, found.n_relevant)),
-        notes=[*task.notes, *task.remarks()],
+        notes=[*task.notes, *remarks(query.labels, database.labels, ns=options.ns, label_names=names)],
         sources=_sources(header, options.data_set),
         seed=options.seed,
         command=options.command,

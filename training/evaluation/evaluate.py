@@ -15,14 +15,14 @@ from torch import nn
 from hashseek.indexing.calibration import check_same_codes, store_calibration
 from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.collection import CATALOG
-from hashseek.indexing.index.hamming_index import Distances, Ids
+from hashseek.indexing.index.hamming_index import Ids
 from hashseek.indexing.searcher import InMemory, Searcher
 from hashseek.retrieval.checkpoint import Checkpoint
 from hashseek.retrieval.codes import Codes
-from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadConfig, HashseekError
 from hashseek.retrieval.metrics import average_precision_of_ranking, bit_statistics, gains_of, histograms
 from hashseek.retrieval.scores import Scores, asymmetric_scores, best, cosines
+from hashseek.training.data.image_table import Rows
 from hashseek.training.data.splits import Split, Splits
 from hashseek.training.data.training_images import without_broken
 from hashseek.training.evaluation.assembly import (
@@ -134,13 +134,10 @@ def evaluate(
     )
 
 
-def rank_with_library(
-    task: EvaluationTask, checkpoint: Checkpoint, database: Split, *, k: int
-) -> tuple[np.ndarray, np.ndarray]:
+def rank_with_library(task: EvaluationTask, checkpoint: Checkpoint, database: Split, *, k: int) -> tuple[Rows, Rows]:
     """(distances, rows) of the k nearest images of each query, (Q, k), in the order of search (ties by row)."""
     data = _encode(task, [checkpoint], [[0]], database=database)[0]
-    found = _ranker(data.encoder.encoder, data.database.codes, n_bits=data.n_bits)(data.query.codes, k=k)
-    return np.stack([row for row, _ in found]).astype(np.int64), np.stack([row for _, row in found]).astype(np.int64)
+    return _ranker(data)(data.query.codes, k)
 
 
 def check_calibrates(collection: Path, fingerprint: str) -> None:
@@ -241,25 +238,33 @@ def _measure(task: EvaluationTask, model: _EncodedData) -> tuple[Measurements, R
     return measured, ranking
 
 
-def _ranker(encoder: Encoder | None, codes: Codes, *, n_bits: int) -> Callable[..., list[tuple[Distances, Ids]]]:
-    """The searcher's ranking; a model of vectors has no encoder, so its codes are searched without a searcher."""
-    index = InMemory(codes, n_bits=n_bits)
-    return index.search if encoder is None else Searcher(encoder, index).rank
+def _ranker(model: _EncodedData) -> Callable[[Codes, int], tuple[Rows, Rows]]:
+    """A function from codes of Q queries and k to (distances, rows) of the k nearest database images, both (Q, k).
+
+    The ranking is the searcher's; a model of vectors has no encoder, so its codes are searched without a searcher.
+    """
+    encoder, index = model.encoder.encoder, InMemory(model.database.codes, n_bits=model.n_bits)
+    search = index.search if encoder is None else Searcher(encoder, index).rank
+
+    def rank(codes: Codes, k: int) -> tuple[Rows, Rows]:
+        found = search(codes, k=k)
+        return np.stack([row for row, _ in found]).astype(np.int64), np.stack([row for _, row in found]).astype(
+            np.int64
+        )
+
+    return rank
 
 
-def _rank(task: EvaluationTask, model: _EncodedData, n_relevant: np.ndarray) -> Ranking:
+def _rank(task: EvaluationTask, model: _EncodedData, n_relevant: Rows) -> Ranking:
     """Rank as the service does, with the searcher."""
-    query, database, ns = model.query, model.database, task.ns
-    rank = _ranker(model.encoder.encoder, database.codes, n_bits=model.n_bits)
+    query, database, ns, rank = model.query, model.database, task.ns, _ranker(model)
     average_precision: list[list[np.ndarray]] = [[] for _ in ns]
     nearest = []
     k = min(max(*ns, N_NEAREST), len(database))
     block = max(1, RANKS_PER_BLOCK // k)
     for start in range(0, len(query), block):
         chosen = slice(start, start + block)
-        found = rank(query.codes[chosen], k=k)
-        rows = np.stack([row for _, row in found])
-        distances = np.stack([row for row, _ in found])
+        distances, rows = rank(query.codes[chosen], k)
         hits = gains_of(rows, query.labels[chosen], database.labels) > 0
         for values, n in zip(average_precision, ns, strict=True):
             values.append(
@@ -269,9 +274,8 @@ def _rank(task: EvaluationTask, model: _EncodedData, n_relevant: np.ndarray) -> 
             )
         nearest.append((distances[:, :N_NEAREST], rows[:, :N_NEAREST]))
     return Ranking(
-        np.concatenate([distances for distances, _ in nearest]).astype(np.int64),
-        np.concatenate([rows for _, rows in nearest]),
-        [np.concatenate(values) for values in average_precision],
+        *(np.concatenate(parts) for parts in zip(*nearest, strict=True)),
+        average_precision=[np.concatenate(values) for values in average_precision],
     )
 
 

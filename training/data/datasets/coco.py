@@ -102,11 +102,6 @@ def coco(
             listed = {split: read_list(Path(expand(lists)) / NAMES_OF_LISTS[split])[0] for split in NAMES}
             names = {split: listed[split].files for split in NAMES}
             rows, problems = rows_of(table, names, source=str(folder), on_error=mode)
-            repeated = np.isin(rows["database"], rows["query"])
-            if drop_queries and repeated.any():
-                rows["database"] = rows["database"][~repeated]
-                reason = f"{int(repeated.sum()):,} queries were removed from the database"
-                problems.append(Problem(lists, reason, skipped=False))
         else:
             rows = draw(
                 len(table.files),
@@ -124,6 +119,7 @@ def coco(
             root=pictures,
             source=f"COCO {year}",
             train_in_database=shared,
+            drop_queries=drop_queries,
             published=(n_query_published, n_train_published, rest),
             problems=problems,
             on_error=mode,

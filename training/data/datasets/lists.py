@@ -101,13 +101,6 @@ def read_lists(
         found = ", ".join(f"{names[split]} {width[split]}" for split in NAMES)
         expected = "the same number in each" if wanted is None else str(wanted)
         raise BadDataset(f"the lists in {folder} have {found} labels, but must have {expected}: use lists of one set")
-    if drop_queries:
-        queries, whole = set(tables["query"].files), tables["database"]
-        kept = np.array([row for row, file in enumerate(whole.files) if file not in queries], np.int64)
-        tables["database"] = whole.take(kept)
-        if repeated := len(whole.files) - len(kept):
-            reason = f"{repeated:,} queries were removed from the database"
-            problems.append(Problem(names["database"], reason, skipped=False))
     table, rows = _united(tables, folder)
     if label_names is not None:
         table = Table(table.files, table.labels, tuple(label_names))
@@ -117,6 +110,7 @@ def read_lists(
         root=root,
         source=str(folder),
         train_in_database=train_in_database,
+        drop_queries=drop_queries,
         published=published,
         problems=problems,
         on_error=on_error,
