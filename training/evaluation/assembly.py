@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hashseek.retrieval.checkpoint import Header
 from hashseek.retrieval.errors import BadConfig
-from hashseek.retrieval.metrics import Normalizer, effective_n, remarks
+from hashseek.retrieval.metrics import Normalizer, average_precision_of_ranking, effective_n, remarks
 from hashseek.training.data.datasets import SOURCES
 from hashseek.training.data.held_out_labels import LabelPart, label_part
 from hashseek.training.data.splits import Split, Splits, check_labelled
@@ -81,6 +81,15 @@ class EvaluationTask:
     def ns(self) -> list[int]:
         """The N that count, none of them beyond the database."""
         return list(dict.fromkeys(effective_n(n, len(self.database)) for n in self.options.ns))
+
+    def average_precision(
+        self, hits: NDArray[np.bool_], n_relevant: NDArray[np.int64], normalizer: Normalizer | None = None
+    ) -> list[NDArray[np.float64]]:
+        """AP (Q,) at each N of rankings in which `hits` (Q, n) are relevant."""
+        normalizer = normalizer or self.options.normalizer
+        return [
+            average_precision_of_ranking(hits[:, :n], n_relevant=n_relevant, normalizer=normalizer) for n in self.ns
+        ]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from hashseek.indexing.searcher import InMemory, Searcher
 from hashseek.retrieval.checkpoint import Checkpoint
 from hashseek.retrieval.codes import Codes
 from hashseek.retrieval.errors import BadConfig, HashseekError
-from hashseek.retrieval.metrics import average_precision_of_ranking, bit_statistics, gains_of, histograms
+from hashseek.retrieval.metrics import bit_statistics, gains_of, histograms
 from hashseek.retrieval.scores import Scores, asymmetric_scores, best, cosines
 from hashseek.training.data.image_table import Rows
 from hashseek.training.data.splits import Split, Splits
@@ -45,7 +45,7 @@ Baseline = Literal["auto", "itq", "untrained", "none"]
 # ITQ is fitted to at most this many training images: more change little (docs/explanation/unsupervised.md).
 N_FITTED = 4000
 
-# Rankings are as long as the largest N. This many of their ranks are in memory at the same time.
+# Rankings are as long as the largest N. This many of their ranks are found at the same time.
 RANKS_PER_BLOCK = 2**22
 # This many scores of query and database image are in memory at the same time.
 SCORES_PER_BLOCK = 2**25
@@ -257,26 +257,16 @@ def _ranker(model: _EncodedData) -> Callable[[Codes, int], tuple[Rows, Rows]]:
 
 def _rank(task: EvaluationTask, model: _EncodedData, n_relevant: Rows) -> Ranking:
     """Rank as the service does, with the searcher."""
-    query, database, ns, rank = model.query, model.database, task.ns, _ranker(model)
-    average_precision: list[list[np.ndarray]] = [[] for _ in ns]
-    nearest = []
-    k = min(max(*ns, N_NEAREST), len(database))
-    block = max(1, RANKS_PER_BLOCK // k)
+    query, database, rank = model.query, model.database, _ranker(model)
+    k = min(max(*task.ns, N_NEAREST), len(database))
+    block, parts = max(1, RANKS_PER_BLOCK // k), []
     for start in range(0, len(query), block):
         chosen = slice(start, start + block)
         distances, rows = rank(query.codes[chosen], k)
         hits = gains_of(rows, query.labels[chosen], database.labels) > 0
-        for values, n in zip(average_precision, ns, strict=True):
-            values.append(
-                average_precision_of_ranking(
-                    hits[:, :n], n_relevant=n_relevant[chosen], normalizer=task.options.normalizer
-                )
-            )
-        nearest.append((distances[:, :N_NEAREST], rows[:, :N_NEAREST]))
-    return Ranking(
-        *(np.concatenate(parts) for parts in zip(*nearest, strict=True)),
-        average_precision=[np.concatenate(values) for values in average_precision],
-    )
+        parts.append((distances[:, :N_NEAREST].copy(), rows[:, :N_NEAREST].copy(), hits))
+    distances, rows, hits = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return Ranking(distances, rows, task.average_precision(hits, n_relevant))
 
 
 def _rankings(task: EvaluationTask, model: _EncodedData, found: Measurements) -> list[RankingScore]:
@@ -309,9 +299,9 @@ def _rankings(task: EvaluationTask, model: _EncodedData, found: Measurements) ->
         for start in range(0, len(query), block):
             chosen = slice(start, start + block)
             parts.append(gains_of(order(chosen), query.labels[chosen], database.labels) > 0)
-        hits, normalizer = np.concatenate(parts), "retrieved" if rank == "hyp2" else task.options.normalizer
-        for n in task.ns:
-            ap = average_precision_of_ranking(hits[:, :n], n_relevant=found.n_relevant, normalizer=normalizer)
+        hits = np.concatenate(parts)
+        values = task.average_precision(hits, found.n_relevant, "retrieved" if rank == "hyp2" else None)
+        for n, ap in zip(task.ns, values, strict=True):
             scores.append(RankingScore(rank, n, float(ap.mean()), float(hits[:, :n].mean())))
     return sorted(scores, key=lambda score: score.n)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -24,9 +25,9 @@ class Progress:
         self.quiet = quiet
         self.console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
 
-    def __reduce__(self) -> tuple[Callable[[bool], "Progress"], tuple[bool]]:
+    def __reduce__(self) -> tuple[Callable[[], "Progress"], tuple[()]]:
         """A console cannot be sent to another process, which makes its own."""
-        return _progress, (self.quiet,)
+        return partial(Progress, quiet=self.quiet), ()
 
     def problems(self, problems: Sequence[Problem], absent: Sequence[str]) -> None:
         """Print which lines of the data set were skipped or repaired, and which labels no training image has."""
@@ -66,7 +67,3 @@ class Progress:
             f"epoch {record['epoch']}  {shown}  {record['images_per_s']:.0f} images/s  {record['seconds']:.1f} s"
             + ("  best" if is_best else "")
         )
-
-
-def _progress(quiet: bool) -> Progress:
-    return Progress(quiet=quiet)

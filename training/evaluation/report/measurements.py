@@ -174,7 +174,12 @@ def _scores(
     return [
         Score(
             n,
-            *(mean(f"{name}@{n}") for name in ("AP", "precision", "recall", "nDCG", "ACG", "WAP")),
+            mean_average_precision=mean(f"AP@{n}"),
+            precision=mean(f"precision@{n}"),
+            recall=mean(f"recall@{n}"),
+            ndcg=mean(f"nDCG@{n}"),
+            acg=mean(f"ACG@{n}"),
+            wap=mean(f"WAP@{n}"),
             tied=tied[place],
             as_served=as_served[place],
         )

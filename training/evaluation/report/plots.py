@@ -125,8 +125,8 @@ def _precision_recall(report: EvaluationReport, axes: "Axes") -> None:
     axes.plot(curves.recall, curves.precision, color=SERIES[0], label="over rank")
     within = np.array(curves.precision_skip, float)  # None, at radii where nothing was found, becomes NaN
     if not np.isnan(within).all():
-        how = {"linewidth": 1.2, "marker": "o", "markersize": 3, "label": "over Hamming radius"}
-        axes.plot(curves.radius_recall, within, color=SERIES[1], **how)
+        label = "over Hamming radius"
+        axes.plot(curves.radius_recall, within, "o-", color=SERIES[1], linewidth=1.2, markersize=3, label=label)
     if report.baseline_recall:
         recall, precision, dashed = report.baseline_recall, report.baseline_precision, (0, (4, 2))
         axes.plot(recall, precision, color=SERIES[2], linestyle=dashed, label=report.baseline_name)
