@@ -10,7 +10,6 @@ interrupted comparison continues.
     FOLDER/METHOD/rows.jsonl        one line per finished run, with the AP of every query
 """
 
-import csv
 import json
 import os
 import shutil
@@ -47,10 +46,11 @@ from hashseek.retrieval.metrics.rankings import average_precision_of_ranking
 from hashseek.retrieval.models.backbones import default_preprocessing
 from hashseek.retrieval.scores import asymmetric_scores, best
 from hashseek.training.config import Config, load_config, read_config
-from hashseek.training.data.cached_features import features_of
+from hashseek.training.data.cached_features import engine_for, features_of
 from hashseek.training.data.datasets import Splits, build_splits
 from hashseek.training.data.training_images import Images
 from hashseek.training.loop.fit import fit, initial_model
+from hashseek.training.report_format import Table, table_as_markdown
 from hashseek.training.runs.run_folder import read_log, read_records, write_records
 from hashseek.training.runs.sweep import sweep
 
@@ -217,9 +217,10 @@ def _inputs(config: Config) -> Inputs:
     if default is None or not config.model.freeze_backbone:
         raise BadConfig("methods are compared on vectors, or on photographs with model.freeze_backbone = true: set it")
     preprocessing = config.model.preprocessing(default)
-    model, device = initial_model(config), torch.device("cpu")
+    model = initial_model(config)
+    engine = engine_for(model, preprocessing, precision=config.train.precision)
     images = [Images(split, preprocessing, cache="none") for split in parts]
-    return Inputs(splits, *[features_of(model, i, device=device, precision=config.train.precision) for i in images])
+    return Inputs(splits, *[features_of(model, each, engine=engine) for each in images])
 
 
 @dataclass(frozen=True)
@@ -266,10 +267,10 @@ def tune(method: str, n_bits: int, experiment: Experiment, folder: Path) -> None
     space = dict(entry.space)
     if "loss.a" in space:
         space["loss.a"] = _log(*(space["loss.a"][end] / n_bits for end in ("low", "high")))
-    sweep(content, space, n_trials=experiment.n_trials, folder=trials, seed=seed)
+    scored = sweep(content, space, n_trials=experiment.n_trials, folder=trials, seed=seed)
     means: dict[tuple[str, ...], float] = {}
-    for number, (score, settings) in enumerate(_best_trials(trials / "trials.csv", space)):
-        scores = [score]
+    for number, finalist in enumerate(scored[:FINALISTS]):
+        scores, settings = [finalist.score], finalist.settings
         for other in range(1, VALIDATIONS):
             config, out = experiment.config(*tuning, *settings, f"train.seed={other}"), trials / f"{number}-{other}"
             scores.append(fit(config, out=out, resume=out.is_dir()).best_score)
@@ -277,25 +278,6 @@ def tune(method: str, n_bits: int, experiment: Experiment, folder: Path) -> None
     write_atomically(place / f"trials-{n_bits}.csv", (trials / "trials.csv").read_bytes())
     write_atomically(place / f"chosen-{n_bits}.json", json.dumps(max(means, key=lambda one: means[one])).encode())
     shutil.rmtree(trials)  # the checkpoints are large
-
-
-def _best_trials(file: Path, space: Space) -> list[tuple[float, tuple[str, ...]]]:
-    """Scores and settings of the best trials in a table that `sweep` wrote, the best first."""
-    with file.open(encoding="utf-8", newline="") as opened:
-        rows = [row for row in csv.DictReader(opened) if row["outcome"] == "scored"]
-    [measure] = {name for name in rows[0] if name.startswith("validation_")}
-    rows.sort(key=lambda row: -float(row[measure]))
-    texts = [tuple(f"{name}={_literal(row[name])}" for name in space) for row in rows[:FINALISTS]]
-    return [(float(row[measure]), settings) for row, settings in zip(rows, texts, strict=False)]
-
-
-def _literal(text: str) -> str:
-    """A value of a table as a setting has it: words in quotes."""
-    try:
-        float(text)
-    except ValueError:
-        return json.dumps(text)
-    return text
 
 
 def chosen_settings(folder: Path, method: str, tuned: int, *, n_bits: int) -> tuple[str, ...]:
@@ -405,7 +387,6 @@ def run_method(method: str, experiment: Experiment, folder: Path) -> None:
             settings = (*entry.settings, *chosen, f"model.n_bits={n_bits}", f"train.seed={seed}")
             scores = trained(settings, experiment, folder / method / f"{n_bits}-{seed}", inputs)
         rows.append({"method": method, "n_bits": n_bits, "seed": seed, **scores})
-        (folder / method).mkdir(parents=True, exist_ok=True)
         write_records(folder / method / "rows.jsonl", rows)
 
 
@@ -466,22 +447,22 @@ def as_markdown(folder: Path, *, methods: Sequence[str]) -> str:
     for key, title in _TABLES.items():
         if not all(key in row for row in rows):
             continue
-        lines += [
-            f"{title}: mean and standard deviation over seeds.",
-            "",
-            f"| method | {' | '.join(f'{k} bits' for k in bits)} |",
-            f"|---|{'---|' * len(bits)}",
+        header = ["method", *(f"{k} bits" for k in bits)]
+        cells = [
+            [METHODS[method].title, *(mean_and_deviation(values(method, k, key)) for k in bits)]
+            for method in sorted({row["method"] for row in rows}, key=lambda m: -mean(m, key))
         ]
-        for method in sorted({row["method"] for row in rows}, key=lambda m: -mean(m, key)):
-            cells = [_cell(values(method, k, key)) for k in bits]
-            lines.append(f"| {METHODS[method].title} | {' | '.join(cells)} |")
+        table = table_as_markdown(Table(header, cells, text_columns=len(header)))
+        lines += [f"{title}: mean and standard deviation over seeds.", "", table]
         tests = [line for k in bits for line in tests_of(rows, k, of_query=_OF_QUERY[key])] if key in _OF_QUERY else []
         lines += ["", *tests, ""]
-    lines += [f"Mean distances in bits at {bits[-1]} bits:", "", "| method | d_intra | d_inter |", "|---|---:|---:|"]
-    for method in methods:
-        if mean(method, "mAP") >= 0:
-            distances = " | ".join(f"{mean(method, key):.1f}" for key in ("d_intra", "d_inter"))
-            lines.append(f"| {METHODS[method].title} | {distances} |")
+    distances = [
+        [METHODS[method].title, *(f"{mean(method, key):.1f}" for key in ("d_intra", "d_inter"))]
+        for method in methods
+        if mean(method, "mAP") >= 0
+    ]
+    table = table_as_markdown(Table(["method", "d_intra", "d_inter"], distances, text_columns=1))
+    lines += [f"Mean distances in bits at {bits[-1]} bits:", "", table]
     return "\n".join(lines) + "\n"
 
 
@@ -565,7 +546,11 @@ def tests_of(rows: Sequence[dict[str, Any]], n_bits: int, *, of_query: str) -> l
     ]
 
 
-def _cell(values: NDArray[np.float64]) -> str:
-    if not len(values):
-        return ""
-    return f"{values.mean():.4f} ± {values.std(ddof=1) if len(values) > 1 else 0:.4f}"
+def mean_and_deviation(values: Sequence[float] | NDArray[np.float64]) -> str:
+    """The mean and the standard deviation, as a cell of a table; nothing where there are no values."""
+    return f"{np.mean(values):.4f} ± {deviation(values):.4f}" if len(values) else ""
+
+
+def deviation(values: Sequence[float] | NDArray[np.float64]) -> float:
+    """The sample standard deviation; 0 of a single value."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0

@@ -30,6 +30,7 @@ from hashseek.training.evaluation.classification_metrics import (
 from hashseek.training.evaluation.logistic_regression import Probe, fit_probe
 from hashseek.training.losses import build_loss
 from hashseek.training.losses.memory import KeyQueue, update_key_encoder
+from hashseek.training.runs.sweep_space import parse_space
 
 WIDTH = 128
 QUEUE = 4096
@@ -46,50 +47,33 @@ METHODS: dict[str, tuple[str, dict[str, Any], bool]] = {
 }
 MARGINS = ("lam", "gamma", "m_rel", "m_abs", "k_min")
 
-# Tried first, for every method; all inside the search space.
-DEFAULTS: dict[str, Any] = {
-    "hidden": "512-512",
-    "first_cycle": 8,
-    "mask": 0.5,
-    "batch_size": 128,
-    "lr": 1e-3,
-    "weight_decay": 1e-4,
-    "tau": 0.1,
-    "momentum": 0.99,
-    "lam": 0.01,
-    "gamma": 0.8,
-    "m_rel": 0.1,
-    "m_abs": 0.2,
-    "k_min": 64,
+# Setting -> the value tried first, and what is searched: tau, momentum and margins are the paper's, the rest is ours.
+SPACE: dict[str, tuple[Any, Any]] = {
+    "hidden": ("512-512", ["512", "1024", "512-512"]),
+    "first_cycle": (8, [4, 8, 16]),
+    "mask": (0.5, {"low": 0.1, "high": 0.7}),
+    "batch_size": (128, [128, 256]),
+    "lr": (1e-3, {"low": 3e-4, "high": 3e-3, "log": True}),
+    "weight_decay": (1e-4, {"low": 1e-5, "high": 0.1, "log": True}),
+    "tau": (0.1, [0.01, 0.1]),
+    "momentum": (0.99, [0.99, 0.999, 0.9999]),
+    "lam": (0.01, {"low": 0.001, "high": 1.0, "log": True}),
+    "gamma": (0.8, [0.5, 0.7, 0.8, 1.0, 1.5, 2.0]),
+    "m_rel": (0.1, [0.05, 0.1]),
+    "m_abs": (0.2, [0.2, 0.3]),
+    "k_min": (64, [64, 128, 256]),
 }
 
 
 def suggest(trial: Trial, method: str) -> dict[str, Any]:
-    """Settings of `method` from the search space; tau, momentum and margins are the paper's, the rest is ours."""
-    settings = {
-        "hidden": trial.suggest_categorical("hidden", ["512", "1024", "512-512"]),
-        "first_cycle": trial.suggest_categorical("first_cycle", [4, 8, 16]),
-        "mask": trial.suggest_float("mask", 0.1, 0.7),
-        "batch_size": trial.suggest_categorical("batch_size", [128, 256]),
-        "lr": trial.suggest_float("lr", 3e-4, 3e-3, log=True),
-        "weight_decay": trial.suggest_float("weight_decay", 1e-5, 0.1, log=True),
-        "tau": trial.suggest_categorical("tau", [0.01, 0.1]),
-        "momentum": trial.suggest_categorical("momentum", [0.99, 0.999, 0.9999]),
-    }
-    if METHODS[method][2]:
-        settings |= {
-            "lam": trial.suggest_float("lam", 0.001, 1.0, log=True),
-            "gamma": trial.suggest_categorical("gamma", [0.5, 0.7, 0.8, 1.0, 1.5, 2.0]),
-            "m_rel": trial.suggest_categorical("m_rel", [0.05, 0.1]),
-            "m_abs": trial.suggest_categorical("m_abs", [0.2, 0.3]),
-            "k_min": trial.suggest_categorical("k_min", [64, 128, 256]),
-        }
-    return settings
+    """Settings of `method` from the search space."""
+    space = parse_space({name: SPACE[name][1] for name in defaults(method)})
+    return {name: trial._suggest(name, distribution) for name, distribution in space.items()}
 
 
 def defaults(method: str) -> dict[str, Any]:
     """The settings that the search of `method` begins with."""
-    return {name: value for name, value in DEFAULTS.items() if METHODS[method][2] or name not in MARGINS}
+    return {name: first for name, (first, _) in SPACE.items() if METHODS[method][2] or name not in MARGINS}
 
 
 class VectorEncoder(nn.Module):
@@ -217,7 +201,8 @@ def cross_validate(
         BadCodes: training diverged.
         BadDataset: fewer rows than folds.
     """
-    vectors, labels = vectors_of(train), train.labels
+    vectors, labels = train.vectors, train.labels
+    assert vectors is not None
     if len(vectors) < 2 * n_folds:
         raise BadDataset(f"the training split has {len(vectors)} rows, too few for {n_folds} folds: use fewer folds")
     tried = list(itertools.product(CYCLES, PROBED, DECAYS))
@@ -267,7 +252,9 @@ def query_scores(
     nine thresholds on the query split itself, which is what MulSupCon's code reports.
     """
     train, query = splits.train, splits.query
-    x, held = standardized(vectors_of(train), vectors_of(query))
+    assert train.vectors is not None
+    assert query.vectors is not None
+    x, held = standardized(train.vectors, query.vectors)
     y = torch.from_numpy(train.labels.astype(np.float32))
     encoders = start_training(x, y, method=method, settings=settings, seed=seed)
     encoder = next(itertools.islice(encoders, choice.cycles - 1, None))
@@ -296,14 +283,3 @@ def standardized(train: NDArray[np.float32], other: NDArray[np.float32]) -> tupl
     mean, std = train.mean(axis=0), train.std(axis=0)
     std[std == 0] = 1
     return torch.from_numpy((train - mean) / std), torch.from_numpy((other - mean) / std)
-
-
-def vectors_of(split: Split) -> NDArray[np.float32]:
-    """The vectors (n, D) of a split.
-
-    Raises:
-        BadDataset: it holds images.
-    """
-    if split.vectors is None:
-        raise BadDataset("this experiment needs vectors, but the data set holds images: choose scene or yeast")
-    return split.vectors

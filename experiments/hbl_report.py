@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 from scipy.stats import ttest_1samp
 
+from experiments.comparison import deviation, mean_and_deviation
 from experiments.hbl_table_2 import MARGINS_OFF
+from hashseek.training.report_format import Table, table_as_markdown
 
 FIGURES = ("p@1", "mAP", "HA", "ebF1", "maF1", "miF1")
 
@@ -40,27 +42,31 @@ Row = Mapping[str, Any]
 
 def as_markdown(rows: Sequence[Row]) -> str:
     """The report of finished seeds: figures beside the paper's, how many rows reach it, and what HBL adds."""
-    return "\n".join([*_figures(rows), "", *_verdict(rows), "", *_margins(rows), "", *_settings(rows)]) + "\n"
+    parts = [_table(_figures(rows)), _verdict(rows), _table(_margins(rows)), _table(_settings(rows))]
+    return "\n\n".join(parts) + "\n"
 
 
-def _figures(rows: Sequence[Row]) -> Iterable[str]:
-    yield f"| data | method | figures | {' | '.join(FIGURES)} |"
-    yield f"|---|---|---|{'---|' * len(FIGURES)}"
+def _table(rows: Iterable[Sequence[str]]) -> str:
+    header, *others = rows
+    return table_as_markdown(Table(header, others, text_columns=len(header)))
+
+
+def _figures(rows: Sequence[Row]) -> Iterable[Sequence[str]]:
+    yield ("data", "method", "figures", *FIGURES)
     for data, method in PAPER:
-        yield _line(TITLES[method], data, "paper", [f"{value:.4f}" for value in PAPER[data, method]])
+        yield (data, TITLES[method], "paper", *(f"{value:.4f}" for value in PAPER[data, method]))
         seeds = _of(rows, data, method)
         for decision, title in DECISIONS.items():
             if not seeds:
-                yield _line("", "", title, ["not run"] * len(FIGURES))
+                yield ("", "", title, *["not run"] * len(FIGURES))
                 break
-            values = {name: [row["figures"][decision][name] for row in seeds] for name in FIGURES}
-            cells = [f"{np.mean(v):.4f} ± {_std(v):.4f}" for v in values.values()]
+            cells = [mean_and_deviation([row["figures"][decision][name] for row in seeds]) for name in FIGURES]
             if decision != "folds":
                 cells[:2] = ["", ""]  # p@1 and mAP need no threshold: as above
-            yield _line("", "", title, cells)
+            yield ("", "", title, *cells)
 
 
-def _verdict(rows: Sequence[Row]) -> Iterable[str]:
+def _verdict(rows: Sequence[Row]) -> str:
     reached: dict[str, int] = {"mAP": 0, "p@1": 0, "both": 0}
     n_rows = 0
     for data, method in PAPER:
@@ -72,16 +78,16 @@ def _verdict(rows: Sequence[Row]) -> Iterable[str]:
         for name, is_above in above.items():
             reached[name] += is_above
         reached["both"] += all(above.values())
-    yield (
+    return (
         f"At or above the paper, mean over seeds: mAP in {reached['mAP']} of {n_rows} rows, p@1 in {reached['p@1']}, "
         f"both in {reached['both']}."
     )
 
 
-def _margins(rows: Sequence[Row]) -> Iterable[str]:
+def _margins(rows: Sequence[Row]) -> Iterable[Sequence[str]]:
     """HBL against its base, and against itself without margins, paired by seed."""
-    yield "| data | comparison, paired by seed | figure | mean difference | std | seeds better | t-test p | HBL helps |"
-    yield "|---|---|---|---|---|---|---|---|"
+    measured = ("figure", "mean difference", "std", "seeds better", "t-test p")
+    yield ("data", "comparison, paired by seed", *measured, "HBL helps")
     for data, method in PAPER:
         if method not in BASES:
             continue
@@ -97,16 +103,14 @@ def _margins(rows: Sequence[Row]) -> Iterable[str]:
                     continue
                 mean, p = float(np.mean(differences)), _p_value(differences)
                 shown = "< 0.001" if p < 0.001 else f"{p:.3f}"
-                yield (
-                    f"| {data} | {title} | {name} | {mean:+.4f} | {_std(differences):.4f} | "
-                    f"{sum(d > 0 for d in differences)} of {len(differences)} | {shown} | {_answer(mean, p)} |"
-                )
+                better = f"{sum(d > 0 for d in differences)} of {len(differences)}"
+                figures = (f"{mean:+.4f}", f"{deviation(differences):.4f}", better, shown)
+                yield (data, title, name, *figures, _answer(mean, p))
 
 
-def _settings(rows: Sequence[Row]) -> Iterable[str]:
+def _settings(rows: Sequence[Row]) -> Iterable[Sequence[str]]:
     """What the search chose, and the figures by which it did."""
-    yield "| data | method | mAP on the folds | p@1 on the folds | probe | settings chosen |"
-    yield "|---|---|---|---|---|---|"
+    yield ("data", "method", "mAP on the folds", "p@1 on the folds", "probe", "settings chosen")
     for data, method in PAPER:
         for row in _of(rows, data, method)[:1]:
             choice = row["choice"]
@@ -114,10 +118,9 @@ def _settings(rows: Sequence[Row]) -> Iterable[str]:
                 f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
                 for name, value in row["settings"].items()
             )
-            yield (
-                f"| {data} | {TITLES[method]} | {choice['mean_ap']:.4f} | {choice['p_at_1']:.4f} | {choice['layer']} "
-                f"after {choice['cycles']} cycles, decay {choice['decay']:g} | {settings} |"
-            )
+            probe = f"{choice['layer']} after {choice['cycles']} cycles, decay {choice['decay']:g}"
+            scores = f"{choice['mean_ap']:.4f}", f"{choice['p_at_1']:.4f}"
+            yield (data, TITLES[method], *scores, probe, settings)
 
 
 def _answer(mean: float, p: float) -> str:
@@ -128,7 +131,7 @@ def _answer(mean: float, p: float) -> str:
 
 def _p_value(differences: Sequence[float]) -> float:
     """Of a two-sided t-test that the mean difference is 0; 1 where all differences are 0."""
-    if _std(differences) == 0:
+    if deviation(differences) == 0:
         return 1.0 if differences[0] == 0 else 0.0
     return float(ttest_1samp(differences, 0).pvalue)
 
@@ -147,11 +150,3 @@ def _of(rows: Sequence[Row], data: str, method: str, variant: str = "") -> list[
 
 def _mean(rows: Sequence[Row], name: str) -> float:
     return float(np.mean([row["figures"]["folds"][name] for row in rows]))
-
-
-def _std(values: Sequence[float]) -> float:
-    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-
-
-def _line(method: str, data: str, what: str, cells: Sequence[str]) -> str:
-    return f"| {data} | {method} | {what} | {' | '.join(cells)} |"

@@ -330,7 +330,11 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
         raise BadConfig(f"{path} cannot be read: {error.strerror or error}") from None
     # Names first, since another name clears the section.
     for override in sorted(overrides, key=lambda text: not text.startswith(("data.name=", "loss.name="))):
-        _apply(content, override)
+        key, value = parse_assignment(override, example="model.n_bits=24")
+        section, _, name = key.rpartition(".")
+        if not section or not name:
+            raise BadConfig(f"write an override as section.key=value, such as model.n_bits=24, not {override!r}")
+        set_value(content, key, value)
     return content
 
 
@@ -352,14 +356,6 @@ def parse_config(content: dict[str, Any], *, source: str) -> Config:
         return Config.model_validate(content)
     except ValidationError as error:
         raise BadConfig(f"{source}: {_explain(error)}") from None
-
-
-def _apply(content: dict[str, Any], override: str) -> None:
-    key, value = parse_assignment(override, example="model.n_bits=24")
-    section, _, name = key.rpartition(".")
-    if not section or not name:
-        raise BadConfig(f"write an override as section.key=value, such as model.n_bits=24, not {override!r}")
-    set_value(content, key, value)
 
 
 def parse_assignment(text: str, *, example: str) -> tuple[str, Any]:

@@ -1,14 +1,12 @@
 """Plots as SVG and PNG by matplotlib, in one style, without its global state.
 
-Evaluation reports, run reports and sweeps draw with it. Colours are those of a light page; `as_svg` turns each into a
-CSS variable with that colour as fallback, so that the same SVG follows a page's dark mode and also stands alone.
+Evaluation reports, run reports and experiments draw with it. Colours are those of a light page; `as_svg` turns each
+into a CSS variable with that colour as fallback, so that the same SVG follows a page's dark mode and stands alone.
 """
 
 import io
 import re
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -50,60 +48,6 @@ _STYLE: Any = {
     "savefig.facecolor": "none",
     "svg.fonttype": "none",
 }
-
-
-@dataclass(frozen=True)
-class Series:
-    """Points (x, y), joined by a line."""
-
-    name: str
-    x: Sequence[float]
-    y: Sequence[float]
-
-
-@dataclass(frozen=True)
-class Panel:
-    """Series in one pair of axes.
-
-    whole_x: x values are integers. mark: a point (x, y) to ring, with the text beside it.
-    """
-
-    title: str
-    series: Sequence[Series]
-    x_label: str = "epoch"
-    whole_x: bool = False
-    from_zero: bool = False
-    mark: tuple[float, float, str] | None = None
-
-
-def draw(panels: Sequence[Panel]) -> str:
-    """The panels in two columns, as SVG."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    with style():
-        columns = min(2, len(panels))
-        rows = -(-len(panels) // columns)
-        figure = Figure(figsize=(5 * columns, 3 * rows), layout="constrained")
-        for place, panel in enumerate(panels, 1):
-            axes = figure.add_subplot(rows, columns, place)
-            axes.set(title=panel.title, xlabel=panel.x_label)
-            for number, series in enumerate(panel.series):
-                marker, color = "o" if len(series.x) == 1 else "", SERIES[number % len(SERIES)]
-                axes.plot(series.x, series.y, marker=marker, color=color, label=series.name)
-            if panel.whole_x:
-                axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            if panel.from_zero:
-                axes.set_ylim(bottom=0)
-            if panel.mark is not None:
-                x, y, text = panel.mark
-                axes.plot(x, y, "o", markersize=9, markerfacecolor="none", color=INK)
-                left, right = axes.get_xlim()
-                side = "right" if x > (left + right) / 2 else "left"
-                axes.annotate(text, (x, y), (0, -14), textcoords="offset points", ha=side)
-            if len(panel.series) > 1:
-                axes.legend()
-        return as_svg(figure, "panels")
 
 
 def style() -> AbstractContextManager[None]:

@@ -208,16 +208,3 @@ def test_layers_that_are_not_trained_stand_beside_the_others(base, tmp_path, mon
     assert "Friedman" in table
     with pytest.raises(BadConfig, match="freeze_backbone"):
         run(tmp_path / "b", replace(experiment, base=(*base, "model.freeze_backbone=false")), methods=["itq"], jobs=1)
-
-
-def test_the_best_scored_trials_are_compared_again(tmp_path):
-    (tmp_path / "trials.csv").write_text(
-        "trial,outcome,validation_mAP@61,optimizer.lr,loss.continuation\n"
-        "0,scored,0.7,0.01,none\n1,scored,0.9,5e-05,epoch\n2,pruned,,1.0,none\n3,scored,0.8,2,none\n4,scored,0.6,3,none\n"
-    )
-    space = {"optimizer.lr": {}, "loss.continuation": []}
-    assert comparison._best_trials(tmp_path / "trials.csv", space) == [
-        (0.9, ("optimizer.lr=5e-05", 'loss.continuation="epoch"')),
-        (0.8, ("optimizer.lr=2", 'loss.continuation="none"')),
-        (0.7, ("optimizer.lr=0.01", 'loss.continuation="none"')),
-    ]

@@ -30,7 +30,7 @@ def sweep(
 
     progress = Progress()
     folder = out or Path("runs") / f"{config.stem}-sweep"
-    best = run(
+    best, *_ = run(
         content,
         settings.space,
         n_trials=trials or settings.trials,

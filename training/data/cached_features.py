@@ -3,7 +3,6 @@
 Files are in `$HASHSEEK_CACHE/features` and may be deleted at any time; the most recently used ones are kept.
 """
 
-import hashlib
 import io
 import json
 import logging
@@ -17,11 +16,11 @@ from numpy.typing import NDArray
 
 from hashseek.retrieval.checkpoint import digest_weights
 from hashseek.retrieval.engines import Engine, build_engine
-from hashseek.retrieval.files import cache_folder, delete_oldest, mark_used, write_atomically
+from hashseek.retrieval.files import delete_oldest, mark_used, write_atomically
 from hashseek.retrieval.images import Preprocessing
 from hashseek.retrieval.load_ahead import load_ahead
 from hashseek.retrieval.models.hash_model import HashModel
-from hashseek.training.data.file_digests import digest_files
+from hashseek.training.data.file_digests import cached_file, digest_files
 from hashseek.training.data.training_images import Images
 
 _CPU = torch.device("cpu")
@@ -34,9 +33,7 @@ def features_of(
     model: HashModel,
     images: Images,
     *,
-    engine: Engine | None = None,
-    device: torch.device = _CPU,
-    precision: str = "auto",
+    engine: Engine,
     advance: Callable[[int], None] = lambda _: None,
 ) -> NDArray[np.float32]:
     """Features (n, D) of `images`, from the cache if they are in it.
@@ -47,11 +44,9 @@ def features_of(
     Args:
         model: its backbone counts, in evaluation mode; its head does not.
         images: without broken ones.
-        engine: runs the backbone; None: the engine "auto", on `device` in `precision`.
+        engine: runs the backbone, see `engine_for`.
         advance: called with the number of images that each step finished.
     """
-    if engine is None:
-        engine = engine_for(model, images.preprocessing, device=device, precision=precision)
     file = _file(model, images, engine)
     cached = _read(file)
     if cached is not None:
@@ -98,4 +93,4 @@ def _file(model: HashModel, images: Images, engine: Engine) -> Path:
     library = engine.name.split()[0]
     parts = [model.backbone_name, digest_weights(model.backbone), engine.name, version(library)]
     parts += [json.dumps(images.preprocessing.as_dict(), sort_keys=True), digest_files(images.split.paths)]
-    return cache_folder() / "features" / f"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}.npy"
+    return cached_file("features", json.dumps(parts), suffix=".npy")

@@ -5,6 +5,7 @@ An interrupted download is resumed, which neither pooch nor torchvision can do: 
 
 import hashlib
 import http.client
+import shutil
 import tarfile
 import urllib.error
 import urllib.request
@@ -17,7 +18,7 @@ from filelock import FileLock
 
 from hashseek.retrieval.errors import BadDataset
 from hashseek.retrieval.label_files import OnError
-from hashseek.training.data.image_table import Incomplete
+from hashseek.training.data.image_table import Incomplete, with_remedy
 from hashseek.training.data.splits import Splits
 from hashseek.training.runs.progress import Progress
 
@@ -42,7 +43,7 @@ class Archive:
 def read_or_download(
     read: Callable[[OnError], Splits], archives: Sequence[Archive], root: Path, *, download: bool, on_error: OnError
 ) -> Splits:
-    """Call `read(on_error)`; if files are missing and `download` is set, download the archives first.
+    """Call `read(on_error)`; if files are missing or damaged and `download` is set, download the archives first.
 
     Raises:
         BadDataset: raised by `read`, or the archives cannot be downloaded.
@@ -56,7 +57,8 @@ def read_or_download(
                 unpack(fetch(archive, root, progress=progress), root / archive.into)
         except BadDataset:
             pass  # a download would not help
-    return read(on_error)
+    with with_remedy(f"unpack {' and '.join(a.url for a in archives)} in {root}, or set download = true"):
+        return read(on_error)
 
 
 def fetch(archive: Archive, folder: Path, *, progress: Progress) -> Path:
@@ -131,13 +133,9 @@ def unpack(archive: Path, folder: Path) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        if archive.suffix == ".zip":
-            with zipfile.ZipFile(archive) as packed_zip:
-                packed_zip.extractall(folder)  # leaves ".." and leading slashes out of names
-        else:
-            with tarfile.open(archive) as packed_tar:
-                packed_tar.extractall(folder, filter="data")
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
+        # Both refuse or leave out ".." and leading slashes in names.
+        shutil.unpack_archive(archive, folder, filter=None if archive.suffix == ".zip" else "data")
+    except (shutil.ReadError, tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
         raise BadDataset(f"{archive} is damaged or unsafe ({error}): delete it and download it again") from None
     except OSError as error:
         raise BadDataset(f"{archive} cannot be unpacked into {folder}: {error.strerror or error}") from None

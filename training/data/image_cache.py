@@ -4,7 +4,6 @@ Files are in `$HASHSEEK_CACHE/images` (see `retrieval.files.cache_folder`) and m
 written under a temporary name and renamed when it is complete, so a partial file is never read.
 """
 
-import hashlib
 import os
 import shutil
 from collections.abc import Iterable, Sequence
@@ -12,12 +11,11 @@ from pathlib import Path
 
 import numpy as np
 from filelock import FileLock
-from numpy.typing import NDArray
 
 from hashseek.retrieval.errors import BadConfig
-from hashseek.retrieval.files import cache_folder, fsync_folder
+from hashseek.retrieval.files import fsync_folder
 from hashseek.retrieval.images import Pixels, Preprocessing
-from hashseek.training.data.file_digests import digest_files
+from hashseek.training.data.file_digests import cached_file, digest_files
 
 # Bytes to leave free for the run's own files.
 RESERVE = 2**30
@@ -26,8 +24,7 @@ _REMEDY = "point HASHSEEK_CACHE at a larger disk, or set train.cache = none"
 
 def cache_file(paths: Sequence[Path], preprocessing: Preprocessing) -> Path:
     """The cache file for the decoded images of `paths`, named by path, size and time of each and by the input size."""
-    what = f"{digest_files(paths)} {preprocessing.size} {preprocessing.crop_fraction}"
-    return cache_folder() / "images" / f"{hashlib.sha256(what.encode()).hexdigest()}.npy"
+    return cached_file("images", digest_files(paths), preprocessing.size, preprocessing.crop_fraction, suffix=".npy")
 
 
 def check_disk(file: Path, n_bytes: int) -> None:
@@ -46,13 +43,6 @@ def check_disk(file: Path, n_bytes: int) -> None:
             f"the decoded images need {n_bytes / 2**30:.1f} GiB and {RESERVE / 2**30:.0f} GiB to spare, but the disk "
             f"of {file.parent} has {free / 2**30:.1f} GiB free; {_REMEDY}"
         )
-
-
-def open_images(file: Path) -> Pixels:
-    """The images (n, size, size, 3) in `file`, mapped into memory: pages are read when they are needed."""
-    # Copy on write, never written: PyTorch takes no read-only arrays.
-    images: NDArray[np.uint8] = np.load(file, mmap_mode="c")
-    return images
 
 
 def write_images(file: Path, rows: Iterable[Pixels], *, shape: tuple[int, ...]) -> None:

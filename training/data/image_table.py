@@ -1,24 +1,23 @@
 """A table of image files and labels, its cache, and its splits; the data sets of published benchmarks use it."""
 
-import hashlib
 import io
 import json
 import logging
 import os
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hashseek.retrieval.errors import BadConfig, BadDataset
-from hashseek.retrieval.files import cache_folder, write_atomically
+from hashseek.retrieval.files import write_atomically
 from hashseek.retrieval.label_files import OnError, Problem
-from hashseek.training.data.file_digests import digest_files
+from hashseek.training.data.file_digests import cached_file, digest_files
 from hashseek.training.data.splits import NAMES, Split, Splits, join_splits
 
 Labels = NDArray[np.uint8]
@@ -29,7 +28,20 @@ _FORMAT = 2  # increased whenever the stored form of a table changes
 
 
 class Incomplete(BadDataset):
-    """Files of the data set are missing or truncated; a download would fix it."""
+    """Files of the data set are missing or damaged; `with_remedy` adds what to do, and a download would fix it."""
+
+
+@contextmanager
+def with_remedy(remedy: str) -> Iterator[None]:
+    """Add what to do to the message of an `Incomplete` data set.
+
+    Raises:
+        BadDataset: in its place.
+    """
+    try:
+        yield
+    except Incomplete as error:
+        raise BadDataset(f"{error}: {remedy}") from None
 
 
 @dataclass(frozen=True)
@@ -49,42 +61,34 @@ class Table:
         return Table(tuple(self.files[row] for row in rows), self.labels[rows], self.label_names, self.remarks)
 
 
-def check_on_error(on_error: str) -> OnError:
-    """Return `on_error`, or raise `BadConfig` if it is neither skip nor stop."""
-    if on_error not in ("skip", "stop"):
-        raise BadConfig(f"on_error must be skip or stop, not {on_error!r}")
-    return cast(OnError, on_error)
-
-
-def first_folder(root: Path, candidates: Sequence[str], *, what: str, remedy: str) -> Path:
+def first_folder(root: Path, candidates: Sequence[str], *, what: str) -> Path:
     """The first of the folders `candidates` (below `root`) that exists.
 
     Raises:
-        Incomplete: none exists; the message names `what` is missing and the `remedy`.
+        Incomplete: none exists; the message names `what` is missing.
     """
     for candidate in candidates:
         if (root / candidate).is_dir():
             return root / candidate
     if not root.is_dir():
-        raise Incomplete(f"there is no folder {root} with {what}: {remedy}")
-    raise Incomplete(f"the folder {root} does not hold {what} (looked for {', '.join(candidates)}): {remedy}")
+        raise Incomplete(f"there is no folder {root} with {what}")
+    raise Incomplete(f"the folder {root} does not hold {what} (looked for {', '.join(candidates)})")
 
 
-def read_lines(path: Path, *, what: str, remedy: str) -> list[str]:
+def read_lines(path: Path, *, what: str) -> list[str]:
     """The lines of a text file, stripped, without empty ones.
 
     Raises:
-        Incomplete: the file is missing.
-        BadDataset: it cannot be read or is not text.
+        Incomplete: the file is missing, cannot be read, or is not text.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise Incomplete(f"{what} is missing, there is no file {path}: {remedy}") from None
+        raise Incomplete(f"{what} is missing, there is no file {path}") from None
     except UnicodeDecodeError:
-        raise BadDataset(f"{path} is not UTF-8 text: {remedy}") from None
+        raise Incomplete(f"{path} is not UTF-8 text") from None
     except OSError as error:
-        raise BadDataset(f"{path} cannot be read: {error.strerror or error}") from None
+        raise Incomplete(f"{path} cannot be read ({error.strerror or error})") from None
     return [stripped for line in text.splitlines() if (stripped := line.strip())]
 
 
@@ -99,8 +103,7 @@ def prepared(kind: str, sources: Sequence[Path], build: Callable[[], Table]) -> 
         sources: all files that `build` reads.
         build: reads the table from them.
     """
-    key = hashlib.sha256(f"{kind} {_FORMAT} {digest_files(sources)}".encode()).hexdigest()
-    file = cache_folder() / "datasets" / f"{key}.npz"
+    file = cached_file("datasets", kind, _FORMAT, digest_files(sources), suffix=".npz")
     stored = _load(file)
     if stored is not None:
         return stored
@@ -195,7 +198,7 @@ def draw_per_label(
 
 
 def rows_of(
-    table: Table, listed: Mapping[str, Sequence[str]], *, source: str, remedy: str, on_error: OnError
+    table: Table, listed: Mapping[str, Sequence[str]], *, source: str, on_error: OnError
 ) -> tuple[dict[str, Rows], list[Problem]]:
     """The rows of `table` that the lists name; files are compared by name, without their folders.
 
@@ -210,8 +213,8 @@ def rows_of(
         rows[split] = np.array([row for row in found if row >= 0], np.int64)
     if unknown and on_error == "stop":
         raise Incomplete(
-            f"{len(unknown):,} images of the lists have no labels in {source}, for example {unknown[0]}: {remedy}, or "
-            "skip them with on_error = skip"
+            f"{len(unknown):,} images of the lists have no labels in {source}, for example {unknown[0]} (on_error = "
+            "skip leaves them out)"
         )
     return rows, [Problem(source, f"the file {file} of the lists has no labels here") for file in unknown]
 
@@ -222,8 +225,8 @@ def split_table(
     *,
     root: Path,
     source: str,
-    remedy: str,
     train_in_database: bool = False,
+    drop_queries: bool = False,
     published: tuple[int, int, int] | None = None,
     problems: Sequence[Problem] = (),
     on_error: OnError = "stop",
@@ -235,9 +238,8 @@ def split_table(
         rows: rows of the table for each of query, train and database.
         root: the folder that the files are relative to.
         source: the data set's name in messages.
-        remedy: how to get missing images.
-        train_in_database: see `join_splits`.
-        published: published sizes of query, train and database; a note reports other sizes.
+        train_in_database, published: see `join_splits`.
+        drop_queries: leave queries out of the database, with a note.
         problems: problems found earlier.
         on_error: "stop" refuses missing images, "skip" leaves them out.
 
@@ -246,6 +248,11 @@ def split_table(
         BadDataset: see `join_splits`.
     """
     problems = list(problems)
+    repeated = np.isin(rows["database"], rows["query"])
+    if drop_queries and repeated.any():
+        rows = {**rows, "database": rows["database"][~repeated]}
+        reason = f"{int(repeated.sum()):,} queries were removed from the database"
+        problems.append(Problem(source, reason, skipped=False))
     for split in NAMES:
         _refuse_repeats([table.files[row] for row in rows[split].tolist()], f"the {split} split of {source}")
     used = np.unique(np.concatenate([rows[split] for split in NAMES]))
@@ -253,11 +260,11 @@ def split_table(
     if len(missing):
         example = f"for example {table.files[missing[0]]}"
         if len(missing) == len(used):
-            raise Incomplete(f"none of the {len(used):,} images that {source} lists is in {root}, {example}: {remedy}")
+            raise Incomplete(f"none of the {len(used):,} images that {source} lists is in {root}, {example}")
         if on_error == "stop":
             raise Incomplete(
-                f"{len(missing):,} of the {len(used):,} images that {source} lists are not in {root}, {example}: "
-                f"{remedy}, or skip them with on_error = skip"
+                f"{len(missing):,} of the {len(used):,} images that {source} lists are not in {root}, {example} "
+                "(on_error = skip leaves them out)"
             )
         for row in missing.tolist():
             problems.append(Problem(source, f"the file {table.files[row]} does not exist", missing=True))
@@ -267,35 +274,16 @@ def split_table(
         files[split] = [table.files[row] for row in rows[split].tolist()]
         paths = tuple(root / file for file in files[split])
         parts[split] = Split(paths, table.labels[rows[split]], tuple(files[split]))
-    problems += notes_on_sizes(parts, source=source, published=published)
     return join_splits(
         parts,
         files,
         table.label_names,
         source=source,
         train_in_database=train_in_database,
+        published=published,
         problems=problems,
         on_error=on_error,
     )
-
-
-def notes_on_sizes(
-    parts: Mapping[str, Split], *, source: str, published: tuple[int, int, int] | None = None
-) -> list[Problem]:
-    """Notes on images without labels, and on splits that differ in size from the published ones."""
-    notes = []
-    bare = {split: int((~parts[split].labels.any(axis=1)).sum()) for split in NAMES}
-    if any(bare.values()):
-        text = ", ".join(f"{count:,} of {split}" for split, count in bare.items() if count)
-        notes.append(
-            Problem(source, f"images without a label are kept, but are relevant to no query: {text}", skipped=False)
-        )
-    if published is not None:
-        for split, count in zip(("query", "train", "database"), published, strict=True):
-            if len(parts[split]) != count:
-                reason = f"{len(parts[split]):,} images in its {split} split, while the published one has {count:,}"
-                notes.append(Problem(source, f"{reason}: figures are not comparable", skipped=False))
-    return notes
 
 
 def absent(root: Path, files: Sequence[str]) -> NDArray[np.bool_]:

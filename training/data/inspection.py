@@ -1,6 +1,5 @@
 """Statistics of a data set, for `hashseek data inspect`."""
 
-import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,10 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hashseek.retrieval.errors import BadImage
-from hashseek.retrieval.images import read_bytes
 from hashseek.retrieval.load_ahead import load_ahead
-from hashseek.retrieval.tar_members import find_member
+from hashseek.training.data.file_digests import digest_content, size_of
 from hashseek.training.data.splits import NAMES, Split, Splits, never_in_training
 
 _SHOWN = 10
@@ -135,11 +132,11 @@ def _duplicates(splits: Splits, everything: Split, advance: Callable[[int], None
     """Groups of files with equal content. Only files of equal size are read."""
     of_size: dict[int | None, list[Path]] = defaultdict(list)
     for path in everything.paths:
-        of_size[_size(path)].append(path)
+        of_size[size_of(path)].append(path)
     alike = [path for size, paths in of_size.items() if size and len(paths) > 1 for path in paths]
     advance(len(everything) - len(alike))
     of_content: dict[bytes, list[Path]] = defaultdict(list)
-    for path, digest in zip(alike, load_ahead(alike, _digest, depth=64), strict=True):
+    for path, digest in zip(alike, load_ahead(alike, digest_content, depth=64), strict=True):
         if digest is not None:
             of_content[digest].append(path)
         advance(1)
@@ -153,21 +150,3 @@ def _duplicates(splits: Splits, everything: Split, advance: Callable[[int], None
         "across": len(across),
         "examples": [[str(path) for path in group] for group in shown],
     }
-
-
-def _size(path: Path) -> int | None:
-    member = find_member(path)
-    if member is not None:
-        return member.size
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None
-
-
-def _digest(path: Path) -> bytes | None:
-    """SHA-256 of an image file or tar member; None if it cannot be read."""
-    try:
-        return hashlib.sha256(read_bytes(path)).digest()
-    except BadImage:
-        return None

@@ -75,6 +75,7 @@ def join_splits(
     *,
     source: str,
     train_in_database: bool = False,
+    published: tuple[int, int, int] | None = None,
     problems: Sequence[Problem] = (),
     on_error: OnError = "stop",
 ) -> Splits:
@@ -86,6 +87,7 @@ def join_splits(
         label_names: one per column of the labels.
         source: the data set's name in messages.
         train_in_database: whether training images may be in the database; queries never may.
+        published: published sizes of query, train and database; a note reports other sizes.
         problems: problems found while reading.
         on_error: whether images that turn out to be broken later are skipped.
 
@@ -99,7 +101,7 @@ def join_splits(
                 f"{source} has no image in its {split} split: all three of train, query, database need some"
             )
     _check_overlap(parts, source=source, train_in_database=train_in_database)
-    problems = list(problems)
+    problems = [*problems, *_notes_on_sizes(parts, source=source, published=published)]
     if parts["train"].labels.sum(axis=0).max() <= 1:
         reason = "no two training images share a label: training cannot learn anything"
         problems.append(Problem(source, reason, skipped=False))
@@ -125,6 +127,25 @@ def unlabelled_splits(items: Sequence[Item], *, on_error: OnError) -> Splits:
         fingerprint=_fingerprint(parts, files, ()),
         on_error=on_error,
     )
+
+
+def _notes_on_sizes(
+    parts: Mapping[str, Split], *, source: str, published: tuple[int, int, int] | None
+) -> list[Problem]:
+    """Notes on images without labels, and on splits that differ in size from the published ones."""
+    notes = []
+    bare = {split: int((~parts[split].labels.any(axis=1)).sum()) for split in NAMES}
+    if any(bare.values()):
+        text = ", ".join(f"{count:,} of {split}" for split, count in bare.items() if count)
+        notes.append(
+            Problem(source, f"images without a label are kept, but are relevant to no query: {text}", skipped=False)
+        )
+    if published is not None:
+        for split, count in zip(("query", "train", "database"), published, strict=True):
+            if len(parts[split]) != count:
+                reason = f"{len(parts[split]):,} images in its {split} split, while the published one has {count:,}"
+                notes.append(Problem(source, f"{reason}: figures are not comparable", skipped=False))
+    return notes
 
 
 def _check_overlap(parts: Mapping[str, Split], *, source: str, train_in_database: bool) -> None:

@@ -1,6 +1,5 @@
 """Training images: decoded once if they fit in memory or on disk, and augmented reproducibly; `batches` reads them."""
 
-import hashlib
 import logging
 import math
 import os
@@ -17,13 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hashseek.retrieval.errors import BadConfig, BadDataset, BadImage
-from hashseek.retrieval.files import cache_folder, write_atomically
+from hashseek.retrieval.files import write_atomically
 from hashseek.retrieval.images import Pixels, Preprocessing, decode_for, read_bytes
 from hashseek.retrieval.label_files import OnError, Problem, refuse
 from hashseek.retrieval.load_ahead import load_ahead
 from hashseek.training.data.augmentation import Augmentation, augment, crop_batch, draw_crop
-from hashseek.training.data.file_digests import digest_files
-from hashseek.training.data.image_cache import cache_file, check_disk, open_images, write_images
+from hashseek.training.data.file_digests import cached_file, digest_files
+from hashseek.training.data.image_cache import cache_file, check_disk, write_images
 from hashseek.training.data.splits import Split
 
 Cache = Literal["auto", "memory", "memmap", "none"]
@@ -156,7 +155,8 @@ class Images:
                 if not self._file.is_file():
                     decoded = load_ahead(range(len(self)), self._decode, depth=64)
                     write_images(self._file, (row.transpose(1, 2, 0) for row in decoded), shape=self._shape)
-                self._stored = open_images(self._file)
+                # Pages are read when they are needed. Copy on write, never written: PyTorch takes no read-only arrays.
+                self._stored = np.load(self._file, mmap_mode="c")
                 self._known[:] = True
         return self._stored
 
@@ -214,7 +214,6 @@ _TINY = Preprocessing(size=16, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), crop_f
 def _known_to_decode(paths: Sequence[Path]) -> Path | None:
     """The file that exists if all images could be decoded; None if a file is missing."""
     try:
-        key = f"{digest_files(paths)} {version('pillow')} {version('hashseek')}"
+        return cached_file("decoded", digest_files(paths), version("pillow"), version("hashseek"))
     except BadDataset:
         return None
-    return cache_folder() / "decoded" / hashlib.sha256(key.encode()).hexdigest()

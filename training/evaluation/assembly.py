@@ -5,7 +5,6 @@ Both call `prepare`, rank the database in their own way, measure the rankings, a
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -13,14 +12,14 @@ from numpy.typing import NDArray
 
 from hashseek.retrieval.checkpoint import Header
 from hashseek.retrieval.errors import BadConfig
-from hashseek.retrieval.metrics import Normalizer, effective_n, remarks
+from hashseek.retrieval.metrics import Normalizer, average_precision_of_ranking, effective_n, remarks
 from hashseek.training.data.datasets import SOURCES
 from hashseek.training.data.held_out_labels import LabelPart, label_part
 from hashseek.training.data.splits import Split, Splits, check_labelled
 from hashseek.training.data.training_images import without_broken
 from hashseek.training.evaluation.candidates import Candidate
 from hashseek.training.evaluation.report.examples import confusions, examples, random_queries, worst_queries
-from hashseek.training.evaluation.report.folder import write_report
+from hashseek.training.evaluation.report.folder import Evaluation
 from hashseek.training.evaluation.report.measurements import Measurements, label_scores
 from hashseek.training.evaluation.report.projection import Points
 from hashseek.training.evaluation.report.schema import EvaluationReport
@@ -83,10 +82,14 @@ class EvaluationTask:
         """The N that count, none of them beyond the database."""
         return list(dict.fromkeys(effective_n(n, len(self.database)) for n in self.options.ns))
 
-    def remarks(self) -> list[str]:
-        """Warnings about the labels and the N."""
-        names = self.splits.label_names
-        return remarks(self.query.labels, self.database.labels, ns=self.options.ns, label_names=names)
+    def average_precision(
+        self, hits: NDArray[np.bool_], n_relevant: NDArray[np.int64], normalizer: Normalizer | None = None
+    ) -> list[NDArray[np.float64]]:
+        """AP (Q,) at each N of rankings in which `hits` (Q, n) are relevant."""
+        normalizer = normalizer or self.options.normalizer
+        return [
+            average_precision_of_ranking(hits[:, :n], n_relevant=n_relevant, normalizer=normalizer) for n in self.ns
+        ]
 
 
 @dataclass(frozen=True)
@@ -99,28 +102,6 @@ class Ranking:
     distances: NDArray[np.int64]
     rows: NDArray[np.int64]
     average_precision: list[NDArray[np.float64]]
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """A report, and what its folder holds beside it."""
-
-    report: EvaluationReport
-    per_query: dict[str, list[Any]] = field(repr=False)
-    points: Points = field(repr=False)
-    query_paths: tuple[Path, ...] = field(repr=False)
-    database_paths: tuple[Path, ...] = field(repr=False)
-
-    def write(self, folder: Path) -> list[Path]:
-        """Write the report's folder, and return the paths of its files, the page first."""
-        return write_report(
-            folder,
-            self.report,
-            per_query=self.per_query,
-            points=self.points,
-            query_paths=self.query_paths,
-            database_paths=self.database_paths,
-        )
 
 
 def prepare(candidates: Sequence[Candidate], splits: Splits, options: EvaluationOptions) -> EvaluationTask:
@@ -205,7 +186,7 @@ def assemble(
         confusions=confusions(query.labels, database.labels, names, ranking.rows[:, :N_NEAREST]),
         examples=show(random_queries(len(query), seed=options.seed)),
         worst=show(worst_queries(ap, found.n_relevant)),
-        notes=[*task.notes, *task.remarks()],
+        notes=[*task.notes, *remarks(query.labels, database.labels, ns=options.ns, label_names=names)],
         sources=_sources(header, options.data_set),
         seed=options.seed,
         command=options.command,

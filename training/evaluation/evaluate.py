@@ -15,19 +15,18 @@ from torch import nn
 from hashseek.indexing.calibration import check_same_codes, store_calibration
 from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.collection import CATALOG
-from hashseek.indexing.index.hamming_index import Distances, Ids
+from hashseek.indexing.index.hamming_index import Ids
 from hashseek.indexing.searcher import InMemory, Searcher
 from hashseek.retrieval.checkpoint import Checkpoint
 from hashseek.retrieval.codes import Codes
-from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadConfig, HashseekError
-from hashseek.retrieval.metrics import average_precision_of_ranking, bit_statistics, gains_of, histograms
+from hashseek.retrieval.metrics import bit_statistics, gains_of, histograms
 from hashseek.retrieval.scores import Scores, asymmetric_scores, best, cosines
+from hashseek.training.data.image_table import Rows
 from hashseek.training.data.splits import Split, Splits
 from hashseek.training.data.training_images import without_broken
 from hashseek.training.evaluation.assembly import (
     N_NEAREST,
-    Evaluation,
     EvaluationOptions,
     EvaluationTask,
     Ranking,
@@ -36,6 +35,7 @@ from hashseek.training.evaluation.assembly import (
 )
 from hashseek.training.evaluation.candidates import group_by_backbone, load_candidates
 from hashseek.training.evaluation.published_order import hyp2_order
+from hashseek.training.evaluation.report.folder import Evaluation
 from hashseek.training.evaluation.report.measurements import Measurements, measure_histograms
 from hashseek.training.evaluation.report.projection import Points, project
 from hashseek.training.evaluation.report.schema import ComparedModel, EvaluationReport, RankingScore
@@ -45,7 +45,7 @@ Baseline = Literal["auto", "itq", "untrained", "none"]
 # ITQ is fitted to at most this many training images: more change little (docs/explanation/unsupervised.md).
 N_FITTED = 4000
 
-# Rankings are as long as the largest N. This many of their ranks are in memory at the same time.
+# Rankings are as long as the largest N. This many of their ranks are found at the same time.
 RANKS_PER_BLOCK = 2**22
 # This many scores of query and database image are in memory at the same time.
 SCORES_PER_BLOCK = 2**25
@@ -134,13 +134,10 @@ def evaluate(
     )
 
 
-def rank_with_library(
-    task: EvaluationTask, checkpoint: Checkpoint, database: Split, *, k: int
-) -> tuple[np.ndarray, np.ndarray]:
+def rank_with_library(task: EvaluationTask, checkpoint: Checkpoint, database: Split, *, k: int) -> tuple[Rows, Rows]:
     """(distances, rows) of the k nearest images of each query, (Q, k), in the order of search (ties by row)."""
     data = _encode(task, [checkpoint], [[0]], database=database)[0]
-    found = _ranker(data.encoder.encoder, data.database.codes, n_bits=data.n_bits)(data.query.codes, k=k)
-    return np.stack([row for row, _ in found]).astype(np.int64), np.stack([row for _, row in found]).astype(np.int64)
+    return _ranker(data)(data.query.codes, k)
 
 
 def check_calibrates(collection: Path, fingerprint: str) -> None:
@@ -241,38 +238,35 @@ def _measure(task: EvaluationTask, model: _EncodedData) -> tuple[Measurements, R
     return measured, ranking
 
 
-def _ranker(encoder: Encoder | None, codes: Codes, *, n_bits: int) -> Callable[..., list[tuple[Distances, Ids]]]:
-    """The searcher's ranking; a model of vectors has no encoder, so its codes are searched without a searcher."""
-    index = InMemory(codes, n_bits=n_bits)
-    return index.search if encoder is None else Searcher(encoder, index).rank
+def _ranker(model: _EncodedData) -> Callable[[Codes, int], tuple[Rows, Rows]]:
+    """A function from codes of Q queries and k to (distances, rows) of the k nearest database images, both (Q, k).
+
+    The ranking is the searcher's; a model of vectors has no encoder, so its codes are searched without a searcher.
+    """
+    encoder, index = model.encoder.encoder, InMemory(model.database.codes, n_bits=model.n_bits)
+    search = index.search if encoder is None else Searcher(encoder, index).rank
+
+    def rank(codes: Codes, k: int) -> tuple[Rows, Rows]:
+        found = search(codes, k=k)
+        return np.stack([row for row, _ in found]).astype(np.int64), np.stack([row for _, row in found]).astype(
+            np.int64
+        )
+
+    return rank
 
 
-def _rank(task: EvaluationTask, model: _EncodedData, n_relevant: np.ndarray) -> Ranking:
+def _rank(task: EvaluationTask, model: _EncodedData, n_relevant: Rows) -> Ranking:
     """Rank as the service does, with the searcher."""
-    query, database, ns = model.query, model.database, task.ns
-    rank = _ranker(model.encoder.encoder, database.codes, n_bits=model.n_bits)
-    average_precision: list[list[np.ndarray]] = [[] for _ in ns]
-    nearest = []
-    k = min(max(*ns, N_NEAREST), len(database))
-    block = max(1, RANKS_PER_BLOCK // k)
+    query, database, rank = model.query, model.database, _ranker(model)
+    k = min(max(*task.ns, N_NEAREST), len(database))
+    block, parts = max(1, RANKS_PER_BLOCK // k), []
     for start in range(0, len(query), block):
         chosen = slice(start, start + block)
-        found = rank(query.codes[chosen], k=k)
-        rows = np.stack([row for _, row in found])
-        distances = np.stack([row for row, _ in found])
+        distances, rows = rank(query.codes[chosen], k)
         hits = gains_of(rows, query.labels[chosen], database.labels) > 0
-        for values, n in zip(average_precision, ns, strict=True):
-            values.append(
-                average_precision_of_ranking(
-                    hits[:, :n], n_relevant=n_relevant[chosen], normalizer=task.options.normalizer
-                )
-            )
-        nearest.append((distances[:, :N_NEAREST], rows[:, :N_NEAREST]))
-    return Ranking(
-        np.concatenate([distances for distances, _ in nearest]).astype(np.int64),
-        np.concatenate([rows for _, rows in nearest]),
-        [np.concatenate(values) for values in average_precision],
-    )
+        parts.append((distances[:, :N_NEAREST].copy(), rows[:, :N_NEAREST].copy(), hits))
+    distances, rows, hits = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return Ranking(distances, rows, task.average_precision(hits, n_relevant))
 
 
 def _rankings(task: EvaluationTask, model: _EncodedData, found: Measurements) -> list[RankingScore]:
@@ -305,9 +299,9 @@ def _rankings(task: EvaluationTask, model: _EncodedData, found: Measurements) ->
         for start in range(0, len(query), block):
             chosen = slice(start, start + block)
             parts.append(gains_of(order(chosen), query.labels[chosen], database.labels) > 0)
-        hits, normalizer = np.concatenate(parts), "retrieved" if rank == "hyp2" else task.options.normalizer
-        for n in task.ns:
-            ap = average_precision_of_ranking(hits[:, :n], n_relevant=found.n_relevant, normalizer=normalizer)
+        hits = np.concatenate(parts)
+        values = task.average_precision(hits, found.n_relevant, "retrieved" if rank == "hyp2" else None)
+        for n, ap in zip(task.ns, values, strict=True):
             scores.append(RankingScore(rank, n, float(ap.mean()), float(hits[:, :n].mean())))
     return sorted(scores, key=lambda score: score.n)
 

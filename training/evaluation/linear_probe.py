@@ -8,15 +8,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hashseek.retrieval.checkpoint import Checkpoint
-from hashseek.retrieval.devices import pick_device
-from hashseek.retrieval.errors import BadCheckpoint, BadDataset
-from hashseek.retrieval.models.mlp import Mlp
-from hashseek.training.data.cached_features import features_of
+from hashseek.retrieval.errors import BadDataset
 from hashseek.training.data.hidden_labels import drop_labels
 from hashseek.training.data.splits import Split, Splits, check_labelled
-from hashseek.training.data.training_images import Images, without_broken
+from hashseek.training.data.training_images import without_broken
 from hashseek.training.evaluation.classification_metrics import class_and_overall, figures, mean_average_precision
 from hashseek.training.evaluation.logistic_regression import Probe, fit_probe
+from hashseek.training.evaluation.split_encoder import SplitEncoder, check_kind
 from hashseek.training.runs.progress import Progress
 
 Layer = Literal["features", "outputs"]
@@ -60,15 +58,16 @@ def probe_checkpoint(
     """
     progress = progress or Progress(quiet=True)
     check_labelled(splits)
+    check_kind(checkpoint.header, splits, name="the checkpoint")
+    encoder = SplitEncoder(checkpoint, device=device, precision=precision)
 
     def read(split: Split, title: str) -> tuple[Tensor, NDArray[np.uint8]]:
         if split.vectors is None:
             split = without_broken(split, on_error=splits.on_error, source=title)[0]
-        features = encode(checkpoint, split, title=title, device=device, precision=precision, progress=progress)
+        found = encoder.features(split, progress, title)
         if layer == "outputs":
-            with torch.inference_mode():
-                features = checkpoint.model.cpu().eval().outputs(features)
-        return features.clone(), split.labels
+            found = encoder.outputs(found, checkpoint.model.head)
+        return torch.tensor(found), split.labels
 
     train, labels = read(splits.train, "training split")
     query, query_labels = read(splits.query, "query split")
@@ -101,23 +100,3 @@ def probe_checkpoint(
         "Hamming loss": 1 - found["HA"],
         **class_and_overall(probabilities >= 0.5, query_labels),
     }
-
-
-def encode(
-    checkpoint: Checkpoint, split: Split, *, title: str, device: str, precision: str, progress: Progress
-) -> Tensor:
-    """Features (n, D) of a split of images or vectors, in its order."""
-    model = checkpoint.model
-    if split.vectors is not None:
-        if not isinstance(model.backbone, Mlp):
-            raise BadCheckpoint(
-                f"the backbone {model.backbone_name!r} encodes images, but the data set has vectors: choose another "
-                "data set"
-            )
-        with torch.inference_mode():
-            return model.cpu().eval().features(torch.from_numpy(split.vectors)).float()
-    images = Images(split, checkpoint.header.image_preprocessing(), cache="none")
-    with progress.task(title, len(split)) as advance:
-        found = features_of(model, images, device=pick_device(device), precision=precision, advance=advance)
-    model.cpu()
-    return torch.from_numpy(found)

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from hashseek.api.client import Client, ServiceError
 from hashseek.retrieval.errors import BadConfig, BadDataset, ForeignCodes
 from hashseek.retrieval.images import read_bytes
-from hashseek.retrieval.metrics import average_precision_of_ranking, count_gains, gains_of, histograms_of_ranking
+from hashseek.retrieval.metrics import count_gains, gains_of, histograms_of_ranking
 from hashseek.training.data.splits import Splits
 from hashseek.training.evaluation.assembly import (
-    Evaluation,
     EvaluationOptions,
     EvaluationTask,
     Ranking,
@@ -22,6 +21,7 @@ from hashseek.training.evaluation.assembly import (
     prepare,
 )
 from hashseek.training.evaluation.candidates import load_candidates
+from hashseek.training.evaluation.report.folder import Evaluation
 from hashseek.training.evaluation.report.measurements import Measurements, measure_histograms, measure_rankings
 from hashseek.training.evaluation.report.schema import ServiceAgreement
 
@@ -151,11 +151,7 @@ def _measure(
     query, database, options = task.query.labels, task.database.labels, task.options
     gains = gains_of(rows, query, database)
     n_of_gain = count_gains(query, database)
-    n_relevant = n_of_gain[:, 1:].sum(axis=1)
-    ap = [
-        average_precision_of_ranking(gains[:, :n] > 0, n_relevant=n_relevant, normalizer=options.normalizer)
-        for n in task.ns
-    ]
+    ap = task.average_precision(gains > 0, n_of_gain[:, 1:].sum(axis=1))
     if rows.shape[1] == len(task.database):
         found = histograms_of_ranking(distances, rows, query, database, n_bits=task.header.n_bits)
         measured = measure_histograms(

@@ -27,7 +27,7 @@ from hashseek.training.evaluation.candidates import method_of, settings_hash
 from hashseek.training.loop.fit import initial_model
 from hashseek.training.runs.progress import Progress
 
-_ROWS = 4096  # of features that are encoded at a time
+_ROWS = 4096  # of features that are in memory in double precision
 
 
 @dataclass(frozen=True)
@@ -62,27 +62,30 @@ class SplitEncoder:
         """Engine, device and precision."""
         return "float32 on cpu" if self.encoder is None else self.encoder.engine
 
-    def encode(self, split: Split, heads: Sequence[nn.Module], progress: Progress, title: str) -> list[EncodedSplit]:
-        """Outputs and codes of a split, in its order, for each head; the features are computed only once."""
+    def features(self, split: Split, progress: Progress, title: str) -> NDArray[np.float32]:
+        """Features (n, D) of a split, in its order; those of images from the cache if they are in it."""
         if self.encoder is None:
             with torch.inference_mode():
-                found = self.model.features(torch.from_numpy(split.vectors)).float()
-                outputs, features = [head(found).numpy() for head in heads], stored_features(found.numpy())
-        else:
-            images = Images(split, self.encoder.preprocessing, cache="none")
-            with progress.task(title, len(split)) as advance:
-                of_images = features_of(self.model, images, engine=self.encoder.backbone, advance=advance)
-            outputs, features = _outputs_of(self.encoder, of_images, heads)
+                found: NDArray[np.float32] = self.model.features(torch.from_numpy(split.vectors)).float().numpy()
+                return found
+        images = Images(split, self.encoder.preprocessing, cache="none")
+        with progress.task(title, len(split)) as advance:
+            return features_of(self.model, images, engine=self.encoder.backbone, advance=advance)
+
+    def outputs(self, features: NDArray[np.float32], head: nn.Module) -> NDArray[np.float32]:
+        """Outputs (n, K) of a head for features (n, D)."""
+        if self.encoder is not None:
+            return self.encoder.apply_head(features, head)
+        with torch.inference_mode():
+            found: NDArray[np.float32] = head(torch.from_numpy(features)).numpy()
+            return found
+
+    def encode(self, split: Split, heads: Sequence[nn.Module], progress: Progress, title: str) -> list[EncodedSplit]:
+        """Outputs and codes of a split, in its order, for each head; the features are computed only once."""
+        found = self.features(split, progress, title)
+        blocks = [stored_features(found[start : start + _ROWS]) for start in range(0, len(found), _ROWS)]
+        outputs, features = [self.outputs(found, head) for head in heads], np.concatenate(blocks)
         return [EncodedSplit(pack(part), part, split.labels, features) for part in outputs]
-
-
-def _outputs_of(
-    encoder: Encoder, found: NDArray[np.float32], heads: Sequence[nn.Module]
-) -> tuple[list[NDArray[np.float32]], Features]:
-    """Outputs (n, K) of each head for features (n, D), and these features with length 1."""
-    blocks = [found[start : start + _ROWS] for start in range(0, len(found), _ROWS)]
-    outputs = [np.concatenate([encoder.apply_head(block, head) for block in blocks]) for head in heads]
-    return outputs, np.concatenate([stored_features(block) for block in blocks])
 
 
 def describe_model(header: Header, computed_in: str) -> dict[str, Any]:

@@ -1,11 +1,8 @@
 """What the protocol of a report says about the splits: hashes, and images that are in two of them."""
 
 import hashlib
-from pathlib import Path
 
-from hashseek.retrieval.errors import BadImage
-from hashseek.retrieval.images import read_bytes
-from hashseek.retrieval.tar_members import find_member
+from hashseek.training.data.file_digests import digest_content, size_of
 from hashseek.training.data.splits import Split, Splits
 
 
@@ -17,14 +14,14 @@ def overlaps(splits: Splits) -> dict[str, int]:
         for one, other in (("query", "train"), ("query", "database"), ("train", "database"))
     }
     if splits.query.vectors is None:
-        sizes = {path: _size(path) for paths in files.values() for path in paths}
+        sizes = {path: size_of(path) for paths in files.values() for path in paths}
         of_query = {sizes[path] for path in files["query"]}
         # A copy has the size of its original, so other files need not be read.
         alike = {name: [path for path in paths if sizes[path] in of_query] for name, paths in files.items()}
         others = {sizes[path] for name in ("train", "database") for path in alike[name] if path not in files["query"]}
-        queries = {_sha256(path) for path in files["query"] if sizes[path] in others} - {None}
+        queries = {digest_content(path) for path in files["query"] if sizes[path] in others} - {None}
         for name in ("train", "database"):
-            copies = [path for path in alike[name] if path not in files["query"] and _sha256(path) in queries]
+            copies = [path for path in alike[name] if path not in files["query"] and digest_content(path) in queries]
             counts[f"copies_of_queries_in_{name}"] = len(copies)
     return counts
 
@@ -35,19 +32,3 @@ def hash_split(split: Split) -> str:
     for path, labels in zip(split.paths, split.labels, strict=True):
         found.update(path.name.encode(errors="surrogateescape") + b"\t" + labels.tobytes() + b"\n")
     return found.hexdigest()
-
-
-def _size(path: Path) -> int:
-    member = find_member(path)
-    try:
-        return path.stat().st_size if member is None else member.size
-    except OSError:
-        return -1
-
-
-def _sha256(path: Path) -> bytes | None:
-    """SHA-256 of a file; None for one that cannot be read, which the evaluation has left out."""
-    try:
-        return hashlib.sha256(read_bytes(path)).digest()
-    except BadImage:
-        return None

@@ -1,5 +1,6 @@
 """One pass over the training images, and the errors that can end it."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,22 +56,23 @@ def train_epoch(
     if config.model.freeze_backbone:
         state.network.model.backbone.eval()
     sums: dict[str, float] = {}
-    n_seen = 0
-    progress.start_epoch(epoch, settings.epochs, len(order))
-    for step, (inputs, rows) in enumerate(data.source.batches(own, settings.batch_size // n_ranks, epoch)):
-        try:
-            seeds = row_seeds(rows, seed=settings.seed, epoch=epoch, views=settings.views).to(inputs.device)
-            terms = _train_batch(fabric, config, state, inputs, _labels_of(rows, data), seeds, epoch)
-        except (BadCodes, FloatingPointError) as error:
-            raise Diverged(
-                f"epoch {epoch + 1}, batch {step + 1}: {error} (lower optimizer.lr or set optimizer.clip_norm; the "
-                f"state before this epoch is kept in {folder})"
-            ) from None
-        n_rows = min(settings.batch_size, len(order) - step * settings.batch_size)
-        for name, value in terms.items():
-            sums[name] = sums.get(name, 0.0) + value * n_rows
-        n_seen += n_rows
-        progress.advance(n_rows, terms)
+    n_seen, started = 0, time.perf_counter()
+    with progress.task(f"epoch {epoch + 1}/{settings.epochs}", len(order)) as advance:
+        for step, (inputs, rows) in enumerate(data.source.batches(own, settings.batch_size // n_ranks, epoch)):
+            try:
+                seeds = row_seeds(rows, seed=settings.seed, epoch=epoch, views=settings.views).to(inputs.device)
+                terms = _train_batch(fabric, config, state, inputs, _labels_of(rows, data), seeds, epoch)
+            except (BadCodes, FloatingPointError) as error:
+                raise Diverged(
+                    f"epoch {epoch + 1}, batch {step + 1}: {error} (lower optimizer.lr or set optimizer.clip_norm; the "
+                    f"state before this epoch is kept in {folder})"
+                ) from None
+            n_rows = min(settings.batch_size, len(order) - step * settings.batch_size)
+            for name, value in terms.items():
+                sums[name] = sums.get(name, 0.0) + value * n_rows
+            n_seen += n_rows
+            shown = "  ".join(f"{name} {value:.4f}" for name, value in terms.items())
+            advance(n_rows, f"{shown}  {n_seen / (time.perf_counter() - started):.0f} images/s")
     return {name: value / max(n_seen, 1) for name, value in sums.items()}, n_seen
 
 

@@ -89,17 +89,14 @@ def fit(
             NaN.
     """
     settings = config.train
-    several = settings.devices > 1
-    if several and on_epoch is not None:
+    if settings.devices > 1 and on_epoch is not None:
         raise BadConfig(f"train.devices is {settings.devices}, but on_epoch works with one process only: set it to 1")
-    quiet = progress is None or progress.quiet
     return launch(
         _fit,
         config,
         out,
         resume,
-        # A progress bar cannot be sent to another process.
-        quiet if several else progress or Progress(quiet=True),
+        progress or Progress(quiet=True),
         on_epoch,
         device=settings.device,
         devices=settings.devices,
@@ -107,11 +104,9 @@ def fit(
     )
 
 
-def _fit(
-    fabric: Fabric, config: Config, out: Path, resume: bool, shown: Progress | bool, on_epoch: OnEpoch | None
-) -> Result:
-    if isinstance(shown, bool):
-        shown = Progress(quiet=shown or not fabric.is_global_zero)
+def _fit(fabric: Fabric, config: Config, out: Path, resume: bool, shown: Progress, on_epoch: OnEpoch | None) -> Result:
+    if not fabric.is_global_zero:
+        shown = Progress(quiet=True)
     job = _prepare(fabric, config, out, resume, shown)
     if fabric.device.type == "cpu":
         keep_freed_memory()
@@ -249,7 +244,7 @@ def _train(
             write_records(run.log, state.records)
             tracker.epoch(record)
             save_state(run, state.saved(config))
-        shown.end_epoch(record, is_best=is_best)
+        shown.epoch(record, is_best=is_best)
         if on_epoch is not None:
             try:
                 on_epoch(record)

@@ -7,6 +7,7 @@ from hashseek.training.losses import LOSSES, loss_class
 from hashseek.training.losses.base import KINDS, Loss
 from hashseek.training.losses.hashing.quantization import QUANTIZERS
 from hashseek.training.losses.hyperparameters import Choice, Flag, Hyperparameter
+from hashseek.training.report_format import Table, table_as_markdown
 
 
 def listing(width: int) -> str:
@@ -16,7 +17,9 @@ def listing(width: int) -> str:
     for kind in KINDS:
         lines += ["", kind.capitalize(), ""]
         for name, loss in _of(kind):
-            settings = "; ".join(f"{hyper.name} = {_default_and_limits(hyper)}" for hyper in _hyperparameters(loss))
+            settings = "; ".join(
+                f"{hyper.name} = {_default_and_limits(hyper)}" for hyper in loss.hyperparameters().values()
+            )
             parts = [
                 f"{loss.use[:1].upper()}{loss.use[1:]}.",
                 f"{loss.source}: {loss.formula}.",
@@ -49,8 +52,8 @@ def in_full(name: str, width: int) -> str:
     ):
         if text:
             lines += _wrapped(f"{title:<9}{text}", width, 0, hanging=9)
-    lines += ["", "Hyperparameters:" if _hyperparameters(loss) else "It has no hyperparameters."]
-    for hyper in _hyperparameters(loss):
+    lines += ["", "Hyperparameters:" if loss.hyperparameters() else "It has no hyperparameters."]
+    for hyper in loss.hyperparameters().values():
         lines.append(f"  {hyper.name} = {_default_and_limits(hyper)}")
         lines += _wrapped(hyper.limits.meaning, width, 6)
     lines += ["", *_wrapped(_OF_LOGITS if loss.reads_logits == "instead" else _OF_OUTPUTS, width, 0)]
@@ -61,19 +64,12 @@ def as_markdown() -> str:
     """The tables of docs/reference/losses.md."""
     lines = []
     for kind in KINDS:
-        lines += [
-            f"### {kind.capitalize()}",
-            "",
-            "| loss | use | source | needs |",
-            "|---|---|---|---|",
-        ]
-        for name, loss in _of(kind):
-            lines.append(f"| `{name}` | {loss.use} | {_without_titles(loss.source)} | {_needs(loss) or '-'} |")
-        lines.append("")
-    lines += ["### Quantisation terms", "", "| kind | term |", "|---|---|"]
-    for kind, quantizer in QUANTIZERS.items():
-        lines.append(f"| `{kind}` | {(quantizer.__doc__ or '').strip().replace('|', chr(92) + '|')} |")
-    return "\n".join(lines) + "\n"
+        rows = [(f"`{n}`", loss.use, _without_titles(loss.source), _needs(loss) or "-") for n, loss in _of(kind)]
+        table = Table(("loss", "use", "source", "needs"), rows, text_columns=4)
+        lines += [f"### {kind.capitalize()}", "", table_as_markdown(table), ""]
+    rows_of_terms = [(f"`{kind}`", (term.__doc__ or "").strip()) for kind, term in QUANTIZERS.items()]
+    table = Table(("kind", "term"), rows_of_terms, text_columns=2)
+    return "\n".join([*lines, "### Quantisation terms", "", table_as_markdown(table)]) + "\n"
 
 
 _QUANTIZATION = f"quantization = {{kind, weight}} with kind {', '.join(QUANTIZERS)}"
@@ -87,10 +83,6 @@ _OF_ALL = f"Every loss also takes {_QUANTIZATION}, and all but those of logits t
 
 def _of(kind: str) -> list[tuple[str, type[Loss]]]:
     return [(name, loss_class(name)) for name in LOSSES if loss_class(name).kind == kind]
-
-
-def _hyperparameters(loss: type[Loss]) -> list[Hyperparameter]:
-    return list(loss.hyperparameters().values())
 
 
 def _needs(loss: type[Loss]) -> str:

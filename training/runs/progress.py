@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -23,7 +24,10 @@ class Progress:
     def __init__(self, *, quiet: bool = False) -> None:
         self.quiet = quiet
         self.console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
-        self._bar: Bar | None = None
+
+    def __reduce__(self) -> tuple[Callable[[], "Progress"], tuple[()]]:
+        """A console cannot be sent to another process, which makes its own."""
+        return partial(Progress, quiet=self.quiet), ()
 
     def problems(self, problems: Sequence[Problem], absent: Sequence[str]) -> None:
         """Print which lines of the data set were skipped or repaired, and which labels no training image has."""
@@ -42,47 +46,24 @@ class Progress:
         )
 
     @contextmanager
-    def task(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
-        """A bar for one task; yields the function that advances it."""
-        with self._new_bar() as bar:
-            task = bar.add_task(title, total=total, detail="")
-            yield lambda n: bar.advance(task, n)
-
-    def start_epoch(self, epoch: int, epochs: int, n_images: int) -> None:
-        """Open the bar of an epoch (from 0)."""
-        self._bar = self._new_bar()
-        self._bar.start()
-        self._bar.add_task(f"epoch {epoch + 1}/{epochs}", total=n_images, detail="")
-
-    def advance(self, n: int, terms: dict[str, float]) -> None:
-        """Count `n` images and show the terms of their loss."""
-        if self._bar is None:
-            return
-        task = self._bar.tasks[0]
-        detail = "  ".join(f"{name} {value:.4f}" for name, value in terms.items())
-        speed = f"{task.speed:.0f} images/s" if task.speed else ""
-        self._bar.update(task.id, advance=n, detail=f"{detail}  {speed}")
-
-    def end_epoch(self, record: dict[str, Any], *, is_best: bool) -> None:
-        """Close the bar and print the epoch's line."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-        shown = "  ".join(f"{name} {value:.4f}" for name, value in record.items() if name.startswith(("loss", "val_")))
-        self.console.print(
-            f"epoch {record['epoch']}  {shown}  {record['images_per_s']:.0f} images/s  {record['seconds']:.1f} s"
-            + ("  best" if is_best else "")
-        )
-
-    def _new_bar(self) -> Bar:
-        return Bar(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            MofNCompleteColumn(),
+    def task(self, title: str, total: int) -> Iterator[Callable[..., None]]:
+        """A bar for one task; yields the function that advances it by n and, if given, shows a text beside it."""
+        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), MofNCompleteColumn())
+        with Bar(
+            *columns,
             TimeRemainingColumn(),
             TextColumn("{task.fields[detail]}"),
             console=self.console,
             transient=True,
             disable=not self.console.is_terminal,
+        ) as bar:
+            task = bar.add_task(title, total=total, detail="")
+            yield lambda n, detail="": bar.update(task, advance=n, detail=detail)
+
+    def epoch(self, record: dict[str, Any], *, is_best: bool) -> None:
+        """Print the line of a finished epoch."""
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in record.items() if name.startswith(("loss", "val_")))
+        self.console.print(
+            f"epoch {record['epoch']}  {shown}  {record['images_per_s']:.0f} images/s  {record['seconds']:.1f} s"
+            + ("  best" if is_best else "")
         )

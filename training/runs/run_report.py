@@ -9,7 +9,7 @@ from typing import Any
 
 from hashseek.retrieval.files import write_atomically
 from hashseek.training.config import Config, parse_config
-from hashseek.training.plotting import Panel, Series, draw
+from hashseek.training.plotting import INK, SERIES, as_svg, style
 from hashseek.training.report_format import Table, render_page, table_as_markdown
 from hashseek.training.runs.run_folder import Run
 
@@ -27,7 +27,7 @@ def write_report(run: Run, records: Sequence[dict[str, Any]]) -> None:
         "Computed with": _computed_with(run),
     }
     tables = {name: Table(("", ""), found, text_columns=2) for name, found in rows.items() if found}
-    curves = draw(panels(records))
+    curves = curves_of(records)
     markdown = [f"# {title}"]
     for name, table in tables.items():
         markdown += [f"## {name}", table_as_markdown(table)]
@@ -39,29 +39,40 @@ def write_report(run: Run, records: Sequence[dict[str, Any]]) -> None:
     write_atomically(run.report.with_suffix(".html"), page.encode())
 
 
-def panels(records: Sequence[dict[str, Any]]) -> list[Panel]:
-    """Loss terms, validation score with its best epoch, learning rate and throughput, over epochs counted from 1."""
+def curves_of(records: Sequence[dict[str, Any]]) -> str:
+    """Loss terms, validation score with its best epoch, learning rate and throughput by epoch, as one SVG."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
     epochs = [record["epoch"] for record in records]
-
-    def column(key: str) -> list[float]:
-        return [float(record.get(key, "nan")) for record in records]
-
     terms = list(dict.fromkeys(key for record in records for key in record if key.startswith("loss_")))
-    losses = [Series(term.removeprefix("loss_"), epochs, column(term)) for term in terms]
-    if len(terms) > 1:
-        losses.append(Series("sum", epochs, column("loss")))
-    validation = []
-    for score, best in _best(records):
-        name = f"Validation {score.removeprefix('val_')}"
-        mark = (best["epoch"], best[score], f"best: {best[score]:.4f}")
-        validation.append(Panel(name, [Series(name, epochs, column(score))], whole_x=True, mark=mark))
-    speed = Series("images/s", epochs, column("images_per_s"))
-    return [
-        Panel("Loss" if len(terms) > 1 else f"Loss: {losses[0].name}", losses, whole_x=True),
-        *validation,
-        Panel("Learning rate", [Series("lr", epochs, column("lr"))], whole_x=True),
-        Panel("Throughput, images/s", [speed], whole_x=True, from_zero=True),
-    ]
+    panels = {  # title -> the lines in it, name -> key of the records
+        "Loss" if len(terms) > 1 else f"Loss: {terms[0].removeprefix('loss_')}": {
+            **{term.removeprefix("loss_"): term for term in terms},
+            **({"sum": "loss"} if len(terms) > 1 else {}),
+        },
+        **{f"Validation {score.removeprefix('val_')}": {score: score} for score, _ in _best(records)},
+        "Learning rate": {"lr": "lr"},
+        "Throughput, images/s": {"images/s": "images_per_s"},
+    }
+    with style():
+        figure = Figure(figsize=(10, 3 * -(-len(panels) // 2)), layout="constrained")
+        for place, (title, lines) in enumerate(panels.items(), 1):
+            axes = figure.add_subplot(-(-len(panels) // 2), 2, place, title=title, xlabel="epoch")
+            for number, (name, key) in enumerate(lines.items()):
+                values = [float(record.get(key, "nan")) for record in records]
+                axes.plot(epochs, values, "o" * (len(epochs) == 1), color=SERIES[number % len(SERIES)], label=name)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            if len(lines) > 1:
+                axes.legend()
+            for score, best in _best(records):
+                if score in lines:
+                    x, y = best["epoch"], best[score]
+                    axes.plot(x, y, "o", markersize=9, markerfacecolor="none", color=INK)
+                    side = "right" if x > sum(axes.get_xlim()) / 2 else "left"
+                    axes.annotate(f"best: {y:.4f}", (x, y), (0, -14), textcoords="offset points", ha=side)
+        axes.set_ylim(bottom=0)  # of the throughput
+        return as_svg(figure, "panels")
 
 
 def _best(records: Sequence[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:

@@ -50,8 +50,8 @@ UNPRUNED_EPOCHS = 0.3
 
 
 @dataclass(frozen=True)
-class Best:
-    """The best trial: its settings by name, its validation score, its number and its run."""
+class Scored:
+    """A trial that has a score: its settings by name, its validation score, its number and its run."""
 
     overrides: dict[str, Any]
     score: float
@@ -74,8 +74,10 @@ def sweep(
     prune: bool = True,
     progress: Progress | None = None,
     source: str = "the configuration",
-) -> Best:
-    """Try `n_trials` settings of `space` and return the best; continues the sweep in `folder` if there is one.
+) -> list[Scored]:
+    """Try `n_trials` settings of `space` and return the trials with a score, the best first.
+
+    Continues the sweep in `folder` if there is one.
 
     Args:
         config_content: the sections of a configuration, as `read_config` returns them.
@@ -121,9 +123,9 @@ def sweep(
                 raise type(error)(f"trial {trial.number} of the sweep ({shown}): {error}") from None
             progress.console.print(f"trial {trial.number}  {shown}  {outcome}", markup=False)
             _drop_weights(study, folder)
-        best = _best(study, folder)
-        _write_results(study, distributions, content, best, folder, score_name=f"validation mAP@{config.train.val_n}")
-    return best
+        scored = _scored(study, folder)
+        _write_results(study, distributions, content, scored[0], folder, f"validation mAP@{config.train.val_n}")
+    return scored
 
 
 def open_study(storage: Path, name: str, pruner: optuna.pruners.BasePruner) -> optuna.Study:
@@ -193,7 +195,7 @@ def _describe(folder: Path, what: dict[str, Any]) -> None:
 
 def _run_trial(study: optuna.Study, trial: optuna.Trial, content: dict[str, Any], folder: Path) -> str:
     """Train, tell the study the result, and return it in words."""
-    run = Run(folder / "trials" / f"{trial.number:04}")
+    run = _run_of(trial, folder)
     started = time.perf_counter()
     config = parse_config(content, source="its settings")
     score_name = f"val_mAP@{config.train.val_n}"
@@ -231,22 +233,26 @@ def _drop_weights(study: optuna.Study, folder: Path) -> None:
     """Keep the weights of the best trial only: a hundred ResNet-50s would fill a disk."""
     finished = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
     for i, trial in enumerate(sorted(finished, key=_rank)):
-        run = Run(folder / "trials" / f"{trial.number:04}")
+        run = _run_of(trial, folder)
         for file in (run.state, run.last) if i == 0 else (run.state, run.last, run.best):
             file.unlink(missing_ok=True)
 
 
-def _best(study: optuna.Study, folder: Path) -> Best:
+def _scored(study: optuna.Study, folder: Path) -> list[Scored]:
     trials = study.get_trials(deepcopy=False)
-    best = min(trials, key=_rank)
-    if best.state != TrialState.COMPLETE:
+    scored = sorted((trial for trial in trials if trial.state == TrialState.COMPLETE), key=_rank)
+    if not scored:
         reason = trials[0].user_attrs.get("reason", "it was pruned")
         raise BadConfig(f"none of the {len(trials)} trials has a score: change the ranges; the first: {reason}")
-    return Best(dict(best.params), _score(best), best.number, Run(folder / "trials" / f"{best.number:04}"))
+    return [Scored(dict(one.params), _score(one), one.number, _run_of(one, folder)) for one in scored]
+
+
+def _run_of(trial: optuna.Trial | FrozenTrial, folder: Path) -> Run:
+    return Run(folder / "trials" / f"{trial.number:04}")
 
 
 def _write_results(
-    study: optuna.Study, space: Distributions, content: dict[str, Any], best: Best, folder: Path, *, score_name: str
+    study: optuna.Study, space: Distributions, content: dict[str, Any], best: Scored, folder: Path, score_name: str
 ) -> None:
     trials = study.get_trials(deepcopy=False)
     header = (

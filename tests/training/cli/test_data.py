@@ -124,6 +124,7 @@ def test_missing_files_are_reported_and_not_refused(run, worked):
         ["voc2007", "rot=/nowhere"],
         ["voc2007", "/nowhere"],
         ["coco", "root=/nowhere", "year=2016"],
+        ["coco", "root=/nowhere", "n_query=many"],
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(run, arguments):

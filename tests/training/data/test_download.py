@@ -149,7 +149,7 @@ def test_a_set_is_downloaded_when_files_are_missing_and_then_left_alone(server, 
             raise Incomplete("a.jpg is missing")
         return on_error
 
-    with pytest.raises(Incomplete):
+    with pytest.raises(BadDataset, match=r"a\.jpg.*/set\.zip"):
         read_or_download(read, [archive], root, download=False, on_error="skip")
     for missing in (root / "images" / "a.jpg", root / "set.zip"):
         assert read_or_download(read, [archive], root, download=True, on_error="skip") == "skip"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hashseek.retrieval.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from hashseek.retrieval.errors import BadCheckpoint, BadDataset
+from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.images import Preprocessing
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.config import parse_config
@@ -86,12 +86,12 @@ def test_what_cannot_be_probed_is_refused(scene, contrastive, tmp_path):
     with pytest.raises(BadDataset):
         probe_checkpoint(contrastive[0], splits, val_fraction=1.0)
     render_shapes(tmp_path, n_query=4, n_train=10, n_database=4, size=32, seed=1)
-    with pytest.raises(BadCheckpoint):
+    with pytest.raises(BadConfig):
         probe_checkpoint(contrastive[0], build_splits("folder", root=str(tmp_path)))
     preprocessing = Preprocessing(size=32, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
     of_images = HashModel(backbone="squeezenet1_1", n_bits=8)
     save_checkpoint(tmp_path / "images.safetensors", of_images, preprocessing, label_names=("a",))
-    with pytest.raises(BadCheckpoint):
+    with pytest.raises(BadConfig):
         probe_checkpoint(load_checkpoint(tmp_path / "images.safetensors"), splits)
     assert torch.is_grad_enabled()
 

@@ -60,11 +60,12 @@ def table_of(folder: Path) -> list[dict[str, str]]:
 
 def test_a_sweep_leaves_a_table_a_plot_and_a_configuration_that_trains_to_its_score(data, tmp_path):
     given = content(data)
-    best = sweep(given, SPACE, n_trials=4, folder=tmp_path / "sweep")
+    best, *others = sweep(given, SPACE, n_trials=4, folder=tmp_path / "sweep")
     rows = table_of(tmp_path / "sweep")
     assert [row["trial"] for row in rows] == list("0123")
     scored = [row for row in rows if row["outcome"] == "scored"]
-    assert best.score == max(float(row["validation_mAP@1000"]) for row in scored)
+    scores = [trial.score for trial in (best, *others)]
+    assert scores == sorted((float(row["validation_mAP@1000"]) for row in scored), reverse=True)
     assert rows[best.trial]["outcome"] == "scored"
     for row in rows:
         assert 1e-4 <= float(row["optimizer.lr"]) <= 1e-1
@@ -94,7 +95,7 @@ def test_a_sweep_that_is_killed_runs_the_trials_of_an_uninterrupted_one(data, tm
     given = content(data, sweep={"trials": 4, "seed": 3})
     file.write_text(tomli_w.dumps(given | {"sweep": given["sweep"] | {"space": SPACE}}))
     monkeypatch.setattr(sweep_module, "RANDOM_TRIALS", 2)
-    uninterrupted = sweep(given, SPACE, n_trials=4, folder=tmp_path / "uninterrupted", seed=3)
+    uninterrupted, *_ = sweep(given, SPACE, n_trials=4, folder=tmp_path / "uninterrupted", seed=3)
 
     folder = tmp_path / "broken"
     patch = "from hashseek.training.runs import sweep; sweep.RANDOM_TRIALS = 2\n"
@@ -140,7 +141,7 @@ def test_a_trial_that_falls_behind_ends_early_and_keeps_its_log(data, tmp_path, 
 def test_a_trial_that_diverges_counts_as_the_worst_and_does_not_stop_the_sweep(data, tmp_path):
     given = content(data, optimizer={"name": "sgd", "schedule": "constant"})
     space = {"optimizer.lr": [1e30, 0.05], "train.batch_size": {"low": 8, "high": 16}}
-    best = sweep(given, space, n_trials=5, folder=tmp_path / "a")
+    best, *_ = sweep(given, space, n_trials=5, folder=tmp_path / "a")
     outcomes = {row["optimizer.lr"]: row["outcome"] for row in table_of(tmp_path / "a")}
     assert outcomes == {"1e+30": "failed", "0.05": "scored"}
     assert best.overrides["optimizer.lr"] == 0.05

@@ -9,6 +9,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from pydantic import ValidationError, validate_call
+
 from hashseek.retrieval.errors import BadConfig, suggest
 from hashseek.retrieval.plugins import load_named
 from hashseek.training.data.splits import Split, Splits
@@ -88,9 +90,18 @@ def build_splits(name: str, **options: Any) -> Splits:
     """The splits of data set `name`, which may also be "module:function".
 
     Raises:
-        BadConfig: unknown data set, or unknown or missing option.
+        BadConfig: unknown data set, unknown or missing option, or a value of another type than the option's.
         BadDataset: the data are missing or inconsistent.
     """
     check_options(name, options)
-    splits: Splits = data_set(name)(**options)
-    return splits
+    function = data_set(name)
+    if name not in DATASETS:  # its annotations need not be such that values can be checked by them
+        return function(**options)
+    try:
+        return validate_call(function)(**options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        option, reason = first["loc"][0], first["msg"]
+        raise BadConfig(
+            f"the option {option!r} of the data set {name!r} is {first['input']!r}: {reason[0].lower()}{reason[1:]}"
+        ) from None

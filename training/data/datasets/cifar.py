@@ -7,18 +7,18 @@ import pickle
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
 
-from hashseek.retrieval.errors import BadConfig, BadDataset, suggest
+from hashseek.retrieval.errors import BadDataset
 from hashseek.retrieval.files import cache_folder, write_atomically
 from hashseek.retrieval.tar_members import list_members, member_path
 from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.download import Archive, read_or_download
 from hashseek.training.data.file_digests import digest_files
-from hashseek.training.data.image_table import Incomplete, Table, draw_per_label, notes_on_sizes, prepared
+from hashseek.training.data.image_table import Incomplete, Table, draw_per_label, prepared
 from hashseek.training.data.splits import NAMES, Split, Splits, join_splits
 
 LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -42,7 +42,7 @@ _ALLOWED = {
 def cifar10(
     *,
     root: str,
-    protocol: str = "cifar10-1",
+    protocol: Literal["cifar10", "cifar10-1", "cifar10-2"] = "cifar10-1",
     n_query: int | None = None,
     n_train: int | None = None,
     split_seed: int = 0,
@@ -62,12 +62,10 @@ def cifar10(
 
     Raises:
         BadDataset: the files are missing or damaged.
-        BadConfig: there is no such protocol, or not enough images for the splits.
+        BadConfig: not enough images for the splits.
 
     Source: Krizhevsky, Learning multiple layers of features from tiny images, 2009; DeepHash-pytorch, utils/tools.py.
     """
-    if protocol not in SIZES:
-        raise BadConfig(f"there is no protocol {protocol!r} of CIFAR-10: {suggest(protocol, SIZES)}")
     place = Path(expand(root))
 
     def read(_: object) -> Splits:
@@ -95,9 +93,8 @@ def _drawn(folder: Path, protocol: str, *, n_query: int | None, n_train: int | N
         chosen = table.take(rows[split])
         files[split] = [file.partition("/")[2] for file in chosen.files]
         parts[split] = Split(tuple(member_path(tar, file) for file in chosen.files), chosen.labels, tuple(files[split]))
-    problems = notes_on_sizes(parts, source="CIFAR-10", published=sizes)
     return join_splits(
-        parts, files, LABELS, source="CIFAR-10", train_in_database=protocol != "cifar10", problems=problems
+        parts, files, LABELS, source="CIFAR-10", train_in_database=protocol != "cifar10", published=sizes
     )
 
 
@@ -105,14 +102,13 @@ def _as_tar(folder: Path) -> Path:
     """The pictures as `LABEL/BATCH-NUMBER.png` in a tar in the cache, because every image of ours is a file.
 
     Raises:
-        BadDataset: a batch is missing or damaged, or the tar cannot be written.
+        Incomplete: a batch is missing or damaged.
+        BadDataset: the tar cannot be written.
     """
     batches = [folder / name for name in BATCHES]
     missing = [batch.name for batch in batches if not batch.is_file()]
     if missing:
-        raise Incomplete(
-            f"{folder} does not hold {', '.join(missing)}: unpack {ARCHIVE.name} above it, or set download = true"
-        )
+        raise Incomplete(f"{folder} does not hold {', '.join(missing)}")
     tar = cache_folder() / "datasets" / f"cifar10-{hashlib.sha256(digest_files(batches).encode()).hexdigest()}.tar"
     if tar.is_file():
         return tar
@@ -143,9 +139,9 @@ def _pictures(batch: Path) -> Iterator[tuple[str, Image.Image]]:
         pictures = [Image.fromarray(np.ascontiguousarray(rows)) for rows in pixels]
         yield from zip((f"{name}/{batch.name}-{i:05}.png" for i, name in enumerate(names)), pictures, strict=True)
     except OSError as error:
-        raise BadDataset(f"{batch} cannot be read: {error.strerror or error}") from None
+        raise Incomplete(f"{batch} cannot be read ({error.strerror or error})") from None
     except Exception as error:  # a damaged pickle raises dozens of types
-        raise BadDataset(f"{batch} is not a batch of CIFAR-10 ({error}): unpack {ARCHIVE.name} again") from None
+        raise Incomplete(f"{batch} is not a batch of CIFAR-10 ({error})") from None
 
 
 class _Unpickler(pickle.Unpickler):

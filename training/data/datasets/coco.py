@@ -15,7 +15,6 @@ from hashseek.training.data.download import Archive, read_or_download
 from hashseek.training.data.image_table import (
     Incomplete,
     Table,
-    check_on_error,
     draw,
     first_folder,
     prepared,
@@ -60,7 +59,7 @@ def coco(
     train_in_database: bool = False,
     drop_queries: bool = False,
     download: bool = False,
-    on_error: str = "stop",
+    on_error: OnError = "stop",
 ) -> Splits:
     """MS-COCO 2014 or 2017: 122,218 images with objects, 80 labels; 5,000 queries, 10,000 training images, the rest.
 
@@ -81,23 +80,17 @@ def coco(
 
     Raises:
         BadDataset: images, annotations or lists are missing or damaged.
-        BadConfig: no such year or protocol, or a split that is not possible.
+        BadConfig: lists for protocol "official", or a split that is not possible.
 
     Source: Lin et al., ECCV 2014; HashNet (Cao et al., ICCV 2017).
     """
-    folder, mode = Path(expand(root)), check_on_error(on_error)
-    if (protocol, year) not in _PUBLISHED:
-        raise BadConfig(f"protocol must be hashing or official and year 2014 or 2017, not {protocol!r} and {year!r}")
+    folder = Path(expand(root))
     if lists is not None and protocol != "hashing":
         raise BadConfig("lists are for protocol = hashing: official uses train and val")
-    remedy = (
-        f"unpack {', '.join(archive.name for archive in ARCHIVES[year])} (cocodataset.org) in root, or set "
-        "download = true"
-    )
 
     def read(mode: OnError) -> Splits:
-        pictures = first_folder(folder, ("images", "."), what=f"MS-COCO {year}", remedy=remedy)
-        table = _annotated(folder, year, remedy=remedy)
+        pictures = first_folder(folder, ("images", "."), what=f"MS-COCO {year}")
+        table = _annotated(folder, year)
         problems: list[Problem] = []
         shared = train_in_database
         if protocol == "official":
@@ -108,12 +101,7 @@ def coco(
         elif lists is not None:
             listed = {split: read_list(Path(expand(lists)) / NAMES_OF_LISTS[split])[0] for split in NAMES}
             names = {split: listed[split].files for split in NAMES}
-            rows, problems = rows_of(table, names, source=str(folder), remedy=remedy, on_error=mode)
-            repeated = np.isin(rows["database"], rows["query"])
-            if drop_queries and repeated.any():
-                rows["database"] = rows["database"][~repeated]
-                reason = f"{int(repeated.sum()):,} queries were removed from the database"
-                problems.append(Problem(lists, reason, skipped=False))
+            rows, problems = rows_of(table, names, source=str(folder), on_error=mode)
         else:
             rows = draw(
                 len(table.files),
@@ -130,25 +118,25 @@ def coco(
             rows,
             root=pictures,
             source=f"COCO {year}",
-            remedy=remedy,
             train_in_database=shared,
+            drop_queries=drop_queries,
             published=(n_query_published, n_train_published, rest),
             problems=problems,
             on_error=mode,
         )
 
-    return read_or_download(read, ARCHIVES[year], folder, download=download, on_error=mode)
+    return read_or_download(read, ARCHIVES[year], folder, download=download, on_error=on_error)
 
 
-def _annotated(root: Path, year: int, *, remedy: str) -> Table:
+def _annotated(root: Path, year: int) -> Table:
     """All images that have an object, of train and then of val."""
     parts = {f"{part}{year}": root / "annotations" / f"instances_{part}{year}.json" for part in ("train", "val")}
     for file in parts.values():
         if not file.is_file():
-            raise Incomplete(f"there are no annotations {file}: {remedy}")
+            raise Incomplete(f"there are no annotations {file}")
 
     def build() -> Table:
-        tables = [_read_instances(file, folder, remedy=remedy) for folder, file in parts.items()]
+        tables = [_read_instances(file, folder) for folder, file in parts.items()]
         if tables[0].label_names != tables[1].label_names:
             raise BadDataset(f"the annotations in {root / 'annotations'} have other categories for train than for val")
         files = tuple(file for table in tables for file in table.files)
@@ -157,7 +145,7 @@ def _annotated(root: Path, year: int, *, remedy: str) -> Table:
     return prepared("coco 1", list(parts.values()), build)
 
 
-def _read_instances(file: Path, folder: str, *, remedy: str) -> Table:
+def _read_instances(file: Path, folder: str) -> Table:
     """The images of one annotation file that have an object, with labels in the order of the categories' ids."""
     try:
         content: dict[str, Any] = json.loads(_OUTLINE.sub(rb"\g<1>0", file.read_bytes()))
@@ -169,9 +157,9 @@ def _read_instances(file: Path, folder: str, *, remedy: str) -> Table:
         labels = np.zeros((len(files), len(names)), np.uint8)
         labels[[row[image] for image, _ in pairs], [column[category] for _, category in pairs]] = 1
     except json.JSONDecodeError as error:
-        raise Incomplete(f"{file} is truncated or not JSON ({error.msg} at byte {error.pos:,}): {remedy}") from None
+        raise Incomplete(f"{file} is truncated or not JSON ({error.msg} at byte {error.pos:,})") from None
     except (KeyError, TypeError) as error:
-        raise BadDataset(f"{file} is not a COCO instances file (it lacks {error}): {remedy}") from None
+        raise Incomplete(f"{file} is not a COCO instances file (it lacks {error})") from None
     table = Table(
         tuple(f"{folder}/{name}" for name in files.values()), labels, tuple(names[key] for key in sorted(names))
     )

@@ -13,8 +13,16 @@ import numpy as np
 from hashseek.retrieval.errors import BadConfig, BadDataset, suggest
 from hashseek.retrieval.files import write_atomically
 from hashseek.retrieval.images import SUFFIXES
-from hashseek.retrieval.label_files import SPLITS, Item, LabelFile, Problem, find_label_file, read_label_file, refuse
-from hashseek.training.data.image_table import check_on_error
+from hashseek.retrieval.label_files import (
+    SPLITS,
+    Item,
+    LabelFile,
+    OnError,
+    Problem,
+    find_label_file,
+    read_label_file,
+    refuse,
+)
 from hashseek.training.data.splits import Splits, check_label_names, group_items, join_splits
 
 
@@ -25,7 +33,7 @@ def folder(
     ignore_columns: Sequence[str] = (),
     drop_labels: Sequence[str] = (),
     labels: Sequence[str] | None = None,
-    on_error: str = "stop",
+    on_error: OnError = "stop",
     query_fraction: float = 0.1,
     train_fraction: float = 0.5,
     split_seed: int = 0,
@@ -53,17 +61,16 @@ def folder(
         BadDataset: no images or labels, bad lines under "stop", an empty split, or a label that never occurs.
         BadConfig: fractions that leave a split empty.
     """
-    mode = check_on_error(on_error)
     place = Path(expand(root))
     source = find_label_file(place)
     if source is None:
         found = _read_class_folders(place)
-        if found.problems and mode == "stop":
+        if found.problems and on_error == "stop":
             refuse(place, found.problems)
     else:
         found = read_label_file(
             source,
-            on_error=mode,
+            on_error=on_error,
             split_column=split_column,
             ignore_columns=ignore_columns,
             drop_labels=drop_labels,
@@ -94,7 +101,7 @@ def folder(
         source=str(found.source),
         train_in_database=train_in_database,
         problems=problems,
-        on_error=mode,
+        on_error=on_error,
     )
 
 

@@ -13,19 +13,17 @@ from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.label_files import OnError, Problem, refuse
 from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.image_table import (
-    Incomplete,
     Labels,
     Rows,
     Table,
-    check_on_error,
     read_lines,
     split_table,
+    with_remedy,
 )
 from hashseek.training.data.splits import NAMES, Splits
 
-_REMEDY = "correct root and strip_prefix: the path of an image is root and the line without the prefix"
 
-
+@with_remedy("correct root and strip_prefix: the path of an image is root and the line without the prefix")
 def lists(
     *,
     root: str,
@@ -37,7 +35,7 @@ def lists(
     strip_prefix: str = "",
     train_in_database: bool = False,
     drop_queries: bool = False,
-    on_error: str = "stop",
+    on_error: OnError = "stop",
 ) -> Splits:
     """List files of a hashing paper: train.txt, test.txt, database.txt with lines `path 0 1 0 ...`.
 
@@ -65,7 +63,7 @@ def lists(
         strip_prefix=strip_prefix,
         train_in_database=train_in_database,
         drop_queries=drop_queries,
-        on_error=check_on_error(on_error),
+        on_error=on_error,
     )
 
 
@@ -83,7 +81,6 @@ def read_lists(
     train_in_database: bool = False,
     drop_queries: bool = False,
     published: tuple[int, int, int] | None = None,
-    remedy: str = _REMEDY,
     on_error: OnError = "stop",
 ) -> Splits:
     """The splits that the three lists in `folder` define for the images below `root`; see `lists`.
@@ -104,13 +101,6 @@ def read_lists(
         found = ", ".join(f"{names[split]} {width[split]}" for split in NAMES)
         expected = "the same number in each" if wanted is None else str(wanted)
         raise BadDataset(f"the lists in {folder} have {found} labels, but must have {expected}: use lists of one set")
-    if drop_queries:
-        queries, whole = set(tables["query"].files), tables["database"]
-        kept = np.array([row for row, file in enumerate(whole.files) if file not in queries], np.int64)
-        tables["database"] = whole.take(kept)
-        if repeated := len(whole.files) - len(kept):
-            reason = f"{repeated:,} queries were removed from the database"
-            problems.append(Problem(names["database"], reason, skipped=False))
     table, rows = _united(tables, folder)
     if label_names is not None:
         table = Table(table.files, table.labels, tuple(label_names))
@@ -119,8 +109,8 @@ def read_lists(
         rows,
         root=root,
         source=str(folder),
-        remedy=remedy,
         train_in_database=train_in_database,
+        drop_queries=drop_queries,
         published=published,
         problems=problems,
         on_error=on_error,
@@ -136,7 +126,7 @@ def read_list(file: Path, *, strip_prefix: str = "") -> tuple[Table, list[Proble
     try:
         lines = file.read_bytes().splitlines()
     except FileNotFoundError:
-        raise Incomplete(f"there is no list {file}: put it there, or correct the name") from None
+        raise BadDataset(f"there is no list {file}: put it there, or correct the name") from None
     except OSError as error:
         raise BadDataset(f"{file} cannot be read: {error.strerror or error}") from None
     n_labels = _count_labels(next((line for line in lines if line.strip()), b""))
@@ -187,4 +177,5 @@ def read_label_names(label_names: str | Sequence[str] | None) -> Sequence[str] |
     """`label_names`, or the lines of the file that it names."""
     if not isinstance(label_names, str):
         return label_names
-    return read_lines(Path(expand(label_names)), what="the file of label names", remedy="correct label_names")
+    with with_remedy("correct label_names"):
+        return read_lines(Path(expand(label_names)), what="the file of label names")

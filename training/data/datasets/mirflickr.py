@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from hashseek.retrieval.errors import BadConfig, BadDataset
+from hashseek.retrieval.errors import BadDataset
 from hashseek.retrieval.label_files import OnError, Problem, parse_labels, parse_split, read_rows
 from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.datasets.lists import NAMES_OF_LISTS, read_list
@@ -18,13 +18,13 @@ from hashseek.training.data.image_table import (
     Incomplete,
     Rows,
     Table,
-    check_on_error,
     draw,
     first_folder,
     prepared,
     read_lines,
     rows_of,
     split_table,
+    with_remedy,
 )
 from hashseek.training.data.splits import NAMES, Splits
 
@@ -41,7 +41,6 @@ ARCHIVES = (
     Archive(f"{_HOST}/mirflickr25k.zip", "a23d0a8564ee84cda5622a6c2f947785"),  # as its makers' page says
     Archive(f"{_HOST}/{_ANNOTATIONS}.zip", None, into=_ANNOTATIONS),
 )
-_REMEDY = f"unpack mirflickr25k.zip and {_ANNOTATIONS}.zip (press.liacs.nl/mirflickr) in root, or set download = true"
 _PUBLISHED = {"hyp2": (1000, 4000, 19581), "deephash": (1000, 4000, 20000)}
 
 
@@ -55,7 +54,7 @@ def mirflickr(
     split_seed: int = 0,
     drop_labels: Sequence[str] = (),
     download: bool = False,
-    on_error: str = "stop",
+    on_error: OnError = "stop",
 ) -> Splits:
     """MIRFLICKR-25000: 24,581 labelled images, 38 labels; 1,000 queries, 4,000 training images, 19,581 database.
 
@@ -75,13 +74,11 @@ def mirflickr(
 
     Raises:
         BadDataset: images, annotations or lists are missing or damaged.
-        BadConfig: no such protocol, or a random split with an empty part.
+        BadConfig: a random split with an empty part.
 
     Source: Huiskes and Lew, ACM MIR 2008; HyP2 (Xu et al., ACM MM 2022), Table 2; DeepHash-pytorch, data/mirflickr.
     """
-    folder, mode = Path(expand(root)), check_on_error(on_error)
-    if protocol not in _PUBLISHED:
-        raise BadConfig(f"protocol must be hyp2 or deephash, not {protocol!r}")
+    folder = Path(expand(root))
 
     def read(mode: OnError) -> Splits:
         own_list = folder / "labels.csv"
@@ -92,14 +89,14 @@ def mirflickr(
             pictures = folder
         else:
             listed, table = {}, _annotated(folder)
-            pictures = first_folder(folder, ("mirflickr", "images"), what="the pictures im1.jpg, ...", remedy=_REMEDY)
+            pictures = first_folder(folder, ("mirflickr", "images"), what="the pictures im1.jpg, ...")
         if lists is not None:
             listed = _read_assignment(Path(expand(lists)), protocol)
         if drop_labels:
             table = _without_labels(table, drop_labels, str(folder))
         if listed:
             names = {split: listed[split].files for split in NAMES}
-            rows, problems = rows_of(table, names, source=str(folder), remedy=_REMEDY, on_error=mode)
+            rows, problems = rows_of(table, names, source=str(folder), on_error=mode)
         else:
             candidates = _labelled(table) if protocol == "hyp2" else np.arange(len(table.files))
             drawn = draw(len(candidates), n_query=n_query, n_train=n_train, seed=split_seed)
@@ -111,31 +108,30 @@ def mirflickr(
             rows,
             root=pictures,
             source="MIRFLICKR",
-            remedy=_REMEDY,
             published=_PUBLISHED[protocol],
             problems=problems,
             on_error=mode,
         )
 
-    return read_or_download(read, ARCHIVES, folder, download=download, on_error=mode)
+    return read_or_download(read, ARCHIVES, folder, download=download, on_error=on_error)
 
 
 def _annotated(root: Path) -> Table:
     """All images with the labels of the official annotations: a file per label, an image number per line."""
-    folder = first_folder(root, (_ANNOTATIONS, "annotations"), what="the annotations of MIRFLICKR", remedy=_REMEDY)
+    folder = first_folder(root, (_ANNOTATIONS, "annotations"), what="the annotations of MIRFLICKR")
     files = [folder / f"{label}.txt" for label in LABELS]
     gone = [file.name for file in files if not file.is_file()]
     if gone:
-        raise Incomplete(f"{folder} lacks the annotations {', '.join(gone[:5])} ({len(gone)} of 38): {_REMEDY}")
+        raise Incomplete(f"{folder} lacks the annotations {', '.join(gone[:5])} ({len(gone)} of 38)")
 
     def build() -> Table:
         labels = np.zeros((N_IMAGES, len(LABELS)), np.uint8)
         for column, file in enumerate(files):
-            lines = read_lines(file, what="a file of annotations", remedy=_REMEDY)
+            lines = read_lines(file, what="a file of annotations")
             numbers = [int(line) if line.isascii() and line.isdigit() else 0 for line in lines]
             bad = next((line for line, number in zip(lines, numbers, strict=True) if not 1 <= number <= N_IMAGES), None)
             if bad is not None:
-                raise BadDataset(f"{file} has the line {bad!r}, not an image number from 1 to {N_IMAGES}: {_REMEDY}")
+                raise Incomplete(f"{file} has the line {bad!r}, not an image number from 1 to {N_IMAGES}")
             labels[np.array(numbers, np.int64) - 1, column] = 1
         return Table(tuple(f"im{number}.jpg" for number in range(1, N_IMAGES + 1)), labels, LABELS)
 
@@ -185,7 +181,8 @@ def _read_csv(file: Path, protocol: str) -> dict[str, Table]:
 def _read_hyp2(folder: Path) -> dict[str, Table]:
     """HyP2's permutation: its first 1,000 numbers are the queries, the next 4,000 the training images."""
     images = folder / "data" / "flickr25k" / "img.txt"
-    names = read_lines(images, what="HyP2's list of images", remedy="use the whole repository of HyP2")
+    with with_remedy("use the whole repository of HyP2"):
+        names = read_lines(images, what="HyP2's list of images")
     try:
         order = np.array(json.loads((folder / "flickr.txt").read_text()), np.int64)
     except (ValueError, TypeError) as error:

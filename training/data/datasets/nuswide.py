@@ -6,20 +6,21 @@ from pathlib import Path
 
 import numpy as np
 
-from hashseek.retrieval.errors import BadConfig, BadDataset
+from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.label_files import OnError
 from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.datasets.lists import read_label_names, read_lists
 from hashseek.training.data.image_table import (
     Incomplete,
     Labels,
     Table,
-    check_on_error,
     draw,
     draw_per_label,
     first_folder,
     prepared,
     read_lines,
     split_table,
+    with_remedy,
 )
 from hashseek.training.data.splits import Splits
 
@@ -29,6 +30,7 @@ _REMEDY = (
 )
 
 
+@with_remedy(_REMEDY)
 def nuswide(
     *,
     root: str,
@@ -40,7 +42,7 @@ def nuswide(
     n_train: int | None = None,
     split_seed: int = 0,
     train_in_database: bool = False,
-    on_error: str = "stop",
+    on_error: OnError = "stop",
 ) -> Splits:
     """NUS-WIDE: 195,834 images with the 21 most frequent labels (2,100 / 10,500 / rest), or all 81 labels.
 
@@ -63,7 +65,7 @@ def nuswide(
 
     Source: Chua et al., CIVR 2009; HyP2 (Xu et al., ACM MM 2022), Table 2.
     """
-    folder, mode = Path(expand(root)), check_on_error(on_error)
+    folder = Path(expand(root))
     if lists is not None:
         return read_lists(
             folder,
@@ -72,7 +74,7 @@ def nuswide(
             label_names=read_label_names(label_names),
             strip_prefix=strip_prefix,
             train_in_database=train_in_database,
-            on_error=mode,
+            on_error=on_error,
         )
     table = _most_frequent(_annotated(folder), n_labels)
     per_label = n_labels <= 21
@@ -83,42 +85,41 @@ def nuswide(
         rows = draw_per_label(table.labels, **sizes, train_in_database=train_in_database)
     else:
         rows = draw(len(table.files), **sizes, train_in_database=train_in_database)
-    pictures = first_folder(folder, ("Flickr", "images", "Images"), what="the pictures of NUS-WIDE", remedy=_REMEDY)
+    pictures = first_folder(folder, ("Flickr", "images", "Images"), what="the pictures of NUS-WIDE")
     return split_table(
         _placed(table, pictures),
         rows,
         root=pictures,
         source="NUS-WIDE",
-        remedy=_REMEDY,
         train_in_database=train_in_database,
         published=(2100, 10500, 193734 if train_in_database else 183234) if n_labels == 21 else None,
-        on_error=mode,
+        on_error=on_error,
     )
 
 
 def _annotated(root: Path) -> Table:
     """All images with all labels, from the folder AllLabels or else TrainTestLabels."""
-    truth = first_folder(root, ("Groundtruth", "GroundTruth"), what="the labels of NUS-WIDE", remedy=_REMEDY)
-    lists = first_folder(root, ("ImageList", "."), what="the lists of images", remedy=_REMEDY)
-    concepts = first_folder(root, ("ConceptsList", "."), what="the list of labels", remedy=_REMEDY) / "Concepts81.txt"
-    names = read_lines(concepts, what="the list of the 81 labels", remedy=_REMEDY)
+    truth = first_folder(root, ("Groundtruth", "GroundTruth"), what="the labels of NUS-WIDE")
+    lists = first_folder(root, ("ImageList", "."), what="the lists of images")
+    concepts = first_folder(root, ("ConceptsList", "."), what="the list of labels") / "Concepts81.txt"
+    names = read_lines(concepts, what="the list of the 81 labels")
     if (truth / "AllLabels").is_dir():
         parts = [(lists / "Imagelist.txt", truth / "AllLabels", "")]
     else:
-        folder = first_folder(truth, ("TrainTestLabels",), what="AllLabels or TrainTestLabels", remedy=_REMEDY)
+        folder = first_folder(truth, ("TrainTestLabels",), what="AllLabels or TrainTestLabels")
         parts = [(lists / f"{part}Imagelist.txt", folder, f"_{part}") for part in ("Train", "Test")]
     sources = [concepts]
     for images, folder, part in parts:
         sources += [images, *(folder / f"Labels_{name}{part}.txt" for name in names)]
     gone = [str(source) for source in sources if not source.is_file()]
     if gone:
-        raise Incomplete(f"{len(gone)} files of labels are missing in {root}, such as {gone[0]}: {_REMEDY}")
+        raise Incomplete(f"{len(gone)} files of labels are missing in {root}, such as {gone[0]}")
 
     def build() -> Table:
         files: list[str] = []
         labels = []
         for images, folder, part in parts:
-            listed = read_lines(images, what="a list of images", remedy=_REMEDY)
+            listed = read_lines(images, what="a list of images")
             files += [file.replace("\\", "/") for file in listed]
             columns = [_read_column(folder / f"Labels_{name}{part}.txt", len(listed)) for name in names]
             labels.append(np.stack(columns, axis=1))
@@ -131,9 +132,9 @@ def _read_column(file: Path, n_images: int) -> Labels:
     """One label of all images: a 0 or 1 per line."""
     digits = np.frombuffer(file.read_bytes().translate(None, b" \t\r\n"), np.uint8) - ord("0")
     if (digits > 1).any():
-        raise BadDataset(f"{file} has lines other than 0 or 1: {_REMEDY}")
+        raise Incomplete(f"{file} has lines other than 0 or 1")
     if len(digits) != n_images:
-        raise BadDataset(f"{file} has {len(digits):,} lines for {n_images:,} images: {_REMEDY}")
+        raise Incomplete(f"{file} has {len(digits):,} lines for {n_images:,} images")
     return digits
 
 

@@ -4,13 +4,12 @@ from pathlib import Path
 
 from hashseek.retrieval.errors import BadDataset
 from hashseek.retrieval.images import SUFFIXES
-from hashseek.retrieval.label_files import Item
+from hashseek.retrieval.label_files import Item, OnError
 from hashseek.training.data.datasets.folder import expand
-from hashseek.training.data.image_table import check_on_error
 from hashseek.training.data.splits import Splits, unlabelled_splits
 
 
-def pictures(*, root: str, on_error: str = "stop") -> Splits:
+def pictures(*, root: str, on_error: OnError = "stop") -> Splits:
     """Every image below a folder, without labels: for the losses that read none.
 
     All images are training images. There are no queries and no database, so nothing can be evaluated on them.
@@ -22,7 +21,6 @@ def pictures(*, root: str, on_error: str = "stop") -> Splits:
     Raises:
         BadDataset: there is no such folder, or it has no images.
     """
-    mode = check_on_error(on_error)
     place = Path(expand(root))
     if not place.is_dir():
         raise BadDataset(f"there is no folder {place}: correct the path")
@@ -30,4 +28,4 @@ def pictures(*, root: str, on_error: str = "stop") -> Splits:
     if not found:
         raise BadDataset(f"the folder {place} has no images: they end with {', '.join(sorted(SUFFIXES))}")
     items = [Item(path, path.relative_to(place).as_posix(), (), "train") for path in found]
-    return unlabelled_splits(items, on_error=mode)
+    return unlabelled_splits(items, on_error=on_error)

@@ -14,11 +14,11 @@ import numpy as np
 
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.images import SUFFIXES
-from hashseek.retrieval.label_files import Problem, refuse
+from hashseek.retrieval.label_files import OnError, Problem, refuse
 from hashseek.retrieval.tar_members import Member, list_members, member_path, read_member
 from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.datasets.lists import read_label_names
-from hashseek.training.data.image_table import Labels, Table, check_on_error, notes_on_sizes, prepared
+from hashseek.training.data.image_table import Labels, Table, prepared
 from hashseek.training.data.splits import NAMES, Split, Splits, join_splits
 
 _LABEL_SUFFIXES = (".json", ".cls", ".txt")  # in the order of precedence
@@ -31,7 +31,7 @@ def shards(
     database: str | Sequence[str],
     label_names: str | Sequence[str] | None = None,
     train_in_database: bool = False,
-    on_error: str = "stop",
+    on_error: OnError = "stop",
 ) -> Splits:
     """Tar files of images and labels, as webdataset writes them, read without unpacking.
 
@@ -47,14 +47,13 @@ def shards(
     Raises:
         BadDataset: no shard, a damaged or compressed one, unknown or malformed labels, or images in two splits.
     """
-    mode = check_on_error(on_error)
     found = {
         split: _find(patterns, split)
         for split, patterns in (("train", train), ("query", query), ("database", database))
     }
     tables = {file: _indexed(file) for file in sorted({file for files in found.values() for file in files})}
     problems = [Problem(f"{file}: {name}", reason) for file, table in tables.items() for name, reason in table.remarks]
-    if problems and mode == "stop":
+    if problems and on_error == "stop":
         refuse(next(file for file, table in tables.items() if table.remarks), problems)
     names = read_label_names(label_names) or _all_names(tables.values())
     labels = {file: _as_columns(table, names, file) for file, table in tables.items()}
@@ -64,7 +63,6 @@ def shards(
         parts[split] = Split(paths, np.concatenate([labels[file] for file in found[split]]), tuple(map(str, paths)))
         # The fingerprint does not depend on the folder of the shards or the places in them.
         files[split] = [f"{file.name}/{_name(place)}" for file in found[split] for place in tables[file].files]
-    problems += notes_on_sizes(parts, source="the shards")
     return join_splits(
         parts,
         files,
@@ -72,7 +70,7 @@ def shards(
         source="the shards",
         train_in_database=train_in_database,
         problems=problems,
-        on_error=mode,
+        on_error=on_error,
     )
 
 

@@ -16,7 +16,6 @@ from hashseek.training.data.image_table import (
     Incomplete,
     Table,
     absent,
-    check_on_error,
     first_folder,
     prepared,
     read_lines,
@@ -38,7 +37,7 @@ ARCHIVES = {  # the checksums are those of torchvision
 }
 
 
-def voc2007(*, root: str, download: bool = False, on_error: str = "stop") -> Splits:
+def voc2007(*, root: str, download: bool = False, on_error: OnError = "stop") -> Splits:
     """PASCAL VOC 2007: trainval (5,011) is training set and database, test (4,952) has the queries; 20 labels.
 
     Args:
@@ -58,7 +57,7 @@ def voc2007(*, root: str, download: bool = False, on_error: str = "stop") -> Spl
         query="test",
         published=(4952, 5011, 5011),
         download=download,
-        on_error=check_on_error(on_error),
+        on_error=on_error,
     )
 
 
@@ -68,7 +67,7 @@ def voc2012(
     protocol: Literal["hyp2", "deephash"] = "hyp2",
     lists: str | None = None,
     download: bool = False,
-    on_error: str = "stop",
+    on_error: OnError = "stop",
 ) -> Splits:
     """PASCAL VOC 2012: train (5,717) is training set and database, val (5,823) has the queries; 20 labels.
 
@@ -82,39 +81,36 @@ def voc2012(
 
     Raises:
         BadDataset: images, annotations or lists are missing or damaged.
-        BadConfig: no such protocol, or no lists for "deephash".
+        BadConfig: no lists for "deephash", or some for "hyp2".
 
     Source: HyP2 (Xu et al., ACM MM 2022), whose code has the same sets; DeepHash-pytorch, data/voc2012.
     """
-    root_folder, mode = Path(expand(root)), check_on_error(on_error)
+    folder = Path(expand(root))
     if protocol == "hyp2":
         if lists is not None:
             raise BadConfig("lists are for protocol = deephash: hyp2 uses the official sets")
         return _official(
-            root_folder,
+            folder,
             "2012",
             train="train",
             query="val",
             published=(5823, 5717, 5717),
             download=download,
-            on_error=mode,
+            on_error=on_error,
         )
-    if protocol != "deephash":
-        raise BadConfig(f"protocol must be hyp2 or deephash, not {protocol!r}")
     if lists is None:
         raise BadConfig("protocol = deephash needs lists, the folder data/voc2012 of DeepHash-pytorch")
 
     def read(mode: OnError) -> Splits:
         return read_lists(
-            root_folder,
+            folder,
             Path(expand(lists)),
             label_names=LABELS,
             published=(1000, 4000, 6540),
-            remedy=_remedy("2012"),
             on_error=mode,
         )
 
-    return read_or_download(read, ARCHIVES["2012"], root_folder, download=download, on_error=mode)
+    return read_or_download(read, ARCHIVES["2012"], folder, download=download, on_error=on_error)
 
 
 def _official(
@@ -128,17 +124,14 @@ def _official(
     on_error: OnError,
 ) -> Splits:
     def read(mode: OnError) -> Splits:
-        remedy = _remedy(year)
-        folder = first_folder(
-            root, (f"VOCdevkit/VOC{year}", f"VOC{year}"), what=f"the official PASCAL VOC {year}", remedy=remedy
-        )
+        folder = first_folder(root, (f"VOCdevkit/VOC{year}", f"VOC{year}"), what=f"the official PASCAL VOC {year}")
         ids = {}
         for split, name in (("train", train), ("query", query)):
             what = f"the list of the {name} images of VOC{year}"
-            ids[split] = read_lines(folder / "ImageSets" / "Main" / f"{name}.txt", what=what, remedy=remedy)
+            ids[split] = read_lines(folder / "ImageSets" / "Main" / f"{name}.txt", what=what)
             if not ids[split]:
-                raise Incomplete(f"{folder / 'ImageSets' / 'Main' / name}.txt lists no image: {remedy}")
-        table = _annotated(folder, [*ids["train"], *ids["query"]], remedy=remedy)
+                raise Incomplete(f"{folder / 'ImageSets' / 'Main' / name}.txt lists no image")
+        table = _annotated(folder, [*ids["train"], *ids["query"]])
         rows = {
             "train": np.arange(len(ids["train"])),
             "query": np.arange(len(ids["train"]), len(table.files)),
@@ -149,7 +142,6 @@ def _official(
             rows,
             root=folder,
             source=f"VOC{year}",
-            remedy=remedy,
             train_in_database=True,
             published=published,
             on_error=mode,
@@ -158,27 +150,27 @@ def _official(
     return read_or_download(read, ARCHIVES[year], root, download=download, on_error=on_error)
 
 
-def _annotated(folder: Path, ids: Sequence[str], *, remedy: str) -> Table:
+def _annotated(folder: Path, ids: Sequence[str]) -> Table:
     """The images `ids` with the labels of all their objects, difficult ones too."""
     files = [folder / "Annotations" / f"{name}.xml" for name in ids]
     gone = np.flatnonzero(absent(folder / "Annotations", [file.name for file in files]))
     if len(gone):
-        raise Incomplete(f"{len(gone):,} of {len(ids):,} annotations are missing, such as {files[gone[0]]}: {remedy}")
+        raise Incomplete(f"{len(gone):,} of {len(ids):,} annotations are missing, such as {files[gone[0]]}")
 
     def build() -> Table:
         labels = np.zeros((len(ids), len(LABELS)), np.uint8)
         for row, file in enumerate(files):
-            labels[row] = _labels_of(file, remedy=remedy)
+            labels[row] = _labels_of(file)
         return Table(tuple(f"JPEGImages/{name}.jpg" for name in ids), labels, LABELS)
 
     return prepared("voc 1", files, build)
 
 
-def _labels_of(file: Path, *, remedy: str) -> list[int]:
+def _labels_of(file: Path) -> list[int]:
     try:
         objects = ET.parse(file).getroot().findall("object")
     except ET.ParseError as error:
-        raise Incomplete(f"{file} is damaged ({error}): {remedy}") from None
+        raise Incomplete(f"{file} is damaged ({error})") from None
     # Parts of an object (head, hand, foot) are nested deeper; their names are not labels.
     names = {name.text for name in (found.find("name") for found in objects) if name is not None}
     unknown = names.difference(LABELS)
@@ -187,8 +179,3 @@ def _labels_of(file: Path, *, remedy: str) -> list[int]:
             f"{file} has an object {sorted(map(str, unknown))[0]!r}, which is not one of the 20 labels of VOC"
         )
     return [int(label in names) for label in LABELS]
-
-
-def _remedy(year: str) -> str:
-    names = " and ".join(archive.name for archive in ARCHIVES[year])
-    return f"unpack {names} (host.robots.ox.ac.uk/pascal/VOC) in root, or set download = true"

@@ -15,7 +15,7 @@ from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.metrics import compare, holm
 from hashseek.retrieval.metrics.intervals import Comparison
 from hashseek.training.evaluation.report.citation import DIVISORS
-from hashseek.training.evaluation.report.markdown import section_as_markdown
+from hashseek.training.evaluation.report.markdown import document
 from hashseek.training.evaluation.report.schema import EvaluationReport, MeanValue, load_report
 from hashseek.training.evaluation.report.sections import Section, interval, number, protocol_of, tie_range
 from hashseek.training.report_format import Table
@@ -165,7 +165,7 @@ def as_markdown(entries: Sequence[Entry]) -> str:
         Section("paired", "Query by query", _TEST if paired.rows else "", [paired] if paired.rows else []),
         Section("notes", "Notes", items=_notes(entries, ns)),
     ]
-    return "\n".join(["# Comparison", *(section_as_markdown(part) for part in parts if part.tables or part.items), ""])
+    return document("Comparison", parts)
 
 
 def _load(letter: str, place: Path) -> Entry:

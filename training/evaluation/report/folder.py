@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,48 +14,49 @@ from hashseek.training.evaluation.report.projection import Points
 from hashseek.training.evaluation.report.schema import EvaluationReport
 
 
-def write_report(
-    folder: Path,
-    report: EvaluationReport,
-    *,
-    per_query: Mapping[str, Sequence[Any]],
-    points: Points,
-    query_paths: Sequence[Path] = (),
-    database_paths: Sequence[Path] = (),
-) -> list[Path]:
-    """Write all files of the report, and return their paths, the page first.
+@dataclass(frozen=True)
+class Evaluation:
+    """A report, and what its folder holds beside it.
 
-    Args:
-        folder: created if it is missing; files of an earlier report are replaced.
-        report: its values.
-        per_query: columns of equal length.
-        points: from `project`.
-        query_paths, database_paths: the images; empty for a data set without images.
-
-    Raises:
-        OSError: the folder cannot be written.
+    `per_query`: columns of equal length. `points`: from `project`. `query_paths`, `database_paths`: the images; empty
+    for a data set without images.
     """
-    from hashseek.training.evaluation.report.page import as_html  # these load matplotlib and Jinja
-    from hashseek.training.evaluation.report.plots import draw_all
-    from hashseek.training.plotting import as_png, as_svg
 
-    drawn = draw_all(report, points)
-    svgs = {name: as_svg(figure, name) for name, figure in drawn.items()}
-    page = as_html(report, svgs, query_paths=query_paths, database_paths=database_paths)
-    contents = {
-        "report.html": page.encode(),
-        "report.md": as_markdown(report).encode(),
-        "report.json": report.as_json().encode(),
-        "report.tex": as_latex(report).encode(),
-        "report.bib": as_bibtex(report).encode(),
-        "per_query.csv": as_csv(per_query),
-    }
-    for name, figure in drawn.items():
-        contents[f"figures/{name}.svg"] = svgs[name].encode()
-        contents[f"figures/{name}.png"] = as_png(figure)
-    for name, content in contents.items():
-        write_atomically(folder / name, content)
-    return [folder / name for name in contents]
+    report: EvaluationReport
+    per_query: Mapping[str, Sequence[Any]] = field(repr=False)
+    points: Points = field(repr=False)
+    query_paths: Sequence[Path] = field(default=(), repr=False)
+    database_paths: Sequence[Path] = field(default=(), repr=False)
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write all files of the report, and return their paths, the page first.
+
+        `folder` is created if it is missing; files of an earlier report are replaced.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        from hashseek.training.evaluation.report.page import as_html  # these load matplotlib and Jinja
+        from hashseek.training.evaluation.report.plots import draw_all
+        from hashseek.training.plotting import as_png, as_svg
+
+        report, drawn = self.report, draw_all(self.report, self.points)
+        svgs = {name: as_svg(figure, name) for name, figure in drawn.items()}
+        page = as_html(report, svgs, query_paths=self.query_paths, database_paths=self.database_paths)
+        contents = {
+            "report.html": page.encode(),
+            "report.md": as_markdown(report).encode(),
+            "report.json": report.as_json().encode(),
+            "report.tex": as_latex(report).encode(),
+            "report.bib": as_bibtex(report).encode(),
+            "per_query.csv": as_csv(self.per_query),
+        }
+        for name, figure in drawn.items():
+            contents[f"figures/{name}.svg"] = svgs[name].encode()
+            contents[f"figures/{name}.png"] = as_png(figure)
+        for name, content in contents.items():
+            write_atomically(folder / name, content)
+        return [folder / name for name in contents]
 
 
 def as_csv(columns: Mapping[str, Sequence[Any]]) -> bytes:

@@ -11,15 +11,16 @@ _SUMMARY = ("metrics", "rankings", "models", "served", "notes", "protocol")
 
 def as_markdown(report: EvaluationReport) -> str:
     """The whole report, without plots and pictures."""
-    return _document(report.title, sections(report))
+    return document(report.title, sections(report))
 
 
 def summary(report: EvaluationReport) -> str:
     """The metrics, the protocol and the notes."""
-    return _document(report.title, (section for section in sections(report) if section.id in _SUMMARY))
+    return document(report.title, (section for section in sections(report) if section.id in _SUMMARY))
 
 
-def _document(title: str, parts: Iterable[Section]) -> str:
+def document(title: str, parts: Iterable[Section]) -> str:
+    """A heading, and the sections that have something to show."""
     return "\n".join([f"# {title}", *(section_as_markdown(part) for part in parts if part.tables or part.items), ""])
 
 

@@ -1,15 +1,14 @@
 """The plots of a report."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hashseek.retrieval.metrics import Calibration
 from hashseek.training.evaluation.report.projection import Points
-from hashseek.training.evaluation.report.schema import ComparedModel, Distances, EvaluationReport
+from hashseek.training.evaluation.report.schema import ComparedModel, EvaluationReport
 from hashseek.training.plotting import FAINT, OTHER, SERIES, style
 
 if TYPE_CHECKING:
@@ -66,55 +65,53 @@ PLOTS = {
 
 def draw_all(report: EvaluationReport, points: Points) -> dict[str, "Figure"]:
     """The plots by name; `points` are from `project`."""
+    drawn: dict[str, Callable[[EvaluationReport, Axes], None]] = {
+        "precision_curve": _precision_curve,
+        "precision_recall": _precision_recall,
+    }
+    if report.distances is not None:
+        drawn["distances"] = _distances
+        if report.calibration is not None:
+            drawn["calibration"] = _calibration
+    if report.models:
+        drawn["lengths"] = _lengths
+    figures = {}
     with style():
-        figures = {"precision_curve": _precision_curve(report), "precision_recall": _precision_recall(report)}
-        if report.distances is not None:
-            figures["distances"] = _distances(report, report.distances)
-            if report.calibration is not None:
-                figures["calibration"] = _calibration(report, report.distances, report.calibration)
-        if report.models:
-            figures["lengths"] = _lengths(report)
+        for name, draw in drawn.items():
+            figure, axes = _new(_SIZE)
+            draw(report, axes)
+            # A legend above the axes, where it hides nothing.
+            longest = max(len(label) for label in axes.get_legend_handles_labels()[1])
+            columns = 2 if longest <= _SHORT else 1
+            figure.legend(loc="outside upper left", ncols=columns, handlelength=1.6, columnspacing=1.2)
+            figures[name] = figure
         for name, (places, group, names) in points.items():
             figures[f"tsne_{name}"] = _scatter(places, group, names)
     return figures
 
 
-def _new() -> tuple["Figure", "Axes"]:
+def _new(size: tuple[float, float]) -> tuple["Figure", "Axes"]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=_SIZE, layout="constrained")
+    figure = Figure(figsize=size, layout="constrained")
     return figure, figure.add_subplot()
 
 
-def _legend(figure: "Figure") -> None:
-    """A legend above the axes, where it hides nothing."""
-    labels = figure.axes[0].get_legend_handles_labels()[1]
-    columns = 2 if max(len(label) for label in labels) <= _SHORT else 1
-    figure.legend(loc="outside upper left", ncols=columns, handlelength=1.6, columnspacing=1.2)
-
-
-def _precision_curve(report: EvaluationReport) -> "Figure":
-    figure, axes = _new()
+def _precision_curve(report: EvaluationReport, axes: "Axes") -> None:
     curves = report.curves
-    largest = max(score.n for score in report.scores)
-    shown = [i for i, n in enumerate(curves.ns) if n <= largest]
-    ns = [curves.ns[i] for i in shown]
-    worst, best, expected = (
-        [values[i] for i in shown] for values in (curves.precision_worst, curves.precision_best, curves.precision)
-    )
+    shown = np.array(curves.ns) <= max(score.n for score in report.scores)
+    ns = np.array(curves.ns)[shown]
     if report.ties == "expected":
-        axes.fill_between(
-            ns, worst, best, color=SERIES[0], alpha=0.18, linewidth=0, label="worst to best order of ties"
-        )
+        worst, best = np.array(curves.precision_worst)[shown], np.array(curves.precision_best)[shown]
+        label = "worst to best order of ties"
+        axes.fill_between(ns, worst, best, color=SERIES[0], alpha=0.18, linewidth=0, label=label)
     label = "expected over ties" if report.ties == "expected" else "in the order of the service"
-    axes.plot(ns, expected, color=SERIES[0], label=label)
+    axes.plot(ns, np.array(curves.precision)[shown], color=SERIES[0], label=label)
     if report.baseline_precision:
-        before = [report.baseline_precision[i] for i in shown]
+        before = np.array(report.baseline_precision)[shown]
         axes.plot(ns, before, color=SERIES[1], linestyle=(0, (4, 2)), label=report.baseline_name)
     _random_order(report, axes)
     axes.set(xlabel="N", ylabel="precision@N", xlim=(0 if ns[-1] > 1 else 0.5, max(ns[-1], 1)), ylim=(0, 1.02))
-    _legend(figure)
-    return figure
 
 
 def _random_order(report: EvaluationReport, axes: "Axes") -> None:
@@ -123,31 +120,22 @@ def _random_order(report: EvaluationReport, axes: "Axes") -> None:
         axes.axhline(chance, color=FAINT, linewidth=1, linestyle=(0, (1, 2)), label="random order")
 
 
-def _precision_recall(report: EvaluationReport) -> "Figure":
-    figure, axes = _new()
+def _precision_recall(report: EvaluationReport, axes: "Axes") -> None:
     curves = report.curves
     axes.plot(curves.recall, curves.precision, color=SERIES[0], label="over rank")
-    pairs = [(r, p) for r, p in zip(curves.radius_recall, curves.precision_skip, strict=True) if p is not None]
-    if pairs:
-        axes.plot(
-            [r for r, _ in pairs],
-            [p for _, p in pairs],
-            color=SERIES[1],
-            linewidth=1.2,
-            marker="o",
-            markersize=3,
-            label="over Hamming radius",
-        )
+    within = np.array(curves.precision_skip, float)  # None, at radii where nothing was found, becomes NaN
+    if not np.isnan(within).all():
+        label = "over Hamming radius"
+        axes.plot(curves.radius_recall, within, "o-", color=SERIES[1], linewidth=1.2, markersize=3, label=label)
     if report.baseline_recall:
         recall, precision, dashed = report.baseline_recall, report.baseline_precision, (0, (4, 2))
         axes.plot(recall, precision, color=SERIES[2], linestyle=dashed, label=report.baseline_name)
     axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1.01), ylim=(0, 1.02))
-    _legend(figure)
-    return figure
 
 
-def _distances(report: EvaluationReport, found: Distances) -> "Figure":
-    figure, axes = _new()
+def _distances(report: EvaluationReport, axes: "Axes") -> None:
+    found = report.distances
+    assert found is not None
     radius = np.arange(report.n_bits + 1)
     for counts, mean, colour, name in (
         (found.relevant, found.intra, SERIES[0], "share a label"),
@@ -161,66 +149,51 @@ def _distances(report: EvaluationReport, found: Distances) -> "Figure":
         axes.axvline(mean, color=colour, linewidth=1, linestyle=(0, (3, 2)))
     axes.set(xlabel="Hamming distance in bits", ylabel="share of such pairs", xlim=(0, report.n_bits))
     axes.set_ylim(bottom=0)
-    _legend(figure)
-    return figure
 
 
-def _calibration(report: EvaluationReport, found: Distances, made: Calibration) -> "Figure":
-    figure, axes = _new()
-    radius = np.arange(report.n_bits + 1)
-    counts = np.asarray(found.relevant), np.asarray(made.pairs)
-    seen = counts[1] > 0
-    axes.scatter(
-        radius[seen], (counts[0][seen] / counts[1][seen]), s=9, color=OTHER, zorder=3, label="observed at the distance"
-    )
+def _calibration(report: EvaluationReport, axes: "Axes") -> None:
+    found, made = report.distances, report.calibration
+    assert found is not None
+    assert made is not None
+    radius, relevant, pairs = np.arange(report.n_bits + 1), np.asarray(found.relevant), np.asarray(made.pairs)
+    seen = pairs > 0
+    observed = relevant[seen] / pairs[seen]
+    axes.scatter(radius[seen], observed, s=9, color=OTHER, zorder=3, label="observed at the distance")
     axes.plot(radius, made.at_distance, color=SERIES[1], linewidth=1.2, label="falling with distance")
     axes.plot(radius, made.within_radius, color=SERIES[0], label="within the radius")
-    axes.set(
-        xlabel="Hamming distance in bits", ylabel="share of relevant pairs", xlim=(0, report.n_bits), ylim=(0, 1.02)
-    )
-    _legend(figure)
-    return figure
+    axes.set(xlabel="Hamming distance in bits", ylabel="share of relevant pairs")
+    axes.set(xlim=(0, report.n_bits), ylim=(0, 1.02))
 
 
-def _lengths(report: EvaluationReport) -> "Figure":
+def _lengths(report: EvaluationReport, axes: "Axes") -> None:
     """A point for each model, and a line for each method through its means at each length."""
-    figure, axes = _new()
     methods: dict[str, list[ComparedModel]] = {}
     for model in report.models:
         methods.setdefault(model.method, []).append(model)
     for place, (method, models) in enumerate(methods.items()):
         colour, dashes = SERIES[place % len(SERIES)], "-" if place < len(SERIES) else (0, (4, 2))
         bits = sorted({model.n_bits for model in models})
-        at = {
-            n_bits: [
-                report.at_main_n(model.scores).mean_average_precision for model in models if model.n_bits == n_bits
-            ]
-            for n_bits in bits
-        }
-        worst = [min(value.worst for value in at[n_bits]) for n_bits in bits]
-        best = [max(value.best for value in at[n_bits]) for n_bits in bits]
+        scored = [(model.n_bits, report.at_main_n(model.scores).mean_average_precision) for model in models]
+        at = [[value for n_bits, value in scored if n_bits == each] for each in bits]
+        worst = [min(value.worst for value in values) for values in at]
+        best = [max(value.best for value in values) for values in at]
         if len(bits) > 1:
             axes.fill_between(bits, worst, best, color=colour, alpha=0.14, linewidth=0)
         else:
             axes.vlines(bits, worst, best, color=colour, alpha=0.3, linewidth=6)
-        means = [float(np.mean([value.expected for value in at[n_bits]])) for n_bits in bits]
+        means = [float(np.mean([value.expected for value in values])) for values in at]
         axes.plot(bits, means, color=colour, linestyle=dashes, label=method)
-        points = [(n_bits, value.expected) for n_bits in bits for value in at[n_bits]]
-        axes.scatter([x for x, _ in points], [y for _, y in points], s=16, color=colour, zorder=3)
+        lengths, values = [n_bits for n_bits, _ in scored], [value.expected for _, value in scored]
+        axes.scatter(lengths, values, s=16, color=colour, zorder=3)
     _random_order(report, axes)
     ticks = sorted({model.n_bits for model in report.models})
     axes.set(xlabel="code length in bits", ylabel=f"mAP@{report.main_n}", xticks=ticks)
     low, high = axes.get_ylim()
     axes.set_ylim(max(low, 0), min(high, 1.02))
-    _legend(figure)
-    return figure
 
 
 def _scatter(places: NDArray[np.float64], group: NDArray[np.int64], names: Sequence[str]) -> "Figure":
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(_SIZE[0], 4.6), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = _new((_SIZE[0], 4.6))
     for number in (-1, *range(len(names))):
         chosen = group == number
         if chosen.any():

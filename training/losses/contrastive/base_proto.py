@@ -10,7 +10,6 @@ from hashseek.training.losses.contrastive.contrast_sets import (
     ContrastiveLoss,
     contrast,
     jaccard,
-    log_softmax,
     new_prototypes,
     overlaps,
     reduce_anchors,
@@ -43,7 +42,7 @@ class LBase(ContrastiveLoss):
         weights = jaccard(overlaps(c), c)
         total = weights.sum(dim=1)
         valid = total > 0
-        log_p = log_softmax(scores_of(c, self.tau))
+        log_p = scores_of(c, self.tau).log_softmax(dim=1)
         per_anchor = -weighted_sum(weights, log_p) / torch.where(valid, total, 1.0)
         return {"base": reduce_anchors(per_anchor, valid, self.reduction)}
 
@@ -72,5 +71,5 @@ class LProto(ContrastiveLoss):
         outputs, y = batch.outputs, batch.labels
         scores = inner_products(normalize(outputs) / self.tau, normalize(self.prototypes.to(outputs.dtype)))
         n_labels = y.sum(dim=1)
-        per_anchor = -weighted_sum(y, log_softmax(scores)) / n_labels.clamp_min(1)
+        per_anchor = -weighted_sum(y, scores.log_softmax(dim=1)) / n_labels.clamp_min(1)
         return {"proto": reduce_anchors(per_anchor, n_labels > 0, self.reduction)}

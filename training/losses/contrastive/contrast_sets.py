@@ -78,11 +78,6 @@ def lowest_on_diagonal(scores: Tensor) -> Tensor:
     return scores.fill_diagonal_(torch.finfo(scores.dtype).min)
 
 
-def log_softmax(scores: Tensor) -> Tensor:
-    """log p (B, A): scores minus the logsumexp of their row, in one stable pass."""
-    return torch.log_softmax(scores, dim=1)
-
-
 def overlaps(c: Contrast) -> Tensor:
     """Number of shared labels (B, A) of anchors and contrast rows; 0 for a row with itself."""
     shared = c.y @ c.ref_y.T

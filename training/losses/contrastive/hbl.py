@@ -14,7 +14,6 @@ from hashseek.training.losses.contrastive.contrast_sets import (
     any_positives,
     contrast,
     label_means,
-    log_softmax,
     overlaps,
     reduce_anchors,
     reduce_labels,
@@ -94,7 +93,7 @@ class HBL(ContrastiveLoss):
         scores = scores_of(c, self.tau)
         shared = overlaps(c)
         positive = any_positives(shared)
-        log_p = log_softmax(scores)
+        log_p = scores.log_softmax(dim=1)
         if self.base == "any":
             base = reduce_anchors(-row_means(positive, log_p), some(positive), self.reduction)
         else:

@@ -9,7 +9,6 @@ from hashseek.training.losses.contrastive.contrast_sets import (
     ContrastiveLoss,
     contrast,
     label_means,
-    log_softmax,
     reduce_labels,
     reductions,
     scores_of,
@@ -41,5 +40,5 @@ class MulSupCon(ContrastiveLoss):
         """The term "mulsupcon"."""
         c = contrast(batch)
         weights = label_means(c)
-        log_p = log_softmax(scores_of(c, self.tau))
+        log_p = scores_of(c, self.tau).log_softmax(dim=1)
         return {"mulsupcon": reduce_labels(-weighted_sum(weights, log_p), weights, c.y, self.reduction)}

@@ -15,7 +15,6 @@ from hashseek.training.losses.contrastive.contrast_sets import (
     all_positives,
     any_positives,
     contrast,
-    log_softmax,
     new_prototypes,
     overlaps,
     reduce_anchors,
@@ -98,7 +97,7 @@ class Reg(ContrastiveLoss):
             batch = self._checked(outputs, labels, memory, logits=None, epoch=0)
             scores, weights, *_ = self._scores_and_weights(batch)
             positive = weights > 0
-            pushed = positive & (log_softmax(scores).exp() > weights)
+            pushed = positive & (scores.log_softmax(dim=1).exp() > weights)
             return pushed.sum() / positive.sum().clamp_min(1)
 
     def _scores_and_weights(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -187,7 +186,7 @@ def regularised(
     `log_weights` weigh log p in Algorithm 2; elsewhere Lambda does. `valid` (n,) anchors count in the mean.
     """
     if not penalty:
-        contrast_of = -weighted_sum(weights if log_weights is None else log_weights, log_softmax(scores))
+        contrast_of = -weighted_sum(weights if log_weights is None else log_weights, scores.log_softmax(dim=1))
         return {"contrast": reduce_anchors(contrast_of, valid, reduction)}
     contrast_of, penalty_of = _Regularised.apply(scores, weights, log_weights)
     return {
@@ -204,7 +203,7 @@ class _Regularised(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, weights: Tensor, log_weights: Tensor | None) -> tuple[Tensor, Tensor]:
-        log_p = log_softmax(scores)
+        log_p = scores.log_softmax(dim=1)
         if log_weights is None:
             log_weights = weights
         scratch = log_weights * log_p

@@ -12,7 +12,6 @@ from hashseek.training.losses.contrastive.contrast_sets import (
     ContrastiveLoss,
     any_positives,
     contrast,
-    log_softmax,
     overlaps,
     reduce_anchors,
     row_means,
@@ -50,7 +49,7 @@ class SimDis(ContrastiveLoss):
         shared = overlaps(c)
         positive = any_positives(shared)
         factor = label_factor(shared, c)
-        log_p = log_softmax(scores_of(c, self.tau))
+        log_p = scores_of(c, self.tau).log_softmax(dim=1)
         if self.mode == "inside":
             # K is 0 outside the positives only; 1 in its place makes the logarithm 0 there.
             n_positives = positive.sum(dim=1).clamp_min(1)

@@ -12,7 +12,6 @@ from hashseek.training.losses.contrastive.contrast_sets import (
     all_positives,
     any_positives,
     contrast,
-    log_softmax,
     overlaps,
     reduce_anchors,
     row_means,
@@ -66,7 +65,7 @@ class SupCon(ContrastiveLoss):
             positive = any_positives(shared)
         else:
             positive = all_positives(shared, c, empty_match=self.empty_match)
-        log_p = log_softmax(scores_of(c, self.tau))
+        log_p = scores_of(c, self.tau).log_softmax(dim=1)
         factor = 1.0 if self.base_temperature is None else self.tau / self.base_temperature
         loss = reduce_anchors(-row_means(positive, log_p), some(positive), self.reduction)
         return {"supcon": factor * loss}

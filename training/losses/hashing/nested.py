@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -55,16 +56,7 @@ class Nested(nn.Module):
         self.weights = tuple(weights)
         self.losses = nn.ModuleList(build(length) for length in lengths)
 
-    def forward(
-        self,
-        outputs: Tensor,
-        labels: Tensor,
-        *,
-        memory: object = None,
-        logits: Tensor | None = None,
-        epoch: int = 0,
-        features: Tensor | None = None,
-    ) -> dict[str, Tensor]:
+    def forward(self, outputs: Tensor, labels: Tensor, *, memory: object = None, **given: Any) -> dict[str, Tensor]:
         """Terms "<term>@<length>"; the rows of a memory are cut to the same prefixes. See `Loss.forward`."""
         if outputs.ndim != 2 or outputs.shape[1] != self.n_bits:
             raise BadCodes(f"the loss expects outputs of shape (B, {self.n_bits}), not {tuple(outputs.shape)}")
@@ -72,7 +64,6 @@ class Nested(nn.Module):
         terms = {}
         for length, weight, loss in zip(self.lengths, self.weights, self.losses, strict=True):
             cut = None if held is None else (held.ref[:, :length], held.ref_y)
-            given = {"memory": cut, "logits": logits, "epoch": epoch, "features": features}
-            found = loss(outputs[:, :length], labels, **given)
+            found = loss(outputs[:, :length], labels, memory=cut, **given)
             terms.update({f"{term}@{length}": weight * value for term, value in found.items()})
         return terms

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -70,18 +71,8 @@ class Quantized(nn.Module):
         self.kind = kind
         self.weight = weight
 
-    def forward(
-        self,
-        outputs: Tensor,
-        labels: Tensor,
-        *,
-        memory: object = None,
-        logits: Tensor | None = None,
-        epoch: int = 0,
-        features: Tensor | None = None,
-    ) -> dict[str, Tensor]:
+    def forward(self, outputs: Tensor, labels: Tensor, **given: Any) -> dict[str, Tensor]:
         """The terms of the loss, and "quantization"; see `Loss.forward`."""
-        given = {"memory": memory, "logits": logits, "epoch": epoch, "features": features}
         terms: dict[str, Tensor] = dict(self.loss(outputs, labels, **given))
         with torch.autocast(outputs.device.type, enabled=False):
             term = self.weight * QUANTIZERS[self.kind](raised(outputs))

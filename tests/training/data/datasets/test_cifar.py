@@ -77,7 +77,7 @@ def test_a_damaged_or_foreign_batch_is_refused_and_runs_no_code(root, content, c
 
 
 def test_what_is_missing_is_named(root, tmp_path):
-    with pytest.raises(BadConfig, match="did you mean 'cifar10'"):
+    with pytest.raises(BadConfig, match="'cifar10-1' or"):
         build_splits("cifar10", root=str(root), protocol="cifar")
     with pytest.raises(BadConfig):
         build_splits("cifar10", root=str(root))  # too few pictures for the published sizes

@@ -21,7 +21,7 @@ from hashseek.training.data.datasets import SOURCES
 from hashseek.training.data.splits import Split
 from hashseek.training.evaluation.report.citation import parsed
 from hashseek.training.evaluation.report.examples import confusions, examples, random_queries, worst_queries
-from hashseek.training.evaluation.report.folder import as_csv, write_report
+from hashseek.training.evaluation.report.folder import Evaluation, as_csv
 from hashseek.training.evaluation.report.markdown import as_markdown, summary
 from hashseek.training.evaluation.report.measurements import Measurements, label_scores, measure_histograms
 from hashseek.training.evaluation.report.projection import group_by_label, project
@@ -102,8 +102,8 @@ def projected(database: Split, n_points: int):
 def folder(tmp_path_factory, report, parts) -> Path:
     query, database = parts
     out = tmp_path_factory.mktemp("report")
-    paths = {"query_paths": query.paths, "database_paths": database.paths}
-    files = write_report(out, report, per_query={"query": ["a"]}, points=projected(database, 30), **paths)
+    evaluation = Evaluation(report, {"query": ["a"]}, projected(database, 30), query.paths, database.paths)
+    files = evaluation.write(out)
     assert files[0] == out / "report.html"
     assert sorted(files) == sorted(path for path in out.rglob("*") if path.is_file())
     return out

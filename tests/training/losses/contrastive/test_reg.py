@@ -5,7 +5,6 @@ import torch
 
 from hashseek.retrieval.errors import BadConfig
 from hashseek.training.losses.batches import Batch
-from hashseek.training.losses.contrastive.contrast_sets import log_softmax
 from hashseek.training.losses.contrastive.reg import Reg, label_shares, regularised
 from support import literal_losses as literal
 from support.literal_losses import batch
@@ -47,7 +46,7 @@ def test_gradient_at_the_scores_is_min_0_sigma_less_weight_on_positives_and_sigm
     scores = scores.detach().requires_grad_()
     terms = regularised(scores, weights, weights, valid, "sum", penalty=True)
     (gradient,) = torch.autograd.grad(literal.total(terms), scores)
-    sigma = log_softmax(scores.detach()).exp()
+    sigma = scores.detach().log_softmax(dim=1).exp()
     expected = torch.where(weights > 0, (sigma - weights).clamp_max(0), sigma)
     expected[weights.sum(dim=1) == 0] = 0
     torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-14)
