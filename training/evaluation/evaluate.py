@@ -1,4 +1,4 @@
-"""Evaluate checkpoints: encode the query and database splits, rank them with the searcher, and report the metrics.
+"""Evaluate checkpoints: encode the query and database splits, rank them with the index, and report the metrics.
 
 This is the only module of `training` that imports `indexing`: a report has to measure the code that serves.
 """
@@ -15,11 +15,8 @@ from torch import nn
 from hashseek.indexing.calibration import check_same_codes, store_calibration
 from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.collection import CATALOG
-from hashseek.indexing.index.hamming_index import Distances, Ids
-from hashseek.indexing.searcher import InMemory, Searcher
+from hashseek.indexing.index.hamming_index import HammingIndex, Ids, build_index
 from hashseek.retrieval.checkpoint import Checkpoint
-from hashseek.retrieval.codes import Codes
-from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadConfig, HashseekError
 from hashseek.retrieval.metrics import average_precision_of_ranking, bit_statistics, gains_of, histograms
 from hashseek.retrieval.scores import Scores, asymmetric_scores, best, cosines
@@ -139,8 +136,8 @@ def rank_with_library(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(distances, rows) of the k nearest images of each query, (Q, k), in the order of search (ties by row)."""
     data = _encode(task, [checkpoint], [[0]], database=database)[0]
-    found = _ranker(data.encoder.encoder, data.database.codes, n_bits=data.n_bits)(data.query.codes, k=k)
-    return np.stack([row for row, _ in found]).astype(np.int64), np.stack([row for _, row in found]).astype(np.int64)
+    distances, rows = _index(data).search(data.query.codes, k=k)
+    return distances.astype(np.int64), rows
 
 
 def check_calibrates(collection: Path, fingerprint: str) -> None:
@@ -241,25 +238,22 @@ def _measure(task: EvaluationTask, model: _EncodedData) -> tuple[Measurements, R
     return measured, ranking
 
 
-def _ranker(encoder: Encoder | None, codes: Codes, *, n_bits: int) -> Callable[..., list[tuple[Distances, Ids]]]:
-    """The searcher's ranking; a model of vectors has no encoder, so its codes are searched without a searcher."""
-    index = InMemory(codes, n_bits=n_bits)
-    return index.search if encoder is None else Searcher(encoder, index).rank
+def _index(model: _EncodedData) -> HammingIndex:
+    """An index of the database as a collection has it; an id is a row."""
+    return build_index(model.database.codes, np.arange(len(model.database)), n_bits=model.n_bits)
 
 
 def _rank(task: EvaluationTask, model: _EncodedData, n_relevant: np.ndarray) -> Ranking:
-    """Rank as the service does, with the searcher."""
+    """Rank as the service does, with the index."""
     query, database, ns = model.query, model.database, task.ns
-    rank = _ranker(model.encoder.encoder, database.codes, n_bits=model.n_bits)
+    index = _index(model)
     average_precision: list[list[np.ndarray]] = [[] for _ in ns]
     nearest = []
     k = min(max(*ns, N_NEAREST), len(database))
     block = max(1, RANKS_PER_BLOCK // k)
     for start in range(0, len(query), block):
         chosen = slice(start, start + block)
-        found = rank(query.codes[chosen], k=k)
-        rows = np.stack([row for _, row in found])
-        distances = np.stack([row for row, _ in found])
+        distances, rows = index.search(query.codes[chosen], k=k)
         hits = gains_of(rows, query.labels[chosen], database.labels) > 0
         for values, n in zip(average_precision, ns, strict=True):
             values.append(
