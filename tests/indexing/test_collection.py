@@ -19,7 +19,7 @@ from hashseek.indexing.maintenance.reencode import switch_space
 from hashseek.retrieval.errors import BadCheckpoint, BadCollection, BadConfig, ForeignCodes
 from hashseek.retrieval.files import locked, write_atomically
 from support import hamming_oracle as hamming
-from support.collections import code_collection, file_of, new_images, random_codes
+from support.collections import code_collection, file_of, new_images, random_codes, with_codes
 
 
 def check(collection, truth, queries, ks=(1, 5, 10**30)):
@@ -577,7 +577,7 @@ def test_an_open_collection_keeps_its_space_after_a_switch(tmp_path, caplog):
     catalog = collection.catalog
     space = catalog.spaces.begin("e" * 64, 36, "new.safetensors")
     new = dict(zip(sorted(truth), random_codes(rng, 20, 36), strict=True))
-    catalog.spaces.add_codes(space.id, [(image_id, code, "") for image_id, code in new.items()])
+    catalog.spaces.add_codes(space.id, with_codes(catalog, new))
     catalog.spaces.switch(space.id)
     check(collection, truth, random_codes(rng, 2, 12))
     opened = Collection(tmp_path)
