@@ -67,7 +67,7 @@ class Flipped:
 
 
 def flipped_groups(
-    collection: Collection, encoder: Encoder, *, radius: int, advance: Callable[[int], None] = lambda _: None
+    collection: Collection, encoder: Encoder, *, radius: int, progress: Callable[[int, int], object] = lambda *_: None
 ) -> Flipped:
     """Groups as in `Collection.duplicates` that also link mirrored and turned copies.
 
@@ -75,7 +75,7 @@ def flipped_groups(
         collection: may be open read-only.
         encoder: of its checkpoint.
         radius: bits by which the codes of two linked images may differ.
-        advance: called with the number of images that each step finished.
+        progress: called after each image with the number of images done, and of all.
 
     Raises:
         BadConfig: radius is below 0, or not below the length of the codes.
@@ -92,7 +92,8 @@ def flipped_groups(
     def encode(pixels: Pixels) -> Codes:  # (B, 6, code_size)
         return np.stack([encoder.encode_pixels(orientation.of(pixels)) for orientation in _ENCODED], axis=1)
 
-    for image, codes, problem in encode_stored(collection, encoder, _images(collection, index.ids[order]), encode):
+    images = _images(collection, index.ids[order])
+    for done, (image, codes, problem) in enumerate(encode_stored(collection, encoder, images, encode), start=1):
         if codes is None:
             unreadable[image.id] = problem
         else:
@@ -101,7 +102,7 @@ def flipped_groups(
                 if other != first:
                     links.setdefault(first, {}).setdefault(other, orientation)
                     links.setdefault(other, {}).setdefault(first, orientation.inverse())
-        advance(1)
+        progress(done, len(index))
     return Flipped(list(_joined(upright, links)), unreadable)
 
 
