@@ -40,7 +40,7 @@ from hashseek.indexing.ingest.watching import Watch
 from hashseek.indexing.kept_files import FILES
 from hashseek.indexing.maintenance.exchange import add_exports
 from hashseek.indexing.milvus.uri import is_in_milvus, parse_uri
-from hashseek.indexing.opening import open_store_for_adding
+from hashseek.indexing.opening import open_for_adding
 from hashseek.indexing.printing import printable
 from hashseek.indexing.ray_encoding import Cluster, encode_shards
 from hashseek.indexing.searcher import Searcher
@@ -211,9 +211,7 @@ def add(
             print_fit(first.fitting)
         with ExitStack() as scratch:
             made = checkpoint if first is None else scratch.enter_context(first.fitting.checkpoint())
-            opened = stack.enter_context(
-                open_store_for_adding(collection, checkpoint=made, keep_features=keep_features)
-            )
+            opened = stack.enter_context(open_for_adding(collection, checkpoint=made, keep_features=keep_features))
         n_total = None if watch else sources.total(output)
         encoder = None
         if cluster is None:  # else its workers encode

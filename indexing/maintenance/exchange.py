@@ -27,7 +27,7 @@ from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.ingest.batch import IngestReport
 from hashseek.indexing.ingest.uris import is_remote
 from hashseek.indexing.maintenance.scratch import new_file
-from hashseek.indexing.opening import open_store_for_adding
+from hashseek.indexing.opening import open_for_adding
 from hashseek.indexing.store import Coded, Store
 from hashseek.retrieval.codes import check_codes, code_size
 from hashseek.retrieval.errors import BadConfig, BadDataset, ForeignCodes, HashseekError
@@ -175,7 +175,7 @@ def import_(place: Path, folder: Path, *, checkpoint: Path | None) -> dict[str, 
         raise BadDataset(f"there is no export {place}: correct the path")
     with open_export(files[0]):  # it is refused before a collection is created
         pass
-    with open_store_for_adding(folder, checkpoint=checkpoint) as collection:
+    with open_for_adding(folder, checkpoint=checkpoint) as collection:
         *_, report = add_exports(files, collection)
         collection.save_index()
     return {"added": report.added, "updated": report.updated, "known": report.known}

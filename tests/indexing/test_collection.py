@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from hashseek.indexing.catalog import CatalogReplaced, FindingKind, NewImage
-from hashseek.indexing.collection import Collection, open_for_adding, open_or_create
+from hashseek.indexing.collection import Collection, open_or_create
 from hashseek.indexing.index import collection_index, hamming_index, index_files, segments
 from hashseek.indexing.maintenance.exchange import export, import_
 from hashseek.indexing.maintenance.reencode import switch_space
+from hashseek.indexing.opening import open_for_adding
 from hashseek.retrieval.errors import BadCheckpoint, BadCollection, BadConfig, ForeignCodes
 from hashseek.retrieval.files import locked, write_atomically
 from support import hamming_oracle as hamming
