@@ -102,8 +102,8 @@ def import_command(
 ) -> None:
     """Add the images of an export without encoding them. Running it again adds nothing twice."""
     done = import_(file, collection, checkpoint=checkpoint)
-    counts = ", ".join(f"{name} {done[name]}" for name in ("added", "updated", "known"))
-    typer.echo(f"{counts.replace('known', 'already stored')}; from {file} into {collection}")
+    counts = f"added {done.added}, updated {done.updated}, already stored {done.known}"
+    typer.echo(f"{counts}; from {file} into {collection}")
 
 
 @app.command("reencode")

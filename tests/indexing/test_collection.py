@@ -14,6 +14,7 @@ import pytest
 from hashseek.indexing.catalog import CatalogReplaced, FindingKind, NewImage
 from hashseek.indexing.collection import Collection, open_or_create
 from hashseek.indexing.index import collection_index, hamming_index, index_files, segments
+from hashseek.indexing.ingest.batch import IngestReport
 from hashseek.indexing.maintenance.exchange import export, import_
 from hashseek.indexing.maintenance.reencode import switch_space
 from hashseek.indexing.opening import open_for_adding
@@ -441,7 +442,7 @@ def test_a_kept_file_named_by_its_full_path_stays(tmp_path, checkpoint, pictures
     collection.add_with_file(replace(image, key="mine"), data, suffix=".jpg")
     kept = file_of(collection, collection.catalog.one(1))
     export(collection, tmp_path / "e.parquet")
-    assert import_(tmp_path / "e.parquet", tmp_path / "c", checkpoint=None) == {"added": 0, "updated": 0, "known": 1}
+    assert import_(tmp_path / "e.parquet", tmp_path / "c", checkpoint=None) == IngestReport(known=1)
     (tmp_path / "link").symlink_to(tmp_path / "c")
     for path in (kept, kept.resolve(), tmp_path / "c" / kept.relative_to(collection.folder)):
         collection.add([replace(image, key="mine", path=str(path), labels=("dog",))])
