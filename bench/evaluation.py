@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hashseek.indexing.searcher import InMemory
+from hashseek.indexing.index.hamming_index import build_index
 from hashseek.retrieval.codes import pack, unpack
 from hashseek.retrieval.devices import n_cores
 from hashseek.retrieval.metrics import (
@@ -118,7 +118,7 @@ def run(n_queries: int, n_database: int, n_bits: int, n_labels: int, *, alone: b
         return
 
     def served() -> tuple[float]:
-        ids = np.stack([row for _, row in InMemory(xb, n_bits=n_bits).search(xq, k=min(N, n_database))])
+        _, ids = build_index(xb, np.arange(n_database), n_bits=n_bits).search(xq, k=min(N, n_database))
         hits = gains_of(ids, lq, lb) > 0
         return (average_precision_of_ranking(hits, n_relevant=hits.sum(axis=1)).mean(),)
 

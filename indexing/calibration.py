@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.catalog.database import now
 from hashseek.indexing.catalog.filters import Filter
 from hashseek.indexing.collection import Collection
+from hashseek.indexing.store import Store
 from hashseek.retrieval.errors import BadCodes, BadConfig, ForeignCodes
 
 if TYPE_CHECKING:  # the metrics load torch
@@ -25,13 +26,6 @@ if TYPE_CHECKING:  # the metrics load torch
 
 N_QUERIES = 2000
 _MAX_LABEL_BYTES = 2**31  # of the matrix of images x labels
-
-
-class Calibrated(Protocol):
-    """A `Store`, or the code spaces of a catalog."""
-
-    def calibration(self) -> Any | None:
-        """The calibration as JSON; None if there is none."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +37,6 @@ class StoredCalibration:
     labels: tuple[str, ...]
     n_images: int
     made_at: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self) | {"calibration": self.calibration.as_dict(), "labels": list(self.labels)}
 
 
 def calibrate_collection(
@@ -112,12 +102,12 @@ def store_calibration(
     if calibration.n_bits != catalog.n_bits:
         raise BadCodes(f"a calibration of {calibration.n_bits}-bit codes does not fit codes of {catalog.n_bits} bits")
     stored = StoredCalibration(calibration, source, tuple(labels), n_images, now())
-    catalog.spaces.set_calibration(stored.as_dict())
+    catalog.spaces.set_calibration(asdict(stored))
     return stored
 
 
-def stored_calibration(store: Calibrated) -> StoredCalibration | None:
-    """The calibration of the codes in a store, or of a catalog's own code space; None if there is none.
+def stored_calibration(store: Store) -> StoredCalibration | None:
+    """The calibration of the codes in a store; None if there is none.
 
     Raises:
         BadCodes: it is damaged, or written by a newer Hashseek.

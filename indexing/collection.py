@@ -9,8 +9,8 @@ index/                  derived from the catalog; rebuilt if it is missing, dama
 import logging
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,14 +56,18 @@ class Collection:
         except BaseException:
             self.close()
             raise
-        # Parts of the protocol `Store` that the catalog answers alone.
+        # Parts of the protocol `Store` that the catalog or the index answers alone.
         catalog, lookup, spaces = self.catalog, self.catalog.lookup, self.catalog.spaces
+        self.place, self.checkpoint = catalog.place, catalog.checkpoint
+        self.n_bits, self.fingerprint, self.keeps_features = catalog.n_bits, catalog.fingerprint, catalog.keeps_features
         self.get, self.one, self.by_key, self.ids_where = catalog.get, catalog.one, catalog.by_key, catalog.ids_where
         self.ids_by_hash, self.ids_by_key = lookup.ids_by_hash, lookup.ids_by_key
         self.records_by_path, self.code_by_hash, self.code = lookup.records_by_path, lookup.code_by_hash, catalog.code
         self.update, self.label_counts = catalog.describe, catalog.label_counts
         self.engines, self.features_of, self.calibration = spaces.engines, spaces.features_of, spaces.calibration
         self.check_readable = catalog.generation
+        self.merge_segments, self.save_index = self.index.merge_segments, self.index.save
+        self.build_index = self.index.build
         self._lock = threading.Lock()
         self._filtered_view: View | None = None
         self._filtered: dict[Filter, list[Subset]] = {}  # what filters let through of this view
@@ -76,31 +80,6 @@ class Collection:
     def close(self) -> None:
         """Close the catalog."""
         self.catalog.close()
-
-    @property
-    def place(self) -> str:
-        """The folder."""
-        return str(self.folder)
-
-    @property
-    def keeps_features(self) -> bool:
-        """Whether features are stored, which `rank = "float"` compares."""
-        return self.catalog.keeps_features
-
-    @property
-    def n_bits(self) -> int:
-        """K, the length of the codes."""
-        return self.catalog.n_bits
-
-    @property
-    def fingerprint(self) -> str:
-        """Fingerprint of the checkpoint that computed the codes."""
-        return self.catalog.fingerprint
-
-    @property
-    def checkpoint(self) -> Path:
-        """The collection's copy of its checkpoint."""
-        return self.folder / self.catalog.space.checkpoint
 
     def check_holds_images(self) -> None:
         """Refuse a collection of vectors, which has nothing to encode again.
@@ -245,16 +224,8 @@ class Collection:
         Raises:
             BadConfig: an effort that the index does not support, or an invalid filter.
         """
-        view = self._view_for(effort)
-        parts: list[Sequence[tuple[Distances, Ids]]] = []
-        for segment, chosen in zip((view.built, view.fresh), self._subsets(view, among), strict=True):
-            if max_distance is not None or among is not None:
-                radius = self.n_bits if max_distance is None else max_distance
-                parts.append(segment.index.range(query_codes, radius=radius, k=k, among=chosen))
-                continue
-            segment_effort = effort if segment is view.built else None
-            distances, ids = segment.index.search(query_codes, k=k, among=chosen, effort=segment_effort)
-            parts.append(list(zip(distances, ids, strict=True)))
+        view = self.index.current()
+        parts = self._hits(view, query_codes, k, max_distance, among, effort)
         return [merged_hits(built, fresh, k) for built, fresh in zip(*parts, strict=True)]
 
     def candidates(
@@ -278,20 +249,12 @@ class Collection:
         Raises:
             BadConfig: as `search`.
         """
-        view = self._view_for(effort)
-        segments = (view.built, view.fresh)
-        parts: list[tuple[Distances, Ids]] = []
-        for segment, chosen in zip(segments, self._subsets(view, among), strict=True):
-            if max_distance is not None or among is not None:
-                radius = self.n_bits if max_distance is None else max_distance
-                parts += segment.index.range(query_code, radius=radius, k=n, among=chosen, ties=True)
-            else:
-                segment_effort = effort if segment is view.built else None
-                parts += segment.index.search_ties(query_code, k=n, among=chosen, effort=segment_effort)
-        distances, ids = merged_hits(parts[0], parts[1], n, ties=True)
+        view = self.index.current()
+        [built], [fresh] = self._hits(view, query_code, n, max_distance, among, effort, ties=True)
+        distances, ids = merged_hits(built, fresh, n, ties=True)
         codes = np.empty((len(ids), query_code.shape[1]), np.uint8)
-        for segment, (_, of_segment) in zip(segments, parts, strict=True):
-            inside = np.isin(ids, of_segment)
+        for segment, found in ((view.built, built), (view.fresh, fresh)):
+            inside = np.isin(ids, found[1])
             codes[inside] = segment.index.codes_of(ids[inside])
         return distances, ids, codes
 
@@ -309,16 +272,36 @@ class Collection:
         built, fresh = (segment.index.histogram(query_code, among=subset) for segment, subset in parts)
         return built + fresh
 
-    def _view_for(self, effort: int | None) -> View:
-        """What searches with this effort see.
+    def _hits(
+        self,
+        view: View,
+        query_codes: Codes,
+        k: int,
+        max_distance: int | None,
+        among: Ids | Filter | None,
+        effort: int | None,
+        *,
+        ties: bool = False,
+    ) -> list[list[tuple[Distances, Ids]]]:
+        """What the built and the fresh segment have for each query; with `ties`, all at the distance of the k-th.
 
         Raises:
-            BadConfig: the index takes no effort.
+            BadConfig: the index takes no effort, or not this one; or an invalid filter.
         """
-        view = self.index.current()
         if effort is not None and view.kind not in APPROXIMATE:
             raise BadConfig(f"an index of kind {view.kind} is exact and takes no effort: leave it out")
-        return view
+        parts = []
+        for segment, chosen in zip((view.built, view.fresh), self._subsets(view, among), strict=True):
+            index, of_segment = segment.index, effort if segment is view.built else None
+            if max_distance is not None or among is not None:
+                radius = self.n_bits if max_distance is None else max_distance
+                parts.append(index.range(query_codes, radius=radius, k=k, among=chosen, ties=ties))
+            elif ties:
+                parts.append(index.search_ties(query_codes, k=k, among=chosen, effort=of_segment))
+            else:
+                found = index.search(query_codes, k=k, among=chosen, effort=of_segment)
+                parts.append(list(zip(*found, strict=True)))
+        return parts
 
     def _subsets(self, view: View, among: Ids | Filter | None) -> list[Subset]:
         """The rows of the built and of the fresh segment that may be found; cached for the last few filters."""
@@ -350,18 +333,6 @@ class Collection:
         return groups(self.index.merged(), radius=radius, parallel=parallel)
 
     # ------------------------------------------------------------ the index
-
-    def merge_segments(self) -> bool:
-        """Merge new images into the built index if that pays off by now, see `CollectionIndex.merge_segments`."""
-        return self.index.merge_segments()
-
-    def save_index(self) -> None:
-        """Write the index, so that the next process need not read all codes, see `CollectionIndex.save`."""
-        self.index.save()
-
-    def build_index(self, kind: str) -> None:
-        """Build an index of this kind from the catalog and write it, see `CollectionIndex.build`."""
-        self.index.build(kind)
 
     def describe_index(self) -> dict[str, Any]:
         """Kind, arrangement, sizes and generation of the index that searches use now."""
@@ -429,25 +400,7 @@ def open_or_create(folder: Path, *, checkpoint: Path | None, keep_features: bool
     return collection
 
 
-@contextmanager
-def open_for_adding(folder: Path, *, checkpoint: Path | None, keep_features: bool = False) -> Iterator[Collection]:
-    """`open_or_create`, closed at the end; a collection that was created but got no image is deleted again.
-
-    So a refused or failed first `index add` does not leave an empty collection that is bound to its checkpoint.
-    """
-    is_new, has_folder = not (folder / CATALOG).is_file(), folder.is_dir()
-    with closing(open_or_create(folder, checkpoint=checkpoint, keep_features=keep_features)) as collection:
-        try:
-            yield collection
-        finally:
-            if is_new:
-                _delete_if_unused(collection)
-                if not has_folder:
-                    with suppress(OSError):  # it is not empty
-                        folder.rmdir()
-
-
-def _delete_if_unused(collection: Collection) -> None:
+def delete_if_unused(collection: Collection) -> None:
     """Delete a collection into which no process has ever stored anything."""
     folder = collection.folder
     with suppress(HashseekError, OSError), locked(folder):  # no other process creates a collection here meanwhile

@@ -67,7 +67,7 @@ def dry_run(folder: Path, *, checkpoint: Path | None) -> Iterator[tuple[DryRunCo
         copy = Path(scratch) / CATALOG
         if (folder / CATALOG).is_file():
             with closing(Catalog(folder / CATALOG, read_only=True)) as catalog:
-                header = check_checkpoint(catalog, checkpoint or folder / catalog.space.checkpoint)
+                header = check_checkpoint(catalog, checkpoint or catalog.checkpoint)
                 catalog.copy_to(copy)
         else:
             header = _TO_BE_FITTED if checkpoint is None else load_header(checkpoint)

@@ -2,11 +2,13 @@
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hashseek.indexing.collection import Collection
+from hashseek.indexing.catalog import Catalog
+from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.retrieval.checkpoint import Header, load_header
 from hashseek.retrieval.codes import check_n_bits
 from hashseek.retrieval.errors import BadCheckpoint, BadConfig
@@ -28,20 +30,57 @@ _EXAMPLE = Preprocessing(size=224, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))  #
 
 @dataclass(frozen=True)
 class FitOptions:
-    """Which network, and how many bits.
+    """Which network, and how many bits, as far as that is given.
 
     Args:
-        n_bits: K.
+        n_bits: K; None: `DEFAULT_BITS`.
         backbone: a network that takes images; None: that of `weights` if they are a checkpoint, else
             `DEFAULT_BACKBONE`.
-        weights: "default" (the published ones), "none" (random), or a file, see `load_backbone_weights`.
+        weights: "default" (the published ones, as None), "none" (random), or a file, see `load_backbone_weights`.
         preprocessing: the fields of `Preprocessing` in which the weights differ from the backbone's published ones.
     """
 
-    n_bits: int = DEFAULT_BITS
+    n_bits: int | None = None
     backbone: str | None = None
-    weights: str = "default"
+    weights: str | None = None
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return self != FitOptions()
+
+    @property
+    def bits(self) -> int:
+        """K."""
+        return DEFAULT_BITS if self.n_bits is None else self.n_bits
+
+    def check_agrees(self, folder: Path) -> None:
+        """Refuse what differs from how the existing collection in `folder` was made.
+
+        Raises:
+            BadConfig: something differs.
+        """
+        with closing(Catalog(folder / CATALOG, read_only=True)) as catalog:
+            header = load_header(catalog.checkpoint)
+        found = {"bits": (self.n_bits, header.n_bits), "backbone": (self.backbone, header.backbone)}
+        for name, value in self.preprocessing.items():
+            found[name] = value, getattr(header.image_preprocessing(), name)
+        differ: dict[str, Any] = {name: pair for name, pair in found.items() if pair[0] not in (None, pair[1])}
+        if self.weights is not None:
+            network = find_network(FitOptions(backbone=header.backbone, weights=self.weights))
+            network.download()  # to compare their content
+            record = header.training.get("fit", {})
+            if _content(network.describe()) != _content(record):
+                differ["weights"] = self.weights, record.get("weights", "those of its checkpoint")
+        for name, (given, stored) in differ.items():
+            raise BadConfig(
+                f"{folder} was made with {name} {stored}, not {given}: leave the option out, or change the collection "
+                "with `hashseek index refit`"
+            )
+
+
+def _content(record: Mapping[str, Any]) -> str | None:
+    """What tells weights apart: their hash; without a file, "default" or "none"."""
+    return record.get("weights_sha256") or record.get("weights")
 
 
 @dataclass(frozen=True)
@@ -91,19 +130,20 @@ def find_network(options: FitOptions) -> Network:
         BadConfig: there is no such backbone, or a value is outside its limits.
         BadCheckpoint: there is no such file, it belongs to another backbone, or the backbone has no published weights.
     """
-    check_n_bits(options.n_bits)
-    file = None if options.weights in ("default", "none") else Path(options.weights)
+    check_n_bits(options.bits)
+    weights = options.weights or "default"
+    file = None if weights in ("default", "none") else Path(weights)
     own = None if file is None else _checked_weights(file)
     backbone = options.backbone or (DEFAULT_BACKBONE if own is None else own.backbone)
     check_image_backbone(backbone)
     if own is not None and own.backbone != backbone:
         raise BadCheckpoint(f"{file} is a checkpoint of {own.backbone}, not of {backbone}: leave out the backbone")
-    if options.weights == "default" and ":" in backbone and not backbone.startswith("timm:"):
+    if weights == "default" and ":" in backbone and not backbone.startswith("timm:"):
         raise BadCheckpoint(f"there are no published weights for {backbone}: name a file with them (--weights FILE)")
     changed(_EXAMPLE, options.preprocessing)
-    if options.weights == "default" and backbone in FILES:
+    if weights == "default" and backbone in FILES:
         file = cached(FILES[backbone])
-    return Network(backbone, options.weights, file, own, options.preprocessing)
+    return Network(backbone, weights, file, own, options.preprocessing)
 
 
 def network_for_refit(collection: Collection, options: FitOptions) -> Network:
@@ -114,7 +154,7 @@ def network_for_refit(collection: Collection, options: FitOptions) -> Network:
             `find_network`.
     """
     collection.check_holds_images()
-    if options.backbone is not None or options.weights != "default":
+    if options.backbone is not None or options.weights not in (None, "default"):
         return find_network(options)
     header = load_header(collection.checkpoint)
     if "fit" not in header.training:

@@ -91,7 +91,7 @@ def plan_collection(folder: Path, options: FitOptions, sources: Iterable[Found])
         BadDataset: as `count_different`.
     """
     check_place(folder)
-    return Plan(find_network(options), options.n_bits, count_different(sources))
+    return Plan(find_network(options), options.bits, count_different(sources))
 
 
 def _content(source: ImageSource) -> str:

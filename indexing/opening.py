@@ -1,10 +1,10 @@
 """Opens a collection wherever it is: in a folder, or in Milvus."""
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from hashseek.indexing.collection import Collection, open_for_adding, open_or_create
+from hashseek.indexing.collection import CATALOG, Collection, delete_if_unused, open_or_create
 from hashseek.indexing.milvus.milvus_store import MilvusStore
 from hashseek.indexing.milvus.uri import is_in_milvus, parse_uri
 from hashseek.indexing.store import Store
@@ -39,11 +39,18 @@ def open_store(
 
 
 @contextmanager
-def open_store_for_adding(place: Path, *, checkpoint: Path | None, keep_features: bool = False) -> Iterator[Store]:
-    """`open_store`, which creates it if need be, closed at the end; see `open_for_adding` for a folder."""
-    if not is_in_milvus(place):
-        with open_for_adding(place, checkpoint=checkpoint, keep_features=keep_features) as collection:
-            yield collection
-        return
+def open_for_adding(place: Path, *, checkpoint: Path | None, keep_features: bool = False) -> Iterator[Store]:
+    """`open_store`, which creates it if need be, closed at the end; a new folder that got no image is deleted again.
+
+    So a refused or failed first `index add` does not leave an empty collection that is bound to its checkpoint.
+    """
+    has_folder, is_new = place.is_dir(), not (place / CATALOG).is_file()
     with closing(open_store(place, checkpoint=checkpoint, create=True, keep_features=keep_features)) as store:
-        yield store
+        try:
+            yield store
+        finally:
+            if is_new and isinstance(store, Collection):
+                delete_if_unused(store)
+                if not has_folder:
+                    with suppress(OSError):  # it is not empty
+                        place.rmdir()

@@ -1,4 +1,4 @@
-"""The searcher: an image in, hits out. The CLI, the service and evaluation all search with it."""
+"""The searcher: an image in, hits out. The command line, the service and the Python API all search with it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hashseek.indexing.catalog import StoredImage
 from hashseek.indexing.catalog.filters import Filter
 from hashseek.indexing.catalog.records import StoredCode
 from hashseek.indexing.collection import check_checkpoint
-from hashseek.indexing.index.hamming_index import Distances, HammingIndex, Ids, build_index
+from hashseek.indexing.index.hamming_index import Distances, Ids
 from hashseek.indexing.store import Coded, Store
 from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.codes import Codes, check_codes, pack, unpack
@@ -110,22 +110,6 @@ class Query:
     code: NDArray[np.uint8]
     outputs: NDArray[np.float32] | None = None
     feature: Features | None = None
-
-
-class InMemory:
-    """Codes without a catalog, for evaluation: an id is a row number."""
-
-    def __init__(self, codes: Codes, *, n_bits: int) -> None:
-        self.n_bits = n_bits
-        self.index: HammingIndex = build_index(codes, np.arange(len(codes)), n_bits=n_bits)
-
-    def search(
-        self, query_codes: Codes, *, k: int, max_distance: int | None = None, effort: int | None = None
-    ) -> list[tuple[Distances, Ids]]:
-        """(distances, ids) of each query, nearest first, ties by ascending id."""
-        if max_distance is not None:
-            return self.index.range(query_codes, radius=max_distance, k=k)
-        return list(zip(*self.index.search(query_codes, k=k, effort=effort), strict=True))
 
 
 @dataclass(frozen=True)
@@ -232,11 +216,11 @@ class Budget:
 
 
 class Searcher:
-    """Searches codes with images or vectors. Safe to use from several threads.
+    """Searches a collection with images or vectors. Safe to use from several threads.
 
     Args:
         encoder: with the checkpoint that made the codes.
-        codes: a collection, or codes in memory.
+        collection: that is searched.
 
     Attributes:
         memory, cores: what images wait for before they are decoded: bytes, and a processor core each.
@@ -247,14 +231,14 @@ class Searcher:
         ForeignCodes: the collection's codes were made with another checkpoint.
     """
 
-    def __init__(self, encoder: Encoder | VectorEncoder, codes: Store | InMemory) -> None:
-        if not isinstance(codes, InMemory) and codes.fingerprint != encoder.fingerprint:
+    def __init__(self, encoder: Encoder | VectorEncoder, collection: Store) -> None:
+        if collection.fingerprint != encoder.fingerprint:
             raise ForeignCodes(
-                f"codes of checkpoint {codes.fingerprint[:12]} cannot be searched with checkpoint "
+                f"codes of checkpoint {collection.fingerprint[:12]} cannot be searched with checkpoint "
                 f"{encoder.fingerprint[:12]}: use the collection's own checkpoint"
             )
         self.encoder = encoder
-        self.codes = codes
+        self.collection = collection
         self.memory = Budget(DECODING_BYTES)
         self.cores = Budget(n_cores())
         self.observe: Callable[[str, float], object] = lambda _name, _value: None
@@ -316,17 +300,6 @@ class Searcher:
         with self._stage("encode"):
             [query] = _queries(*self._encode_one(pixels))
         return LoadedFile(pixels, picture.width, picture.height, picture.media_type), query
-
-    def rank(
-        self, query_codes: Codes, *, k: int, max_distance: int | None = None, effort: int | None = None
-    ) -> list[tuple[Distances, Ids]]:
-        """(distances, ids) of each query code, nearest first, ties by ascending id.
-
-        Raises:
-            BadConfig: a value is outside its limits, or the index takes no such effort.
-        """
-        options = SearchOptions(k, max_distance, effort=effort)
-        return self.codes.search(query_codes, k=options.k, max_distance=options.max_distance, effort=options.effort)
 
     def search(self, images: Sequence[Image.Image], options: SearchOptions) -> list[Answer]:
         """The hits of each image; `decode` reads images from bytes.
@@ -391,7 +364,7 @@ class Searcher:
             BadConfig: as `search`; or a ranking that needs more than the code.
             BadCodes: the code has another length, or a bit beyond it is set.
         """
-        check_codes(code[None], self.codes.n_bits)
+        check_codes(code[None], self.collection.n_bits)
         return self.answer(Query(code), options)
 
     def search_vectors(self, vectors: Vectors, options: SearchOptions) -> list[Answer]:
@@ -519,13 +492,6 @@ class Searcher:
         if options.min_precision is None:
             return options.max_distance
         return radius_for(stored_calibration(self.collection), options.min_precision)
-
-    @property
-    def collection(self) -> Store:
-        """The collection that is searched."""
-        if isinstance(self.codes, InMemory):
-            raise TypeError("codes in memory have no records: search them with rank()")
-        return self.codes
 
 
 def open_encoder(

@@ -240,7 +240,5 @@ def store(
             )
             for row, code, feature, entry in encoded
         ]
-        changes = [change for _, change in collection.add(images)]
-        of_batch = IngestReport(changes.count("added"), changes.count("updated"), changes.count("known"))
-        report = report.plus(of_batch)
+        report = report.plus(IngestReport.of(collection.add(images)))
         yield report

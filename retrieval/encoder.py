@@ -20,7 +20,7 @@ from hashseek.retrieval.vectors import Vectors, as_float32, check_vectors
 
 T = TypeVar("T")
 R = TypeVar("R")
-S = TypeVar("S", bound=np.generic)
+S = TypeVar("S")
 
 
 class _WithHeader:
@@ -168,17 +168,20 @@ class Encoder(_WithHeader):
         return np.stack(pixels) if pixels else np.zeros((0, 3, size, size), np.uint8)
 
     def stream(
-        self, items: Iterable[T], load: Callable[[T], tuple[R, Pixels | None]], function: Callable[[Pixels], NDArray[S]]
-    ) -> Iterator[tuple[R, NDArray[S] | None]]:
+        self,
+        items: Iterable[T],
+        load: Callable[[T], tuple[R, Pixels | None]],
+        function: Callable[[Pixels], Iterable[S]],
+    ) -> Iterator[tuple[R, S | None]]:
         """Encode a stream of any length in constant memory, in order, while threads load the next items.
 
         Args:
             items: what to load, one per image; read lazily.
             load: item -> (any result, pixels (3, size, size) or None if there is nothing to encode); runs in threads.
-            function: pixels (B, 3, size, size) -> rows (B, ...), such as `encode_pixels`.
+            function: pixels (B, 3, size, size) -> B results, such as the rows of `encode_pixels`.
 
         Yields:
-            (the result of `load`, its row or None).
+            (the result of `load`, that of `function` or None).
         """
         waiting: list[tuple[R, Pixels | None]] = []
         n_pending = 0
@@ -192,12 +195,12 @@ class Encoder(_WithHeader):
 
 
 def _flush(
-    waiting: list[tuple[R, Pixels | None]], function: Callable[[Pixels], NDArray[S]]
-) -> Iterator[tuple[R, NDArray[S] | None]]:
+    waiting: list[tuple[R, Pixels | None]], function: Callable[[Pixels], Iterable[S]]
+) -> Iterator[tuple[R, S | None]]:
     loaded = [pixels for _, pixels in waiting if pixels is not None]
-    rows = iter(function(np.stack(loaded)) if loaded else ())
+    found = iter(function(np.stack(loaded)) if loaded else ())
     for result, pixels in waiting:
-        yield result, None if pixels is None else next(rows)
+        yield result, None if pixels is None else next(found)
 
 
 # The number of threads belongs to the whole process: two callers at once would leave it at 1.

@@ -119,7 +119,7 @@ def _codes_of(settings: Settings, stack: ExitStack) -> tuple[Coded, Path]:
         return store, store.checkpoint
     opened = Catalog(settings.collection / CATALOG, read_only=settings.read_only)
     catalog = stack.enter_context(closing(opened))
-    return catalog, settings.checkpoint or settings.collection / catalog.space.checkpoint
+    return catalog, settings.checkpoint or catalog.checkpoint
 
 
 def _say(message: str, settings: Settings) -> None:

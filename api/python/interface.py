@@ -279,10 +279,11 @@ def create_collection(
         BadCheckpoint: the weights cannot be downloaded, or do not fit.
         BadImage: an image is unusable, and `on_error` is "stop".
     """
-    from hashseek.indexing.collection import Collection, open_for_adding
+    from hashseek.indexing.collection import Collection
     from hashseek.indexing.fit_options import FitOptions
     from hashseek.indexing.fitting import fit_to_sources, plan_collection
     from hashseek.indexing.ingest.sources import find_sources
+    from hashseek.indexing.opening import open_for_adding
     from hashseek.indexing.searcher import Searcher
 
     fit = FitOptions(n_bits, backbone, str(weights), preprocessing or {})
@@ -324,7 +325,8 @@ def create_vector_collection(
         BadCollection: the folder is not empty.
         BadDataset: a row cannot be stored, or no two vectors differ.
     """
-    from hashseek.indexing.collection import Collection, check_place, open_for_adding
+    from hashseek.indexing.collection import Collection, check_place
+    from hashseek.indexing.opening import open_for_adding
     from hashseek.indexing.searcher import Searcher
     from hashseek.indexing.vectors import check, fitted_checkpoint, make_entries
 

@@ -6,14 +6,13 @@ as there is room for another index, a name without one is a name that no image h
 """
 
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hashseek.indexing.catalog.conditions import Condition, alternatives, json_path, json_paths, json_type, json_value
-from hashseek.indexing.sorted_ids import union
 
 Ids = NDArray[np.int64]
 
@@ -47,6 +46,14 @@ def fetch_ids(db: sqlite3.Connection, query: str, values: list[Any]) -> Ids:
     """Column `i` of a query. Fetching one long string is three times as fast as one row per id."""
     (text,) = db.execute(f"SELECT group_concat(i) FROM ({query})", values).fetchone()
     return np.fromstring(text, np.int64, sep=",") if text else np.zeros(0, np.int64)
+
+
+def union(parts: Sequence[Ids]) -> Ids:
+    """The ids (ascending, each once) that are in one of the parts; `np.unique` takes many times as long."""
+    ids = np.sort(np.concatenate(parts), kind="stable") if parts else np.zeros(0, np.int64)
+    new = np.ones(len(ids), bool)
+    np.not_equal(ids[1:], ids[:-1], out=new[1:])
+    return ids[new]
 
 
 def indexed_paths(db: sqlite3.Connection) -> dict[str, int]:

@@ -84,6 +84,11 @@ class Catalog:
         """The folder of the collection."""
         return str(self.path.parent)
 
+    @property
+    def checkpoint(self) -> Path:
+        """The collection's copy of the checkpoint of its codes."""
+        return self.path.parent / self.space.checkpoint
+
     def close(self) -> None:
         """Close the file."""
         self._db.close()

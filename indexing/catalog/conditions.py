@@ -5,7 +5,7 @@ import math
 import re
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from hashseek.retrieval.errors import BadConfig
 
@@ -13,7 +13,9 @@ OPERATORS = ("=", ">=", "<=", ">", "<", "^=")
 _SYNTAX = "write NAME=VALUE, NAME>=VALUE, NAME<=VALUE, NAME>VALUE, NAME<VALUE, or NAME^=BEGINNING"
 _CONDITION = re.compile(r"\s*(?P<path>[^=<>^!~\"\0]*[^=<>^!~\"\0\s])\s*(?P<operator>=|>=|<=|>|<|\^=)(?P<value>[^\0]*)")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
-_NUMERIC = "IN ('integer', 'real')"
+Kind = Literal["text", "number", "spelt number", "boolean"]  # a spelt number is a string
+_NUMERIC: tuple[Kind, ...] = ("number", "spelt number")
+_TYPES = {"text": "= 'text'", "number": "IN ('integer', 'real')", "spelt number": "= 'text'"}
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,29 @@ def parse_condition(text: str) -> Condition:
     return Condition(match["path"], match["operator"], value[1:-1] if is_text else value, is_text)
 
 
+def ways_to_meet(condition: Condition) -> list[tuple[Kind, list[tuple[str, Any]]]]:
+    """The ways to meet a condition: the kind of value that an attribute must have, and comparisons that it must pass.
+
+    Raises:
+        BadConfig: there is no such operator.
+    """
+    value, operator = condition.value, condition.operator
+    if operator not in OPERATORS:
+        raise BadConfig(f"there is no operator {operator!r} in a condition: {_SYNTAX}")
+    if operator == "^=":
+        beyond = after_all(value)
+        return [("text", [(">=", value)] + ([("<", beyond)] if beyond else []))]
+    number = None if condition.is_text else parse_number(value)
+    if operator != "=":
+        return [("text", [(operator, value)])] if number is None else [(k, [(operator, number)]) for k in _NUMERIC]
+    ways: list[tuple[Kind, list[tuple[str, Any]]]] = [("text", [("=", value)])]
+    if number is not None:
+        ways.append(("number", [("=", number)]))
+    elif value in ("true", "false") and not condition.is_text:
+        ways.append(("boolean", [("=", value == "true")]))
+    return ways
+
+
 def alternatives(condition: Condition, path: str) -> list[tuple[str, list[Any]]]:
     """SQL clauses and their values; the condition holds for the attribute at a JSON path if one of the clauses does.
 
@@ -61,10 +86,18 @@ def alternatives(condition: Condition, path: str) -> list[tuple[str, list[Any]]]
     Raises:
         BadConfig: there is no such operator.
     """
-    return [
-        (f"{json_type(path)} {of_type}" + (f" AND {test}" if test else ""), values)
-        for of_type, test, values in _tests(condition, json_value(path))
-    ]
+    found: list[tuple[str, list[Any]]] = []
+    for kind, tests in ways_to_meet(condition):
+        if kind == "boolean":  # SQLite's type of a JSON boolean is its value
+            found.append((f"{json_type(path)} = '{condition.value}'", []))
+            continue
+        attribute, clauses = json_value(path), [f"{json_type(path)} {_TYPES[kind]}"]
+        if kind == "spelt number":  # the string equals the number that SQLite reads from its beginning
+            spelt = f"CAST({attribute} AS NUMERIC)"
+            clauses, attribute = [*clauses, f"{attribute} = {spelt}"], spelt
+        clauses += [f"{attribute} {operator} ?" for operator, _ in tests]
+        found.append((" AND ".join(clauses), [value for _, value in tests]))
+    return found
 
 
 def json_type(path: str) -> str:
@@ -98,34 +131,6 @@ def json_path(*steps: str) -> str:
 def _literal(text: str) -> str:
     # Not a parameter: SQLite uses an index on an expression only where exactly that expression is written.
     return "'" + text.replace("'", "''") + "'"
-
-
-def _tests(condition: Condition, attribute: str) -> list[tuple[str, str, list[Any]]]:
-    """(type, test of the value, its parameters) of each way to meet a condition."""
-    value, operator = condition.value, condition.operator
-    if operator not in OPERATORS:
-        raise BadConfig(f"there is no operator {operator!r}: {_SYNTAX}")
-    if operator == "^=":
-        bounds = [f"{attribute} >= ?", f"{attribute} < ?"]
-        limits = [value, after_all(value)]
-        kept = [(bound, limit) for bound, limit in zip(bounds, limits, strict=True) if limit]
-        return [("= 'text'", " AND ".join(bound for bound, _ in kept), [limit for _, limit in kept])]
-    number = None if condition.is_text else parse_number(value)
-    if operator == "=":
-        tests = [("= 'text'", f"{attribute} = ?", list[Any]((value,)))]
-        if number is not None:
-            tests.append((_NUMERIC, f"{attribute} = ?", [number]))
-        elif value in ("true", "false") and not condition.is_text:
-            tests.append((f"= '{value}'", "", []))
-        return tests
-    if number is None:
-        return [("= 'text'", f"{attribute} {operator} ?", [value])]
-    # A string spells a number if it equals the number that SQLite reads from its beginning.
-    spelt = f"CAST({attribute} AS NUMERIC)"
-    return [
-        (_NUMERIC, f"{attribute} {operator} ?", [number]),
-        ("= 'text'", f"{attribute} = {spelt} AND {spelt} {operator} ?", [number]),
-    ]
 
 
 def after_all(beginning: str) -> str:

@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from hashseek.indexing.catalog.attributes import Ids, condition_clause, fetch_ids, ids_with
+from hashseek.indexing.catalog.attributes import Ids, condition_clause, fetch_ids, ids_with, union
 from hashseek.indexing.catalog.conditions import Condition, parse_condition
 from hashseek.indexing.catalog.records import placeholders
-from hashseek.indexing.sorted_ids import union
 from hashseek.retrieval.errors import BadConfig
 
 # If at most this share of all images is left, further conditions are tested on those images one by one.

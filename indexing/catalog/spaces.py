@@ -6,14 +6,22 @@ One space is active and answers searches; others are being built by a re-encodin
 
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hashseek.indexing.catalog.database import CatalogDamaged, Database, now
-from hashseek.indexing.catalog.records import IMAGE_COLUMNS, Space, StoredImage, in_chunks, placeholders, stored_image
+from hashseek.indexing.catalog.records import (
+    IMAGE_COLUMNS,
+    Space,
+    StoredCode,
+    StoredImage,
+    in_chunks,
+    placeholders,
+    stored_image,
+)
 from hashseek.retrieval.codes import check_codes, check_n_bits
 from hashseek.retrieval.errors import BadCollection, BadConfig
 
@@ -23,9 +31,6 @@ _HAS_NO_CODE = "NOT EXISTS (SELECT 1 FROM codes WHERE space_id = ? AND image_id 
 
 class CodesMissing(BadCollection):
     """Images have no code in the space to switch to."""
-
-
-Encoded = tuple[int, NDArray[np.uint8], str]  # id, packed code (code_size,), engine or ""
 
 
 class CodeSpaces:
@@ -77,47 +82,33 @@ class CodeSpaces:
             ).fetchone()
             return _one(db, int(row[0]))
 
-    def add_codes(
-        self,
-        space_id: int,
-        codes: Sequence[Encoded],
-        *,
-        hashes: Sequence[str] | None = None,
-        features: Mapping[int, NDArray[np.float16]] | None = None,
-    ) -> int:
+    def add_codes(self, space_id: int, encoded: Sequence[tuple[StoredImage, StoredCode]]) -> int:
         """Store the codes of images in a space, in one transaction; returns how many. Durable when it returns.
 
-        Args:
-            space_id: of the codes.
-            codes: one per image; an id that is no longer stored is skipped.
-            hashes: content hash of each encoded image; an image whose content has changed since is skipped.
-            features: (D,) by id; needed for every code if the collection keeps features.
+        An image is skipped if it is no longer stored, or if its content has changed since its record was read.
 
         Raises:
-            BadConfig: there is no such space, or a feature is missing.
+            BadConfig: there is no such space, or a feature is missing in a collection that keeps features.
             BadCodes: a code does not have the space's width.
         """
         with self._db.writing() as (db, generation):
             space = _one(db, space_id)
-            if codes:
-                check_codes(np.stack([code for _, code, _ in codes]), space.n_bits)
+            if encoded:
+                check_codes(np.stack([stored.code for _, stored in encoded]), space.n_bits)
             keep_features = db.execute("SELECT 1 FROM meta WHERE key = 'keep_features'").fetchone() is not None
-            engines: dict[str, int | None] = {}
-            stored = 0
-            for row, (image_id, code, engine) in enumerate(codes):
-                if engine not in engines:
-                    engines[engine] = engine_id(db, engine)
+            engines = {name: engine_id(db, name) for name in dict.fromkeys(stored.engine for _, stored in encoded)}
+            n_stored = 0
+            for image, stored in encoded:
                 n = db.execute(
-                    "INSERT OR REPLACE INTO codes SELECT ?, id, ?, ? FROM images "
-                    "WHERE id = ? AND (?5 IS NULL OR sha256 = ?5)",
-                    (space.id, code.tobytes(), engines[engine], image_id, None if hashes is None else hashes[row]),
+                    "INSERT OR REPLACE INTO codes SELECT ?, id, ?, ? FROM images WHERE id = ? AND sha256 = ?",
+                    (space.id, stored.code.tobytes(), engines[stored.engine], image.id, image.sha256),
                 ).rowcount
                 if n and keep_features:
-                    insert_feature(db, space.id, image_id, (features or {}).get(image_id))
+                    insert_feature(db, space.id, image.id, stored.feature)
                 if n and space.state == "ready":  # another process may be searching it
-                    note_update(db, image_id, generation)
-                stored += n
-            return stored
+                    note_update(db, image.id, generation)
+                n_stored += n
+            return n_stored
 
     def missing(self, space_id: int, *, after: int, limit: int) -> list[StoredImage]:
         """At most `limit` images with ids above `after` that have no code in a space, by ascending id."""

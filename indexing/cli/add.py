@@ -18,9 +18,9 @@ import typer
 from hashseek.indexing.cli.fitting import (
     Backbone,
     Bits,
-    FitChoice,
     PreprocessingOption,
     Weights,
+    fit_options,
     fit_progress,
     print_fit,
 )
@@ -40,7 +40,7 @@ from hashseek.indexing.ingest.watching import Watch
 from hashseek.indexing.kept_files import FILES
 from hashseek.indexing.maintenance.exchange import add_exports
 from hashseek.indexing.milvus.uri import is_in_milvus, parse_uri
-from hashseek.indexing.opening import open_store_for_adding
+from hashseek.indexing.opening import open_for_adding
 from hashseek.indexing.printing import printable
 from hashseek.indexing.ray_encoding import Cluster, encode_shards
 from hashseek.indexing.searcher import Searcher
@@ -162,10 +162,10 @@ def add(
                 raise BadConfig(f"{chosen} and {option} cannot be used together: leave one out")
     if cluster is not None:
         cluster.check()
-    choice = FitChoice(bits, backbone, weights, preprocessing)
+    fit = fit_options(bits, backbone, weights, preprocessing)
     if not vectors and (ids or not paths):
         raise BadConfig("--ids needs --vectors" if ids else "nothing to add: name images, or vectors with --vectors")
-    if checkpoint is not None and choice.is_given:
+    if checkpoint is not None and fit:
         raise BadConfig("--checkpoint has a hash layer: leave out --bits, --backbone, --weights and --preprocessing")
     if is_in_milvus(collection):
         uri = parse_uri(collection)
@@ -179,11 +179,11 @@ def add(
         excluded |= {"paths of images": paths, "--backbone": backbone, "--weights": weights, "--watch": watch}
         excluded |= {"--preprocessing": preprocessing, "--errors": errors, "--strict": strict}
         refuse("--vectors", excluded | not_default(device, precision, engine))
-        if (collection / CATALOG).is_file() and choice.is_given:
-            choice.check_agrees(collection)
-        n_bits, mine = choice.options().n_bits, label or []
+        if (collection / CATALOG).is_file() and fit:
+            fit.check_agrees(collection)
+        mine = label or []
         add_vectors(
-            collection, vectors, ids, bits=n_bits, checkpoint=checkpoint, keep_features=keep_features, labels=mine
+            collection, vectors, ids, bits=fit.bits, checkpoint=checkpoint, keep_features=keep_features, labels=mine
         )
         return
     assert paths is not None
@@ -196,9 +196,9 @@ def add(
         plan = None
         if not (collection / CATALOG).is_file() and checkpoint is None:
             sources.refuse_problems()
-            plan = plan_collection(collection, choice.options(), sources.found())
-        elif choice.is_given:
-            choice.check_agrees(collection)
+            plan = plan_collection(collection, fit, sources.found())
+        elif fit:
+            fit.check_agrees(collection)
         if dry_run:
             _dry_run(collection, checkpoint, sources, get, output, trust_mtime=trust_mtime, strict=strict)
             return
@@ -211,9 +211,7 @@ def add(
             print_fit(first.fitting)
         with ExitStack() as scratch:
             made = checkpoint if first is None else scratch.enter_context(first.fitting.checkpoint())
-            opened = stack.enter_context(
-                open_store_for_adding(collection, checkpoint=made, keep_features=keep_features)
-            )
+            opened = stack.enter_context(open_for_adding(collection, checkpoint=made, keep_features=keep_features))
         n_total = None if watch else sources.total(output)
         encoder = None
         if cluster is None:  # else its workers encode

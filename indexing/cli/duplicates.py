@@ -3,14 +3,12 @@
 import json
 from collections.abc import Mapping
 from contextlib import closing
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hashseek.indexing.cli.options import CollectionArgument, Device, Engine, Precision, encoder_options
+from hashseek.indexing.cli.output import Output
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.index.duplicates import not_kept
 from hashseek.indexing.printing import printable
@@ -52,11 +50,8 @@ def duplicates(
         from hashseek.indexing.maintenance.flips import flipped_groups
 
         encoder = Searcher.open(opened, **encoding).image_encoder
-        console = Console(stderr=True)
-        columns = TextColumn("encoding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-            task = bar.add_task("encoding", total=len(opened))
-            found = flipped_groups(opened, encoder, radius=radius, advance=partial(bar.advance, task))
+        with Output().progress("encoding") as progress:
+            found = flipped_groups(opened, encoder, radius=radius, progress=progress)
         for group in not_kept(found.groups, kept):
             _print_group(opened, group, as_json=as_json)
         for image_id, problem in found.unreadable.items():

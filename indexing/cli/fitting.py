@@ -1,21 +1,17 @@
 """Options of `index add` and `index refit` that say what to fit, and the subcommand `index refit`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.cli.maintenance import DropOld, WithoutMissing, follow_change
 from hashseek.indexing.cli.options import AllowPrivate, CollectionArgument, Device, Engine, Precision, encoder_options
 from hashseek.indexing.cli.output import Output
-from hashseek.indexing.collection import CATALOG, Collection
-from hashseek.indexing.fit_options import DEFAULT_BACKBONE, DEFAULT_BITS, FitOptions, find_network, network_for_refit
+from hashseek.indexing.collection import Collection
+from hashseek.indexing.fit_options import DEFAULT_BACKBONE, DEFAULT_BITS, FitOptions, network_for_refit
 from hashseek.indexing.fitting import Fitting, Progress
-from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import Preprocessing
 
@@ -36,64 +32,14 @@ PreprocessingOption = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class FitChoice:
-    """The options as they were given; None: not given."""
+def fit_options(bits: int | None, backbone: str | None, weights: str | None, preprocessing: str | None) -> FitOptions:
+    """The options as they were given; `preprocessing` is text such as "size=192,mean=0.5".
 
-    bits: int | None
-    backbone: str | None
-    weights: str | None
-    preprocessing: str | None
-
-    @property
-    def is_given(self) -> bool:
-        """Whether any was given."""
-        return self != FitChoice(None, None, None, None)
-
-    def options(self) -> FitOptions:
-        """The options with their defaults.
-
-        Raises:
-            BadConfig: the preprocessing cannot be read.
-        """
-        changes = {} if self.preprocessing is None else _parsed(self.preprocessing)
-        bits = DEFAULT_BITS if self.bits is None else self.bits
-        return FitOptions(bits, self.backbone, self.weights or "default", changes)
-
-    def check_agrees(self, folder: Path) -> None:
-        """Refuse options that differ from what the existing collection in `folder` was made with.
-
-        Raises:
-            BadConfig: one differs.
-        """
-        with closing(Catalog(folder / CATALOG, read_only=True)) as catalog:
-            header = load_header(folder / catalog.space.checkpoint)
-        found = {"bits": (self.bits, header.n_bits), "backbone": (self.backbone, header.backbone)}
-        for name, value in self.options().preprocessing.items():
-            found[name] = value, getattr(header.image_preprocessing(), name)
-        differ: dict[str, Any] = {name: pair for name, pair in found.items() if pair[0] not in (None, pair[1])}
-        if self.weights is not None:
-            network = find_network(FitOptions(backbone=header.backbone, weights=self.weights))
-            network.download()  # to compare their content
-            record = header.training.get("fit", {})
-            if _content(network.describe()) != _content(record):
-                differ["weights"] = self.weights, record.get("weights", "those of its checkpoint")
-        for name, (given, stored) in differ.items():
-            raise BadConfig(
-                f"{folder} was made with {name} {stored}, not {given}: leave the option out, or change the collection "
-                "with `hashseek index refit`"
-            )
-
-
-def _content(record: Mapping[str, Any]) -> str | None:
-    """What tells weights apart: their hash; without a file, "default" or "none"."""
-    return record.get("weights_sha256") or record.get("weights")
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    """The fields of `Preprocessing` in text such as "size=192,mean=0.5"."""
+    Raises:
+        BadConfig: the preprocessing cannot be read.
+    """
     changes: dict[str, Any] = {}
-    for part in text.split(","):
+    for part in () if preprocessing is None else preprocessing.split(","):
         name, _, value = part.strip().partition("=")
         try:
             if name in ("mean", "std"):
@@ -111,7 +57,7 @@ def _parsed(text: str) -> dict[str, Any]:
                 f"--preprocessing cannot read {part.strip()!r}: write NAME=VALUE with a name among {names}, separated "
                 "by commas, such as mean=0.5,std=0.5"
             ) from None
-    return changes
+    return FitOptions(bits, backbone, weights, changes)
 
 
 def refit(
@@ -133,17 +79,21 @@ def refit(
     one. If it is interrupted, run the same command again.
     """
     options = encoder_options(device, precision, engine)
-    choice = FitChoice(bits, backbone, weights, preprocessing)
+    chosen = fit_options(bits, backbone, weights, preprocessing)
     with closing(Collection(collection)) as opened:
-        wanted = choice.options() if bits is not None else replace(choice.options(), n_bits=opened.n_bits)
-        network = network_for_refit(opened, wanted)
+        network = network_for_refit(opened, chosen)
         network.download()
 
         from hashseek.indexing.maintenance.refit import change_codes, fit_to_collection
 
         with fit_progress(Output()) as progress:
             fitting, codes = fit_to_collection(
-                opened, network, wanted.n_bits, allow_private=allow_private, progress=progress, **options
+                opened,
+                network,
+                opened.n_bits if bits is None else bits,
+                allow_private=allow_private,
+                progress=progress,
+                **options,
             )
         print_fit(fitting)
         steps = change_codes(opened, fitting, codes, without_missing=without_missing, allow_private=allow_private)

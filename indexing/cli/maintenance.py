@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hashseek.indexing.cli.options import (
     AllowPrivate,
@@ -18,6 +16,7 @@ from hashseek.indexing.cli.options import (
     StoreArgument,
     encoder_options,
 )
+from hashseek.indexing.cli.output import Output
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.maintenance.backup import Contents, restore, snapshot
 from hashseek.indexing.maintenance.exchange import export, import_
@@ -103,8 +102,8 @@ def import_command(
 ) -> None:
     """Add the images of an export without encoding them. Running it again adds nothing twice."""
     done = import_(file, collection, checkpoint=checkpoint)
-    counts = ", ".join(f"{name} {done[name]}" for name in ("added", "updated", "known"))
-    typer.echo(f"{counts.replace('known', 'already stored')}; from {file} into {collection}")
+    counts = f"added {done.added}, updated {done.updated}, already stored {done.known}"
+    typer.echo(f"{counts}; from {file} into {collection}")
 
 
 @app.command("reencode")
@@ -131,7 +130,7 @@ def reencode_command(
 
 
 def follow_change(collection: Collection, steps: "Iterator[Reencoded]", *, drop_old: bool) -> None:
-    """Change the codes, with a progress bar if there is a terminal; exits with 1 if searches still use the old ones."""
+    """Change the codes and show the progress; exits with 1 if searches still use the old ones."""
     from hashseek.indexing.maintenance.reencode import drop_space
 
     folder, old = collection.folder, collection.catalog.space
@@ -139,12 +138,9 @@ def follow_change(collection: Collection, steps: "Iterator[Reencoded]", *, drop_
     if report is None:
         typer.echo(f"{folder} has this hash layer already: nothing was changed")
         return
-    console = Console(stderr=True)
-    columns = TextColumn("encoding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("encoding", total=report.total)
+    with Output().progress("encoding") as progress:
         for report in steps:
-            bar.update(task, completed=report.encoded + report.truncated + len(report.failed))
+            progress(report.encoded + report.truncated + len(report.failed), report.total)
     if report.switched and drop_old:
         drop_space(collection, old.id)
     _print_some(list(report.failed.values()))

@@ -10,7 +10,7 @@ import typer
 from hashseek.indexing.cli.output import Output
 from hashseek.indexing.collection import CATALOG, Collection, check_place
 from hashseek.indexing.ingest.batch import IngestReport
-from hashseek.indexing.opening import open_store_for_adding
+from hashseek.indexing.opening import open_for_adding
 from hashseek.indexing.searcher import Answer, Searcher, SearchOptions
 from hashseek.indexing.vectors import check, fitted_checkpoint, read_array, read_entries, read_parquet, store
 from hashseek.retrieval.checkpoint import load_header
@@ -70,7 +70,7 @@ def add_vectors(
             typer.echo(f"fitted {bits} bits to vectors of {vectors.shape[1]:,} numbers without labels")
             if fallback:
                 typer.echo(f"{fallback}: the hash layer is a random rotation, which needs more bits for equal quality")
-        opened = stack.enter_context(open_store_for_adding(folder, checkpoint=checkpoint, keep_features=keep_features))
+        opened = stack.enter_context(open_for_adding(folder, checkpoint=checkpoint, keep_features=keep_features))
         encoder = Searcher.open(opened).vector_encoder
         report = output.follow(store(opened, encoder, vectors, entries), len(vectors))
         opened.save_index()

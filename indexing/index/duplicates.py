@@ -1,13 +1,14 @@
 """Near-duplicates: groups of images whose codes are linked by steps of at most so many bits.
 
-Pairs are found through tables of substrings (`substring_tables`). Every pair within the radius is found; only the work
-depends on how the codes are spread.
+Pairs are found through tables of rows by substrings of their codes (multi-index hashing; Norouzi, Punjani and Fleet,
+CVPR 2012): of two codes within r bits, cut into m substrings, one pair of substrings differs in at most r // m bits.
+Every pair within the radius is found; only the work depends on how the codes are spread.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import combinations, pairwise
 from math import comb
 from typing import TypeVar
 
@@ -17,7 +18,6 @@ from numpy.typing import NDArray
 from hashseek.indexing.index.code_layouts import DistinctCodes, collapse
 from hashseek.indexing.index.exact_scan import candidates, in_threads, words
 from hashseek.indexing.index.hamming_index import HammingIndex, Ids
-from hashseek.indexing.index.substring_tables import Table, build_table, flips
 from hashseek.retrieval.codes import Codes
 from hashseek.retrieval.errors import BadConfig
 
@@ -47,11 +47,9 @@ def groups(index: HammingIndex, *, radius: int, parallel: bool = True) -> Iterat
     if not len(index):
         return
     rows = index.rows if isinstance(index.rows, DistinctCodes) else collapse(index.rows.codes)
-    group_of_code = _Groups(rows.n_compared)
-    for first, second in _in_large_parts(_pairs(rows.distinct, index.n_bits, radius, parallel)):
-        group_of_code.join(first, second)
+    group_of_code = _linked(rows.n_compared, _pairs(rows.distinct, index.n_bits, radius, parallel))
     group_of_row = np.empty(len(rows), np.int64)
-    group_of_row[rows.rows] = np.repeat(group_of_code.labels, np.diff(rows.starts))
+    group_of_row[rows.rows] = np.repeat(group_of_code, np.diff(rows.starts))
     counts = np.bincount(group_of_row, minlength=rows.n_compared)
     in_groups = np.flatnonzero(counts[group_of_row] > 1)
     if not len(in_groups):
@@ -75,42 +73,27 @@ def not_kept(found: Iterable[Group], kept: Sequence[Sequence[int]]) -> Iterator[
             yield group
 
 
-class _Groups:
-    """Groups of codes linked by the pairs so far: labels[i] is the smallest number in the group of code i."""
+def _linked(n: int, pairs: Iterator[Pairs]) -> NDArray[np.integer]:
+    """(n,) numbers of the groups of codes that the pairs link."""
+    from scipy.sparse import coo_array  # slow to import
+    from scipy.sparse.csgraph import connected_components
 
-    def __init__(self, n: int) -> None:
-        self.labels = np.arange(n)
-
-    def join(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> None:
-        """Merge the groups of each pair."""
-        while True:
-            a, b = self.labels[first], self.labels[second]
-            apart = a != b
-            if not apart.any():
-                return
-            first, second, a, b = first[apart], second[apart], a[apart], b[apart]
-            np.minimum.at(self.labels, np.maximum(a, b), np.minimum(a, b))
-            while not np.array_equal(self.labels, shorter := self.labels[self.labels]):
-                self.labels = shorter
+    group_of: NDArray[np.integer] = np.arange(n)
+    while part := _next_part(pairs):
+        first, second = (group_of[np.concatenate(codes)] for codes in zip(*part, strict=True))
+        links = coo_array((np.ones(len(first), np.bool_), (first, second)), shape=(n, n))
+        group_of = connected_components(links, directed=False)[1][group_of]
+    return group_of
 
 
-def _in_large_parts(pairs: Iterator[Pairs]) -> Iterator[Pairs]:
-    """The same pairs in large parts, because each `join` reads all labels."""
-    waiting: list[Pairs] = []
-    n_waiting = 0
-    for part in pairs:
-        waiting.append(part)
-        n_waiting += len(part[0])
-        if n_waiting >= _JOINED:
-            yield _concatenated(waiting)
-            waiting, n_waiting = [], 0
-    if n_waiting:
-        yield _concatenated(waiting)
-
-
-def _concatenated(parts: list[Pairs]) -> Pairs:
-    first, second = zip(*parts, strict=True)
-    return np.concatenate(first), np.concatenate(second)
+def _next_part(pairs: Iterator[Pairs]) -> list[Pairs]:
+    """Many of the pairs, because each search for components reads all codes; empty if there are no more."""
+    part: list[Pairs] = []
+    n = 0
+    while n < _JOINED and (found := next(pairs, None)) is not None:
+        part.append(found)
+        n += len(found[0])
+    return part
 
 
 def _pairs(codes: Codes, n_bits: int, radius: int, parallel: bool) -> Iterator[Pairs]:
@@ -120,9 +103,9 @@ def _pairs(codes: Codes, n_bits: int, radius: int, parallel: bool) -> Iterator[P
     n_tables, n_flips, cost = min((_plan(len(codes), n_bits, radius, n) for n in range(radius + 1)), key=lambda p: p[2])
     if cost < len(codes) ** 2:
         ends = [n_bits * i // n_tables for i in range(n_tables + 1)]
-        tables = [_sorted(codes, first, min(last - first, _MAX_WIDTH)) for first, last in pairwise(ends)]
-        if cost * max(_skew(by.table) for by in tables) < len(codes) ** 2:
-            parts = [(by, int(flip)) for by in tables for flip in flips(by.table.width, n_flips)]
+        tables = [build_table(codes, first, min(last - first, _MAX_WIDTH)) for first, last in pairwise(ends)]
+        if cost * max(map(_skew, tables)) < len(codes) ** 2:
+            parts = [(table, flip) for table in tables for flip in flips(table.width, n_flips)]
             of_part = partial(_pairs_of_table, radius=radius)
             for found in in_threads(of_part, parts) if parallel else map(of_part, parts):
                 yield from found
@@ -132,12 +115,6 @@ def _pairs(codes: Codes, n_bits: int, radius: int, parallel: bool) -> Iterator[P
         near = candidates(rest[:_BATCH], rest, k=len(rest), limit=radius)
         first = np.repeat(np.arange(start, start + len(near)), [len(other) for _, other in near])
         yield first, np.concatenate([other for _, other in near]) + start
-
-
-def _skew(table: Table) -> float:
-    """How many times as many pairs share a list as in lists of equal length."""
-    lengths = np.diff(table.starts).astype(np.float64)
-    return float((lengths**2).mean() / lengths.mean() ** 2)
 
 
 def _plan(n: int, n_bits: int, radius: int, n_flips: int) -> tuple[int, int, float]:
@@ -152,24 +129,53 @@ def _plan(n: int, n_bits: int, radius: int, n_flips: int) -> tuple[int, int, flo
 
 
 @dataclass(frozen=True)
-class _Sorted:
-    """Codes as words (N, size / 8) in the order of a table of substrings, and the value of each one's substring."""
+class Table:
+    """Codes in the order of their substrings of `width` bits: value v has rows[starts[v]:starts[v + 1]].
 
-    table: Table
+    `values` (N,) are the substrings, and `words` (N, size / 8) the codes, in that order.
+    """
+
+    width: int
+    starts: NDArray[np.int64]
+    rows: NDArray[np.uint32]
     values: NDArray[np.int64]
     words: NDArray[np.uint64]
 
 
-def _sorted(codes: Codes, first: int, width: int) -> _Sorted:
-    table = build_table(codes, first, width)
-    values = np.repeat(np.arange(2**width), np.diff(table.starts))
-    return _Sorted(table, values, words(codes)[table.rows])
+def build_table(codes: Codes, first: int, width: int) -> Table:
+    """Sort the rows of padded codes (N, size) by their bits `first` to `first + width - 1`."""
+    numbers, values = words(codes), substring(codes, first, width)
+    starts = np.concatenate([[0], np.cumsum(np.bincount(values, minlength=2**width))])
+    order = np.sort(values.astype(np.uint64) << np.uint64(32) | np.arange(len(codes), dtype=np.uint64))
+    rows = order.astype(np.uint32)
+    return Table(width, starts, rows, (order >> np.uint64(32)).astype(np.int64), numbers[rows])
 
 
-def _pairs_of_table(part: tuple[_Sorted, int], radius: int) -> list[Pairs]:
+def substring(codes: Codes, first: int, width: int) -> NDArray[np.int64]:
+    """The bits `first` to `first + width - 1` of padded codes (N, size), as numbers (N,)."""
+    numbers = words(codes)
+    word, shift = divmod(first, 64)
+    values = numbers[:, word] >> np.uint64(shift)
+    if shift + width > 64:
+        values = values | numbers[:, word + 1] << np.uint64(64 - shift)
+    return (values & np.uint64(2**width - 1)).astype(np.int64)
+
+
+def flips(width: int, n: int) -> list[int]:
+    """All numbers of `width` bits of which at most `n` are set."""
+    return [sum(1 << bit for bit in bits) for count in range(n + 1) for bits in combinations(range(width), count)]
+
+
+def _skew(table: Table) -> float:
+    """How many times as many pairs share a list as in lists of equal length."""
+    lengths = np.diff(table.starts).astype(np.float64)
+    return float((lengths**2).mean() / lengths.mean() ** 2)
+
+
+def _pairs_of_table(part: tuple[Table, int], radius: int) -> list[Pairs]:
     """Pairs within `radius` whose substrings differ in exactly the bits of the flip of a table."""
     by, flip = part
-    starts = by.table.starts
+    starts = by.starts
     if flip:
         places = np.flatnonzero(by.values < by.values ^ flip)  # each pair of lists once
         others = by.values[places] ^ flip
@@ -187,7 +193,7 @@ def _pairs_of_table(part: tuple[_Sorted, int], radius: int) -> list[Pairs]:
 
 
 def _pairs_of_lists(
-    by: _Sorted, places: NDArray[np.int64], partner: NDArray[np.int64], last: NDArray[np.int64], radius: int
+    by: Table, places: NDArray[np.int64], partner: NDArray[np.int64], last: NDArray[np.int64], radius: int
 ) -> list[Pairs]:
     """Pairs within `radius` of each place and the places from its partner to the last, exclusively."""
     found: list[Pairs] = []
@@ -197,8 +203,7 @@ def _pairs_of_lists(
             apart += np.bitwise_count(by.words[places, word] ^ by.words[partner, word])
         near = (apart <= radius).nonzero()[0]
         if len(near):
-            rows = by.table.rows
-            found.append((rows[places[near]].astype(np.int64), rows[partner[near]].astype(np.int64)))
+            found.append((by.rows[places[near]].astype(np.int64), by.rows[partner[near]].astype(np.int64)))
         partner = partner + 1
         left = partner < last
         if not left.all():

@@ -44,6 +44,12 @@ class IngestReport:
     skipped: int = 0
     problems: list[Problem] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, outcome: Sequence[tuple[int, Change]]) -> "IngestReport":
+        """What `add` says of images."""
+        changes = [change for _, change in outcome]
+        return cls(changes.count("added"), changes.count("updated"), changes.count("known"))
+
     @property
     def done(self) -> int:
         """Images processed so far."""
@@ -120,16 +126,10 @@ class _Run:
         loaded = [step for step in batch if isinstance(step, LoadedImage)]
         new = self._encode(loaded)
         outcome = self.collection.add([image for _, image in new], replaced=self.replaced) if new else []
-        changes = [change for _, change in outcome]
-        self.report = self.report.plus(
-            IngestReport(
-                added=changes.count("added"),
-                updated=changes.count("updated"),
-                known=changes.count("known") + len(loaded) - len(new),
-                skipped=len(bad),
-                problems=problems + list(self._notes(new, outcome)),
-            )
+        others = IngestReport(
+            known=len(loaded) - len(new), skipped=len(bad), problems=problems + list(self._notes(new, outcome))
         )
+        self.report = self.report.plus(IngestReport.of(outcome)).plus(others)
         return self.report
 
     def drop_replaced_files(self) -> None:

@@ -8,7 +8,6 @@ import io
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
@@ -27,7 +26,7 @@ from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.ingest.batch import IngestReport
 from hashseek.indexing.ingest.uris import is_remote
 from hashseek.indexing.maintenance.scratch import new_file
-from hashseek.indexing.opening import open_store_for_adding
+from hashseek.indexing.opening import open_for_adding
 from hashseek.indexing.store import Coded, Store
 from hashseek.retrieval.codes import check_codes, code_size
 from hashseek.retrieval.errors import BadConfig, BadDataset, ForeignCodes, HashseekError
@@ -149,7 +148,7 @@ def _described(
     }
 
 
-def import_(place: Path, folder: Path, *, checkpoint: Path | None) -> dict[str, int]:
+def import_(place: Path, folder: Path, *, checkpoint: Path | None) -> IngestReport:
     """Add the images of an export to the collection in `folder`, or to a new one for `checkpoint`.
 
     Keys, labels, attributes, codes, engines and decisions about near-duplicates are kept; ids and times are new.
@@ -161,7 +160,7 @@ def import_(place: Path, folder: Path, *, checkpoint: Path | None) -> dict[str, 
         checkpoint: that made the codes; needed for a new collection.
 
     Returns:
-        How many were "added", "updated" and "known".
+        How many were added, updated and known.
 
     Raises:
         BadConfig: pyarrow is not installed.
@@ -175,10 +174,10 @@ def import_(place: Path, folder: Path, *, checkpoint: Path | None) -> dict[str, 
         raise BadDataset(f"there is no export {place}: correct the path")
     with open_export(files[0]):  # it is refused before a collection is created
         pass
-    with open_store_for_adding(folder, checkpoint=checkpoint) as collection:
+    with open_for_adding(folder, checkpoint=checkpoint) as collection:
         *_, report = add_exports(files, collection)
         collection.save_index()
-    return {"added": report.added, "updated": report.updated, "known": report.known}
+    return report
 
 
 def add_exports(files: Iterable[Path], collection: Store) -> Generator[IngestReport, None, None]:
@@ -199,8 +198,7 @@ def add_exports(files: Iterable[Path], collection: Store) -> Generator[IngestRep
                 new_ids: dict[int, int | None] = dict.fromkeys(chain.from_iterable(export.kept_groups))
                 for rows in export.rows:
                     outcome = collection.add([image for _, image in rows], replaced=replaced)
-                    counts = Counter(what for _, what in outcome)
-                    report = report.plus(IngestReport(counts["added"], counts["updated"], counts["known"]))
+                    report = report.plus(IngestReport.of(outcome))
                     new_ids |= {old: new for (old, _), (new, _) in zip(rows, outcome, strict=True) if old in new_ids}
                     yield report
                 if new_ids and isinstance(collection, Collection):  # a store in Milvus finds no near-duplicates

@@ -15,9 +15,9 @@ from hashseek.indexing.catalog import StoredImage
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.index.duplicates import groups
 from hashseek.indexing.index.hamming_index import HammingIndex, Ids
-from hashseek.indexing.maintenance.reencode import read_image
+from hashseek.indexing.maintenance.reencode import encode_stored
+from hashseek.retrieval.codes import Codes
 from hashseek.retrieval.encoder import Encoder
-from hashseek.retrieval.errors import BadImage
 from hashseek.retrieval.images import Pixels
 
 _PAGE = 256
@@ -67,7 +67,7 @@ class Flipped:
 
 
 def flipped_groups(
-    collection: Collection, encoder: Encoder, *, radius: int, advance: Callable[[int], None] = lambda _: None
+    collection: Collection, encoder: Encoder, *, radius: int, progress: Callable[[int, int], object] = lambda *_: None
 ) -> Flipped:
     """Groups as in `Collection.duplicates` that also link mirrored and turned copies.
 
@@ -75,7 +75,7 @@ def flipped_groups(
         collection: may be open read-only.
         encoder: of its checkpoint.
         radius: bits by which the codes of two linked images may differ.
-        advance: called with the number of images that each step finished.
+        progress: called after each image with the number of images done, and of all.
 
     Raises:
         BadConfig: radius is below 0, or not below the length of the codes.
@@ -88,38 +88,28 @@ def flipped_groups(
         first_of[np.searchsorted(index.ids, ids, sorter=order)] = first
     links: dict[int, dict[int, Orientation]] = {}
     unreadable: dict[int, str] = {}
-    for image_id, codes, problem in _encoded(collection, encoder, index.ids[order]):
+
+    def encode(pixels: Pixels) -> Codes:  # (B, 6, code_size)
+        return np.stack([encoder.encode_pixels(orientation.of(pixels)) for orientation in _ENCODED], axis=1)
+
+    images = _images(collection, index.ids[order])
+    for done, (image, codes, problem) in enumerate(encode_stored(collection, encoder, images, encode), start=1):
         if codes is None:
-            unreadable[image_id] = problem
+            unreadable[image.id] = problem
         else:
-            first = int(first_of[np.searchsorted(index.ids, image_id, sorter=order)])
+            first = int(first_of[np.searchsorted(index.ids, image.id, sorter=order)])
             for other, orientation in _links(index, codes, radius, order, first_of):
                 if other != first:
                     links.setdefault(first, {}).setdefault(other, orientation)
                     links.setdefault(other, {}).setdefault(first, orientation.inverse())
-        advance(1)
+        progress(done, len(index))
     return Flipped(list(_joined(upright, links)), unreadable)
 
 
-def _encoded(collection: Collection, encoder: Encoder, ids: Ids) -> Iterator[tuple[int, NDArray[np.uint8] | None, str]]:
-    """(id, codes in the orientations of `_ENCODED` (6, code_size) or None, why there are none) of each image."""
-
-    def load(image: StoredImage) -> tuple[tuple[int, str], Pixels | None]:
-        try:
-            return (image.id, ""), read_image(collection, encoder, image)
-        except BadImage as error:
-            return (image.id, str(error)), None
-
-    def encode(pixels: Pixels) -> NDArray[np.uint8]:
-        return np.stack([encoder.encode_pixels(orientation.of(pixels)) for orientation in _ENCODED], axis=1)
-
-    def images() -> Iterator[StoredImage]:
-        for start in range(0, len(ids), _PAGE):
-            page = collection.catalog.get(ids[start : start + _PAGE].tolist())
-            yield from (image for image in page if image is not None)
-
-    for (image_id, problem), codes in encoder.stream(images(), load, encode):
-        yield image_id, codes, problem
+def _images(collection: Collection, ids: Ids) -> Iterator[StoredImage]:
+    for start in range(0, len(ids), _PAGE):
+        page = collection.catalog.get(ids[start : start + _PAGE].tolist())
+        yield from (image for image in page if image is not None)
 
 
 def _links(

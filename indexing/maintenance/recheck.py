@@ -4,14 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hashseek.indexing.catalog import Finding, FindingKind, StoredImage
+from hashseek.indexing.catalog import Finding, FindingKind
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.ingest.uris import is_there
-from hashseek.indexing.maintenance.reencode import read_image
+from hashseek.indexing.maintenance.reencode import encode_stored
 from hashseek.retrieval.codes import unpack
 from hashseek.retrieval.encoder import Encoder
-from hashseek.retrieval.errors import BadImage
-from hashseek.retrieval.images import Pixels
 
 # A larger share of the bits of a code than engines and precisions change (docs/benchmarks.md: between float32 and bf16
 # 1.4 % in all, and 7 of 48 in one code).
@@ -50,18 +48,11 @@ def recheck(collection: Collection, encoder: Encoder, n: int) -> Recheck:
     chosen = np.sort(np.random.default_rng().choice(ids, min(n, len(ids)), replace=False)).tolist()
     findings: list[Finding] = []
     counts: list[int] = []
-
-    def load(image: StoredImage) -> tuple[tuple[StoredImage, str], Pixels | None]:
-        try:
-            return (image, ""), read_image(collection, encoder, image)
-        except BadImage as error:
-            return (image, str(error)), None
-
     for start in range(0, len(chosen), _BATCH):
         page = [image for image in collection.catalog.get(chosen[start : start + _BATCH]) if image is not None]
         stored = collection.catalog.spaces.codes_of([image.id for image in page])
         present = [image for image in page if image.id in stored and is_there(collection.uri_of(image))]
-        for (image, problem), code in encoder.stream(present, load, encoder.encode_pixels):
+        for image, code, problem in encode_stored(collection, encoder, present, encoder.encode_pixels):
             if code is None:
                 message = f"the code of image {image.id} cannot be checked: {problem}"
                 findings.append(Finding(FindingKind.WRONG_CODE, message, image.id))

@@ -8,14 +8,13 @@ are stored (`hashseek.retrieval.models.truncation`), no image is read: its codes
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Unpack
+from typing import TypeVar, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hashseek.indexing.catalog import Catalog, Space, StoredImage
 from hashseek.indexing.catalog.records import StoredCode
@@ -32,6 +31,8 @@ from hashseek.retrieval.errors import BadCheckpoint, BadCollection, BadConfig, B
 from hashseek.retrieval.files import locked, write_atomically
 from hashseek.retrieval.images import Pixels, decode_for
 from hashseek.retrieval.models.truncation import truncate
+
+T = TypeVar("T")
 
 BATCH = 256
 
@@ -164,13 +165,12 @@ def _truncate_codes(catalog: Catalog, source: Space, report: Reencoded) -> Itera
         found = [image for image in page if image.id in longer]
         if found:
             codes = first_bits(np.stack([longer[image.id][0] for image in found]), space.n_bits)
-            rows = [(image.id, code, longer[image.id][1]) for image, code in zip(found, codes, strict=True)]
-            report.truncated += catalog.spaces.add_codes(
-                space.id,
-                rows,
-                hashes=[image.sha256 for image in found],
-                features=dict(zip(*catalog.spaces.features_of(list(longer), space_id=source.id), strict=True)),
-            )
+            features = dict(zip(*catalog.spaces.features_of(list(longer), space_id=source.id), strict=True))
+            shorter = [
+                (image, StoredCode(code, longer[image.id][1], features.get(image.id)))
+                for image, code in zip(found, codes, strict=True)
+            ]
+            report.truncated += catalog.spaces.add_codes(space.id, shorter)
             yield report
         after = page[-1].id
 
@@ -195,6 +195,30 @@ def read_image(collection: Collection, encoder: Encoder, image: StoredImage, *, 
     return decode_for(data, encoder.preprocessing, name=image.path)[1]
 
 
+def encode_stored(
+    collection: Collection,
+    encoder: Encoder,
+    images: Iterable[StoredImage],
+    function: Callable[[Pixels], Iterable[T]],
+    *,
+    allow_private: bool = False,
+) -> Iterator[tuple[StoredImage, T | None, str]]:
+    """Read stored images again and encode them, see `Encoder.stream`.
+
+    Yields:
+        (image, what `function` gives for it, ""), or (image, None, why it cannot be read).
+    """
+
+    def load(image: StoredImage) -> tuple[tuple[StoredImage, str], Pixels | None]:
+        try:
+            return (image, ""), read_image(collection, encoder, image, allow_private=allow_private)
+        except BadImage as error:
+            return (image, str(error)), None
+
+    for (image, problem), found in encoder.stream(images, load, function):
+        yield image, found, problem
+
+
 def encode_missing(
     collection: Collection,
     encoder: Encoder,
@@ -205,17 +229,9 @@ def encode_missing(
 ) -> Iterator[Reencoded]:
     """Encode images that have no code in the space and have not failed, unless theirs is known; yields progress."""
 
-    def load(image: StoredImage) -> tuple[tuple[StoredImage, str], Pixels | None]:
-        try:
-            return (image, ""), read_image(collection, encoder, image, allow_private=allow_private)
-        except BadImage as error:
-            return (image, str(error).removeprefix(f"{image.path} ")), None
-
-    def encode(pixels: Pixels) -> NDArray[np.void]:
-        codes, features = encoder.encode_with_features(pixels)
-        rows = np.empty(len(codes), [("code", np.uint8, codes.shape[1:]), ("feature", np.float16, features.shape[1:])])
-        rows["code"], rows["feature"] = codes, features
-        return rows
+    def encode(pixels: Pixels) -> Iterator[StoredCode]:
+        for code, feature in zip(*encoder.encode_with_features(pixels), strict=True):
+            yield StoredCode(code, encoder.engine, feature)
 
     after, known = 0, known or {}
     while page := collection.catalog.spaces.missing(report.space.id, after=after, limit=BATCH):
@@ -223,18 +239,14 @@ def encode_missing(
         todo = [image for image in page if image.id not in report.failed]
         encoded = [(image, known[image.sha256]) for image in todo if image.sha256 in known]
         fresh = [image for image in todo if image.sha256 not in known]
-        for (image, problem), row in encoder.stream(fresh, load, encode):
-            if row is None:
-                report.failed[image.id] = f"image {image.id} ({image.path}): {problem}"
+        for image, code, problem in encode_stored(collection, encoder, fresh, encode, allow_private=allow_private):
+            if code is None:
+                reason = problem.removeprefix(f"{image.path} ")
+                report.failed[image.id] = f"image {image.id} ({image.path}): {reason}"
             else:
-                encoded.append((image, StoredCode(row["code"], encoder.engine, row["feature"])))
+                encoded.append((image, code))
         if encoded:
-            report.encoded += collection.catalog.spaces.add_codes(
-                report.space.id,
-                [(image.id, stored.code, stored.engine) for image, stored in encoded],
-                hashes=[image.sha256 for image, _ in encoded],
-                features={image.id: stored.feature for image, stored in encoded if stored.feature is not None},
-            )
+            report.encoded += collection.catalog.spaces.add_codes(report.space.id, encoded)
         if todo:
             yield report
 

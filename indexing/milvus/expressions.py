@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from hashseek.indexing.catalog.attributes import Ids
-from hashseek.indexing.catalog.conditions import OPERATORS, Condition, after_all, json_paths, parse_number
+from hashseek.indexing.catalog.conditions import Condition, json_paths, parse_number, ways_to_meet
 from hashseek.indexing.catalog.filters import Filter, parse_time
-from hashseek.retrieval.errors import BadConfig
 
 ATTRIBUTES, NUMBERS = "attributes", "numbers"  # fields; the second has the numbers that strings spell
+_EQUAL = {"=": "=="}
 
 
 def literal(value: Any) -> str:
@@ -59,26 +59,10 @@ def _condition(condition: Condition) -> str:
 
 
 def _tests(condition: Condition, steps: tuple[str, ...]) -> Iterable[str]:
-    """The ways to meet a condition, as `hashseek.indexing.catalog.conditions.Condition` explains them."""
-    operator, value = condition.operator, condition.value
-    if operator not in OPERATORS:
-        raise BadConfig(f"there is no operator {operator!r} in a condition: use one of {', '.join(OPERATORS)}")
     within = "".join(f"[{literal(step)}]" for step in steps)
-    attribute, number = f"{ATTRIBUTES}{within}", None if condition.is_text else parse_number(value)
-    if operator == "^=":
-        beyond = after_all(value)
-        yield f"{attribute} >= {literal(value)}" + (f" and {attribute} < {literal(beyond)}" if beyond else "")
-    elif operator == "=":
-        yield f"{attribute} == {literal(value)}"
-        if number is not None:
-            yield f"{attribute} == {number!r}"
-        elif value in ("true", "false") and not condition.is_text:
-            yield f"{attribute} == {value}"
-    elif number is None:
-        yield f"{attribute} {operator} {literal(value)}"
-    else:
-        yield f"{attribute} {operator} {number!r}"
-        yield f"{NUMBERS}{within} {operator} {number!r}"
+    for kind, tests in ways_to_meet(condition):  # Milvus itself compares only values of the same type
+        attribute = f"{NUMBERS if kind == 'spelt number' else ATTRIBUTES}{within}"
+        yield " and ".join(f"{attribute} {_EQUAL.get(name, name)} {literal(value)}" for name, value in tests)
 
 
 def spelt_numbers(attributes: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """How likely a search result at each Hamming distance is relevant, estimated from a labelled set."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -39,13 +39,9 @@ class Calibration:
         enough = np.flatnonzero(np.asarray(self.within_radius) >= precision)
         return int(enough[-1]) if len(enough) else None
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain numbers and lists, for JSON."""
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
-
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> Self:
-        """The inverse of `as_dict`.
+        """The inverse of `dataclasses.asdict`; lists, as JSON has them, become tuples.
 
         Raises:
             BadCodes: it comes from a newer version, or is not a calibration.

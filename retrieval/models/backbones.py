@@ -11,8 +11,6 @@ kinds of names:
 """
 
 import os
-from collections.abc import Callable
-from functools import partial
 
 from torch import nn
 from torchvision import models
@@ -61,9 +59,7 @@ def _without_classifier(network: nn.Module) -> tuple[nn.Module, int]:
     return network, width
 
 
-BACKBONES: dict[str, Callable[[], tuple[nn.Module, int]]] = {
-    name: partial(_torchvision, name) for name in models.list_models(module=models)
-}
+BACKBONES = frozenset(models.list_models(module=models))  # torchvision's
 
 
 def build_backbone(name: str) -> tuple[nn.Module, int]:
@@ -82,7 +78,9 @@ def build_backbone(name: str) -> tuple[nn.Module, int]:
         return timm_backbones.build(name)
     if is_from_outside(name):
         return _from_outside(name)
-    return _torchvision_builder(name)()
+    if name not in BACKBONES:
+        raise unknown_backbone(name)
+    return _torchvision(name)
 
 
 def is_vector_backbone(name: str) -> bool:
@@ -114,7 +112,8 @@ def default_preprocessing(name: str, *, weights: str = "default") -> Preprocessi
         return Preprocessing(size=64, mean=(0, 0, 0), std=(1, 1, 1), crop_fraction=1.0)
     if is_from_outside(name):
         return _torchvision_preprocessing("resnet50", "IMAGENET1K_V1")
-    _torchvision_builder(name)
+    if name not in BACKBONES:
+        raise unknown_backbone(name)
     return _torchvision_preprocessing(name, weights)
 
 
@@ -149,9 +148,3 @@ def _from_outside(name: str) -> tuple[nn.Module, int]:
         raise BadConfig(f"the backbone {name!r} must return (nn.Module, feature width), not {type(made).__name__}")
     _built.add(name)
     return made
-
-
-def _torchvision_builder(name: str) -> Callable[[], tuple[nn.Module, int]]:
-    if name not in BACKBONES:
-        raise unknown_backbone(name)
-    return BACKBONES[name]

@@ -12,14 +12,16 @@ import numpy as np
 import pytest
 
 from hashseek.indexing.catalog import CatalogReplaced, FindingKind, NewImage
-from hashseek.indexing.collection import Collection, open_for_adding, open_or_create
+from hashseek.indexing.collection import Collection, open_or_create
 from hashseek.indexing.index import collection_index, hamming_index, index_files, segments
+from hashseek.indexing.ingest.batch import IngestReport
 from hashseek.indexing.maintenance.exchange import export, import_
 from hashseek.indexing.maintenance.reencode import switch_space
+from hashseek.indexing.opening import open_for_adding
 from hashseek.retrieval.errors import BadCheckpoint, BadCollection, BadConfig, ForeignCodes
 from hashseek.retrieval.files import locked, write_atomically
 from support import hamming_oracle as hamming
-from support.collections import code_collection, file_of, new_images, random_codes
+from support.collections import code_collection, file_of, new_images, random_codes, with_codes
 
 
 def check(collection, truth, queries, ks=(1, 5, 10**30)):
@@ -440,7 +442,7 @@ def test_a_kept_file_named_by_its_full_path_stays(tmp_path, checkpoint, pictures
     collection.add_with_file(replace(image, key="mine"), data, suffix=".jpg")
     kept = file_of(collection, collection.catalog.one(1))
     export(collection, tmp_path / "e.parquet")
-    assert import_(tmp_path / "e.parquet", tmp_path / "c", checkpoint=None) == {"added": 0, "updated": 0, "known": 1}
+    assert import_(tmp_path / "e.parquet", tmp_path / "c", checkpoint=None) == IngestReport(known=1)
     (tmp_path / "link").symlink_to(tmp_path / "c")
     for path in (kept, kept.resolve(), tmp_path / "c" / kept.relative_to(collection.folder)):
         collection.add([replace(image, key="mine", path=str(path), labels=("dog",))])
@@ -577,7 +579,7 @@ def test_an_open_collection_keeps_its_space_after_a_switch(tmp_path, caplog):
     catalog = collection.catalog
     space = catalog.spaces.begin("e" * 64, 36, "new.safetensors")
     new = dict(zip(sorted(truth), random_codes(rng, 20, 36), strict=True))
-    catalog.spaces.add_codes(space.id, [(image_id, code, "") for image_id, code in new.items()])
+    catalog.spaces.add_codes(space.id, with_codes(catalog, new))
     catalog.spaces.switch(space.id)
     check(collection, truth, random_codes(rng, 2, 12))
     opened = Collection(tmp_path)

@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 
 import hashseek
 from hashseek.indexing import fitting
-from hashseek.indexing.cli.fitting import FitChoice
 from hashseek.indexing.collection import open_or_create
 from hashseek.indexing.fit_options import FitOptions, find_network
 from hashseek.indexing.fitting import fit_to_sources, plan_collection
@@ -198,9 +197,9 @@ def test_weights_that_are_named_again_must_be_the_same(
     if made_with != "trained":
         named = {"backbone": backbone, "weights": files.get(made_with, made_with), "preprocessing": PREPROCESSING}
         hashseek.create_collection(folder, pictures, n_bits=4, device="cpu", engine="torch", **named).close()
-    choice = FitChoice(None, backbone, files.get(given, given), None)
+    options = FitOptions(None, backbone, files.get(given, given))
     with nullcontext() if agrees else pytest.raises(BadConfig):
-        choice.check_agrees(folder)
+        options.check_agrees(folder)
 
 
 def test_options_that_cannot_be_right_are_refused(tmp_path, weights, checkpoint):

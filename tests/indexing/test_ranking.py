@@ -9,7 +9,7 @@ import pytest
 
 from hashseek.indexing.catalog import FindingKind
 from hashseek.indexing.catalog.filters import Filter
-from hashseek.indexing.catalog.records import NewImage
+from hashseek.indexing.catalog.records import NewImage, StoredCode
 from hashseek.indexing.collection import Collection, open_or_create
 from hashseek.indexing.index.hamming_index import APPROXIMATE
 from hashseek.indexing.ingest.batch import ImageSource, ingest
@@ -239,9 +239,8 @@ def test_a_stored_file_is_found_by_its_stored_code_and_first(keeping, pictures, 
     image = collection.catalog.one(6)
     data = file_of(collection, image).read_bytes()
     flipped = collection.catalog.code(6)[0] ^ np.uint8(0b101)
-    collection.catalog.spaces.add_codes(
-        1, [(6, flipped, "another")], features={6: collection.catalog.spaces.features_of([6])[1][0]}
-    )
+    feature = collection.catalog.spaces.features_of([6])[1][0]
+    collection.catalog.spaces.add_codes(1, [(image, StoredCode(flipped, "another", feature))])
     for rank in RANKS:
         first = searcher.search_file(data, SearchOptions(3, rank=rank)).hits[0]
         assert (first.image.id, first.distance) == (6, 0)

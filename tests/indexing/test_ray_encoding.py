@@ -148,7 +148,7 @@ def test_workers_that_die_and_runs_that_stop_lose_nothing_and_codes_are_those_of
     assert "added 0, already stored 73, skipped 1" in last.stdout
     assert times(shards) == kept
     outcome = import_(shards, tmp_path / "imported", checkpoint=checkpoint)
-    assert (outcome["added"], outcome["known"]) == (63, 10)
+    assert (outcome.added, outcome.known) == (63, 10)
 
 
 @NEEDS_RAY

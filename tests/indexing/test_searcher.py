@@ -4,19 +4,16 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
-import numpy as np
 import pytest
 
 import hashseek.indexing.searcher
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.ingest.batch import ImageSource, ingest
-from hashseek.indexing.searcher import Budget, InMemory, Overloaded, Searcher, SearchOptions
+from hashseek.indexing.searcher import Budget, Overloaded, Searcher, SearchOptions
 from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadConfig, BadImage, ForeignCodes, UnknownImage
 from hashseek.retrieval.images import decode_for
-from support import hamming_oracle as hamming
-from support.collections import random_codes
 from support.pictures import draw, labels_of
 
 
@@ -98,18 +95,6 @@ def test_an_encoder_of_another_checkpoint_is_refused(indexed, other_checkpoint):
         ):
             with pytest.raises(ForeignCodes, match=fingerprints):
                 refuse()
-
-
-@pytest.mark.parametrize("n_bits", [12, 48])
-def test_codes_in_memory_are_ranked_as_the_oracle_ranks_them(searcher, n_bits):
-    rng = np.random.default_rng(n_bits)
-    xb, xq = random_codes(rng, 300, n_bits, 20), random_codes(rng, 9, n_bits)
-    ranked = Searcher(searcher.encoder, InMemory(xb, n_bits=n_bits)).rank(xq, k=1000, max_distance=n_bits // 2)
-    distances, ids = hamming.search(xq, xb, k=300)
-    for row, (found_distances, found_ids) in enumerate(ranked):
-        near = distances[row] <= n_bits // 2
-        assert np.array_equal(found_distances, distances[row][near])
-        assert np.array_equal(found_ids, ids[row][near])
 
 
 def test_an_image_removed_while_it_is_found_is_no_hit(own_collection, monkeypatch):

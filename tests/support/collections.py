@@ -1,13 +1,15 @@
 """Collections of codes that no model made."""
 
 import sqlite3
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hashseek.indexing.catalog import NewImage, StoredImage, create_catalog
+from hashseek.indexing.catalog import Catalog, NewImage, StoredImage, create_catalog
+from hashseek.indexing.catalog.records import StoredCode
 from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.retrieval.codes import Codes, pack
 
@@ -38,6 +40,13 @@ def new_images(codes: Codes, *, start: int = 0, labels: tuple[str, ...] = ()) ->
         NewImage(f"/nowhere/{i}.jpg", f"{i:064x}", 10, 20, 30, "image/jpeg", labels, code)
         for i, code in enumerate(codes, start=start)
     ]
+
+
+def with_codes(
+    catalog: Catalog, codes: Mapping[int, Sequence[int]], engine: str = ""
+) -> list[tuple[StoredImage, StoredCode]]:
+    """Stored images, by id, with new codes of them, for `CodeSpaces.add_codes`."""
+    return [(catalog.one(i), StoredCode(np.array(code, np.uint8), engine, None)) for i, code in codes.items()]
 
 
 def file_of(collection: Collection, image: StoredImage) -> Path:

@@ -1,4 +1,4 @@
-"""Evaluate checkpoints: encode the query and database splits, rank them with the searcher, and report the metrics.
+"""Evaluate checkpoints: encode the query and database splits, rank them with the index, and report the metrics.
 
 This is the only module of `training` that imports `indexing`: a report has to measure the code that serves.
 """
@@ -15,10 +15,8 @@ from torch import nn
 from hashseek.indexing.calibration import check_same_codes, store_calibration
 from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.collection import CATALOG
-from hashseek.indexing.index.hamming_index import Ids
-from hashseek.indexing.searcher import InMemory, Searcher
+from hashseek.indexing.index.hamming_index import HammingIndex, Ids, build_index
 from hashseek.retrieval.checkpoint import Checkpoint
-from hashseek.retrieval.codes import Codes
 from hashseek.retrieval.errors import BadConfig, HashseekError
 from hashseek.retrieval.metrics import bit_statistics, gains_of, histograms
 from hashseek.retrieval.scores import Scores, asymmetric_scores, best, cosines
@@ -137,7 +135,8 @@ def evaluate(
 def rank_with_library(task: EvaluationTask, checkpoint: Checkpoint, database: Split, *, k: int) -> tuple[Rows, Rows]:
     """(distances, rows) of the k nearest images of each query, (Q, k), in the order of search (ties by row)."""
     data = _encode(task, [checkpoint], [[0]], database=database)[0]
-    return _ranker(data)(data.query.codes, k)
+    distances, rows = _index(data).search(data.query.codes, k=k)
+    return distances.astype(np.int64), rows
 
 
 def check_calibrates(collection: Path, fingerprint: str) -> None:
@@ -238,33 +237,21 @@ def _measure(task: EvaluationTask, model: _EncodedData) -> tuple[Measurements, R
     return measured, ranking
 
 
-def _ranker(model: _EncodedData) -> Callable[[Codes, int], tuple[Rows, Rows]]:
-    """A function from codes of Q queries and k to (distances, rows) of the k nearest database images, both (Q, k).
-
-    The ranking is the searcher's; a model of vectors has no encoder, so its codes are searched without a searcher.
-    """
-    encoder, index = model.encoder.encoder, InMemory(model.database.codes, n_bits=model.n_bits)
-    search = index.search if encoder is None else Searcher(encoder, index).rank
-
-    def rank(codes: Codes, k: int) -> tuple[Rows, Rows]:
-        found = search(codes, k=k)
-        return np.stack([row for row, _ in found]).astype(np.int64), np.stack([row for _, row in found]).astype(
-            np.int64
-        )
-
-    return rank
+def _index(model: _EncodedData) -> HammingIndex:
+    """An index of the database as a collection has it; an id is a row."""
+    return build_index(model.database.codes, np.arange(len(model.database)), n_bits=model.n_bits)
 
 
 def _rank(task: EvaluationTask, model: _EncodedData, n_relevant: Rows) -> Ranking:
-    """Rank as the service does, with the searcher."""
-    query, database, rank = model.query, model.database, _ranker(model)
+    """Rank as the service does, with the index."""
+    query, database, index = model.query, model.database, _index(model)
     k = min(max(*task.ns, N_NEAREST), len(database))
     block, parts = max(1, RANKS_PER_BLOCK // k), []
     for start in range(0, len(query), block):
         chosen = slice(start, start + block)
-        distances, rows = rank(query.codes[chosen], k)
+        distances, rows = index.search(query.codes[chosen], k=k)
         hits = gains_of(rows, query.labels[chosen], database.labels) > 0
-        parts.append((distances[:, :N_NEAREST].copy(), rows[:, :N_NEAREST].copy(), hits))
+        parts.append((distances[:, :N_NEAREST].astype(np.int64), rows[:, :N_NEAREST].copy(), hits))
     distances, rows, hits = (np.concatenate(part) for part in zip(*parts, strict=True))
     return Ranking(distances, rows, task.average_precision(hits, n_relevant))
 

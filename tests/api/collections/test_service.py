@@ -22,7 +22,7 @@ from hashseek.indexing.searcher import SearchOptions
 from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.images import decode_for
-from support.collections import file_of
+from support.collections import file_of, with_codes
 from support.commands import wait_until
 from support.pictures import png
 from support.service import add, assert_problem, hits, kept_files, search, serving
@@ -136,7 +136,8 @@ def switch_to(folder, checkpoint):
     space = collection.catalog.spaces.begin(encoder.fingerprint, encoder.header.n_bits, "new.safetensors")
     for image in collection.catalog.spaces.missing(space.id, after=0, limit=1000):
         picture = decode_for(file_of(collection, image).read_bytes(), encoder.preprocessing)[0]
-        collection.catalog.spaces.add_codes(space.id, [(image.id, encoder.encode([picture.image])[0], encoder.engine)])
+        code = encoder.encode([picture.image])[0]
+        collection.catalog.spaces.add_codes(space.id, with_codes(collection.catalog, {image.id: code}, encoder.engine))
     collection.catalog.spaces.switch(space.id)
     collection.close()
     return encoder.fingerprint

@@ -20,7 +20,7 @@ from hashseek.indexing.catalog import (
 from hashseek.indexing.catalog import catalog as catalog_module
 from hashseek.indexing.catalog.filters import Filter
 from hashseek.retrieval.errors import BadCodes, BadCollection, BadConfig, UnknownImage
-from support.collections import new_images, random_codes, sql
+from support.collections import new_images, random_codes, sql, with_codes
 
 
 @pytest.fixture
@@ -356,7 +356,9 @@ def test_building_switching_and_dropping_a_code_space(catalog, path):
     filled(catalog)
     space = catalog.spaces.begin("e" * 64, 20, "other.safetensors")
     assert (space.id, space.state, catalog.spaces.active().id) == (2, "building", 1)
-    assert catalog.spaces.add_codes(2, [(i, np.array([i, i, 1], np.uint8), "openvino") for i in (1, 2, 3, 99)]) == 3
+    gone, code = with_codes(catalog, {4: (4, 4, 1)})[0]
+    new = with_codes(catalog, {i: (i, i, 1) for i in (1, 2, 3)}, "openvino")
+    assert catalog.spaces.add_codes(2, [*new, (replace(gone, id=99), code)]) == 3
     assert [i.id for i in catalog.spaces.missing(2, after=0, limit=10)] == [4, 5]
     assert [i.id for i in catalog.spaces.missing(2, after=4, limit=10)] == [5]
     generation = catalog.generation()
@@ -365,9 +367,8 @@ def test_building_switching_and_dropping_a_code_space(catalog, path):
     assert (catalog.spaces.active().id, catalog.generation()) == (1, generation)
     catalog.remove([5])
     # a code of content that was replaced meanwhile is not taken
-    old = np.array([[4, 4, 1]], np.uint8)
-    assert catalog.spaces.add_codes(2, [(4, old[0], "")], hashes=["another"]) == 0
-    assert catalog.spaces.add_codes(2, [(4, old[0], "")], hashes=[f"{3:064x}"]) == 1
+    assert catalog.spaces.add_codes(2, [(replace(gone, sha256="another"), code)]) == 0
+    assert catalog.spaces.add_codes(2, [(gone, code)]) == 1
     catalog.spaces.switch(2)
     assert not catalog.is_current()
 
@@ -397,7 +398,7 @@ def test_building_switching_and_dropping_a_code_space(catalog, path):
 def test_new_content_deletes_the_codes_in_every_space(catalog):
     catalog.add([image(1, key="a"), image(2, key="b")])
     catalog.spaces.begin("e" * 64, 12, "x")
-    catalog.spaces.add_codes(2, [(1, np.zeros(2, np.uint8), ""), (2, np.zeros(2, np.uint8), "")])
+    catalog.spaces.add_codes(2, with_codes(catalog, {1: (0, 0), 2: (0, 0)}))
     assert catalog.spaces.n_missing(2) == 0
     catalog.add([image(3, key="a")])
     assert [i.id for i in catalog.spaces.missing(2, after=0, limit=10)] == [1]
@@ -407,9 +408,9 @@ def test_new_content_deletes_the_codes_in_every_space(catalog):
 
 def test_codes_of_another_width_are_refused(catalog):
     filled(catalog)
-    for code in (np.zeros(3, np.uint8), np.array([0, 0x10], np.uint8)):
+    for code in ((0, 0, 0), (0, 0x10)):
         with pytest.raises(BadCodes):
-            catalog.spaces.add_codes(1, [(1, code, "")])
+            catalog.spaces.add_codes(1, with_codes(catalog, {1: code}))
 
 
 def test_an_updated_code_is_a_change(catalog):
@@ -418,7 +419,7 @@ def test_an_updated_code_is_a_change(catalog):
     catalog.add([image(9, key="k1", code=(99, 0)), image(10, key="k9", code=(10, 0))])
     since = catalog.changes(after_id=4, after_generation=seen.generation)
     assert (since.ids.tolist(), since.codes.tolist(), since.removed.tolist()) == ([2, 5], [[99, 0], [10, 0]], [2])
-    catalog.spaces.add_codes(1, [(3, np.array([7, 7], np.uint8), "torch")])
+    catalog.spaces.add_codes(1, with_codes(catalog, {3: (7, 7)}, "torch"))
     again = catalog.changes(after_id=5, after_generation=since.generation)
     assert (again.ids.tolist(), again.codes.tolist(), again.removed.tolist()) == ([3], [[7, 7]], [3])
     catalog.remove([2])

@@ -8,8 +8,6 @@ import pytest
 
 from hashseek.indexing.index.approximate import GOOD_RECALL, default_effort
 from hashseek.indexing.index.hamming_index import APPROXIMATE, build_index, load_index, save_index
-from hashseek.indexing.index.substring_tables import build_table, flips, substring
-from hashseek.retrieval.codes import pad
 from hashseek.retrieval.errors import BadCollection, BadConfig
 from support import hamming_oracle as hamming
 from support.collections import random_codes
@@ -176,22 +174,3 @@ def test_a_gpu_finds_what_the_oracle_finds(n_distinct):
         for row, (_, near) in enumerate(index.search_ties(xq, k=k)):
             as_near = everything[0][row] <= wanted[0][row, -1]
             assert np.array_equal(near, ids[everything[1][row][as_near]])
-
-
-@pytest.mark.parametrize(("first", "width"), [(0, 1), (3, 8), (60, 10), (64, 22), (119, 9)])
-def test_tables_list_every_row_under_its_substring(first, width):
-    xb = pad(random_codes(np.random.default_rng(first), 500, 128), 16)
-    bits = np.unpackbits(xb, axis=1, bitorder="little")[:, first : first + width]
-    values = bits.astype(np.int64) @ (1 << np.arange(width))
-    assert np.array_equal(substring(xb, first, width), values)
-    table = build_table(xb, first, width)
-    for value in np.unique(values):
-        rows = table.rows[table.starts[value] : table.starts[value + 1]]
-        assert np.array_equal(rows, np.flatnonzero(values == value))
-    assert table.starts[-1] == 500
-
-
-def test_flips_are_all_numbers_of_so_few_bits():
-    assert flips(5, 0).tolist() == [0]
-    assert sorted(flips(4, 2)) == [v for v in range(16) if v.bit_count() <= 2]
-    assert sorted(flips(3, 9)) == list(range(8))

@@ -5,11 +5,12 @@ import pytest
 
 from hashseek.indexing.index import code_layouts as rows
 from hashseek.indexing.index import duplicates
-from hashseek.indexing.index.duplicates import groups
+from hashseek.indexing.index.duplicates import build_table, flips, groups, substring
 from hashseek.indexing.index.hamming_index import build_index
+from hashseek.retrieval.codes import pad
 from hashseek.retrieval.errors import BadConfig
 from support import hamming_oracle as hamming
-from support.collections import code_collection, new_images
+from support.collections import code_collection, new_images, random_codes
 
 
 def expected(codes, ids, radius):
@@ -98,3 +99,22 @@ def test_the_command_prints_a_group_per_block_or_line(own_collection, hashseek):
     assert (code, out) == (0, "")
     code, _, err = hashseek("index", "duplicates", own_collection, "--radius", 48)
     assert (code, err) == (2, "hashseek: radius counts bits and must be 0 to 47, not 48\n")
+
+
+@pytest.mark.parametrize(("first", "width"), [(0, 1), (3, 8), (60, 10), (64, 22), (119, 9)])
+def test_tables_list_every_row_under_its_substring(first, width):
+    xb = pad(random_codes(np.random.default_rng(first), 500, 128), 16)
+    bits = np.unpackbits(xb, axis=1, bitorder="little")[:, first : first + width]
+    values = bits.astype(np.int64) @ (1 << np.arange(width))
+    assert np.array_equal(substring(xb, first, width), values)
+    table = build_table(xb, first, width)
+    for value in np.unique(values):
+        rows = table.rows[table.starts[value] : table.starts[value + 1]]
+        assert np.array_equal(rows, np.flatnonzero(values == value))
+    assert table.starts[-1] == 500
+
+
+def test_flips_are_all_numbers_of_so_few_bits():
+    assert flips(5, 0) == [0]
+    assert sorted(flips(4, 2)) == [v for v in range(16) if v.bit_count() <= 2]
+    assert sorted(flips(3, 9)) == list(range(8))

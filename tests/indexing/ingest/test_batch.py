@@ -252,7 +252,7 @@ MOMENTS = {
         8,
     ),
     "all is stored and the index half written": ("patch(hashseek.indexing.index.index_files, 'save_index', after)", 12),
-    "all is written": ("patch(hashseek.indexing.collection.Collection, 'save_index', after)", 12),
+    "all is written": ("patch(hashseek.indexing.index.collection_index.CollectionIndex, 'save', after)", 12),
 }
 
 

@@ -85,7 +85,7 @@ def test_row_groups_of_any_number_of_images(n, tmp_path, monkeypatch):
         assert export(collection, tmp_path / "e.parquet") == Exported(n, 0)
     assert pq.ParquetFile(tmp_path / "e.parquet").num_row_groups == (n + 1) // 2
     code_collection(tmp_path / "b", n_bits=12).close()
-    assert import_(tmp_path / "e.parquet", tmp_path / "b", checkpoint=None)["added"] == n
+    assert import_(tmp_path / "e.parquet", tmp_path / "b", checkpoint=None).added == n
     assert records(tmp_path / "b") == records(tmp_path / "a")
 
 

@@ -270,7 +270,7 @@ def test_ids_beyond_32_bits(tmp_path, last):
         assert (content(again), check_search(again)) == (expected, [])
         assert fill(again, 1, start=90) == [last + 5]
     code_collection(tmp_path / "i", n_bits=12).close()
-    assert import_(tmp_path / "e.parquet", tmp_path / "i", checkpoint=None)["added"] == 5
+    assert import_(tmp_path / "e.parquet", tmp_path / "i", checkpoint=None).added == 5
 
 
 def test_leftovers_of_a_killed_snapshot_are_deleted_a_day_later(start, own_collection, tmp_path):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hashseek.indexing.searcher import InMemory
+from hashseek.indexing.index.hamming_index import build_index
 from hashseek.retrieval.errors import BadCodes
 from hashseek.retrieval.metrics import (
     NORMALIZERS,
@@ -35,7 +35,7 @@ def test_metrics_of_the_order_that_search_returns_are_within_the_bounds_over_tie
     xq, xb, lq, lb = sets
     found = histograms(*sets, n_bits=N_BITS, graded=True)
     bounds = metrics_of_histograms(found, ns=[n, None], normalizer=normalizer)
-    ids = np.stack([row for _, row in InMemory(xb, n_bits=N_BITS).search(xq, k=n)])
+    _, ids = build_index(xb, np.arange(len(xb)), n_bits=N_BITS).search(xq, k=n)
     np.testing.assert_array_equal(ids, hamming.search(xq, xb, n)[1])
     values = metrics_of_ranking(gains_of(ids, lq, lb), n_of_gain=count_gains(lq, lb), normalizer=normalizer)
     assert sorted(bounds) == sorted(f"{name}@{at}" for name in values for at in (n, "all"))

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import asdict
 from itertools import pairwise
 
 import numpy as np
@@ -136,7 +137,7 @@ def test_calibration_is_the_share_of_relevant_pairs_and_goes_through_json():
     for curve in (smooth.at_distance, smooth.within_radius):
         assert all(near >= far - 1e-12 for near, far in pairwise(curve))
     assert smooth.within_radius[-1] == pytest.approx(relevant.mean())
-    assert Calibration.from_dict(json.loads(json.dumps(smooth.as_dict()))) == smooth
+    assert Calibration.from_dict(json.loads(json.dumps(asdict(smooth)))) == smooth
 
 
 def test_a_wanted_precision_becomes_the_largest_radius_that_gives_it():
@@ -146,7 +147,7 @@ def test_a_wanted_precision_becomes_the_largest_radius_that_gives_it():
     assert made.at_distance == pytest.approx((0.8, 0.5, 0.2, 0.125))
     assert made.within_radius == pytest.approx((0.8, 0.8, 0.5, 0.2))
     assert [made.radius(p) for p in (0, 0.2, 0.21, 0.5, 0.8, 0.81)] == [3, 3, 2, 2, 1, None]
-    stored = made.as_dict()
+    stored = asdict(made)
     for wrong in (stored | {"version": 2}, {"version": 1, "radius": 3}, stored | {"pairs": [1, 2]}):
         with pytest.raises(BadCodes):
             Calibration.from_dict(wrong)
