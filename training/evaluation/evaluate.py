@@ -252,8 +252,8 @@ def _rank(task: EvaluationTask, model: _EncodedData, n_relevant: Rows) -> Rankin
         distances, rows = index.search(query.codes[chosen], k=k)
         hits = gains_of(rows, query.labels[chosen], database.labels) > 0
         parts.append((distances[:, :N_NEAREST].astype(np.int64), rows[:, :N_NEAREST].copy(), hits))
-    distances, rows, hits = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return Ranking(distances, rows, task.average_precision(hits, n_relevant))
+    nearest, rows, hits = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return Ranking(nearest, rows, task.average_precision(hits, n_relevant))
 
 
 def _rankings(task: EvaluationTask, model: _EncodedData, found: Measurements) -> list[RankingScore]:
