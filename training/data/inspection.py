@@ -55,7 +55,7 @@ def inspect_splits(
     }
 
 
-def as_text(facts: dict[str, Any], *, n_pairs: int = 10) -> str:
+def as_text(facts: dict[str, Any]) -> str:
     """The statistics of `inspect_splits` as text."""
     images = facts["images"]
     lines = [
@@ -77,7 +77,7 @@ def as_text(facts: dict[str, Any], *, n_pairs: int = 10) -> str:
     if facts["never_in_training"]:
         lines.append(f"never used in training: {', '.join(facts['never_in_training'])}")
     lines += ["", "most frequent pairs of labels (images; how many times more often than by chance):"]
-    for pair in facts["pairs"][:n_pairs]:
+    for pair in facts["pairs"][:_SHOWN]:
         lines.append(f"  {pair['labels'][0]} + {pair['labels'][1]}: {pair['images']:,}; {pair['lift']}")
     lines += ["", f"missing files: {facts['missing']['count']:,}"]
     lines += [f"  {example}" for example in facts["missing"]["examples"]]

@@ -13,7 +13,6 @@ from torch import Tensor
 from hashseek.retrieval.errors import BadCodes, BadConfig, HashseekError
 from hashseek.retrieval.images import Preprocessing
 from hashseek.training.config import Config
-from hashseek.training.data.batches import Rows
 from hashseek.training.loop.dropout import row_seeds
 from hashseek.training.loop.parallel import own_part
 from hashseek.training.loop.state import State, TrainingData
@@ -61,7 +60,8 @@ def train_epoch(
         for step, (inputs, rows) in enumerate(data.source.batches(own, settings.batch_size // n_ranks, epoch)):
             try:
                 seeds = row_seeds(rows, seed=settings.seed, epoch=epoch, views=settings.views).to(inputs.device)
-                terms = _train_batch(fabric, config, state, inputs, _labels_of(rows, data), seeds, epoch)
+                labels = data.observed[torch.from_numpy(rows).to(data.observed.device)]
+                terms = _train_batch(fabric, config, state, inputs, labels, seeds, epoch)
             except (BadCodes, FloatingPointError) as error:
                 raise Diverged(
                     f"epoch {epoch + 1}, batch {step + 1}: {error} (lower optimizer.lr or set optimizer.clip_norm; the "
@@ -98,10 +98,6 @@ def _train_batch(
             raise FloatingPointError(f"the loss term {name} became {value}")
     state.update(config)
     return values
-
-
-def _labels_of(rows: Rows, data: TrainingData) -> Tensor:
-    return data.observed[torch.from_numpy(rows).to(data.observed.device)]
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """Optimizers and learning-rate schedules, as the section [optimizer] of a configuration describes them."""
 
 import torch
-from torch import nn
 from torch.optim import lr_scheduler
 
 from hashseek.training.config import Config
@@ -57,8 +56,3 @@ def build_scheduler(
         return schedule
     ramp = lr_scheduler.LinearLR(optimizer, start_factor=1e-3 / settings.warmup_epochs, total_iters=warmup)
     return lr_scheduler.SequentialLR(optimizer, [ramp, schedule], milestones=[warmup])
-
-
-def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """All parameters that the optimizer updates."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

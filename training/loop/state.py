@@ -14,7 +14,6 @@ from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.config import Config
 from hashseek.training.data.batches import Rows, Source
 from hashseek.training.loop.network import Keys, Network, Objective
-from hashseek.training.loop.optimizers import parameters_of
 from hashseek.training.losses.memory import update_key_encoder
 
 
@@ -60,7 +59,8 @@ class State:
     def update(self, config: Config) -> None:
         """One step of optimizer, learning rate and averaged weights, from the gradients in the parameters."""
         if config.optimizer.clip_norm is not None:
-            nn.utils.clip_grad_norm_(parameters_of(self.optimizer), config.optimizer.clip_norm)
+            updated = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+            nn.utils.clip_grad_norm_(updated, config.optimizer.clip_norm)
         self.optimizer.step()
         self.scheduler.step()
         if self.ema is not None and config.train.ema is not None:

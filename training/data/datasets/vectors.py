@@ -29,7 +29,7 @@ def scene(*, root: str = HOME) -> Splits:
     Raises:
         BadDataset: as `vectors`.
     """
-    return _named("scene", root)
+    return vectors(path=f"{root}/scene.npz")
 
 
 def yeast(*, root: str = HOME) -> Splits:
@@ -41,7 +41,7 @@ def yeast(*, root: str = HOME) -> Splits:
     Raises:
         BadDataset: as `vectors`.
     """
-    return _named("yeast", root)
+    return vectors(path=f"{root}/yeast.npz")
 
 
 def emotions(*, root: str = HOME, query_fraction: float = 0.3, split_seed: int = 0) -> Splits:
@@ -56,7 +56,7 @@ def emotions(*, root: str = HOME, query_fraction: float = 0.3, split_seed: int =
         BadDataset: as `vectors`.
         BadConfig: a fraction that leaves a split empty.
     """
-    return _named("emotions", root, query_fraction=query_fraction, split_seed=split_seed)
+    return vectors(path=f"{root}/emotions.npz", query_fraction=query_fraction, split_seed=split_seed)
 
 
 def cal500(*, root: str = HOME, query_fraction: float = 0.3, split_seed: int = 0) -> Splits:
@@ -71,7 +71,7 @@ def cal500(*, root: str = HOME, query_fraction: float = 0.3, split_seed: int = 0
         BadDataset: as `vectors`.
         BadConfig: a fraction that leaves a split empty.
     """
-    return _named("CAL500", root, query_fraction=query_fraction, split_seed=split_seed)
+    return vectors(path=f"{root}/CAL500.npz", query_fraction=query_fraction, split_seed=split_seed)
 
 
 def vectors(*, path: str, query_fraction: float = 0.3, split_seed: int = 0) -> Splits:
@@ -104,10 +104,6 @@ def vectors(*, path: str, query_fraction: float = 0.3, split_seed: int = 0) -> S
         for part, rows in parts.items()
     }
     return Splits(made["train"], made["query"], made["train"], names, digest.hexdigest())
-
-
-def _named(name: str, root: str, **options: Any) -> Splits:
-    return vectors(path=f"{root}/{name}.npz", **options)
 
 
 def _read(
