@@ -24,6 +24,7 @@ def test_the_limit_of_a_container_counts_beside_the_affinity(tmp_path, monkeypat
     file = tmp_path / "cpu.max"
     if content is not None:
         file.write_text(f"{content}\n")
+    devices._cpu_limit.cache_clear()  # pytest uses the folder of a test that has passed again
     monkeypatch.setattr(devices, "CPU_MAX", file)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 5}, raising=False)
     assert devices.n_cores() == expected
