@@ -143,7 +143,9 @@ def plot(path: Path, found: dict[int, dict[str, float]]) -> None:
             axes.loglog([*found], [times[name] for times in found.values()], "-o", color=colour, label=name)
         axes.set_xlabel(f"codes of {N_BITS} bits")
         axes.set_ylabel("one search, k = 10, median, ms")
-        axes.legend()
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.legend(loc="center left", bbox_to_anchor=(0, 0.73))
         path.write_text(as_svg(figure, path.stem))
 
 
