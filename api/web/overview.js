@@ -11,8 +11,7 @@ let labels = []; // that have a colour
 
 export async function overview(signal) {
   document.title = "Overview · Hashseek";
-  const answer = await api("v1/overview", { signal });
-  const { reports } = await api("/v1/reports", { signal });
+  const [answer, { reports }] = await Promise.all([api("v1/overview", { signal }), api("/v1/reports", { signal })]);
   const { n_bits, backbone, engine, fingerprint, version, index, expected_precision, keeps_features, read_only } = stats;
   pairs(ui.overviewFacts, [
     [noun() === "vector" ? "Vectors" : "Pictures", number(answer.n_images)],

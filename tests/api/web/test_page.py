@@ -23,6 +23,8 @@ from support.service import listening
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
 
+expect.set_options(timeout=20_000)  # ms; the machine may be busy
+
 N = 150  # more than three pages of hits
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
 
