@@ -65,20 +65,17 @@ def nearest(xq: Codes, xb: Codes, *, k: int) -> Candidates:
         xb: packed (N, size).
         k: 1 to N.
     """
-    n_queries = min(-(-len(xq) // _n_threads(xq, xb)), max(1, _COUNTERS // (64 * k * xb.shape[1])))
-    if n_queries >= len(xq):
-        return _knn(xq, xb, k)
-    parts = [xq[i : i + n_queries] for i in range(0, len(xq), n_queries)]
-    distances, rows = zip(*in_threads(lambda part: _knn(part, xb, k), parts), strict=True)
-    return np.vstack(distances), np.vstack(rows)
-
-
-def _knn(xq: Codes, xb: Codes, k: int) -> Candidates:
-    """The k nearest rows of each query, by one thread; FAISS keeps the first of equally near rows."""
+    # FAISS keeps the first of equally near rows.
     variant = "mc" if len(xb) <= _COUNTED * k else "hc"
-    with faiss_threads(1):
-        distances, rows = faiss.knn_hamming(xq, xb, k, variant)
-    return distances, rows
+    at_once = max(1, _COUNTERS // (64 * k * xb.shape[1]))
+    with faiss_threads(min(len(xq), _n_threads(xq, xb))):  # one query for each thread
+        parts: list[Candidates] = [
+            faiss.knn_hamming(xq[i : i + at_once], xb, k, variant) for i in range(0, len(xq), at_once)
+        ]
+    if len(parts) == 1:
+        return parts[0]
+    distances, rows = zip(*parts, strict=True)
+    return np.vstack(distances), np.vstack(rows)
 
 
 def candidates(
