@@ -124,6 +124,11 @@ class Settings:
             )
         if self.reports is not None and not self.reports.is_dir():
             raise BadConfig(f"there is no folder {self.reports}, which --reports names: create or correct it")
+        for host in self.url_hosts or ():
+            if re.fullmatch(r"[^/\s:]+(:\d{1,5})?", host) is None:
+                raise BadConfig(
+                    f"{host!r} is no host for --url-host: write it like images.example or images.example:8080"
+                )
         for origin in self.allowed_origins or ():
             if re.fullmatch(r"https?://[^/*]+", origin) is None:
                 raise BadConfig(f"{origin!r} is no origin: write it like https://my.example or http://localhost:3000")

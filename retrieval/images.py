@@ -147,12 +147,13 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
                 )
             if opened.mode == "F":
                 raise BadImage(f"{name} holds floating-point values: convert it to 8 bits per channel")
-            most = min(MAX_SCANS, MAX_SCANNED // (width * height))
-            if opened.format in ("JPEG", "MPO") and (n_scans := _count_scans(data, most)) > most:
-                raise BadImage(
-                    f"{name} is a JPEG of {n_scans:,} scans; the limit for {width} x {height} pixels is {most}: "
-                    "save it again"
-                )
+            if opened.format in ("JPEG", "MPO"):
+                most = min(MAX_SCANS, MAX_SCANNED // (width * height))
+                if (n_scans := _count_scans(data, most)) > most:
+                    raise BadImage(
+                        f"{name} is a JPEG of {n_scans:,} scans; the limit for {width} x {height} pixels is {most}: "
+                        "save it again"
+                    )
             media_type = Image.MIME.get(opened.format or "", "application/octet-stream")
             if at_least:
                 opened.draft("RGB", (at_least, at_least))

@@ -70,7 +70,9 @@ def search_stored(service: ServiceDep, searcher: SearcherDep, body: SearchBody) 
 def _download(service: Service, url: str) -> bytes:
     settings = service.settings
     if not settings.url_hosts:
-        raise BadConfig("this service does not download pictures: upload it, or start the service with --url-host HOST")
+        raise BadConfig(
+            "this service does not download pictures: upload the picture, or start the service with --url-host HOST"
+        )
     allowed = [host.lower() for host in settings.url_hosts]
     return fetch(url, only=allowed, max_bytes=settings.max_upload_bytes, seconds=_URL_SECONDS)
 

@@ -68,7 +68,8 @@ def nearest(xq: Codes, xb: Codes, *, k: int) -> Candidates:
     # FAISS keeps the first of equally near rows.
     variant = "mc" if len(xb) <= _COUNTED * k else "hc"
     at_once = max(1, _COUNTERS // (64 * k * xb.shape[1]))
-    with faiss_threads(min(len(xq), _n_threads(xq, xb))):  # one query for each thread
+    # A thread takes whole queries. After a fork, OpenMP would wait for threads that are gone.
+    with faiss_threads(1 if _forked else min(len(xq), _n_threads(xq, xb))):
         parts: list[Candidates] = [
             faiss.knn_hamming(xq[i : i + at_once], xb, k, variant) for i in range(0, len(xq), at_once)
         ]
@@ -262,5 +263,15 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max(n_cores() - 1, 1), thread_name_prefix="hamming")
 
 
+_forked = False
+
+
+def _forget_threads() -> None:
+    """Threads do not survive a fork."""
+    global _forked
+    _forked = True
+    _pool.cache_clear()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork
+    os.register_at_fork(after_in_child=_forget_threads)

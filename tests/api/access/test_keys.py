@@ -217,6 +217,10 @@ def test_without_keys_everybody_may_do_everything(client):
         ({"allowed_origins": ["https://my.example/page"]}, False),
         ({"allowed_origins": ["my.example"]}, False),
         ({"allowed_origins": ["https://my.example:8443"]}, True),
+        ({"url_hosts": ["https://images.example"]}, False),
+        ({"url_hosts": ["images.example:port"]}, False),
+        ({"url_hosts": ["images.example/cats"]}, False),
+        ({"url_hosts": ["images.example", "images.example:8443"]}, True),
     ],
 )
 def test_strangers_may_change_nothing_unless_somebody_said_so(tmp_path, file, secret, settings, allowed):

@@ -1,7 +1,8 @@
 """The index finds what the oracle finds: every width, every k, ties, deletions, and from a file."""
 
 import os
-import warnings
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -154,18 +155,35 @@ def test_searches_at_the_same_time_do_not_disturb_each_other(monkeypatch):
             future.result()
 
 
-def test_a_forked_process_searches_with_threads_of_its_own(monkeypatch):
-    monkeypatch.setattr(scan, "n_cores", lambda: 2)
-    monkeypatch.setattr(scan, "_BYTES_PER_THREAD", 1)
-    xb = random_codes(np.random.default_rng(0), 100, 48)
-    index = build_index(xb, np.arange(100), n_bits=48)
-    index.search(xb[:1], k=1)  # starts the threads
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python warns of forks in general
-        child = os.fork()
-    if child == 0:
-        os._exit(0 if index.search(xb[7:8], k=1)[1].tolist() == [[7]] else 1)
-    assert os.waitpid(child, 0)[1] == 0
+FORK = """
+import os, signal
+import numpy as np
+from hashseek.indexing.index.hamming_index import build_index
+
+rng = np.random.default_rng(0)
+codes, queries = (rng.integers(0, 256, (n, 8), np.uint8) for n in (10**6, 64))
+index = build_index(codes, np.arange(len(codes)), n_bits=64)
+
+def near():  # by threads of ours
+    return index.range(queries[:1], radius=20)[0][1]
+
+def nearest():  # by those of OpenMP
+    return index.search(queries, k=10)[1]
+
+before = near(), nearest()
+child = os.fork()
+if not child:
+    signal.alarm(60)
+    after = nearest(), near()
+    os._exit(not all(map(np.array_equal, before, after[::-1])))
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_process_searches_without_the_threads_of_its_parent():
+    """As in a pool of `multiprocessing`; threads that are gone must not be waited for."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], env=environment, check=True, timeout=120)
 
 
 def test_ids_choose_rows_in_any_order_and_unknown_ones_are_left_out():
