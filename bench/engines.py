@@ -30,6 +30,7 @@ from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.codes import unpack
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.engines import build_engine
+from hashseek.retrieval.engines.network import Network
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import Pixels, Preprocessing, decode_for, normalizer, read_bytes
 from hashseek.retrieval.load_ahead import load_ahead
@@ -73,7 +74,7 @@ def speed(backbone: str, *, batches: list[int], rounds: int) -> None:
     for name, precision in CHOICES:
         started = time.perf_counter()
         try:
-            engine = build_engine(name, network(), preprocessing, device="cpu", precision=precision)
+            engine = build_engine(name, Network.of(network()), preprocessing, device="cpu", precision=precision)
         except BadConfig as error:
             print(f"{name} {precision}: {error}")
             continue

@@ -150,7 +150,7 @@ class Fitting:
         load_backbone_weights(self.model.backbone, name=network.backbone, weights=network.weights)
         self.model.check_input_size(self.preprocessing.size)
         header = Header(network.backbone, n_bits, self.preprocessing, (), fingerprint="", head="normalized")
-        self.encoder: Encoder = Encoder(Checkpoint(self.model, header), **options)
+        self.encoder: Encoder = Encoder(Checkpoint.of(self.model, header), **options)
         self.record: dict[str, Any] = {}
         self.n_images, self.fallback = 0, ""
 

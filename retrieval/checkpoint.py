@@ -17,7 +17,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,7 @@ from hashseek.retrieval.images import Preprocessing
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from hashseek.retrieval.engines.network import Network
     from hashseek.retrieval.models.hash_model import HashModel
 
 FORMAT_VERSION = 2
@@ -82,27 +85,85 @@ class Header:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model in evaluation mode with its header."""
+    """A header and the weights of a model, which is built when it is used: that imports torchvision for seconds."""
 
-    model: HashModel
     header: Header
+    tensors: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, model: HashModel, header: Header) -> Checkpoint:
+        """The checkpoint of a model that is built already. They share their weights."""
+        checkpoint = cls(header, model.state_dict())
+        vars(checkpoint).update(model=model.eval(), head=model.head)
+        return checkpoint
+
+    @cached_property
+    def model(self) -> HashModel:
+        """The model in evaluation mode.
+
+        Raises:
+            BadCheckpoint: the weights are not those of such a model.
+        """
+        from hashseek.retrieval.models.hash_model import HashModel
+
+        header = self.header
+        model = HashModel(backbone=header.backbone, n_bits=header.n_bits, head=header.head)
+        self._fill(model, self.tensors)
+        return model.eval()
+
+    @cached_property
+    def head(self) -> nn.Module:
+        """The model's head in evaluation mode."""
+        from hashseek.retrieval.models.heads import build_head
+
+        head = build_head(self.header.head, n_features=self.n_features, n_bits=self.header.n_bits)
+        self._fill(head, self._part("head."))
+        return head.eval()
+
+    @property
+    def n_features(self) -> int:
+        """D, the width of the features: what the head's first layer takes."""
+        return next(tensor.shape[1] for _, tensor in sorted(self._part("head.").items()) if tensor.ndim == 2)
+
+    def network(self) -> Network:
+        """The backbone for an engine."""
+        from hashseek.retrieval.engines.network import Network
+
+        return Network(lambda: self.model.backbone, self._part("backbone."), self.header.backbone)
+
+    def _part(self, prefix: str) -> dict[str, Tensor]:
+        return {name.removeprefix(prefix): tensor for name, tensor in self.tensors.items() if name.startswith(prefix)}
+
+    def _fill(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+        from hashseek.retrieval.models.pretrained_weights import copy_state
+
+        wanted = {name: tensor.shape for name, tensor in module.state_dict().items()}
+        if wanted != {name: tensor.shape for name, tensor in tensors.items()}:
+            raise BadCheckpoint(
+                f"the checkpoint {self.header.fingerprint[:12]} was changed: its weights are not those of a "
+                f"{self.header.backbone} with {self.header.n_bits} bits"
+            )
+        copy_state(module, tensors)
 
 
 def fingerprint(model: HashModel, preprocessing: Preprocessing | None) -> str:
     """Hexadecimal SHA-256 over everything that decides a code: weights, architecture, K and preprocessing."""
-    digest = hashlib.sha256()
-    description = {"model": _describe(model), "preprocessing": _as_json(preprocessing)}
-    digest.update(json.dumps(description, sort_keys=True).encode())
-    digest.update(digest_weights(model).encode())
+    return _fingerprint(_describe(model), preprocessing, model.state_dict())
+
+
+def _fingerprint(model: Mapping[str, Any], preprocessing: Preprocessing | None, tensors: Mapping[str, Tensor]) -> str:
+    description = {"model": model, "preprocessing": _as_json(preprocessing)}
+    digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode())
+    digest.update(digest_weights(tensors).encode())
     return digest.hexdigest()
 
 
-def digest_weights(module: nn.Module) -> str:
-    """Hexadecimal SHA-256 over names, types, shapes and values of a module's parameters and buffers."""
+def digest_weights(tensors: Mapping[str, Tensor]) -> str:
+    """Hexadecimal SHA-256 over names, types, shapes and values of the tensors of a state dict."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(_tensors(module).items()):
+    for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.numpy().tobytes())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -153,7 +214,8 @@ def save_checkpoint(
         "fingerprint": header.fingerprint,
     }
     content["checksum"] = _checksum(content)
-    write_atomically(path, save(_tensors(model), metadata={"hashseek": json.dumps(content)}))
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in model.state_dict().items()}
+    write_atomically(path, save(tensors, metadata={"hashseek": json.dumps(content)}))
     return header
 
 
@@ -179,8 +241,6 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
     """
     # Here, not above: commands that read only headers start without torch.
     from hashseek.retrieval.models.backbones import is_from_outside, is_trusted
-    from hashseek.retrieval.models.hash_model import HashModel
-    from hashseek.retrieval.models.pretrained_weights import copy_state
 
     path = Path(path)
     content, tensors = _read(path, weights=True)
@@ -190,20 +250,13 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
             f"{path} has the backbone {header.backbone!r}, which is code outside Hashseek: "
             f"if you trust it, set HASHSEEK_PLUGINS={header.backbone.partition(':')[0]}"
         )
-    model = HashModel(backbone=header.backbone, n_bits=header.n_bits, head=header.head)
-    wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    if wanted != {name: tensor.shape for name, tensor in tensors.items()}:
-        raise BadCheckpoint(
-            f"{path} was changed: its weights are not those of a {header.backbone} with {header.n_bits} bits"
-        )
-    copy_state(model, tensors)
-    found = fingerprint(model, header.preprocessing)
+    found = _fingerprint(content["model"], header.preprocessing, tensors)
     if found != header.fingerprint:
         raise BadCheckpoint(
             f"{path} was changed: its content has the fingerprint {found[:12]}, but its header says "
             f"{header.fingerprint[:12]}; get the original again"
         )
-    return Checkpoint(model.eval(), header)
+    return Checkpoint(header, tensors)
 
 
 def _describe(model: HashModel) -> dict[str, Any]:
@@ -213,10 +266,6 @@ def _describe(model: HashModel) -> dict[str, Any]:
 
 def _as_json(preprocessing: Preprocessing | None) -> dict[str, Any] | None:
     return None if preprocessing is None else preprocessing.as_dict()
-
-
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
 
 
 def _checksum(content: dict[str, Any]) -> str:

@@ -65,7 +65,7 @@ class VectorEncoder(_WithHeader):
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint.header)
         self.width = checkpoint.header.vector_width()
-        self._model = checkpoint.model.cpu().eval()
+        self._model = checkpoint.model.cpu()
 
     def features_and_outputs(self, vectors: Vectors) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Features (B, F) and real outputs (B, K) of vectors (B, D).
@@ -110,19 +110,13 @@ class Encoder(_WithHeader):
     ) -> None:
         super().__init__(checkpoint.header)
         self.preprocessing = checkpoint.header.image_preprocessing()
-        self.n_features = checkpoint.model.n_features
-        backbone = checkpoint.model.backbone.eval()
+        self.n_features = checkpoint.n_features
         self.backbone = build_engine(
-            engine,
-            backbone,
-            self.preprocessing,
-            device=device,
-            precision=precision,
-            backbone=checkpoint.model.backbone_name,
+            engine, checkpoint.network(), self.preprocessing, device=device, precision=precision
         )
         self.batch_size = batch_size or self.backbone.batch_size
         self.engine, self.device, self.dtype = self.backbone.name, self.backbone.device, self.backbone.dtype
-        self.head = checkpoint.model.head.to(self.device).eval()
+        self.head = checkpoint.head.to(self.device)
 
     def features(self, pixels: Pixels) -> NDArray[np.float32]:
         """Features (B, D) of the backbone for preprocessed uint8 pixels (B, 3, size, size)."""

@@ -15,9 +15,9 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from hashseek.retrieval.devices import pick_device, pick_dtype
+from hashseek.retrieval.engines.network import Network
 from hashseek.retrieval.engines.openvino_engine import OpenVinoEngine, check_openvino, has_openvino
 from hashseek.retrieval.engines.torch_engine import TorchEngine
 from hashseek.retrieval.errors import BadConfig
@@ -47,22 +47,20 @@ _log = logging.getLogger("hashseek")
 
 def build_engine(
     name: str,
-    network: nn.Module,
+    network: Network,
     preprocessing: Preprocessing,
     *,
     device: str = "auto",
     precision: str = "auto",
-    backbone: str | None = None,
 ) -> Engine:
-    """The engine `name` for a backbone in evaluation mode. The backbone is not changed.
+    """The engine `name` for a backbone, which is set to evaluation mode and otherwise not changed.
 
     Args:
         name: one of `ENGINES`.
-        network: normalised images (B, 3, size, size) -> features (B, D, ...).
+        network: the backbone.
         preprocessing: size, mean and standard deviation of the input.
         device: "auto", "cpu", "cuda" or "cuda:N".
         precision: "fp32", "bf16" or "auto": the faster one on this device, see `pick_inference_dtype`.
-        backbone: name of the network, to cache its converted form; None: it is not cached.
 
     Raises:
         BadConfig: the engine is unknown, or cannot run this network on this device in this precision.
@@ -71,12 +69,12 @@ def build_engine(
     name = _chosen(name)
     if name == "openvino" or (name == "auto" and pick_device(device).type == "cpu" and has_openvino()):
         try:
-            return OpenVinoEngine(network, preprocessing, device=device, precision=precision, backbone=backbone)
+            return OpenVinoEngine(network, preprocessing, device=device, precision=precision)
         except BadConfig as error:
             if name == "openvino":
                 raise
             _log.warning("encoding with torch: %s", error)
-    return TorchEngine(network, preprocessing, device=device, precision=precision)
+    return TorchEngine(network.build(), preprocessing, device=device, precision=precision)
 
 
 def check_engine(name: str, *, device: str = "auto", precision: str = "auto") -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from hashseek.retrieval.devices import pick_device, pick_inference_dtype
+from hashseek.retrieval.engines.network import Network
 from hashseek.retrieval.engines.openvino_models import load_model, reason_of
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import Pixels, Preprocessing
@@ -26,26 +26,19 @@ class OpenVinoEngine:
 
     Args:
         network, preprocessing, device, precision: see `build_engine`.
-        backbone: name of the network, part of its key in the cache; None: it is not cached.
 
     Raises:
         BadConfig: OpenVINO is not installed or cannot convert this network, or the device or precision does not exist.
     """
 
     def __init__(
-        self,
-        network: nn.Module,
-        preprocessing: Preprocessing,
-        *,
-        device: str = "auto",
-        precision: str = "auto",
-        backbone: str | None = None,
+        self, network: Network, preprocessing: Preprocessing, *, device: str = "auto", precision: str = "auto"
     ) -> None:
         check_openvino(device)
         self.device = torch.device("cpu")
         wanted = pick_inference_dtype(precision, self.device)
         self._ov = _import_openvino()
-        self._model = load_model(self._ov, network, preprocessing, backbone)
+        self._model = load_model(self._ov, network, preprocessing)
         self._settings: dict[str, Any] = {
             "INFERENCE_PRECISION_HINT": "bf16" if wanted == torch.bfloat16 else "f32",
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),

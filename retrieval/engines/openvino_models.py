@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from hashseek.retrieval.checkpoint import digest_weights
+from hashseek.retrieval.engines.network import Network
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.files import cache_folder, delete_oldest, mark_used, write_atomically
 from hashseek.retrieval.images import Preprocessing, normalizer
@@ -31,24 +32,23 @@ _MAX_DIFFERENCE = 0.01  # of the largest feature; measured: below 0.0001
 _log = logging.getLogger("hashseek")
 
 
-def load_model(ov: Any, network: nn.Module, preprocessing: Preprocessing, backbone: str | None) -> Any:
+def load_model(ov: Any, network: Network, preprocessing: Preprocessing) -> Any:
     """OpenVINO's form of `network` for one image of uint8 pixels (1, 3, size, size), normalisation included.
 
     Args:
         ov: the package openvino.
-        network: in evaluation mode.
+        network: the backbone. One from outside, whose code may change, is never cached.
         preprocessing: of its input.
-        backbone: its name. None, or the name of a network from outside, whose code may change: nothing is cached.
 
     Raises:
         BadConfig: OpenVINO cannot convert the network.
     """
-    if backbone is None or is_from_outside(backbone):
-        return _converted(ov, network, preprocessing)
-    file = _file(network, preprocessing, backbone)
+    if network.name is None or is_from_outside(network.name):
+        return _converted(ov, network.build(), preprocessing)
+    file = _file(network, preprocessing)
     content = _read(file)
     if content is None:
-        model = _converted(ov, network, preprocessing)
+        model = _converted(ov, network.build(), preprocessing)
         try:
             content = _as_bytes(ov, model)
             write_atomically(file, content)
@@ -61,10 +61,10 @@ def load_model(ov: Any, network: nn.Module, preprocessing: Preprocessing, backbo
     return ov.Core().read_model(content[40 : 40 + length], ov.Tensor(weights))
 
 
-def _file(network: nn.Module, preprocessing: Preprocessing, backbone: str) -> Path:
-    packages = ["openvino", "torch", "torchvision", *(["timm"] if backbone.startswith("timm:") else [])]
+def _file(network: Network, preprocessing: Preprocessing) -> Path:
+    packages = ["openvino", "torch", "torchvision", *(["timm"] if str(network.name).startswith("timm:") else [])]
     versions = [(package, version(package)) for package in packages]
-    key = json.dumps([_FORMAT, versions, backbone, digest_weights(network), preprocessing.as_dict()])
+    key = json.dumps([_FORMAT, versions, network.name, digest_weights(network.tensors), preprocessing.as_dict()])
     return cache_folder() / "openvino" / f"{hashlib.sha256(key.encode()).hexdigest()}.model"
 
 
@@ -92,7 +92,7 @@ def _as_bytes(ov: Any, model: Any) -> bytes:
 
 def _converted(ov: Any, network: nn.Module, preprocessing: Preprocessing) -> Any:
     size = preprocessing.size
-    network = network.cpu()
+    network = network.cpu().eval()
     try:
         with warnings.catch_warnings(), torch.inference_mode():
             warnings.simplefilter("ignore")  # PyTorch's own deprecations, which OpenVINO triggers

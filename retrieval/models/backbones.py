@@ -13,12 +13,11 @@ kinds of names:
 import os
 
 from torch import nn
-from torchvision import models
 
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import Preprocessing
 from hashseek.retrieval.models import mlp, timm_backbones
-from hashseek.retrieval.models.published_weights import PIXELS, unknown_backbone
+from hashseek.retrieval.models.published_weights import FILES, PIXELS, unknown_backbone
 from hashseek.retrieval.plugins import load_named
 
 # The weights of these networks expect mean = std = 0.5. torchvision takes ImageNet's and converts them inside the
@@ -32,6 +31,8 @@ class Removed(nn.Identity):
 
 def _torchvision(name: str) -> tuple[nn.Module, int]:
     """torchvision's network `name` without its classifier and auxiliary heads."""
+    from torchvision import models  # takes seconds
+
     options: dict[str, object] = {}
     if name in _HALF:
         options = {"aux_logits": False, "transform_input": False, "init_weights": True}
@@ -59,9 +60,6 @@ def _without_classifier(network: nn.Module) -> tuple[nn.Module, int]:
     return network, width
 
 
-BACKBONES = frozenset(models.list_models(module=models))  # torchvision's
-
-
 def build_backbone(name: str) -> tuple[nn.Module, int]:
     """The backbone `name` with random weights, and the width D of its features.
 
@@ -78,7 +76,7 @@ def build_backbone(name: str) -> tuple[nn.Module, int]:
         return timm_backbones.build(name)
     if is_from_outside(name):
         return _from_outside(name)
-    if name not in BACKBONES:
+    if name not in FILES:
         raise unknown_backbone(name)
     return _torchvision(name)
 
@@ -112,12 +110,14 @@ def default_preprocessing(name: str, *, weights: str = "default") -> Preprocessi
         return Preprocessing(size=64, mean=(0, 0, 0), std=(1, 1, 1), crop_fraction=1.0)
     if is_from_outside(name):
         return _torchvision_preprocessing("resnet50", "IMAGENET1K_V1")
-    if name not in BACKBONES:
+    if name not in FILES:
         raise unknown_backbone(name)
     return _torchvision_preprocessing(name, weights)
 
 
 def _torchvision_preprocessing(name: str, weights: str) -> Preprocessing:
+    from torchvision import models
+
     sets = models.get_model_weights(name)
     transforms = (sets[weights] if weights in sets.__members__ else sets.DEFAULT).transforms()
     size = int(transforms.crop_size[0])

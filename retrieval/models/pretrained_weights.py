@@ -1,16 +1,16 @@
 """Loads weights into a backbone: published ones, or a local file, which is read as tensors and never executed."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torchvision import models
 
 from hashseek.retrieval.errors import BadCheckpoint, HashseekError
 from hashseek.retrieval.models import timm_backbones
-from hashseek.retrieval.models.backbones import BACKBONES, Removed
+from hashseek.retrieval.models.backbones import Removed
 from hashseek.retrieval.models.published_weights import FILES, PIXELS, SUFFIXES, fetch_weights
 
 # Heads beside the classifier that some networks use in training only.
@@ -33,7 +33,7 @@ def load_backbone_weights(backbone: nn.Module, *, name: str, weights: str) -> No
     """
     if weights == "none" or (weights == "default" and name == PIXELS):
         return
-    if weights == "default" and name not in BACKBONES and not name.startswith(timm_backbones.PREFIX):
+    if weights == "default" and name not in FILES and not name.startswith(timm_backbones.PREFIX):
         raise BadCheckpoint(f"there are no published weights for {name}: set model.weights to none, or to a file")
     downloads = weights == "default" or weights in weight_sets(name)
     state = _downloaded(name, weights) if downloads else _read_state(Path(weights))
@@ -42,12 +42,18 @@ def load_backbone_weights(backbone: nn.Module, *, name: str, weights: str) -> No
 
 def weight_sets(name: str) -> tuple[str, ...]:
     """Names of torchvision's weight sets for the backbone `name`; none for other kinds of backbones."""
-    return tuple(models.get_model_weights(name).__members__) if name in BACKBONES else ()
+    return tuple(_torchvision_sets(name).__members__) if name in FILES else ()
+
+
+def _torchvision_sets(name: str) -> Any:
+    from torchvision import models  # takes seconds
+
+    return models.get_model_weights(name)
 
 
 def _downloaded(name: str, weights: str) -> dict[str, Tensor]:
     if not name.startswith(timm_backbones.PREFIX):
-        file = FILES[name] if weights == "default" else models.get_model_weights(name)[weights].url.rpartition("/")[2]
+        file = FILES[name] if weights == "default" else _torchvision_sets(name)[weights].url.rpartition("/")[2]
         return _read_state(fetch_weights(file))
     try:
         return timm_backbones.downloaded(name)
@@ -109,7 +115,7 @@ def _load_matching(backbone: nn.Module, state: dict[str, Tensor], *, name: str, 
     copy_state(backbone, state)
 
 
-def copy_state(module: nn.Module, state: dict[str, Tensor]) -> None:
+def copy_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Copy tensors of the same names and shapes into `module`.
 
     `load_state_dict` would also ask MNASNet for version numbers, which are not in files of tensors.

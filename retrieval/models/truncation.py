@@ -44,7 +44,7 @@ def truncate(checkpoint: Checkpoint, n_bits: int) -> Checkpoint:
         cut = [_first(layer, n_bits) if index >= last else layer for index, layer in enumerate(layers)]
         model.head = nn.Sequential(*cut)
     header = replace(checkpoint.header, n_bits=n_bits, fingerprint=fingerprint(model, checkpoint.header.preprocessing))
-    return Checkpoint(model.eval(), header)
+    return Checkpoint.of(model, header)
 
 
 def _first(layer: nn.Module, n_bits: int) -> nn.Module:

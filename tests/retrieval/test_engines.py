@@ -2,6 +2,7 @@
 
 import copy
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from hashseek.retrieval.checkpoint import load_checkpoint, save_checkpoint
 from hashseek.retrieval.codes import unpack
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.engines import build_engine, check_engine, openvino_models
+from hashseek.retrieval.engines.network import Network
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.files import delete_oldest
 from hashseek.retrieval.images import Preprocessing, normalizer, preprocess
@@ -161,13 +163,16 @@ def test_a_network_that_cannot_be_traced_is_left_as_it_is():
     x = torch.ones(1, 3, 5, 5)
     assert torch.equal(folded(x), module(x))
     preprocessing = Preprocessing(size=16, mean=(0.5,) * 3, std=(0.5,) * 3)
-    assert build_engine("torch", module, preprocessing, device="cpu", precision="fp32").name == "torch cpu float32"
+    assert (
+        build_engine("torch", Network.of(module), preprocessing, device="cpu", precision="fp32").name
+        == "torch cpu float32"
+    )
 
 
 def test_float32_features_of_torch_are_those_of_the_network():
     module = network("resnet18")
     pixels = pictures(5, PREPROCESSING)
-    engine = build_engine("torch", module, PREPROCESSING, device="cpu", precision="fp32")
+    engine = build_engine("torch", Network.of(module), PREPROCESSING, device="cpu", precision="fp32")
     assert engine.name == "torch cpu float32 folded"
     with torch.inference_mode():
         expected = module(normalizer(PREPROCESSING, CPU)(torch.from_numpy(pixels))).numpy()
@@ -277,11 +282,11 @@ def test_auto_is_openvino_on_a_cpu_and_torch_for_what_it_cannot_convert(monkeypa
     monkeypatch.delenv("HASHSEEK_ENGINE")
     assert Encoder(load_checkpoint(checkpoint), device="cpu").engine.startswith("openvino cpu ")
     assert not logged(caplog)
-    engine = build_engine("auto", Depends(), PREPROCESSING, device="cpu")
+    engine = build_engine("auto", Network.of(Depends()), PREPROCESSING, device="cpu")
     assert engine.name.startswith("torch cpu ")
     assert logged(caplog) == ["WARNING"]
     with pytest.raises(BadConfig):
-        build_engine("openvino", Depends(), PREPROCESSING, device="cpu")
+        build_engine("openvino", Network.of(Depends()), PREPROCESSING, device="cpu")
     monkeypatch.setenv("HASHSEEK_ENGINE", "torch")
     assert Encoder(load_checkpoint(checkpoint), device="cpu").engine.startswith("torch cpu ")
     monkeypatch.setenv("HASHSEEK_ENGINE", "steam")
@@ -295,53 +300,67 @@ def test_a_network_that_openvino_converts_wrongly_runs_on_torch(monkeypatch):
             return x.mean((2, 3)) + torch.rand(1, 3)
 
     with pytest.raises(BadConfig):
-        build_engine("openvino", Noisy().eval(), PREPROCESSING, device="cpu")
+        build_engine("openvino", Network.of(Noisy()), PREPROCESSING, device="cpu")
 
 
 class TestCacheOfConvertedNetworks:
     def test_a_network_is_converted_once_and_computes_the_same(self, own_cache, monkeypatch):
-        network, pixels = Small(), pictures(3, PREPROCESSING)
-        first = build_engine("openvino", network, PREPROCESSING, device="cpu", backbone="small")(pixels)
+        network, pixels = Network.of(Small(), "small"), pictures(3, PREPROCESSING)
+        first = build_engine("openvino", network, PREPROCESSING, device="cpu")(pixels)
         monkeypatch.setattr(torch.export, "export", None)
-        again = build_engine("openvino", network, PREPROCESSING, device="cpu", backbone="small")(pixels)
+        again = build_engine("openvino", network, PREPROCESSING, device="cpu")(pixels)
         np.testing.assert_array_equal(again, first)
+
+    def test_a_converted_network_is_not_built_again(self, own_cache, plain):
+        """Building it imports torchvision, which takes as long as everything else that a search does."""
+        program = f"""
+import sys
+from hashseek.retrieval.checkpoint import load_checkpoint
+from hashseek.retrieval.encoder import Encoder
+Encoder(load_checkpoint({str(plain["squeezenet1_1"])!r}), device="cpu", engine="openvino")
+print("torchvision" in sys.modules)
+"""
+        run = [sys.executable, "-c", program]
+        found = [subprocess.run(run, check=True, capture_output=True, text=True).stdout for _ in range(2)]
+        assert found == ["True\n", "False\n"]
 
     def test_other_weights_preprocessing_or_names_have_files_of_their_own(self, own_cache):
         one, other = Small(), Small()
         keys = ((one, 64, "a"), (other, 64, "a"), (one, 65, "a"), (one, 64, "b"))
         paths = {
-            openvino_models._file(network, replace(PREPROCESSING, size=size), name) for network, size, name in keys
+            openvino_models._file(Network.of(network, name), replace(PREPROCESSING, size=size))
+            for network, size, name in keys
         }
         assert len(paths) == 4
         # The code of a network from outside may change.
-        build_engine("openvino", one, PREPROCESSING, device="cpu", backbone="module:Outside")
+        build_engine("openvino", Network.of(one, "module:Outside"), PREPROCESSING, device="cpu")
         assert not own_cache.exists()
 
     def test_a_damaged_file_is_written_again(self, own_cache, caplog, monkeypatch):
-        network, pixels = Small(), pictures(3, PREPROCESSING)
-        expected = build_engine("openvino", network, PREPROCESSING, device="cpu", backbone="small")(pixels)
+        network, pixels = Network.of(Small(), "small"), pictures(3, PREPROCESSING)
+        expected = build_engine("openvino", network, PREPROCESSING, device="cpu")(pixels)
         [file] = own_cache.glob("openvino/*")
         whole = file.read_bytes()
         changed = whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]
         for damaged in (changed, whole[: len(whole) // 2], b""):
             caplog.clear()
             file.write_bytes(damaged)
-            again = build_engine("openvino", network, PREPROCESSING, device="cpu", backbone="small")(pixels)
+            again = build_engine("openvino", network, PREPROCESSING, device="cpu")(pixels)
             np.testing.assert_array_equal(again, expected)
             assert logged(caplog) == ["WARNING"]
         monkeypatch.setattr(torch.export, "export", None)
-        build_engine("openvino", network, PREPROCESSING, device="cpu", backbone="small")
+        build_engine("openvino", network, PREPROCESSING, device="cpu")
 
     def test_without_a_place_to_write_there_is_no_cache_and_one_log_line(self, small_disk, monkeypatch, caplog):
         (small_disk / "file").touch()
         full = small_disk / "full"
         full.mkdir()
-        network, pixels = Small(width=600), pictures(3, PREPROCESSING)  # 1.4 MB of weights
+        network, pixels = Network.of(Small(width=600), "small"), pictures(3, PREPROCESSING)  # 1.4 MB of weights
         found = []
         for cache in (small_disk / "file", full):
             caplog.clear()
             monkeypatch.setenv("HASHSEEK_CACHE", str(cache))
-            found.append(build_engine("openvino", network, PREPROCESSING, device="cpu", backbone="small")(pixels))
+            found.append(build_engine("openvino", network, PREPROCESSING, device="cpu")(pixels))
             assert logged(caplog) == ["WARNING"]
         np.testing.assert_array_equal(*found)
         assert not [path for path in full.rglob("*") if path.is_file()]

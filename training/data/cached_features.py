@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from hashseek.retrieval.checkpoint import digest_weights
 from hashseek.retrieval.engines import Engine, build_engine
+from hashseek.retrieval.engines.network import Network
 from hashseek.retrieval.files import delete_oldest, mark_used, write_atomically
 from hashseek.retrieval.images import Preprocessing
 from hashseek.retrieval.load_ahead import load_ahead
@@ -73,8 +74,8 @@ def engine_for(
     model: HashModel, preprocessing: Preprocessing, *, device: torch.device = _CPU, precision: str = "auto"
 ) -> Engine:
     """The engine "auto" for the backbone of `model`, the one that evaluation and collections use."""
-    backbone, name = model.backbone.eval(), model.backbone_name
-    return build_engine("auto", backbone, preprocessing, device=str(device), precision=precision, backbone=name)
+    network = Network.of(model.backbone, model.backbone_name)
+    return build_engine("auto", network, preprocessing, device=str(device), precision=precision)
 
 
 def _read(file: Path) -> NDArray[np.float32] | None:
@@ -91,6 +92,6 @@ def _read(file: Path) -> NDArray[np.float32] | None:
 
 def _file(model: HashModel, images: Images, engine: Engine) -> Path:
     library = engine.name.split()[0]
-    parts = [model.backbone_name, digest_weights(model.backbone), engine.name, version(library)]
+    parts = [model.backbone_name, digest_weights(model.backbone.state_dict()), engine.name, version(library)]
     parts += [json.dumps(images.preprocessing.as_dict(), sort_keys=True), digest_files(images.split.paths)]
     return cached_file("features", json.dumps(parts), suffix=".npy")

@@ -93,6 +93,6 @@ def group_by_backbone(candidates: Sequence[Candidate]) -> list[list[int]]:
     """Positions of the candidates; those with the same features are in one group, which computes them only once."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for place, each in enumerate(candidates):
-        weights = digest_weights(each.checkpoint.model.backbone)
+        weights = digest_weights(each.checkpoint.network().tensors)
         groups.setdefault((each.header.backbone, each.header.preprocessing, weights), []).append(place)
     return list(groups.values())

@@ -100,7 +100,7 @@ def evaluate(
     found, ranking = _measure(task, model)
     of_baseline, name, fields = None, "ITQ on the same features", {}
     if before is not None:
-        of_baseline, name = _encode(task, [Checkpoint(before, task.header)], [[0]])[0], "Before training"
+        of_baseline, name = _encode(task, [Checkpoint.of(before, task.header)], [[0]])[0], "Before training"
     elif len(encoded) == len(candidates):
         of_baseline = encoded.pop()
     if of_baseline is not None:

@@ -11,7 +11,6 @@ from torchvision import models
 
 from hashseek.retrieval.errors import BadCheckpoint, BadConfig
 from hashseek.retrieval.models import published_weights
-from hashseek.retrieval.models.backbones import BACKBONES
 from hashseek.retrieval.models.pretrained_weights import load_backbone_weights
 from hashseek.retrieval.models.published_weights import (
     FILES,
@@ -23,9 +22,10 @@ from support.web import serving
 
 
 def test_the_table_has_the_networks_and_files_of_torchvision(monkeypatch, tmp_path):
-    urls = {name: models.get_model_weights(name).DEFAULT.url for name in BACKBONES}
+    names = models.list_models(module=models)
+    urls = {name: models.get_model_weights(name).DEFAULT.url for name in names}
     assert {name: published_weights._SOURCE + file for name, file in FILES.items()} == urls
-    for name in BACKBONES:  # the address and the checksum of every other set follow from its file name, too
+    for name in names:  # the URL and the checksum of every other set follow from its file name, too
         for weights in models.get_model_weights(name):
             file = weights.url.removeprefix(published_weights._SOURCE)
             assert re.fullmatch(r"[^/]+-[0-9a-f]{8,64}\.pth", file), weights.url

@@ -100,6 +100,6 @@ def test_labels_hidden_from_training_are_hidden_from_the_probe(scene, contrastiv
     splits = build_splits("scene", root=str(scene))
     whole = contrastive[0]
     few = {**whole.header.training, "train": {"single_label": True, "seed": 0}}
-    hidden = Checkpoint(whole.model, replace(whole.header, training=few))
+    hidden = replace(whole, header=replace(whole.header, training=few))
     seen, unseen = probe_checkpoint(whole, splits), probe_checkpoint(hidden, splits)
     assert unseen["OR"] < seen["OR"] - 0.1  # it learnt that most labels are absent

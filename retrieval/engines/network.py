@@ -1,0 +1,27 @@
+"""The backbone that an engine runs."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Network:
+    """A backbone that may not be built yet. OpenVINO's cache often makes that needless, and with it torchvision.
+
+    Args:
+        build: gives the backbone: normalised images (B, 3, size, size) -> features (B, D, ...).
+        tensors: its state dict.
+        name: of the backbone, to cache its converted form; None: it is not cached.
+    """
+
+    build: Callable[[], nn.Module]
+    tensors: Mapping[str, Tensor]
+    name: str | None = None
+
+    @classmethod
+    def of(cls, module: nn.Module, name: str | None = None) -> Self:
+        """A backbone that is built."""
+        return cls(lambda: module, module.state_dict(), name)
