@@ -32,8 +32,10 @@ _BLOCK_BYTES, _MIN_BLOCK, _MAX_BLOCK = 2**20, 8192, 65536
 # Up to so many bytes of codes per query `nearest` is faster; more do not stay in the caches.
 _CACHED = 16 * 2**20
 _MAX_K = 4096
-# FAISS counts distances if there are at most so many rows for each of the k, and keeps a heap otherwise.
-_COUNTED = 1000
+# FAISS counts distances if there are at most so many rows for each of the k, and keeps a heap otherwise. Its Python
+# interface takes 3 microseconds to make a heap, which a single query notices.
+_COUNTED = 400
+_COUNTED_FOR_ONE = 1000
 _COUNTERS = 64 * 2**20  # bytes of counters at a time
 # Less work than this (bytes of codes) is done before another thread has started.
 _BYTES_PER_THREAD = 4 * 2**20
@@ -66,10 +68,10 @@ def nearest(xq: Codes, xb: Codes, *, k: int) -> Candidates:
         k: 1 to N.
     """
     # FAISS keeps the first of equally near rows.
-    variant = "mc" if len(xb) <= _COUNTED * k else "hc"
+    variant = "mc" if len(xb) <= k * (_COUNTED_FOR_ONE if len(xq) == 1 else _COUNTED) else "hc"
     at_once = max(1, _COUNTERS // (64 * k * xb.shape[1]))
     # A thread takes whole queries. After a fork, OpenMP would wait for threads that are gone.
-    with faiss_threads(1 if _forked else min(len(xq), _n_threads(xq, xb))):
+    with faiss_threads(1 if _forked or len(xq) == 1 else min(len(xq), n_cores())):
         parts: list[Candidates] = [
             faiss.knn_hamming(xq[i : i + at_once], xb, k, variant) for i in range(0, len(xq), at_once)
         ]

@@ -79,7 +79,11 @@ def test_any_width_size_k_and_subset(n_bits, n, n_distinct, k, left_out, seed):
 
 
 # How the nearest of all are found: by our scan, or by FAISS with a heap or with counters (for one query at a time).
-WAYS = {"scan": {"_CACHED": 0}, "heap": {"_COUNTED": 0}, "counters": {"_COUNTED": 10**9, "_COUNTERS": 1}}
+WAYS = {
+    "scan": {"_CACHED": 0},
+    "heap": {"_COUNTED": 0, "_COUNTED_FOR_ONE": 0},
+    "counters": {"_COUNTED": 10**9, "_COUNTED_FOR_ONE": 10**9, "_COUNTERS": 1},
+}
 
 
 @pytest.mark.parametrize(
@@ -136,6 +140,7 @@ def test_around_the_sizes_at_which_the_way_changes(n_queries, k, beside, monkeyp
     n = 10_000 + beside
     monkeypatch.setattr(scan, "_CACHED", 80_000 // n_queries)
     monkeypatch.setattr(scan, "_COUNTED", 10_000 // k)
+    monkeypatch.setattr(scan, "_COUNTED_FOR_ONE", 10_000 // k)
     monkeypatch.setattr(scan, "_BYTES_PER_THREAD", 40_000)
     xb, xq = random_codes(rng, n, 12, 4000), random_codes(rng, n_queries, 12)
     monkeypatch.setattr(rows, "COLLAPSE_BELOW", 0)
