@@ -380,13 +380,19 @@ def test_json_that_cannot_be_read_is_refused(reader, content):
 
 
 def test_other_mistakes_are_problems_too(reader):
-    post = reader.post
+    post, form = reader.post, "multipart/form-data"
     for response, status, kind, value in (
         (post("/v1/search"), 422, "BadRequest", "image"),
         (post("/v1/search", data={"k": "3"}), 422, "BadRequest", "image"),
         (post("/v1/search", json={"image": "x"}), 422, "BadRequest", "image"),
         (post("/v1/search", data={"image": "text"}), 422, "BadRequest", "image"),
-        (post("/v1/search", content=b"x", headers={"Content-Type": "multipart/form-data"}), 400, "about:blank", ""),
+        (post("/v1/search", content=b"x", headers={"Content-Type": form}), 400, "about:blank", ""),
+        (
+            post("/v1/search", content=b"x", headers={"Content-Type": "multipart/form-data; boundary=y"}),
+            400,
+            "about:blank",
+            "",
+        ),
         (search(reader, b""), 422, "BadImage", "0 bytes"),
         (search(reader, b"no picture"), 422, "BadImage", "the upload"),
         (search(reader, png(1)[:1000]), 422, "BadImage", "the upload"),
