@@ -58,14 +58,16 @@ def random_codes(n: int, n_bits: int, n_distinct: int | None = None, seed: int =
 def timed(cases: dict[str, Case], rounds: int, *, faiss_threads: int = 1) -> dict[str, list[float]]:
     """Milliseconds of each case in each round by `clock`, after one round that does not count.
 
+    Every other round runs backwards, since a case may gain or lose by what ran before it.
+
     FAISS searches with one query on one thread whatever it is given, and loses time if it is given more.
     """
     faiss.omp_set_num_threads(faiss_threads)
     times: dict[str, list[float]] = {name: [] for name in cases}
     for i in range(rounds + 1):
-        for name, case in cases.items():
+        for name in [*cases][:: 1 if i % 2 else -1]:
             started = clock()
-            case(i)
+            cases[name](i)
             times[name].append(1000 * (clock() - started))
     faiss.omp_set_num_threads(n_cores())
     return {name: of_case[1:] for name, of_case in times.items()}
