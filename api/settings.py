@@ -125,7 +125,7 @@ class Settings:
         if self.reports is not None and not self.reports.is_dir():
             raise BadConfig(f"there is no folder {self.reports}, which --reports names: create or correct it")
         for host in self.url_hosts or ():
-            if re.fullmatch(r"[^/\s:]+(:\d{1,5})?", host) is None:
+            if re.fullmatch(r"[\w.-]+(:\d{1,5})?", host, re.ASCII) is None:
                 raise BadConfig(
                     f"{host!r} is no host for --url-host: write it like images.example or images.example:8080"
                 )

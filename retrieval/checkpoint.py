@@ -83,7 +83,7 @@ class Header:
         return n_inputs_of(self.backbone)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Checkpoint:
     """A header and the weights of a model, which is built when it is used: that imports torchvision for seconds."""
 
@@ -94,7 +94,7 @@ class Checkpoint:
     def of(cls, model: HashModel, header: Header) -> Checkpoint:
         """The checkpoint of a model that is built already. They share their weights."""
         checkpoint = cls(header, model.state_dict())
-        vars(checkpoint).update(model=model.eval(), head=model.head)
+        vars(checkpoint)["model"] = model.eval()
         return checkpoint
 
     @cached_property
@@ -111,11 +111,13 @@ class Checkpoint:
         self._fill(model, self.tensors)
         return model.eval()
 
-    @cached_property
+    @property
     def head(self) -> nn.Module:
-        """The model's head in evaluation mode."""
+        """The model's head in evaluation mode: its own if it is built, which may have been trained further."""
         from hashseek.retrieval.models.heads import build_head
 
+        if "model" in vars(self):
+            return self.model.head
         head = build_head(self.header.head, n_features=self.n_features, n_bits=self.header.n_bits)
         self._fill(head, self._part("head."))
         return head.eval()
@@ -123,12 +125,14 @@ class Checkpoint:
     @property
     def n_features(self) -> int:
         """D, the width of the features: what the head's first layer takes."""
-        return next(tensor.shape[1] for _, tensor in sorted(self._part("head.").items()) if tensor.ndim == 2)
+        return next((tensor.shape[1] for _, tensor in sorted(self._part("head.").items()) if tensor.ndim == 2), 0)
 
     def network(self) -> Network:
-        """The backbone for an engine."""
+        """The model's backbone for an engine."""
         from hashseek.retrieval.engines.network import Network
 
+        if "model" in vars(self):
+            return Network.of(self.model.backbone, self.header.backbone)
         return Network(lambda: self.model.backbone, self._part("backbone."), self.header.backbone)
 
     def _part(self, prefix: str) -> dict[str, Tensor]:
@@ -160,10 +164,13 @@ def _fingerprint(model: Mapping[str, Any], preprocessing: Preprocessing | None, 
 
 def digest_weights(tensors: Mapping[str, Tensor]) -> str:
     """Hexadecimal SHA-256 over names, types, shapes and values of the tensors of a state dict."""
+    import torch
+
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        values = tensor.detach().cpu().reshape(-1).contiguous()
+        digest.update(values.view(torch.uint8).numpy().tobytes())  # NumPy has no bfloat16
     return digest.hexdigest()
 
 
@@ -238,13 +245,17 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
     Raises:
         BadCheckpoint: missing, foreign, truncated, of a newer format, changed, or with a backbone of a module that is
             not imported.
+        BadConfig: there is no such backbone, or its package is missing.
     """
     # Here, not above: commands that read only headers start without torch.
     from hashseek.retrieval.models.backbones import is_from_outside, is_trusted
+    from hashseek.retrieval.models.published_weights import check_image_backbone
 
     path = Path(path)
     content, tensors = _read(path, weights=True)
     header = _parse(path, content)
+    if header.preprocessing is not None:
+        check_image_backbone(header.backbone)
     if is_from_outside(header.backbone) and not is_trusted(header.backbone):
         raise BadCheckpoint(
             f"{path} has the backbone {header.backbone!r}, which is code outside Hashseek: "
@@ -281,7 +292,8 @@ def _read(path: Path, *, weights: bool) -> tuple[dict[str, Any], dict[str, Tenso
     try:
         with safe_open(path, framework="pt" if weights else "np") as opened:
             metadata = opened.metadata() or {}
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()} if weights else {}  # noqa: SIM118
+            names = opened.keys() if weights else ()
+            tensors = {name: opened.get_tensor(name).clone() for name in names}  # a copy, since the file may change
     except (SafetensorError, OSError) as error:
         raise BadCheckpoint(f"{path} is truncated or not a safetensors file: {error}") from None
     if "hashseek" not in metadata:

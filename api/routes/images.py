@@ -12,7 +12,7 @@ from hashseek.api.collections.uploads import store_upload
 from hashseek.api.messages.parameters import AddForm, DeleteParameters, FileParameters, ImageChanges, PageParameters
 from hashseek.api.messages.problems import FileGone, UnexpectedNumber
 from hashseek.api.messages.schemas import AddedImage, ImagePage, ImageRecord, Removed, shown_path
-from hashseek.api.routes.dependencies import NoQueryDep, SearcherDep, WritableDep, body_of, form_of
+from hashseek.api.routes.dependencies import MULTIPART, NoQueryDep, SearcherDep, WritableDep
 from hashseek.indexing.ingest.uris import is_there, open_uri
 from hashseek.retrieval.errors import BadConfig, BadImage, UnknownImage
 from hashseek.retrieval.images import decode, memory_to_decode
@@ -136,10 +136,9 @@ def _check_signature(image_id: int, data: bytes) -> None:
     "",
     status_code=status.HTTP_201_CREATED,
     responses={status.HTTP_200_OK: {"model": AddedImage, "description": "It was stored already, or is updated."}},
-    dependencies=[WritableDep],
-    openapi_extra=body_of(AddForm),
+    dependencies=[WritableDep, NoQueryDep],
 )
-def add_image(searcher: SearcherDep, form: Annotated[AddForm, form_of(AddForm)], response: Response) -> AddedImage:
+def add_image(searcher: SearcherDep, form: Annotated[AddForm, MULTIPART], response: Response) -> AddedImage:
     """Store an image (201), or find it stored already (200). Searches find it at once.
 
     Without a key, the content decides: an image that is stored keeps its record. With a key, the key decides: a new key

@@ -20,7 +20,7 @@ from hashseek.api.messages.parameters import (
     SearchQuery,
 )
 from hashseek.api.messages.schemas import Encoded, SearchAnswer, SearchAnswers, hit_content
-from hashseek.api.routes.dependencies import NoQueryDep, SearcherDep, ServiceDep, body_of, form_of
+from hashseek.api.routes.dependencies import MULTIPART, NoQueryDep, SearcherDep, ServiceDep
 from hashseek.indexing.ingest.remote import fetch
 from hashseek.indexing.searcher import Answer, Searcher, SearchOptions
 from hashseek.indexing.searcher import Query as Encoding
@@ -44,6 +44,10 @@ class _JsonRoute(APIRoute):
 
 # Before the routes for forms. The documentation has one operation per path and method, so those describe both bodies.
 json_router = APIRouter(prefix="/v1", route_class=_JsonRoute, dependencies=[NoQueryDep], include_in_schema=False)
+
+
+def _also(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"requestBody": {"content": {"application/json": {"schema": schema}}}}
 
 
 @json_router.post("/search")
@@ -86,9 +90,10 @@ def _search_with(searcher: Searcher, query: SearchQuery, options: SearchOptions)
 @router.post(
     "/search",
     response_model=SearchAnswer | SearchAnswers,
-    openapi_extra=body_of(SearchForm, SearchBody.openapi()),
+    dependencies=[NoQueryDep],
+    openapi_extra=_also(SearchBody.openapi()),
 )
-def search(service: ServiceDep, searcher: SearcherDep, form: Annotated[SearchForm, form_of(SearchForm)]) -> Response:
+def search(service: ServiceDep, searcher: SearcherDep, form: Annotated[SearchForm, MULTIPART]) -> Response:
     """The stored images most similar to an uploaded one, or to several together. Only those that pass the filters.
 
     To search with a stored image, a code, a vector or a URL, send JSON: the same parameters, and one of image_id,
@@ -116,8 +121,8 @@ def encode_vector(searcher: SearcherDep, body: EncodeBody) -> Encoded:
     return _encoded(searcher, query, started)
 
 
-@router.post("/encode", openapi_extra=body_of(EncodeForm, EncodeBody.model_json_schema()))
-def encode(searcher: SearcherDep, form: Annotated[EncodeForm, form_of(EncodeForm)]) -> Encoded:
+@router.post("/encode", dependencies=[NoQueryDep], openapi_extra=_also(EncodeBody.model_json_schema()))
+def encode(searcher: SearcherDep, form: Annotated[EncodeForm, MULTIPART]) -> Encoded:
     """The code of an uploaded image, or of a vector that is sent as JSON. Nothing is stored."""
     started = time.perf_counter()
     return _encoded(searcher, searcher.query_of(form.content(), name="the upload"), started)

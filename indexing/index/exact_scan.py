@@ -70,8 +70,7 @@ def nearest(xq: Codes, xb: Codes, *, k: int) -> Candidates:
     # FAISS keeps the first of equally near rows.
     variant = "mc" if len(xb) <= k * (_COUNTED_FOR_ONE if len(xq) == 1 else _COUNTED) else "hc"
     at_once = max(1, _COUNTERS // (64 * k * xb.shape[1]))
-    # A thread takes whole queries. After a fork, OpenMP would wait for threads that are gone.
-    with faiss_threads(1 if _forked or len(xq) == 1 else min(len(xq), n_cores())):
+    with faiss_threads(1 if len(xq) == 1 else min(len(xq), n_cores())):  # a thread takes whole queries
         parts: list[Candidates] = [
             faiss.knn_hamming(xq[i : i + at_once], xb, k, variant) for i in range(0, len(xq), at_once)
         ]
@@ -253,7 +252,8 @@ def _n_threads(xq: Codes, xb: Codes) -> int:
 def faiss_threads(n: int) -> Iterator[None]:
     """Limit FAISS to `n` threads, in the calling thread alone."""
     before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(min(before, n))
+    # After a fork, OpenMP would wait for threads that are gone.
+    faiss.omp_set_num_threads(1 if _forked else min(before, n))
     try:
         yield
     finally:

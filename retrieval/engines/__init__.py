@@ -53,7 +53,7 @@ def build_engine(
     device: str = "auto",
     precision: str = "auto",
 ) -> Engine:
-    """The engine `name` for a backbone, which is set to evaluation mode and otherwise not changed.
+    """The engine `name` for a backbone, which runs in evaluation mode and is not changed.
 
     Args:
         name: one of `ENGINES`.

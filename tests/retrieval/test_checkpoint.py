@@ -9,10 +9,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from hashseek.retrieval.checkpoint import fingerprint, load_checkpoint, load_header, save_checkpoint
+from hashseek.retrieval.checkpoint import Checkpoint, fingerprint, load_checkpoint, load_header, save_checkpoint
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadCheckpoint
-from hashseek.retrieval.images import Preprocessing
+from hashseek.retrieval.images import Preprocessing, normalizer
 from hashseek.retrieval.models.hash_model import HashModel
 from support.in_process import run_command
 
@@ -59,6 +59,28 @@ def test_a_round_trip_keeps_everything(model, path):
         expected = model.eval()((torch.from_numpy(pixels) / 255 - mean) / std).numpy()
     outputs = Encoder(loaded, device="cpu", precision="fp32").outputs(pixels)
     np.testing.assert_allclose(outputs, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("engine", ["torch", "openvino"])
+def test_a_model_that_was_trained_further_encodes_as_it_is_now(path, engine):
+    loaded = load_checkpoint(path)
+    first, second = (tensor for tensor in loaded.model.parameters() if tensor.ndim == 4), loaded.model.head.weight
+    with torch.no_grad():
+        next(first).mul_(1.5)
+        second.mul_(-1)
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 3, 64, 64), dtype=np.uint8)
+    with torch.inference_mode():
+        expected = loaded.model(normalizer(PREPROCESSING, torch.device("cpu"))(torch.from_numpy(pixels))).numpy()
+    for checkpoint in (loaded, Checkpoint.of(loaded.model, loaded.header)):
+        outputs = Encoder(checkpoint, device="cpu", precision="fp32", engine=engine).outputs(pixels)
+        np.testing.assert_allclose(outputs, expected, atol=1e-3 * np.abs(expected).max())
+
+
+def test_a_file_that_changes_later_does_not_change_what_was_loaded(path):
+    loaded = load_checkpoint(path)
+    expected = load_checkpoint(path).model.state_dict()
+    path.write_bytes(bytes(path.stat().st_size))
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.model.state_dict().items())
 
 
 def test_the_fingerprint_depends_on_weights_preprocessing_and_length(model):

@@ -220,6 +220,7 @@ def test_without_keys_everybody_may_do_everything(client):
         ({"url_hosts": ["https://images.example"]}, False),
         ({"url_hosts": ["images.example:port"]}, False),
         ({"url_hosts": ["images.example/cats"]}, False),
+        ({"url_hosts": ["*.images.example"]}, False),
         ({"url_hosts": ["images.example", "images.example:8443"]}, True),
     ],
 )

@@ -161,13 +161,14 @@ def test_searches_at_the_same_time_do_not_disturb_each_other(monkeypatch):
 
 
 FORK = """
-import os, signal
+import os, signal, sys
 import numpy as np
 from hashseek.indexing.index.hamming_index import build_index
 
+kind, n_codes = sys.argv[1], int(sys.argv[2])
 rng = np.random.default_rng(0)
-codes, queries = (rng.integers(0, 256, (n, 8), np.uint8) for n in (10**6, 64))
-index = build_index(codes, np.arange(len(codes)), n_bits=64)
+codes, queries = (rng.integers(0, 256, (n, 8), np.uint8) for n in (n_codes, 64))
+index = build_index(codes, np.arange(n_codes), n_bits=64, kind=kind)
 
 def near():  # by threads of ours
     return index.range(queries[:1], radius=20)[0][1]
@@ -185,10 +186,12 @@ raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-def test_a_forked_process_searches_without_the_threads_of_its_parent():
+@pytest.mark.parametrize(("kind", "n_codes"), [("exact", 10**6), ("ivf", 20_000), ("hnsw", 20_000)])
+def test_a_forked_process_searches_without_the_threads_of_its_parent(kind, n_codes):
     """As in a pool of `multiprocessing`; threads that are gone must not be waited for."""
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
-    subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], env=environment, check=True, timeout=120)
+    command = [sys.executable, "-W", "ignore", "-c", FORK, kind, str(n_codes)]
+    subprocess.run(command, env=environment, check=True, timeout=120)
 
 
 def test_ids_choose_rows_in_any_order_and_unknown_ones_are_left_out():
