@@ -24,16 +24,21 @@ async def get_collections(request: Request) -> Collections:
     return collections
 
 
-async def get_service(request: Request) -> Service:
+CollectionsDep = Annotated[Collections, Depends(get_collections)]
+
+
+async def get_service(request: Request, collections: CollectionsDep) -> Service:
     """The collection that the path names, or the only one."""
-    service = (await get_collections(request)).get(request.path_params.get("collection", ""))
+    service = collections.get(request.path_params.get("collection", ""))
     url_prefix.set(service.url_prefix)
     return service
 
 
-async def get_searcher(request: Request) -> AsyncIterator[Searcher]:
+ServiceDep = Annotated[Service, Depends(get_service)]
+
+
+async def get_searcher(service: ServiceDep) -> AsyncIterator[Searcher]:
     """The searcher, or an error while there is none. The collection is kept until the request is answered."""
-    service = await get_service(request)
     searcher = service.searcher
     service.in_use += 1
     try:
@@ -42,9 +47,6 @@ async def get_searcher(request: Request) -> AsyncIterator[Searcher]:
         service.in_use -= 1
 
 
-# They call each other. FastAPI would take as long for a dependency of a dependency as for one of a route.
-CollectionsDep = Annotated[Collections, Depends(get_collections)]
-ServiceDep = Annotated[Service, Depends(get_service)]
 SearcherDep = Annotated[Searcher, Depends(get_searcher)]
 
 
@@ -63,9 +65,9 @@ async def name_collection(collection: Annotated[str, Path(description="Name of t
     """Tell the OpenAPI document that the path has a name; `get_service` reads it."""
 
 
-async def require_writable(request: Request) -> None:
+async def require_writable(collections: CollectionsDep) -> None:
     """Raise `ReadOnly` if the service may not change its collections."""
-    if (await get_collections(request)).settings.read_only:
+    if collections.settings.read_only:
         raise ReadOnly("the service was started read-only: start it without --read-only to add or remove images")
 
 

@@ -163,10 +163,8 @@ def test_a_network_that_cannot_be_traced_is_left_as_it_is():
     x = torch.ones(1, 3, 5, 5)
     assert torch.equal(folded(x), module(x))
     preprocessing = Preprocessing(size=16, mean=(0.5,) * 3, std=(0.5,) * 3)
-    assert (
-        build_engine("torch", Network.of(module), preprocessing, device="cpu", precision="fp32").name
-        == "torch cpu float32"
-    )
+    engine = build_engine("torch", Network.of(module), preprocessing, device="cpu", precision="fp32")
+    assert engine.name == "torch cpu float32"
 
 
 def test_float32_features_of_torch_are_those_of_the_network():

@@ -345,6 +345,15 @@ def test_a_backbone_of_vectors_standardises_them_and_is_not_one_of_images():
 # --- timm -------------------------------------------------------------------------------------------------------------
 
 
+def test_a_checkpoint_of_a_timm_network_is_refused_without_timm(monkeypatch, tmp_path):
+    pytest.importorskip("timm")
+    model = HashModel(backbone="timm:test_vit", n_bits=8)
+    save_checkpoint(tmp_path / "vit", model, default_preprocessing("timm:test_vit"), label_names=())
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(BadConfig):
+        load_checkpoint(tmp_path / "vit")
+
+
 def test_without_timm_the_message_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)  # imports of it fail
     for ask in (build_backbone, default_preprocessing):
