@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from hashseek.indexing.catalog import FindingKind, StoredImage
+from hashseek.indexing.catalog import CatalogDamaged, FindingKind, StoredImage
 from hashseek.indexing.collection import Collection, open_or_create
 from hashseek.indexing.maintenance.backup import restore
 from hashseek.retrieval.checkpoint import load_header
@@ -466,5 +466,7 @@ def _look(copy: Path, place: Path, ledger: Ledger) -> list[str]:
             restore(file, place / "restored")
             shutil.rmtree(place / "restored")
         return problems
+    except CatalogDamaged as error:  # nothing can be read from it
+        return [f"lost: {ledger.present}: {error}"]
     finally:
         _system("umount", "--lazy", str(mounted))
