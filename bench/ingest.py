@@ -1,6 +1,7 @@
 """Batch indexing beside what the network alone encodes and beside the plain loop; and how images are best decoded.
 
     make bench-ingest          # or: python bench/ingest.py [--images N] [--size PIXELS] [--rounds R] [--decoding]
+    make bench-ingest ARGS="--pictures FOLDER [--weights FILE] [--backbone NAME]"
 
 The images are scenes of the data set `shapes`, rendered once into `--folder`. Every round measures one after the
 other, so that a machine that is busy for a while is busy for all:
@@ -12,11 +13,16 @@ other, so that a machine that is busy for a while is busy for all:
 
 Ratios are medians over the rounds; resident memory is read after each. On a machine that others keep busy, `--cpu` with
 OMP_NUM_THREADS=1 says more: it counts images per second of processor time, of all threads together.
+
+With `--pictures` it measures a collection from nothing instead: the commands `hashseek index add` of all pictures in a
+folder, which fits a hash layer to them, and the first `hashseek search`, beside the network alone before and after.
 """
 
 import argparse
 import os
 import sqlite3
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +37,8 @@ import torch
 from PIL import Image
 
 from hashseek.indexing.collection import Collection, open_or_create
+from hashseek.indexing.fit_options import DEFAULT_BITS, FitOptions, find_network
+from hashseek.indexing.fitting import Fitting
 from hashseek.indexing.ingest.batch import ingest
 from hashseek.indexing.ingest.sources import find_sources
 from hashseek.indexing.searcher import Searcher
@@ -99,6 +107,39 @@ def loop(database: sqlite3.Connection, model: torch.nn.Module, files: Sequence[P
             database.execute("INSERT INTO images VALUES (?, ?)", (str(path), code.tobytes()))
             database.commit()
     return len(files) / (clock() - started)
+
+
+def from_nothing(
+    pictures: Path, folder: Path, *, backbone: str, weights: str, engine: str, rounds: int, n_network: int
+) -> None:
+    fitting = Fitting(find_network(FitOptions(backbone=backbone, weights=weights)), DEFAULT_BITS, engine=engine)
+    encoder = fitting.encoder  # the converted network is cached from now on
+    n_pictures = sum(path.is_file() for path in pictures.iterdir())
+    print(f"{backbone}, {encoder.engine}, {n_cores()} cores, {n_pictures:,} pictures, {DEFAULT_BITS} bits")
+    network(encoder, 2 * encoder.batch_size)  # warm up
+    ratios = []
+    for number in range(rounds):
+        collection = str(folder / f"collection-{number}")
+        before, started = network(encoder, n_network), clock()
+        how = ("--backbone", backbone, "--weights", weights, "--engine", engine)
+        hashseek("index", "add", collection, str(pictures), *how)
+        added = clock()
+        hashseek("search", collection, str(next(pictures.iterdir())), "--engine", engine)
+        ended = clock()
+        alone = (before + network(encoder, n_network)) / 2
+        ratios.append(n_pictures / (ended - started) / alone)
+        print(
+            f"index add {added - started:.1f} s, search {ended - added:.1f} s: {n_pictures / (ended - started):.0f} "
+            f"images/s, {ratios[-1]:.2f} of {alone:.0f} of the network alone",
+            flush=True,
+        )
+    print(f"median {median(ratios):.2f} (wanted: at least 0.8)")
+
+
+def hashseek(*arguments: str) -> None:
+    """Run a command in a process of its own."""
+    start = "from hashseek.api.cli import main; main()"
+    subprocess.run([sys.executable, "-c", start, *arguments], check=True, capture_output=True)
 
 
 def resident() -> float:
@@ -193,10 +234,24 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "hashseek-bench-ingest")
     parser.add_argument("--decoding", action="store_true", help="measure only how images are decoded")
     parser.add_argument("--cpu", action="store_true", help="count processor time, not wall time")
+    parser.add_argument("--pictures", type=Path, help="a folder: measure a collection from nothing")
+    parser.add_argument("--weights", default="none", help="for --pictures: as of `hashseek index add`")
     options = parser.parse_args()
     if options.cpu:
         global clock
         clock = time.process_time
+    if options.pictures:
+        with tempfile.TemporaryDirectory() as folder:
+            from_nothing(
+                options.pictures,
+                Path(folder),
+                backbone=options.backbone,
+                weights=options.weights,
+                engine=options.engine,
+                rounds=options.rounds,
+                n_network=options.network,
+            )
+        return
     listing = render_shapes(
         options.folder / f"{options.images}x{options.size}",
         n_query=0,

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from hashseek.retrieval.codes import check_n_bits
 from hashseek.retrieval.errors import BadConfig
@@ -166,10 +167,12 @@ def best_rotation(projected: Features, rotation: Features, *, rounds: int = ITQ_
 
     Each round takes the signs for the rotation and then the best rotation for the signs, so the error never rises.
     """
-    for _ in range(rounds):
-        signs = np.where(projected @ rotation >= 0, np.float32(1), np.float32(-1))
-        left, _, right = np.linalg.svd(projected.T @ signs)
-        rotation = left @ right
+    # Several threads wait for each other at every step of so small matrices: ten times as long beside other work.
+    with threadpool_limits(1):
+        for _ in range(rounds):
+            signs = np.where(projected @ rotation >= 0, np.float32(1), np.float32(-1))
+            left, _, right = np.linalg.svd(projected.T @ signs)
+            rotation = left @ right
     return rotation
 
 
