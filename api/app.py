@@ -12,6 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import GZipMiddleware
 
 from hashseek.api.access.limits import RequestLimits
+from hashseek.api.access.repeats import HEADER, RepeatedChanges
 from hashseek.api.collections.collections import Collections
 from hashseek.api.messages import problems
 from hashseek.api.messages.schemas import ProblemDetails
@@ -57,6 +58,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.collections = collections
     problems.install(app)
+    app.add_middleware(RepeatedChanges)
     app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=1, exclude_content_types=("image/*",))
     app.add_middleware(RequestLimits, settings)
     if settings.allowed_origins:  # outside of the limits, since a browser asks for permission without a key
@@ -64,7 +66,7 @@ def create_app(settings: Settings) -> FastAPI:
             CORSMiddleware,
             allow_origins=settings.allowed_origins,
             allow_methods=["*"],
-            allow_headers=["Authorization", ID_HEADER],
+            allow_headers=["Authorization", HEADER, ID_HEADER],
             expose_headers=["Retry-After", ID_HEADER],
         )
     app.add_middleware(metrics.Observed)

@@ -4,8 +4,8 @@
         for hit in client.search("query.jpg", k=5).hits:
             print(hit.distance, hit.path)
 
-Every request may be sent again (adding an image twice changes nothing), so an answer 429 or 503 is waited for and the
-request is repeated. Images are paths or the bytes of files. Importing this module loads neither torch nor FastAPI.
+A request that is answered with 429 or 503, or whose connection breaks, is sent again; the service does a change only
+once. Images are paths or the bytes of files. Importing this module loads neither torch nor FastAPI.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ import os
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack
 from urllib.parse import quote
+from uuid import uuid4
 
 import httpx
 from pydantic import BaseModel, ValidationError
@@ -249,6 +249,9 @@ class _Connection(Generic[H]):
         self._headers = _headers(api_key)
         self._http: H = http or self._new(timeout=timeout)
 
+    def _headers_of(self, call: _Call[Any]) -> dict[str, str]:
+        return self._headers if call.method == "GET" else {**self._headers, "Idempotency-Key": uuid4().hex}
+
 
 class Client(_Connection[httpx.Client]):
     """A service at a URL. Close it after use, or use it in a `with` statement.
@@ -258,7 +261,8 @@ class Client(_Connection[httpx.Client]):
         collection: its name, if the service has several.
         api_key: if the service asks for keys; default: the environment variable HASHSEEK_API_KEY.
         timeout: seconds that an answer may take.
-        retries: how often a request is repeated while the service answers 429 or 503.
+        retries: how often a request is repeated while the service answers 429 or 503, or if the connection breaks. A
+            change has an Idempotency-Key, so it is done once.
         http: sends the requests, instead of a new `httpx.Client`; for example one with certificates of your own.
 
     Raises (every method):
@@ -303,13 +307,17 @@ class Client(_Connection[httpx.Client]):
             after = page.next
 
     def _send(self, call: _Call[T]) -> T:
+        url, headers = self.url + call.path, self._headers_of(call)
         for attempt in range(self.retries + 1):
-            with _named(self.url):
-                response = self._http.request(call.method, self.url + call.path, headers=self._headers, **call.content)
-            if attempt == self.retries or response.status_code not in _BUSY:
+            outcome: _Outcome
+            try:
+                outcome = self._http.request(call.method, url, headers=headers, **call.content)
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                outcome = error
+            if attempt == self.retries or not _is_temporary(outcome):
                 break
-            time.sleep(_wait(response, attempt))
-        return _read(call, response, self.url)
+            time.sleep(_wait(outcome, attempt))
+        return _read(call, outcome, self.url)
 
 
 class AsyncClient(_Connection[httpx.AsyncClient]):
@@ -354,36 +362,38 @@ class AsyncClient(_Connection[httpx.AsyncClient]):
             after = page.next
 
     async def _send(self, call: _Call[T]) -> T:
+        url, headers = self.url + call.path, self._headers_of(call)
         for attempt in range(self.retries + 1):
-            with _named(self.url):
-                response = await self._http.request(
-                    call.method, self.url + call.path, headers=self._headers, **call.content
-                )
-            if attempt == self.retries or response.status_code not in _BUSY:
+            outcome: _Outcome
+            try:
+                outcome = await self._http.request(call.method, url, headers=headers, **call.content)
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                outcome = error
+            if attempt == self.retries or not _is_temporary(outcome):
                 break
-            await asyncio.sleep(_wait(response, attempt))
-        return _read(call, response, self.url)
+            await asyncio.sleep(_wait(outcome, attempt))
+        return _read(call, outcome, self.url)
 
 
-_BUSY = (429, 503)
+_Outcome = httpx.Response | httpx.HTTPError | httpx.InvalidURL
 
 
-def _wait(response: httpx.Response, attempt: int) -> float:
+def _is_temporary(outcome: _Outcome) -> bool:
+    """Whether the service is busy, or the connection broke after it was made."""
+    if isinstance(outcome, Exception):
+        return isinstance(outcome, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError)
+    return outcome.status_code in (429, 503)
+
+
+def _wait(outcome: _Outcome, attempt: int) -> float:
     """Seconds until the request is sent again: what the service asks for, and more with every attempt."""
-    after = response.headers.get("Retry-After", "")
+    after = "" if isinstance(outcome, Exception) else outcome.headers.get("Retry-After", "")
     return min(float(after) if after.isdigit() else 1.0, _LONGEST_WAIT) + attempt * random.random()
 
 
-@contextmanager
-def _named(url: str) -> Iterator[None]:
-    """Raise errors of the connection as `ServiceError`."""
-    try:
-        yield
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ServiceError(f"no service answers at {url} ({error}): start one with `hashseek serve`") from None
-
-
-def _read(call: _Call[T], response: httpx.Response, url: str) -> T:
+def _read(call: _Call[T], response: _Outcome, url: str) -> T:
+    if isinstance(response, Exception):
+        raise ServiceError(f"no service answers at {url} ({response}): start one with `hashseek serve`")
     if not response.is_success:
         try:
             problem = response.json()

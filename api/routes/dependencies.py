@@ -6,8 +6,9 @@ Nothing here waits, so all are `async`: FastAPI would run each of the others in 
 from collections.abc import AsyncIterator
 from typing import Annotated
 
-from fastapi import Depends, Form, Path, Query, Request
+from fastapi import Depends, Form, Header, Path, Query, Request
 
+from hashseek.api.access.repeats import HEADER, MAX_LENGTH
 from hashseek.api.collections.collections import Collections
 from hashseek.api.collections.service import Service
 from hashseek.api.messages.parameters import NoParameters
@@ -65,8 +66,18 @@ async def name_collection(collection: Annotated[str, Path(description="Name of t
     """Tell the OpenAPI document that the path has a name; `get_service` reads it."""
 
 
-async def require_writable(collections: CollectionsDep) -> None:
-    """Raise `ReadOnly` if the service may not change its collections."""
+async def require_writable(
+    collections: CollectionsDep,
+    _: Annotated[
+        str | None,
+        Header(
+            alias=HEADER,
+            max_length=MAX_LENGTH,
+            description="A new one for each change; sent again with it, the change is done once.",
+        ),
+    ] = None,
+) -> None:
+    """Raise `ReadOnly` if the service may not change its collections. `RepeatedChanges` reads the header."""
     if collections.settings.read_only:
         raise ReadOnly("the service was started read-only: start it without --read-only to add or remove images")
 

@@ -322,3 +322,14 @@ def test_cors_is_off_by_default(client):
     assert "Access-Control-Allow-Origin" not in client.options("/v1/stats", headers=asking).headers
     assert "Access-Control-Allow-Origin" not in client.get("/v1/stats", headers=asking).headers
     assert search(client, png(1)).is_success
+
+
+def test_clients_do_not_share_idempotency_keys(own_collection, file, secret):
+    alice, bob = ({**bearer(secret("admin", name)), "Idempotency-Key": "a"} for name in ("alice", "bob"))
+    with keyed(own_collection, file) as client:
+        first, again, other = (
+            client.delete("/v1/images", params={"label": "odd", "expected": 6}, headers=headers)
+            for headers in (alice, alice, bob)
+        )
+    assert first.json() == again.json() == {"removed": 6}
+    assert_problem(other, 409, "UnexpectedNumber")

@@ -1,0 +1,87 @@
+"""Changes that are sent again because their answer was lost: they are done once, and answered as the first time."""
+
+from collections import OrderedDict
+from http import HTTPStatus
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hashseek.api.access.limits import needed_role
+from hashseek.api.messages.problems import problem
+
+HEADER = "Idempotency-Key"
+MAX_LENGTH = 255
+_KEPT_BYTES = 16 * 2**20  # of all answers
+_OVERHEAD = 1000  # bytes of an answer beside its name and body
+
+
+_Name = tuple[str, ...]  # of a change: client, key, method, path and query string
+
+
+class RepeatedChanges:
+    """Answers a change with an Idempotency-Key that the same client has sent before as it was answered then.
+
+    The latest 16 MiB of answers are kept, in memory. Errors are not, since they changed nothing: such a change is tried
+    again. Bodies are not compared, because those of forms differ each time they are sent.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self._in_progress: set[_Name] = set()
+        self._answers: OrderedDict[_Name, list[Message]] = OrderedDict()
+        self._n_bytes = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, answer it as before, or answer 503 while the first one is in progress."""
+        key = Headers(scope=scope).get(HEADER, "") if scope["type"] == "http" and _may_change(scope) else ""
+        if not 1 <= len(key) <= MAX_LENGTH:  # the routes refuse one that is too long
+            await self.app(scope, receive, send)
+            return
+        client = scope.get("state", {}).get("key")
+        name = ("" if client is None else client.name, key, scope["method"], scope["path"], str(scope["query_string"]))
+        if name in self._in_progress:
+            detail = f"the first request with this {HEADER} is still in progress: try again in a second"
+            refusal = problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, kind="urn:hashseek:StillWorking")
+            await refusal(scope, receive, send)
+        elif name in self._answers:
+            for message in self._answers[name]:
+                await send(_copy(message))
+        else:
+            self._in_progress.add(name)
+            try:
+                self._keep(name, await self._answered(scope, receive, send))
+            finally:
+                self._in_progress.discard(name)
+
+    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> list[Message]:
+        """Let the service answer."""
+        messages: list[Message] = []
+
+        async def note(message: Message) -> None:
+            messages.append(_copy(message))
+            await send(message)
+
+        await self.app(scope, receive, note)
+        return messages
+
+    def _keep(self, name: _Name, answer: list[Message]) -> None:
+        if answer[0]["status"] >= HTTPStatus.BAD_REQUEST:
+            return
+        self._answers[name] = answer
+        self._n_bytes += _size(name, answer)
+        while self._n_bytes > _KEPT_BYTES:
+            self._n_bytes -= _size(*self._answers.popitem(last=False))
+
+
+def _size(name: _Name, answer: list[Message]) -> int:
+    return _OVERHEAD + sum(map(len, name)) + sum(len(message.get("body", b"")) for message in answer)
+
+
+def _may_change(scope: Scope) -> bool:
+    role = needed_role(scope["method"], scope["path"])
+    return scope["method"] in ("POST", "PATCH", "DELETE") and role not in (None, "read")
+
+
+def _copy(message: Message) -> Message:
+    """A message of its own: what stands around the routes changes its headers."""
+    return {**message, "headers": list(message["headers"])} if "headers" in message else dict(message)
