@@ -35,7 +35,7 @@ from hashseek.api.messages.schemas import (
     SearchAnswers,
     Stats,
 )
-from hashseek.retrieval.errors import HashseekError
+from hashseek.retrieval.errors import BadConfig, BadImage, HashseekError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -155,7 +155,7 @@ class _Calls:
     ) -> _Call[AddedImage]:
         """Store an image. Without a key its content decides whether it is new, with a key the key does."""
         given = {"key": key, "attributes": json.dumps(dict(attributes)) if attributes else None}
-        data = {"labels": list(labels), **{name: value for name, value in given.items() if value is not None}}
+        data = {"labels": _list(labels), **{name: value for name, value in given.items() if value is not None}}
         return _Call("POST", "/v1/images", _model(AddedImage), {"files": {"image": _upload(image)}, "data": data})
 
     @staticmethod
@@ -169,7 +169,7 @@ class _Calls:
     ) -> _Call[ImageRecord]:
         """Replace the labels or attributes, or both, of the image with this id (int) or key (str)."""
         given = {
-            "labels": None if labels is None else list(labels),
+            "labels": None if labels is None else _list(labels),
             "attributes": None if attributes is None else dict(attributes),
         }
         body = {name: value for name, value in given.items() if value is not None}
@@ -426,12 +426,21 @@ def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _list(labels: Sequence[str]) -> list[str]:
+    if isinstance(labels, str):
+        raise BadConfig(f"labels are a list of texts, not one text: [{labels[:40]!r}]")
+    return list(labels)
+
+
 def _upload(image: ImageFile) -> tuple[str, bytes]:
     """(name, content) of a file; the service keeps no name that ends with a slash."""
     if isinstance(image, bytes):
         return "/", image
     path = Path(image)
-    return path.name, path.read_bytes()
+    try:
+        return path.name, path.read_bytes()
+    except OSError as error:
+        raise BadImage(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def _path(image: int | str) -> str:

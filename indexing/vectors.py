@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hashseek.indexing.catalog import NewImage
-from hashseek.indexing.catalog.records import VECTOR_TYPE, check_attributes, check_key
+from hashseek.indexing.catalog.records import VECTOR_TYPE, check_attributes, check_key, check_labels
 from hashseek.indexing.fitting import all_alike, fit_head, sample, saved
 from hashseek.indexing.ingest.batch import IngestReport
 from hashseek.indexing.ingest.manifests import Row, attributes_of, key_of, rows_of
@@ -60,6 +60,8 @@ def make_entries(
     for name, values in (("labels", labels), ("attributes", attributes)):
         if values is not None and len(values) != len(ids):
             raise BadDataset(f"there are {len(ids):,} ids but {len(values):,} {name}: give one for each id, in order")
+    for of_id in labels or ():
+        check_labels(of_id)
     given = zip(ids, labels or [()] * len(ids), attributes or [{}] * len(ids), strict=True)
     return [Entry(str(one), tuple(of_id), own) for one, of_id, own in given]
 

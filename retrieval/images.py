@@ -204,6 +204,11 @@ def memory_to_decode(data: bytes, *, at_least: int = 0) -> int:
         return 0
 
 
+def as_decoded(image: Image.Image) -> Image.Image:
+    """An opened image as `decode` returns it: upright 8-bit RGB."""
+    return to_rgb(ImageOps.exif_transpose(image))
+
+
 def to_rgb(image: Image.Image) -> Image.Image:
     """The image in RGB; other modes are converted in bands, because some conversions need many bytes per pixel."""
     if image.mode == "RGB" and not image.has_transparency_data:

@@ -98,9 +98,11 @@ class ImageCollection:
         on_error: "OnError",
         first: "FirstFit | None" = None,
     ) -> "IngestReport":
+        from hashseek.indexing.catalog.records import check_labels
         from hashseek.indexing.ingest.batch import IngestReport, ingest
         from hashseek.indexing.ingest.sources import describe, find_sources
 
+        check_labels(labels)
         found = describe(find_sources(sources), labels=labels)
         images = found if first is None else first.reuse(found)
         report, problems = IngestReport(), []
@@ -116,7 +118,7 @@ class ImageCollection:
         Raises:
             UnknownImage: there is no such image.
         """
-        self.searcher.collection.remove(list(ids))
+        self.searcher.collection.remove([int(one) for one in ids])  # ids of results may be NumPy's
         self.searcher.collection.save_index()
 
     def get(self, image_id: int) -> "StoredImage":
@@ -139,14 +141,14 @@ class ImageCollection:
             BadConfig: an option is outside its limits.
         """
         from hashseek.indexing.searcher import SearchOptions
-        from hashseek.retrieval.images import read_bytes
+        from hashseek.retrieval.images import as_decoded, read_bytes
 
         chosen = SearchOptions(**options)
         if isinstance(image, bytes):
             return self.searcher.search_file(image, chosen).hits
         if isinstance(image, str | Path):
             return self.searcher.search_file(read_bytes(Path(image)), chosen, name=str(image)).hits
-        [answer] = self.searcher.search([image.convert("RGB")], chosen)
+        [answer] = self.searcher.search([as_decoded(image)], chosen)
         return answer.hits
 
     def add_vectors(
@@ -202,7 +204,7 @@ class ImageCollection:
         """
         from hashseek.indexing.searcher import SearchOptions
 
-        return self.searcher.similar(image_id, SearchOptions(**options)).hits
+        return self.searcher.similar(int(image_id), SearchOptions(**options)).hits
 
 
 def open_collection(
@@ -453,10 +455,10 @@ def evaluate(
 
 def _read(image: "str | Path | bytes | Image", preprocessing: "Preprocessing") -> "Image":
     """An image of any origin, decoded as `index add` decodes it."""
-    from hashseek.retrieval.images import decode_for, read_bytes
+    from hashseek.retrieval.images import as_decoded, decode_for, read_bytes
 
     if isinstance(image, str | Path):
         return decode_for(read_bytes(Path(image)), preprocessing, name=str(image))[0].image
     if isinstance(image, bytes):
         return decode_for(image, preprocessing)[0].image
-    return image.convert("RGB")
+    return as_decoded(image)

@@ -181,16 +181,21 @@ def check_labels(labels: Sequence[str]) -> None:
     """Refuse labels that cannot be stored.
 
     Raises:
-        BadConfig: more than `MAX_LABELS`, or one that is empty, longer than `MAX_LABEL` characters, not valid Unicode,
-            or contains a control character such as NUL or a line break.
+        BadConfig: one text instead of a list, more than `MAX_LABELS`, or one that is empty, longer than `MAX_LABEL`
+            characters, not valid Unicode, or contains a control character such as NUL or a line break.
     """
+    if isinstance(labels, str):
+        raise BadConfig(f"labels are a list of texts, not one text: [{labels[:40]!r}]")
     if len(labels) > MAX_LABELS:
         raise BadConfig(f"an image has at most {MAX_LABELS:,} labels, not {len(labels):,}")
     for label in labels:
         if not 1 <= len(label) <= MAX_LABEL:
             raise BadConfig(f"a label has 1 to {MAX_LABEL} characters, not {len(label):,}: {label[:40]!r}")
-        if any(category(character) in ("Cc", "Cs") for character in label):
-            raise BadConfig(f"the label {label[:40]!r} contains a control character or is not valid Unicode: change it")
+        kinds = {category(character) for character in label}
+        if "Cs" in kinds:
+            raise BadConfig(f"the label {label[:40]!r} is not valid Unicode: save its file as UTF-8")
+        if "Cc" in kinds:
+            raise BadConfig(f"the label {label[:40]!r} contains a control character: remove it")
 
 
 def check_attributes(attributes: Mapping[str, Any]) -> str:
@@ -206,6 +211,8 @@ def check_attributes(attributes: Mapping[str, Any]) -> str:
     try:
         text = json.dumps(dict(attributes), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         n_bytes = len(text.encode())
+    except UnicodeEncodeError:
+        raise BadConfig("attributes contain text that is not valid Unicode: save their file as UTF-8") from None
     except (TypeError, ValueError) as error:
         raise BadConfig(f"attributes must be a JSON object: {error}") from None
     if n_bytes > MAX_ATTRIBUTES:

@@ -88,8 +88,8 @@ def read_row(row: Row, *, where: str, folder: Path, split: str | None = None) ->
     if not place:
         yield Problem(where, "names no file")
         return
-    of_split, reason = parse_split(row.get("split"))
-    if reason is None and split is not None and of_split != split:
+    of_split, reason = parse_split(row.get("split")) if split is not None else (None, None)
+    if reason is None and of_split != split:
         return
     labels: tuple[str, ...] = ()
     if reason is None and not isinstance(row.get("labels"), str | list | None):
@@ -124,7 +124,7 @@ def key_of(row: Row) -> str | None:
 
 
 def attributes_of(row: Row, beside: set[str | None]) -> dict[str, Any]:
-    """The attributes of a row: its columns except those in `beside`, key and labels; empty values are left out.
+    """The attributes of a row: its columns except those in `beside`, key and labels; empty values and NaN are left out.
 
     Raises:
         ValueError: its column `attributes` is not a JSON object.
@@ -139,8 +139,12 @@ def attributes_of(row: Row, beside: set[str | None]) -> dict[str, Any]:
         raise ValueError(f"has a column attributes that is not a JSON object: {row['attributes']!r:.80}")
     key = "key" if row.get("key") not in (None, "") else "id"
     taken = {*beside, "labels", "attributes", "key", key}
-    others = {name: value for name, value in row.items() if name and name not in taken and value not in (None, "")}
+    others = {name: value for name, value in row.items() if name and name not in taken and not _is_empty(value)}
     return others | (own or {})
+
+
+def _is_empty(value: object) -> bool:
+    return value in (None, "") or value != value  # NaN, which tables have where a number is missing
 
 
 def _uri(place: str, folder: Path) -> Path | str:

@@ -135,7 +135,9 @@ def _sources_of(path: Path, split: str | None) -> Iterator[Found]:
 def _shard(shard: Path) -> Iterator[Found]:
     """Images in a tar, with metadata from files that differ only in their suffix, as in WebDataset."""
     try:
-        for _, members in groupby(list_members(shard), key=lambda found: str(PurePosixPath(found[0]).with_suffix(""))):
+        for stem, members in groupby(
+            list_members(shard), key=lambda found: str(PurePosixPath(found[0]).with_suffix(""))
+        ):
             pictures: list[tuple[str, Member]] = []
             sidecars: dict[str, Member] = {}
             for name, member in members:
@@ -144,6 +146,9 @@ def _shard(shard: Path) -> Iterator[Found]:
                     pictures.append((name, member))
                 elif suffix in _SIDECARS:
                     sidecars[suffix] = member
+            if ".cls" in sidecars and not pictures:
+                reason = "belongs to no picture next to it, so it is not used: sort the tar (tar --sort=name)"
+                yield Problem(f"{shard.name}: {stem}.cls", reason, skipped=False)
             for name, member in pictures:
                 path = member_path(shard, f"{member.offset}+{member.size}/{name}")
                 try:

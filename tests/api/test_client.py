@@ -14,6 +14,7 @@ from hashseek.api import client as client_module
 from hashseek.api.client import Filters, Query, SearchOptions
 from hashseek.api.collections.service import Service
 from hashseek.api.messages.parameters import FilterParameters, SearchParameters, SearchQuery
+from hashseek.retrieval.errors import BadConfig, BadImage
 from support.pictures import png
 from support.service import serving
 
@@ -120,6 +121,12 @@ def test_errors_name_the_service_and_the_reason(reader):
         with pytest.raises(hashseek.ServiceError, match=URL) as refused:
             call()
         assert (refused.value.status, refused.value.kind) == (status, kind)
+    for call, kind in (
+        (lambda: remote.add(png(1), labels="zebra"), BadConfig),
+        (lambda: remote.search("no"), BadImage),
+    ):
+        with pytest.raises(kind):
+            call()
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
     with (

@@ -20,6 +20,7 @@ from hashseek.retrieval.engines.network import Network
 from hashseek.retrieval.files import delete_oldest, mark_used, write_atomically
 from hashseek.retrieval.images import Preprocessing
 from hashseek.retrieval.load_ahead import load_ahead
+from hashseek.retrieval.models.backbones import is_from_outside
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.data.file_digests import cached_file, digest_files
 from hashseek.training.data.training_images import Images
@@ -40,7 +41,7 @@ def features_of(
     """Features (n, D) of `images`, from the cache if they are in it.
 
     The cache key depends on backbone weights, preprocessing, the engine with its version and precision, and each
-    file's path, size and modification time.
+    file's path, size and modification time. A backbone from outside, whose code may change, is never cached.
 
     Args:
         model: its backbone counts, in evaluation mode; its head does not.
@@ -48,9 +49,9 @@ def features_of(
         engine: runs the backbone, see `engine_for`.
         advance: called with the number of images that each step finished.
     """
-    file = _file(model, images, engine)
-    cached = _read(file)
-    if cached is not None:
+    file = None if is_from_outside(model.backbone_name) else _file(model, images, engine)
+    cached = None if file is None else _read(file)
+    if file is not None and cached is not None:
         mark_used(file)
         advance(len(images))
         return cached
@@ -60,6 +61,8 @@ def features_of(
         place = features[start : start + engine.batch_size]
         place[:] = engine(np.stack([next(loaded) for _ in place]))
         advance(len(place))
+    if file is None:
+        return features
     buffer = io.BytesIO()
     np.save(buffer, features)
     try:

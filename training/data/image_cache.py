@@ -23,8 +23,11 @@ _REMEDY = "point HASHSEEK_CACHE at a larger disk, or set train.cache = none"
 
 
 def cache_file(paths: Sequence[Path], preprocessing: Preprocessing) -> Path:
-    """The cache file for the decoded images of `paths`, named by path, size and time of each and by the input size."""
-    return cached_file("images", digest_files(paths), preprocessing.size, preprocessing.crop_fraction, suffix=".npy")
+    """The cache file for the decoded images of `paths`: depends on path, size and time of each, and on how they become
+    pixels.
+    """
+    how = (preprocessing.size, preprocessing.crop_fraction, preprocessing.interpolation)
+    return cached_file("images", digest_files(paths), *how, suffix=".npy")
 
 
 def check_disk(file: Path, n_bytes: int) -> None:

@@ -5,11 +5,12 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 import hashseek
-from hashseek.retrieval.errors import BadCollection, BadImage, UnknownImage
+from hashseek.retrieval.errors import BadCollection, BadConfig, BadImage, UnknownImage
 from support.paths import ROOT
 from support.pictures import draw
 
@@ -64,10 +65,27 @@ def test_a_collection_takes_images_of_every_kind(working_folder):
         with Image.open(file) as opened:
             hits = [collection.search(image)[0] for image in (file, str(file), file.read_bytes(), opened)]
         assert {(hit.image.path, hit.distance) for hit in hits} == {(str(file), 0)}
-        collection.remove(hits[0].image.id)
+        with pytest.raises(BadConfig):
+            collection.add("photos", labels="holiday")
+        numbered = np.int64(hits[0].image.id)
+        assert collection.similar(numbered)[0].distance == 0
+        collection.remove(numbered)
         with pytest.raises(UnknownImage):
             collection.get(hits[0].image.id)
     assert hashseek.encode([], "model.safetensors").shape == (0, 6)
+
+
+def test_an_opened_image_is_encoded_as_its_file_is(tmp_path, checkpoint):
+    turned, grey, clear = (tmp_path / name for name in ("turned.jpg", "grey.png", "clear.png"))
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    draw(1).save(turned, exif=exif)
+    rows = np.random.default_rng(0).integers(0, 2**16, (64, 64), dtype=np.uint16)
+    Image.fromarray(rows).save(grey)
+    Image.fromarray(np.random.default_rng(1).integers(0, 256, (64, 64, 4), dtype=np.uint8)).save(clear)
+    for file in (turned, grey, clear):
+        with Image.open(file) as opened:
+            assert np.array_equal(hashseek.encode([file], checkpoint), hashseek.encode([opened], checkpoint)), file
 
 
 def test_importing_is_quick_and_loads_nothing_heavy():

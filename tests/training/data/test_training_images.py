@@ -4,6 +4,7 @@ import errno
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +89,13 @@ def test_views_follow_each_other_and_the_first_is_what_one_view_gives(split, cac
         assert torch.equal(first, single)
         assert not any(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert same(two, collect(images, views=2))
+
+
+def test_pictures_resized_in_another_way_are_not_taken_from_the_cache(split):
+    for one in (PREPROCESSING, replace(PREPROCESSING, interpolation="bicubic")):
+        expected = [decode_for(path.read_bytes(), one)[1] for path in split.paths]
+        images = Images(split, one, cache="memmap")
+        assert np.array_equal(np.stack([images.pixels(row) for row in range(len(images))]), expected)
 
 
 @pytest.mark.parametrize("cache", ["memory", "memmap"])

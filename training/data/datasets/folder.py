@@ -111,8 +111,20 @@ def _read_class_folders(root: Path) -> LabelFile:
     def images(folder: Path, pattern: str) -> list[Path]:
         return sorted(path for path in folder.glob(pattern) if path.suffix.lower() in SUFFIXES)
 
-    folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
-    has_splits = bool(folders) and all(path.name.lower() in SPLITS for path in folders)
+    def has_images(folder: Path) -> bool:
+        return any(path.suffix.lower() in SUFFIXES for path in folder.rglob("*"))
+
+    visible = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    folders = [path for path in visible if has_images(path)]
+    # A class may be called "train", too: a split has its images in folders of classes.
+    splits = [path for path in folders if path.name.lower() in SPLITS and not images(path, "*")]
+    has_splits = bool(splits) and len(splits) == len(folders)
+    if splits and not has_splits:
+        others = ", ".join(path.name for path in folders if path not in splits)
+        raise BadDataset(
+            f"{root} has the split {splits[0].name} and other folders with images ({others:.200}): move them into a "
+            "split, or out of the data set"
+        )
     items, problems = [], []
     for parent in folders if has_splits else [root]:
         split = SPLITS[parent.name.lower()] if has_splits else None

@@ -209,7 +209,7 @@ def _reports(entries: Sequence[Entry]) -> Table:
     for entry in entries:
         report = entry.report
         versions = [report.model.get("computed_in", "–"), report.versions.get("hashseek", "–")]
-        numbers = [str(report.n_bits), str(report.seed)]
+        numbers = [str(report.n_bits), "–" if entry.seed is None else str(entry.seed)]
         rows.append([entry.letter, report.title, report.fingerprint[:12], *versions, str(entry.path), *numbers])
     return Table(["", "report", "fingerprint", "computed in", "hashseek", "file", "bits", "seed"], rows, text_columns=6)
 

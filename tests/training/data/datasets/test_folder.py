@@ -89,9 +89,20 @@ def test_one_folder_per_class_needs_no_list(root):
     assert len(build_splits("folder", root=str(root), on_error="skip").problems) == 1
 
 
+def test_a_class_may_have_the_name_of_a_split_but_splits_stand_alone(root):
+    sort_into_folders(root, lambda n: "train" if n % 2 else "bus")
+    assert build_splits("folder", root=str(root)).label_names == ("bus", "train")
+    (root / "test").mkdir()
+    (root / "train").rename(root / "test" / "train")
+    with pytest.raises(BadDataset, match="bus"):
+        build_splits("folder", root=str(root))
+
+
 @pytest.mark.parametrize("names", [("train", "test"), ("train", "val", "test"), ("train", "test", "database")])
 def test_one_folder_per_split_and_class(root, names):
     sort_into_folders(root, lambda n: f"{names[n % len(names)]}/{'cats' if n % 4 < 2 else 'dogs'}")
+    (root / "annotations").mkdir()  # without images, so it is no split and no class
+    (root / "annotations" / "notes.json").touch()
     splits = build_splits("folder", root=str(root))
     assert splits.label_names == ("cats", "dogs")
     assert {path.parent.parent.name for path in splits.query.paths} == set(names) - {"train", "database"}

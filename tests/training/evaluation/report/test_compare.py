@@ -197,6 +197,7 @@ def test_seeds_of_one_method_are_averaged_and_methods_tested_with_holms_correcti
     code, text, _ = run_command(capsys, "compare", *folders, "--latex", tmp_path / "table.tex")
     assert code == 0
     of_seeds = [made[place].report.scores[1].mean_average_precision.expected for place in (0, 2, 3)]
+    assert [row[7] for row in rows(text, "Reports")] == [str(seed) for _, seed in kinds]
     table = rows(text, "Methods")
     assert [row[:4] for row in table] == [
         ["A,C,D", "hyp2, mlp:6-16", "8", "3"],
