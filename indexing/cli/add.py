@@ -388,7 +388,9 @@ def _follow_folders(
             typer.echo(
                 f"{_outcome(report)}, removed {len(deleted)}; {collection.folder} holds {len(collection)} images"
             )
-        if collection.kind not in APPROXIMATE:  # these take long to build, and this process does not search
+        if not total.done and report.done:  # of a new collection, others would build it each time
+            collection.save_index()
+        elif collection.kind not in APPROXIMATE:  # these take long to build, and this process does not search
             collection.merge_segments()
         total = total.plus(report)
         if stop.event.wait(every):
