@@ -35,10 +35,7 @@ from hashseek.retrieval.metrics.ranking_metrics import (
 )
 from hashseek.retrieval.metrics.rankings import (
     average_precision_of_ranking,
-    count_gains,
     gains_of,
-    histograms_of_ranking,
-    metrics_of_ranking,
 )
 from hashseek.retrieval.metrics.ties import MetricValues
 
@@ -58,16 +55,13 @@ __all__ = [
     "calibrate",
     "class_distances",
     "compare",
-    "count_gains",
     "effective_n",
     "evaluate_codes",
     "gains_of",
     "histograms",
-    "histograms_of_ranking",
     "holm",
     "lookup",
     "metrics_of_histograms",
-    "metrics_of_ranking",
     "ndcg",
     "per_label",
     "precision",

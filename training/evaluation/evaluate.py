@@ -152,7 +152,6 @@ def keep_calibration(collection: Path, report: EvaluationReport) -> None:
         HashseekError: there is no such collection, or it has codes of another checkpoint.
     """
     data = report.data
-    assert report.calibration is not None
     with closing(Catalog(collection / CATALOG)) as catalog:
         check_same_codes(catalog, report.fingerprint)
         store_calibration(
