@@ -15,7 +15,6 @@ import pytest
 from hashseek.retrieval.errors import BadDataset
 from hashseek.training.data.download import Archive, fetch, read_or_download, unpack
 from hashseek.training.data.image_table import Incomplete
-from hashseek.training.runs.progress import Progress
 from support.dataset_files import write_tar
 
 CONTENT = bytes(range(256)) * 20_000  # 5 MB
@@ -70,7 +69,7 @@ def md5(content: bytes) -> str:
 
 
 def get(server, folder: Path, checksum: str | None = md5(CONTENT), name: str = "set.zip") -> Path:
-    return fetch(Archive(f"{server.url}/{name}", checksum), folder, progress=Progress(quiet=True))
+    return fetch(Archive(f"{server.url}/{name}", checksum), folder)
 
 
 def test_a_file_is_downloaded_once(server, tmp_path):
