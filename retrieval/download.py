@@ -42,6 +42,8 @@ def download(url: str, file: Path, *, algorithm: str = "md5", digest: str | None
         except urllib.error.HTTPError as error:
             error.close()
             raise
+        except urllib.error.URLError as error:
+            raise ConnectionError(str(error.reason)) from None
         except http.client.HTTPException as error:
             raise ConnectionError(f"the answer is not HTTP: {error}") from None
         if digest is not None:
