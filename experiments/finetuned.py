@@ -73,9 +73,8 @@ def run_finetuned(
         splits = build_splits(config.data.name, **config.data.options())
         checkpoint = load_checkpoint(result.run.best)
         encoder = SplitEncoder(checkpoint, device="auto", precision=config.train.precision)
-        head = [checkpoint.model.head]
-        (query,) = encoder.encode(splits.query, head, progress, "queries")
-        (database,) = encoder.encode(splits.database, head, progress, "database")
+        query = encoder.encode(splits.query, progress, "queries")
+        database = encoder.encode(splits.database, progress, "database")
         scores = split_scores(query.outputs, database.outputs, splits)
         row = {"method": method, "n_bits": n_bits, "seed": seed, **scores, "validation": result.best_score}
         write_records(place / "rows.jsonl", [*rows, row])

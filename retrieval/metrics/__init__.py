@@ -16,7 +16,6 @@ from hashseek.retrieval.metrics.counting import Histograms, histograms, without_
 from hashseek.retrieval.metrics.intervals import bootstrap, compare, holm, randomization_test
 from hashseek.retrieval.metrics.labels import per_label, remarks
 from hashseek.retrieval.metrics.ranking_metrics import (
-    GAINS,
     NORMALIZERS,
     Normalizer,
     average_cumulative_gain,
@@ -35,15 +34,11 @@ from hashseek.retrieval.metrics.ranking_metrics import (
 )
 from hashseek.retrieval.metrics.rankings import (
     average_precision_of_ranking,
-    count_gains,
     gains_of,
-    histograms_of_ranking,
-    metrics_of_ranking,
 )
 from hashseek.retrieval.metrics.ties import MetricValues
 
 __all__ = [
-    "GAINS",
     "NORMALIZERS",
     "BitStatistics",
     "Calibration",
@@ -58,16 +53,13 @@ __all__ = [
     "calibrate",
     "class_distances",
     "compare",
-    "count_gains",
     "effective_n",
     "evaluate_codes",
     "gains_of",
     "histograms",
-    "histograms_of_ranking",
     "holm",
     "lookup",
     "metrics_of_histograms",
-    "metrics_of_ranking",
     "ndcg",
     "per_label",
     "precision",

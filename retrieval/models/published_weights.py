@@ -5,24 +5,16 @@ torchvision itself looks for them.
 """
 
 import difflib
-import hashlib
 import importlib.util
 import os
-import urllib.error
-import urllib.request
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
+from hashseek.retrieval.download import download
 from hashseek.retrieval.errors import BadCheckpoint, BadConfig
-from hashseek.retrieval.files import write_atomically
 
 PIXELS = "pixels"  # the backbone that is no network
 SUFFIXES = (".safetensors", ".pth", ".pt")
 _SOURCE = "https://download.pytorch.org/models/"
-_TIMEOUT = 20.0  # seconds without an answer
-_BLOCK = 2**18
 
 
 def unknown_backbone(name: str) -> BadConfig:
@@ -57,7 +49,7 @@ def cached(file: str) -> Path:
 
 
 def fetch_weights(file: str) -> Path:
-    """Download a file of torchvision's weights unless it is there; a bar shows the progress.
+    """Download a file of torchvision's weights unless it is there.
 
     Raises:
         BadCheckpoint: there is no connection, or the file arrives damaged.
@@ -65,41 +57,15 @@ def fetch_weights(file: str) -> Path:
     path = cached(file)
     if path.is_file():
         return path
-    try:
-        content = _download(_SOURCE + file)
-    except OSError as error:  # URLError, HTTPError, a timeout
-        reason = getattr(error, "reason", error)
-        if isinstance(error, urllib.error.HTTPError):
-            error.close()
+    try:  # torchvision's names end with the beginning of the SHA-256
+        download(_SOURCE + file, path, algorithm="sha256", digest=path.stem.rpartition("-")[2])
+    except OSError as error:
         raise BadCheckpoint(
-            f"the weights {file} could not be downloaded ({reason}): go online once, copy the file to {path.parent}, "
-            "or use a local file (--weights FILE, in training model.weights=FILE); without weights, index with "
+            f"the weights {file} could not be downloaded ({error}): try again, copy the file to {path.parent}, or use "
+            "a local file (--weights FILE, in training model.weights=FILE); without weights, index with "
             f"--backbone {PIXELS}, and train with model.weights=none"
         ) from None
-    wanted = path.stem.rpartition("-")[2]  # torchvision's names end with the beginning of the SHA-256
-    found = hashlib.sha256(content).hexdigest()
-    if not found.startswith(wanted):
-        raise BadCheckpoint(f"{file} arrived damaged (SHA-256 {found[:10]}, not {wanted}): try again")
-    write_atomically(path, content)
     return path
-
-
-def _download(url: str) -> bytes:
-    console = Console(stderr=True)
-    columns = TextColumn("downloading {task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
-    content = bytearray()
-    with (
-        urllib.request.urlopen(url, timeout=_TIMEOUT) as response,
-        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
-    ):
-        length = int(response.headers.get("Content-Length") or 0)
-        task = bar.add_task(url.rpartition("/")[2], total=length or None)
-        while block := response.read(_BLOCK):
-            content += block
-            bar.update(task, completed=len(content))
-    if length and len(content) != length:
-        raise ConnectionError(f"cut off after {len(content):,} of {length:,} bytes")
-    return bytes(content)
 
 
 # Network -> file of its default weights.

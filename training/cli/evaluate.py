@@ -60,7 +60,7 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="Seed of everything random in the report.")] = 0,
     url: Annotated[
         str | None,
-        typer.Option(help="Check that the service at this URL ranks like the library; with --out, report on it."),
+        typer.Option(help="Check that the service at this URL ranks like the library; writes no report."),
     ] = None,
     calibrate: Annotated[
         Path | None,
@@ -78,9 +78,9 @@ def evaluate(
 
     With --url, the exit code is 1 if a ranking of the service differs from that of the library.
     """
-    alone = len(checkpoints) == 1 and baseline in ("auto", "none") and not (lengths or calibrate or protocol)
+    alone = len(checkpoints) == 1 and baseline in ("auto", "none") and not (lengths or calibrate or protocol or out)
     if url is not None and not alone:
-        raise BadConfig("--url takes one checkpoint, and no --baseline, --lengths, --calibrate or --protocol")
+        raise BadConfig("--url takes one checkpoint, and no --baseline, --lengths, --calibrate, --protocol or --out")
     ns = _parse_ns(n) if n else None
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)  # fail before the work if this is not possible
@@ -114,7 +114,7 @@ def evaluate(
         progress=Progress(),
     )
     if url is not None:
-        raise typer.Exit(_check_service(url, checkpoints[0], splits, how, out))
+        raise typer.Exit(_check_service(url, checkpoints[0], splits, how))
     from hashseek.training.evaluation.evaluate import evaluate as run
     from hashseek.training.evaluation.evaluate import keep_calibration
     from hashseek.training.evaluation.report.markdown import summary
@@ -132,21 +132,15 @@ def evaluate(
     typer.echo(f"wrote the report to {page}", err=True)
 
 
-def _check_service(url: str, checkpoint: Path, splits: Any, options: Any, out: Path | None) -> int:
+def _check_service(url: str, checkpoint: Path, splits: Any, options: Any) -> int:
     """Print how the service and the library agree; returns the exit code."""
-    from hashseek.training.evaluation.report.markdown import section_as_markdown
-    from hashseek.training.evaluation.report.sections import service_section
-    from hashseek.training.evaluation.service_check import evaluate_service
+    from hashseek.training.evaluation.service_check import check_service
 
-    evaluation = evaluate_service(url, checkpoint, splits, options, whole=out is not None)
-    report = evaluation.report
-    assert report.served is not None
-    typer.echo(section_as_markdown(service_section(report.served, report.scores)).strip())
-    for note in report.notes:
+    found = check_service(url, checkpoint, splits, options)
+    typer.echo(found.as_markdown())
+    for note in found.notes:
         typer.echo(f"note: {note}", err=True)
-    if out is not None:
-        typer.echo(f"wrote the report to {evaluation.write(out)[0]}", err=True)
-    return 1 if report.served.differences else 0
+    return 1 if found.differences else 0
 
 
 def data_options(checkpoint: Path, data: str | None) -> tuple[str, dict[str, Any]]:

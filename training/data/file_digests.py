@@ -1,13 +1,15 @@
-"""Sizes and contents of images, to find equal ones, and the places of cached files, which depend on other files."""
+"""Equal files, and the places of cached files, which depend on other files."""
 
 import hashlib
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from pathlib import Path
 
 from hashseek.retrieval.errors import BadDataset, BadImage
 from hashseek.retrieval.files import cache_folder
 from hashseek.retrieval.images import read_bytes
+from hashseek.retrieval.load_ahead import load_ahead
 from hashseek.retrieval.tar_members import find_member, stored_in
 
 
@@ -38,16 +40,36 @@ def cached_file(folder: str, *parts: object, suffix: str = "") -> Path:
     return cache_folder() / folder / f"{key}{suffix}"
 
 
-def size_of(path: Path) -> int | None:
-    """Bytes of an image file or tar member; None if it is missing."""
+def equal_files(paths: Collection[Path], *, advance: Callable[[int], None] = lambda _: None) -> list[list[Path]]:
+    """Groups of image files or tar members with equal content. Only files of equal size are read.
+
+    Args:
+        paths: all different; missing and empty files are in no group.
+        advance: called with the number of files that each step finished.
+    """
+    of_size: dict[int, list[Path]] = defaultdict(list)
+    for path in paths:
+        of_size[_size_of(path)].append(path)
+    alike = [path for size, group in of_size.items() if size and len(group) > 1 for path in group]
+    advance(len(paths) - len(alike))
+    of_content: dict[bytes, list[Path]] = defaultdict(list)
+    for path, digest in zip(alike, load_ahead(alike, _digest_content, depth=64), strict=True):
+        if digest is not None:
+            of_content[digest].append(path)
+        advance(1)
+    return sorted(sorted(group) for group in of_content.values() if len(group) > 1)
+
+
+def _size_of(path: Path) -> int:
+    """Bytes of an image file or tar member; 0 if it is missing."""
     member = find_member(path)
     try:
         return path.stat().st_size if member is None else member.size
     except OSError:
-        return None
+        return 0
 
 
-def digest_content(path: Path) -> bytes | None:
+def _digest_content(path: Path) -> bytes | None:
     """SHA-256 of an image file or tar member; None if it cannot be read."""
     try:
         return hashlib.sha256(read_bytes(path)).digest()

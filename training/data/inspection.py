@@ -1,6 +1,6 @@
 """Statistics of a data set, for `hashseek data inspect`."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hashseek.retrieval.load_ahead import load_ahead
-from hashseek.training.data.file_digests import digest_content, size_of
+from hashseek.training.data.file_digests import equal_files
 from hashseek.training.data.splits import NAMES, Split, Splits, never_in_training
 
 _SHOWN = 10
@@ -129,19 +128,8 @@ def _pairs(labels: NDArray[np.uint8], names: Sequence[str]) -> list[dict[str, An
 
 
 def _duplicates(splits: Splits, everything: Split, advance: Callable[[int], None]) -> dict[str, Any]:
-    """Groups of files with equal content. Only files of equal size are read."""
-    of_size: dict[int | None, list[Path]] = defaultdict(list)
-    for path in everything.paths:
-        of_size[size_of(path)].append(path)
-    alike = [path for size, paths in of_size.items() if size and len(paths) > 1 for path in paths]
-    advance(len(everything) - len(alike))
-    of_content: dict[bytes, list[Path]] = defaultdict(list)
-    for path, digest in zip(alike, load_ahead(alike, digest_content, depth=64), strict=True):
-        if digest is not None:
-            of_content[digest].append(path)
-        advance(1)
-    queries = set(splits.query.paths)
-    groups = sorted(sorted(group) for group in of_content.values() if len(group) > 1)
+    """Groups of files with equal content."""
+    queries, groups = set(splits.query.paths), equal_files(everything.paths, advance=advance)
     across = [group for group in groups if 0 < sum(path in queries for path in group) < len(group)]
     shown = [*across, *(group for group in groups if group not in across)][:_SHOWN]
     return {

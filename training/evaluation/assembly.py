@@ -1,6 +1,7 @@
-"""From rankings to a report: what an evaluation by the library and one of a running service have in common.
+"""What is evaluated, and from its rankings to a report.
 
-Both call `prepare`, rank the database in their own way, measure the rankings, and call `assemble`.
+An evaluation calls `prepare`, ranks the database, measures the rankings, and calls `assemble`. The check of a service
+calls `prepare` too.
 """
 
 from collections.abc import Sequence
@@ -172,7 +173,6 @@ def assemble(
         scores=found.scores,
         main_n=found.main_n,
         normalizer=options.normalizer,
-        ties="as served" if found.distances is None else "expected",
         n_bits=header.n_bits,
         fingerprint=header.fingerprint,
         data=_describe_data(task, found.n_relevant),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hashseek.retrieval.checkpoint import Checkpoint, Header, digest_weights, load_checkpoint
+from hashseek.retrieval.checkpoint import Checkpoint, Header, load_checkpoint
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.models.truncation import lengths_of, truncate
 
@@ -87,12 +87,3 @@ def load_candidates(paths: Sequence[Path], *, lengths: bool = False) -> list[Can
                 "them separately"
             )
     return found
-
-
-def group_by_backbone(candidates: Sequence[Candidate]) -> list[list[int]]:
-    """Positions of the candidates; those with the same features are in one group, which computes them only once."""
-    groups: dict[tuple[object, ...], list[int]] = {}
-    for place, each in enumerate(candidates):
-        weights = digest_weights(each.checkpoint.network().tensors)
-        groups.setdefault((each.header.backbone, each.header.preprocessing, weights), []).append(place)
-    return list(groups.values())

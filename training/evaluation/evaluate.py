@@ -31,7 +31,7 @@ from hashseek.training.evaluation.assembly import (
     assemble,
     prepare,
 )
-from hashseek.training.evaluation.candidates import group_by_backbone, load_candidates
+from hashseek.training.evaluation.candidates import load_candidates
 from hashseek.training.evaluation.published_order import hyp2_order
 from hashseek.training.evaluation.report.folder import Evaluation
 from hashseek.training.evaluation.report.measurements import Measurements, measure_histograms
@@ -93,16 +93,17 @@ def evaluate(
         raise BadConfig(f"the number of points in the t-SNE must be at least 0, not {n_points}")
     candidates = load_candidates([checkpoint_path, *others], lengths=lengths)
     task = prepare(candidates, splits, options)
-    checkpoints = [each.checkpoint for each in candidates]
-    before = untrained_model(checkpoints[0]) if baseline == "untrained" else None
-    itq = baseline if baseline in ("auto", "itq") else None
-    model, *encoded = _encode(task, checkpoints, group_by_backbone(candidates), itq=itq)
+    checkpoint, *compared = [each.checkpoint for each in candidates]
+    before = untrained_model(checkpoint) if baseline == "untrained" else None
+    encoder = _encoder(task, checkpoint)
+    itq = _itq_head(task, encoder, required=baseline == "itq") if baseline in ("auto", "itq") else None
+    model = _encode(task, encoder)
     found, ranking = _measure(task, model)
     of_baseline, name, fields = None, "ITQ on the same features", {}
     if before is not None:
-        of_baseline, name = _encode(task, [Checkpoint.of(before, task.header)], [[0]])[0], "Before training"
-    elif len(encoded) == len(candidates):
-        of_baseline = encoded.pop()
+        of_baseline, name = _encode(task, _encoder(task, Checkpoint.of(before, task.header))), "Before training"
+    elif itq is not None:
+        of_baseline = _encode(task, encoder, head=itq)
     if of_baseline is not None:
         measured = _measure(task, of_baseline)[0]
         fields = {
@@ -112,7 +113,8 @@ def evaluate(
             "baseline_recall": measured.curves.recall,
         }
     if len(candidates) > 1:
-        scores = [found.scores, *(_measure(task, other)[0].scores for other in encoded)]
+        scores = [found.scores]
+        scores += [_measure(task, _encode(task, _encoder(task, other)))[0].scores for other in compared]
         fields["models"] = [
             ComparedModel(
                 each.method, each.header.n_bits, each.name, each.header.fingerprint, rows, cut_from=each.cut_from
@@ -134,7 +136,7 @@ def evaluate(
 
 def rank_with_library(task: EvaluationTask, checkpoint: Checkpoint, database: Split, *, k: int) -> tuple[Rows, Rows]:
     """(distances, rows) of the k nearest images of each query, (Q, k), in the order of search (ties by row)."""
-    data = _encode(task, [checkpoint], [[0]], database=database)[0]
+    data = _encode(task, _encoder(task, checkpoint), database=database)
     distances, rows = _index(data).search(data.query.codes, k=k)
     return distances.astype(np.int64), rows
 
@@ -152,7 +154,6 @@ def keep_calibration(collection: Path, report: EvaluationReport) -> None:
         HashseekError: there is no such collection, or it has codes of another checkpoint.
     """
     data = report.data
-    assert report.calibration is not None
     with closing(Catalog(collection / CATALOG)) as catalog:
         check_same_codes(catalog, report.fingerprint)
         store_calibration(
@@ -164,31 +165,18 @@ def keep_calibration(collection: Path, report: EvaluationReport) -> None:
         )
 
 
-def _encode(
-    task: EvaluationTask,
-    checkpoints: Sequence[Checkpoint],
-    groups: Sequence[Sequence[int]],
-    *,
-    itq: Baseline | None = None,
-    database: Split | None = None,
-) -> list[_EncodedData]:
-    """Both splits by each checkpoint, then by ITQ on the backbone of the first if `itq` asks for it and it is possible.
+def _encoder(task: EvaluationTask, checkpoint: Checkpoint) -> SplitEncoder:
+    return SplitEncoder(checkpoint, device=task.options.device, precision=task.options.precision)
 
-    The checkpoints of a group have the same backbone, which sees the images only once.
-    """
-    options = task.options
-    splits = {"encoding the queries": task.query, "encoding the database": database or task.database}
-    made: dict[int, _EncodedData] = {}
-    for group in groups:
-        encoder = SplitEncoder(checkpoints[group[0]], device=options.device, precision=options.precision)
-        places, of_group = list(group), [checkpoints[place].model.head for place in group]
-        if 0 in group and itq and (head := _itq_head(task, encoder, required=itq == "itq")):
-            places.append(len(checkpoints))
-            of_group.append(head)
-        parts = [encoder.encode(split, of_group, options.progress, title) for title, split in splits.items()]
-        for place, query, found in zip(places, *parts, strict=True):
-            made[place] = _EncodedData(encoder, query, found)
-    return [made[place] for place in sorted(made)]
+
+def _encode(
+    task: EvaluationTask, encoder: SplitEncoder, *, head: nn.Module | None = None, database: Split | None = None
+) -> _EncodedData:
+    """Both splits, by the checkpoint's head or another one."""
+    progress = task.options.progress
+    query = encoder.encode(task.query, progress, "encoding the queries", head=head)
+    found = encoder.encode(database or task.database, progress, "encoding the database", head=head)
+    return _EncodedData(encoder, query, found)
 
 
 def _itq_head(task: EvaluationTask, encoder: SplitEncoder, *, required: bool) -> nn.Module | None:
@@ -205,7 +193,7 @@ def _itq_head(task: EvaluationTask, encoder: SplitEncoder, *, required: bool) ->
             source = f"{options.data_name} (train)"
             chosen, _ = without_broken(chosen, on_error=task.splits.on_error, source=source)
         title = "encoding training images for ITQ"
-        found = encoder.encode(chosen, [encoder.model.head], options.progress, title)[0]
+        found = encoder.encode(chosen, options.progress, title)
         return itq_head(found.features, task.header.n_bits, seed=options.seed)
     except HashseekError as error:
         if required:

@@ -1,49 +1,67 @@
-"""Evaluate a running service: send it every query, and compare its rankings with those of the library."""
+"""Check a running service: send it every query, and compare its rankings with those of the library."""
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hashseek.api.client import Client, ServiceError
+from hashseek.api.client import Client
 from hashseek.retrieval.errors import BadConfig, BadDataset, ForeignCodes
 from hashseek.retrieval.images import read_bytes
-from hashseek.retrieval.metrics import count_gains, gains_of, histograms_of_ranking
+from hashseek.retrieval.metrics import gains_of
 from hashseek.training.data.splits import Splits
-from hashseek.training.evaluation.assembly import (
-    EvaluationOptions,
-    EvaluationTask,
-    Ranking,
-    assemble,
-    prepare,
-)
+from hashseek.training.evaluation.assembly import EvaluationOptions, EvaluationTask, prepare
 from hashseek.training.evaluation.candidates import load_candidates
-from hashseek.training.evaluation.report.folder import Evaluation
-from hashseek.training.evaluation.report.measurements import Measurements, measure_histograms, measure_rankings
-from hashseek.training.evaluation.report.schema import ServiceAgreement
+from hashseek.training.evaluation.report.markdown import section_as_markdown
+from hashseek.training.evaluation.report.sections import Section
+from hashseek.training.report_format import Table
 
 _SHOWN = 3  # examples in a message
 _SECONDS = 120  # to wait for a response
 
 
-def evaluate_service(
-    url: str, checkpoint_path: Path, splits: Splits, options: EvaluationOptions, *, whole: bool = False
-) -> Evaluation:
-    """Search a service with every query, rank the same images with the library, and report on the service's rankings.
+@dataclass(frozen=True)
+class ServiceAgreement:
+    """How the rankings of a service agree with those of the library.
 
-    The service must store exactly the database split; it stores identical files once, so they count once. `served` of
-    the report says how the two agree. Ties are in the order of the service's ids.
+    `ranks`: how many results each query asked for. `equal`: how many queries have the same ids and distances in both;
+    `differences` describes each of the others in a sentence. `mean_ap`: mAP of the service and of the library at N.
+    """
+
+    url: str
+    version: str
+    ranks: int
+    equal: int
+    mean_ap: dict[int, tuple[float, float]]
+    differences: list[str]
+    notes: list[str]
+
+    def as_markdown(self) -> str:
+        """mAP@N of both, and every difference."""
+        rows = [[str(n), f"{a:.6f}", f"{b:.6f}", f"{a - b:+.6f}"] for n, (a, b) in self.mean_ap.items()]
+        text = (
+            f"{self.url}, hashseek {self.version or 'of unknown version'}: {self.equal} of "
+            f"{self.equal + len(self.differences)} queries have the same ranking (ids and distances of the first "
+            f"{self.ranks})."
+        )
+        table = Table(["N", "mAP@N, service", "mAP@N, library", "difference"], rows)
+        return section_as_markdown(Section("served", "Service and library", text, [table], self.differences)).strip()
+
+
+def check_service(url: str, checkpoint_path: Path, splits: Splits, options: EvaluationOptions) -> ServiceAgreement:
+    """Search a service with every query, and rank the same images with the library.
+
+    The service must store exactly the database split; it stores identical files once, so they count once. Ties are in
+    the order of the service's ids.
 
     Args:
         url: of the service.
         checkpoint_path: the checkpoint that it serves.
         splits: the data set.
         options: see `EvaluationOptions`; codes are equal only if the service computes with the same `precision`.
-        whole: ask for the ranking of the whole database, if the service returns so many results. Then the report is
-            as complete as that of the library, except for the codes; otherwise it is about the first N alone.
 
     Raises:
         HashseekError: no service of this version answers, it has codes of another checkpoint or other images, it
@@ -60,30 +78,21 @@ def evaluate_service(
         _check_fingerprint(service.url, stats.fingerprint, header.fingerprint)
         task, ids, rows = _match_stored_images(service, prepare(candidates, splits, options))
         k = max(task.ns)
-        if whole and _returns(service, task.query.paths[0], len(task.database)):
-            k = len(task.database)
-        distances, found = _search_all(service, task, ids, k=k)
-    of_library = rank_with_library(task, candidates[0].checkpoint, task.database.take(rows), k=k)
-    as_served = _measure(task, distances, rows[found])
-    library = _measure(task, of_library[0], rows[of_library[1]])
-    differences = _differences(task, (distances, rows[found]), (of_library[0], rows[of_library[1]]))
-    served = ServiceAgreement(
+        distances, places = _search_all(service, task, ids, k=k)
+    served = distances, rows[places]
+    distances, places = rank_with_library(task, candidates[0].checkpoint, task.database.take(rows), k=k)
+    library = distances, rows[places]
+    differences = _differences(task, served, library)
+    mean_ap = zip(_mean_ap(task, served[1]), _mean_ap(task, library[1]), strict=True)
+    return ServiceAgreement(
         service.url,
         stats.version,
-        stats.engine,
         ranks=k,
         equal=len(task.query) - len(differences),
-        library={score.n: score.as_served or 0.0 for score in library[0].scores},
+        mean_ap=dict(zip(task.ns, mean_ap, strict=True)),
         differences=differences,
+        notes=task.notes,
     )
-    notes = [*task.notes, "A service returns no codes, so how bits are used and t-SNE are missing."]
-    if as_served[0].distances is None:
-        notes.append(
-            f"The service returned the {k} nearest of {len(task.database)} images (HASHSEEK_MAX_K), so everything that "
-            "needs all of them is missing: bounds over ties, hash lookup, calibration, longer curves."
-        )
-    task = replace(task, notes=notes)
-    return assemble(task, *as_served, computed_in=stats.engine or "the service", bits=None, served=served)
 
 
 def _match_stored_images(service: Client, task: EvaluationTask) -> tuple[EvaluationTask, list[int], NDArray[np.int64]]:
@@ -112,17 +121,6 @@ def _match_stored_images(service: Client, task: EvaluationTask) -> tuple[Evaluat
     return replace(task, database=task.database.take(kept), notes=notes), [image.id for image in stored], rows
 
 
-def _returns(service: Client, path: Path, k: int) -> bool:
-    """Whether the service returns k results."""
-    try:
-        service.search(path, k=k, rank="hamming")
-    except ServiceError as error:
-        if error.status is None:
-            raise
-        return False
-    return True
-
-
 def _search_all(
     service: Client, task: EvaluationTask, ids: Sequence[int], *, k: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -144,24 +142,11 @@ def _search_all(
     return distances, places
 
 
-def _measure(
-    task: EvaluationTask, distances: NDArray[np.int64], rows: NDArray[np.int64]
-) -> tuple[Measurements, Ranking]:
-    """Measure rankings: with bounds over ties if they are of the whole database, otherwise in their order."""
-    query, database, options = task.query.labels, task.database.labels, task.options
-    gains = gains_of(rows, query, database)
-    n_of_gain = count_gains(query, database)
-    ap = task.average_precision(gains > 0, n_of_gain[:, 1:].sum(axis=1))
-    if rows.shape[1] == len(task.database):
-        found = histograms_of_ranking(distances, rows, query, database, n_bits=task.header.n_bits)
-        measured = measure_histograms(
-            found, query, ns=task.ns, normalizer=options.normalizer, as_served=ap, seed=options.seed
-        )
-    else:
-        measured = measure_rankings(
-            gains, query, n_of_gain=n_of_gain, ns=task.ns, normalizer=options.normalizer, seed=options.seed
-        )
-    return measured, Ranking(distances, rows, ap)
+def _mean_ap(task: EvaluationTask, rows: NDArray[np.int64]) -> list[float]:
+    """mAP at each N of rankings of database images, (Q, k)."""
+    query, database = task.query.labels, task.database.labels
+    n_relevant = np.array([int(database[:, labels > 0].any(axis=1).sum()) for labels in query])
+    return [float(ap.mean()) for ap in task.average_precision(gains_of(rows, query, database) > 0, n_relevant)]
 
 
 def _differences(

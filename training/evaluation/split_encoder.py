@@ -1,6 +1,5 @@
-"""Encodes whole splits of images or vectors, with one backbone and any number of heads on it."""
+"""Encodes whole splits of images or vectors."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,10 +43,10 @@ class EncodedSplit:
 
 
 class SplitEncoder:
-    """A checkpoint's backbone.
+    """Encodes with a checkpoint. The features of images are cached, see `features_of`: another head costs little.
 
     Args:
-        checkpoint: its own head is not used; pass it to `encode`.
+        checkpoint: its backbone, and its head unless `encode` gets another one.
         device, precision: see `Encoder`.
     """
 
@@ -80,12 +79,12 @@ class SplitEncoder:
             found: NDArray[np.float32] = head(torch.from_numpy(features)).numpy()
             return found
 
-    def encode(self, split: Split, heads: Sequence[nn.Module], progress: Progress, title: str) -> list[EncodedSplit]:
-        """Outputs and codes of a split, in its order, for each head; the features are computed only once."""
+    def encode(self, split: Split, progress: Progress, title: str, *, head: nn.Module | None = None) -> EncodedSplit:
+        """Outputs and codes of a split, in its order, by the checkpoint's head or another one."""
         found = self.features(split, progress, title)
         blocks = [stored_features(found[start : start + _ROWS]) for start in range(0, len(found), _ROWS)]
-        outputs, features = [self.outputs(found, head) for head in heads], np.concatenate(blocks)
-        return [EncodedSplit(pack(part), part, split.labels, features) for part in outputs]
+        outputs = self.outputs(found, head or self.model.head)
+        return EncodedSplit(pack(outputs), outputs, split.labels, np.concatenate(blocks))
 
 
 def describe_model(header: Header, computed_in: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import hashlib
 
-from hashseek.training.data.file_digests import digest_content, size_of
+from hashseek.training.data.file_digests import equal_files
 from hashseek.training.data.splits import Split, Splits
 
 
@@ -14,15 +14,9 @@ def overlaps(splits: Splits) -> dict[str, int]:
         for one, other in (("query", "train"), ("query", "database"), ("train", "database"))
     }
     if splits.query.vectors is None:
-        sizes = {path: size_of(path) for paths in files.values() for path in paths}
-        of_query = {sizes[path] for path in files["query"]}
-        # A copy has the size of its original, so other files need not be read.
-        alike = {name: [path for path in paths if sizes[path] in of_query] for name, paths in files.items()}
-        others = {sizes[path] for name in ("train", "database") for path in alike[name] if path not in files["query"]}
-        queries = {digest_content(path) for path in files["query"] if sizes[path] in others} - {None}
-        for name in ("train", "database"):
-            copies = [path for path in alike[name] if path not in files["query"] and digest_content(path) in queries]
-            counts[f"copies_of_queries_in_{name}"] = len(copies)
+        groups = [set(group) for group in equal_files(set().union(*files.values()))]
+        copies = set().union(*(group for group in groups if group & files["query"])) - files["query"]
+        counts |= {f"copies_of_queries_in_{name}": len(copies & files[name]) for name in ("train", "database")}
     return counts
 
 

@@ -1,117 +1,16 @@
-"""Downloads from a real server: resumed after a cut, checked, refused with a reason, unpacked without halves."""
+"""Archives of data sets: downloaded when files are missing, and unpacked without halves."""
 
 import contextlib
-import errno
-import hashlib
-import os
-import threading
 import zipfile
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from hashseek.retrieval.errors import BadDataset
-from hashseek.training.data.download import Archive, fetch, read_or_download, unpack
+from hashseek.training.data.download import Archive, read_or_download, unpack
 from hashseek.training.data.image_table import Incomplete
-from hashseek.training.runs.progress import Progress
 from support.dataset_files import write_tar
-
-CONTENT = bytes(range(256)) * 20_000  # 5 MB
-
-
-@dataclass
-class Server:
-    """What the server does, and what it saw."""
-
-    files: dict[str, bytes]
-    url: str = ""
-    ranges: bool = True  # whether it can resume
-    cut_after: int | None = None  # bytes after which it closes the connection
-    seen: list[str | None] = field(default_factory=list)  # the Range of each request
-
-    def answer(self, request: BaseHTTPRequestHandler) -> None:
-        wanted = request.headers.get("Range")
-        self.seen.append(wanted)
-        content = self.files.get(request.path)
-        start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted and self.ranges else 0
-        status = 404 if content is None else 416 if start and start >= len(content) else 206 if start else 200
-        part = (content or b"")[start:] if status < 400 else b""
-        request.send_response(status)
-        request.send_header("Content-Length", str(len(part)))
-        request.end_headers()
-        request.wfile.write(part[: self.cut_after])
-
-
-@pytest.fixture
-def server(monkeypatch):
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    served = Server({"/set.zip": CONTENT})
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            served.answer(self)
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        served.url = f"http://127.0.0.1:{running.server_port}"
-        yield served
-        running.shutdown()
-        thread.join()
-
-
-def md5(content: bytes) -> str:
-    return hashlib.md5(content).hexdigest()
-
-
-def get(server, folder: Path, checksum: str | None = md5(CONTENT), name: str = "set.zip") -> Path:
-    return fetch(Archive(f"{server.url}/{name}", checksum), folder, progress=Progress(quiet=True))
-
-
-def test_a_file_is_downloaded_once(server, tmp_path):
-    file = get(server, tmp_path / "new" / "folder")
-    assert file.read_bytes() == CONTENT
-    assert get(server, tmp_path / "new" / "folder") == file
-    assert server.seen == [None]
-
-
-@pytest.mark.parametrize("ranges", [True, False])
-def test_the_next_call_resumes_a_download_that_was_cut_off(server, tmp_path, ranges):
-    server.cut_after, server.ranges = 2_000_000, ranges
-    with pytest.raises(BadDataset):
-        get(server, tmp_path)
-    assert not (tmp_path / "set.zip").exists()
-    server.cut_after = None
-    assert get(server, tmp_path).read_bytes() == CONTENT
-    assert server.seen == [None, "bytes=2000000-"]
-
-
-@pytest.mark.parametrize("checksum", [md5(CONTENT), None])
-@pytest.mark.parametrize("part", [CONTENT, CONTENT[:-1] + b"other", bytes(len(CONTENT))])
-def test_a_part_that_lacks_nothing_is_not_trusted(server, tmp_path, checksum, part):
-    (tmp_path / "set.zip.part").write_bytes(part)
-    assert get(server, tmp_path, checksum).read_bytes() == CONTENT
-    assert server.seen == [f"bytes={len(part)}-", None]
-    server.files["/set.zip"] = part = b"another archive"
-    (tmp_path / "set.zip").unlink()
-    with pytest.raises(BadDataset, match=md5(part)):
-        get(server, tmp_path)
-    assert list(tmp_path.glob("set.zip*")) == []
-
-
-def test_what_cannot_be_downloaded_or_saved_is_refused(server, tmp_path, small_disk):
-    with pytest.raises(BadDataset, match="404"):
-        get(server, tmp_path, name="gone.zip")
-    with pytest.raises(BadDataset, match=os.strerror(errno.ENOSPC)):
-        get(server, small_disk)
-    server.url = "http://127.0.0.1:9"  # where nothing listens
-    with pytest.raises(BadDataset):
-        get(server, tmp_path)
+from support.web import serving
 
 
 def make_zip(file: Path, members: dict[str, bytes]) -> Path:
@@ -139,20 +38,23 @@ def test_unpacking_completes_a_folder_writes_nothing_outside_and_refuses_damage(
         unpack(file, tmp_path / "root")
 
 
-def test_a_set_is_downloaded_when_files_are_missing_and_then_left_alone(server, tmp_path):
-    server.files["/set.zip"] = make_zip(tmp_path / "made.zip", {"a.jpg": b"a"}).read_bytes()
-    archive = Archive(f"{server.url}/set.zip", md5(server.files["/set.zip"]), into="images")
-    root = tmp_path / "root"
+def test_a_set_is_downloaded_when_files_are_missing_and_then_left_alone(tmp_path):
+    published, root = tmp_path / "published", tmp_path / "root"
+    published.mkdir()
 
     def read(on_error: str) -> str:
         if not (root / "images" / "a.jpg").is_file():
             raise Incomplete("a.jpg is missing")
         return on_error
 
-    with pytest.raises(BadDataset, match=r"a\.jpg.*/set\.zip"):
-        read_or_download(read, [archive], root, download=False, on_error="skip")
-    for missing in (root / "images" / "a.jpg", root / "set.zip"):
-        assert read_or_download(read, [archive], root, download=True, on_error="skip") == "skip"
-        missing.unlink()
-    assert read_or_download(read, [archive], root, download=True, on_error="skip") == "stop"  # complete at once
-    assert len(server.seen) == 1, "the archive was still there, and then not needed"
+    with serving(published) as url:
+        archives = [Archive(f"{url}/set.zip", None, into="images")]
+        with pytest.raises(BadDataset, match=r"a\.jpg.*/set\.zip"):
+            read_or_download(read, archives, root, download=False, on_error="skip")
+        with pytest.raises(BadDataset, match=r"set\.zip.*404"):
+            read_or_download(read, archives, root, download=True, on_error="skip")
+        make_zip(published / "set.zip", {"a.jpg": b"a"})
+        assert read_or_download(read, archives, root, download=True, on_error="skip") == "skip"
+    (root / "images" / "a.jpg").unlink()
+    assert read_or_download(read, archives, root, download=True, on_error="skip") == "skip"  # the archive is there
+    assert read_or_download(read, archives, root, download=True, on_error="skip") == "stop"  # complete at once

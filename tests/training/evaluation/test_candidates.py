@@ -14,7 +14,7 @@ from hashseek.retrieval.metrics import evaluate_codes
 from hashseek.retrieval.models.truncation import truncate
 from hashseek.retrieval.scores import stored_features
 from hashseek.training.evaluation.assembly import EvaluationOptions
-from hashseek.training.evaluation.candidates import group_by_backbone, load_candidates
+from hashseek.training.evaluation.candidates import load_candidates
 from hashseek.training.evaluation.evaluate import evaluate
 from hashseek.training.evaluation.report.markdown import as_markdown
 from hashseek.training.evaluation.report.schema import load_report
@@ -67,11 +67,6 @@ def test_each_has_the_scores_that_it_has_alone_and_the_folder_shows_them_all(che
         value = f"{report.at_main_n(model.scores).mean_average_precision.expected:.4f}"
         assert value in page
         assert f"| {model.n_bits} | **{value}** |" in markdown
-
-
-def test_one_backbone_sees_the_images_once(checkpoints):
-    found = load_candidates([checkpoints[name] for name in ("first", "alone", "longer", "dpsh")])
-    assert group_by_backbone(found) == [[0, 2, 3], [1]]
 
 
 def test_a_nested_checkpoint_shows_each_of_its_lengths(checkpoints, tmp_path):

@@ -105,7 +105,7 @@ def test_training_and_every_evaluation_share_features_and_their_codes_are_those_
     first, files = report_of(run.best)
     assert len(files) == 3
     encoder = SplitEncoder(load_checkpoint(run.best), **CPU)
-    (encoded,) = encoder.encode(splits.train, [encoder.model.head], Progress(quiet=True), "train")
+    encoded = encoder.encode(splits.train, Progress(quiet=True), "train")
     pixels = [decode_for(read_bytes(path), encoder.encoder.preprocessing)[1] for path in splits.train.paths]
     np.testing.assert_array_equal(encoded.codes, encoder.encoder.encode_pixels(np.stack(pixels)))
     assert {file: file.stat().st_ino for file in folder.iterdir()} == files
@@ -181,6 +181,7 @@ def test_the_command_prints_the_summary_and_writes_the_folder(world, tmp_path, c
         ("--points", "-1"),
         ("--calibrate", "nowhere"),
         ("--url", "http://127.0.0.1:1", "--baseline", "untrained"),
+        ("--url", "http://127.0.0.1:1", "--out", "report"),
         ("nowhere.safetensors",),
     ],
 )

@@ -15,7 +15,7 @@ from hashseek.indexing.ingest.batch import ImageSource, ingest
 from hashseek.indexing.opening import open_store
 from hashseek.indexing.searcher import Searcher
 from hashseek.retrieval.checkpoint import save_checkpoint
-from hashseek.retrieval.errors import BadConfig, BadDataset, ForeignCodes
+from hashseek.retrieval.errors import BadDataset, ForeignCodes
 from hashseek.retrieval.images import Preprocessing
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.data.datasets import build_splits
@@ -23,9 +23,7 @@ from hashseek.training.data.datasets.shapes import render_shapes
 from hashseek.training.data.splits import Splits
 from hashseek.training.evaluation.assembly import EvaluationOptions
 from hashseek.training.evaluation.evaluate import evaluate
-from hashseek.training.evaluation.report.compare import as_markdown, load_entries
-from hashseek.training.evaluation.report.schema import load_report
-from hashseek.training.evaluation.service_check import evaluate_service
+from hashseek.training.evaluation.service_check import check_service
 from support.commands import wait_until
 from support.in_process import run_command
 
@@ -89,19 +87,18 @@ def test_service_and_library_give_the_same_ranking_and_metrics(kind, world, serv
     if kind == "milvus":
         collection = index(request.getfixturevalue("milvus_name"), checkpoint, splits_of(data).database.paths[::-1])
     url = serve(collection, "--checkpoint", checkpoint)
-    report = evaluate_service(url + "/", checkpoint, splits_of(data), OPTIONS).report
-    assert (report.served.differences, report.served.equal) == ([], 8)
-    assert (report.data["queries"], report.data["database"]) == (8, 40)
+    found = check_service(url + "/", checkpoint, splits_of(data), OPTIONS)
+    assert (found.differences, found.equal, found.ranks, found.version) == ([], 8, 40, version("hashseek"))
     library = evaluate(checkpoint, splits_of(data), OPTIONS, n_points=0).report
-    for served, score in zip(report.scores, library.scores, strict=True):
-        assert served.as_served == report.served.library[score.n]
+    for (served, of_library), score in zip(found.mean_ap.values(), library.scores, strict=True):
+        assert served == of_library
         bounds = score.mean_average_precision  # ties are in another order: by ids of the collection
-        assert bounds.worst - 1e-12 <= served.as_served <= bounds.best + 1e-12
+        assert bounds.worst - 1e-12 <= served <= bounds.best + 1e-12
     arguments = ("evaluate", checkpoint, "--url", url, "-n", "5", "--device", "cpu", "--precision", "fp32")
     code, printed, _ = run_command(capsys, *arguments)
     assert code == 0
     assert "8 of 8 queries" in printed
-    assert f"| 5 | {report.scores[0].as_served:.6f} | {report.scores[0].as_served:.6f} | +0.000000 |" in printed
+    assert f"| 5 | {found.mean_ap[5][0]:.6f} | {found.mean_ap[5][0]:.6f} | +0.000000 |" in printed
     assert not (checkpoint.parent / "evaluation-model").exists()
 
 
@@ -116,53 +113,21 @@ def test_a_service_with_keys_gets_one(world, serve, hashseek, tmp_path, monkeypa
         assert client.stats().n_images == 40
 
 
-def test_the_whole_ranking_gives_the_library_s_report_but_for_what_needs_codes(world, serve, tmp_path):
+def test_ids_in_the_order_of_the_split_give_the_figures_that_an_evaluation_calls_as_served(world, serve, tmp_path):
     data, checkpoint, _ = world
     splits = splits_of(data)
     url = serve(index(tmp_path / "in order", checkpoint, splits.database.paths))
-    made = evaluate_service(url, checkpoint, splits, SHORT, whole=True)
-    library = evaluate(checkpoint, splits, SHORT, n_points=0)
-    ours, theirs = library.report, made.report
-    assert theirs.ties == "expected"
-    for name in (
-        *("scores", "curves", "labels", "distances", "calibration", "confusions", "examples", "worst", "main_n"),
-        *("data", "model"),
-    ):
-        assert getattr(theirs, name) == getattr(ours, name), name
-    assert made.per_query == library.per_query
-    assert theirs.bits is None
-    assert (theirs.served.ranks, theirs.served.equal, theirs.served.differences) == (40, 8, [])
-    assert theirs.served.version == version("hashseek")
-    made.write(tmp_path / "served")
-    library.write(tmp_path / "library")
-    for name in ("report.html", "report.md"):
-        assert url in (tmp_path / "served" / name).read_text()
-    assert load_report(tmp_path / "served" / "report.json").served == theirs.served
-    assert "mean difference" in as_markdown(load_entries([tmp_path / "library", tmp_path / "served"]))
+    found = check_service(url, checkpoint, splits, SHORT)
+    library = evaluate(checkpoint, splits, SHORT, n_points=0).report
+    assert found.mean_ap == {score.n: (score.as_served, score.as_served) for score in library.scores}
 
 
-def test_a_cut_ranking_gives_what_follows_from_the_order(world, serve, tmp_path, capsys):
+def test_more_ranks_than_a_service_returns_are_refused(world, serve):
     data, checkpoint, collection = world
     url = serve(collection, before="import os\nos.environ['HASHSEEK_MAX_K'] = '20'")
-    out = tmp_path / "report"
-    arguments = ("evaluate", checkpoint, "--url", url, "-n", "5", "-n", "20", "--out", out)
-    assert run_command(capsys, *arguments, "--device", "cpu", "--precision", "fp32")[0] == 0
-    report = load_report(out / "report.json")
-    for score in report.scores:
-        ap = score.mean_average_precision
-        assert ap.expected == ap.worst == ap.best == score.as_served == report.served.library[score.n]
-        assert score.precision.low < score.precision.expected < score.precision.high
-    assert report.ties == "as served"
-    assert report.curves.ns[-1] == report.served.ranks == 20
-    assert report.curves.precision[-1] == pytest.approx(report.scores[-1].precision.expected)
-    assert (report.distances, report.calibration, report.bits) == (None, None, None)
-    assert any("HASHSEEK_MAX_K" in note for note in report.notes)
-    assert "worst to best" not in (out / "report.html").read_text()
-    evaluate(checkpoint, splits_of(data), SHORT, n_points=0).write(tmp_path / "library")
-    with pytest.raises(BadConfig, match="ties"):
-        load_entries([tmp_path / "library", out])
-    with pytest.raises(ServiceError):  # more results than it returns
-        evaluate_service(url, checkpoint, splits_of(data), OPTIONS)
+    assert check_service(url, checkpoint, splits_of(data), SHORT).ranks == 20
+    with pytest.raises(ServiceError):
+        check_service(url, checkpoint, splits_of(data), OPTIONS)
 
 
 # The answer lacks an image that the list has, as if it had been removed in between.
@@ -191,7 +156,7 @@ def test_a_service_whose_collection_changes_meanwhile_is_refused(world, serve):
     data, checkpoint, collection = world
     url = serve(collection, before=FORGETS_ONE)
     with pytest.raises(BadDataset, match="39 of 40"):
-        evaluate_service(url, checkpoint, splits_of(data), OPTIONS)
+        check_service(url, checkpoint, splits_of(data), OPTIONS)
 
 
 def test_a_service_that_ranks_otherwise_is_found_out(world, serve, capsys):
@@ -212,7 +177,7 @@ def test_a_service_that_ranks_otherwise_is_found_out(world, serve, capsys):
 def test_another_fingerprint_is_refused(world, serve, indexed):
     data, checkpoint, _ = world
     with pytest.raises(ForeignCodes):
-        evaluate_service(serve(indexed), checkpoint, splits_of(data), OPTIONS)
+        check_service(serve(indexed), checkpoint, splits_of(data), OPTIONS)
 
 
 def test_a_collection_of_other_images_is_refused(world, serve, tmp_path):
@@ -220,7 +185,7 @@ def test_a_collection_of_other_images_is_refused(world, serve, tmp_path):
     splits = splits_of(data)
     folder = index(tmp_path / "collection", checkpoint, [*splits.database.paths[4:], splits.query.paths[0]])
     with pytest.raises(BadDataset) as raised:
-        evaluate_service(serve(folder), checkpoint, splits, OPTIONS)
+        check_service(serve(folder), checkpoint, splits, OPTIONS)
     for text in ("4 images missing", splits.database.paths[0].name, "1 not in", splits.query.paths[0].name):
         assert text in str(raised.value)
 
@@ -232,9 +197,9 @@ def test_copies_count_once_on_both_sides(world, serve, tmp_path):
     for copy in paths[10:13]:
         copy.write_bytes(paths[0].read_bytes())
     url = serve(index(tmp_path / "collection", checkpoint, paths))
-    report = evaluate_service(url, checkpoint, splits_of(own), OPTIONS).report
-    assert (report.data["database"], report.served.differences) == (37, [])
-    assert any("3 database images are copies" in note for note in report.notes)
+    found = check_service(url, checkpoint, splits_of(own), OPTIONS)
+    assert (found.ranks, found.differences) == (37, [])
+    assert any("3 database images are copies" in note for note in found.notes)
 
 
 def test_a_url_without_a_service_is_refused(world, serve):
@@ -243,10 +208,10 @@ def test_a_url_without_a_service_is_refused(world, serve):
         port = taken.getsockname()[1]
     for url in (f"http://127.0.0.1:{port}", "http://[", "file:///etc"):
         with pytest.raises(ServiceError):
-            evaluate_service(url, checkpoint, splits_of(data), OPTIONS)
+            check_service(url, checkpoint, splits_of(data), OPTIONS)
     url = serve(collection)
     with pytest.raises(ServiceError):
-        evaluate_service(f"{url}/docs", checkpoint, splits_of(data), OPTIONS)
+        check_service(f"{url}/docs", checkpoint, splits_of(data), OPTIONS)
     for page in ("/?", "/healthz/live?"):  # HTML, and other JSON
         with pytest.raises(ServiceError):
-            evaluate_service(f"{url}{page}", checkpoint, splits_of(data), OPTIONS)
+            check_service(f"{url}{page}", checkpoint, splits_of(data), OPTIONS)

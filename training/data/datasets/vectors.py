@@ -25,9 +25,6 @@ def scene(*, root: str = HOME) -> Splits:
 
     Args:
         root: the folder that holds scene.npz.
-
-    Raises:
-        BadDataset: as `vectors`.
     """
     return vectors(path=f"{root}/scene.npz")
 
@@ -37,41 +34,26 @@ def yeast(*, root: str = HOME) -> Splits:
 
     Args:
         root: the folder that holds yeast.npz.
-
-    Raises:
-        BadDataset: as `vectors`.
     """
     return vectors(path=f"{root}/yeast.npz")
 
 
-def emotions(*, root: str = HOME, query_fraction: float = 0.3, split_seed: int = 0) -> Splits:
+def emotions(*, root: str = HOME) -> Splits:
     """Emotions (Trohidis et al., 2008): 593 pieces of music as 72 numbers, 6 labels; a random split.
 
     Args:
         root: the folder that holds emotions.npz.
-        query_fraction: share of the rows that become queries; the others are training split and database.
-        split_seed: seed of a random split.
-
-    Raises:
-        BadDataset: as `vectors`.
-        BadConfig: a fraction that leaves a split empty.
     """
-    return vectors(path=f"{root}/emotions.npz", query_fraction=query_fraction, split_seed=split_seed)
+    return vectors(path=f"{root}/emotions.npz")
 
 
-def cal500(*, root: str = HOME, query_fraction: float = 0.3, split_seed: int = 0) -> Splits:
+def cal500(*, root: str = HOME) -> Splits:
     """CAL500 (Turnbull et al., 2008): 502 songs as 68 numbers, 174 labels; a random split.
 
     Args:
         root: the folder that holds CAL500.npz.
-        query_fraction: share of the rows that become queries; the others are training split and database.
-        split_seed: seed of a random split.
-
-    Raises:
-        BadDataset: as `vectors`.
-        BadConfig: a fraction that leaves a split empty.
     """
-    return vectors(path=f"{root}/CAL500.npz", query_fraction=query_fraction, split_seed=split_seed)
+    return vectors(path=f"{root}/CAL500.npz")
 
 
 def vectors(*, path: str, query_fraction: float = 0.3, split_seed: int = 0) -> Splits:

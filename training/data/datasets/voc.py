@@ -29,12 +29,14 @@ LABELS = (
 )
 _HOST = "http://host.robots.ox.ac.uk/pascal/VOC"
 ARCHIVES = {  # the checksums are those of torchvision
-    "2007": (
+    2007: (
         Archive(f"{_HOST}/voc2007/VOCtrainval_06-Nov-2007.tar", "c52e279531787c972589f7e41ab4ae64"),
         Archive(f"{_HOST}/voc2007/VOCtest_06-Nov-2007.tar", "b6e924de25625d8de591ea690078ad9f"),
     ),
-    "2012": (Archive(f"{_HOST}/voc2012/VOCtrainval_11-May-2012.tar", "6cd6e144f989b92b3379bac3b3de84fd"),),
+    2012: (Archive(f"{_HOST}/voc2012/VOCtrainval_11-May-2012.tar", "6cd6e144f989b92b3379bac3b3de84fd"),),
 }
+# The lists of training images and of queries; sizes of query, train and database.
+_OFFICIAL = {2007: ("trainval", "test", (4952, 5011, 5011)), 2012: ("train", "val", (5823, 5717, 5717))}
 
 
 def voc2007(*, root: str, download: bool = False, on_error: OnError = "stop") -> Splits:
@@ -50,15 +52,7 @@ def voc2007(*, root: str, download: bool = False, on_error: OnError = "stop") ->
 
     Source: HyP2 (Xu et al., ACM MM 2022), whose code has the same sets; objects marked difficult count.
     """
-    return _official(
-        Path(expand(root)),
-        "2007",
-        train="trainval",
-        query="test",
-        published=(4952, 5011, 5011),
-        download=download,
-        on_error=on_error,
-    )
+    return _official(Path(expand(root)), 2007, download=download, on_error=on_error)
 
 
 def voc2012(
@@ -89,15 +83,7 @@ def voc2012(
     if protocol == "hyp2":
         if lists is not None:
             raise BadConfig("lists are for protocol = deephash: hyp2 uses the official sets")
-        return _official(
-            folder,
-            "2012",
-            train="train",
-            query="val",
-            published=(5823, 5717, 5717),
-            download=download,
-            on_error=on_error,
-        )
+        return _official(folder, 2012, download=download, on_error=on_error)
     if lists is None:
         raise BadConfig("protocol = deephash needs lists, the folder data/voc2012 of DeepHash-pytorch")
 
@@ -110,19 +96,12 @@ def voc2012(
             on_error=mode,
         )
 
-    return read_or_download(read, ARCHIVES["2012"], folder, download=download, on_error=on_error)
+    return read_or_download(read, ARCHIVES[2012], folder, download=download, on_error=on_error)
 
 
-def _official(
-    root: Path,
-    year: str,
-    *,
-    train: str,
-    query: str,
-    published: tuple[int, int, int],
-    download: bool,
-    on_error: OnError,
-) -> Splits:
+def _official(root: Path, year: int, *, download: bool, on_error: OnError) -> Splits:
+    train, query, published = _OFFICIAL[year]
+
     def read(mode: OnError) -> Splits:
         folder = first_folder(root, (f"VOCdevkit/VOC{year}", f"VOC{year}"), what=f"the official PASCAL VOC {year}")
         ids = {}

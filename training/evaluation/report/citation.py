@@ -23,7 +23,7 @@ def cited(report: EvaluationReport) -> str:
 
 
 def _protocol(report: EvaluationReport) -> str:
-    ties = "expected over ties (McSherry and Najork, ECIR 2008)" if report.ties == "expected" else "as served"
+    ties = "expected over ties (McSherry and Najork, ECIR 2008)"
     sizes = f"{report.data.get('queries')} queries and {report.data.get('database')} items in the database"
     return f"{ties}, AP divided by {DIVISORS[report.normalizer]}, with {sizes}"
 

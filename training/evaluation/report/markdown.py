@@ -6,7 +6,7 @@ from hashseek.training.evaluation.report.schema import EvaluationReport
 from hashseek.training.evaluation.report.sections import Section, sections
 from hashseek.training.report_format import table_as_markdown
 
-_SUMMARY = ("metrics", "rankings", "models", "served", "notes", "protocol")
+_SUMMARY = ("metrics", "rankings", "models", "notes", "protocol")
 
 
 def as_markdown(report: EvaluationReport) -> str:

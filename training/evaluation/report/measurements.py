@@ -1,7 +1,6 @@
 """What an evaluation measures on the rankings of its queries: scores, curves, distances and calibration.
 
-`measure_histograms` does it from counts over the whole database, exactly over ties; `measure_rankings` from the first
-results in one given order, as a service returns them.
+`measure_histograms` does it from counts over the whole database, exactly over ties.
 """
 
 from collections.abc import Sequence
@@ -21,7 +20,6 @@ from hashseek.retrieval.metrics import (
     class_distances,
     lookup,
     metrics_of_histograms,
-    metrics_of_ranking,
     per_label,
     precision_curve,
     recall_curve,
@@ -39,8 +37,7 @@ class Measurements:
     """What the rankings of Q queries are worth.
 
     `scores`: means over queries at each N. `per_query`: the metrics (Q,) that they are means of, by names such as
-    "AP@1000". `n_relevant`: relevant items of each query in the database, (Q,). `distances` and `calibration` are None
-    if the rankings are shorter than the database.
+    "AP@1000". `n_relevant`: relevant items of each query in the database, (Q,).
     """
 
     scores: list[Score]
@@ -48,8 +45,8 @@ class Measurements:
     n_relevant: NDArray[np.int64]
     n_database: int
     curves: Curves
-    distances: Distances | None = None
-    calibration: Calibration | None = None
+    distances: Distances
+    calibration: Calibration
 
     @property
     def main_n(self) -> int:
@@ -71,7 +68,7 @@ def measure_histograms(
     *,
     ns: Sequence[int],
     normalizer: Normalizer,
-    as_served: Sequence[NDArray[np.float64]] | None = None,
+    as_served: Sequence[NDArray[np.float64]],
     seed: int = 0,
 ) -> Measurements:
     """Measure rankings of the whole database, exactly over ties.
@@ -86,7 +83,7 @@ def measure_histograms(
     """
     metrics = metrics_of_histograms(found, ns=ns, normalizer=normalizer)
     tied = [float(tied_at_cut(found, n=n).mean()) for n in ns]
-    served = [None] * len(ns) if as_served is None else [float(values.mean()) for values in as_served]
+    served = [float(values.mean()) for values in as_served]
     relevant = found.relevant.sum(axis=0)
     irrelevant = found.total.sum(axis=0) - relevant
     means = class_distances(found)
@@ -98,42 +95,6 @@ def measure_histograms(
         _curves(found, largest=max(ns)),
         Distances(relevant.tolist(), irrelevant.tolist(), _or_none(means.intra), _or_none(means.inter)),
         calibrate(found),
-    )
-
-
-def measure_rankings(
-    gains: NDArray[np.int64],
-    query_labels: Labels,
-    *,
-    n_of_gain: NDArray[np.int64],
-    ns: Sequence[int],
-    normalizer: Normalizer,
-    seed: int = 0,
-) -> Measurements:
-    """Measure rankings in the one order that is given: expected, worst and best are the same.
-
-    Args:
-        gains: numbers of labels that the items of each ranking share with its query, (Q, n); n is at least max(ns).
-        query_labels: 0/1 (Q, C).
-        n_of_gain: (Q, G + 1), how many items of each gain the database has.
-        ns, normalizer, seed: see `measure_histograms`.
-    """
-    metrics: dict[str, MetricValues] = {}
-    for n in ns:
-        values = metrics_of_ranking(gains[:, :n], n_of_gain=n_of_gain, normalizer=normalizer)
-        metrics |= {f"{name}@{n}": MetricValues(value, value, value) for name, value in values.items()}
-    as_served = [float(metrics[f"AP@{n}"].expected.mean()) for n in ns]
-    n_relevant = n_of_gain[:, 1:].sum(axis=1)
-    ranks = np.unique(np.linspace(1, gains.shape[1], min(gains.shape[1], N_POINTS)).round().astype(int))
-    hits = np.cumsum(gains > 0, axis=1)[:, ranks - 1]
-    precision = (hits / ranks).mean(axis=0).tolist()
-    recall = (hits / np.maximum(n_relevant, 1)[:, None]).mean(axis=0).tolist()
-    return Measurements(
-        _scores(metrics, query_labels, ns=ns, tied=[0.0] * len(ns), as_served=as_served, seed=seed),
-        metrics,
-        n_relevant,
-        int(n_of_gain[0].sum()),
-        Curves(ranks.tolist(), precision, precision, precision, recall),
     )
 
 
@@ -156,7 +117,7 @@ def _scores(
     *,
     ns: Sequence[int],
     tied: Sequence[float],
-    as_served: Sequence[float | None],
+    as_served: Sequence[float],
     seed: int,
 ) -> list[Score]:
     def mean(name: str) -> MeanValue:

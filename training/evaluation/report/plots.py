@@ -68,11 +68,9 @@ def draw_all(report: EvaluationReport, points: Points) -> dict[str, "Figure"]:
     drawn: dict[str, Callable[[EvaluationReport, Axes], None]] = {
         "precision_curve": _precision_curve,
         "precision_recall": _precision_recall,
+        "distances": _distances,
+        "calibration": _calibration,
     }
-    if report.distances is not None:
-        drawn["distances"] = _distances
-        if report.calibration is not None:
-            drawn["calibration"] = _calibration
     if report.models:
         drawn["lengths"] = _lengths
     figures = {}
@@ -101,12 +99,10 @@ def _precision_curve(report: EvaluationReport, axes: "Axes") -> None:
     curves = report.curves
     shown = np.array(curves.ns) <= max(score.n for score in report.scores)
     ns = np.array(curves.ns)[shown]
-    if report.ties == "expected":
-        worst, best = np.array(curves.precision_worst)[shown], np.array(curves.precision_best)[shown]
-        label = "worst to best order of ties"
-        axes.fill_between(ns, worst, best, color=SERIES[0], alpha=0.18, linewidth=0, label=label)
-    label = "expected over ties" if report.ties == "expected" else "in the order of the service"
-    axes.plot(ns, np.array(curves.precision)[shown], color=SERIES[0], label=label)
+    worst, best = np.array(curves.precision_worst)[shown], np.array(curves.precision_best)[shown]
+    label = "worst to best order of ties"
+    axes.fill_between(ns, worst, best, color=SERIES[0], alpha=0.18, linewidth=0, label=label)
+    axes.plot(ns, np.array(curves.precision)[shown], color=SERIES[0], label="expected over ties")
     if report.baseline_precision:
         before = np.array(report.baseline_precision)[shown]
         axes.plot(ns, before, color=SERIES[1], linestyle=(0, (4, 2)), label=report.baseline_name)
@@ -134,9 +130,7 @@ def _precision_recall(report: EvaluationReport, axes: "Axes") -> None:
 
 
 def _distances(report: EvaluationReport, axes: "Axes") -> None:
-    found = report.distances
-    assert found is not None
-    radius = np.arange(report.n_bits + 1)
+    found, radius = report.distances, np.arange(report.n_bits + 1)
     for counts, mean, colour, name in (
         (found.relevant, found.intra, SERIES[0], "share a label"),
         (found.irrelevant, found.inter, SERIES[1], "share none"),
@@ -152,10 +146,8 @@ def _distances(report: EvaluationReport, axes: "Axes") -> None:
 
 
 def _calibration(report: EvaluationReport, axes: "Axes") -> None:
-    found, made = report.distances, report.calibration
-    assert found is not None
-    assert made is not None
-    radius, relevant, pairs = np.arange(report.n_bits + 1), np.asarray(found.relevant), np.asarray(made.pairs)
+    made, relevant = report.calibration, np.asarray(report.distances.relevant)
+    radius, pairs = np.arange(report.n_bits + 1), np.asarray(made.pairs)
     seen = pairs > 0
     observed = relevant[seen] / pairs[seen]
     axes.scatter(radius[seen], observed, s=9, color=OTHER, zorder=3, label="observed at the distance")

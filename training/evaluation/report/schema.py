@@ -50,7 +50,7 @@ class Score:
     acg: MeanValue
     wap: MeanValue
     tied: float
-    as_served: float | None = None
+    as_served: float
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class RankingScore:
 class Curves:
     """Precision and recall over rank (at `ns`) and over Hamming radius 0..K; null where nothing was retrieved.
 
-    The lists over radius are empty if the rankings are shorter than the database. `precision_zero` counts a query that
-    finds nothing as 0, `precision_skip` leaves it out, and `empty` is the share of such queries.
+    `precision_zero` counts a query that finds nothing as 0, `precision_skip` leaves it out, and `empty` is the share of
+    such queries.
     """
 
     ns: list[int]
@@ -81,10 +81,10 @@ class Curves:
     precision_worst: list[float]
     precision_best: list[float]
     recall: list[float]
-    precision_zero: list[float] = field(default_factory=list)
-    precision_skip: list[float | None] = field(default_factory=list)
-    radius_recall: list[float] = field(default_factory=list)
-    empty: list[float] = field(default_factory=list)
+    precision_zero: list[float]
+    precision_skip: list[float | None]
+    radius_recall: list[float]
+    empty: list[float]
 
 
 @dataclass(frozen=True)
@@ -172,30 +172,12 @@ class ComparedModel:
 
 
 @dataclass(frozen=True)
-class ServiceAgreement:
-    """A service whose rankings the report is about, and how they agree with those of the library.
-
-    `ranks`: how many results each query asked for. `equal`: how many queries have the same ids and distances in both;
-    `differences` describes each of the others in a sentence. `library`: mAP@N of the library, by N.
-    """
-
-    url: str
-    version: str
-    engine: str
-    ranks: int
-    equal: int
-    library: dict[int, float]
-    differences: list[str]
-
-
-@dataclass(frozen=True)
 class EvaluationReport:
     """Everything needed to judge and to repeat an evaluation.
 
     `main_n` is the N of the headline and of everything shown at a single N. `data`, `model`, `seed`, `versions` and
-    `command` are the protocol; `notes` are warnings, and say why a field is null. `ties` says whether the metrics are
-    expectations over ties with bounds, or those of the one order that a service gave. `held_out` are labels that were
-    never used in training, and `labels_used` says which images and labels count, see `training.data.held_out_labels`.
+    `command` are the protocol; `notes` are warnings. `held_out` are labels that were never used in training, and
+    `labels_used` says which images and labels count, see `training.data.held_out_labels`.
     `models` are this and other checkpoints on the same queries and database. `rankings` are other orders by the same
     model. `sources` are the references of losses and data set, by name.
     """
@@ -210,19 +192,18 @@ class EvaluationReport:
     model: dict[str, Any]
     curves: Curves
     labels: list[LabelScore]
-    distances: Distances | None
-    bits: BitStatistics | None
-    calibration: Calibration | None
+    distances: Distances
+    bits: BitStatistics
+    calibration: Calibration
     confusions: list[Confusion]
     examples: list[Example]
     worst: list[Example]
-    gain: str = "exponential"
-    ties: Literal["expected", "as served"] = "expected"
+    gain: Literal["exponential"] = "exponential"
+    ties: Literal["expected"] = "expected"
     labels_used: Literal["all", "seen", "held-out"] = "all"
     held_out: list[str] = field(default_factory=list)
     models: list[ComparedModel] = field(default_factory=list)
     rankings: list[RankingScore] = field(default_factory=list)
-    served: ServiceAgreement | None = None
     notes: list[str] = field(default_factory=list)
     baseline: list[Score] = field(default_factory=list)
     baseline_name: str = ""

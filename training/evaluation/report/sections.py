@@ -5,13 +5,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from hashseek.training.evaluation.report.citation import as_bibtex, as_latex, cited
-from hashseek.training.evaluation.report.schema import EvaluationReport, MeanValue, Score, ServiceAgreement
+from hashseek.training.evaluation.report.schema import EvaluationReport, MeanValue, Score
 from hashseek.training.report_format import Table
 
 _HYP2 = (
     " hyp2 is what the evaluation code of HyP2 prints for this checkpoint: ties in the order of an unstable sort, AP "
     "divided by the relevant images retrieved. The paper's training also scores every fifth epoch on the queries and "
     "keeps the best; that part is not included, because a run keeps the epochs that are best on validation and last."
+)
+_EXPLANATION = (
+    "Metrics are means over queries, and expectations over a random order of equal Hamming distances. ± is half of "
+    "the 95 % bootstrap interval over queries. Worst to best is the range over all orders of equal distances; as "
+    "served is the order of search, which breaks ties by ascending id."
 )
 _RADII = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 
@@ -33,7 +38,7 @@ def sections(report: EvaluationReport) -> list[Section]:
     n = report.main_n
     warning = f"Not the usual protocol: {protocol_of(report)}. " if report.held_out else ""
     found = [
-        Section("metrics", "Metrics", warning + explanation(report), score_tables(report)),
+        Section("metrics", "Metrics", warning + _EXPLANATION, score_tables(report)),
         Section(
             "rankings",
             "Rankings",
@@ -44,9 +49,7 @@ def sections(report: EvaluationReport) -> list[Section]:
         ),
         Section("curves", "Curves and distances"),
         Section("models", f"mAP@{n} by code length", tables=[_models(report)] if report.models else []),
-        Section(
-            "lookup", "Hash lookup and bits", tables=[table for table in (_lookup(report), _bits(report)) if table.rows]
-        ),
+        Section("lookup", "Hash lookup and bits", tables=[_lookup(report), _bits(report)]),
         Section("labels", "Labels", tables=[_labels(report), *([_confusions(report)] if report.confusions else [])]),
         Section("map", "Map of the database"),
         Section("examples", "Example queries", f"Chosen at random (seed {report.seed}), in the order of search."),
@@ -57,8 +60,6 @@ def sections(report: EvaluationReport) -> list[Section]:
             [_worst(report)] if report.worst else [],
         ),
     ]
-    if report.served is not None:
-        found.append(service_section(report.served, report.scores))
     if report.notes:
         found.append(Section("notes", "Notes", items=report.notes))
     text = "Metrics of two reports may be compared if splits, labels, normalizer, ties and N are the same."
@@ -67,20 +68,6 @@ def sections(report: EvaluationReport) -> list[Section]:
         Section("protocol", "Protocol", text, [_protocol(report)]),
         Section("citation", "Citation", items=[cited(report)], code=[as_latex(report), as_bibtex(report)]),
     ]
-
-
-def explanation(report: EvaluationReport) -> str:
-    """How to read the metrics."""
-    if report.ties == "as served":
-        return (
-            "Metrics are means over queries in the one order that the service returned. ± is half of the 95 % "
-            "bootstrap interval over queries."
-        )
-    return (
-        "Metrics are means over queries, and expectations over a random order of equal Hamming distances. ± is half of "
-        "the 95 % bootstrap interval over queries. Worst to best is the range over all orders of equal distances; as "
-        "served is the order of search, which breaks ties by ascending id."
-    )
 
 
 def protocol_of(report: EvaluationReport) -> str:
@@ -98,26 +85,21 @@ def protocol_of(report: EvaluationReport) -> str:
 
 def score_tables(report: EvaluationReport) -> list[Table]:
     """Every metric at every N: of the checkpoint, and of the baseline if there is one."""
-    tables = _scores(report.scores, "", bounds=report.ties == "expected")
-    if report.baseline:
-        tables += _scores(report.baseline, report.baseline_name, bounds=report.ties == "expected")
-    return tables
+    baseline = _scores(report.baseline, report.baseline_name) if report.baseline else []
+    return [*_scores(report.scores, ""), *baseline]
 
 
-def _scores(scores: Sequence[Score], caption: str, *, bounds: bool) -> list[Table]:
+def _scores(scores: Sequence[Score], caption: str) -> list[Table]:
     first, second = [], []
     for score in scores:
         ap, precision = score.mean_average_precision, score.precision
-        row = [str(score.n), number(ap.expected), half_width(ap)]
-        row += [tie_range(ap), number(score.as_served), f"{score.tied:.1%}"] if bounds else []
-        first.append([*row, number(ap.macro)])
-        row = [str(score.n), number(precision.expected)]
-        row += [tie_range(precision)] if bounds else []
+        row = [str(score.n), number(ap.expected), half_width(ap), tie_range(ap), number(score.as_served)]
+        first.append([*row, f"{score.tied:.1%}", number(ap.macro)])
         others = (score.recall, score.ndcg, score.acg, score.wap)
+        row = [str(score.n), number(precision.expected), tie_range(precision)]
         second.append([*row, *(number(value.expected) for value in others)])
-    ties = ["worst to best", "as served", "ties at the cut"] if bounds else []
-    header = ["N", "mAP@N", "±", *ties, "mean over labels"]
-    further = ["N", "precision@N", *ties[:1], "recall@N", "nDCG@N", "ACG@N", "WAP@N"]
+    header = ["N", "mAP@N", "±", "worst to best", "as served", "ties at the cut", "mean over labels"]
+    further = ["N", "precision@N", "worst to best", "recall@N", "nDCG@N", "ACG@N", "WAP@N"]
     return [Table(header, first, bold=1, caption=caption), Table(further, second)]
 
 
@@ -150,7 +132,7 @@ def _lookup(report: EvaluationReport) -> Table:
             number(curves.precision_skip[radius]),
             number(curves.radius_recall[radius]),
             f"{curves.empty[radius]:.1%}",
-            number(None if calibration is None else calibration.within_radius[radius]),
+            number(calibration.within_radius[radius]),
         ]
         for radius in _RADII
         if radius < len(curves.empty)
@@ -161,20 +143,17 @@ def _lookup(report: EvaluationReport) -> Table:
 
 def _bits(report: EvaluationReport) -> Table:
     bits, distances = report.bits, report.distances
-    rows: list[list[str]] = []
-    if bits is not None:
-        rows += [
-            ["distinct codes", f"{bits.n_distinct} of {report.data.get('database')}"],
-            ["images with the most common code", str(bits.most_common)],
-            ["share of ones per bit", f"{min(bits.balance):.2f} to {max(bits.balance):.2f}"],
-            ["bits that never change", str(bits.n_constant)],
-            ["correlation of two bits", f"{bits.mean_correlation:.3f} on average, at most {bits.max_correlation:.3f}"],
-            ["quantisation error (|u| − 1)²", number(bits.quantisation_error)],
-            ["1 − cosine of outputs and signs", number(bits.quantisation_angle)],
-        ]
-    if distances is not None:
-        rows.append(["mean distance of relevant pairs", f"{number(distances.intra)} bits"])
-        rows.append(["mean distance of other pairs", f"{number(distances.inter)} bits"])
+    rows = [
+        ["distinct codes", f"{bits.n_distinct} of {report.data.get('database')}"],
+        ["images with the most common code", str(bits.most_common)],
+        ["share of ones per bit", f"{min(bits.balance):.2f} to {max(bits.balance):.2f}"],
+        ["bits that never change", str(bits.n_constant)],
+        ["correlation of two bits", f"{bits.mean_correlation:.3f} on average, at most {bits.max_correlation:.3f}"],
+        ["quantisation error (|u| − 1)²", number(bits.quantisation_error)],
+        ["1 − cosine of outputs and signs", number(bits.quantisation_angle)],
+        ["mean distance of relevant pairs", f"{number(distances.intra)} bits"],
+        ["mean distance of other pairs", f"{number(distances.inter)} bits"],
+    ]
     return Table(["", ""], rows, text_columns=1)
 
 
@@ -200,38 +179,18 @@ def _worst(report: EvaluationReport) -> Table:
     return Table(["query", "labels", f"AP@{report.main_n}"], rows, text_columns=2)
 
 
-def service_section(served: ServiceAgreement, scores: Sequence[Score]) -> Section:
-    """What service and library returned: mAP@N of both, and every difference."""
-    rows = []
-    for score in scores:
-        if score.as_served is not None:
-            ours = served.library[score.n]
-            rows.append([str(score.n), f"{score.as_served:.6f}", f"{ours:.6f}", f"{score.as_served - ours:+.6f}"])
-    n_queries = served.equal + len(served.differences)
-    return Section(
-        "served",
-        "Service and library",
-        f"{served.url}, hashseek {served.version or 'of unknown version'}: {served.equal} of {n_queries} queries have "
-        f"the same ranking (ids and distances of the first {served.ranks}).",
-        [Table(["N", "mAP@N, service", "mAP@N, library", "difference"], rows)],
-        served.differences,
-    )
-
-
 def _protocol(report: EvaluationReport) -> Table:
     """What must be the same in two reports to compare them, and how this one was made."""
-    served = report.served
     rows: dict[str, Any] = {
         "labels used": protocol_of(report),
         "AP normalizer": report.normalizer,
-        "nDCG gain": "2^shared labels - 1" if report.gain == "exponential" else "shared labels",
+        "nDCG gain": "2^shared labels - 1",
         "N": ", ".join(str(score.n) for score in report.scores),
-        "ties": "expectation, with bounds" if report.ties == "expected" else "in the order of the service",
+        "ties": "expectation, with bounds",
         "code length": f"{report.n_bits} bits",
         "checkpoint fingerprint": report.fingerprint,
         **{key.replace("_", " "): value for key, value in report.data.items()},
         **{key.replace("_", " "): value for key, value in report.model.items()},
-        "engine of the service": served and (served.engine or "unknown"),
         "seed": report.seed,
         "created": report.created,
         "versions": report.versions,
