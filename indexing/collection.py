@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from hashseek.indexing.catalog import Catalog, Change, Finding, FindingKind, NewImage, StoredImage, create_catalog
 from hashseek.indexing.catalog.filters import Chosen, Filter
 from hashseek.indexing.catalog.integrity import UNREADABLE
+from hashseek.indexing.catalog.records import Coded
 from hashseek.indexing.index.collection_index import CollectionIndex
 from hashseek.indexing.index.duplicates import groups
 from hashseek.indexing.index.hamming_index import APPROXIMATE, Distances, Ids, Subset
@@ -28,7 +29,6 @@ from hashseek.indexing.index.segments import View, merged_hits
 from hashseek.indexing.ingest.uris import is_there
 from hashseek.indexing.kept_files import is_kept, kept_path, with_kept_path
 from hashseek.indexing.milvus.uri import refuse_milvus
-from hashseek.indexing.store import Coded
 from hashseek.retrieval.checkpoint import Header, load_header
 from hashseek.retrieval.codes import Codes
 from hashseek.retrieval.errors import BadCollection, BadConfig, ForeignCodes, HashseekError
@@ -56,7 +56,7 @@ class Collection:
         except BaseException:
             self.close()
             raise
-        # Parts of the protocol `Store` that the catalog or the index answers alone.
+        # What the catalog or the index answers alone.
         catalog, lookup, spaces = self.catalog, self.catalog.lookup, self.catalog.spaces
         self.place, self.checkpoint = catalog.place, catalog.checkpoint
         self.n_bits, self.fingerprint, self.keeps_features = catalog.n_bits, catalog.fingerprint, catalog.keeps_features

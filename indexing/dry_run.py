@@ -10,6 +10,7 @@ import numpy as np
 
 from hashseek.indexing.catalog import Catalog, Change, NewImage, create_catalog
 from hashseek.indexing.collection import CATALOG, check_checkpoint, check_place
+from hashseek.indexing.opening import Store
 from hashseek.retrieval.checkpoint import Header, load_header
 from hashseek.retrieval.codes import Codes, code_size
 from hashseek.retrieval.images import Pixels, Preprocessing
@@ -34,6 +35,9 @@ class DryRunCollection:
 
     def drop_files(self, paths: set[str]) -> None:
         """Delete nothing."""
+
+
+Target = Store | DryRunCollection  # of `ingest`
 
 
 @dataclass

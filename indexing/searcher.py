@@ -18,10 +18,10 @@ from PIL import Image
 from hashseek.indexing.calibration import radius_for, stored_calibration
 from hashseek.indexing.catalog import StoredImage
 from hashseek.indexing.catalog.filters import Filter
-from hashseek.indexing.catalog.records import StoredCode
+from hashseek.indexing.catalog.records import Coded, StoredCode
 from hashseek.indexing.collection import check_checkpoint
 from hashseek.indexing.index.hamming_index import Distances, Ids
-from hashseek.indexing.store import Coded, Store
+from hashseek.indexing.opening import Store
 from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.codes import Codes, check_codes, pack, unpack
 from hashseek.retrieval.devices import EncoderOptions, n_cores

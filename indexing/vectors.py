@@ -18,7 +18,7 @@ from hashseek.indexing.catalog.records import VECTOR_TYPE, check_attributes, che
 from hashseek.indexing.fitting import all_alike, fit_head, sample, saved
 from hashseek.indexing.ingest.batch import IngestReport
 from hashseek.indexing.ingest.manifests import Row, attributes_of, key_of, rows_of
-from hashseek.indexing.store import Target
+from hashseek.indexing.opening import Store
 from hashseek.retrieval.codes import check_n_bits, pack
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.label_files import Problem, parse_labels
@@ -214,7 +214,7 @@ def fitted_checkpoint(vectors: Vectors, n_bits: int) -> Iterator[tuple[Path, str
 
 
 def store(
-    collection: Target, encoder: "VectorEncoder", vectors: Vectors, entries: Sequence[Entry]
+    collection: Store, encoder: "VectorEncoder", vectors: Vectors, entries: Sequence[Entry]
 ) -> Iterator[IngestReport]:
     """Store the codes of vectors (N, D), in batches; yields the running report after each committed one.
 

@@ -17,9 +17,9 @@ import typer
 
 from hashseek.api.settings import CATALOG, Settings, options, read_config
 from hashseek.indexing.catalog import Catalog
+from hashseek.indexing.catalog.records import Coded
 from hashseek.indexing.cli.options import encoder_options
 from hashseek.indexing.milvus.uri import is_in_milvus
-from hashseek.indexing.store import Coded
 from hashseek.retrieval.errors import BadConfig
 
 

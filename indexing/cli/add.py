@@ -40,11 +40,10 @@ from hashseek.indexing.ingest.watching import Watch
 from hashseek.indexing.kept_files import FILES
 from hashseek.indexing.maintenance.exchange import add_exports
 from hashseek.indexing.milvus.uri import is_in_milvus, parse_uri
-from hashseek.indexing.opening import open_for_adding
+from hashseek.indexing.opening import Store, open_for_adding
 from hashseek.indexing.printing import printable
 from hashseek.indexing.ray_encoding import Cluster, encode_shards
 from hashseek.indexing.searcher import Searcher
-from hashseek.indexing.store import Store
 from hashseek.retrieval.checkpoint import Header, load_header
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.label_files import OnError

@@ -25,10 +25,9 @@ from hashseek.indexing.cli.options import (
 )
 from hashseek.indexing.cli.vectors import not_default, read_queries, refuse, search_vectors
 from hashseek.indexing.collection import Collection
-from hashseek.indexing.opening import open_store
+from hashseek.indexing.opening import Store, open_store
 from hashseek.indexing.printing import printable
 from hashseek.indexing.searcher import OVERSAMPLE, Answer, Rank, Searcher, SearchOptions, check_rank
-from hashseek.indexing.store import Store
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import read_bytes
 

@@ -23,7 +23,7 @@ from hashseek.retrieval.load_ahead import load_ahead
 from hashseek.retrieval.tar_members import find_member, stored_in
 
 if TYPE_CHECKING:
-    from hashseek.indexing.store import Target
+    from hashseek.indexing.dry_run import Target
 
 _DOWNLOADS = 16  # at a time; they wait for the network, not for a core
 _LOOKED_UP = 256  # files that are looked up in the catalog together

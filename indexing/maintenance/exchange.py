@@ -21,13 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hashseek.indexing.catalog import Catalog, NewImage, StoredImage
-from hashseek.indexing.catalog.records import VECTOR_TYPE
+from hashseek.indexing.catalog.records import VECTOR_TYPE, Coded
 from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.ingest.batch import IngestReport
 from hashseek.indexing.ingest.uris import is_remote
 from hashseek.indexing.maintenance.scratch import new_file
-from hashseek.indexing.opening import open_for_adding
-from hashseek.indexing.store import Coded, Store
+from hashseek.indexing.opening import Store, open_for_adding
 from hashseek.retrieval.codes import check_codes, code_size
 from hashseek.retrieval.errors import BadConfig, BadDataset, ForeignCodes, HashseekError
 from hashseek.retrieval.label_files import Problem

@@ -10,7 +10,6 @@ import time
 from typing import Any
 
 from hashseek.indexing.milvus.uri import MilvusUri
-from hashseek.indexing.store import StoreUnavailable
 from hashseek.retrieval.errors import BadCollection, BadConfig
 
 CONNECT_SECONDS = 10.0
@@ -21,6 +20,10 @@ _NOT_FOUND = (100, 800)  # collection, database
 # Invalid parameters, authentication, and what has no code of its own, such as invalid expressions and codes of another
 # length; while a server starts, it gives other ones.
 _PERMANENT = (1100, 1101, 1400, 1401, 65535)
+
+
+class StoreUnavailable(BadCollection):
+    """The server that keeps a collection does not answer; the same call may succeed later."""
 
 
 class Connection:
