@@ -22,9 +22,12 @@ from hashseek.indexing.catalog import Catalog, Change, Finding, FindingKind, New
 from hashseek.indexing.catalog.filters import Chosen, Filter
 from hashseek.indexing.catalog.integrity import UNREADABLE
 from hashseek.indexing.catalog.records import Coded
+from hashseek.indexing.index.approximate import APPROXIMATE
+from hashseek.indexing.index.code_layouts import Subset
 from hashseek.indexing.index.collection_index import CollectionIndex
 from hashseek.indexing.index.duplicates import groups
-from hashseek.indexing.index.hamming_index import APPROXIMATE, Distances, Ids, Subset
+from hashseek.indexing.index.exact_scan import Distances
+from hashseek.indexing.index.hamming_index import Ids
 from hashseek.indexing.index.segments import View, merged_hits
 from hashseek.indexing.ingest.uris import is_there
 from hashseek.indexing.kept_files import is_kept, kept_path, with_kept_path

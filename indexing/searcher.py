@@ -20,7 +20,8 @@ from hashseek.indexing.catalog import StoredImage
 from hashseek.indexing.catalog.filters import Filter
 from hashseek.indexing.catalog.records import Coded, StoredCode
 from hashseek.indexing.collection import check_checkpoint
-from hashseek.indexing.index.hamming_index import Distances, Ids
+from hashseek.indexing.index.exact_scan import Distances
+from hashseek.indexing.index.hamming_index import Ids
 from hashseek.indexing.opening import Store
 from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.codes import Codes, check_codes, pack, unpack

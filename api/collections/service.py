@@ -13,7 +13,7 @@ from hashseek.api.messages.problems import NotLoaded, NotReady
 from hashseek.api.messages.schemas import CollectionSummary
 from hashseek.api.monitoring import metrics
 from hashseek.api.settings import Settings
-from hashseek.indexing.index.hamming_index import APPROXIMATE
+from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.milvus.connection import StoreUnavailable
 from hashseek.indexing.milvus.uri import is_in_milvus, parse_uri
 from hashseek.indexing.opening import Store, open_store

@@ -30,7 +30,7 @@ from hashseek.indexing.cli.vectors import add_vectors, not_default, refuse
 from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.dry_run import dry_run as open_dry_run
 from hashseek.indexing.fitting import MAX_FITTED, fit_to_sources, plan_collection
-from hashseek.indexing.index.hamming_index import APPROXIMATE
+from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.ingest.batch import IngestReport, ingest
 from hashseek.indexing.ingest.loading import Fetch
 from hashseek.indexing.ingest.remote import MAX_BYTES, SECONDS, fetch

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from hashseek.indexing.catalog import Catalog, Finding, FindingKind
-from hashseek.indexing.index.hamming_index import APPROXIMATE, HammingIndex, check_kind
+from hashseek.indexing.index.approximate import APPROXIMATE
+from hashseek.indexing.index.hamming_index import HammingIndex, check_kind
 from hashseek.indexing.index.index_files import IndexFiles, IndexVersion, OldIndex
 from hashseek.indexing.index.segments import Segment, View, empty, joined, merge
 from hashseek.retrieval.errors import BadCollection, BadConfig

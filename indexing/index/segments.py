@@ -6,7 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from hashseek.indexing.catalog.filters import Chosen
-from hashseek.indexing.index.hamming_index import APPROXIMATE, Distances, HammingIndex, Ids, Subset, build_index
+from hashseek.indexing.index.approximate import APPROXIMATE
+from hashseek.indexing.index.code_layouts import Subset
+from hashseek.indexing.index.exact_scan import Distances
+from hashseek.indexing.index.hamming_index import HammingIndex, Ids, build_index
 from hashseek.retrieval.codes import Codes
 
 # The fresh segment is rebuilt with every change, so it is merged into the built one before that takes long: when it has

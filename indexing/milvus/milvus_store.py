@@ -25,7 +25,7 @@ from hashseek.indexing.catalog.records import (
 )
 from hashseek.indexing.catalog.storing import check_new
 from hashseek.indexing.collection import check_checkpoint
-from hashseek.indexing.index.hamming_index import Distances
+from hashseek.indexing.index.exact_scan import Distances
 from hashseek.indexing.milvus import rows as of_rows
 from hashseek.indexing.milvus.connection import Connection, StoreUnavailable
 from hashseek.indexing.milvus.expressions import both, expression, literal

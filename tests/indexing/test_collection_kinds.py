@@ -11,7 +11,8 @@ from hashseek.indexing.catalog import FindingKind
 from hashseek.indexing.cli.collection import build
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.index import collection_index, index_files, segments
-from hashseek.indexing.index.hamming_index import APPROXIMATE, KINDS, build_index
+from hashseek.indexing.index.approximate import APPROXIMATE
+from hashseek.indexing.index.hamming_index import KINDS, build_index
 from hashseek.indexing.maintenance.optimize import optimize
 from hashseek.retrieval.errors import BadConfig
 from support import hamming_oracle as hamming

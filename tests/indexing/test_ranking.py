@@ -11,7 +11,7 @@ from hashseek.indexing.catalog import FindingKind
 from hashseek.indexing.catalog.filters import Filter
 from hashseek.indexing.catalog.records import NewImage, StoredCode
 from hashseek.indexing.collection import Collection, open_or_create
-from hashseek.indexing.index.hamming_index import APPROXIMATE
+from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.ingest.batch import ImageSource, ingest
 from hashseek.indexing.maintenance.backup import restore, snapshot
 from hashseek.indexing.maintenance.exchange import export, import_

@@ -6,8 +6,8 @@ import faiss
 import numpy as np
 import pytest
 
-from hashseek.indexing.index.approximate import GOOD_RECALL, default_effort
-from hashseek.indexing.index.hamming_index import APPROXIMATE, build_index, load_index, save_index
+from hashseek.indexing.index.approximate import APPROXIMATE, GOOD_RECALL, default_effort
+from hashseek.indexing.index.hamming_index import build_index, load_index, save_index
 from hashseek.retrieval.errors import BadCollection, BadConfig
 from support import hamming_oracle as hamming
 from support.collections import random_codes
