@@ -60,12 +60,12 @@ class Collection:
             self.close()
             raise
         # What the catalog or the index answers alone.
-        catalog, lookup, spaces = self.catalog, self.catalog.lookup, self.catalog.spaces
+        catalog, spaces = self.catalog, self.catalog.spaces
         self.place, self.checkpoint = catalog.place, catalog.checkpoint
         self.n_bits, self.fingerprint, self.keeps_features = catalog.n_bits, catalog.fingerprint, catalog.keeps_features
         self.get, self.one, self.by_key, self.ids_where = catalog.get, catalog.one, catalog.by_key, catalog.ids_where
-        self.ids_by_hash, self.ids_by_key = lookup.ids_by_hash, lookup.ids_by_key
-        self.records_by_path, self.code_by_hash, self.code = lookup.records_by_path, lookup.code_by_hash, catalog.code
+        self.ids_by_hash, self.ids_by_key = catalog.ids_by_hash, catalog.ids_by_key
+        self.records_by_path, self.code_by_hash, self.code = catalog.records_by_path, catalog.code_by_hash, catalog.code
         self.update, self.label_counts = catalog.describe, catalog.label_counts
         self.engines, self.features_of, self.calibration = spaces.engines, spaces.features_of, spaces.calibration
         self.check_readable = catalog.generation
@@ -118,7 +118,7 @@ class Collection:
             images: to be stored.
             replaced: kept files that were replaced are added to it, for a later `drop_files`; None deletes them now.
         """
-        keyed = self.catalog.lookup.ids_by_key([image.key for image in images if image.key is not None])
+        keyed = self.catalog.ids_by_key([image.key for image in images if image.key is not None])
         before = [image for image in self.catalog.get(list(keyed.values())) if image is not None]
         outcome = self.catalog.add(self._with_kept_paths(images, before))
         paths = {image.path for image in before if self.owns(image)}
@@ -146,7 +146,7 @@ class Collection:
         """
         path = kept_path(image.sha256, suffix)
         stored = None
-        if image.key is not None and (known := self.catalog.lookup.ids_by_key([image.key])):
+        if image.key is not None and (known := self.catalog.ids_by_key([image.key])):
             stored = self.catalog.get([known[image.key]])[0]
         if stored is not None and stored.sha256 == image.sha256 and is_there(self.uri_of(stored)):
             return self.add([replace(image, path=stored.path)])[0]
@@ -180,7 +180,7 @@ class Collection:
         if not paths:
             return
         with self.catalog.exclusive():  # or the same content could be stored again just now
-            for path in paths - self.catalog.lookup.stored_paths(paths):
+            for path in paths - self.catalog.stored_paths(paths):
                 try:
                     (self.folder / path).unlink(missing_ok=True)
                 except OSError as error:

@@ -330,7 +330,7 @@ def _dry_run(
         reports = ingest(
             target, stand_in, sources.found(), on_error=sources.on_error, trust_mtime=trust_mtime, fetch=get
         )
-        n_images = len(target.catalog)
+        n_images = len(target)
         report = output.follow(reports, sources.total(output))
     outcome = _outcome(report, prefix="would be ")
     typer.echo(f"dry run: {outcome}; nothing was written; {folder} holds {n_images} images")

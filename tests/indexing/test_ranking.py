@@ -225,7 +225,7 @@ def test_features_of_every_added_image_are_stored_and_go_with_it(keeping, tmp_pa
         list(ingest(collection, encoder, [ImageSource(place, key=place.name) for place in places]))
         keyed = [collection.catalog.by_key(place.name).id for place in places]
         for image_id, content in zip(keyed, order, strict=True):
-            found = collection.catalog.lookup.code_by_hash(hashlib.sha256(content).hexdigest())
+            found = collection.catalog.code_by_hash(hashlib.sha256(content).hexdigest())
             assert np.array_equal(collection.catalog.spaces.features_of([image_id])[1][0], found.feature)
             expected = features_by_hand(collection, encoder, [image_id])[0]
             np.testing.assert_allclose(found.feature.astype(float), expected.astype(float), atol=2e-3)
