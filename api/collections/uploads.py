@@ -41,9 +41,7 @@ def store_upload(
     """
     collection, encoder = searcher.collection, searcher.image_encoder
     sha256 = hashlib.sha256(data).hexdigest()
-    known = collection.ids_by_hash([sha256])
-    stored = collection.get([known[sha256]])[0] if known else None
-    encoded = collection.code_by_hash(sha256)
+    stored, encoded = collection.by_hash(sha256), collection.code_by_hash(sha256)
     if stored is not None and encoded is not None:
         if key is None:
             return stored, "known"

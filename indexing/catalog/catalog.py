@@ -228,10 +228,12 @@ class Catalog:
         with self._db.reading() as db:
             return [stored_image(row) for row in db.execute(query, (after, limit, offset)).fetchall()]
 
-    def ids_by_hash(self, hashes: Sequence[str]) -> dict[str, int]:
-        """Ids of the stored ones among these content hashes; the lowest id if several images have one content."""
-        query = "SELECT sha256, min(id) FROM images WHERE sha256 IN ({}) GROUP BY sha256"
-        return {str(sha256): int(image_id) for sha256, image_id in self._rows(query, hashes)}
+    def by_hash(self, sha256: str) -> StoredImage | None:
+        """The record of an image with this content, that with the lowest id; None if there is none."""
+        query = f"SELECT {IMAGE_COLUMNS} FROM images WHERE sha256 = ? ORDER BY id LIMIT 1"
+        with self._db.reading() as db:
+            row = db.execute(query, (sha256,)).fetchone()
+        return None if row is None else stored_image(row)
 
     def ids_by_key(self, keys: Sequence[str]) -> dict[str, int]:
         """Ids of the stored ones among these keys."""

@@ -135,8 +135,7 @@ class Loader:
         if self.store is None:
             return None
         known = self.store.code_by_hash(image.sha256)
-        ids = [] if known is None else list(self.store.ids_by_hash([image.sha256]).values())
-        record = self.store.get(ids)[0] if ids else None
+        record = None if known is None else self.store.by_hash(image.sha256)
         if known is None or record is None:
             return None
         described = replace(image, width=record.width, height=record.height, media_type=record.media_type)

@@ -300,10 +300,10 @@ class MilvusStore:
         rows = self._rows("id", [i for key in wanted for i in of_rows.ids_of_key(key)], ["id", "key"])
         return {row["key"]: row["id"] for row in rows if row["key"] in wanted}
 
-    def ids_by_hash(self, hashes: Sequence[str]) -> dict[str, int]:
-        """Ids of the stored ones among these content hashes; the lowest id if several images have one content."""
-        rows = self._rows("sha256", list(dict.fromkeys(hashes)), ["id", "sha256"], "Eventually")
-        return {row["sha256"]: row["id"] for row in reversed(rows)}
+    def by_hash(self, sha256: str) -> StoredImage | None:
+        """The record of an image with this content, that with the lowest id; None if there is none."""
+        rows = self._rows("sha256", [sha256], RECORD, "Eventually")
+        return of_rows.stored_image(rows[0]) if rows else None
 
     def code_by_hash(self, sha256: str) -> StoredCode | None:
         """The code of a content that is stored already.

@@ -173,24 +173,6 @@ def test_a_service_loads_an_index_of_another_kind_that_another_process_built(fil
         assert service.search(codes[3:4], k=1)[0][1].tolist() == [4]
 
 
-def test_an_index_of_an_older_version_is_rebuilt_as_exact_without_a_warning(filled, tmp_path, caplog):
-    collection, codes = filled
-    collection.save_index()
-    collection.catalog.set_index_kind("multihash")  # a kind that there was
-    manifest = manifest_of(tmp_path) | {"kind": "multihash", "sha256": {"codes.faiss": "0" * 64}}
-    del manifest["checksum"]
-    manifest["checksum"] = index_files._checksum(manifest)
-    (tmp_path / "index" / "manifest.json").write_text(json.dumps(manifest))
-    (tmp_path / "index" / "codes.faiss").write_bytes(b"IBxF")
-    again = Collection(tmp_path)
-    assert (caplog.messages, again.describe_index()["kind"]) == ([], "exact")
-    assert again.search(codes[3:4], k=1)[0][1].tolist() == [4]
-    again.save_index()
-    assert manifest_of(tmp_path)["kind"] == "exact"
-    assert not (tmp_path / "index" / "codes.faiss").exists()
-    again.close()
-
-
 @pytest.mark.parametrize("fault", ["gone", "torn"])
 def test_searches_are_exact_until_a_damaged_structure_is_rebuilt(fault, filled, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(segments, "FRESH_LIMIT", 20)

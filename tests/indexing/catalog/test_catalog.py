@@ -66,7 +66,8 @@ def test_the_same_content_is_stored_once_and_keeps_its_first_record(catalog):
     assert catalog.add([again]) == [(2, "known")]
     assert catalog.one(2).path == second.path
     assert len(catalog) == 2
-    assert catalog.ids_by_hash([second.sha256, "00", first.sha256]) == {first.sha256: 1, second.sha256: 2}
+    assert [catalog.by_hash(one).id for one in (second.sha256, first.sha256)] == [2, 1]
+    assert catalog.by_hash("00") is None
 
 
 def test_removing_is_all_or_nothing(catalog):
@@ -280,7 +281,7 @@ def test_images_with_keys_are_updated_in_place(catalog, monkeypatch):
     assert catalog.one(1).path == "/moved.jpg"
     # another key, the same content: another record; no key: the content decides
     assert catalog.add([image(2, key="b", engine="e2"), image(2, labels=("x",))]) == [(2, "added"), (1, "known")]
-    assert catalog.ids_by_hash([f"{2:064x}"]) == {f"{2:064x}": 1}
+    assert catalog.by_hash(f"{2:064x}").id == 1
     assert catalog.ids_by_key(["b", "c", "a/ü 1"]) == {"a/ü 1": 1, "b": 2}
     assert catalog.spaces.engines() == {"e2": 2}
     catalog.remove([1])
