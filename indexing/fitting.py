@@ -5,7 +5,6 @@ The backbone is a published network and stays as it is.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -30,7 +29,7 @@ from hashseek.retrieval.codes import pack
 from hashseek.retrieval.devices import EncoderOptions
 from hashseek.retrieval.errors import BadCheckpoint, BadConfig, BadDataset, BadImage
 from hashseek.retrieval.hash_layers import fit_hash_layer, normalized
-from hashseek.retrieval.images import Pixels, Preprocessing, read_bytes
+from hashseek.retrieval.images import Pixels, Preprocessing
 from hashseek.retrieval.label_files import OnError, Problem
 from hashseek.retrieval.scores import stored_features
 
@@ -44,27 +43,6 @@ SEED = 0
 Features = NDArray[np.float32]
 Place = Path | str  # of an image, see `ImageSource.uri`
 Progress = Callable[[int, int], object]  # called with the pictures done and their number
-
-
-def count_different(sources: Iterable[Found]) -> int:
-    """The number of images; refuses images from which no hash layer can be fitted. Reads only as many as it must.
-
-    Raises:
-        BadDataset: there is none, or all files have the same content.
-    """
-    n, contents, problems = 0, set[str](), list[str]()
-    for found in sources:
-        if isinstance(found, Problem):
-            problems.append(str(found))
-            continue
-        n += 1
-        if len(contents) < 2:
-            contents.add(_content(found))
-    if n == 0:
-        raise BadDataset(f"no images were found in these paths{_first(problems)}: name a folder that has some")
-    if len(contents) == 1:
-        raise too_few(n, problems)
-    return n
 
 
 @dataclass(frozen=True)
@@ -88,18 +66,20 @@ def plan_collection(folder: Path, options: FitOptions, sources: Iterable[Found])
     Raises:
         BadCollection: the folder is not empty.
         BadConfig, BadCheckpoint: as `find_network`.
-        BadDataset: as `count_different`.
+        BadDataset: there are fewer than two images.
     """
     check_place(folder)
-    return Plan(find_network(options), options.bits, count_different(sources))
-
-
-def _content(source: ImageSource) -> str:
-    """The hash of a file; something of its own for a URL, and for a file that cannot be read."""
-    try:
-        return str(source.uri) if isinstance(source.uri, str) else hashlib.sha256(read_bytes(source.uri)).hexdigest()
-    except BadImage:
-        return str(source.uri)
+    network, n, problems = find_network(options), 0, list[str]()
+    for found in sources:
+        if isinstance(found, Problem):
+            problems.append(str(found))
+        else:
+            n += 1
+    if n == 0:
+        raise BadDataset(f"no images were found in these paths{_first(problems)}: name a folder that has some")
+    if n == 1:
+        raise too_few(n, problems)
+    return Plan(network, options.bits, n)
 
 
 def too_few(n: int, problems: Sequence[str]) -> BadDataset:

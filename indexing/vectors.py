@@ -17,11 +17,11 @@ from hashseek.indexing.catalog import NewImage
 from hashseek.indexing.catalog.records import VECTOR_TYPE, check_attributes, check_key, check_labels
 from hashseek.indexing.fitting import all_alike, fit_head, sample, saved
 from hashseek.indexing.ingest.batch import IngestReport
-from hashseek.indexing.ingest.manifests import Row, attributes_of, key_of, rows_of
+from hashseek.indexing.ingest.manifests import Row, attributes_of, key_of, labels_of, rows_of
 from hashseek.indexing.opening import Store
 from hashseek.retrieval.codes import check_n_bits, pack
 from hashseek.retrieval.errors import BadConfig, BadDataset
-from hashseek.retrieval.label_files import Problem, parse_labels
+from hashseek.retrieval.label_files import Problem
 from hashseek.retrieval.scores import stored_features
 from hashseek.retrieval.vectors import Vectors, as_float32, check_vectors
 
@@ -152,13 +152,11 @@ def _entry(row: Row, where: str) -> tuple[Entry, list[str]]:
     try:
         key = key_of(row)
         attributes = attributes_of(row, {VECTOR})
+        labels, remarks = labels_of(row)
     except ValueError as error:
         raise BadDataset(f"{where}: it {error}") from None
     if key is None:
         raise BadDataset(f"{where}: it has no id")
-    if not isinstance(row.get("labels"), str | list | None):
-        raise BadDataset(f"{where}: it has labels that are neither text nor a list: {row['labels']!r:.80}")
-    labels, remarks = parse_labels(row.get("labels"), (), set())
     return Entry(key, labels, attributes), remarks
 
 

@@ -24,9 +24,18 @@ from hashseek.indexing.cli.fitting import (
     fit_progress,
     print_fit,
 )
-from hashseek.indexing.cli.options import AllowPrivate, Device, Engine, Precision, StoreArgument, encoder_options
+from hashseek.indexing.cli.options import (
+    AllowPrivate,
+    Device,
+    Engine,
+    Precision,
+    StoreArgument,
+    encoder_options,
+    not_default,
+    refuse,
+)
 from hashseek.indexing.cli.output import Output
-from hashseek.indexing.cli.vectors import add_vectors, not_default, refuse
+from hashseek.indexing.cli.vectors import add_vectors
 from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.dry_run import dry_run as open_dry_run
 from hashseek.indexing.fitting import MAX_FITTED, fit_to_sources, plan_collection
@@ -146,20 +155,14 @@ def add(
     """
     if prune and not watch:
         raise BadConfig("--prune needs --watch: add it, or leave out --prune")
-    excluded: dict[str, object] = {
-        "--dry-run": dry_run,
-        "--split": split,
-        "--key-from": key_from,
-        "--trust-mtime": trust_mtime,
-    }
+    excluded: dict[str, object] = {"--dry-run": dry_run, "--split": split, "--key-from": key_from}
+    excluded["--trust-mtime"] = trust_mtime
+    if watch:
+        refuse("--watch", excluded)
     cluster = None if ray is None else Cluster(ray, ray_workers, ray_cpus, ray_gpus)
-    not_by_ray = {"--vectors": vectors, "--watch": watch, "--dry-run": dry_run, "--trust-mtime": trust_mtime}
-    not_by_ray |= {"--keep-features": keep_features, "--on-error stop": on_error == "stop"}
-    for chosen, others in (("--watch" if watch else "", excluded), ("--ray" if cluster else "", not_by_ray)):
-        for option, value in others.items():
-            if chosen and value:
-                raise BadConfig(f"{chosen} and {option} cannot be used together: leave one out")
     if cluster is not None:
+        not_by_ray = {"--vectors": vectors, "--watch": watch, "--dry-run": dry_run, "--trust-mtime": trust_mtime}
+        refuse("--ray", not_by_ray | {"--keep-features": keep_features, "--on-error stop": on_error == "stop"})
         cluster.check()
     fit = fit_options(bits, backbone, weights, preprocessing)
     if not vectors and (ids or not paths):
@@ -168,8 +171,7 @@ def add(
         raise BadConfig("--checkpoint has a hash layer: leave out --bits, --backbone, --weights and --preprocessing")
     if is_in_milvus(collection):
         uri = parse_uri(collection)
-        for option in [name for name, value in (("--watch", watch), ("--dry-run", dry_run)) if value]:
-            raise BadConfig(f"{option} needs a collection in a folder, not {uri}: leave it out")
+        refuse(f"the collection {uri}", {"--watch": watch, "--dry-run": dry_run})
         if checkpoint is None:
             raise BadConfig(f"{uri} keeps no checkpoint: name the one for its codes with --checkpoint")
     options = encoder_options(device, precision, engine)

@@ -91,22 +91,29 @@ def read_row(row: Row, *, where: str, folder: Path, split: str | None = None) ->
     of_split, reason = parse_split(row.get("split")) if split is not None else (None, None)
     if reason is None and of_split != split:
         return
-    labels: tuple[str, ...] = ()
-    if reason is None and not isinstance(row.get("labels"), str | list | None):
-        reason = f"has labels that are neither text nor a list: {row['labels']!r:.80}"
-    if reason is None:
-        labels, remarks = parse_labels(row.get("labels"), (), set())
-        for remark in remarks:
-            yield Problem(where, remark, skipped=False)
     try:
+        labels, remarks = labels_of(row)
         uri = _uri(place, folder)
         source = ImageSource(uri, labels, where, key_of(row), attributes_of(row, {column, "split"}))
     except ValueError as error:
         reason = reason or str(error)
     if reason is not None:
         yield Problem(where, reason, uri=place if _SCHEME.match(place) else str(folder / place))
-    else:
-        yield source
+        return
+    yield from (Problem(where, remark, skipped=False) for remark in remarks)
+    yield source
+
+
+def labels_of(row: Row) -> tuple[tuple[str, ...], list[str]]:
+    """The labels of a row, a list or text separated by `;`, and remarks on those that were corrected.
+
+    Raises:
+        ValueError: they are neither.
+    """
+    given = row.get("labels")
+    if not isinstance(given, str | list | None):
+        raise ValueError(f"has labels that are neither text nor a list: {given!r:.80}")
+    return parse_labels(given, (), set())
 
 
 def key_of(row: Row) -> str | None:
