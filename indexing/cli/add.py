@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Literal, TextIO
+from typing import Annotated, Literal
 
 import typer
 
@@ -193,7 +193,7 @@ def add(
     sources.check()
     started = time.monotonic()
     with ExitStack() as stack:
-        output = Output(errors, stack.enter_context(_open_errors(errors)) if errors else None)
+        output = Output(stack.enter_context(errors.open("w", encoding="utf-8")) if errors else None)
         plan = None
         if not (collection / CATALOG).is_file() and checkpoint is None:
             sources.refuse_problems()
@@ -357,12 +357,6 @@ def _watchable(path: str) -> Path:
     if not Path(path).is_dir():
         raise BadConfig(f"{path} is not a folder: --watch takes folders")
     return Path(path)
-
-
-def _open_errors(path: Path) -> TextIO:
-    if not path.parent.is_dir():
-        raise BadConfig(f"there is no folder {path.parent} for --errors {path.name}: create it, or name another file")
-    return path.open("w", encoding="utf-8")
 
 
 def _follow_folders(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hashseek.indexing.ingest.uris import is_remote, is_there
-from hashseek.retrieval.errors import BadDataset
+from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.label_files import NAMES, Problem, parse_labels, parse_split, read_rows
 
 KINDS = (".csv", ".jsonl", ".parquet", ".txt")
@@ -216,13 +216,9 @@ def _text_rows(path: Path, column: str) -> Iterator[tuple[int, Row]]:
 
 
 def _parquet_rows(path: Path, one_of: tuple[str, ...], beside: str | None) -> Iterator[tuple[int, Row]]:
+    pa = load_pyarrow()
     try:
-        import pyarrow
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise BadDataset(f"reading {path} needs pyarrow: pip install 'hashseek[parquet]'") from None
-    try:
-        with parquet.ParquetFile(path) as file:
+        with pa.parquet.ParquetFile(path) as file:
             names = [name for name in file.schema_arrow.names if name != beside]
             if not set(one_of) & set(names):
                 raise BadDataset(f"{path} has no column {' or '.join(one_of)}: it needs one of them")
@@ -231,8 +227,23 @@ def _parquet_rows(path: Path, one_of: tuple[str, ...], beside: str | None) -> It
                 for row in batch.to_pylist():
                     number += 1
                     yield number, {name: _plain(value) for name, value in row.items()}
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise BadDataset(f"{path} cannot be read as Parquet ({error}): write or download it again") from None
+
+
+def load_pyarrow() -> Any:
+    """The module `pyarrow` with its parts for Parquet files.
+
+    Raises:
+        BadConfig: it is not installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.compute
+        import pyarrow.parquet
+    except ImportError:
+        raise BadConfig("Parquet files need pyarrow: pip install 'hashseek[parquet]'") from None
+    return pyarrow
 
 
 def _plain(value: Any) -> Any:
