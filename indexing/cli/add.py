@@ -42,9 +42,8 @@ from hashseek.indexing.fitting import MAX_FITTED, fit_to_sources, plan_collectio
 from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.ingest.batch import IngestReport, ingest
 from hashseek.indexing.ingest.loading import Fetch
-from hashseek.indexing.ingest.remote import MAX_BYTES, SECONDS, fetch
+from hashseek.indexing.ingest.remote import MAX_BYTES, SECONDS, fetch, is_remote
 from hashseek.indexing.ingest.sources import Found, KeyFrom, count_images, describe, find_sources, until
-from hashseek.indexing.ingest.uris import is_remote
 from hashseek.indexing.ingest.watching import Watch
 from hashseek.indexing.kept_files import FILES
 from hashseek.indexing.maintenance.exchange import add_exports

@@ -89,12 +89,16 @@ class HammingIndex:
             chosen = np.zeros(span, np.bool_)
             chosen[ids[(ids >= first) & (ids <= self.ids[-1])] - first] = True
             return Subset(chosen[self.ids - first])
+        mask = np.zeros(len(self), np.bool_)
+        mask[self.rows_of(ids)] = True
+        return Subset(mask)
+
+    def rows_of(self, ids: Ids) -> NDArray[np.int64]:
+        """The rows of these ids, in their order; unknown ids are left out."""
         at = np.searchsorted(self.ids, ids)
         inside = at < len(self)
-        at = at[inside][self.ids[at[inside]] == ids[inside]]
-        mask = np.zeros(len(self), np.bool_)
-        mask[at] = True
-        return Subset(mask)
+        rows: NDArray[np.int64] = at[inside][self.ids[at[inside]] == ids[inside]]
+        return rows
 
     def search(
         self, query_codes: Codes, *, k: int, among: Subset | None = None, effort: int | None = None

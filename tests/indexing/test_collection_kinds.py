@@ -123,12 +123,12 @@ def test_a_kind_that_another_process_builds_while_this_one_merges_stays(filled, 
     adder, _ = filled
     merge, merged = collection_index.merge, []
 
-    def beside(view, n_bits, kind):
+    def beside(view, kind):
         merged.append(kind)
         if len(merged) == 1:
             with closing(Collection(tmp_path)) as other:
                 other.build_index("ivf")
-        return merge(view, n_bits, kind)
+        return merge(view, kind)
 
     monkeypatch.setattr(collection_index, "merge", beside)
     adder.save_index()
