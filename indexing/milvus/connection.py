@@ -48,7 +48,6 @@ class Connection:
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)  # it would log each try with its traceback
         self.uri = uri
         self.is_stale = False
-        self.types = pymilvus.DataType
         self._invalid = (pymilvus.exceptions.ParamError, pymilvus.exceptions.DataNotMatchException)
         self._errors = (pymilvus.MilvusException, grpc.RpcError, grpc.FutureTimeoutError)
         self._client = self._connect(pymilvus.MilvusClient)
@@ -69,14 +68,6 @@ class Connection:
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
-
-    def schema(self, description: str) -> Any:
-        """An empty schema."""
-        return self._client.create_schema(auto_id=False, enable_dynamic_field=False, description=description)
-
-    def index_params(self) -> Any:
-        """An empty list of indexes."""
-        return self._client.prepare_index_params()
 
     def read(self, method: str, **arguments: Any) -> Any:
         """Call a method of the client for this collection; reads are tried for `READ_SECONDS`.

@@ -81,7 +81,7 @@ class MilvusStore:
 
     def _create(self, fingerprint: str, n_bits: int) -> None:
         about = json.dumps({"hashseek": FORMAT, "fingerprint": fingerprint, "n_bits": n_bits, "created_at": now()})
-        schema = of_rows.make_schema(self._connection, about, n_bytes=code_size(n_bits))
+        schema = of_rows.make_schema(about, n_bytes=code_size(n_bits))
         self._connection.write("create_collection", schema=schema, consistency_level="Strong")
 
     def _describe(self) -> dict[str, Any]:
@@ -105,9 +105,7 @@ class MilvusStore:
     def _prepare(self) -> None:
         """Build the indexes and load the collection, unless that is done."""
         if not self._connection.read("list_indexes", field_name=CODE):
-            self._connection.write(
-                "create_index", index_params=of_rows.make_indexes(self._connection, self.uri.index or "flat")
-            )
+            self._connection.write("create_index", index_params=of_rows.make_indexes(self.uri.index or "flat"))
         self.kind = str(self._connection.read("describe_index", index_name=CODE)["index_type"])
         wanted = self.uri.index
         if wanted is not None and (wanted == "ivf") == self.finds_all:
