@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from hashseek.indexing.catalog import Catalog, Change, Finding, FindingKind, NewImage, StoredImage, create_catalog
 from hashseek.indexing.catalog.filters import Chosen, Filter
 from hashseek.indexing.catalog.integrity import UNREADABLE
-from hashseek.indexing.catalog.records import Coded
 from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.index.code_layouts import Subset
 from hashseek.indexing.index.collection_index import CollectionIndex
@@ -36,6 +35,9 @@ from hashseek.retrieval.checkpoint import Header, load_header
 from hashseek.retrieval.codes import Codes
 from hashseek.retrieval.errors import BadCollection, BadConfig, ForeignCodes, HashseekError
 from hashseek.retrieval.files import fsync_folder, locked, write_atomically
+
+if TYPE_CHECKING:
+    from hashseek.indexing.milvus.milvus_store import MilvusStore
 
 log = logging.getLogger("hashseek")
 
@@ -456,7 +458,7 @@ def check_place(folder: Path) -> list[Path]:
     return leftovers
 
 
-def check_checkpoint(coded: Coded, checkpoint: Path) -> Header:
+def check_checkpoint(coded: "Catalog | Collection | MilvusStore", checkpoint: Path) -> Header:
     """The header of `checkpoint`, if it computed these codes.
 
     Raises:

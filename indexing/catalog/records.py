@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 from unicodedata import category
 
 import numpy as np
@@ -130,26 +130,6 @@ class Space:
     checkpoint: str
     state: str
     created_at: str
-
-
-class Coded(Protocol):
-    """Codes of one checkpoint, at a place that messages can name: a collection, or its catalog."""
-
-    @property
-    def place(self) -> str:
-        """Where it is kept."""
-
-    @property
-    def n_bits(self) -> int:
-        """K, the length of the codes."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Fingerprint of the checkpoint that computed the codes."""
-
-    @property
-    def keeps_features(self) -> bool:
-        """Whether features are stored, which `rank = "float"` compares."""
 
 
 def stored_image(row: tuple[Any, ...]) -> StoredImage:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hashseek.indexing.catalog import Catalog, NewImage, StoredImage
-from hashseek.indexing.catalog.records import VECTOR_TYPE, Coded
+from hashseek.indexing.catalog.records import VECTOR_TYPE
 from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.ingest.batch import IngestReport
 from hashseek.indexing.ingest.manifests import load_pyarrow
@@ -219,7 +219,7 @@ class OpenExport:
 
 
 @contextmanager
-def open_export(file: Path, collection: Coded | None = None) -> Iterator[OpenExport]:
+def open_export(file: Path, collection: Store | None = None) -> Iterator[OpenExport]:
     """Open an export, which must be of the codes of `collection` if that is given.
 
     Raises:
