@@ -45,23 +45,8 @@ Place = Path | str  # of an image, see `ImageSource.uri`
 Progress = Callable[[int, int], object]  # called with the pictures done and their number
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How to make a new collection of images alone; nothing speaks against it so far.
-
-    Args:
-        network: whose weights may have to be downloaded.
-        n_bits: K.
-        n_sources: the number of images.
-    """
-
-    network: Network
-    n_bits: int
-    n_sources: int
-
-
-def plan_collection(folder: Path, options: FitOptions, sources: Iterable[Found]) -> Plan:
-    """Refuse, without importing torch, what cannot become a collection in `folder`.
+def plan_collection(folder: Path, options: FitOptions, sources: Iterable[Found]) -> tuple[Network, int]:
+    """The network for a new collection in `folder`, and the number of images. Does not import torch.
 
     Raises:
         BadCollection: the folder is not empty.
@@ -79,7 +64,7 @@ def plan_collection(folder: Path, options: FitOptions, sources: Iterable[Found])
         raise BadDataset(f"no images were found in these paths{_first(problems)}: name a folder that has some")
     if n == 1:
         raise too_few(n, problems)
-    return Plan(network, options.bits, n)
+    return network, n
 
 
 def too_few(n: int, problems: Sequence[str]) -> BadDataset:
@@ -100,7 +85,6 @@ class Fitting:
 
     Args:
         network: from `find_network`.
-        n_bits: K.
         options: of the encoder.
 
     Attributes:
@@ -114,7 +98,7 @@ class Fitting:
         BadConfig: the backbone cannot take such images.
     """
 
-    def __init__(self, network: Network, n_bits: int, **options: Unpack[EncoderOptions]) -> None:
+    def __init__(self, network: Network, **options: Unpack[EncoderOptions]) -> None:
         from hashseek.retrieval.encoder import Encoder
         from hashseek.retrieval.models.backbones import default_preprocessing
         from hashseek.retrieval.models.hash_model import HashModel
@@ -126,10 +110,10 @@ class Fitting:
         if preprocessing is None:
             raise BadConfig(f"the backbone {network.backbone} takes vectors, not images: choose one for images")
         self.preprocessing = changed(preprocessing, network.changes)
-        self.model: HashModel = HashModel(backbone=network.backbone, n_bits=n_bits, head="normalized").eval()
+        self.model: HashModel = HashModel(backbone=network.backbone, n_bits=network.n_bits, head="normalized").eval()
         load_backbone_weights(self.model.backbone, name=network.backbone, weights=network.weights)
         self.model.check_input_size(self.preprocessing.size)
-        header = Header(network.backbone, n_bits, self.preprocessing, (), fingerprint="", head="normalized")
+        header = Header(network.backbone, network.n_bits, self.preprocessing, (), fingerprint="", head="normalized")
         self.encoder: Encoder = Encoder(Checkpoint.of(self.model, header), **options)
         self.record: dict[str, Any] = {}
         self.n_images, self.fallback = 0, ""
@@ -256,7 +240,8 @@ class FirstFit:
 
 def fit_to_sources(
     sources: Iterable[Found],
-    plan: Plan,
+    network: Network,
+    n_sources: int,
     *,
     on_error: OnError = "skip",
     fetch: Fetch = fetch,
@@ -268,7 +253,7 @@ def fit_to_sources(
     Args:
         sources: the images; problems among them are left to `ingest`. Of more than `MAX_FITTED`, a random sample is
             used.
-        plan: from `plan_collection`.
+        network, n_sources: from `plan_collection`.
         on_error: "stop" refuses an image that cannot be used.
         fetch: returns the content behind a URL.
         progress: called after each batch.
@@ -279,14 +264,14 @@ def fit_to_sources(
         BadDataset: no two images that can be used differ.
         BadCheckpoint: the weights cannot be downloaded, or do not fit the backbone.
     """
-    plan.network.download()
-    fitting = Fitting(plan.network, plan.n_bits, **options)
+    network.download()
+    fitting = Fitting(network, **options)
     loader = Loader(None, fitting.preprocessing, 2 * fitting.encoder.batch_size, fetch)
     stamps: dict[Place, Stamp | None] = {}
     loaded: list[tuple[ImageSource, NewImage]] = []
 
     def stamped() -> Iterator[Found]:
-        for source in chosen(sources, plan.n_sources):
+        for source in chosen(sources, n_sources):
             stamps[source.uri] = _stamp(source)
             yield source
 
@@ -300,7 +285,7 @@ def fit_to_sources(
                 loaded.append((step.source, step.image))
                 yield step.image.sha256, step.pixels
 
-    codes = fitting.fit(images(), min(plan.n_sources, MAX_FITTED), progress)
+    codes = fitting.fit(images(), min(n_sources, MAX_FITTED), progress)
     encoded = {
         source.uri: (stamps[source.uri], replace(image, **codes[image.sha256]._asdict())) for source, image in loaded
     }

@@ -206,7 +206,7 @@ def add(
         if plan is not None:
             with fit_progress(output) as progress:
                 first = fit_to_sources(
-                    sources.found(), plan, on_error=on_error, fetch=get, progress=progress, **options
+                    sources.found(), *plan, on_error=on_error, fetch=get, progress=progress, **options
                 )
             print_fit(first.fitting)
         with ExitStack() as scratch:

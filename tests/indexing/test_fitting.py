@@ -37,7 +37,7 @@ def options(weights, n_bits=4):
 
 def fit(folder, weights, *paths, n_bits=4, **keywords):
     plan = plan_collection(folder, options(weights, n_bits), find_sources(paths))
-    return fit_to_sources(find_sources(paths), plan, device="cpu", precision="fp32", **keywords)
+    return fit_to_sources(find_sources(paths), *plan, device="cpu", precision="fp32", **keywords)
 
 
 def stored_codes(collection):
@@ -217,7 +217,7 @@ def test_options_that_cannot_be_right_are_refused(tmp_path, weights, checkpoint)
         with pytest.raises(error):
             find_network(wrong)
     with pytest.raises(BadCheckpoint):
-        fitting.Fitting(find_network(FitOptions(backbone="resnet18", weights=str(weights))), 8)
+        fitting.Fitting(find_network(FitOptions(backbone="resnet18", weights=str(weights))))
 
 
 def test_weights_that_are_a_checkpoint_bring_backbone_and_preprocessing(tmp_path, checkpoint, pictures):
