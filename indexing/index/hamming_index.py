@@ -73,12 +73,6 @@ class HammingIndex:
         """Bytes of main memory for codes, ids and the structure of an approximate kind."""
         return self.ids.nbytes + self.rows.n_bytes + (0 if self.approximate is None else self.approximate.n_bytes)
 
-    def subset(self, mask: NDArray[np.bool_]) -> Subset:
-        """The rows (N,) that searches may find; reuse it, since it caches what searches compute."""
-        if mask.shape != (len(self),) or mask.dtype != np.bool_:
-            raise BadCodes(f"a mask over {len(self)} images must be bool of that length, not {mask.dtype} {mask.shape}")
-        return Subset(mask)
-
     def subset_of(self, ids: Ids) -> Subset:
         """The rows of these ids, in any order; unknown ids are ignored."""
         ids = np.asarray(ids, np.int64)

@@ -38,7 +38,7 @@ class Segment:
             return self
         alive = self.alive.mask.copy()
         alive[gone] = False
-        return Segment(self.index, self.index.subset(alive))
+        return Segment(self.index, Subset(alive))
 
     def among(self, chosen: Chosen | None) -> Subset:
         """The rows that still exist among the chosen ids (None: all)."""
@@ -46,8 +46,8 @@ class Segment:
             return self.alive
         named = self.index.subset_of(chosen.ids)
         if chosen.all_but:
-            return self.index.subset(self.alive.mask & ~named.mask)
-        return self.index.subset(named.mask & self.alive.mask) if self.n_dead else named
+            return Subset(self.alive.mask & ~named.mask)
+        return Subset(named.mask & self.alive.mask) if self.n_dead else named
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def no_view(n_bits: int, kind: str = "exact") -> View:
 
 def whole(index: HammingIndex) -> Segment:
     """A segment with all rows of an index."""
-    return Segment(index, index.subset(np.ones(len(index), np.bool_)))
+    return Segment(index, Subset(np.ones(len(index), np.bool_)))
 
 
 def merge(view: View, kind: str) -> View:
