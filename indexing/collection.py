@@ -74,8 +74,6 @@ class Collection:
         self.merge_segments, self.save_index = self.index.merge_segments, self.index.save
         self.build_index = self.index.build
         self._lock = threading.Lock()
-        self._filtered_view: View | None = None
-        self._filtered: dict[Filter, list[Subset]] = {}  # what filters let through of this view
 
     def is_current(self) -> bool:
         """False once opening the folder again would give another collection, or the same one with other codes."""
@@ -315,18 +313,15 @@ class Collection:
             chosen = None if among is None else Chosen(among)
             return [segment.among(chosen) for segment in segments]
         with self._lock:
-            if self._filtered_view is not view:
-                self._filtered_view, self._filtered = view, {}
-            if among in self._filtered:
-                self._filtered[among] = self._filtered.pop(among)  # the last used one comes last
-                return self._filtered[among]
+            if among in view.filtered:
+                view.filtered[among] = view.filtered.pop(among)  # the last used one comes last
+                return view.filtered[among]
         chosen = self.catalog.choose(among)
         subsets = [segment.among(chosen) for segment in segments]
         with self._lock:
-            if self._filtered_view is view:
-                self._filtered[among] = subsets
-                if len(self._filtered) > _CACHED_FILTERS:
-                    del self._filtered[next(iter(self._filtered))]
+            view.filtered[among] = subsets
+            if len(view.filtered) > _CACHED_FILTERS:
+                del view.filtered[next(iter(view.filtered))]
         return subsets
 
     def duplicates(self, *, radius: int, parallel: bool = True) -> Iterator[Ids]:

@@ -1,11 +1,11 @@
 """What searches use: a built segment, a small fresh one for later changes, and which of their rows still exist."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from hashseek.indexing.catalog.filters import Chosen
+from hashseek.indexing.catalog.filters import Chosen, Filter
 from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.index.code_layouts import Subset
 from hashseek.indexing.index.exact_scan import Distances
@@ -58,6 +58,7 @@ class View:
     last_id: int
     built: Segment
     fresh: Segment
+    filtered: dict[Filter, list[Subset]] = field(default_factory=dict, init=False)  # what filters let through of both
 
     def __len__(self) -> int:
         return self.built.alive.n + self.fresh.alive.n
