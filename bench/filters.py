@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             of_catalog = milliseconds(options.rounds, lambda c=chosen: collection.catalog.choose(c))
 
             def first(chosen: Filter = chosen) -> None:
-                collection._filtered.clear()
+                collection.index.current().filtered.clear()
                 collection.search(query, k=10, among=chosen)
 
             once = milliseconds(options.rounds, first)

@@ -112,7 +112,7 @@ def loop(database: sqlite3.Connection, model: torch.nn.Module, files: Sequence[P
 def from_nothing(
     pictures: Path, folder: Path, *, backbone: str, weights: str, engine: str, rounds: int, n_network: int
 ) -> None:
-    fitting = Fitting(find_network(FitOptions(backbone=backbone, weights=weights)), DEFAULT_BITS, engine=engine)
+    fitting = Fitting(find_network(FitOptions(backbone=backbone, weights=weights)), engine=engine)
     encoder = fitting.encoder  # the converted network is cached from now on
     n_pictures = sum(path.is_file() for path in pictures.iterdir())
     print(f"{backbone}, {encoder.engine}, {n_cores()} cores, {n_pictures:,} pictures, {DEFAULT_BITS} bits")

@@ -23,8 +23,7 @@ from ingest import make_checkpoint
 from numpy.typing import NDArray
 
 from hashseek.indexing.catalog import NewImage
-from hashseek.indexing.opening import open_store
-from hashseek.indexing.store import Store
+from hashseek.indexing.opening import Store, open_store
 
 N_BITS = 48  # of `make_checkpoint`
 BATCH = 2000

@@ -17,7 +17,7 @@ from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.catalog.database import now
 from hashseek.indexing.catalog.filters import Filter
 from hashseek.indexing.collection import Collection
-from hashseek.indexing.store import Store
+from hashseek.indexing.opening import Store
 from hashseek.retrieval.errors import BadCodes, BadConfig, ForeignCodes
 
 if TYPE_CHECKING:  # the metrics load torch

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,18 +21,23 @@ from numpy.typing import NDArray
 from hashseek.indexing.catalog import Catalog, Change, Finding, FindingKind, NewImage, StoredImage, create_catalog
 from hashseek.indexing.catalog.filters import Chosen, Filter
 from hashseek.indexing.catalog.integrity import UNREADABLE
+from hashseek.indexing.index.approximate import APPROXIMATE
+from hashseek.indexing.index.code_layouts import Subset
 from hashseek.indexing.index.collection_index import CollectionIndex
 from hashseek.indexing.index.duplicates import groups
-from hashseek.indexing.index.hamming_index import APPROXIMATE, Distances, Ids, Subset
+from hashseek.indexing.index.exact_scan import Distances
+from hashseek.indexing.index.hamming_index import Ids
 from hashseek.indexing.index.segments import View, merged_hits
 from hashseek.indexing.ingest.uris import is_there
 from hashseek.indexing.kept_files import is_kept, kept_path, with_kept_path
 from hashseek.indexing.milvus.uri import refuse_milvus
-from hashseek.indexing.store import Coded
 from hashseek.retrieval.checkpoint import Header, load_header
 from hashseek.retrieval.codes import Codes
 from hashseek.retrieval.errors import BadCollection, BadConfig, ForeignCodes, HashseekError
 from hashseek.retrieval.files import fsync_folder, locked, write_atomically
+
+if TYPE_CHECKING:
+    from hashseek.indexing.milvus.milvus_store import MilvusStore
 
 log = logging.getLogger("hashseek")
 
@@ -56,21 +61,19 @@ class Collection:
         except BaseException:
             self.close()
             raise
-        # Parts of the protocol `Store` that the catalog or the index answers alone.
-        catalog, lookup, spaces = self.catalog, self.catalog.lookup, self.catalog.spaces
+        # What the catalog or the index answers alone.
+        catalog, spaces = self.catalog, self.catalog.spaces
         self.place, self.checkpoint = catalog.place, catalog.checkpoint
         self.n_bits, self.fingerprint, self.keeps_features = catalog.n_bits, catalog.fingerprint, catalog.keeps_features
         self.get, self.one, self.by_key, self.ids_where = catalog.get, catalog.one, catalog.by_key, catalog.ids_where
-        self.ids_by_hash, self.ids_by_key = lookup.ids_by_hash, lookup.ids_by_key
-        self.records_by_path, self.code_by_hash, self.code = lookup.records_by_path, lookup.code_by_hash, catalog.code
+        self.by_hash, self.ids_by_key = catalog.by_hash, catalog.ids_by_key
+        self.records_by_path, self.code_by_hash, self.code = catalog.records_by_path, catalog.code_by_hash, catalog.code
         self.update, self.label_counts = catalog.describe, catalog.label_counts
         self.engines, self.features_of, self.calibration = spaces.engines, spaces.features_of, spaces.calibration
         self.check_readable = catalog.generation
         self.merge_segments, self.save_index = self.index.merge_segments, self.index.save
         self.build_index = self.index.build
         self._lock = threading.Lock()
-        self._filtered_view: View | None = None
-        self._filtered: dict[Filter, list[Subset]] = {}  # what filters let through of this view
 
     def is_current(self) -> bool:
         """False once opening the folder again would give another collection, or the same one with other codes."""
@@ -115,7 +118,7 @@ class Collection:
             images: to be stored.
             replaced: kept files that were replaced are added to it, for a later `drop_files`; None deletes them now.
         """
-        keyed = self.catalog.lookup.ids_by_key([image.key for image in images if image.key is not None])
+        keyed = self.catalog.ids_by_key([image.key for image in images if image.key is not None])
         before = [image for image in self.catalog.get(list(keyed.values())) if image is not None]
         outcome = self.catalog.add(self._with_kept_paths(images, before))
         paths = {image.path for image in before if self.owns(image)}
@@ -143,7 +146,7 @@ class Collection:
         """
         path = kept_path(image.sha256, suffix)
         stored = None
-        if image.key is not None and (known := self.catalog.lookup.ids_by_key([image.key])):
+        if image.key is not None and (known := self.catalog.ids_by_key([image.key])):
             stored = self.catalog.get([known[image.key]])[0]
         if stored is not None and stored.sha256 == image.sha256 and is_there(self.uri_of(stored)):
             return self.add([replace(image, path=stored.path)])[0]
@@ -177,7 +180,7 @@ class Collection:
         if not paths:
             return
         with self.catalog.exclusive():  # or the same content could be stored again just now
-            for path in paths - self.catalog.lookup.stored_paths(paths):
+            for path in paths - self.catalog.stored_paths(paths):
                 try:
                     (self.folder / path).unlink(missing_ok=True)
                 except OSError as error:
@@ -310,18 +313,15 @@ class Collection:
             chosen = None if among is None else Chosen(among)
             return [segment.among(chosen) for segment in segments]
         with self._lock:
-            if self._filtered_view is not view:
-                self._filtered_view, self._filtered = view, {}
-            if among in self._filtered:
-                self._filtered[among] = self._filtered.pop(among)  # the last used one comes last
-                return self._filtered[among]
+            if among in view.filtered:
+                view.filtered[among] = view.filtered.pop(among)  # the last used one comes last
+                return view.filtered[among]
         chosen = self.catalog.choose(among)
         subsets = [segment.among(chosen) for segment in segments]
         with self._lock:
-            if self._filtered_view is view:
-                self._filtered[among] = subsets
-                if len(self._filtered) > _CACHED_FILTERS:
-                    del self._filtered[next(iter(self._filtered))]
+            view.filtered[among] = subsets
+            if len(view.filtered) > _CACHED_FILTERS:
+                del view.filtered[next(iter(view.filtered))]
         return subsets
 
     def duplicates(self, *, radius: int, parallel: bool = True) -> Iterator[Ids]:
@@ -453,7 +453,7 @@ def check_place(folder: Path) -> list[Path]:
     return leftovers
 
 
-def check_checkpoint(coded: Coded, checkpoint: Path) -> Header:
+def check_checkpoint(coded: "Catalog | Collection | MilvusStore", checkpoint: Path) -> Header:
     """The header of `checkpoint`, if it computed these codes.
 
     Raises:

@@ -1,7 +1,7 @@
 """A dry run of `index add`: the real run, against a copy of the catalog, with codes of zeros and no files written."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +10,7 @@ import numpy as np
 
 from hashseek.indexing.catalog import Catalog, Change, NewImage, create_catalog
 from hashseek.indexing.collection import CATALOG, check_checkpoint, check_place
+from hashseek.indexing.opening import Store
 from hashseek.retrieval.checkpoint import Header, load_header
 from hashseek.retrieval.codes import Codes, code_size
 from hashseek.retrieval.images import Pixels, Preprocessing
@@ -19,21 +20,18 @@ from hashseek.retrieval.scores import Features
 _TO_BE_FITTED = Header("", 8, Preprocessing(size=224, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)), (), fingerprint="")
 
 
-class DryRunCollection:
-    """Stands in for a collection: images go into a copy of its catalog, and its files stay."""
+class DryRunCollection(Catalog):
+    """Stands in for a collection: a copy of its catalog takes the images, and its files stay."""
 
-    def __init__(self, catalog: Catalog) -> None:
-        self.catalog = catalog
-        self.keeps_features, self.get, lookup = catalog.keeps_features, catalog.get, catalog.lookup
-        self.ids_by_hash, self.code_by_hash = lookup.ids_by_hash, lookup.code_by_hash
-        self.records_by_path = lookup.records_by_path
-
-    def add(self, images: list[NewImage], *, replaced: set[str] | None = None) -> list[tuple[int, Change]]:  # noqa: ARG002
+    def add(self, images: Sequence[NewImage], *, replaced: set[str] | None = None) -> list[tuple[int, Change]]:  # noqa: ARG002
         """Store images in the copy."""
-        return self.catalog.add(images)
+        return super().add(images)
 
     def drop_files(self, paths: set[str]) -> None:
         """Delete nothing."""
+
+
+Target = Store | DryRunCollection  # of `ingest`
 
 
 @dataclass
@@ -74,5 +72,5 @@ def dry_run(folder: Path, *, checkpoint: Path | None) -> Iterator[tuple[DryRunCo
             header.image_preprocessing()  # refuses a model of vectors
             check_place(folder)
             create_catalog(copy, fingerprint=header.fingerprint, n_bits=header.n_bits)
-        with closing(Catalog(copy)) as catalog:
-            yield DryRunCollection(catalog), DryRunEncoder(header.image_preprocessing(), header.n_bits)
+        with closing(DryRunCollection(copy)) as target:
+            yield target, DryRunEncoder(header.image_preprocessing(), header.n_bits)

@@ -85,9 +85,10 @@ def _content(record: Mapping[str, Any]) -> str | None:
 
 @dataclass(frozen=True)
 class Network:
-    """A backbone with its weights.
+    """A backbone with its weights, to which a hash layer is fitted.
 
     Args:
+        n_bits: K.
         backbone: its name.
         weights: "default", "none" or the path of a file.
         file: with the weights, which may have to be downloaded; None where timm keeps them.
@@ -95,6 +96,7 @@ class Network:
         changes: fields in which the preprocessing differs from that, or from that of the published weights.
     """
 
+    n_bits: int
     backbone: str
     weights: str
     file: Path | None
@@ -143,17 +145,19 @@ def find_network(options: FitOptions) -> Network:
     changed(_EXAMPLE, options.preprocessing)
     if weights == "default" and backbone in FILES:
         file = cached(FILES[backbone])
-    return Network(backbone, weights, file, own, options.preprocessing)
+    return Network(options.bits, backbone, weights, file, own, options.preprocessing)
 
 
 def network_for_refit(collection: Collection, options: FitOptions) -> Network:
-    """The network that the options name; by default the one that the collection has, with its weights.
+    """The network that the options name; by default the one that the collection has, with its weights and its K.
 
     Raises:
         BadConfig: the collection has a trained checkpoint, and the options name no network; otherwise as
             `find_network`.
     """
     collection.check_holds_images()
+    if options.n_bits is None:
+        options = replace(options, n_bits=collection.n_bits)
     if options.backbone is not None or options.weights not in (None, "default"):
         return find_network(options)
     header = load_header(collection.checkpoint)

@@ -5,7 +5,6 @@ The backbone is a published network and stays as it is.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -30,7 +29,7 @@ from hashseek.retrieval.codes import pack
 from hashseek.retrieval.devices import EncoderOptions
 from hashseek.retrieval.errors import BadCheckpoint, BadConfig, BadDataset, BadImage
 from hashseek.retrieval.hash_layers import fit_hash_layer, normalized
-from hashseek.retrieval.images import Pixels, Preprocessing, read_bytes
+from hashseek.retrieval.images import Pixels, Preprocessing
 from hashseek.retrieval.label_files import OnError, Problem
 from hashseek.retrieval.scores import stored_features
 
@@ -46,60 +45,26 @@ Place = Path | str  # of an image, see `ImageSource.uri`
 Progress = Callable[[int, int], object]  # called with the pictures done and their number
 
 
-def count_different(sources: Iterable[Found]) -> int:
-    """The number of images; refuses images from which no hash layer can be fitted. Reads only as many as it must.
-
-    Raises:
-        BadDataset: there is none, or all files have the same content.
-    """
-    n, contents, problems = 0, set[str](), list[str]()
-    for found in sources:
-        if isinstance(found, Problem):
-            problems.append(str(found))
-            continue
-        n += 1
-        if len(contents) < 2:
-            contents.add(_content(found))
-    if n == 0:
-        raise BadDataset(f"no images were found in these paths{_first(problems)}: name a folder that has some")
-    if len(contents) == 1:
-        raise too_few(n, problems)
-    return n
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How to make a new collection of images alone; nothing speaks against it so far.
-
-    Args:
-        network: whose weights may have to be downloaded.
-        n_bits: K.
-        n_sources: the number of images.
-    """
-
-    network: Network
-    n_bits: int
-    n_sources: int
-
-
-def plan_collection(folder: Path, options: FitOptions, sources: Iterable[Found]) -> Plan:
-    """Refuse, without importing torch, what cannot become a collection in `folder`.
+def plan_collection(folder: Path, options: FitOptions, sources: Iterable[Found]) -> tuple[Network, int]:
+    """The network for a new collection in `folder`, and the number of images. Does not import torch.
 
     Raises:
         BadCollection: the folder is not empty.
         BadConfig, BadCheckpoint: as `find_network`.
-        BadDataset: as `count_different`.
+        BadDataset: there are fewer than two images.
     """
     check_place(folder)
-    return Plan(find_network(options), options.bits, count_different(sources))
-
-
-def _content(source: ImageSource) -> str:
-    """The hash of a file; something of its own for a URL, and for a file that cannot be read."""
-    try:
-        return str(source.uri) if isinstance(source.uri, str) else hashlib.sha256(read_bytes(source.uri)).hexdigest()
-    except BadImage:
-        return str(source.uri)
+    network, n, problems = find_network(options), 0, list[str]()
+    for found in sources:
+        if isinstance(found, Problem):
+            problems.append(str(found))
+        else:
+            n += 1
+    if n == 0:
+        raise BadDataset(f"no images were found in these paths{_first(problems)}: name a folder that has some")
+    if n == 1:
+        raise too_few(n, problems)
+    return network, n
 
 
 def too_few(n: int, problems: Sequence[str]) -> BadDataset:
@@ -120,7 +85,6 @@ class Fitting:
 
     Args:
         network: from `find_network`.
-        n_bits: K.
         options: of the encoder.
 
     Attributes:
@@ -134,7 +98,7 @@ class Fitting:
         BadConfig: the backbone cannot take such images.
     """
 
-    def __init__(self, network: Network, n_bits: int, **options: Unpack[EncoderOptions]) -> None:
+    def __init__(self, network: Network, **options: Unpack[EncoderOptions]) -> None:
         from hashseek.retrieval.encoder import Encoder
         from hashseek.retrieval.models.backbones import default_preprocessing
         from hashseek.retrieval.models.hash_model import HashModel
@@ -146,10 +110,10 @@ class Fitting:
         if preprocessing is None:
             raise BadConfig(f"the backbone {network.backbone} takes vectors, not images: choose one for images")
         self.preprocessing = changed(preprocessing, network.changes)
-        self.model: HashModel = HashModel(backbone=network.backbone, n_bits=n_bits, head="normalized").eval()
+        self.model: HashModel = HashModel(backbone=network.backbone, n_bits=network.n_bits, head="normalized").eval()
         load_backbone_weights(self.model.backbone, name=network.backbone, weights=network.weights)
         self.model.check_input_size(self.preprocessing.size)
-        header = Header(network.backbone, n_bits, self.preprocessing, (), fingerprint="", head="normalized")
+        header = Header(network.backbone, network.n_bits, self.preprocessing, (), fingerprint="", head="normalized")
         self.encoder: Encoder = Encoder(Checkpoint.of(self.model, header), **options)
         self.record: dict[str, Any] = {}
         self.n_images, self.fallback = 0, ""
@@ -276,7 +240,8 @@ class FirstFit:
 
 def fit_to_sources(
     sources: Iterable[Found],
-    plan: Plan,
+    network: Network,
+    n_sources: int,
     *,
     on_error: OnError = "skip",
     fetch: Fetch = fetch,
@@ -288,7 +253,7 @@ def fit_to_sources(
     Args:
         sources: the images; problems among them are left to `ingest`. Of more than `MAX_FITTED`, a random sample is
             used.
-        plan: from `plan_collection`.
+        network, n_sources: from `plan_collection`.
         on_error: "stop" refuses an image that cannot be used.
         fetch: returns the content behind a URL.
         progress: called after each batch.
@@ -299,14 +264,14 @@ def fit_to_sources(
         BadDataset: no two images that can be used differ.
         BadCheckpoint: the weights cannot be downloaded, or do not fit the backbone.
     """
-    plan.network.download()
-    fitting = Fitting(plan.network, plan.n_bits, **options)
+    network.download()
+    fitting = Fitting(network, **options)
     loader = Loader(None, fitting.preprocessing, 2 * fitting.encoder.batch_size, fetch)
     stamps: dict[Place, Stamp | None] = {}
     loaded: list[tuple[ImageSource, NewImage]] = []
 
     def stamped() -> Iterator[Found]:
-        for source in chosen(sources, plan.n_sources):
+        for source in chosen(sources, n_sources):
             stamps[source.uri] = _stamp(source)
             yield source
 
@@ -320,7 +285,7 @@ def fit_to_sources(
                 loaded.append((step.source, step.image))
                 yield step.image.sha256, step.pixels
 
-    codes = fitting.fit(images(), min(plan.n_sources, MAX_FITTED), progress)
+    codes = fitting.fit(images(), min(n_sources, MAX_FITTED), progress)
     encoded = {
         source.uri: (stamps[source.uri], replace(image, **codes[image.sha256]._asdict())) for source, image in loaded
     }

@@ -7,8 +7,9 @@ from pathlib import Path
 from hashseek.indexing.collection import CATALOG, Collection, delete_if_unused, open_or_create
 from hashseek.indexing.milvus.milvus_store import MilvusStore
 from hashseek.indexing.milvus.uri import is_in_milvus, parse_uri
-from hashseek.indexing.store import Store
 from hashseek.retrieval.errors import BadConfig
+
+Store = Collection | MilvusStore  # what adding, searching and serving work with
 
 
 def open_store(

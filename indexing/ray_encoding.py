@@ -27,7 +27,7 @@ from hashseek.indexing.ingest.loading import Fetch, LoadedImage, Loader, stamp_o
 from hashseek.indexing.ingest.manifests import ImageSource
 from hashseek.indexing.ingest.sources import Found
 from hashseek.indexing.maintenance.exchange import FORMAT, shard
-from hashseek.indexing.store import Store
+from hashseek.indexing.opening import Store
 from hashseek.retrieval.devices import EncoderOptions, n_cores
 from hashseek.retrieval.errors import BadConfig, HashseekError
 from hashseek.retrieval.files import write_atomically

@@ -20,8 +20,9 @@ from hashseek.indexing.catalog import StoredImage
 from hashseek.indexing.catalog.filters import Filter
 from hashseek.indexing.catalog.records import StoredCode
 from hashseek.indexing.collection import check_checkpoint
-from hashseek.indexing.index.hamming_index import Distances, Ids
-from hashseek.indexing.store import Coded, Store
+from hashseek.indexing.index.exact_scan import Distances
+from hashseek.indexing.index.hamming_index import Ids
+from hashseek.indexing.opening import Store
 from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.codes import Codes, check_codes, pack, unpack
 from hashseek.retrieval.devices import EncoderOptions, n_cores
@@ -539,15 +540,15 @@ def _with_stored_code(query: Query, stored: StoredCode | None) -> Query:
     return replace(query, code=stored.code, outputs=np.abs(query.outputs) * signs.astype(np.float32))
 
 
-def check_rank(coded: Coded, options: SearchOptions, *, stored: bool = False) -> Rank:
+def check_rank(collection: Store, options: SearchOptions, *, stored: bool = False) -> Rank:
     """The ranking that `options` mean in a collection, for an image or for a stored one.
 
     Raises:
         BadConfig: the collection does not have what the ranking needs.
     """
-    if options.rank == "float" and not coded.keeps_features:
+    if options.rank == "float" and not collection.keeps_features:
         raise BadConfig(
-            f"{coded.place} keeps no features, which the ranking float compares: use asymmetric, or create a "
+            f"{collection.place} keeps no features, which the ranking float compares: use asymmetric, or create a "
             "collection with `hashseek index add --keep-features`"
         )
     if options.rank == "asymmetric" and stored:

@@ -17,11 +17,11 @@ from hashseek.indexing.catalog import NewImage
 from hashseek.indexing.catalog.records import VECTOR_TYPE, check_attributes, check_key, check_labels
 from hashseek.indexing.fitting import all_alike, fit_head, sample, saved
 from hashseek.indexing.ingest.batch import IngestReport
-from hashseek.indexing.ingest.manifests import Row, attributes_of, key_of, rows_of
-from hashseek.indexing.store import Target
+from hashseek.indexing.ingest.manifests import Row, attributes_of, key_of, labels_of, load_pyarrow, rows_of
+from hashseek.indexing.opening import Store
 from hashseek.retrieval.codes import check_n_bits, pack
 from hashseek.retrieval.errors import BadConfig, BadDataset
-from hashseek.retrieval.label_files import Problem, parse_labels
+from hashseek.retrieval.label_files import Problem
 from hashseek.retrieval.scores import stored_features
 from hashseek.retrieval.vectors import Vectors, as_float32, check_vectors
 
@@ -92,19 +92,14 @@ def read_parquet(path: Path) -> Vectors:
     Raises:
         BadDataset: there is no such column, or a row has another length. The message counts rows from 0.
     """
+    pa = load_pyarrow()
     try:
-        import pyarrow
-        import pyarrow.compute
-        import pyarrow.parquet
-    except ImportError:
-        raise BadDataset(f"reading {path} needs pyarrow: pip install 'hashseek[parquet]'") from None
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with pa.parquet.ParquetFile(path) as file:
             if VECTOR not in file.schema_arrow.names:
                 raise BadDataset(f"{path} has no column `{VECTOR}`: it must hold lists of numbers")
             column = file.read(columns=[VECTOR]).column(0).combine_chunks()
-        lengths = pyarrow.compute.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
-    except (pyarrow.ArrowException, OSError) as error:
+        lengths = pa.compute.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+    except (pa.ArrowException, OSError) as error:
         raise BadDataset(f"{path} cannot be read as Parquet ({error}): its column `{VECTOR}` holds lists") from None
     odd = np.flatnonzero(lengths != lengths[:1])
     if len(odd):
@@ -152,13 +147,11 @@ def _entry(row: Row, where: str) -> tuple[Entry, list[str]]:
     try:
         key = key_of(row)
         attributes = attributes_of(row, {VECTOR})
+        labels, remarks = labels_of(row)
     except ValueError as error:
         raise BadDataset(f"{where}: it {error}") from None
     if key is None:
         raise BadDataset(f"{where}: it has no id")
-    if not isinstance(row.get("labels"), str | list | None):
-        raise BadDataset(f"{where}: it has labels that are neither text nor a list: {row['labels']!r:.80}")
-    labels, remarks = parse_labels(row.get("labels"), (), set())
     return Entry(key, labels, attributes), remarks
 
 
@@ -214,7 +207,7 @@ def fitted_checkpoint(vectors: Vectors, n_bits: int) -> Iterator[tuple[Path, str
 
 
 def store(
-    collection: Target, encoder: "VectorEncoder", vectors: Vectors, entries: Sequence[Entry]
+    collection: Store, encoder: "VectorEncoder", vectors: Vectors, entries: Sequence[Entry]
 ) -> Iterator[IngestReport]:
     """Store the codes of vectors (N, D), in batches; yields the running report after each committed one.
 

@@ -11,7 +11,7 @@ import warnings
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,8 +19,10 @@ from hashseek.api.settings import CATALOG, Settings, options, read_config
 from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.cli.options import encoder_options
 from hashseek.indexing.milvus.uri import is_in_milvus
-from hashseek.indexing.store import Coded
 from hashseek.retrieval.errors import BadConfig
+
+if TYPE_CHECKING:  # it loads FAISS
+    from hashseek.indexing.opening import Store
 
 
 def serve(
@@ -110,7 +112,7 @@ def run(settings: Settings) -> None:
     server.run(sockets=[listener])
 
 
-def _codes_of(settings: Settings, stack: ExitStack) -> tuple[Coded, Path]:
+def _codes_of(settings: Settings, stack: ExitStack) -> "tuple[Catalog | Store, Path]":
     """The collection without its index, and the file of its checkpoint."""
     if is_in_milvus(settings.collection):
         from hashseek.indexing.opening import open_store  # loads FAISS

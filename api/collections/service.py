@@ -13,11 +13,11 @@ from hashseek.api.messages.problems import NotLoaded, NotReady
 from hashseek.api.messages.schemas import CollectionSummary
 from hashseek.api.monitoring import metrics
 from hashseek.api.settings import Settings
-from hashseek.indexing.index.hamming_index import APPROXIMATE
+from hashseek.indexing.index.approximate import APPROXIMATE
+from hashseek.indexing.milvus.connection import StoreUnavailable
 from hashseek.indexing.milvus.uri import is_in_milvus, parse_uri
-from hashseek.indexing.opening import open_store
+from hashseek.indexing.opening import Store, open_store
 from hashseek.indexing.searcher import DECODING_BYTES, Budget, Searcher, open_encoder
-from hashseek.indexing.store import Store, StoreUnavailable
 from hashseek.retrieval.devices import n_cores
 from hashseek.retrieval.errors import HashseekError
 

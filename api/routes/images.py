@@ -1,5 +1,6 @@
 """Stored images: list them, get records and files, add, change, delete."""
 
+import hashlib
 import io
 import re
 from pathlib import Path
@@ -8,15 +9,28 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response, status
 from fastapi.responses import FileResponse
 
-from hashseek.api.collections.uploads import store_upload
 from hashseek.api.messages.parameters import AddForm, DeleteParameters, FileParameters, ImageChanges, PageParameters
 from hashseek.api.messages.problems import FileGone, UnexpectedNumber
 from hashseek.api.messages.schemas import AddedImage, ImagePage, ImageRecord, Removed, shown_path
 from hashseek.api.routes.dependencies import MULTIPART, NoQueryDep, SearcherDep, WritableDep
+from hashseek.indexing.catalog import NewImage, StoredImage
+from hashseek.indexing.catalog.records import StoredCode
 from hashseek.indexing.ingest.uris import is_there, open_uri
+from hashseek.indexing.searcher import LoadedFile
 from hashseek.retrieval.errors import BadConfig, BadImage, UnknownImage
 from hashseek.retrieval.images import decode, memory_to_decode
 
+_SUFFIX = {
+    "image/jpeg": ".jpg",
+    "image/mpo": ".jpg",
+    "image/png": ".png",
+    "image/webp": ".webp",
+    "image/gif": ".gif",
+    "image/bmp": ".bmp",
+    "image/tiff": ".tif",
+    "image/avif": ".avif",
+    "image/heif": ".heic",
+}
 # First bytes of the image formats that are read. A path that once led to an image may lead to a secret today.
 _SIGNATURES = re.compile(
     rb"\xff\xd8\xff|\x89PNG|GIF8|BM|II[*+]\0|II\0\*|MM\0[*+]|MM\*\0|RIFF.{4}WEBP|.{4}ftyp", re.DOTALL
@@ -145,18 +159,43 @@ def add_image(searcher: SearcherDep, form: Annotated[AddForm, MULTIPART], respon
     adds a record; a known key replaces the image, and its labels and attributes if the request has any. So sending a
     request again changes nothing. The file's name is kept as the attribute `filename`, unless the request has one.
     """
-    stored, change = store_upload(
-        searcher,
-        form.content(),
-        filename=form.image.filename or "",
+    collection, encoder = searcher.collection, searcher.image_encoder
+    data, key, attributes = form.content(), form.key, form.attributes
+    sha256 = hashlib.sha256(data).hexdigest()
+    stored, encoded = collection.by_hash(sha256), collection.code_by_hash(sha256)
+    if stored is not None and encoded is not None:
+        if key is None:
+            response.status_code = status.HTTP_200_OK
+            return AddedImage.of(stored, created=False, change="known")
+        image: StoredImage | LoadedFile = stored  # one content has one code, whatever the engine is now
+    else:
+        image, query = searcher.encode_file(data, name="the upload")
+        encoded = StoredCode(query.code, encoder.engine, query.feature)
+    keeps_attributes = not attributes and key is not None and collection.ids_by_key([key])
+    if (name := _base_name(form.image.filename or "")) and not keeps_attributes:
+        attributes = {"filename": name, **attributes}
+    new = NewImage(
+        path="",  # the file is named by its hash
+        sha256=sha256,
+        width=image.width,
+        height=image.height,
+        bytes=len(data),
+        media_type=image.media_type,
         labels=tuple(form.labels),
-        key=form.key,
-        attributes=form.attributes,
+        key=key,
+        attributes=attributes,
+        **encoded._asdict(),
     )
-    created = change == "added"
-    if not created:
+    image_id, change = collection.add_with_file(new, data, suffix=_SUFFIX.get(image.media_type, ""))
+    if change != "added":
         response.status_code = status.HTTP_200_OK
-    return AddedImage.of(stored, created=created, change=change)
+    return AddedImage.of(collection.one(image_id), created=change == "added", change=change)
+
+
+def _base_name(filename: str) -> str:
+    """A file's name without folders and without characters that cannot be shown, at most 255 characters."""
+    name = filename.replace("\\", "/").rpartition("/")[2]
+    return "".join(filter(str.isprintable, name))[-255:]
 
 
 @router.delete("/{image_id}", status_code=status.HTTP_204_NO_CONTENT, dependencies=[WritableDep, NoQueryDep])

@@ -3,7 +3,7 @@
 import { alike, refine, remember, wanted } from "/web/address.js";
 import { afterPause, bytes, clearMessages, confirmed, counted, el, fail, inside, ui } from "/web/dom.js";
 import { chips, day, described, named, thumbnail } from "/web/pictures.js";
-import { api, imagePath, loadStats, mayChange, noun, stats, titled } from "/web/service.js";
+import { api, imagePath, json, loadStats, mayChange, noun, stats, titled } from "/web/service.js";
 import { forgetStored } from "/web/uploads.js";
 
 const PAGE = 20;
@@ -77,8 +77,7 @@ function groupItem({ size, images }) {
     replace(item, size > 1 ? groupItem({ size, images }) : null);
   };
   keep.onclick = () => decide(`Kept: ${counted(size, noun())}.`, async () => {
-    const body = JSON.stringify({ ids: images.map(({ id }) => id) });
-    await api("v1/duplicates/kept", { method: "POST", headers: { "Content-Type": "application/json" }, body });
+    await api("v1/duplicates/kept", json("POST", { ids: images.map(({ id }) => id) }));
     replace(item, null);
   });
   return item;

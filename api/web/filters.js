@@ -1,7 +1,7 @@
 // Filters by labels and attributes. They are part of the address, and apply to searches and to the list of pictures.
 
 import { FILTERS, address, refine, wanted } from "/web/address.js";
-import { el, inside, ui, number } from "/web/dom.js";
+import { el, inside, number, splitLabels, ui } from "/web/dom.js";
 import { stats } from "/web/service.js";
 
 const WORDS = { label: "", any_label: "any of: ", without: "not ", where: "" };
@@ -23,17 +23,15 @@ function hint() {
   const isLabel = ui.kind.value !== "where";
   ui.condition.placeholder = ui.kind.selectedOptions[0].dataset.hint;
   ui.condition.setAttribute("list", isLabel ? "names" : "");
-  const unknown = stats && isLabel && labelsTyped().find((label) => !Object.hasOwn(stats.labels, label));
+  const unknown = stats && isLabel && splitLabels(ui.condition.value).find((label) => !Object.hasOwn(stats.labels, label));
   ui.condition.setCustomValidity(unknown ? `Nothing here has the label “${unknown}”.` : "");
 }
-
-const labelsTyped = () => ui.condition.value.split(";").map((text) => text.trim()).filter(Boolean);
 
 ui.kind.onchange = hint;
 ui.condition.oninput = hint;
 ui.filters.onsubmit = (event) => {
   event.preventDefault();
-  const typed = ui.kind.value === "where" ? [ui.condition.value.trim()].filter(Boolean) : labelsTyped();
+  const typed = ui.kind.value === "where" ? [ui.condition.value.trim()].filter(Boolean) : splitLabels(ui.condition.value);
   if (!typed.length) return;
   const { filters } = wanted();
   const all = new URLSearchParams([...filters, ...typed.map((value) => [ui.kind.value, value])]);

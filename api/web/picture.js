@@ -4,7 +4,7 @@ import { address, alike } from "/web/address.js";
 import { bytes, clearMessages, confirmed, counted, fail, pairs, percent, splitLabels, ui } from "/web/dom.js";
 import { chips, day, described } from "/web/pictures.js";
 import { hits, query, showAgain } from "/web/search.js";
-import { api, imagePath, loadStats, mayChange, noun, titled } from "/web/service.js";
+import { api, imagePath, json, loadStats, mayChange, noun, titled } from "/web/service.js";
 import { forgetStored } from "/web/uploads.js";
 
 let open = null; // the picture in the dialog
@@ -69,9 +69,7 @@ ui.relabel.onsubmit = async (event) => {
   event.preventDefault();
   const image = open;
   try {
-    const headers = { "Content-Type": "application/json" };
-    const body = JSON.stringify({ labels: splitLabels(ui.newLabels.value) });
-    const { labels } = await api(imagePath(image.id), { method: "PATCH", headers, body });
+    const { labels } = await api(imagePath(image.id), json("PATCH", { labels: splitLabels(ui.newLabels.value) }));
     image.labels = labels;
     showAgain(image);
     if (open === image) showLabels();

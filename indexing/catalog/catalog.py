@@ -6,7 +6,7 @@ has changed since the index was built.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,14 @@ from hashseek.indexing.catalog.attributes import Ids
 from hashseek.indexing.catalog.database import CatalogDamaged, Database, now
 from hashseek.indexing.catalog.filters import Chosen, Filter, choose, ids_where
 from hashseek.indexing.catalog.integrity import Finding, check_rows
-from hashseek.indexing.catalog.lookups import Lookups
 from hashseek.indexing.catalog.records import (
     IMAGE_COLUMNS,
     MAX_KEY,
     Change,
     Changes,
+    FileRecord,
     NewImage,
+    StoredCode,
     StoredImage,
     check_attributes,
     check_labels,
@@ -46,7 +47,7 @@ class Catalog:
     """An open catalog. Safe to use from several threads; other processes may read and write the same file.
 
     Reads never wait for a writer. `space` is the code space that was active when the catalog was opened: codes are
-    read from it and written to it. `spaces` has all code spaces, `lookup` finds records by hash, key or path.
+    read from it and written to it. `spaces` has all code spaces.
     """
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
@@ -69,7 +70,6 @@ class Catalog:
             self.keeps_features = kept is not None
             self.spaces = CodeSpaces(self._db)
             self.space = self.spaces.own
-            self.lookup = Lookups(self._db, self.space)
             self.fingerprint = self.space.fingerprint
             self.n_bits = check_n_bits(self.space.n_bits)
         except (BadCodes, ValueError) as error:
@@ -216,7 +216,7 @@ class Catalog:
         """
         known: dict[str, int] = {}
         with suppress(UnicodeEncodeError):  # not valid Unicode, so no image has it
-            known = self.lookup.ids_by_key([key])
+            known = self.ids_by_key([key])
         found = self.get([known[key]])[0] if known else None
         if found is None:
             raise UnknownImage(f"there is no image with the key {key[:80]!r} in the collection")
@@ -227,6 +227,52 @@ class Catalog:
         query = f"SELECT {IMAGE_COLUMNS} FROM images WHERE id > ? ORDER BY id LIMIT ? OFFSET ?"
         with self._db.reading() as db:
             return [stored_image(row) for row in db.execute(query, (after, limit, offset)).fetchall()]
+
+    def by_hash(self, sha256: str) -> StoredImage | None:
+        """The record of an image with this content, that with the lowest id; None if there is none."""
+        query = f"SELECT {IMAGE_COLUMNS} FROM images WHERE sha256 = ? ORDER BY id LIMIT 1"
+        with self._db.reading() as db:
+            row = db.execute(query, (sha256,)).fetchone()
+        return None if row is None else stored_image(row)
+
+    def ids_by_key(self, keys: Sequence[str]) -> dict[str, int]:
+        """Ids of the stored ones among these keys."""
+        query = "SELECT key, id FROM images WHERE key IN ({})"
+        return {str(key): int(image_id) for key, image_id in self._rows(query, keys)}
+
+    def records_by_path(self, paths: Sequence[str]) -> dict[str, FileRecord]:
+        """The record of each of these paths that has one; the last of several."""
+        has_code = f"EXISTS (SELECT 1 FROM codes WHERE space_id = {self.space.id} AND image_id = images.id)"
+        query = f"SELECT path, id, key, bytes, mtime_ns, {has_code} FROM images WHERE path IN ({{}}) ORDER BY id"
+        return {str(path): FileRecord(*record) for path, *record in self._rows(query, paths)}
+
+    def stored_paths(self, paths: Iterable[str]) -> set[str]:
+        """Those of the paths that an image has."""
+        return {str(row[0]) for row in self._rows("SELECT path FROM images WHERE path IN ({})", list(paths))}
+
+    def code_by_hash(self, sha256: str) -> StoredCode | None:
+        """The code of a content that is stored already: it need not be encoded again."""
+        with self._db.reading() as db:
+            row = db.execute(  # CROSS JOIN: from the few images to their codes, whatever SQLite estimates
+                "SELECT c.code, coalesce(e.name, ''), f.feature FROM images AS i "
+                "CROSS JOIN codes AS c ON c.space_id = ? AND c.image_id = i.id "
+                "LEFT JOIN engines AS e ON e.id = c.engine "
+                "LEFT JOIN features AS f ON f.space_id = c.space_id AND f.image_id = c.image_id "
+                "WHERE i.sha256 = ? LIMIT 1",
+                (self.space.id, sha256),
+            ).fetchone()
+        if row is None:
+            return None
+        code, engine, feature = row
+        kept = None if feature is None else np.frombuffer(feature, np.float16)
+        return StoredCode(np.frombuffer(code, np.uint8), str(engine), kept)
+
+    def _rows(self, query: str, values: Sequence[str]) -> list[tuple[Any, ...]]:
+        rows: list[tuple[Any, ...]] = []
+        with self._db.reading() as db:
+            for chunk in in_chunks(list(dict.fromkeys(values))):
+                rows += db.execute(query.format(placeholders(chunk)), chunk)
+        return rows
 
     def label_counts(self) -> dict[str, int]:
         """Number of images per label, by name."""

@@ -187,21 +187,13 @@ class Database:
         return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
-def create_catalog(
-    path: Path,
-    *,
-    fingerprint: str,
-    n_bits: int,
-    checkpoint: str = "checkpoint.safetensors",
-    keep_features: bool = False,
-) -> None:
+def create_catalog(path: Path, *, fingerprint: str, n_bits: int, keep_features: bool = False) -> None:
     """Create an empty catalog for codes of one checkpoint, complete or not at all.
 
     Args:
         path: of the new file.
         fingerprint: of the checkpoint.
         n_bits: length of its codes.
-        checkpoint: its file name within the collection's folder.
         keep_features: also store the features of every image.
     """
     with as_hashseek_error(path), closing(_connect(path, "rwc")) as db:
@@ -209,8 +201,8 @@ def create_catalog(
         create_tables(db)
         db.execute(
             "INSERT INTO spaces (id, fingerprint, n_bits, checkpoint, state, created_at) "
-            "VALUES (1, ?, ?, ?, 'ready', ?)",
-            (fingerprint, n_bits, checkpoint, now()),
+            "VALUES (1, ?, ?, 'checkpoint.safetensors', 'ready', ?)",
+            (fingerprint, n_bits, now()),
         )
         meta = {"uuid": str(uuid.uuid4()), "generation": "0", "space": "1"}
         meta |= {"keep_features": "1"} if keep_features else {}

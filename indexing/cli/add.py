@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Literal, TextIO
+from typing import Annotated, Literal
 
 import typer
 
@@ -24,27 +24,34 @@ from hashseek.indexing.cli.fitting import (
     fit_progress,
     print_fit,
 )
-from hashseek.indexing.cli.options import AllowPrivate, Device, Engine, Precision, StoreArgument, encoder_options
+from hashseek.indexing.cli.options import (
+    AllowPrivate,
+    Device,
+    Engine,
+    Precision,
+    StoreArgument,
+    encoder_options,
+    not_default,
+    refuse,
+)
 from hashseek.indexing.cli.output import Output
-from hashseek.indexing.cli.vectors import add_vectors, not_default, refuse
+from hashseek.indexing.cli.vectors import add_vectors
 from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.dry_run import dry_run as open_dry_run
 from hashseek.indexing.fitting import MAX_FITTED, fit_to_sources, plan_collection
-from hashseek.indexing.index.hamming_index import APPROXIMATE
+from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.ingest.batch import IngestReport, ingest
 from hashseek.indexing.ingest.loading import Fetch
-from hashseek.indexing.ingest.remote import MAX_BYTES, SECONDS, fetch
+from hashseek.indexing.ingest.remote import MAX_BYTES, SECONDS, fetch, is_remote
 from hashseek.indexing.ingest.sources import Found, KeyFrom, count_images, describe, find_sources, until
-from hashseek.indexing.ingest.uris import is_remote
 from hashseek.indexing.ingest.watching import Watch
 from hashseek.indexing.kept_files import FILES
 from hashseek.indexing.maintenance.exchange import add_exports
 from hashseek.indexing.milvus.uri import is_in_milvus, parse_uri
-from hashseek.indexing.opening import open_for_adding
+from hashseek.indexing.opening import Store, open_for_adding
 from hashseek.indexing.printing import printable
 from hashseek.indexing.ray_encoding import Cluster, encode_shards
 from hashseek.indexing.searcher import Searcher
-from hashseek.indexing.store import Store
 from hashseek.retrieval.checkpoint import Header, load_header
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.label_files import OnError
@@ -147,20 +154,14 @@ def add(
     """
     if prune and not watch:
         raise BadConfig("--prune needs --watch: add it, or leave out --prune")
-    excluded: dict[str, object] = {
-        "--dry-run": dry_run,
-        "--split": split,
-        "--key-from": key_from,
-        "--trust-mtime": trust_mtime,
-    }
+    excluded: dict[str, object] = {"--dry-run": dry_run, "--split": split, "--key-from": key_from}
+    excluded["--trust-mtime"] = trust_mtime
+    if watch:
+        refuse("--watch", excluded)
     cluster = None if ray is None else Cluster(ray, ray_workers, ray_cpus, ray_gpus)
-    not_by_ray = {"--vectors": vectors, "--watch": watch, "--dry-run": dry_run, "--trust-mtime": trust_mtime}
-    not_by_ray |= {"--keep-features": keep_features, "--on-error stop": on_error == "stop"}
-    for chosen, others in (("--watch" if watch else "", excluded), ("--ray" if cluster else "", not_by_ray)):
-        for option, value in others.items():
-            if chosen and value:
-                raise BadConfig(f"{chosen} and {option} cannot be used together: leave one out")
     if cluster is not None:
+        not_by_ray = {"--vectors": vectors, "--watch": watch, "--dry-run": dry_run, "--trust-mtime": trust_mtime}
+        refuse("--ray", not_by_ray | {"--keep-features": keep_features, "--on-error stop": on_error == "stop"})
         cluster.check()
     fit = fit_options(bits, backbone, weights, preprocessing)
     if not vectors and (ids or not paths):
@@ -169,8 +170,7 @@ def add(
         raise BadConfig("--checkpoint has a hash layer: leave out --bits, --backbone, --weights and --preprocessing")
     if is_in_milvus(collection):
         uri = parse_uri(collection)
-        for option in [name for name, value in (("--watch", watch), ("--dry-run", dry_run)) if value]:
-            raise BadConfig(f"{option} needs a collection in a folder, not {uri}: leave it out")
+        refuse(f"the collection {uri}", {"--watch": watch, "--dry-run": dry_run})
         if checkpoint is None:
             raise BadConfig(f"{uri} keeps no checkpoint: name the one for its codes with --checkpoint")
     options = encoder_options(device, precision, engine)
@@ -192,7 +192,7 @@ def add(
     sources.check()
     started = time.monotonic()
     with ExitStack() as stack:
-        output = Output(errors, stack.enter_context(_open_errors(errors)) if errors else None)
+        output = Output(stack.enter_context(errors.open("w", encoding="utf-8")) if errors else None)
         plan = None
         if not (collection / CATALOG).is_file() and checkpoint is None:
             sources.refuse_problems()
@@ -206,7 +206,7 @@ def add(
         if plan is not None:
             with fit_progress(output) as progress:
                 first = fit_to_sources(
-                    sources.found(), plan, on_error=on_error, fetch=get, progress=progress, **options
+                    sources.found(), *plan, on_error=on_error, fetch=get, progress=progress, **options
                 )
             print_fit(first.fitting)
         with ExitStack() as scratch:
@@ -331,7 +331,7 @@ def _dry_run(
         reports = ingest(
             target, stand_in, sources.found(), on_error=sources.on_error, trust_mtime=trust_mtime, fetch=get
         )
-        n_images = len(target.catalog)
+        n_images = len(target)
         report = output.follow(reports, sources.total(output))
     outcome = _outcome(report, prefix="would be ")
     typer.echo(f"dry run: {outcome}; nothing was written; {folder} holds {n_images} images")
@@ -356,12 +356,6 @@ def _watchable(path: str) -> Path:
     if not Path(path).is_dir():
         raise BadConfig(f"{path} is not a folder: --watch takes folders")
     return Path(path)
-
-
-def _open_errors(path: Path) -> TextIO:
-    if not path.parent.is_dir():
-        raise BadConfig(f"there is no folder {path.parent} for --errors {path.name}: create it, or name another file")
-    return path.open("w", encoding="utf-8")
 
 
 def _follow_folders(

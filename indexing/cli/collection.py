@@ -22,13 +22,14 @@ from hashseek.indexing.cli.options import (
     Precision,
     StoreArgument,
     encoder_options,
+    not_default,
+    refuse,
 )
-from hashseek.indexing.cli.vectors import not_default, read_queries, refuse, search_vectors
+from hashseek.indexing.cli.vectors import read_queries, search_vectors
 from hashseek.indexing.collection import Collection
-from hashseek.indexing.opening import open_store
+from hashseek.indexing.opening import Store, open_store
 from hashseek.indexing.printing import printable
 from hashseek.indexing.searcher import OVERSAMPLE, Answer, Rank, Searcher, SearchOptions, check_rank
-from hashseek.indexing.store import Store
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import read_bytes
 
@@ -125,11 +126,11 @@ def verify(
 ) -> None:
     """Check that catalog, codes, index, checkpoint and image files agree; exits with 1 if they do not."""
     options = encoder_options(device, precision, engine)
-    if repair and codes:
-        raise BadConfig("--codes and --repair cannot be used together: repair first, then verify with --codes")
+    if repair:
+        refuse("--repair", {"--codes": codes})
     if checkpoint is not None and not repair:
         raise BadConfig("--checkpoint needs --repair: add it, or leave out --checkpoint")
-    if (device, precision, engine) != ("auto", "auto", "auto") and not (codes or repair):
+    if not_default(device, precision, engine) and not (codes or repair):
         raise BadConfig("--device, --precision and --engine need --codes or --repair: nothing is encoded without them")
     if repair:
         repair_and_print(collection, checkpoint, options)

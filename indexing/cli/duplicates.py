@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hashseek.indexing.cli.options import CollectionArgument, Device, Engine, Precision, encoder_options
+from hashseek.indexing.cli.options import CollectionArgument, Device, Engine, Precision, encoder_options, not_default
 from hashseek.indexing.cli.output import Output
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.index.duplicates import not_kept
@@ -39,7 +39,7 @@ def duplicates(
     With --flips, each image has its orientation relative to the first of its group.
     """
     encoding = encoder_options(device, precision, engine)
-    if (device, precision, engine) != ("auto", "auto", "auto") and not flips:
+    if not_default(device, precision, engine) and not flips:
         raise BadConfig("--device, --precision and --engine need --flips: nothing is encoded without it")
     with closing(Collection(collection, read_only=True)) as opened:
         kept = [] if everything else opened.catalog.kept_groups()

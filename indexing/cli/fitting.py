@@ -88,12 +88,7 @@ def refit(
 
         with fit_progress(Output()) as progress:
             fitting, codes = fit_to_collection(
-                opened,
-                network,
-                opened.n_bits if bits is None else bits,
-                allow_private=allow_private,
-                progress=progress,
-                **options,
+                opened, network, allow_private=allow_private, progress=progress, **options
             )
         print_fit(fitting)
         steps = change_codes(opened, fitting, codes, without_missing=without_missing, allow_private=allow_private)

@@ -1,5 +1,6 @@
 """Arguments and options that several subcommands share."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -27,6 +28,23 @@ Engine = Annotated[
 AllowPrivate = Annotated[
     bool, typer.Option("--allow-private", help="Also download URLs of this machine and of private networks.")
 ]
+
+
+def refuse(option: str, others: Mapping[str, object]) -> None:
+    """Refuse options that were given beside `option`.
+
+    Raises:
+        BadConfig: one of `others` was given.
+    """
+    for name, value in others.items():
+        if value:
+            raise BadConfig(f"{option} and {name} cannot be used together: leave one out")
+
+
+def not_default(device: str, precision: str, engine: str) -> dict[str, object]:
+    """Those options of an encoder that were given, for `refuse` where no image is encoded."""
+    given = {"--device": device, "--precision": precision, "--engine": engine}
+    return {name: value for name, value in given.items() if value != "auto"}
 
 
 def encoder_options(device: str, precision: str, engine: str) -> EncoderOptions:

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import TextIO
 
 import typer
@@ -23,8 +22,8 @@ _PROGRESS_SECONDS = 30.0  # between two lines of progress if there is no termina
 class Output:
     """Prints progress and problems, and writes all problems to a file if there is one."""
 
-    def __init__(self, path: Path | None = None, file: TextIO | None = None) -> None:
-        self._path, self._file, self._n_shown = path, file, 0
+    def __init__(self, file: TextIO | None = None) -> None:
+        self._file, self._n_shown = file, 0
         self._console = Console(stderr=True)
 
     @property
@@ -74,7 +73,7 @@ class Output:
                 line = f"{'skipped' if problem.skipped else 'note'}: {printable(str(problem))}"
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)
             elif self._n_shown == _N_SHOWN:
-                typer.echo(f"more problems are in {self._path}", err=True)
+                typer.echo(f"more problems are in {self._file.name}", err=True)
             self._n_shown += 1
         if self._file is not None:
             self._file.flush()

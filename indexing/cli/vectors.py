@@ -18,23 +18,6 @@ from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.vectors import Vectors, check_vectors
 
 
-def refuse(option: str, others: dict[str, object]) -> None:
-    """Refuse options of images beside `option`.
-
-    Raises:
-        BadConfig: one of `others` was given.
-    """
-    given = [name for name, value in others.items() if value]
-    if given:
-        raise BadConfig(f"{option} cannot be used together with {given[0]}, which is for images: leave one out")
-
-
-def not_default(device: str, precision: str, engine: str) -> dict[str, object]:
-    """Options of an encoder of images, for `refuse`; vectors are encoded in one way only."""
-    given = {"--device": device, "--precision": precision, "--engine": engine}
-    return {name: value for name, value in given.items() if value != "auto"}
-
-
 def add_vectors(
     folder: Path,
     file: Path,

@@ -1,50 +1,148 @@
-"""What the approximate kinds share: the effort is an argument of each search, recall is measured at build time."""
+"""The approximate kinds, which FAISS searches: the effort is an argument of each search, recall is measured when built.
 
+ivf         inverted lists (Sivic and Zisserman, ICCV 2003): codes by nearest centre; a search visits a few lists
+hnsw        a graph of neighbours (Malkov and Yashunin, TPAMI 2020); a search walks along it
+"""
+
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Protocol, Self
+from dataclasses import dataclass
+from typing import Any, Self
 
+import faiss
 import numpy as np
 from numpy.typing import NDArray
 
 from hashseek.indexing.index.code_layouts import DistinctCodes, PlainCodes
-from hashseek.indexing.index.exact_scan import Distances, Rows
+from hashseek.indexing.index.exact_scan import Distances, Rows, faiss_threads
 from hashseek.retrieval.codes import Codes
 from hashseek.retrieval.errors import BadConfig
-
-Arrays = Mapping[str, NDArray[Any]]
 
 RECALL_AT = 10
 GOOD_RECALL = 0.95
 _N_QUERIES, _FLIPPED = 100, 0.05
+N_NEIGHBOURS, BUILD_EFFORT, MAX_EFFORT = 16, 100, 65536  # of HNSW
 
 
-class Approximate(Protocol):
-    """A structure over the rows 0 to N - 1 that finds most of the nearest without comparing all of them."""
+@dataclass(frozen=True)
+class Approximate(ABC):
+    """A FAISS index over the rows 0 to N - 1 that finds most of the nearest without comparing all of them."""
+
+    index: Any  # faiss.IndexBinary
 
     @classmethod
-    def build(cls, codes: Codes, n_bits: int, /) -> Self:
+    @abstractmethod
+    def build(cls, codes: Codes) -> Self:
         """Index padded codes (N, size), N at least 1."""
 
     @classmethod
-    def from_arrays(cls, arrays: Arrays, codes: Codes, n_bits: int, /) -> Self:
-        """Restore what `to_arrays` returned, over the same codes."""
+    def from_array(cls, array: NDArray[np.uint8]) -> Self:
+        """Restore what `to_array` returned."""
+        return cls(faiss.deserialize_index_binary(array))
 
-    def to_arrays(self) -> Arrays:
-        """The arrays to be saved."""
+    def to_array(self) -> NDArray[np.uint8]:
+        """The index in FAISS's format."""
+        array: NDArray[np.uint8] = faiss.serialize_index_binary(self.index)
+        return array
 
     @property
+    @abstractmethod
     def efforts(self) -> tuple[int, ...]:
         """Efforts worth measuring, ascending."""
 
     @property
+    @abstractmethod
     def n_bytes(self) -> int:
-        """Bytes in memory, without the codes."""
+        """Bytes in memory."""
 
+    @abstractmethod
     def describe(self) -> dict[str, Any]:
         """Its settings."""
 
+    @abstractmethod
+    def parameters(self, effort: int, k: int) -> Any:
+        """FAISS's parameters of a search; `BadConfig` for an invalid effort."""
+
     def search(self, xq: Codes, *, k: int, effort: int) -> tuple[Distances, Rows]:
         """About the k nearest rows of each query: (distances, rows), each (Q, k); row -1 where there are fewer."""
+        parameters = self.parameters(effort, k)
+        with faiss_threads(len(xq)):  # FAISS distributes queries, and further threads would only wait
+            distances, rows = self.index.search(xq, k, params=parameters)
+        return distances, rows
+
+
+class Ivf(Approximate):
+    """`effort` is the number of lists that a search visits."""
+
+    @classmethod
+    def build(cls, codes: Codes) -> Self:
+        """Index the codes in about 2 sqrt(N) lists."""
+        # FAISS wants at least 39 codes per centre.
+        n_lists = max(1, min(int(2 * len(codes) ** 0.5), len(codes) // 39))
+        quantizer = faiss.IndexBinaryFlat(8 * codes.shape[1])
+        index = faiss.IndexBinaryIVF(quantizer, 8 * codes.shape[1], n_lists)
+        index.own_fields = True
+        index.cp.min_points_per_centroid = 1  # no warning for fewer than 39 codes, which get one list
+        quantizer.this.disown()
+        rng = np.random.default_rng(0)
+        sample = rng.choice(len(codes), min(len(codes), 64 * n_lists), replace=False)
+        index.train(codes[np.sort(sample)])
+        index.add(codes)
+        return cls(index)
+
+    @property
+    def efforts(self) -> tuple[int, ...]:
+        """Powers of two up to all lists."""
+        return tuple(2**i for i in range(self.index.nlist.bit_length()))
+
+    @property
+    def n_bytes(self) -> int:
+        """Codes and row numbers in the lists, and the centres."""
+        return int(self.index.ntotal * (self.index.code_size + 8) + self.index.nlist * self.index.code_size)
+
+    def describe(self) -> dict[str, Any]:
+        """The number of lists."""
+        return {"lists": self.index.nlist}
+
+    def parameters(self, effort: int, k: int) -> Any:  # noqa: ARG002
+        """How many lists to visit."""
+        return faiss.SearchParametersIVF(nprobe=check_effort(effort, self.index.nlist, "lists visited"))
+
+
+class Hnsw(Approximate):
+    """`effort` is the number of candidates that a walk keeps (efSearch)."""
+
+    @classmethod
+    def build(cls, codes: Codes) -> Self:
+        """Link each code with its neighbours."""
+        index = faiss.IndexBinaryHNSW(8 * codes.shape[1], N_NEIGHBOURS)
+        index.hnsw.efConstruction = BUILD_EFFORT
+        index.add(codes)
+        return cls(index)
+
+    @property
+    def efforts(self) -> tuple[int, ...]:
+        """16 to 1024."""
+        return (16, 32, 64, 128, 256, 512, 1024)
+
+    @property
+    def n_bytes(self) -> int:
+        """Codes and graph."""
+        graph = self.index.hnsw
+        links = 4 * graph.neighbors.size() + 8 * graph.offsets.size() + 4 * graph.levels.size()
+        return int(self.index.ntotal * self.index.code_size + links)
+
+    def describe(self) -> dict[str, Any]:
+        """The number of neighbours."""
+        return {"neighbours": N_NEIGHBOURS}
+
+    def parameters(self, effort: int, k: int) -> Any:
+        """How many candidates to keep."""
+        effort = check_effort(effort, MAX_EFFORT, "candidates kept (efSearch)")
+        return faiss.SearchParametersHNSW(efSearch=max(effort, k))
+
+
+APPROXIMATE: dict[str, type[Approximate]] = {"ivf": Ivf, "hnsw": Hnsw}
 
 
 def measure_recall(structure: Approximate, exact: PlainCodes | DistinctCodes, *, n_bits: int) -> dict[int, float]:
@@ -76,7 +174,7 @@ def default_effort(recall: Mapping[int, float]) -> int:
     )
 
 
-def check_effort(effort: int, *, largest: int, meaning: str) -> int:
+def check_effort(effort: int, largest: int, meaning: str) -> int:
     """Return `effort` if it is valid.
 
     Raises:

@@ -9,15 +9,15 @@ import threading
 import weakref
 from collections.abc import Container
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from hashseek.indexing.catalog import Catalog, Finding, FindingKind
-from hashseek.indexing.index.hamming_index import APPROXIMATE, HammingIndex, check_kind
+from hashseek.indexing.index.approximate import APPROXIMATE
+from hashseek.indexing.index.hamming_index import HammingIndex, check_kind
 from hashseek.indexing.index.index_files import IndexFiles, IndexVersion, OldIndex
-from hashseek.indexing.index.segments import Segment, View, empty, joined, merge
+from hashseek.indexing.index.segments import View, empty, joined, merge, no_view
 from hashseek.retrieval.errors import BadCollection, BadConfig
 from hashseek.retrieval.files import locked
 
@@ -72,7 +72,7 @@ class CollectionIndex:
 
     def merged(self) -> HammingIndex:
         """An exact index over all images."""
-        return merge(self.current(), self._n_bits, "exact").index
+        return merge(self.current(), "exact").built.index
 
     def merge_segments(self) -> bool:
         """Merge the fresh segment into the built one if it has grown; others search and change meanwhile.
@@ -86,7 +86,7 @@ class CollectionIndex:
         view = self.current()
         due = view.is_due or view.kind != kind
         if due:
-            self._install(replace(view, built=merge(view, self._n_bits, kind), fresh=empty(self._n_bits)))
+            self._install(merge(view, kind))
         return due
 
     def save(self) -> None:
@@ -103,7 +103,7 @@ class CollectionIndex:
             saved = self._saved if on_disk is not None and view.kind == kind else None
             if saved is not None and (is_enough or view.generation == saved.generation):
                 return
-            if self._write(view, merge(view, self._n_bits, kind), over=(on_disk, self._saved)):
+            if self._write(merge(view, kind), over=(on_disk, self._saved)):
                 return
 
     def build(self, kind: str) -> None:
@@ -113,10 +113,9 @@ class CollectionIndex:
             BadConfig: there is no such kind, or this machine does not support it.
         """
         check_kind(kind)
-        view = self._advance(View(-1, 0, empty(self._n_bits), empty(self._n_bits)))
-        merged = merge(view, self._n_bits, kind)
+        view = merge(self._advance(no_view(self._n_bits)), kind)
         self._catalog.set_index_kind(kind)
-        self._write(view, merged)
+        self._write(view)
 
     def verify(self) -> list[Finding]:
         """Compare the index in memory and on disk with the catalog."""
@@ -124,7 +123,7 @@ class CollectionIndex:
         for _ in range(_TRIES):
             view, stored = self.current(), self._catalog.all_codes()
             if stored.generation == view.generation:
-                index = merge(view, self._n_bits, "exact").index
+                index = merge(view, "exact").built.index
                 if not (np.array_equal(index.ids, stored.ids) and np.array_equal(index.codes, stored.codes)):
                     message = f"the index with {len(index)} images differs from the catalog with {len(stored.ids)}"
                     findings.append(Finding(FindingKind.SEARCH_INDEX, message))
@@ -146,15 +145,15 @@ class CollectionIndex:
         """A view with everything that the catalog has committed since."""
         changes = self._catalog.changes(after_id=view.last_id, after_generation=view.generation)
         if changes.is_complete:
-            view = View(-1, 0, empty(self._n_bits, view.kind), empty(self._n_bits))
+            view = no_view(self._n_bits, view.kind)
         built, fresh = view.built.without(changes.removed), view.fresh.without(changes.removed)
         if len(changes.ids):
-            fresh = joined([fresh], self._n_bits, "exact", changes.codes, changes.ids)
+            fresh = joined([fresh], "exact", changes.codes, changes.ids)
         last_id = max(view.last_id, int(changes.ids[-1])) if len(changes.ids) else view.last_id
         advanced = View(changes.generation, last_id, built, fresh)
         # Merged at once when everything is new; an approximate index takes too long for that, and stays due.
         if changes.is_complete and advanced.is_due and advanced.kind not in APPROXIMATE:
-            advanced = replace(advanced, built=merge(advanced, self._n_bits, advanced.kind), fresh=empty(self._n_bits))
+            advanced = merge(advanced, advanced.kind)
         return advanced
 
     def _install(self, view: View) -> None:
@@ -171,7 +170,7 @@ class CollectionIndex:
             if len(self._catalog):
                 level = logging.INFO if isinstance(error, OldIndex) else logging.WARNING
                 log.log(level, "the index of %s is rebuilt from the catalog: %s", self._folder, str(error))
-            built = View(-1, 0, empty(self._n_bits, self.kind), empty(self._n_bits))
+            built = no_view(self._n_bits, self.kind)
             if not read_only:
                 self._delete_unusable()
         return self._advance(built)
@@ -197,9 +196,9 @@ class CollectionIndex:
         self._install(built)
         return on_disk
 
-    def _write(self, view: View, merged: Segment, *, over: Container[IndexVersion | None] | None = None) -> bool:
+    def _write(self, view: View, *, over: Container[IndexVersion | None] | None = None) -> bool:
         """Use and write a merged view, unless the index on disk is not one of `over`; returns whether it is done."""
-        self._install(replace(view, built=merged, fresh=empty(self._n_bits)))
+        self._install(view)
         with locked(self._folder):  # two processes at once would mix their files
             if not self._catalog.is_current():  # the index on disk is for the code space that is opened next
                 return True
@@ -207,8 +206,8 @@ class CollectionIndex:
             if over is not None and on_disk not in over:
                 return False
             self._saved = None  # if writing fails, what is on disk is incomplete or outdated
-            self._saved = self._files.write(merged.index, generation=view.generation, last_id=view.last_id)
-            self._saved_index = weakref.ref(merged.index)
+            self._saved = self._files.write(view.built.index, generation=view.generation, last_id=view.last_id)
+            self._saved_index = weakref.ref(view.built.index)
         return True
 
     def _is_saved(self, view: View) -> bool:

@@ -1,8 +1,7 @@
 """Search over packed codes by Hamming distance: one interface, several kinds.
 
     exact       every code is compared, in one of two arrangements that `build_index` chooses between (the default)
-    ivf         lists of codes around centres; a search visits a few
-    hnsw        a graph of neighbours; a search walks along it
+    ivf, hnsw   inverted lists and a graph of neighbours, see `hashseek.indexing.index.approximate`
     gpu         every code is compared, on a GPU
 
 Exact kinds find what brute force finds, ties by ascending id, for every K and every k. Approximate kinds report the
@@ -19,31 +18,15 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from hashseek.indexing.index.approximate import Approximate, default_effort, measure_recall
+from hashseek.indexing.index.approximate import APPROXIMATE, Approximate, default_effort, measure_recall
 from hashseek.indexing.index.code_layouts import DistinctCodes, PlainCodes, Subset, arrange
 from hashseek.indexing.index.exact_scan import Distances, nearest, padded_size, suits_nearest
 from hashseek.indexing.index.gpu import Gpu
-from hashseek.indexing.index.hnsw import Hnsw
-from hashseek.indexing.index.ivf import Ivf
 from hashseek.retrieval.codes import Codes, check_codes, code_size, pad
 from hashseek.retrieval.errors import BadCodes, BadCollection, BadConfig
 from hashseek.retrieval.files import write_atomically
 
 Ids = NDArray[np.int64]
-
-APPROXIMATE: dict[str, type[Approximate]] = {"ivf": Ivf, "hnsw": Hnsw}
-__all__ = [
-    "APPROXIMATE",
-    "KINDS",
-    "Distances",
-    "HammingIndex",
-    "Ids",
-    "Subset",
-    "build_index",
-    "check_kind",
-    "load_index",
-    "save_index",
-]
 
 KINDS = ("exact", *APPROXIMATE, "gpu")
 # The arrays of an index: its ids, and those of `PlainCodes` or `DistinctCodes`.
@@ -90,12 +73,6 @@ class HammingIndex:
         """Bytes of main memory for codes, ids and the structure of an approximate kind."""
         return self.ids.nbytes + self.rows.n_bytes + (0 if self.approximate is None else self.approximate.n_bytes)
 
-    def subset(self, mask: NDArray[np.bool_]) -> Subset:
-        """The rows (N,) that searches may find; reuse it, since it caches what searches compute."""
-        if mask.shape != (len(self),) or mask.dtype != np.bool_:
-            raise BadCodes(f"a mask over {len(self)} images must be bool of that length, not {mask.dtype} {mask.shape}")
-        return Subset(mask)
-
     def subset_of(self, ids: Ids) -> Subset:
         """The rows of these ids, in any order; unknown ids are ignored."""
         ids = np.asarray(ids, np.int64)
@@ -106,12 +83,16 @@ class HammingIndex:
             chosen = np.zeros(span, np.bool_)
             chosen[ids[(ids >= first) & (ids <= self.ids[-1])] - first] = True
             return Subset(chosen[self.ids - first])
+        mask = np.zeros(len(self), np.bool_)
+        mask[self.rows_of(ids)] = True
+        return Subset(mask)
+
+    def rows_of(self, ids: Ids) -> NDArray[np.int64]:
+        """The rows of these ids, in their order; unknown ids are left out."""
         at = np.searchsorted(self.ids, ids)
         inside = at < len(self)
-        at = at[inside][self.ids[at[inside]] == ids[inside]]
-        mask = np.zeros(len(self), np.bool_)
-        mask[at] = True
-        return Subset(mask)
+        rows: NDArray[np.int64] = at[inside][self.ids[at[inside]] == ids[inside]]
+        return rows
 
     def search(
         self, query_codes: Codes, *, k: int, among: Subset | None = None, effort: int | None = None
@@ -269,7 +250,7 @@ def build_index(codes: Codes, ids: Ids, *, n_bits: int, kind: str = "exact") -> 
     rows = arrange(padded)
     if kind not in APPROXIMATE or not len(ids):
         return HammingIndex(n_bits, ids, rows, kind, gpu=Gpu(padded) if kind == "gpu" else None)
-    structure = APPROXIMATE[kind].build(padded, n_bits)
+    structure = APPROXIMATE[kind].build(padded)
     return HammingIndex(n_bits, ids, rows, kind, structure, measure_recall(structure, rows, n_bits=n_bits))
 
 
@@ -282,7 +263,7 @@ def save_index(index: HammingIndex, folder: Path) -> list[Path]:
     if index.approximate is not None:
         content = io.BytesIO()
         recall = {"efforts": np.array(list(index.recall)), "recall": np.array(list(index.recall.values()))}
-        np.savez(content, allow_pickle=False, **index.approximate.to_arrays(), **recall)
+        np.savez(content, allow_pickle=False, faiss=index.approximate.to_array(), **recall)
         paths.append(folder / f"{index.kind}.npz")
         write_atomically(paths[-1], content.getvalue())
     return paths
@@ -311,7 +292,7 @@ def load_index(files: Collection[Path], *, n_bits: int, kind: str = "exact") -> 
             return HammingIndex(n_bits, ids, rows, kind, gpu=Gpu(rows.codes) if kind == "gpu" else None)
         with path[kind].open("rb") as file, np.load(file, allow_pickle=False) as stored:
             recall = dict(zip(stored["efforts"].tolist(), stored["recall"].tolist(), strict=True))
-            structure = APPROXIMATE[kind].from_arrays(stored, rows.codes, n_bits)
+            structure = APPROXIMATE[kind].from_array(stored["faiss"])
             return HammingIndex(n_bits, ids, rows, kind, structure, recall)
     except (RuntimeError, OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
         raise BadCollection(f"the index files cannot be read: {error}") from None

@@ -21,7 +21,7 @@ _MANIFEST = "manifest.json"
 
 
 class OldIndex(BadCollection):
-    """The index on disk is of another model's codes, or of an older format: it is rebuilt, and nothing is wrong."""
+    """The index on disk is of the codes before the last switch: it is rebuilt, and nothing is wrong."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,6 @@ class IndexFiles:
             manifest: dict[str, Any] = json.loads((self.folder / _MANIFEST).read_text(encoding="utf-8"))
             if manifest.pop("checksum") != _checksum(manifest):
                 raise BadCollection("its manifest does not match its own checksum")
-            if "codes.faiss" in manifest["sha256"]:
-                raise OldIndex("an earlier version of Hashseek wrote it")
             if manifest["space"] != self.catalog.space.id and manifest["catalog"] == self.catalog.uuid:
                 raise OldIndex("it belongs to the code space that was used before the last switch")
             for key, value in self._origin().items():

@@ -1,12 +1,15 @@
 """What searches use: a built segment, a small fresh one for later changes, and which of their rows still exist."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from hashseek.indexing.catalog.filters import Chosen
-from hashseek.indexing.index.hamming_index import APPROXIMATE, Distances, HammingIndex, Ids, Subset, build_index
+from hashseek.indexing.catalog.filters import Chosen, Filter
+from hashseek.indexing.index.approximate import APPROXIMATE
+from hashseek.indexing.index.code_layouts import Subset
+from hashseek.indexing.index.exact_scan import Distances
+from hashseek.indexing.index.hamming_index import HammingIndex, Ids, build_index
 from hashseek.retrieval.codes import Codes
 
 # The fresh segment is rebuilt with every change, so it is merged into the built one before that takes long: when it has
@@ -30,14 +33,12 @@ class Segment:
 
     def without(self, removed: Ids) -> "Segment":
         """The segment after these ids were removed."""
-        at = np.searchsorted(self.index.ids, removed)
-        inside = at < len(self.index)
-        at = at[inside][self.index.ids[at[inside]] == removed[inside]]
-        if not len(at):
+        gone = self.index.rows_of(removed)
+        if not len(gone):
             return self
         alive = self.alive.mask.copy()
-        alive[at] = False
-        return Segment(self.index, self.index.subset(alive))
+        alive[gone] = False
+        return Segment(self.index, Subset(alive))
 
     def among(self, chosen: Chosen | None) -> Subset:
         """The rows that still exist among the chosen ids (None: all)."""
@@ -45,8 +46,8 @@ class Segment:
             return self.alive
         named = self.index.subset_of(chosen.ids)
         if chosen.all_but:
-            return self.index.subset(self.alive.mask & ~named.mask)
-        return self.index.subset(named.mask & self.alive.mask) if self.n_dead else named
+            return Subset(self.alive.mask & ~named.mask)
+        return Subset(named.mask & self.alive.mask) if self.n_dead else named
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class View:
     last_id: int
     built: Segment
     fresh: Segment
+    filtered: dict[Filter, list[Subset]] = field(default_factory=dict, init=False)  # what filters let through of both
 
     def __len__(self) -> int:
         return self.built.alive.n + self.fresh.alive.n
@@ -82,22 +84,27 @@ def empty(n_bits: int, kind: str = "exact") -> Segment:
     return whole(build_index(codes, np.zeros(0, np.int64), n_bits=n_bits, kind=kind))
 
 
+def no_view(n_bits: int, kind: str = "exact") -> View:
+    """A view without images, as before the first generation."""
+    return View(-1, 0, empty(n_bits, kind), empty(n_bits))
+
+
 def whole(index: HammingIndex) -> Segment:
     """A segment with all rows of an index."""
-    return Segment(index, index.subset(np.ones(len(index), np.bool_)))
+    return Segment(index, Subset(np.ones(len(index), np.bool_)))
 
 
-def merge(view: View, n_bits: int, kind: str) -> Segment:
-    """All existing rows of a view as one segment with an index of this kind."""
+def merge(view: View, kind: str) -> View:
+    """The view with all existing rows in the built segment, which has an index of this kind."""
     if view.kind == kind and not view.built.n_dead and not len(view.fresh.index):
-        return view.built
-    return joined([view.built, view.fresh], n_bits, kind)
+        return view
+    built = joined([view.built, view.fresh], kind)
+    return replace(view, built=built, fresh=empty(built.index.n_bits))
 
 
-def joined(
-    segments: Sequence[Segment], n_bits: int, kind: str, codes: Codes | None = None, ids: Ids | None = None
-) -> Segment:
+def joined(segments: Sequence[Segment], kind: str, codes: Codes | None = None, ids: Ids | None = None) -> Segment:
     """The existing rows of the segments, and more codes with their ids, as one segment with an index of this kind."""
+    n_bits = segments[0].index.n_bits
     left = [part.alive.mask if part.n_dead else slice(None) for part in segments]
     all_codes = [part.index.codes[of_part] for part, of_part in zip(segments, left, strict=True)]
     all_ids = [part.index.ids[of_part] for part, of_part in zip(segments, left, strict=True)]

@@ -23,8 +23,7 @@ from hashseek.retrieval.images import Pixels
 from hashseek.retrieval.label_files import OnError, Problem
 
 if TYPE_CHECKING:
-    from hashseek.indexing.dry_run import DryRunEncoder
-    from hashseek.indexing.store import Target
+    from hashseek.indexing.dry_run import DryRunEncoder, Target
     from hashseek.retrieval.encoder import Encoder
 
 log = logging.getLogger("hashseek")

@@ -23,7 +23,7 @@ from hashseek.retrieval.load_ahead import load_ahead
 from hashseek.retrieval.tar_members import find_member, stored_in
 
 if TYPE_CHECKING:
-    from hashseek.indexing.store import Target
+    from hashseek.indexing.dry_run import Target
 
 _DOWNLOADS = 16  # at a time; they wait for the network, not for a core
 _LOOKED_UP = 256  # files that are looked up in the catalog together
@@ -135,8 +135,7 @@ class Loader:
         if self.store is None:
             return None
         known = self.store.code_by_hash(image.sha256)
-        ids = [] if known is None else list(self.store.ids_by_hash([image.sha256]).values())
-        record = self.store.get(ids)[0] if ids else None
+        record = None if known is None else self.store.by_hash(image.sha256)
         if known is None or record is None:
             return None
         described = replace(image, width=record.width, height=record.height, media_type=record.media_type)

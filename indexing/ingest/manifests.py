@@ -14,8 +14,9 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
-from hashseek.indexing.ingest.uris import is_remote, is_there
-from hashseek.retrieval.errors import BadDataset
+from hashseek.indexing.ingest.remote import is_remote
+from hashseek.indexing.ingest.uris import is_there
+from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.label_files import NAMES, Problem, parse_labels, parse_split, read_rows
 
 KINDS = (".csv", ".jsonl", ".parquet", ".txt")
@@ -91,22 +92,29 @@ def read_row(row: Row, *, where: str, folder: Path, split: str | None = None) ->
     of_split, reason = parse_split(row.get("split")) if split is not None else (None, None)
     if reason is None and of_split != split:
         return
-    labels: tuple[str, ...] = ()
-    if reason is None and not isinstance(row.get("labels"), str | list | None):
-        reason = f"has labels that are neither text nor a list: {row['labels']!r:.80}"
-    if reason is None:
-        labels, remarks = parse_labels(row.get("labels"), (), set())
-        for remark in remarks:
-            yield Problem(where, remark, skipped=False)
     try:
+        labels, remarks = labels_of(row)
         uri = _uri(place, folder)
         source = ImageSource(uri, labels, where, key_of(row), attributes_of(row, {column, "split"}))
     except ValueError as error:
         reason = reason or str(error)
     if reason is not None:
         yield Problem(where, reason, uri=place if _SCHEME.match(place) else str(folder / place))
-    else:
-        yield source
+        return
+    yield from (Problem(where, remark, skipped=False) for remark in remarks)
+    yield source
+
+
+def labels_of(row: Row) -> tuple[tuple[str, ...], list[str]]:
+    """The labels of a row, a list or text separated by `;`, and remarks on those that were corrected.
+
+    Raises:
+        ValueError: they are neither.
+    """
+    given = row.get("labels")
+    if not isinstance(given, str | list | None):
+        raise ValueError(f"has labels that are neither text nor a list: {given!r:.80}")
+    return parse_labels(given, (), set())
 
 
 def key_of(row: Row) -> str | None:
@@ -209,13 +217,9 @@ def _text_rows(path: Path, column: str) -> Iterator[tuple[int, Row]]:
 
 
 def _parquet_rows(path: Path, one_of: tuple[str, ...], beside: str | None) -> Iterator[tuple[int, Row]]:
+    pa = load_pyarrow()
     try:
-        import pyarrow
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise BadDataset(f"reading {path} needs pyarrow: pip install 'hashseek[parquet]'") from None
-    try:
-        with parquet.ParquetFile(path) as file:
+        with pa.parquet.ParquetFile(path) as file:
             names = [name for name in file.schema_arrow.names if name != beside]
             if not set(one_of) & set(names):
                 raise BadDataset(f"{path} has no column {' or '.join(one_of)}: it needs one of them")
@@ -224,8 +228,23 @@ def _parquet_rows(path: Path, one_of: tuple[str, ...], beside: str | None) -> It
                 for row in batch.to_pylist():
                     number += 1
                     yield number, {name: _plain(value) for name, value in row.items()}
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise BadDataset(f"{path} cannot be read as Parquet ({error}): write or download it again") from None
+
+
+def load_pyarrow() -> Any:
+    """The module `pyarrow` with its parts for Parquet files.
+
+    Raises:
+        BadConfig: it is not installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.compute
+        import pyarrow.parquet
+    except ImportError:
+        raise BadConfig("Parquet files need pyarrow: pip install 'hashseek[parquet]'") from None
+    return pyarrow
 
 
 def _plain(value: Any) -> Any:

@@ -8,11 +8,20 @@ from itertools import groupby, islice
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from hashseek.indexing.ingest.manifests import KINDS, ImageSource, attributes_of, find_manifest, key_of, read_manifest
-from hashseek.indexing.ingest.uris import is_remote, stored_path
+from hashseek.indexing.ingest.manifests import (
+    KINDS,
+    ImageSource,
+    attributes_of,
+    find_manifest,
+    key_of,
+    labels_of,
+    read_manifest,
+)
+from hashseek.indexing.ingest.remote import is_remote
+from hashseek.indexing.ingest.uris import stored_path
 from hashseek.retrieval.errors import BadDataset, BadImage
 from hashseek.retrieval.images import SUFFIXES
-from hashseek.retrieval.label_files import Problem, parse_labels, refuse
+from hashseek.retrieval.label_files import Problem, refuse
 from hashseek.retrieval.tar_members import Member, list_members, member_path, read_member
 
 Found = ImageSource | Problem
@@ -176,13 +185,9 @@ def _described(path: Path, where: str, sidecars: dict[str, Member]) -> ImageSour
         except (ValueError, RecursionError):
             raise ValueError("its .json file is not JSON") from None
         row = content if isinstance(content, dict) else {"labels": content}
-    given = row.get("labels")
-    if given is None:
-        given = (texts.get(".cls", "").split() or texts.get(".txt", "").replace("\n", ";")) if texts else None
-    if not isinstance(given, str | list | None):
-        raise ValueError(f"has labels that are neither text nor a list: {given!r:.80}")
-    labels, _ = parse_labels(given, (), set())
-    return ImageSource(path, labels, where, key_of(row), attributes_of(row, set()))
+    if row.get("labels") is None:
+        row["labels"] = texts.get(".cls", "").split() or texts.get(".txt", "").replace("\n", ";")
+    return ImageSource(path, labels_of(row)[0], where, key_of(row), attributes_of(row, set()))
 
 
 def _is_picture(name: str) -> bool:

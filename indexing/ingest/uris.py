@@ -5,21 +5,19 @@ import os
 import stat
 from pathlib import Path
 
-from hashseek.indexing.ingest.remote import MAX_BYTES, SECONDS, fetch, is_remote
+from hashseek.indexing.ingest.remote import MAX_BYTES, fetch, is_remote
 from hashseek.retrieval.images import read_bytes
 from hashseek.retrieval.tar_members import stored_in
 
-__all__ = ["is_remote", "is_there", "open_uri", "stored_path"]
 
-
-def open_uri(uri: str, *, allow_private: bool = False, max_bytes: int = MAX_BYTES, seconds: float = SECONDS) -> bytes:
+def open_uri(uri: str, *, allow_private: bool = False, max_bytes: int = MAX_BYTES) -> bytes:
     """The bytes of the image at `uri`; the options are for URLs, see `indexing.ingest.remote.fetch`.
 
     Raises:
         BadImage: it cannot be read within the limits.
     """
     if is_remote(uri):
-        return fetch(uri, allow_private=allow_private, max_bytes=max_bytes, seconds=seconds)
+        return fetch(uri, allow_private=allow_private, max_bytes=max_bytes)
     return read_bytes(Path(uri))
 
 

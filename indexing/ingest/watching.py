@@ -92,7 +92,7 @@ class Watch:
     def _changed(self, paths: list[Path], unusable: dict[str, Stamp]) -> Iterator[ImageSource]:
         """Sources of those files whose records are missing or outdated."""
         names = {path: name for path in paths if not (name := stored_path(path)).startswith(self._ignored)}
-        stored = self._catalog.lookup.records_by_path([name for name in names.values() if is_utf8(name)])
+        stored = self._catalog.records_by_path([name for name in names.values() if is_utf8(name)])
         ready: dict[Path, Stamp] = {}
         for path, name in names.items():
             stamp, record = stamp_of(path), stored.get(name)

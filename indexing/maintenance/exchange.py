@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,12 +23,12 @@ from hashseek.indexing.catalog import Catalog, NewImage, StoredImage
 from hashseek.indexing.catalog.records import VECTOR_TYPE
 from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.ingest.batch import IngestReport
-from hashseek.indexing.ingest.uris import is_remote
+from hashseek.indexing.ingest.manifests import load_pyarrow
+from hashseek.indexing.ingest.remote import is_remote
 from hashseek.indexing.maintenance.scratch import new_file
-from hashseek.indexing.opening import open_for_adding
-from hashseek.indexing.store import Coded, Store
+from hashseek.indexing.opening import Store, open_for_adding
 from hashseek.retrieval.codes import check_codes, code_size
-from hashseek.retrieval.errors import BadConfig, BadDataset, ForeignCodes, HashseekError
+from hashseek.retrieval.errors import BadDataset, ForeignCodes, HashseekError
 from hashseek.retrieval.label_files import Problem
 
 FORMAT = 1
@@ -54,17 +53,17 @@ def export(collection: Collection, file: Path) -> Exported:
         BadConfig: pyarrow is not installed, the file exists already, its folder does not, or no permission to write.
         OSError: the disk is full; `file` does not exist then.
     """
-    pa, parquet = _pyarrow()
+    pa = load_pyarrow()
     with new_file(file) as (out, scratch):
         collection.catalog.copy_to(scratch / CATALOG)
         with closing(Catalog(scratch / CATALOG, read_only=True)) as frozen:
             moment = pa.timestamp("s", tz="UTC")
-            columns = {"id": pa.int64(), **_imported(pa, frozen.n_bits), "added_at": moment, "changed_at": moment}
+            columns = {"id": pa.int64(), **_imported(frozen.n_bits), "added_at": moment, "changed_at": moment}
             about = _about(frozen.fingerprint, frozen.n_bits, n_images=len(frozen))
             about[KEPT_GROUPS] = json.dumps(frozen.kept_groups())
             schema = pa.schema(list(columns.items()), metadata=about)
             n_images = n_without_code = 0
-            with parquet.ParquetWriter(out, schema, compression="zstd", write_page_checksum=True) as writer:
+            with pa.parquet.ParquetWriter(out, schema, compression="zstd", write_page_checksum=True) as writer:
                 for rows in _groups(collection, frozen):
                     writer.write_table(pa.Table.from_pylist(rows, schema=schema))
                     n_images += len(rows)
@@ -77,14 +76,15 @@ def shard(images: Sequence[NewImage], problems: Sequence[Problem], *, fingerprin
 
     It also has the modification times of files, which say in a later `index add` that they are unchanged.
     """
-    pa, parquet = _pyarrow()
-    columns = {**_imported(pa, n_bits), "mtime_ns": pa.int64()}
+    pa = load_pyarrow()
+    columns = {**_imported(n_bits), "mtime_ns": pa.int64()}
     about = _about(fingerprint, n_bits, n_images=len(images))
     about[PROBLEMS] = json.dumps([asdict(problem) for problem in problems])
     schema = pa.schema(list(columns.items()), metadata=about)
     rows = [{**_described(image, image.path, image.code, image.engine), "mtime_ns": image.mtime_ns} for image in images]
     out = io.BytesIO()
-    parquet.write_table(pa.Table.from_pylist(rows, schema=schema), out, compression="zstd", write_page_checksum=True)
+    table = pa.Table.from_pylist(rows, schema=schema)
+    pa.parquet.write_table(table, out, compression="zstd", write_page_checksum=True)
     return out.getvalue()
 
 
@@ -93,8 +93,9 @@ def _about(fingerprint: str, n_bits: int, *, n_images: int) -> dict[str, str]:
     return {f"hashseek.{name}": str(value) for name, value in values.items()}
 
 
-def _imported(pa: ModuleType, n_bits: int) -> dict[str, Any]:
+def _imported(n_bits: int) -> dict[str, Any]:
     """The columns that an import needs, and their types."""
+    pa = load_pyarrow()
     return {
         "key": pa.string(),
         "uri": pa.string(),
@@ -168,7 +169,6 @@ def import_(place: Path, folder: Path, *, checkpoint: Path | None) -> IngestRepo
         ForeignCodes: the codes are of another checkpoint; nothing of the file was added.
         BadCollection: no collection, and no checkpoint to create one for.
     """
-    _pyarrow()
     files = sorted(place.glob("*.parquet")) if place.is_dir() else [place]
     if not files or not place.exists():
         raise BadDataset(f"there is no export {place}: correct the path")
@@ -219,7 +219,7 @@ class OpenExport:
 
 
 @contextmanager
-def open_export(file: Path, collection: Coded | None = None) -> Iterator[OpenExport]:
+def open_export(file: Path, collection: Store | None = None) -> Iterator[OpenExport]:
     """Open an export, which must be of the codes of `collection` if that is given.
 
     Raises:
@@ -227,15 +227,15 @@ def open_export(file: Path, collection: Coded | None = None) -> Iterator[OpenExp
         BadDataset: `file` is missing, damaged, or not what `export` writes; for a damaged row, when that is read.
         ForeignCodes: the codes are of another checkpoint.
     """
-    pa, parquet = _pyarrow()
+    pa = load_pyarrow()
     if not file.is_file():
         raise BadDataset(f"there is no export {file}: correct the path")
-    with _unreadable(file, pa):
-        opened = parquet.ParquetFile(file, page_checksum_verification=True)
+    with _unreadable(file):
+        opened = pa.parquet.ParquetFile(file, page_checksum_verification=True)
     with closing(opened):
-        with _unreadable(file, pa):
-            about = _checked(pa, opened.schema_arrow)
-            rows = _rows(opened, file, pa, int(about["hashseek.n_bits"]), n_images=int(about["hashseek.n_images"]))
+        with _unreadable(file):
+            about = _checked(opened.schema_arrow)
+            rows = _rows(opened, file, int(about["hashseek.n_bits"]), n_images=int(about["hashseek.n_images"]))
             kept = [[int(number) for number in group] for group in json.loads(about.get(KEPT_GROUPS, "[]"))]
             problems = [Problem(**fields) for fields in json.loads(about.get(PROBLEMS, "[]"))]
             fingerprint = about["hashseek.fingerprint"]
@@ -247,12 +247,10 @@ def open_export(file: Path, collection: Coded | None = None) -> Iterator[OpenExp
         yield OpenExport(rows, kept, problems)
 
 
-def _rows(
-    opened: Any, file: Path, pa: ModuleType, n_bits: int, *, n_images: int
-) -> Iterator[list[tuple[int | None, NewImage]]]:
+def _rows(opened: Any, file: Path, n_bits: int, *, n_images: int) -> Iterator[list[tuple[int | None, NewImage]]]:
     batches, n_read = opened.iter_batches(batch_size=GROUP), 0
     while True:
-        with _unreadable(file, pa):
+        with _unreadable(file):
             batch = next(batches, None)
             rows = [] if batch is None else [(row.get("id"), _image(row, n_bits)) for row in batch.to_pylist()]
         if batch is None:
@@ -264,21 +262,21 @@ def _rows(
 
 
 @contextmanager
-def _unreadable(file: Path, pa: ModuleType) -> Iterator[None]:
+def _unreadable(file: Path) -> Iterator[None]:
     """Raise errors of reading an export as `BadDataset`."""
     try:
         yield
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, HashseekError) as error:
+    except (load_pyarrow().ArrowException, OSError, ValueError, TypeError, KeyError, HashseekError) as error:
         raise BadDataset(f"{file} is not an intact export: {error}; write it again") from None
 
 
-def _checked(pa: ModuleType, schema: Any) -> dict[str, str]:
+def _checked(schema: Any) -> dict[str, str]:
     """The metadata of an export with all columns."""
     about = {name.decode(): value.decode() for name, value in (schema.metadata or {}).items()}
     if about.get("hashseek.format") != str(FORMAT):
         raise BadDataset("it has no or another format version, so use the Hashseek that wrote it")
     found = dict(zip(schema.names, schema.types, strict=True))
-    expected = _imported(pa, int(about["hashseek.n_bits"]))
+    expected = _imported(int(about["hashseek.n_bits"]))
     if wrong := [f"{name} ({kind})" for name, kind in expected.items() if found.get(name) != kind]:
         raise BadDataset(f"columns are missing or have other types: {', '.join(wrong)}")
     return about
@@ -314,12 +312,3 @@ def _image(row: dict[str, Any], n_bits: int) -> NewImage:
         engine=row["engine"] or "",
         mtime_ns=row.get("mtime_ns"),
     )
-
-
-def _pyarrow() -> tuple[ModuleType, ModuleType]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise BadConfig("Parquet needs pyarrow: pip install 'hashseek[parquet]'") from None
-    return pyarrow, pyarrow.parquet

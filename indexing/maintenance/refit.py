@@ -19,13 +19,12 @@ from hashseek.retrieval.load_ahead import load_ahead
 def fit_to_collection(
     collection: Collection,
     network: Network,
-    n_bits: int,
     *,
     allow_private: bool = False,
     progress: Progress = lambda *_: None,
     **options: Unpack[EncoderOptions],
 ) -> tuple[Fitting, dict[str, StoredCode]]:
-    """Fit a hash layer of `n_bits` bits to the stored images; of many, to a random sample. Changes nothing.
+    """Fit a hash layer to the stored images; of many, to a random sample. Changes nothing.
 
     Images that cannot be read are left out; `change_codes` reports them.
 
@@ -35,7 +34,7 @@ def fit_to_collection(
     Raises:
         BadDataset: no two images differ.
     """
-    fitting = Fitting(network, n_bits, **options)
+    fitting = Fitting(network, **options)
     ids = collection.catalog.ids_where(Filter())
     chosen = [image for image in collection.catalog.get(ids[sample(len(ids))].tolist()) if image is not None]
 

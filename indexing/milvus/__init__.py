@@ -1,1 +1,1 @@
-"""Collections in a Milvus server, `milvus://host:19530/name`. Only `connection` loads pymilvus, when it connects."""
+"""Collections in a Milvus server, `milvus://host:19530/name`. pymilvus is loaded when one is opened."""

@@ -10,7 +10,6 @@ import time
 from typing import Any
 
 from hashseek.indexing.milvus.uri import MilvusUri
-from hashseek.indexing.store import StoreUnavailable
 from hashseek.retrieval.errors import BadCollection, BadConfig
 
 CONNECT_SECONDS = 10.0
@@ -21,6 +20,10 @@ _NOT_FOUND = (100, 800)  # collection, database
 # Invalid parameters, authentication, and what has no code of its own, such as invalid expressions and codes of another
 # length; while a server starts, it gives other ones.
 _PERMANENT = (1100, 1101, 1400, 1401, 65535)
+
+
+class StoreUnavailable(BadCollection):
+    """The server that keeps a collection does not answer; the same call may succeed later."""
 
 
 class Connection:
@@ -45,7 +48,6 @@ class Connection:
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)  # it would log each try with its traceback
         self.uri = uri
         self.is_stale = False
-        self.types = pymilvus.DataType
         self._invalid = (pymilvus.exceptions.ParamError, pymilvus.exceptions.DataNotMatchException)
         self._errors = (pymilvus.MilvusException, grpc.RpcError, grpc.FutureTimeoutError)
         self._client = self._connect(pymilvus.MilvusClient)
@@ -66,14 +68,6 @@ class Connection:
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
-
-    def schema(self, description: str) -> Any:
-        """An empty schema."""
-        return self._client.create_schema(auto_id=False, enable_dynamic_field=False, description=description)
-
-    def index_params(self) -> Any:
-        """An empty list of indexes."""
-        return self._client.prepare_index_params()
 
     def read(self, method: str, **arguments: Any) -> Any:
         """Call a method of the client for this collection; reads are tried for `READ_SECONDS`.

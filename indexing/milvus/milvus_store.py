@@ -25,14 +25,13 @@ from hashseek.indexing.catalog.records import (
 )
 from hashseek.indexing.catalog.storing import check_new
 from hashseek.indexing.collection import check_checkpoint
-from hashseek.indexing.index.hamming_index import Distances
+from hashseek.indexing.index.exact_scan import Distances
 from hashseek.indexing.milvus import rows as of_rows
-from hashseek.indexing.milvus.connection import Connection
+from hashseek.indexing.milvus.connection import Connection, StoreUnavailable
 from hashseek.indexing.milvus.expressions import both, expression, literal
 from hashseek.indexing.milvus.nearest import MOST, Found, Nearest
 from hashseek.indexing.milvus.rows import CODE, N_LISTS, RECORD, Row
 from hashseek.indexing.milvus.uri import MilvusUri
-from hashseek.indexing.store import StoreUnavailable
 from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.codes import Codes, code_size
 from hashseek.retrieval.errors import BadCollection, BadConfig, UnknownImage
@@ -44,7 +43,7 @@ _COUNT_SECONDS = 60.0  # for which numbers of labels and engines are kept: count
 
 
 class MilvusStore:
-    """An open collection in Milvus; a `Store`. Safe to use from several threads.
+    """An open collection in Milvus, used as `Collection` is. Safe to use from several threads.
 
     Several processes may add at the same time, see `hashseek.indexing.milvus.rows.ids_of`. Two that change the same
     image at the same time overwrite each other: the last one wins.
@@ -82,7 +81,7 @@ class MilvusStore:
 
     def _create(self, fingerprint: str, n_bits: int) -> None:
         about = json.dumps({"hashseek": FORMAT, "fingerprint": fingerprint, "n_bits": n_bits, "created_at": now()})
-        schema = of_rows.make_schema(self._connection, about, n_bytes=code_size(n_bits))
+        schema = of_rows.make_schema(about, n_bytes=code_size(n_bits))
         self._connection.write("create_collection", schema=schema, consistency_level="Strong")
 
     def _describe(self) -> dict[str, Any]:
@@ -106,9 +105,7 @@ class MilvusStore:
     def _prepare(self) -> None:
         """Build the indexes and load the collection, unless that is done."""
         if not self._connection.read("list_indexes", field_name=CODE):
-            self._connection.write(
-                "create_index", index_params=of_rows.make_indexes(self._connection, self.uri.index or "flat")
-            )
+            self._connection.write("create_index", index_params=of_rows.make_indexes(self.uri.index or "flat"))
         self.kind = str(self._connection.read("describe_index", index_name=CODE)["index_type"])
         wanted = self.uri.index
         if wanted is not None and (wanted == "ivf") == self.finds_all:
@@ -146,7 +143,7 @@ class MilvusStore:
     # ------------------------------------------------------------ images
 
     def add(self, images: list[NewImage], *, replaced: set[str] | None = None) -> list[tuple[int, Change]]:  # noqa: ARG002
-        """Store images, see `Store.add`; `BATCH` of them are written together."""
+        """Store images, see `Catalog.add`; `BATCH` of them are written together."""
         check_new(images)
         return [outcome for at in range(0, len(images), BATCH) for outcome in self._add(images[at : at + BATCH])]
 
@@ -206,7 +203,7 @@ class MilvusStore:
     def update(
         self, image_id: int, *, labels: Sequence[str] | None = None, attributes: Mapping[str, Any] | None = None
     ) -> StoredImage:
-        """Replace the labels or the attributes of an image, see `Store.update`."""
+        """Replace the labels or the attributes of an image, see `Catalog.describe`."""
         check_labels(labels or ())
         if attributes is not None:
             check_attributes(attributes)
@@ -217,7 +214,7 @@ class MilvusStore:
         return of_rows.stored_image(new)
 
     def remove(self, ids: list[int], *, missing_ok: bool = False) -> None:
-        """Remove images, see `Store.remove`."""
+        """Remove images, see `Catalog.remove`."""
         if not missing_ok:
             stored = {row["id"] for row in self._rows("id", ids, ["id"], "Strong")}
             if missing := [image_id for image_id in ids if image_id not in stored]:
@@ -286,11 +283,11 @@ class MilvusStore:
         return [found.get(int(i)) for i in ids]
 
     def one(self, image_id: int) -> StoredImage:
-        """The record of one image, see `Store.one`."""
+        """The record of one image, see `Catalog.one`."""
         return of_rows.stored_image(self._row(image_id, RECORD))
 
     def by_key(self, key: str) -> StoredImage:
-        """The record of the image with this key, see `Store.by_key`."""
+        """The record of the image with this key, see `Catalog.by_key`."""
         if not (known := self.ids_by_key([key])):
             raise UnknownImage(f"there is no image with the key {key[:80]!r} in the collection")
         return self.one(known[key])
@@ -301,10 +298,10 @@ class MilvusStore:
         rows = self._rows("id", [i for key in wanted for i in of_rows.ids_of_key(key)], ["id", "key"])
         return {row["key"]: row["id"] for row in rows if row["key"] in wanted}
 
-    def ids_by_hash(self, hashes: Sequence[str]) -> dict[str, int]:
-        """Ids of the stored ones among these content hashes; the lowest id if several images have one content."""
-        rows = self._rows("sha256", list(dict.fromkeys(hashes)), ["id", "sha256"], "Eventually")
-        return {row["sha256"]: row["id"] for row in reversed(rows)}
+    def by_hash(self, sha256: str) -> StoredImage | None:
+        """The record of an image with this content, that with the lowest id; None if there is none."""
+        rows = self._rows("sha256", [sha256], RECORD, "Eventually")
+        return of_rows.stored_image(rows[0]) if rows else None
 
     def code_by_hash(self, sha256: str) -> StoredCode | None:
         """The code of a content that is stored already.
@@ -332,7 +329,7 @@ class MilvusStore:
         return [image for image in self.get(ids) if image is not None], self._count(chosen)
 
     def code(self, image_id: int) -> Codes:
-        """Packed code (1, code_size) of one image, see `Store.code`."""
+        """Packed code (1, code_size) of one image, see `Catalog.code`."""
         return of_rows.stored_code({**self._row(image_id, [CODE]), "engine": ""}).code[None]
 
     def features_of(self, ids: Sequence[int]) -> tuple[Ids, NDArray[np.float16]]:  # noqa: ARG002
@@ -354,7 +351,7 @@ class MilvusStore:
         among: Ids | Filter | None = None,
         effort: int | None = None,
     ) -> list[tuple[Distances, Ids]]:
-        """The k nearest of each query, see `Store.search`; `effort` is the number of lists that IVF reads."""
+        """The k nearest of each query, see `Collection.search`; `effort` is the number of lists that IVF reads."""
         return [
             _arrays(self._nearest(code, max_distance, among, effort).search(k, radius=self._radius(max_distance)))[:2]
             for code in query_codes
@@ -369,7 +366,7 @@ class MilvusStore:
         among: Ids | Filter | None = None,
         effort: int | None = None,
     ) -> tuple[Distances, Ids, Codes]:
-        """The `n` nearest images and all others at the distance of the last, see `Store.candidates`."""
+        """The `n` nearest images and all others at the distance of the last, see `Collection.candidates`."""
         nearest = self._nearest(query_code[0], max_distance, among, effort)
         return _arrays(nearest.search(n, radius=self._radius(max_distance), ties=True), query_code.shape[1])
 
@@ -388,8 +385,9 @@ class MilvusStore:
         params = {} if self.finds_all else {"nprobe": n_lists}
         return Nearest(self._connection, code.tobytes(), expression(among), self._consistency, params)
 
-    def histogram(self, query_code: Codes, *, among: Ids | Filter | None = None) -> None:
+    def histogram(self, query_code: Codes, *, among: Ids | Filter | None = None) -> NDArray[np.int64] | None:  # noqa: ARG002
         """None: Milvus cannot count distances."""
+        return None
 
     # ------------------------------------------------------------ state
 
@@ -413,8 +411,9 @@ class MilvusStore:
                 self._counted = time.monotonic()
             return self._counts
 
-    def calibration(self) -> None:
+    def calibration(self) -> Any | None:
         """None: calibrations are not kept."""
+        return None
 
     def describe_index(self) -> dict[str, Any]:
         """Kind and consistency; clients of a service need not know the server."""

@@ -8,7 +8,6 @@ import numpy as np
 
 from hashseek.indexing.catalog import NewImage, StoredImage
 from hashseek.indexing.catalog.records import FileRecord, StoredCode
-from hashseek.indexing.milvus.connection import Connection
 from hashseek.indexing.milvus.expressions import spelt_numbers
 
 Row = dict[str, Any]
@@ -21,9 +20,12 @@ _INTEGERS = ("width", "height", "bytes", "mtime_ns")
 RECORD = ["id", *_TEXT, *_INTEGERS, "labels", "attributes"]
 
 
-def make_schema(connection: Connection, description: str, *, n_bytes: int) -> Any:
+def make_schema(description: str, *, n_bytes: int) -> Any:
     """The fields of a new collection. Milvus has no empty values: "" is no key, -1 no modification time."""
-    types, schema = connection.types, connection.schema(description)
+    from pymilvus import DataType as types
+    from pymilvus import MilvusClient
+
+    schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False, description=description)
     schema.add_field("id", types.INT64, is_primary=True)
     for name, size in _TEXT.items():
         schema.add_field(name, types.VARCHAR, max_length=size)
@@ -37,9 +39,11 @@ def make_schema(connection: Connection, description: str, *, n_bytes: int) -> An
     return schema
 
 
-def make_indexes(connection: Connection, kind: str) -> Any:
+def make_indexes(kind: str) -> Any:
     """The indexes of a new collection; `kind` as in `MilvusUri.index`."""
-    indexes = connection.index_params()
+    from pymilvus import MilvusClient
+
+    indexes = MilvusClient.prepare_index_params()
     lists = {"params": {"nlist": N_LISTS}} if kind == "ivf" else {}
     indexes.add_index(CODE, index_type=f"BIN{'_IVF' * (kind == 'ivf')}_FLAT", metric_type="HAMMING", **lists)
     indexes.add_index("sha256", index_type="Trie")

@@ -102,14 +102,14 @@ def test_changes_during_a_merge_are_found_before_and_after(tmp_path, monkeypatch
     add(collection, truth, random_codes(rng, 20, 36, 6), start=30)
     merge = collection_index.merge
 
-    def slow(view, n_bits, kind):
+    def slow(view, kind):
         add(collection, truth, random_codes(rng, 4, 36, 6), start=50)
         for image_id in (3, 33, 52):
             collection.remove([image_id])
             del truth[image_id]
         check(collection, truth, queries)
         assert collection.describe_index()["built"] == 30
-        return merge(view, n_bits, kind)
+        return merge(view, kind)
 
     monkeypatch.setattr(collection_index, "merge", slow)
     assert collection.merge_segments()

@@ -11,7 +11,8 @@ from hashseek.indexing.catalog import FindingKind
 from hashseek.indexing.cli.collection import build
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.index import collection_index, index_files, segments
-from hashseek.indexing.index.hamming_index import APPROXIMATE, KINDS, build_index
+from hashseek.indexing.index.approximate import APPROXIMATE
+from hashseek.indexing.index.hamming_index import KINDS, build_index
 from hashseek.indexing.maintenance.optimize import optimize
 from hashseek.retrieval.errors import BadConfig
 from support import hamming_oracle as hamming
@@ -122,12 +123,12 @@ def test_a_kind_that_another_process_builds_while_this_one_merges_stays(filled, 
     adder, _ = filled
     merge, merged = collection_index.merge, []
 
-    def beside(view, n_bits, kind):
+    def beside(view, kind):
         merged.append(kind)
         if len(merged) == 1:
             with closing(Collection(tmp_path)) as other:
                 other.build_index("ivf")
-        return merge(view, n_bits, kind)
+        return merge(view, kind)
 
     monkeypatch.setattr(collection_index, "merge", beside)
     adder.save_index()
@@ -170,24 +171,6 @@ def test_a_service_loads_an_index_of_another_kind_that_another_process_built(fil
         assert service.merge_segments() is False
         assert (service.describe_index()["kind"], service.describe_index()["built"]) == ("ivf", 500)
         assert service.search(codes[3:4], k=1)[0][1].tolist() == [4]
-
-
-def test_an_index_of_an_older_version_is_rebuilt_as_exact_without_a_warning(filled, tmp_path, caplog):
-    collection, codes = filled
-    collection.save_index()
-    collection.catalog.set_index_kind("multihash")  # a kind that there was
-    manifest = manifest_of(tmp_path) | {"kind": "multihash", "sha256": {"codes.faiss": "0" * 64}}
-    del manifest["checksum"]
-    manifest["checksum"] = index_files._checksum(manifest)
-    (tmp_path / "index" / "manifest.json").write_text(json.dumps(manifest))
-    (tmp_path / "index" / "codes.faiss").write_bytes(b"IBxF")
-    again = Collection(tmp_path)
-    assert (caplog.messages, again.describe_index()["kind"]) == ([], "exact")
-    assert again.search(codes[3:4], k=1)[0][1].tolist() == [4]
-    again.save_index()
-    assert manifest_of(tmp_path)["kind"] == "exact"
-    assert not (tmp_path / "index" / "codes.faiss").exists()
-    again.close()
 
 
 @pytest.mark.parametrize("fault", ["gone", "torn"])

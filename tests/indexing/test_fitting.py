@@ -37,7 +37,7 @@ def options(weights, n_bits=4):
 
 def fit(folder, weights, *paths, n_bits=4, **keywords):
     plan = plan_collection(folder, options(weights, n_bits), find_sources(paths))
-    return fit_to_sources(find_sources(paths), plan, device="cpu", precision="fp32", **keywords)
+    return fit_to_sources(find_sources(paths), *plan, device="cpu", precision="fp32", **keywords)
 
 
 def stored_codes(collection):
@@ -142,8 +142,8 @@ def test_pictures_to_which_nothing_can_be_fitted_are_refused(tmp_path, weights, 
     (tmp_path / "empty").mkdir()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    for paths, error in (([alike], BadDataset), ([tmp_path / "empty"], BadDataset)):
-        with pytest.raises(error):
+    for paths in ([alike / "a.png"], [tmp_path / "empty"]):
+        with pytest.raises(BadDataset):
             plan_collection(tmp_path / "c", options(weights), find_sources(paths))
     with pytest.raises(BadCollection):
         plan_collection(tmp_path / "full", options(weights), find_sources([pictures]))
@@ -217,7 +217,7 @@ def test_options_that_cannot_be_right_are_refused(tmp_path, weights, checkpoint)
         with pytest.raises(error):
             find_network(wrong)
     with pytest.raises(BadCheckpoint):
-        fitting.Fitting(find_network(FitOptions(backbone="resnet18", weights=str(weights))), 8)
+        fitting.Fitting(find_network(FitOptions(backbone="resnet18", weights=str(weights))))
 
 
 def test_weights_that_are_a_checkpoint_bring_backbone_and_preprocessing(tmp_path, checkpoint, pictures):

@@ -14,11 +14,11 @@ from hashseek.indexing.ingest.batch import ingest
 from hashseek.indexing.ingest.sources import describe, find_sources
 from hashseek.indexing.maintenance.exchange import export
 from hashseek.indexing.milvus import connection
+from hashseek.indexing.milvus.connection import StoreUnavailable
 from hashseek.indexing.milvus.milvus_store import MilvusStore
 from hashseek.indexing.milvus.uri import MilvusUri, parse_uri
 from hashseek.indexing.opening import open_store
 from hashseek.indexing.searcher import Searcher
-from hashseek.indexing.store import StoreUnavailable
 from hashseek.retrieval.errors import BadCollection, BadConfig, ForeignCodes
 from support.collections import new_images, random_codes
 from support.service import add, hits, search, serving

@@ -11,7 +11,7 @@ from hashseek.indexing.catalog import FindingKind
 from hashseek.indexing.catalog.filters import Filter
 from hashseek.indexing.catalog.records import NewImage, StoredCode
 from hashseek.indexing.collection import Collection, open_or_create
-from hashseek.indexing.index.hamming_index import APPROXIMATE
+from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.ingest.batch import ImageSource, ingest
 from hashseek.indexing.maintenance.backup import restore, snapshot
 from hashseek.indexing.maintenance.exchange import export, import_
@@ -225,7 +225,7 @@ def test_features_of_every_added_image_are_stored_and_go_with_it(keeping, tmp_pa
         list(ingest(collection, encoder, [ImageSource(place, key=place.name) for place in places]))
         keyed = [collection.catalog.by_key(place.name).id for place in places]
         for image_id, content in zip(keyed, order, strict=True):
-            found = collection.catalog.lookup.code_by_hash(hashlib.sha256(content).hexdigest())
+            found = collection.catalog.code_by_hash(hashlib.sha256(content).hexdigest())
             assert np.array_equal(collection.catalog.spaces.features_of([image_id])[1][0], found.feature)
             expected = features_by_hand(collection, encoder, [image_id])[0]
             np.testing.assert_allclose(found.feature.astype(float), expected.astype(float), atol=2e-3)

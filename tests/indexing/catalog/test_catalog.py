@@ -66,7 +66,8 @@ def test_the_same_content_is_stored_once_and_keeps_its_first_record(catalog):
     assert catalog.add([again]) == [(2, "known")]
     assert catalog.one(2).path == second.path
     assert len(catalog) == 2
-    assert catalog.lookup.ids_by_hash([second.sha256, "00", first.sha256]) == {first.sha256: 1, second.sha256: 2}
+    assert [catalog.by_hash(one).id for one in (second.sha256, first.sha256)] == [2, 1]
+    assert catalog.by_hash("00") is None
 
 
 def test_removing_is_all_or_nothing(catalog):
@@ -280,11 +281,11 @@ def test_images_with_keys_are_updated_in_place(catalog, monkeypatch):
     assert catalog.one(1).path == "/moved.jpg"
     # another key, the same content: another record; no key: the content decides
     assert catalog.add([image(2, key="b", engine="e2"), image(2, labels=("x",))]) == [(2, "added"), (1, "known")]
-    assert catalog.lookup.ids_by_hash([f"{2:064x}"]) == {f"{2:064x}": 1}
-    assert catalog.lookup.ids_by_key(["b", "c", "a/ü 1"]) == {"a/ü 1": 1, "b": 2}
+    assert catalog.by_hash(f"{2:064x}").id == 1
+    assert catalog.ids_by_key(["b", "c", "a/ü 1"]) == {"a/ü 1": 1, "b": 2}
     assert catalog.spaces.engines() == {"e2": 2}
     catalog.remove([1])
-    assert catalog.lookup.ids_by_key(["a/ü 1"]) == {}
+    assert catalog.ids_by_key(["a/ü 1"]) == {}
     assert catalog.add([first]) == [(3, "added")]
     with pytest.raises(UnknownImage):
         catalog.by_key("unknown")
@@ -292,20 +293,20 @@ def test_images_with_keys_are_updated_in_place(catalog, monkeypatch):
 
 
 def test_code_by_hash(catalog):
-    assert catalog.lookup.code_by_hash(f"{1:064x}") is None
+    assert catalog.code_by_hash(f"{1:064x}") is None
     catalog.add([image(1, key="a", code=(3, 4)), image(1, key="b", code=(3, 4))])
-    assert catalog.lookup.code_by_hash(f"{1:064x}").code.tolist() == [3, 4]
+    assert catalog.code_by_hash(f"{1:064x}").code.tolist() == [3, 4]
     catalog.remove([1])
-    assert catalog.lookup.code_by_hash(f"{1:064x}").code.tolist() == [3, 4]
+    assert catalog.code_by_hash(f"{1:064x}").code.tolist() == [3, 4]
     catalog.add([image(2, key="b", code=(9, 9))])
-    assert catalog.lookup.code_by_hash(f"{1:064x}") is None
+    assert catalog.code_by_hash(f"{1:064x}") is None
 
 
 def test_records_by_path_have_size_and_time(catalog):
     catalog.add([image(1, mtime_ns=2**61), image(2), image(3, path="/photos/1.jpg", bytes=31, mtime_ns=7)])
 
     def known(*paths):
-        records = catalog.lookup.records_by_path(paths)
+        records = catalog.records_by_path(paths)
         return {path: (r.id, r.bytes, r.mtime_ns, bool(r.has_code)) for path, r in records.items()}
 
     assert known("/photos/1.jpg", "/photos/2.jpg", "/photos/9.jpg") == {
@@ -317,7 +318,7 @@ def test_records_by_path_have_size_and_time(catalog):
     assert catalog.one(2) == before
     assert catalog.add([image(2, path="/copy.jpg", mtime_ns=12)]) == [(2, "known")]
     assert known("/photos/2.jpg", "/copy.jpg") == {"/photos/2.jpg": (2, 30, 11, True)}
-    assert catalog.lookup.stored_paths(["/photos/1.jpg", "/copy.jpg"]) == {"/photos/1.jpg"}
+    assert catalog.stored_paths(["/photos/1.jpg", "/copy.jpg"]) == {"/photos/1.jpg"}
 
 
 @pytest.mark.parametrize(

@@ -245,7 +245,7 @@ def test_cached_filters_are_invalidated_by_changes_of_any_process(tmp_path):
     assert collection.search(query, k=9, among=cats)[0][1].tolist() == [2]
     for n in range(40):  # more filters than are remembered
         assert collection.search(query, k=9, among=Filter(ids=(2, 100 + n)))[0][1].tolist() == [2]
-    assert len(collection._filtered) <= 8
+    assert len(collection.index.current().filtered) <= 8
     collection.close()
     beside.close()
 

@@ -6,8 +6,9 @@ import faiss
 import numpy as np
 import pytest
 
-from hashseek.indexing.index.approximate import GOOD_RECALL, default_effort
-from hashseek.indexing.index.hamming_index import APPROXIMATE, build_index, load_index, save_index
+from hashseek.indexing.index.approximate import APPROXIMATE, GOOD_RECALL, default_effort
+from hashseek.indexing.index.code_layouts import Subset
+from hashseek.indexing.index.hamming_index import build_index, load_index, save_index
 from hashseek.retrieval.errors import BadCollection, BadConfig
 from support import hamming_oracle as hamming
 from support.collections import random_codes
@@ -84,7 +85,7 @@ def test_ranges_and_small_subsets_are_exact(index, data):
     xb, ids, xq = data
     mask = np.random.default_rng(1).random(N) < 0.4
     wanted = hamming.search(xq, xb[mask], k=12)
-    distances, found = index.search(xq, k=12, among=index.subset(mask), effort=1)
+    distances, found = index.search(xq, k=12, among=Subset(mask), effort=1)
     assert np.array_equal(distances, wanted[0])
     assert np.array_equal(found, ids[mask][wanted[1]])
     for row, (apart, near) in enumerate(index.range(xq, radius=6)):
@@ -98,7 +99,7 @@ def test_excluded_rows_are_not_found(index, data):
     _, _, xq = data
     distances, found = index.search(xq, k=3)
     mask = ~np.isin(index.ids, found[:, 0])
-    again = index.search(xq, k=3, among=index.subset(mask))
+    again = index.search(xq, k=3, among=Subset(mask))
     assert not np.isin(again[1], found[:, 0]).any()
     assert (again[0] >= distances).all()
 

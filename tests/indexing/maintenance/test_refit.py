@@ -33,7 +33,7 @@ def collection(tmp_path, pictures, weights):
 
 def refit(collection, n_bits):
     network = network_for_refit(collection, FitOptions(n_bits))
-    return fit_to_collection(collection, network, n_bits, **OPTIONS)
+    return fit_to_collection(collection, network, **OPTIONS)
 
 
 def test_the_codes_are_those_of_the_new_checkpoint_and_nothing_is_encoded_twice(collection, monkeypatch):
