@@ -10,12 +10,13 @@ from typing import Literal
 import numpy as np
 
 from hashseek.retrieval.errors import BadDataset
-from hashseek.retrieval.label_files import OnError, Problem, parse_split, read_rows
+from hashseek.retrieval.label_files import OnError, Problem, parse_labels, parse_split, read_rows
 from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.datasets.lists import NAMES_OF_LISTS, read_list
 from hashseek.training.data.download import Archive, read_or_download
 from hashseek.training.data.image_table import (
     Incomplete,
+    Rows,
     Table,
     draw,
     first_folder,
@@ -59,11 +60,11 @@ def mirflickr(
 
     Args:
         root: folder with `mirflickr` (im1.jpg to im25000.jpg) and `mirflickr25k_annotations_v080`, as the official
-            archives unpack.
+            archives unpack; or with `images` and a `labels.csv` with columns file, labels, split and deephash_split.
         protocol: "hyp2" leaves out the 419 images without labels; "deephash" keeps them, with 20,000 in the database.
         lists: the images of each split: a CSV file with the columns file and split (for deephash: deephash_split), a
             folder with train.txt, test.txt, database.txt (DeepHash-pytorch), or HyP2's repository (its flickr.txt).
-            None: a random split of the sizes n_query and n_train.
+            None: the columns of labels.csv, or else a random split of the sizes n_query and n_train.
         n_query: queries of a random split.
         n_train: training images of a random split; the rest is its database.
         split_seed: seed of a random split.
@@ -80,21 +81,28 @@ def mirflickr(
     folder = Path(expand(root))
 
     def read(mode: OnError) -> Splits:
-        table = _annotated(folder)
-        pictures = first_folder(folder, ("mirflickr", "images"), what="the pictures im1.jpg, ...")
-        if drop_labels:
-            table = _without_labels(table, drop_labels, str(folder))
-        labelled = np.flatnonzero(table.labels.any(axis=1))
-        problems: list[Problem] = []
+        own_list = folder / "labels.csv"
+        if own_list.is_file():
+            listed = _read_csv(own_list, protocol)
+            files = tuple(file for split in NAMES for file in listed[split].files)
+            table = Table(files, np.concatenate([listed[split].labels for split in NAMES]), LABELS)
+            pictures = folder
+        else:
+            listed, table = {}, _annotated(folder)
+            pictures = first_folder(folder, ("mirflickr", "images"), what="the pictures im1.jpg, ...")
         if lists is not None:
             listed = _read_assignment(Path(expand(lists)), protocol)
-            rows, problems = rows_of(table, listed, source=str(folder), on_error=mode)
+        if drop_labels:
+            table = _without_labels(table, drop_labels, str(folder))
+        if listed:
+            names = {split: listed[split].files for split in NAMES}
+            rows, problems = rows_of(table, names, source=str(folder), on_error=mode)
         else:
-            candidates = labelled if protocol == "hyp2" else np.arange(len(table.files))
+            candidates = _labelled(table) if protocol == "hyp2" else np.arange(len(table.files))
             drawn = draw(len(candidates), n_query=n_query, n_train=n_train, seed=split_seed)
-            rows = {split: candidates[drawn[split]] for split in NAMES}
+            rows, problems = {split: candidates[drawn[split]] for split in NAMES}, []
         if protocol == "hyp2":
-            rows = {split: rows[split][np.isin(rows[split], labelled)] for split in NAMES}
+            rows = {split: rows[split][np.isin(rows[split], _labelled(table))] for split in NAMES}
         return split_table(
             table,
             rows,
@@ -130,27 +138,27 @@ def _annotated(root: Path) -> Table:
     return prepared("mirflickr 1", files, build)
 
 
-def _read_assignment(path: Path, protocol: str) -> dict[str, Sequence[str]]:
-    """The files of each split."""
+def _read_assignment(path: Path, protocol: str) -> dict[str, Table]:
+    """Files and labels of each split; no label columns where the lists have none."""
     if path.is_file():
         return _read_csv(path, protocol)
     if (path / "flickr.txt").is_file():
         return _read_hyp2(path)
-    listed: dict[str, Sequence[str]] = {}
+    listed = {}
     for split in NAMES:
         file = path / NAMES_OF_LISTS[split]
-        table, problems = read_list(file)
+        listed[split], problems = read_list(file)
         if problems:
             raise BadDataset(f"{problems[0]} (in {path}): correct the list")
-        if len(table.label_names) != len(LABELS):
-            raise BadDataset(f"{file} has {len(table.label_names)} labels, but MIRFLICKR has 38: use its lists")
-        listed[split] = table.files
+        if len(listed[split].label_names) != len(LABELS):
+            raise BadDataset(f"{file} has {len(listed[split].label_names)} labels, but MIRFLICKR has 38: use its lists")
     return listed
 
 
-def _read_csv(file: Path, protocol: str) -> dict[str, Sequence[str]]:
-    """The files of each split from the columns file, and split or deephash_split."""
+def _read_csv(file: Path, protocol: str) -> dict[str, Table]:
+    """Files and labels of each split from the columns file, labels and split or deephash_split."""
     files: dict[str, list[str]] = {split: [] for split in NAMES}
+    labels: dict[str, list[list[bool]]] = {split: [] for split in NAMES}
     for row in read_rows(file, one_of=("file",), errors="strict"):
         if isinstance(row, Problem):
             raise BadDataset(f"{file}: {row}")
@@ -159,11 +167,18 @@ def _read_csv(file: Path, protocol: str) -> dict[str, Sequence[str]]:
         split, _ = parse_split(values.get(column))
         if split is None or not values.get("file"):
             raise BadDataset(f"{file} line {line} lacks a file, or a valid split in the column {column}: correct it")
+        found, _ = parse_labels(values.get("labels"), (), set())
+        if unknown := [label for label in found if label not in LABELS]:
+            raise BadDataset(f"{file} line {line} has {unknown[0]!r}, which is not a label of MIRFLICKR: correct it")
         files[split].append(values["file"])
-    return dict(files)
+        labels[split].append([label in found for label in LABELS])
+    return {
+        split: Table(tuple(files[split]), np.array(labels[split], np.uint8).reshape(-1, len(LABELS)), LABELS)
+        for split in NAMES
+    }
 
 
-def _read_hyp2(folder: Path) -> dict[str, Sequence[str]]:
+def _read_hyp2(folder: Path) -> dict[str, Table]:
     """HyP2's permutation: its first 1,000 numbers are the queries, the next 4,000 the training images."""
     images = folder / "data" / "flickr25k" / "img.txt"
     with with_remedy("use the whole repository of HyP2"):
@@ -174,8 +189,9 @@ def _read_hyp2(folder: Path) -> dict[str, Sequence[str]]:
         raise BadDataset(f"{folder / 'flickr.txt'} is no permutation of {len(names)} images: {error}") from None
     if not np.array_equal(np.sort(order), np.arange(len(names))):
         raise BadDataset(f"{folder / 'flickr.txt'} is no permutation of the {len(names)} images of {images}")
-    files = [names[row] for row in order.tolist()]
-    return {"query": files[:1000], "train": files[1000:5000], "database": files[5000:]}
+    parts = {"query": order[:1000], "train": order[1000:5000], "database": order[5000:]}
+    none = np.zeros((len(names), 0), np.uint8)
+    return {split: Table(tuple(names), none, ()).take(rows) for split, rows in parts.items()}
 
 
 def _without_labels(table: Table, patterns: Sequence[str], source: str) -> Table:
@@ -185,3 +201,7 @@ def _without_labels(table: Table, patterns: Sequence[str], source: str) -> Table
             raise BadDataset(f"no label of {source} matches drop_labels = {pattern!r}: correct or remove the pattern")
     kept = [column for column, label in enumerate(LABELS) if not any(label in found for found in dropped.values())]
     return replace(table, labels=table.labels[:, kept], label_names=tuple(table.label_names[column] for column in kept))
+
+
+def _labelled(table: Table) -> Rows:
+    return np.flatnonzero(table.labels.any(axis=1))

@@ -1,4 +1,4 @@
-"""MIRFLICKR-25000 on a miniature of the official archives, with every form of its splits."""
+"""MIRFLICKR-25000 on miniatures of its layouts: official archives, a copy with a list, every form of its splits."""
 
 import csv
 import json
@@ -57,13 +57,17 @@ ORDER = [5, 1, 12, 7, 3, 8, 2, 6, 4, 10, 9, 11]
 PARTS = {"query": ORDER[:3], "train": ORDER[3:8], "database": ORDER[8:]}  # number 7 would be a training image
 
 
-def write_csv(file: Path) -> Path:
+def write_csv(file: Path, *, column: str = "split", prefix: str = "") -> Path:
     with file.open("w", newline="") as out:
         writer = csv.writer(out)
-        writer.writerow(["file", "split", "deephash_split"])
+        writer.writerow(["file", "labels", "split", "deephash_split"])
         for split, numbers in PARTS.items():
-            words = {"query": ("query", "test"), "database": ("retrieval", "database")}.get(split, ("train", "train"))
-            writer.writerows([f"im{number}.jpg", *words] for number in numbers)
+            for number in numbers:
+                labels = ";".join(sorted(has(number)))
+                word = {"query": "test", "database": "database", "train": "train"}[split]
+                own = {"query": "query", "database": "retrieval", "train": "train"}[split]
+                other = word if column == "deephash_split" else "train"
+                writer.writerow([f"{prefix}im{number}.jpg", labels, own, other])
     return file
 
 
@@ -110,8 +114,6 @@ def test_every_form_of_the_same_split_gives_the_same_split(official, tmp_path):
     assert build_splits("mirflickr", root=str(official), lists=str(lists)).fingerprint == first.fingerprint
 
     kept = build_splits("mirflickr", root=str(official), lists=str(lists), protocol="deephash")
-    same = build_splits("mirflickr", root=str(official), lists=str(csv_file), protocol="deephash")
-    assert same.fingerprint == kept.fingerprint
     assert names(kept.train) == ["im7.jpg", "im3.jpg", "im8.jpg", "im2.jpg", "im6.jpg"]
     assert any("1 of train" in problem.reason for problem in kept.problems)
 
@@ -122,6 +124,18 @@ def test_every_form_of_the_same_split_gives_the_same_split(official, tmp_path):
     assert sizes(permuted) == (many[0], many[1], 100)
     assert names(permuted.query)[:2] == ["im5100.jpg", "im5099.jpg"]
     assert names(permuted.database)[-1] == "im1.jpg"
+
+
+def test_a_folder_with_a_list_of_its_own_is_read_by_column(tmp_path):
+    root = tmp_path / "copy"
+    for number in range(1, N + 1):
+        picture(root / "images" / f"im{number}.jpg", number)
+    write_csv(root / "labels.csv", column="deephash_split", prefix="images/")
+    assert sizes(build_splits("mirflickr", root=str(root))) == (3, 4, 4)
+    assert sizes(build_splits("mirflickr", root=str(root), protocol="deephash")) == (3, 5, 4)
+    write_csv(root / "labels.csv", prefix="images/")
+    with pytest.raises(BadDataset, match="query"):
+        build_splits("mirflickr", root=str(root), protocol="deephash")
 
 
 def test_labels_can_be_dropped_by_pattern(official, tmp_path):
@@ -145,7 +159,8 @@ def test_labels_can_be_dropped_by_pattern(official, tmp_path):
         ("list.csv", lambda _: "file,labels\nim1.jpg,sky\n", "list.csv line 2 .*split"),
         ("list.csv", lambda _: "file,labels,split\nim1.jpg,sky,query\nim2.jpg,sky,gallery\n", "list.csv line 3"),
         ("list.csv", lambda _: "file,labels,split\n,sky,query\n", "list.csv line 2"),
-        ("list.csv", lambda text: f"{text}im25001.jpg,train,train\n", "im25001.jpg"),
+        ("list.csv", lambda _: "file,labels,split\nim1.jpg,cat,query\n", "line 2 .*'cat'"),
+        ("list.csv", lambda text: f"{text}im25001.jpg,,train,train\n", "im25001.jpg"),
         ("list.csv", lambda text: f"{text}x\n", "list.csv line 14"),
         ("list.csv", None, "train.txt"),
     ],
@@ -194,3 +209,14 @@ def test_the_permutation_of_hyp2_and_the_lists_of_deephash_on_all_names(tmp_path
     found = Counter(rows[name]["deephash_split"] for name in names(deephash.query) if name in rows)
     assert found == {"test": 981}
     assert sizes(build_splits("mirflickr", root=str(tmp_path))) == (1000, 4000, 19581), "seeded"
+
+
+@needs_data
+def test_the_copy_of_128_pixels():
+    root = str(Path(DATA) / "mirflickr25k_128")
+    splits = build_splits("mirflickr", root=root)
+    assert sizes(splits) == (793, 3205, 15667)
+    as_folder = build_splits("folder", root=root, ignore_columns=["deephash_split"])
+    assert as_folder.fingerprint == splits.fingerprint
+    np.testing.assert_array_equal(as_folder.database.labels, splits.database.labels)
+    assert sizes(build_splits("mirflickr", root=root, protocol="deephash")) == (782, 3134, 15749)
