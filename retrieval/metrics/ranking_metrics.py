@@ -19,6 +19,9 @@ from hashseek.retrieval.metrics.ties import MetricValues, discounted_sum, weight
 Normalizer = Literal["retrieved", "possible", "relevant"]
 NORMALIZERS: tuple[Normalizer, ...] = ("retrieved", "possible", "relevant")
 
+Gain = Literal["exponential", "linear"]
+GAINS: tuple[Gain, ...] = ("exponential", "linear")
+
 
 def average_precision(found: Histograms, *, n: int | None, normalizer: Normalizer = "retrieved") -> MetricValues:
     """AP@n of each query: the sum of precision@i over the relevant ranks i <= n, divided by R.
@@ -50,7 +53,7 @@ def _weighted_average_precision(
     found: Histograms, levels: NDArray[np.integer], *, n: int | None, normalizer: Normalizer
 ) -> MetricValues:
     n = effective_n(n, found.n_database)
-    check_normalizer(normalizer)
+    check_choice("normalizer", normalizer, NORMALIZERS)
 
     def divisor(hits: Counts, n_relevant: NDArray[np.integer]) -> Counts:
         if normalizer == "retrieved":
@@ -67,18 +70,19 @@ def average_cumulative_gain(found: Histograms, *, n: int | None) -> MetricValues
     return discounted_sum(found.total, levels, _values(levels), np.full(n, 1 / n))
 
 
-def ndcg(found: Histograms, *, n: int | None) -> MetricValues:
+def ndcg(found: Histograms, *, n: int | None, gain: Gain = "exponential") -> MetricValues:
     """nDCG@n of each query: the sum of gain(i) / log2(1 + i) over the first n ranks, divided by the ideal ranking's.
-
-    The gain of g shared labels is 2**g - 1 (Burges et al., ICML 2005), as in hashing papers.
 
     Args:
         found: counted with `graded=True`.
         n: how many ranks count; None means all.
+        gain: the gain of g shared labels. "exponential": 2**g - 1 (Burges et al., ICML 2005; used by hashing papers);
+            "linear": g (Järvelin and Kekäläinen, TOIS 2002; used by scikit-learn's `ndcg_score`).
     """
     n = effective_n(n, found.n_database)
+    check_choice("gain", gain, GAINS)
     levels = _graded(found)
-    values = np.exp2(_values(levels)) - 1
+    values = np.exp2(_values(levels)) - 1 if gain == "exponential" else _values(levels)
     discounts = 1 / np.log2(np.arange(2, n + 2))
     dcg = discounted_sum(found.total, levels, values, discounts)
     ideal = ideal_dcg(levels.sum(axis=2, dtype=np.int64), values, discounts)
@@ -187,13 +191,16 @@ class Lookup:
 
     Ties do not matter here, because a radius never cuts a group. A query may find nothing within a radius:
     `precision_zero` counts it as 0 (usual in hashing papers), `precision_skip` leaves it out (NaN where no query finds
-    anything), and `empty` is the share of such queries. `recall` counts queries without relevant items as 0.
+    anything), and `empty` is the share of such queries. `precision_pooled` is the precision over all retrieved pairs.
+    `recall` counts queries without relevant items as 0. `retrieved` is the mean number of items found.
     """
 
     precision_zero: Floats
     precision_skip: Floats
+    precision_pooled: Floats
     recall: Floats
     empty: Floats
+    retrieved: Floats
 
 
 def lookup(found: Histograms) -> Lookup:
@@ -201,11 +208,14 @@ def lookup(found: Histograms) -> Lookup:
     total, relevant = np.cumsum(found.total, axis=1), np.cumsum(found.relevant, axis=1)
     share = relevant / np.maximum(total, 1)
     filled = (total > 0).sum(axis=0)
+    pooled = total.sum(axis=0)
     return Lookup(
         precision_zero=share.mean(axis=0),
         precision_skip=np.where(filled > 0, share.sum(axis=0) / np.maximum(filled, 1), np.nan),
+        precision_pooled=np.where(pooled > 0, relevant.sum(axis=0) / np.maximum(pooled, 1), np.nan),
         recall=(relevant / np.maximum(found.n_relevant, 1)[:, None]).mean(axis=0),
         empty=1 - filled / len(found),
+        retrieved=total.mean(axis=0),
     )
 
 
@@ -229,10 +239,10 @@ def effective_n(n: int | None, n_database: int) -> int:
     return n_database if n is None else min(n, n_database)
 
 
-def check_normalizer(name: str) -> None:
-    """Raise `BadConfig` unless `name` is one of `NORMALIZERS`."""
-    if name not in NORMALIZERS:
-        raise BadConfig(f"unknown normalizer {name!r}: choose one of {', '.join(NORMALIZERS)}")
+def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
+    """Raise `BadConfig` unless `value` is one of `allowed`."""
+    if value not in allowed:
+        raise BadConfig(f"unknown {name} {value!r}: choose one of {', '.join(allowed)}")
 
 
 def _graded(found: Histograms) -> NDArray[np.int32]:

@@ -11,6 +11,7 @@ from sklearn.metrics import ndcg_score
 from hashseek.retrieval.codes import pack
 from hashseek.retrieval.errors import BadCodes, BadConfig
 from hashseek.retrieval.metrics import (
+    GAINS,
     NORMALIZERS,
     Histograms,
     average_cumulative_gain,
@@ -56,10 +57,12 @@ def literal(gains: list[int], everything: list[int], n: int) -> dict[str, float]
         for figure, values in (("ap", hits), ("wap", top)):
             total = sum(hit * sum(values[: i + 1]) / (i + 1) for i, hit in enumerate(hits))
             result[f"{figure} {name}"] = total / divisor if divisor else 0.0
-    dcg, ideal = (
-        sum((2**g - 1) / np.log2(i + 2) for i, g in enumerate(order[:n])) for order in (top, sorted(everything)[::-1])
-    )
-    return result | {"ndcg": dcg / ideal if ideal else 0.0}
+    for name, value in (("exponential", lambda g: 2**g - 1), ("linear", lambda g: g)):
+        dcg, ideal = (
+            sum(value(g) / np.log2(i + 2) for i, g in enumerate(order[:n])) for order in (top, sorted(everything)[::-1])
+        )
+        result[f"ndcg {name}"] = dcg / ideal if ideal else 0.0
+    return result
 
 
 def closed_form(found: Histograms, n: int) -> dict[str, list[float]]:
@@ -69,7 +72,7 @@ def closed_form(found: Histograms, n: int) -> dict[str, list[float]]:
         "acg": average_cumulative_gain(found, n=n),
         **{f"ap {name}": average_precision(found, n=n, normalizer=name) for name in NORMALIZERS},
         **{f"wap {name}": weighted_average_precision(found, n=n, normalizer=name) for name in NORMALIZERS},
-        "ndcg": ndcg(found, n=n),
+        **{f"ndcg {name}": ndcg(found, n=n, gain=name) for name in GAINS},
     }
     return {name: [float(part[0]) for part in figure] for name, figure in figures.items()}
 
@@ -115,6 +118,7 @@ def test_a_hand_worked_ranking_without_ties():
     found = as_histograms([(0, 2), (1, 0), (2, 1)])
     for part in range(3):
         assert ndcg(found, n=3)[part][0] == pytest.approx(3.5 / (3 + 1 / np.log2(3)))
+        assert ndcg(found, n=3, gain="linear")[part][0] == pytest.approx(2.5 / (2 + 1 / np.log2(3)))
         assert average_cumulative_gain(found, n=2)[part][0] == pytest.approx(1)
         assert weighted_average_precision(found, n=3)[part][0] == pytest.approx((2 + 1) / 2)
         assert average_precision(found, n=3)[part][0] == pytest.approx((1 + 2 / 3) / 2)
@@ -154,9 +158,9 @@ def test_metrics_equal_those_of_scikit_learn():
     for row in range(20):
         found = as_histograms(list(zip(distances[row].tolist(), gains[row].tolist(), strict=True)))
         for n in (1, 10, 100, 300):
-            # scikit-learn's nDCG averages over ties, as ours does
-            theirs = ndcg_score(2 ** gains[row][None] - 1, -distances[row][None], k=n)
-            assert ndcg(found, n=n).expected[0] == pytest.approx(theirs, abs=1e-12)
+            # scikit-learn's nDCG has linear gains and averages over ties, as ours does
+            theirs = ndcg_score(gains[row][None], -distances[row][None], k=n)
+            assert ndcg(found, n=n, gain="linear").expected[0] == pytest.approx(theirs, abs=1e-12)
 
 
 def test_curves_are_the_metrics_at_each_n():
@@ -179,8 +183,10 @@ def test_lookup_counts_empty_balls_as_zero_or_leaves_them_out():
     curve = lookup(found)
     assert curve.precision_zero.tolist() == [0.5, 0.5, 0.5]
     assert curve.precision_skip.tolist() == [1.0, 1.0, 0.5]
+    assert curve.precision_pooled.tolist() == [1.0, 1.0, 0.5]
     assert curve.recall.tolist() == [0.5, 0.5, 1.0]
     assert curve.empty.tolist() == [0.5, 0.5, 0.0]
+    assert curve.retrieved.tolist() == [0.5, 0.5, 2.0]
 
 
 def test_share_of_ranks_that_ties_at_the_cut_decide():
@@ -202,6 +208,7 @@ def test_n_beyond_the_database_is_the_whole_database_and_nothing_relevant_scores
     [
         (lambda found: ndcg(found, n=1), BadCodes),  # not graded
         (lambda found: average_precision(found, n=1, normalizer="all"), BadConfig),
+        (lambda found: ndcg(found, n=1, gain="square"), BadConfig),
         (lambda found: recall(found, n=0), BadConfig),
         (lambda found: average_precision(found, n=-3), BadConfig),
     ],
