@@ -5,6 +5,7 @@ The backbone is a published network and stays as it is.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,7 +30,7 @@ from hashseek.retrieval.codes import pack
 from hashseek.retrieval.devices import EncoderOptions
 from hashseek.retrieval.errors import BadCheckpoint, BadConfig, BadDataset, BadImage
 from hashseek.retrieval.hash_layers import fit_hash_layer, normalized
-from hashseek.retrieval.images import Pixels, Preprocessing
+from hashseek.retrieval.images import Pixels, Preprocessing, read_bytes
 from hashseek.retrieval.label_files import OnError, Problem
 from hashseek.retrieval.scores import stored_features
 
@@ -51,20 +52,30 @@ def plan_collection(folder: Path, options: FitOptions, sources: Iterable[Found])
     Raises:
         BadCollection: the folder is not empty.
         BadConfig, BadCheckpoint: as `find_network`.
-        BadDataset: there are fewer than two images.
+        BadDataset: there is no image, or all files have the same content.
     """
     check_place(folder)
-    network, n, problems = find_network(options), 0, list[str]()
+    network, n, problems, contents = find_network(options), 0, list[str](), set[str]()
     for found in sources:
         if isinstance(found, Problem):
             problems.append(str(found))
-        else:
-            n += 1
+            continue
+        n += 1
+        if len(contents) < 2:  # most often two files are read
+            contents.add(_content(found))
     if n == 0:
         raise BadDataset(f"no images were found in these paths{_first(problems)}: name a folder that has some")
-    if n == 1:
+    if len(contents) == 1:
         raise too_few(n, problems)
     return network, n
+
+
+def _content(source: ImageSource) -> str:
+    """The hash of a file; something of its own for a URL, and for a file that cannot be read."""
+    try:
+        return str(source.uri) if isinstance(source.uri, str) else hashlib.sha256(read_bytes(source.uri)).hexdigest()
+    except BadImage:
+        return str(source.uri)
 
 
 def too_few(n: int, problems: Sequence[str]) -> BadDataset:

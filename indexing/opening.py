@@ -9,7 +9,9 @@ from hashseek.indexing.milvus.milvus_store import MilvusStore
 from hashseek.indexing.milvus.uri import is_in_milvus, parse_uri
 from hashseek.retrieval.errors import BadConfig
 
-Store = Collection | MilvusStore  # what adding, searching and serving work with
+# What adding, searching and serving work with: they use only what both have, which mypy checks, and
+# tests/indexing/test_stores.py that both do the same.
+Store = Collection | MilvusStore
 
 
 def open_store(

@@ -142,7 +142,7 @@ def test_pictures_to_which_nothing_can_be_fitted_are_refused(tmp_path, weights, 
     (tmp_path / "empty").mkdir()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    for paths in ([alike / "a.png"], [tmp_path / "empty"]):
+    for paths in ([alike], [tmp_path / "empty"]):
         with pytest.raises(BadDataset):
             plan_collection(tmp_path / "c", options(weights), find_sources(paths))
     with pytest.raises(BadCollection):
@@ -163,9 +163,9 @@ def test_pictures_to_which_nothing_can_be_fitted_are_refused(tmp_path, weights, 
 
 
 def test_a_collection_without_an_image_does_not_stay(tmp_path, weights, pictures):
-    wrong = {"labels": ["not UTF-8: \udcff"], "on_error": "stop"}  # noticed when the images are stored
+    wrong = {"labels": ["not UTF-8: \udcff"], "on_error": "stop"}  # noticed when images are to be stored
     options = {"backbone": "squeezenet1_1", "preprocessing": PREPROCESSING, "weights": weights, "n_bits": 4}
-    with pytest.raises(BadImage):
+    with pytest.raises(BadConfig):
         hashseek.create_collection(tmp_path / "c", pictures, **options, **wrong, device="cpu")
     assert not (tmp_path / "c").exists()
     with hashseek.create_collection(tmp_path / "c", pictures, **options, device="cpu") as made:

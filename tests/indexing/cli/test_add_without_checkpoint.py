@@ -101,12 +101,13 @@ finally:
         ("pictures", ("--bits", "0"), "0"),
         ("pictures", ("--checkpoint", "model.safetensors", "--bits", "64"), "--checkpoint"),
         ("empty", (), "images"),
-        ("one", (), "only one image"),
+        ("alike", (), "3 images"),
     ],
 )
 def test_what_cannot_work_is_refused_before_torch_is_imported(tmp_path, pictures, paths, options, named):
     (tmp_path / "empty").mkdir()
-    save(tmp_path / "one" / "a.png", 1)
+    for name in "abc":
+        save(tmp_path / "alike" / f"{name}.png", 1)
     place = pictures if paths == "pictures" else tmp_path / paths
     command = (sys.executable, "-c", PROGRAM, "index", "add", str(tmp_path / "c"), str(place), *options)
     environment = {"TORCH_HOME": str(tmp_path / "torch"), "HOME": str(tmp_path)}
