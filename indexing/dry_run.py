@@ -73,4 +73,5 @@ def dry_run(folder: Path, *, checkpoint: Path | None) -> Iterator[tuple[DryRunCo
             check_place(folder)
             create_catalog(copy, fingerprint=header.fingerprint, n_bits=header.n_bits)
         with closing(DryRunCollection(copy)) as target:
+            target.folder = folder  # where kept files are
             yield target, DryRunEncoder(header.image_preprocessing(), header.n_bits)

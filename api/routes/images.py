@@ -164,7 +164,7 @@ def add_image(searcher: SearcherDep, form: Annotated[AddForm, MULTIPART], respon
     sha256 = hashlib.sha256(data).hexdigest()
     stored, encoded = collection.by_hash(sha256), collection.code_by_hash(sha256)
     if stored is not None and encoded is not None:
-        if key is None:
+        if key is None and is_there(collection.uri_of(stored)):
             response.status_code = status.HTTP_200_OK
             return AddedImage.of(stored, created=False, change="known")
         image: StoredImage | LoadedFile = stored  # one content has one code, whatever the engine is now

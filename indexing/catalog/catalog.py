@@ -58,7 +58,7 @@ class Catalog:
             BadConfig: the collection is in Milvus.
         """
         refuse_milvus(path.parent)
-        self.path = path
+        self.path, self.folder = path, path.parent
         self._db = Database(path, read_only=read_only)
         try:
             with self._db.reading() as db:
@@ -126,7 +126,8 @@ class Catalog:
     def add(self, images: Sequence[NewImage]) -> list[tuple[int, Change]]:
         """Store images in one transaction; returns (id, what changed) for each. Durable when it returns.
 
-        Without a key, the content decides: an image with the content of a stored one keeps that record ("known").
+        Without a key, the content decides: an image with the content of a stored one keeps that record ("known"), which
+        takes the image's path if it is no longer at its own ("updated").
         With a key, the key decides: a new key makes a new record ("added"), even if its content is stored under
         another key; a known key gets the new content, path, labels and attributes ("updated"), as far as they are
         given and differ. A record keeps its id.
@@ -144,7 +145,7 @@ class Catalog:
                     f"the collection {self.path.parent} was switched to another checkpoint since it was opened, and "
                     f"accepts no more codes of checkpoint {self.fingerprint[:12]}: nothing was stored, try again"
                 )
-            storing = Storing(db, self.space.id, generation, now(), self.keeps_features)
+            storing = Storing(db, self.space.id, generation, now(), self.keeps_features, self.folder)
             return [storing.store(image, text) for image, text in zip(images, texts, strict=True)]
 
     def describe(
@@ -160,7 +161,7 @@ class Catalog:
         text = None if attributes is None else check_attributes(attributes)
         with self._db.writing() as (db, generation):
             self.one(image_id)
-            storing = Storing(db, self.space.id, generation, now(), self.keeps_features)
+            storing = Storing(db, self.space.id, generation, now(), self.keeps_features, self.folder)
             storing.describe(image_id, labels, text)
         return self.one(image_id)
 

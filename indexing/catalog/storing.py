@@ -1,9 +1,11 @@
 """Storing images in the tables: each is added, updates the record of its key, or is known already."""
 
 import json
+import os
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hashseek.indexing.catalog.attributes import MAX_INDEXED, add_indexes, indexed_paths, paths_of
@@ -17,6 +19,8 @@ from hashseek.indexing.catalog.records import (
     same_attributes,
 )
 from hashseek.indexing.catalog.spaces import engine_id, insert_feature, note_update
+from hashseek.indexing.ingest.remote import is_remote
+from hashseek.indexing.ingest.uris import is_moved
 
 
 @dataclass
@@ -29,6 +33,7 @@ class Storing:
         generation: that the transaction makes.
         time: of the records.
         keep_features: also store features.
+        folder: of the collection.
     """
 
     db: sqlite3.Connection
@@ -36,6 +41,7 @@ class Storing:
     generation: int
     time: str
     keep_features: bool
+    folder: Path
     _engines: dict[str, int | None] = field(default_factory=dict)
     _indexed: set[str] = field(default_factory=set)
 
@@ -51,9 +57,15 @@ class Storing:
             if known is None:
                 return self._insert(image, attributes), "added"
             image_id, path, mtime_ns = known
+            self._give_code(int(image_id), image)
             if path == image.path:
                 self._note_mtime(int(image_id), mtime_ns, image)
-            self._give_code(int(image_id), image)
+            elif is_moved(self._uri(path), self._uri(image.path), image.sha256):
+                self.db.execute(
+                    "UPDATE images SET path = ?, mtime_ns = ? WHERE id = ?", (image.path, image.mtime_ns, image_id)
+                )
+                self._note_change(int(image_id))
+                return int(image_id), "updated"
             return int(image_id), "known"
         known = self.db.execute("SELECT id, sha256, path, mtime_ns FROM images WHERE key = ?", (image.key,)).fetchone()
         if known is None:
@@ -94,6 +106,10 @@ class Storing:
         if differs:
             self._note_change(image_id)
         return differs
+
+    def _uri(self, path: str) -> str:
+        """Where the file of a record with this path is; that of a kept file is relative to the folder."""
+        return path if is_remote(path) else os.path.join(self.folder, path)  # noqa: PTH118
 
     def _note_change(self, image_id: int) -> None:
         self.db.execute("UPDATE images SET changed_at = ? WHERE id = ?", (self.time, image_id))

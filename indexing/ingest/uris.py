@@ -1,13 +1,15 @@
 """URIs of images, as records store them: a file, an image in a tar (`retrieval.tar_members`), or an http(s) URL."""
 
 import errno
+import hashlib
 import os
 import stat
 from pathlib import Path
 
 from hashseek.indexing.ingest.remote import MAX_BYTES, fetch, is_remote
+from hashseek.retrieval.errors import BadImage
 from hashseek.retrieval.images import read_bytes
-from hashseek.retrieval.tar_members import stored_in
+from hashseek.retrieval.tar_members import find_member, stored_in
 
 
 def open_uri(uri: str, *, allow_private: bool = False, max_bytes: int = MAX_BYTES) -> bytes:
@@ -34,6 +36,22 @@ def is_there(uri: str) -> bool:
         return False
     except OSError as error:
         return error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+
+
+def is_moved(uri: str, new: str, sha256: str) -> bool:
+    """Whether an image with this content is at `new` and no longer at `uri`.
+
+    A file that exists is not read, unless both are in one tar, which may have been written anew.
+    """
+    if not is_there(uri):
+        return is_there(new)
+    before, after = find_member(Path(uri)), find_member(Path(new))
+    if before is None or after is None or before.shard != after.shard:
+        return False
+    try:
+        return hashlib.sha256(open_uri(uri)).hexdigest() != sha256
+    except BadImage:
+        return True
 
 
 def stored_path(uri: Path | str) -> str:

@@ -26,6 +26,7 @@ from hashseek.indexing.catalog.records import (
 from hashseek.indexing.catalog.storing import check_new
 from hashseek.indexing.collection import check_checkpoint
 from hashseek.indexing.index.exact_scan import Distances
+from hashseek.indexing.ingest.uris import is_moved
 from hashseek.indexing.milvus import rows as of_rows
 from hashseek.indexing.milvus.connection import Connection, StoreUnavailable
 from hashseek.indexing.milvus.expressions import both, expression, literal
@@ -173,15 +174,16 @@ class MilvusStore:
             new = {"id": free, "key": image.key or "", "added_at": time, "changed_at": time}
             return new | of_rows.content_of(image) | of_rows.described(image.labels, image.attributes), "added"
         if row["sha256"] == image.sha256:
-            new = row | ({"path": image.path} if image.key is not None else {})
+            moves = image.key is not None or is_moved(row["path"], image.path, image.sha256)
+            new = row | ({"path": image.path} if moves else {})
             if new["path"] == image.path and image.mtime_ns is not None:
                 new |= {"mtime_ns": image.mtime_ns}
             differs = new["path"] != row["path"]
         else:
             new, differs = row | of_rows.content_of(image), True
-        if image.key is None:
-            return new, "known"
-        new, is_described = _redescribed(new, image.labels or None, image.attributes or None)
+        is_described = False
+        if image.key is not None:
+            new, is_described = _redescribed(new, image.labels or None, image.attributes or None)
         if not (differs or is_described):
             return new, "known"
         return new | {"changed_at": time}, "updated"

@@ -1,5 +1,9 @@
 """The contract of a store, for collections in a folder and in Milvus: both answer the same."""
 
+import hashlib
+import io
+import shutil
+import tarfile
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +21,7 @@ from hashseek.indexing.milvus.milvus_store import MilvusStore
 from hashseek.indexing.milvus.rows import ids_of
 from hashseek.indexing.milvus.uri import parse_uri
 from hashseek.retrieval.errors import BadConfig, UnknownImage
+from hashseek.retrieval.tar_members import list_members
 from support import hamming_oracle as hamming
 from support.collections import ATTRIBUTES, new_images, random_codes
 from support.models import tiny_checkpoint
@@ -168,6 +173,44 @@ def test_images_are_added_updated_known_and_removed(kind, open_new):
         store.add([plain[5], replace(plain[6], key="")])
     assert len(store) == 2
     assert store.engines() == {"": 2}
+
+
+def in_tar(image, place, contents):
+    """One image per content of a tar that is written at `place`."""
+    with tarfile.open(place, "w") as packed:
+        for content in contents:
+            member = tarfile.TarInfo(content.decode())
+            member.size = len(content)
+            packed.addfile(member, io.BytesIO(content))
+    return [
+        replace(image, path=f"{place}::{at.offset}+{at.size}/{name}", sha256=hashlib.sha256(name.encode()).hexdigest())
+        for name, at in list_members(place)
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_record_without_a_key_follows_its_content_to_another_file(kind, open_new, tmp_path):
+    store = open_new(kind, 48)
+    [plain] = new_images(random_codes(np.random.default_rng(0), 1, 48))
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.write_bytes(b"content")
+    [(image_id, _)] = store.add([replace(plain, path=str(first), mtime_ns=1)])
+    moved = replace(plain, path=str(second), mtime_ns=2, labels=("new",))
+    assert store.add([moved]) == [(image_id, "known")]  # to nowhere
+    shutil.copy(first, second)
+    assert store.add([moved]) == [(image_id, "known")]  # a copy
+    assert store.one(image_id).path == str(first)
+    first.unlink()
+    assert store.add([moved, moved]) == [(image_id, "updated"), (image_id, "known")]
+    assert (store.one(image_id).path, store.one(image_id).labels) == (str(second), ())
+    assert store.records_by_path([str(second)])[str(second)].mtime_ns == 2
+    # In a tar, what was at the place may be something else now.
+    place = tmp_path / "a.tar"
+    one, other = in_tar(plain, place, [b"one", b"other"])
+    assert [change for _, change in store.add([one, other])] == ["added", "added"]
+    other, one, again = in_tar(plain, place, [b"other", b"one", b"other"])
+    assert [change for _, change in store.add([other, one, again])] == ["updated", "updated", "known"]
+    assert {record.path for record in store.browse(None, limit=9)[0]} == {str(second), other.path, one.path}
 
 
 CONDITIONS = [

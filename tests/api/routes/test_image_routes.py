@@ -244,6 +244,20 @@ def test_known_content_keeps_its_code_and_gets_one_if_it_has_none(client, own_co
     assert sql(catalog, codes) == [(by_this_engine,)]
 
 
+def test_known_content_whose_file_is_gone_gets_the_uploaded_file(client, own_collection, tmp_path):
+    record = add(client, png(571)).json()
+    [kept] = kept_files(own_collection)
+    assert add(client, png(571)).json()["change"] == "known"
+    kept.unlink()
+    assert add(client, png(571)).json()["change"] == "known"
+    assert client.get(record["url"]).content == png(571)
+    # As if it had been added with `index add`.
+    sql(own_collection / "catalog.sqlite", f"UPDATE images SET path = '{tmp_path}/gone.png' WHERE id = {record['id']}")
+    again = add(client, png(571))
+    assert (again.status_code, again.json()["change"], again.json()["id"]) == (200, "updated", record["id"])
+    assert client.get(record["url"]).content == png(571)
+
+
 def test_an_upload_under_a_known_key_replaces_the_image(client, own_collection):
     first = add(client, png(520), key="k", labels="old", attributes='{"n": 1}')
     same = add(client, png(520), key="k")

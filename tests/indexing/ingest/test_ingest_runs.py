@@ -206,9 +206,9 @@ def write(path, content):
     return path
 
 
-def add_kept(collection, path):
-    """Store a file under the key "a" as an upload, of which the collection keeps the file; returns the kept file."""
-    [step] = load(collection, [ImageSource(path, key="a")])
+def add_kept(collection, path, key="a"):
+    """Store a file under a key as an upload, of which the collection keeps the file; returns the kept file."""
+    [step] = load(collection, [ImageSource(path, key=key)])
     image = replace(step.image, code=np.zeros(N_BITS // 8, np.uint8))
     collection.add_with_file(image, path.read_bytes(), suffix=".png")
     return file_of(collection, collection.catalog.one(1))
@@ -226,6 +226,16 @@ def test_a_kept_file_that_the_run_replaces_may_be_named_later_in_it(make, tmp_pa
     assert kept.read_bytes() == b"one"
     assert outcome(run(collection, [ImageSource(other, key="b")])) == (0, 1, 0, 0)
     assert not kept.exists()  # at the end of the run
+
+
+def test_content_of_which_the_kept_file_is_lost_gets_the_file_that_is_added(make, tmp_path):
+    collection, path = make("collection"), write(tmp_path / "a", b"one")
+    kept = add_kept(collection, path, key=None)
+    for expected, file in (((0, 0, 1, 0), kept), ((0, 1, 0, 0), path)):
+        assert outcome(run_dry(collection, [ImageSource(path)])) == expected
+        assert outcome(run(collection, [ImageSource(path)])) == expected
+        assert file_of(collection, collection.catalog.one(1)) == file
+        kept.unlink(missing_ok=True)
 
 
 def test_an_error_of_the_run_is_raised_even_if_replaced_files_cannot_be_deleted(make, tmp_path, monkeypatch, caplog):
