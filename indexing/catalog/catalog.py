@@ -129,8 +129,8 @@ class Catalog:
         Without a key, the content decides: an image with the content of a stored one keeps that record ("known"), which
         takes the image's path if it is no longer at its own ("updated").
         With a key, the key decides: a new key makes a new record ("added"), even if its content is stored under
-        another key; a known key gets the new content, path, labels and attributes ("updated"), as far as they are
-        given and differ. A record keeps its id.
+        another key, or goes to a record that the image `adopts` ("updated"); a known key gets the new content, path,
+        labels and attributes ("updated"), as far as they are given and differ. A record keeps its id.
 
         Raises:
             BadConfig: a key or attributes exceed their limits, or a feature is missing in a collection that keeps them;

@@ -47,6 +47,8 @@ class NewImage:
         mtime_ns: modification time of the file when it was read; None if it is not a file.
         engine: what computed the code, see `hashseek.retrieval.encoder`; empty if unknown.
         feature: (D,) from `hashseek.retrieval.scores.stored_features`; needed by a collection that keeps features.
+        adopts: a new key goes to the record without a key that has this path and content; not in Milvus, where the key
+            decides the id.
     """
 
     path: str
@@ -62,6 +64,7 @@ class NewImage:
     mtime_ns: int | None = None
     engine: str = ""
     feature: NDArray[np.float16] | None = None
+    adopts: bool = False
 
 
 class StoredCode(NamedTuple):

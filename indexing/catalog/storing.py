@@ -68,14 +68,21 @@ class Storing:
                 return int(image_id), "updated"
             return int(image_id), "known"
         known = self.db.execute("SELECT id, sha256, path, mtime_ns FROM images WHERE key = ?", (image.key,)).fetchone()
+        gets_key = known is None and image.adopts
+        if gets_key:
+            known = self.db.execute(
+                "UPDATE images SET key = ? WHERE id = (SELECT id FROM images WHERE sha256 = ? AND path = ? "
+                "AND key IS NULL LIMIT 1) RETURNING id, sha256, path, mtime_ns",
+                (image.key, image.sha256, image.path),
+            ).fetchone()
         if known is None:
             return self._insert(image, attributes), "added"
         image_id, sha256, path, mtime_ns = known
         if sha256 == image.sha256:
             self._note_mtime(image_id, mtime_ns, image)
             self._give_code(image_id, image)
-            differs = path != image.path
-            if differs:
+            differs = gets_key or path != image.path
+            if path != image.path:
                 self.db.execute("UPDATE images SET path = ? WHERE id = ?", (image.path, image_id))
         else:
             differs = True

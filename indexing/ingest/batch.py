@@ -124,9 +124,13 @@ class _Run:
             raise BadImage(f"{bad[0]} (use --on-error skip to leave such images out)")
         loaded = [step for step in batch if isinstance(step, LoadedImage)]
         new = self._encode(loaded)
+        keys = [image.key for _, image in new if image.key is not None]
+        stored_keys = set(self.collection.ids_by_key(keys) if keys and self.first_added is not None else ())
         outcome = self.collection.add([image for _, image in new], replaced=self.replaced) if new else []
         others = IngestReport(
-            known=len(loaded) - len(new), skipped=len(bad), problems=problems + list(self._notes(new, outcome))
+            known=len(loaded) - len(new),
+            skipped=len(bad),
+            problems=problems + list(self._notes(new, outcome, stored_keys)),
         )
         self.report = self.report.plus(IngestReport.of(outcome)).plus(others)
         return self.report
@@ -161,18 +165,28 @@ class _Run:
         return [StoredCode(code, engine, feature) for code, feature in both]
 
     def _notes(
-        self, new: Sequence[tuple[ImageSource, NewImage]], outcome: Sequence[tuple[int, Change]]
+        self, new: Sequence[tuple[ImageSource, NewImage]], outcome: Sequence[tuple[int, Change]], keys: set[str]
     ) -> Iterator[Problem]:
-        """Notes on images that were not stored as their source says, or that replaced another one of this run."""
+        """Notes on images that were not stored as their source says, or that replaced another one of this run.
+
+        `keys`: those of the images that were stored before this batch, if the run has added any image by then.
+        """
         kept: list[tuple[ImageSource, int]] = []
         for (source, image), (image_id, change) in zip(new, outcome, strict=True):
             if change == "added" and self.first_added is None:
                 self.first_added = image_id
-            elif change == "updated" and self.first_added is not None and image_id >= self.first_added:
+            elif (
+                change == "updated"
+                and image.key in keys
+                and self.first_added is not None
+                and image_id >= self.first_added
+            ):
                 reason = f"the key {image.key!r:.80} was used earlier in this run; this image replaces that one"
                 yield Problem(source.name, reason, skipped=False, uri=str(source.uri))
             elif change == "known" and image.key is None and image.labels:
                 kept.append((source, image_id))
+            if image.key is not None:
+                keys.add(image.key)
         records = self.collection.get([image_id for _, image_id in kept])
         for (source, image_id), record in zip(kept, records, strict=True):
             if record is not None and set(source.labels) != set(record.labels):

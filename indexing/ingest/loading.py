@@ -121,6 +121,7 @@ class Loader:
             labels=source.labels,
             code=_NO_CODE,
             key=source.key,
+            adopts=True,
             attributes=source.attributes,
             mtime_ns=mtime_ns,
         )

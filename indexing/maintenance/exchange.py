@@ -308,6 +308,7 @@ def _image(row: dict[str, Any], n_bits: int) -> NewImage:
         labels=tuple(row["labels"] or ()),
         code=check_codes(np.frombuffer(row["code"], np.uint8)[None], n_bits)[0],
         key=row["key"],
+        adopts="id" not in row,  # the images of an export are different ones, those of a shard are of `index add`
         attributes=json.loads(row["attributes"] or "{}"),
         engine=row["engine"] or "",
         mtime_ns=row.get("mtime_ns"),

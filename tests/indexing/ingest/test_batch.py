@@ -158,6 +158,39 @@ def test_other_content_labels_or_attributes_under_a_key_update_its_record(opened
     assert opened[0].catalog.code(1).tobytes() != before.tobytes()
 
 
+def test_a_key_given_later_goes_to_the_record_of_the_same_file_and_content(opened, tmp_path):
+    paths = [save(tmp_path / "many" / f"{seed}.png", seed) for seed in range(3)]
+    first = [ImageSource(path, ("x",), attributes={"year": 1}) for path in paths]
+    run(opened, first)
+    copy = tmp_path / "copy.png"
+    shutil.copy(paths[1], copy)
+    save(paths[2], 9)
+    keyed = [ImageSource(paths[0], ("y",), key="0"), ImageSource(copy, key="copy"), ImageSource(paths[2], key="2")]
+    report = run(opened, keyed)
+    assert (outcome(report), report.problems) == ((2, 1, 0, 0), [])
+    assert outcome(run(opened, [ImageSource(paths[1], key="1")])) == (0, 1, 0, 0)
+    assert outcome(run(opened, [*keyed, ImageSource(paths[1], key="1")])) == (0, 0, 4, 0)
+    records = opened[0].catalog.page(after=0, limit=9)
+    assert [(one.key, one.labels) for one in records] == [
+        ("0", ("y",)),
+        ("1", ("x",)),
+        (None, ("x",)),
+        ("copy", ()),
+        ("2", ()),
+    ]
+    assert [one.attributes for one in records] == [{"year": 1}] * 3 + [{}] * 2
+    assert outcome(run(opened, [ImageSource(paths[1], key="another")])) == (1, 0, 0, 0)  # there is one already
+    assert opened[0].verify() == []
+
+
+def test_a_key_for_a_file_that_the_same_run_added_without_one_is_no_second_use(opened, tmp_path):
+    path = save(tmp_path / "a.png")
+    both = [ImageSource(path), ImageSource(path, key="k"), ImageSource(path, ("x",), key="k", where="line 3")]
+    report = run(opened, both)
+    assert outcome(report) == (1, 2, 0, 0)
+    assert [problem.where for problem in report.problems] == ["line 3"]
+
+
 def test_a_file_that_changes_while_it_is_read_is_left_out(opened, tmp_path, monkeypatch):
     path, other = save(tmp_path / "a.png", 1), save(tmp_path / "b.png", 2)
     read = loading.open_uri
