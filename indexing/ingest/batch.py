@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hashseek.indexing.catalog import Change, NewImage
-from hashseek.indexing.catalog.records import StoredCode
+from hashseek.indexing.catalog.records import StoredCode, same_attributes
 from hashseek.indexing.ingest.loading import Fetch, LoadedImage, Loader
 from hashseek.indexing.ingest.manifests import ImageSource
 from hashseek.indexing.ingest.remote import fetch
@@ -183,12 +183,21 @@ class _Run:
             ):
                 reason = f"the key {image.key!r:.80} was used earlier in this run; this image replaces that one"
                 yield Problem(source.name, reason, skipped=False, uri=str(source.uri))
-            elif change == "known" and image.key is None and image.labels:
+            elif change != "added" and image.key is None and (image.labels or image.attributes):
                 kept.append((source, image_id))
             if image.key is not None:
                 keys.add(image.key)
         records = self.collection.get([image_id for _, image_id in kept])
         for (source, image_id), record in zip(kept, records, strict=True):
-            if record is not None and set(source.labels) != set(record.labels):
-                reason = f"the same content is stored as image {image_id} with other labels, which were kept"
+            differs = {
+                "labels": record and source.labels and set(source.labels) != set(record.labels),
+                "attributes": record
+                and source.attributes
+                and not same_attributes(source.attributes, record.attributes),
+            }
+            if names := " and ".join(name for name, other in differs.items() if other):
+                reason = (
+                    f"the same content is stored as image {image_id} with other {names}, which were kept: give this "
+                    "image a key to store its own (--key-from path)"
+                )
                 yield Problem(source.name, reason, skipped=False, uri=str(source.uri))

@@ -95,6 +95,17 @@ def test_the_same_content_is_stored_once_and_other_labels_are_noted(opened, tmp_
     assert outcome(report) == (0, 0, 1, 0)
     assert [problem.where for problem in report.problems] == ["labels.csv line 7"]
     assert opened[0].catalog.one(1).labels == ("cat",)
+    described = [ImageSource(first, attributes={"year": 2015}), ImageSource(first, ("cat",), attributes={"year": 1})]
+    report = run(opened, described)
+    assert [(problem.where, problem.skipped) for problem in report.problems] == [(str(first), False)] * 2
+    # The note's remedy.
+    assert outcome(run(opened, [replace(described[0], key="k")])) == (0, 1, 0, 0)
+    assert opened[0].catalog.one(1).attributes == {"year": 2015}
+    assert run(opened, described[:1]).problems == []
+    second.rename(tmp_path / "moved.png")
+    first.unlink()
+    report = run(opened, [ImageSource(tmp_path / "moved.png", ("dog",))])
+    assert (outcome(report), len(report.problems)) == ((0, 1, 0, 0), 1)
 
 
 def test_names_with_anything_in_them(opened, tmp_path):
