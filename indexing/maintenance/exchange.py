@@ -248,15 +248,23 @@ def open_export(file: Path, collection: Store | None = None) -> Iterator[OpenExp
 
 
 def _rows(opened: Any, file: Path, n_bits: int, *, n_images: int) -> Iterator[list[tuple[int | None, NewImage]]]:
-    batches, n_read = opened.iter_batches(batch_size=GROUP), 0
-    while True:
-        with _unreadable(file):
-            batch = next(batches, None)
-            rows = [] if batch is None else [(row.get("id"), _image(row, n_bits)) for row in batch.to_pylist()]
-        if batch is None:
-            break
-        yield rows
-        n_read += len(rows)
+    """Old ids and images, in groups; of an export, those without a key first.
+
+    After an image that has their content and a key, `add` would take them for known.
+    """
+    n_read = 0
+    for keyed in (False, True) if "id" in opened.schema_arrow.names else (None,):
+        batches = opened.iter_batches(batch_size=GROUP)
+        while True:
+            with _unreadable(file):
+                if (batch := next(batches, None)) is None:
+                    break
+                if keyed is not None:
+                    batch = batch.filter(batch["key"].is_valid() if keyed else batch["key"].is_null())
+                rows = [(row.get("id"), _image(row, n_bits)) for row in batch.to_pylist()]
+            n_read += len(rows)
+            if rows:
+                yield rows
     if n_read != n_images:
         raise BadDataset(f"{file} has {n_read} of {n_images} rows: write it again")
 

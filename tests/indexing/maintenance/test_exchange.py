@@ -1,6 +1,7 @@
 """An export holds every record and code; imported, it is the same collection, and nothing was encoded."""
 
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -8,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hashseek.indexing.collection import Collection
+from hashseek.indexing.ingest.batch import IngestReport
 from hashseek.indexing.maintenance import exchange
 from hashseek.indexing.maintenance.exchange import Exported, export, import_
 from hashseek.retrieval.errors import BadConfig, BadDataset, ForeignCodes
@@ -27,9 +29,9 @@ def exported(own_collection, tmp_path):
 
 
 def records(folder):
-    """What an export contains of each image, without ids and times."""
+    """What an export contains of each image, without ids and times; those without a key first, as they are imported."""
     with closing(Collection(folder, read_only=True)) as collection:
-        images = collection.catalog.page(after=0, limit=10**6)
+        images = sorted(collection.catalog.page(after=0, limit=10**6), key=lambda image: image.key is not None)
         codes = collection.catalog.spaces.codes_of([image.id for image in images])
         return [
             (
@@ -63,6 +65,24 @@ def test_a_round_trip_gives_an_equal_collection_without_encoding(exported, check
     assert (code, out.split(";")[0]) == (0, "added 0, updated 0, already stored 19")
     with closing(Collection(tmp_path / "new", read_only=True)) as collection:
         assert collection.catalog.kept_groups() == [[1, 4]]  # the same images under new ids
+
+
+def test_two_records_of_one_content_are_two_after_an_import_and_one_after_a_shard(tmp_path):
+    first, second = new_images(random_codes(np.random.default_rng(0), 2, 12))
+    keyed, keyless = replace(first, key="k", labels=("a",)), replace(second, labels=("b",))
+    with closing(code_collection(tmp_path / "a", n_bits=12)) as collection:
+        collection.add([keyed, keyless, replace(second, key="k")])  # the key gets the content of the other
+        before = records(tmp_path / "a")
+        assert [(key, labels) for key, *_, labels, _, _, _ in before] == [(None, ("b",)), ("k", ("a",))]
+        export(collection, tmp_path / "e.parquet")
+    code_collection(tmp_path / "b", n_bits=12).close()
+    assert import_(tmp_path / "e.parquet", tmp_path / "b", checkpoint=None) == IngestReport(added=2)
+    assert records(tmp_path / "b") == before
+    assert import_(tmp_path / "e.parquet", tmp_path / "b", checkpoint=None) == IngestReport(known=2)
+    # A shard is part of `index add`: its new key is for the image of the same file that has none.
+    shard = exchange.shard([replace(second, key="new")], [], fingerprint="f" * 64, n_bits=12)
+    (tmp_path / "shard.parquet").write_bytes(shard)
+    assert import_(tmp_path / "shard.parquet", tmp_path / "b", checkpoint=None) == IngestReport(updated=1)
 
 
 def test_the_columns_of_an_export(exported):
