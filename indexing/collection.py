@@ -48,6 +48,8 @@ _CACHED_FILTERS = 8
 class Collection:
     """An open collection. Safe to use from several threads."""
 
+    indexes_paths = True
+
     def __init__(self, folder: Path, *, read_only: bool = False) -> None:
         """Open the collection in `folder`.
 

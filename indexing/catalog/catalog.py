@@ -50,6 +50,8 @@ class Catalog:
     read from it and written to it. `spaces` has all code spaces.
     """
 
+    indexes_paths = True
+
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         """Open an existing catalog.
 

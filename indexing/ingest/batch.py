@@ -6,14 +6,14 @@ killed loses nothing it reported, and running the same command again continues w
 
 import logging
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hashseek.indexing.catalog import Change, NewImage
-from hashseek.indexing.catalog.records import StoredCode, same_attributes
+from hashseek.indexing.catalog.records import FileRecord, StoredCode, same_attributes
 from hashseek.indexing.ingest.loading import Fetch, LoadedImage, Loader
 from hashseek.indexing.ingest.manifests import ImageSource
 from hashseek.indexing.ingest.remote import fetch
@@ -126,11 +126,13 @@ class _Run:
         new = self._encode(loaded)
         keys = [image.key for _, image in new if image.key is not None]
         stored_keys = set(self.collection.ids_by_key(keys) if keys and self.first_added is not None else ())
+        paths = [image.path for _, image in new] if self.collection.indexes_paths else []
+        before = self.collection.records_by_path(paths)
         outcome = self.collection.add([image for _, image in new], replaced=self.replaced) if new else []
         others = IngestReport(
             known=len(loaded) - len(new),
             skipped=len(bad),
-            problems=problems + list(self._notes(new, outcome, stored_keys)),
+            problems=[*problems, *_other_contents(new, outcome, before), *self._notes(new, outcome, stored_keys)],
         )
         self.report = self.report.plus(IngestReport.of(outcome)).plus(others)
         return self.report
@@ -201,3 +203,17 @@ class _Run:
                     "image a key to store its own (--key-from path)"
                 )
                 yield Problem(source.name, reason, skipped=False, uri=str(source.uri))
+
+
+def _other_contents(
+    new: Sequence[tuple[ImageSource, NewImage]],
+    outcome: Sequence[tuple[int, Change]],
+    before: Mapping[str, FileRecord],
+) -> Iterator[Problem]:
+    """Notes on new images whose path a record has that is not of their content; `before`: the records of paths."""
+    for (source, image), (_, change) in zip(new, outcome, strict=True):
+        record = before.get(image.path)
+        # Under keys, one content may have several records; otherwise the image would be known, or its key be adopted.
+        if change == "added" and record is not None and None in (image.key, record.key):
+            reason = f"image {record.id} has this path with other content: remove it"
+            yield Problem(source.name, reason, skipped=False, uri=str(source.uri))

@@ -51,6 +51,7 @@ class MilvusStore:
     """
 
     keeps_features = False
+    indexes_paths = False  # `records_by_path` reads every row
 
     def __init__(self, uri: MilvusUri, *, checkpoint: Path | None = None, create: bool = False) -> None:
         """Connect and open; with `create`, create the collection for `checkpoint` if it does not exist.

@@ -169,6 +169,19 @@ def test_other_content_labels_or_attributes_under_a_key_update_its_record(opened
     assert opened[0].catalog.code(1).tobytes() != before.tobytes()
 
 
+@pytest.mark.parametrize("key", [None, "k"])
+def test_the_record_of_a_file_that_was_edited_is_noted(opened, tmp_path, key):
+    path, other = save(tmp_path / "a.png", 1), save(tmp_path / "b.png", 2)
+    run(opened, [ImageSource(path), ImageSource(other, key="other")])
+    save(path, 3)
+    edited = [ImageSource(path, key=key), ImageSource(other, key="another")]
+    report = run(opened, edited)
+    assert outcome(report) == (2, 0, 0, 0)
+    [note] = report.problems
+    assert (note.where, note.skipped, "image 1 " in note.reason) == (str(path), False, True)
+    assert run(opened, edited).problems == []
+
+
 def test_a_key_given_later_goes_to_the_record_of_the_same_file_and_content(opened, tmp_path):
     paths = [save(tmp_path / "many" / f"{seed}.png", seed) for seed in range(3)]
     first = [ImageSource(path, ("x",), attributes={"year": 1}) for path in paths]
@@ -178,7 +191,7 @@ def test_a_key_given_later_goes_to_the_record_of_the_same_file_and_content(opene
     save(paths[2], 9)
     keyed = [ImageSource(paths[0], ("y",), key="0"), ImageSource(copy, key="copy"), ImageSource(paths[2], key="2")]
     report = run(opened, keyed)
-    assert (outcome(report), report.problems) == ((2, 1, 0, 0), [])
+    assert (outcome(report), [note.where for note in report.problems]) == ((2, 1, 0, 0), [str(paths[2])])
     assert outcome(run(opened, [ImageSource(paths[1], key="1")])) == (0, 1, 0, 0)
     assert outcome(run(opened, [*keyed, ImageSource(paths[1], key="1")])) == (0, 0, 4, 0)
     records = opened[0].catalog.page(after=0, limit=9)
