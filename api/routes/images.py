@@ -155,9 +155,10 @@ def _check_signature(image_id: int, data: bytes) -> None:
 def add_image(searcher: SearcherDep, form: Annotated[AddForm, MULTIPART], response: Response) -> AddedImage:
     """Store an image (201), or find it stored already (200). Searches find it at once.
 
-    Without a key, the content decides: an image that is stored keeps its record. With a key, the key decides: a new key
-    adds a record; a known key replaces the image, and its labels and attributes if the request has any. So sending a
-    request again changes nothing. The file's name is kept as the attribute `filename`, unless the request has one.
+    Without a key, the content decides: an image that is stored keeps its record, which takes the file if its own is
+    gone. With a key, the key decides: a new key adds a record; a known key replaces the image, and its labels and
+    attributes if the request has any. So sending a request again changes nothing. The file's name is kept as the
+    attribute `filename`, unless the request has one.
     """
     collection, encoder = searcher.collection, searcher.image_encoder
     data, key, attributes = form.content(), form.key, form.attributes
