@@ -395,7 +395,8 @@ def test_a_kept_file_is_deleted_with_the_last_image_of_its_content(tmp_path):
 
 def test_a_file_is_not_kept_when_its_content_is_stored_from_elsewhere_or_cannot_be_stored(tmp_path, monkeypatch):
     collection = code_collection(tmp_path, n_bits=8)
-    images = new_images(np.zeros((2, 1), np.uint8))
+    (outside := tmp_path / "outside.jpg").write_bytes(b"content")
+    images = [replace(image, path=str(outside)) for image in new_images(np.zeros((2, 1), np.uint8))]
     collection.add(images[:1])
     assert collection.add_with_file(images[0], b"content", suffix=".jpg") == (1, "known")
     assert collection.catalog.one(1).path == images[0].path
