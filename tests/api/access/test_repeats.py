@@ -100,8 +100,8 @@ def unreliable(address):
             except OSError:  # closed
                 return
             with asking, socket.create_connection(address) as service:
-                service.sendall(asking.recv(100_000))
-                answer = service.recv(100_000)
+                service.sendall(asking.recv(100_000).replace(b"keep-alive", b"close"))
+                answer = b"".join(iter(lambda: service.recv(100_000), b""))
                 if lost:
                     asking.sendall(answer)
                 lost.append(answer)
