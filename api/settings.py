@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from hashseek.api.access.keys import read_keys
+from hashseek.api.keys import read_keys
 from hashseek.indexing.cli.options import STORE_HELP, EngineName, PrecisionName
 from hashseek.retrieval.errors import BadConfig
 

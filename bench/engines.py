@@ -30,12 +30,12 @@ from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.codes import unpack
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.engines import build_engine
-from hashseek.retrieval.engines.network import Network
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import Pixels, Preprocessing, decode_for, normalizer, read_bytes
 from hashseek.retrieval.load_ahead import load_ahead
 from hashseek.retrieval.metrics import average_precision, histograms
 from hashseek.retrieval.models.backbones import build_backbone, default_preprocessing
+from hashseek.retrieval.models.network import Network
 from hashseek.training.data.datasets import Split, build_splits
 
 RUN = Path("runs/mirflickr25k_mobilenet_v2_hyp2_48/best.safetensors")

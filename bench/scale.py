@@ -17,10 +17,10 @@ from ingest import make_checkpoint
 
 from hashseek.indexing.collection import open_or_create
 from hashseek.indexing.ingest.batch import ingest
-from hashseek.indexing.ingest.remote import fetch
 from hashseek.indexing.ingest.sources import find_sources
 from hashseek.indexing.maintenance.exchange import add_exports
 from hashseek.indexing.ray_encoding import Cluster, encode_shards
+from hashseek.indexing.remote import fetch
 from hashseek.indexing.searcher import Searcher
 from hashseek.retrieval.devices import EncoderOptions, n_cores
 from hashseek.training.data.datasets.shapes import render_shapes

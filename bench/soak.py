@@ -96,7 +96,7 @@ def verdict(
 def main() -> int:
     from serve import make_collection, serving
 
-    from hashseek.api.access.keys import create
+    from hashseek.api.keys import create
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30)

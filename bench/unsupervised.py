@@ -38,7 +38,7 @@ from hashseek.training.data.datasets import build_splits
 from hashseek.training.data.splits import Split, Splits
 from hashseek.training.data.training_images import Images
 from hashseek.training.loop.fit import fit, initial_model
-from hashseek.training.runs.progress import Progress
+from hashseek.training.progress import Progress
 
 Rows = NDArray[np.float32]
 Encode = Callable[[Rows], Rows]  # features (N, D) -> outputs (N, K)

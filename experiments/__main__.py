@@ -9,7 +9,7 @@ import typer
 from hashseek.api.cli import run
 from hashseek.retrieval.errors import BadConfig
 from hashseek.training.data.datasets import vectors
-from hashseek.training.runs.progress import Progress
+from hashseek.training.progress import Progress
 
 reproduce = typer.Typer(no_args_is_help=True)
 

@@ -52,7 +52,7 @@ from hashseek.training.data.training_images import Images
 from hashseek.training.loop.fit import fit, initial_model
 from hashseek.training.report_format import Table, table_as_markdown
 from hashseek.training.runs.run_folder import read_log, read_records, write_records
-from hashseek.training.runs.sweep import sweep
+from hashseek.training.sweep import sweep
 
 Space = dict[str, Any]
 Outputs = NDArray[np.float32]

@@ -16,7 +16,7 @@ from hashseek.training.config import load_config
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.evaluation.split_encoder import SplitEncoder
 from hashseek.training.loop.fit import fit
-from hashseek.training.runs.progress import Progress
+from hashseek.training.progress import Progress
 from hashseek.training.runs.run_folder import write_records
 
 FOLDER = "finetuned"

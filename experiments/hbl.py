@@ -30,7 +30,7 @@ from hashseek.training.evaluation.classification_metrics import (
 from hashseek.training.evaluation.logistic_regression import Probe, fit_probe
 from hashseek.training.losses import build_loss
 from hashseek.training.losses.memory import KeyQueue, update_key_encoder
-from hashseek.training.runs.sweep_space import parse_space
+from hashseek.training.sweep_space import parse_space
 
 WIDTH = 128
 QUEUE = 4096

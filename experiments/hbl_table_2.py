@@ -19,7 +19,7 @@ from experiments import hbl
 from hashseek.retrieval.errors import BadConfig, HashseekError
 from hashseek.training.data.splits import Splits
 from hashseek.training.runs.run_folder import read_records, write_records
-from hashseek.training.runs.sweep import RANDOM_TRIALS, locked, next_trial, open_study
+from hashseek.training.sweep import RANDOM_TRIALS, locked, next_trial, open_study
 
 MARGINS_OFF = "margins off"
 

@@ -28,9 +28,9 @@ from hashseek.indexing.index.duplicates import groups
 from hashseek.indexing.index.exact_scan import Distances
 from hashseek.indexing.index.hamming_index import Ids
 from hashseek.indexing.index.segments import View, merged_hits
-from hashseek.indexing.ingest.uris import is_there
 from hashseek.indexing.kept_files import is_kept, kept_path, with_kept_path
-from hashseek.indexing.milvus.uri import refuse_milvus
+from hashseek.indexing.milvus_uri import refuse_milvus
+from hashseek.indexing.uris import is_there
 from hashseek.retrieval.checkpoint import Header, load_header
 from hashseek.retrieval.codes import Codes
 from hashseek.retrieval.errors import BadCollection, BadConfig, ForeignCodes, HashseekError
@@ -203,7 +203,7 @@ class Collection:
         return is_kept(image.path)
 
     def uri_of(self, image: StoredImage) -> str:
-        """Where the image is, for `indexing.ingest.uris.open_uri`: a file, a member of a tar, or a URL."""
+        """Where the image is, for `indexing.uris.open_uri`: a file, a member of a tar, or a URL."""
         return str(self.folder / image.path) if self.owns(image) else image.path
 
     # ------------------------------------------------------------ searching

@@ -23,8 +23,8 @@ from hashseek.indexing.collection import CHECKPOINT, check_place
 from hashseek.indexing.fit_options import FitOptions, Network, changed, find_network
 from hashseek.indexing.ingest.loading import Fetch, LoadedImage, Loader, Stamp, checked_path, stamp_of
 from hashseek.indexing.ingest.manifests import ImageSource
-from hashseek.indexing.ingest.remote import fetch
 from hashseek.indexing.ingest.sources import Found
+from hashseek.indexing.remote import fetch
 from hashseek.retrieval.checkpoint import Checkpoint, Header, save_checkpoint
 from hashseek.retrieval.codes import pack
 from hashseek.retrieval.devices import EncoderOptions

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hashseek.indexing.catalog import NewImage
-from hashseek.indexing.ingest.uris import is_there
+from hashseek.indexing.uris import is_there
 
 FILES = "files"
 

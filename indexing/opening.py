@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hashseek.indexing.collection import CATALOG, Collection, delete_if_unused, open_or_create
 from hashseek.indexing.milvus.milvus_store import MilvusStore
-from hashseek.indexing.milvus.uri import is_in_milvus, parse_uri
+from hashseek.indexing.milvus_uri import is_in_milvus, parse_uri
 from hashseek.retrieval.errors import BadConfig
 
 # What adding, searching and serving work with: they use only what both have, which mypy checks, and

@@ -32,8 +32,8 @@ from hashseek.retrieval.images import Preprocessing
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from hashseek.retrieval.engines.network import Network
     from hashseek.retrieval.models.hash_model import HashModel
+    from hashseek.retrieval.models.network import Network
 
 FORMAT_VERSION = 2
 
@@ -129,7 +129,7 @@ class Checkpoint:
 
     def network(self) -> Network:
         """The model's backbone for an engine."""
-        from hashseek.retrieval.engines.network import Network
+        from hashseek.retrieval.models.network import Network
 
         if "model" in vars(self):
             return Network.of(self.model.backbone, self.header.backbone)

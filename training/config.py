@@ -261,7 +261,7 @@ class SweepSection(_Section):
     trials: int = Field(default=20, ge=1, description="number of trials (`--trials`)")
     seed: int = Field(default=0, ge=0, description="seed of the values that are tried")
     prune: bool = Field(default=True, description="stop trials early that fall behind")
-    space: dict[str, Any] = Field(default={}, description="setting -> range, see `hashseek.training.runs.sweep_space`")
+    space: dict[str, Any] = Field(default={}, description="setting -> range, see `hashseek.training.sweep_space`")
 
 
 class Config(_Section):

@@ -10,7 +10,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hashseek.api.access.keys import Key, KeyFile, Role
+from hashseek.api.keys import Key, KeyFile, Role
 from hashseek.api.messages.problems import problem
 from hashseek.api.settings import Settings
 

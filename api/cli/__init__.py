@@ -34,7 +34,7 @@ COMMANDS = {
     ),
     "search": ("hashseek.indexing.cli.collection:search", "Find the stored images most similar to an image."),
     "serve": ("hashseek.api.cli.serve:serve", "Serve a collection over HTTP, with a search page."),
-    "keys": ("hashseek.api.access.keys:app", "Create, list and revoke API keys of the service."),
+    "keys": ("hashseek.api.keys:app", "Create, list and revoke API keys of the service."),
     "demo": ("hashseek.api.cli.demo:demo", "Train, index, evaluate and serve on a built-in data set."),
 }
 

@@ -18,7 +18,7 @@ import typer
 from hashseek.api.settings import CATALOG, Settings, options, read_config
 from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.cli.options import encoder_options
-from hashseek.indexing.milvus.uri import is_in_milvus
+from hashseek.indexing.milvus_uri import is_in_milvus
 from hashseek.retrieval.errors import BadConfig
 
 if TYPE_CHECKING:  # it loads FAISS

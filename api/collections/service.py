@@ -15,7 +15,7 @@ from hashseek.api.monitoring import metrics
 from hashseek.api.settings import Settings
 from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.milvus.connection import StoreUnavailable
-from hashseek.indexing.milvus.uri import is_in_milvus, parse_uri
+from hashseek.indexing.milvus_uri import is_in_milvus, parse_uri
 from hashseek.indexing.opening import Store, open_store
 from hashseek.indexing.searcher import DECODING_BYTES, Budget, Searcher, open_encoder
 from hashseek.retrieval.devices import n_cores

@@ -17,7 +17,7 @@ from hashseek.api.monitoring.logs import ID_HEADER, request_id
 from hashseek.api.monitoring.metrics import ERRORS
 from hashseek.indexing.catalog import CatalogLocked, CatalogReplaced, DiskFull, SpaceRetired
 from hashseek.indexing.milvus.connection import StoreUnavailable
-from hashseek.indexing.milvus.uri import is_in_milvus, without_uri
+from hashseek.indexing.milvus_uri import is_in_milvus, without_uri
 from hashseek.indexing.searcher import Overloaded
 from hashseek.retrieval.errors import BadCollection, BadImage, ForeignCodes, HashseekError, UnknownImage
 

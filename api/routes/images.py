@@ -15,8 +15,8 @@ from hashseek.api.messages.schemas import AddedImage, ImagePage, ImageRecord, Re
 from hashseek.api.routes.dependencies import MULTIPART, NoQueryDep, SearcherDep, WritableDep
 from hashseek.indexing.catalog import NewImage, StoredImage
 from hashseek.indexing.catalog.records import StoredCode
-from hashseek.indexing.ingest.uris import is_there, open_uri
 from hashseek.indexing.searcher import LoadedFile
+from hashseek.indexing.uris import is_there, open_uri
 from hashseek.retrieval.errors import BadConfig, BadImage, UnknownImage
 from hashseek.retrieval.images import decode, memory_to_decode
 

@@ -21,7 +21,7 @@ from hashseek.api.messages.parameters import (
 )
 from hashseek.api.messages.schemas import Encoded, SearchAnswer, SearchAnswers, hit_content
 from hashseek.api.routes.dependencies import MULTIPART, NoQueryDep, SearcherDep, ServiceDep
-from hashseek.indexing.ingest.remote import fetch
+from hashseek.indexing.remote import fetch
 from hashseek.indexing.searcher import Answer, Searcher, SearchOptions
 from hashseek.indexing.searcher import Query as Encoding
 from hashseek.retrieval.errors import BadConfig, ForeignCodes

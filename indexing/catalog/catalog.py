@@ -34,7 +34,7 @@ from hashseek.indexing.catalog.records import (
 )
 from hashseek.indexing.catalog.spaces import CodeSpaces, active_space
 from hashseek.indexing.catalog.storing import Storing, check_new
-from hashseek.indexing.milvus.uri import refuse_milvus
+from hashseek.indexing.milvus_uri import refuse_milvus
 from hashseek.retrieval.codes import Codes, check_n_bits, code_size
 from hashseek.retrieval.errors import BadCodes, BadCollection, UnknownImage
 

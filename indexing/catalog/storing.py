@@ -19,8 +19,8 @@ from hashseek.indexing.catalog.records import (
     same_attributes,
 )
 from hashseek.indexing.catalog.spaces import engine_id, insert_feature, note_update
-from hashseek.indexing.ingest.remote import is_remote
-from hashseek.indexing.ingest.uris import is_moved
+from hashseek.indexing.remote import is_remote
+from hashseek.indexing.uris import is_moved
 
 
 @dataclass

@@ -42,15 +42,15 @@ from hashseek.indexing.fitting import MAX_FITTED, fit_to_sources, plan_collectio
 from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.ingest.batch import IngestReport, ingest
 from hashseek.indexing.ingest.loading import Fetch
-from hashseek.indexing.ingest.remote import MAX_BYTES, SECONDS, fetch, is_remote
 from hashseek.indexing.ingest.sources import Found, KeyFrom, count_images, describe, find_sources, until
 from hashseek.indexing.ingest.watching import Watch
 from hashseek.indexing.kept_files import FILES
 from hashseek.indexing.maintenance.exchange import add_exports
-from hashseek.indexing.milvus.uri import is_in_milvus, parse_uri
+from hashseek.indexing.milvus_uri import is_in_milvus, parse_uri
 from hashseek.indexing.opening import Store, open_for_adding
 from hashseek.indexing.printing import printable
 from hashseek.indexing.ray_encoding import Cluster, encode_shards
+from hashseek.indexing.remote import MAX_BYTES, SECONDS, fetch, is_remote
 from hashseek.indexing.searcher import Searcher
 from hashseek.retrieval.checkpoint import Header, load_header
 from hashseek.retrieval.errors import BadConfig

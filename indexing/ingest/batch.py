@@ -16,8 +16,8 @@ from hashseek.indexing.catalog import Change, NewImage
 from hashseek.indexing.catalog.records import FileRecord, StoredCode, same_attributes
 from hashseek.indexing.ingest.loading import Fetch, LoadedImage, Loader
 from hashseek.indexing.ingest.manifests import ImageSource
-from hashseek.indexing.ingest.remote import fetch
 from hashseek.indexing.ingest.sources import Found
+from hashseek.indexing.remote import fetch
 from hashseek.retrieval.errors import BadImage, HashseekError
 from hashseek.retrieval.images import Pixels
 from hashseek.retrieval.label_files import OnError, Problem
@@ -82,7 +82,7 @@ def ingest(
         sources: from `find_sources`, read lazily; or loaded and encoded with `encoder` before.
         on_error: "skip" leaves out images that cannot be used, "stop" raises.
         trust_mtime: do not read files whose size and modification time are those of their record.
-        fetch: returns the content behind a URL, see `hashseek.indexing.ingest.remote.fetch`.
+        fetch: returns the content behind a URL, see `hashseek.indexing.remote.fetch`.
 
     Raises:
         BadImage: an image cannot be used and `on_error` is "stop"; batches committed before stay.

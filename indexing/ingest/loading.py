@@ -13,9 +13,9 @@ import numpy as np
 from hashseek.indexing.catalog import NewImage, StoredImage
 from hashseek.indexing.catalog.records import check_attributes, check_key, check_labels, same_attributes
 from hashseek.indexing.ingest.manifests import ImageSource
-from hashseek.indexing.ingest.remote import fetch
 from hashseek.indexing.ingest.sources import Found
-from hashseek.indexing.ingest.uris import open_uri, stored_path
+from hashseek.indexing.remote import fetch
+from hashseek.indexing.uris import open_uri, stored_path
 from hashseek.retrieval.errors import BadConfig, BadImage
 from hashseek.retrieval.images import Pixels, Preprocessing, decode_for
 from hashseek.retrieval.label_files import Problem

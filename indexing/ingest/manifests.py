@@ -14,8 +14,8 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
-from hashseek.indexing.ingest.remote import is_remote
-from hashseek.indexing.ingest.uris import is_there
+from hashseek.indexing.remote import is_remote
+from hashseek.indexing.uris import is_there
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.label_files import NAMES, Problem, parse_labels, parse_split, read_rows
 

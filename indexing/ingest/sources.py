@@ -17,8 +17,8 @@ from hashseek.indexing.ingest.manifests import (
     labels_of,
     read_manifest,
 )
-from hashseek.indexing.ingest.remote import is_remote
-from hashseek.indexing.ingest.uris import stored_path
+from hashseek.indexing.remote import is_remote
+from hashseek.indexing.uris import stored_path
 from hashseek.retrieval.errors import BadDataset, BadImage
 from hashseek.retrieval.images import SUFFIXES
 from hashseek.retrieval.label_files import Problem, refuse

@@ -16,7 +16,7 @@ from hashseek.indexing.ingest.batch import IngestReport
 from hashseek.indexing.ingest.loading import Stamp, is_utf8, stamp_of
 from hashseek.indexing.ingest.manifests import ImageSource
 from hashseek.indexing.ingest.sources import Found, walk
-from hashseek.indexing.ingest.uris import is_there, stored_path
+from hashseek.indexing.uris import is_there, stored_path
 from hashseek.retrieval.label_files import Problem
 
 _CHUNK = 256  # files looked up together

@@ -33,7 +33,7 @@ from hashseek.indexing.catalog.database import Database
 from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.kept_files import FILES
 from hashseek.indexing.maintenance.scratch import new_file, scratch_directory
-from hashseek.indexing.milvus.uri import refuse_milvus
+from hashseek.indexing.milvus_uri import refuse_milvus
 from hashseek.retrieval.errors import BadCollection
 from hashseek.retrieval.files import fsync_folder
 

@@ -24,9 +24,9 @@ from hashseek.indexing.catalog.records import VECTOR_TYPE
 from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.ingest.batch import IngestReport
 from hashseek.indexing.ingest.manifests import load_pyarrow
-from hashseek.indexing.ingest.remote import is_remote
 from hashseek.indexing.maintenance.scratch import new_file
 from hashseek.indexing.opening import Store, open_for_adding
+from hashseek.indexing.remote import is_remote
 from hashseek.retrieval.codes import check_codes, code_size
 from hashseek.retrieval.errors import BadDataset, ForeignCodes, HashseekError
 from hashseek.retrieval.label_files import Problem

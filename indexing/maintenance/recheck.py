@@ -6,8 +6,8 @@ import numpy as np
 
 from hashseek.indexing.catalog import Finding, FindingKind
 from hashseek.indexing.collection import Collection
-from hashseek.indexing.ingest.uris import is_there
 from hashseek.indexing.maintenance.reencode import encode_stored
+from hashseek.indexing.uris import is_there
 from hashseek.retrieval.codes import unpack
 from hashseek.retrieval.encoder import Encoder
 

@@ -2,7 +2,7 @@
 
 Searches and additions use the old codes until every image has a new one. What was encoded is kept: if the
 process is killed, running it again continues where it stopped. If the new checkpoint is a truncation of one whose codes
-are stored (`hashseek.retrieval.models.truncation`), no image is read: its codes are the first bits of those.
+are stored (`hashseek.retrieval.truncation`), no image is read: its codes are the first bits of those.
 """
 
 import fcntl
@@ -20,8 +20,8 @@ from hashseek.indexing.catalog import Catalog, Space, StoredImage
 from hashseek.indexing.catalog.records import StoredCode
 from hashseek.indexing.catalog.spaces import CodesMissing
 from hashseek.indexing.collection import Collection
-from hashseek.indexing.ingest.remote import MAX_BYTES
-from hashseek.indexing.ingest.uris import open_uri
+from hashseek.indexing.remote import MAX_BYTES
+from hashseek.indexing.uris import open_uri
 from hashseek.retrieval.checkpoint import Header, load_checkpoint, load_header
 from hashseek.retrieval.codes import Codes, code_size
 from hashseek.retrieval.devices import EncoderOptions
@@ -30,7 +30,7 @@ from hashseek.retrieval.engines import check_engine
 from hashseek.retrieval.errors import BadCheckpoint, BadCollection, BadConfig, BadImage
 from hashseek.retrieval.files import locked, write_atomically
 from hashseek.retrieval.images import Pixels, decode_for
-from hashseek.retrieval.models.truncation import truncate
+from hashseek.retrieval.truncation import truncate
 
 T = TypeVar("T")
 

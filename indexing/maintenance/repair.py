@@ -12,7 +12,7 @@ from hashseek.indexing.catalog.integrity import repair_rows
 from hashseek.indexing.collection import CATALOG, Collection, check_checkpoint
 from hashseek.indexing.maintenance.optimize import delete_unneeded
 from hashseek.indexing.maintenance.reencode import Reencoded, encode_missing
-from hashseek.indexing.milvus.uri import refuse_milvus
+from hashseek.indexing.milvus_uri import refuse_milvus
 from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.devices import EncoderOptions
 from hashseek.retrieval.encoder import Encoder

@@ -9,7 +9,7 @@ import os
 import time
 from typing import Any
 
-from hashseek.indexing.milvus.uri import MilvusUri
+from hashseek.indexing.milvus_uri import MilvusUri
 from hashseek.retrieval.errors import BadCollection, BadConfig
 
 CONNECT_SECONDS = 10.0

@@ -26,13 +26,13 @@ from hashseek.indexing.catalog.records import (
 from hashseek.indexing.catalog.storing import check_new
 from hashseek.indexing.collection import check_checkpoint
 from hashseek.indexing.index.exact_scan import Distances
-from hashseek.indexing.ingest.uris import is_moved
 from hashseek.indexing.milvus import rows as of_rows
 from hashseek.indexing.milvus.connection import Connection, StoreUnavailable
 from hashseek.indexing.milvus.expressions import both, expression, literal
 from hashseek.indexing.milvus.nearest import MOST, Found, Nearest
 from hashseek.indexing.milvus.rows import CODE, N_LISTS, RECORD, Row
-from hashseek.indexing.milvus.uri import MilvusUri
+from hashseek.indexing.milvus_uri import MilvusUri
+from hashseek.indexing.uris import is_moved
 from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.codes import Codes, code_size
 from hashseek.retrieval.errors import BadCollection, BadConfig, UnknownImage

@@ -17,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 
 from hashseek.retrieval.devices import pick_device, pick_dtype
-from hashseek.retrieval.engines.network import Network
 from hashseek.retrieval.engines.openvino_engine import OpenVinoEngine, check_openvino, has_openvino
 from hashseek.retrieval.engines.torch_engine import TorchEngine
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import Pixels, Preprocessing
+from hashseek.retrieval.models.network import Network
 
 
 class Engine(Protocol):

@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from hashseek.retrieval.devices import pick_device, pick_inference_dtype
-from hashseek.retrieval.engines.network import Network
 from hashseek.retrieval.engines.openvino_models import load_model, reason_of
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import Pixels, Preprocessing
+from hashseek.retrieval.models.network import Network
 
 
 class OpenVinoEngine:

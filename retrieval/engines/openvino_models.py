@@ -18,12 +18,12 @@ import torch
 from torch import nn
 
 from hashseek.retrieval.checkpoint import digest_weights
-from hashseek.retrieval.engines.network import Network
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.files import cache_folder, delete_oldest, mark_used, write_atomically
 from hashseek.retrieval.images import Preprocessing, normalizer
 from hashseek.retrieval.models import timm_backbones
 from hashseek.retrieval.models.backbones import is_from_outside
+from hashseek.retrieval.models.network import Network
 
 _FORMAT = 1  # raise it when the conversion changes
 _KEPT_BYTES = 2 * 2**30

@@ -14,9 +14,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from hashseek.api.access.keys import create
+from hashseek.api.keys import create
 from hashseek.api.settings import options
-from hashseek.indexing.milvus.uri import parse_uri
+from hashseek.indexing.milvus_uri import parse_uri
 from support.paths import ROOT
 from support.pictures import png
 from support.service import hits, search, serving

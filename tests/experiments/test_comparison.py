@@ -39,7 +39,7 @@ def base(tmp_path_factory) -> tuple[str, ...]:
 
 
 def test_every_method_is_a_valid_configuration_with_a_space_that_it_knows():
-    from hashseek.training.runs.sweep_space import check_space, parse_space
+    from hashseek.training.sweep_space import check_space, parse_space
 
     for method, data in product(METHODS.values(), comparison.DATA):
         if method.fitted is None:

@@ -13,7 +13,7 @@ from experiments import hbl
 from experiments.hbl_report import FIGURES, as_markdown
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.training.data.datasets import vectors
-from hashseek.training.runs.sweep import locked
+from hashseek.training.sweep import locked
 
 
 def write_set(folder, name, *, seed=0, test_seed=0):

@@ -16,7 +16,7 @@ from hashseek.indexing.maintenance.exchange import export
 from hashseek.indexing.milvus import connection
 from hashseek.indexing.milvus.connection import StoreUnavailable
 from hashseek.indexing.milvus.milvus_store import MilvusStore
-from hashseek.indexing.milvus.uri import MilvusUri, parse_uri
+from hashseek.indexing.milvus_uri import MilvusUri, parse_uri
 from hashseek.indexing.opening import open_store
 from hashseek.indexing.searcher import Searcher
 from hashseek.retrieval.errors import BadCollection, BadConfig, ForeignCodes

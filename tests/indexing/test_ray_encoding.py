@@ -21,10 +21,10 @@ import pytest
 from hashseek.indexing.collection import Collection, open_or_create
 from hashseek.indexing.ingest.batch import ingest
 from hashseek.indexing.ingest.manifests import ImageSource
-from hashseek.indexing.ingest.remote import fetch
 from hashseek.indexing.ingest.sources import find_sources
 from hashseek.indexing.maintenance.exchange import export, import_
 from hashseek.indexing.ray_encoding import Cluster, _shards
+from hashseek.indexing.remote import fetch
 from hashseek.indexing.searcher import Searcher
 from hashseek.retrieval.errors import BadConfig
 from support.pictures import labels_of, png, save

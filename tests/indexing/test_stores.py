@@ -19,7 +19,7 @@ from hashseek.indexing.collection import open_or_create
 from hashseek.indexing.milvus import milvus_store, nearest
 from hashseek.indexing.milvus.milvus_store import MilvusStore
 from hashseek.indexing.milvus.rows import ids_of
-from hashseek.indexing.milvus.uri import parse_uri
+from hashseek.indexing.milvus_uri import parse_uri
 from hashseek.retrieval.errors import BadConfig, UnknownImage
 from hashseek.retrieval.tar_members import list_members
 from support import hamming_oracle as hamming

@@ -19,13 +19,13 @@ from hashseek.retrieval.checkpoint import load_checkpoint, save_checkpoint
 from hashseek.retrieval.codes import unpack
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.engines import build_engine, check_engine, openvino_models
-from hashseek.retrieval.engines.network import Network
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.files import delete_oldest
 from hashseek.retrieval.images import Preprocessing, normalizer, preprocess
 from hashseek.retrieval.models.backbones import build_backbone, default_preprocessing
 from hashseek.retrieval.models.batch_norm_folding import conv_norm_pairs, fold
 from hashseek.retrieval.models.hash_model import HashModel
+from hashseek.retrieval.models.network import Network
 from support.models import PREPROCESSING
 from support.pictures import N_PICTURES, draw
 

@@ -13,7 +13,7 @@ from hashseek.retrieval.label_files import Problem, find_label_file, read_label_
 from hashseek.training.config import parse_assignment
 from hashseek.training.data.datasets import DATASETS, Splits, build_splits, data_set
 from hashseek.training.data.datasets.folder import expand
-from hashseek.training.runs.progress import Progress
+from hashseek.training.progress import Progress
 
 data = typer.Typer(no_args_is_help=True)
 

@@ -87,7 +87,7 @@ def evaluate(
 
     from hashseek.training.data.datasets import build_splits
     from hashseek.training.evaluation.assembly import DEFAULT_NS, EvaluationOptions
-    from hashseek.training.runs.progress import Progress
+    from hashseek.training.progress import Progress
 
     if calibrate is not None:
         from hashseek.retrieval.checkpoint import load_header

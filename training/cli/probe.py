@@ -32,7 +32,7 @@ def probe(
     from hashseek.training.cli.evaluate import data_options
     from hashseek.training.data.datasets import build_splits
     from hashseek.training.evaluation.linear_probe import probe_checkpoint
-    from hashseek.training.runs.progress import Progress
+    from hashseek.training.progress import Progress
 
     name, options = data_options(checkpoint, data)
     found = probe_checkpoint(

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from hashseek.training.config import parse_config, read_config
-from hashseek.training.runs.progress import Progress
+from hashseek.training.progress import Progress
 
 
 def sweep(
@@ -26,7 +26,7 @@ def sweep(
     content = read_config(config, overrides or [])
     settings = parse_config(content, source=str(config)).sweep
 
-    from hashseek.training.runs.sweep import sweep as run  # loads torch: a bad configuration is refused before
+    from hashseek.training.sweep import sweep as run  # loads torch: a bad configuration is refused before
 
     progress = Progress()
     folder = out or Path("runs") / f"{config.stem}-sweep"

@@ -9,7 +9,7 @@ import typer
 from hashseek.retrieval.errors import BadConfig
 from hashseek.training.config import load_config
 from hashseek.training.data.datasets import build_splits
-from hashseek.training.runs.progress import Progress
+from hashseek.training.progress import Progress
 from hashseek.training.torchrun import torchrun
 
 

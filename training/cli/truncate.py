@@ -22,7 +22,7 @@ def truncate(
     if target.exists():
         raise BadCheckpoint(f"{target} already exists: choose another file with --out")
     from hashseek.retrieval.checkpoint import load_checkpoint, save_checkpoint
-    from hashseek.retrieval.models.truncation import truncate as cut
+    from hashseek.retrieval.truncation import truncate as cut
 
     short = cut(load_checkpoint(checkpoint), bits)
     save_checkpoint(

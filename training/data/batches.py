@@ -21,7 +21,7 @@ from hashseek.training.data.augmentation import Augmentation
 from hashseek.training.data.cached_features import engine_for, features_of
 from hashseek.training.data.splits import Split
 from hashseek.training.data.training_images import Images
-from hashseek.training.runs.progress import Progress
+from hashseek.training.progress import Progress
 
 Rows: TypeAlias = NDArray[np.int64]
 
@@ -45,6 +45,20 @@ class Source:
         with torch.inference_mode():
             parts = [model.outputs(features).cpu().numpy() for features in self.features(model, rows)]
         return np.concatenate([np.zeros((0, model.n_bits), np.float32), *parts])
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """The training split, divided into rows to fit and rows to validate on.
+
+    `labels` (n, C) are complete and score the validation; `observed` (n, C), on the device, are those training sees.
+    """
+
+    source: Source
+    labels: NDArray[np.uint8]
+    observed: Tensor
+    fit_rows: Rows
+    val_rows: Rows
 
 
 def build_source(

@@ -27,7 +27,7 @@ from hashseek.training.evaluation.report.schema import EvaluationReport
 from hashseek.training.evaluation.split_encoder import check_kind, describe_model
 from hashseek.training.evaluation.split_overlaps import hash_split, overlaps
 from hashseek.training.losses import LOSSES, loss_class
-from hashseek.training.runs.progress import Progress
+from hashseek.training.progress import Progress
 
 DEFAULT_NS = (10, 100, 1000, 5000)
 # How many of the nearest images of each query are searched for labels that are mistaken for each other.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hashseek.retrieval.checkpoint import Checkpoint, Header, load_checkpoint
 from hashseek.retrieval.errors import BadConfig
-from hashseek.retrieval.models.truncation import lengths_of, truncate
+from hashseek.retrieval.truncation import lengths_of, truncate
 
 
 @dataclass(frozen=True)

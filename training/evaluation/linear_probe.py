@@ -15,7 +15,7 @@ from hashseek.training.data.training_images import without_broken
 from hashseek.training.evaluation.classification_metrics import class_and_overall, figures, mean_average_precision
 from hashseek.training.evaluation.logistic_regression import Probe, fit_probe
 from hashseek.training.evaluation.split_encoder import SplitEncoder, check_kind
-from hashseek.training.runs.progress import Progress
+from hashseek.training.progress import Progress
 
 Layer = Literal["features", "outputs"]
 # Strongest first: each probe starts from the previous one.

@@ -24,7 +24,7 @@ from hashseek.training.data.splits import Split, Splits
 from hashseek.training.data.training_images import Images
 from hashseek.training.evaluation.candidates import method_of, settings_hash
 from hashseek.training.loop.fit import initial_model
-from hashseek.training.runs.progress import Progress
+from hashseek.training.progress import Progress
 
 _ROWS = 4096  # of features that are in memory in double precision
 

@@ -13,11 +13,12 @@ from torch import Tensor
 from hashseek.retrieval.errors import BadCodes, BadConfig, HashseekError
 from hashseek.retrieval.images import Preprocessing
 from hashseek.training.config import Config
+from hashseek.training.data.batches import TrainingData
 from hashseek.training.loop.dropout import row_seeds
 from hashseek.training.loop.parallel import own_part
-from hashseek.training.loop.state import State, TrainingData
+from hashseek.training.loop.state import State
 from hashseek.training.loop.step import backward
-from hashseek.training.runs.progress import Progress
+from hashseek.training.progress import Progress
 
 
 class Diverged(HashseekError):

@@ -26,7 +26,7 @@ from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.retrieval.models.mlp import Mlp
 from hashseek.retrieval.models.pretrained_weights import load_backbone_weights
 from hashseek.training.config import Config
-from hashseek.training.data.batches import build_source
+from hashseek.training.data.batches import TrainingData, build_source
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.held_out_labels import choose_held_out, training_splits
@@ -39,11 +39,11 @@ from hashseek.training.loop.head_init import fit_head
 from hashseek.training.loop.network import Keys, Network, Objective, build_network
 from hashseek.training.loop.optimizers import build_optimizer, build_scheduler
 from hashseek.training.loop.parallel import launch, n_batches
-from hashseek.training.loop.state import State, TrainingData
+from hashseek.training.loop.state import State
 from hashseek.training.loop.sync_batch_norm import share_batch_norm
 from hashseek.training.loop.validation import validate, validation_part
 from hashseek.training.losses.memory import gather_rows
-from hashseek.training.runs.progress import Progress
+from hashseek.training.progress import Progress
 from hashseek.training.runs.run_folder import Run, differences, save_state, saved_state, start_run, write_records
 from hashseek.training.runs.tracking import Tracker, write_start
 

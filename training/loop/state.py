@@ -1,34 +1,17 @@
-"""What a run trains on, and everything that changes while it trains, which is what a resumed run needs."""
+"""Everything that changes while a run trains, which is what a resumed run needs."""
 
 import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.config import Config
-from hashseek.training.data.batches import Rows, Source
 from hashseek.training.loop.network import Keys, Network, Objective
 from hashseek.training.losses.memory import update_key_encoder
-
-
-@dataclass(frozen=True)
-class TrainingData:
-    """The training split, divided into rows to fit and rows to validate on.
-
-    `labels` (n, C) are complete and score the validation; `observed` (n, C), on the device, are those training sees.
-    """
-
-    source: Source
-    labels: NDArray[np.uint8]
-    observed: Tensor
-    fit_rows: Rows
-    val_rows: Rows
 
 
 class _Stateful(Protocol):

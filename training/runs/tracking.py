@@ -10,8 +10,8 @@ import torch
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.files import write_atomically
 from hashseek.training.config import Config
+from hashseek.training.data.batches import TrainingData
 from hashseek.training.data.splits import Splits
-from hashseek.training.loop.state import TrainingData
 from hashseek.training.runs.environment import environment
 from hashseek.training.runs.run_folder import Run
 from hashseek.training.runs.run_report import write_report

@@ -10,8 +10,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
+from hashseek.indexing import remote
 from hashseek.indexing.collection import Collection, open_or_create
-from hashseek.indexing.ingest import remote
 from hashseek.indexing.searcher import Query, Searcher, SearchOptions
 from hashseek.retrieval.codes import pack
 from support.collections import sql

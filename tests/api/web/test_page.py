@@ -10,7 +10,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect, sync_playwright
 
-from hashseek.api.access.keys import create
+from hashseek.api.keys import create
 from hashseek.indexing.calibration import calibrate_collection
 from hashseek.indexing.collection import open_or_create
 from hashseek.indexing.ingest.batch import ImageSource, ingest

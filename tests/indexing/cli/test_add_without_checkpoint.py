@@ -11,7 +11,7 @@ from contextlib import closing
 import pytest
 
 from hashseek.indexing.collection import Collection
-from hashseek.indexing.ingest.remote import MAX_BYTES
+from hashseek.indexing.remote import MAX_BYTES
 from support.commands import wait_until
 from support.pictures import save
 from support.web import serving

@@ -15,8 +15,8 @@ from hashseek.indexing.ingest import batch as module
 from hashseek.indexing.ingest import loading
 from hashseek.indexing.ingest.batch import ImageSource, ingest
 from hashseek.indexing.ingest.sources import find_sources
-from hashseek.indexing.ingest.uris import open_uri
 from hashseek.indexing.searcher import Searcher
+from hashseek.indexing.uris import open_uri
 from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.errors import BadImage
 from hashseek.retrieval.tar_members import find_member

@@ -10,7 +10,7 @@ import pytest
 
 from hashseek.indexing.ingest.manifests import ImageSource
 from hashseek.indexing.ingest.sources import count_images, describe, find_sources, walk
-from hashseek.indexing.ingest.uris import is_there, open_uri, stored_path
+from hashseek.indexing.uris import is_there, open_uri, stored_path
 from hashseek.retrieval.errors import BadDataset
 from hashseek.retrieval.label_files import Problem
 from support.pictures import draw, encoded

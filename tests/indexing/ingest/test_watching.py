@@ -14,10 +14,10 @@ from hashseek.indexing.collection import open_or_create
 from hashseek.indexing.ingest import watching
 from hashseek.indexing.ingest.batch import ImageSource, ingest
 from hashseek.indexing.ingest.sources import find_sources
-from hashseek.indexing.ingest.uris import is_there
 from hashseek.indexing.ingest.watching import Watch
 from hashseek.indexing.kept_files import FILES
 from hashseek.indexing.searcher import Searcher
+from hashseek.indexing.uris import is_there
 from support.pictures import save
 
 NOTHING = (0, 0, 0, 0)

@@ -21,7 +21,7 @@ from hashseek.retrieval.checkpoint import load_checkpoint, load_header, save_che
 from hashseek.retrieval.codes import pack, unpack
 from hashseek.retrieval.errors import BadCheckpoint, BadCollection, BadConfig
 from hashseek.retrieval.models.hash_model import HashModel
-from hashseek.retrieval.models.truncation import truncate
+from hashseek.retrieval.truncation import truncate
 from support.collections import new_images, random_codes
 from support.commands import wait_until
 from support.models import PREPROCESSING, tiny_checkpoint

@@ -11,8 +11,8 @@ from hashseek.retrieval.codes import pack
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.hash_layers import fit_hash_layer
 from hashseek.retrieval.metrics import evaluate_codes
-from hashseek.retrieval.models.truncation import truncate
 from hashseek.retrieval.scores import stored_features
+from hashseek.retrieval.truncation import truncate
 from hashseek.training.evaluation.assembly import EvaluationOptions
 from hashseek.training.evaluation.candidates import load_candidates
 from hashseek.training.evaluation.evaluate import evaluate

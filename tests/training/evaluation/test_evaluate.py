@@ -29,7 +29,7 @@ from hashseek.training.evaluation.report.schema import load_report
 from hashseek.training.evaluation.split_encoder import SplitEncoder
 from hashseek.training.evaluation.split_overlaps import overlaps
 from hashseek.training.loop.fit import fit
-from hashseek.training.runs.progress import Progress
+from hashseek.training.progress import Progress
 from support import hamming_oracle as hamming
 from support.in_process import run_command
 from support.models import run_config

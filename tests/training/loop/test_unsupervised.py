@@ -17,7 +17,7 @@ from hashseek.training.evaluation.assembly import EvaluationOptions
 from hashseek.training.evaluation.evaluate import evaluate
 from hashseek.training.loop.fit import fit
 from hashseek.training.runs.run_folder import read_log
-from hashseek.training.runs.sweep import sweep
+from hashseek.training.sweep import sweep
 from support.models import run_config
 
 config = partial(run_config, train__epochs=4)

@@ -9,8 +9,7 @@ from lightning_fabric import Fabric
 
 from hashseek.retrieval.errors import BadDataset
 from hashseek.retrieval.models.hash_model import HashModel
-from hashseek.training.data.batches import Source
-from hashseek.training.loop.state import TrainingData
+from hashseek.training.data.batches import Source, TrainingData
 from hashseek.training.loop.validation import validate, validation_part
 from support.models import run_config
 

@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from hashseek.indexing.ingest import remote
-from hashseek.indexing.ingest.remote import fetch, is_public, is_remote
+from hashseek.indexing import remote
+from hashseek.indexing.remote import fetch, is_public, is_remote
 from hashseek.retrieval.errors import BadImage
 
 CONTENT = bytes(range(256)) * 40  # 10 kB

@@ -37,9 +37,9 @@ from hashseek.training.config import parse_config
 from hashseek.training.loop.epoch import Diverged, OutOfMemory
 from hashseek.training.loop.fit import Stop, fit
 from hashseek.training.loop.network import is_unsupervised
-from hashseek.training.runs.progress import Progress
+from hashseek.training.progress import Progress
 from hashseek.training.runs.run_folder import Run, differences, read_log
-from hashseek.training.runs.sweep_space import Distributions, Space, check_space, parse_space, with_values
+from hashseek.training.sweep_space import Distributions, Space, check_space, parse_space, with_values
 
 # Trials drawn at random before the sampler models what it has seen, and trials before any is pruned. They must not
 # depend on the number of trials, or an extended sweep would differ from a longer one; and short sweeps learn too.
@@ -81,7 +81,7 @@ def sweep(
 
     Args:
         config_content: the sections of a configuration, as `read_config` returns them.
-        space: setting -> range, see `hashseek.training.runs.sweep_space`.
+        space: setting -> range, see `hashseek.training.sweep_space`.
         n_trials: number of trials, finished ones included.
         folder: where everything is stored.
         seed: of the trials' settings; the seed of training is in the configuration.

@@ -10,7 +10,7 @@ from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadCheckpoint
 from hashseek.retrieval.images import Preprocessing
 from hashseek.retrieval.models.hash_model import HashModel
-from hashseek.retrieval.models.truncation import lengths_of, truncate
+from hashseek.retrieval.truncation import lengths_of, truncate
 from hashseek.training.config import parse_config
 from hashseek.training.data.datasets.shapes import render_shapes
 from hashseek.training.loop.fit import fit

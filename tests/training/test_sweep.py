@@ -12,11 +12,11 @@ import tomli_w
 
 from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.errors import BadConfig, BadDataset
+from hashseek.training import sweep as sweep_module
 from hashseek.training.config import load_config
 from hashseek.training.loop.fit import fit
-from hashseek.training.runs import sweep as sweep_module
-from hashseek.training.runs.sweep import next_trial, open_study, sweep
-from hashseek.training.runs.sweep_space import parse_space
+from hashseek.training.sweep import next_trial, open_study, sweep
+from hashseek.training.sweep_space import parse_space
 from support.commands import wait_until
 
 SPACE = {  # the list first, as TOML writes it: what is drawn depends on the order
@@ -98,7 +98,7 @@ def test_a_sweep_that_is_killed_runs_the_trials_of_an_uninterrupted_one(data, tm
     uninterrupted, *_ = sweep(given, SPACE, n_trials=4, folder=tmp_path / "uninterrupted", seed=3)
 
     folder = tmp_path / "broken"
-    patch = "from hashseek.training.runs import sweep; sweep.RANDOM_TRIALS = 2\n"
+    patch = "from hashseek.training import sweep; sweep.RANDOM_TRIALS = 2\n"
     slow = (
         "import time; from hashseek.training.loop import fit\n"
         "save = fit.save_state; fit.save_state = lambda *given: (save(*given), time.sleep(0.3))\n"

@@ -9,8 +9,8 @@ import pytest
 from fastapi.routing import APIRoute
 from starlette.routing import Mount
 
-from hashseek.api.access.keys import ROLES, create, hash_of, read_keys, revoke
 from hashseek.api.access.limits import RateLimit, needed_role
+from hashseek.api.keys import ROLES, create, hash_of, read_keys, revoke
 from hashseek.api.routes.dependencies import require_writable
 from hashseek.api.settings import Settings
 from hashseek.retrieval.errors import BadConfig

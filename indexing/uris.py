@@ -6,14 +6,14 @@ import os
 import stat
 from pathlib import Path
 
-from hashseek.indexing.ingest.remote import MAX_BYTES, fetch, is_remote
+from hashseek.indexing.remote import MAX_BYTES, fetch, is_remote
 from hashseek.retrieval.errors import BadImage
 from hashseek.retrieval.images import read_bytes
 from hashseek.retrieval.tar_members import find_member, stored_in
 
 
 def open_uri(uri: str, *, allow_private: bool = False, max_bytes: int = MAX_BYTES) -> bytes:
-    """The bytes of the image at `uri`; the options are for URLs, see `indexing.ingest.remote.fetch`.
+    """The bytes of the image at `uri`; the options are for URLs, see `indexing.remote.fetch`.
 
     Raises:
         BadImage: it cannot be read within the limits.
