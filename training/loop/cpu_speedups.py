@@ -1,4 +1,4 @@
-"""Two patches that make a training step faster: batch norm folded into convolutions, and fewer calls to the kernel.
+"""Patches that make a training step faster: folded batch norm, float32 where bf16 is slow, fewer calls to the kernel.
 
 Modules stay where they are and keep their parameters, so state dicts, optimizers and copies work as before.
 """
@@ -6,6 +6,7 @@ Modules stay where they are and keep their parameters, so state dicts, optimizer
 import ctypes
 import sys
 
+import torch
 from torch import Tensor, nn
 
 from hashseek.retrieval.models.batch_norm_folding import conv_norm_pairs
@@ -58,6 +59,11 @@ class _FoldedConv(nn.Conv2d):
             shift = norm.bias - norm.running_mean * scale
             bias = shift if bias is None else bias * scale + shift
             weight = weight * scale[:, None, None, None]
+        is_strided_depthwise = self.groups == self.in_channels > 1 and max(self.stride) > 1
+        if is_strided_depthwise and inputs.device.type == "cpu" and inputs.dtype is torch.bfloat16:
+            # Its gradient takes 4 to 20 times as long in bf16 as in float32.
+            with torch.autocast("cpu", enabled=False):
+                return self._conv_forward(inputs.float(), weight, bias).to(inputs.dtype)
         outputs: Tensor = self._conv_forward(inputs, weight, bias)
         return outputs
 

@@ -47,6 +47,23 @@ def test_folding_changes_neither_outputs_nor_gradients(backbone, n_pairs):
             torch.testing.assert_close(ours[name].grad, parameter.grad, msg=name)
 
 
+def test_strided_depthwise_convolutions_are_computed_in_float32_under_autocast():
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=8, bias=False), nn.BatchNorm2d(8)).eval()
+    exact = copy.deepcopy(layers)
+    fold_frozen_batch_norm(layers)
+    images = torch.randn(4, 8, 16, 16).bfloat16().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = layers(images)
+    assert outputs.dtype is torch.bfloat16
+    outputs.float().square().sum().backward()
+    rounded = outputs.detach().float()
+    (exact(images.detach().float()) * 2 * rounded).sum().backward()
+    expected, found = exact[0].weight.grad, layers[0].weight.grad
+    assert found.dtype is torch.float32
+    assert float((found - expected).norm() / expected.norm()) < 1e-5
+
+
 def test_a_copy_folds_its_own_batch_norm():
     model = frozen_model("resnet18")
     fold_frozen_batch_norm(model.backbone)
