@@ -121,14 +121,14 @@ class _Calls:
     @staticmethod
     def search_url(url: str, **options: Unpack[SearchOptions]) -> _Call[SearchAnswer]:
         """The stored images most similar to a picture that the service downloads, from a host that it allows."""
-        return _Call("POST", "/v1/search", _model(SearchAnswer), {"json": {"url": url, **_fields(options)}})
+        return _Call("POST", "/v1/search", _model(SearchAnswer), _json({"url": url, **_fields(options)}))
 
     @staticmethod
     def search_each(queries: Sequence[Query], **options: Unpack[SearchOptions]) -> _Call[list[SearchAnswer]]:
         """An answer for each of up to 64 queries, such as {"image_id": 12} or {"code": "b1c47f3a0d22"}."""
         body = {"queries": list(queries), **_fields(options)}
         read = _model(SearchAnswers)
-        return _Call("POST", "/v1/search", lambda content: read(content).answers, {"json": body})
+        return _Call("POST", "/v1/search", lambda content: read(content).answers, _json(body))
 
     @staticmethod
     def similar(image_id: int, **options: Unpack[SearchOptions]) -> _Call[SearchAnswer]:
@@ -143,7 +143,7 @@ class _Calls:
     @staticmethod
     def encode_vector(vector: Sequence[float]) -> _Call[Encoded]:
         """The code of a vector, in hex."""
-        return _Call("POST", "/v1/encode", _model(Encoded), {"json": {"vector": list(vector)}})
+        return _Call("POST", "/v1/encode", _model(Encoded), _json({"vector": list(vector)}))
 
     @staticmethod
     def add(
@@ -154,7 +154,7 @@ class _Calls:
         attributes: Mapping[str, Any] | None = None,
     ) -> _Call[AddedImage]:
         """Store an image. Without a key its content decides whether it is new, with a key the key does."""
-        given = {"key": key, "attributes": json.dumps(dict(attributes)) if attributes else None}
+        given = {"key": key, "attributes": json.dumps(dict(attributes), default=_plain) if attributes else None}
         data = {"labels": _list(labels), **{name: value for name, value in given.items() if value is not None}}
         return _Call("POST", "/v1/images", _model(AddedImage), {"files": {"image": _upload(image)}, "data": data})
 
@@ -173,7 +173,7 @@ class _Calls:
             "attributes": None if attributes is None else dict(attributes),
         }
         body = {name: value for name, value in given.items() if value is not None}
-        return _Call("PATCH", _path(image), _model(ImageRecord), {"json": body})
+        return _Call("PATCH", _path(image), _model(ImageRecord), _json(body))
 
     @staticmethod
     def delete(image: int | str) -> _Call[None]:
@@ -205,7 +205,7 @@ class _Calls:
     @staticmethod
     def keep_duplicates(ids: Sequence[int]) -> _Call[None]:
         """Keep all images of a group: `duplicates` leaves it out until it gains another image."""
-        return _Call("POST", "/v1/duplicates/kept", lambda _: None, {"json": {"ids": list(ids)}})
+        return _Call("POST", "/v1/duplicates/kept", lambda _: None, _json({"ids": list(ids)}))
 
     @staticmethod
     def stats() -> _Call[Stats]:
@@ -419,11 +419,30 @@ def _model(model: type[M]) -> Callable[[bytes], M]:
 
 def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options as a request has them: one value of a list stands for a list of one, and None for not given."""
-    given = {name: value for name, value in options.items() if value is not None}
+    given = {name: _number(value) for name, value in options.items() if value is not None}
     return {
-        name: (list(value) if not isinstance(value, str | int) else [value]) if name in _LISTS else value
+        name: ([_number(one) for one in value] if not isinstance(value, str | int) else [value])
+        if name in _LISTS
+        else value
         for name, value in given.items()
     }
+
+
+def _number(value: Any) -> Any:
+    """A number or array of NumPy as Python's; anything else as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _plain(value: Any) -> Any:
+    """For `json.dumps`: what it does not know."""
+    if (number := _number(value)) is value:
+        raise BadConfig(f"{value!r} cannot be sent as JSON: give texts, numbers, lists and dictionaries")
+    return number
+
+
+def _json(body: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of httpx for a JSON body."""
+    return {"json": json.loads(json.dumps(body, default=_plain))}
 
 
 def _list(labels: Sequence[str]) -> list[str]:
@@ -444,6 +463,8 @@ def _upload(image: ImageFile) -> tuple[str, bytes]:
 
 
 def _path(image: int | str) -> str:
-    if isinstance(image, int):
-        return f"/v1/images/{image}"
-    return f"/v1/images/by-key/{quote(image, safe='').replace('.', '%2E')}"  # or httpx would resolve a key like ".."
+    if isinstance(image, str):
+        return (
+            f"/v1/images/by-key/{quote(image, safe='').replace('.', '%2E')}"  # or httpx would resolve a key like ".."
+        )
+    return f"/v1/images/{image}"

@@ -7,6 +7,7 @@ import threading
 import time
 
 import httpx
+import numpy as np
 import pytest
 
 import hashseek
@@ -64,6 +65,19 @@ def test_everything_that_a_client_can_do(remote, tmp_path):
     assert remote.delete_where(2, label=["made"]).removed == 2
     remote.delete(1)
     assert [image.id for image in remote.images(any_label=["odd", "even"])] == list(range(2, 13))
+
+
+def test_numbers_of_numpy_are_numbers(remote):
+    added = remote.add(png(600), attributes={"year": np.int64(2015), "size": np.float32(0.5)})
+    assert added.attributes == {"year": 2015, "size": 0.5}
+    ids = np.array([added.id, 1])
+    assert remote.get(ids[0]).id == added.id
+    assert [hit.id for hit in remote.similar(ids[0], k=np.int64(2), id=ids).hits] == [added.id, 1]
+    assert [hit.id for hit in remote.search(png(600), k=np.int32(1), id=ids[0]).hits] == [added.id]
+    assert remote.search_each([{"image_id": ids[0]}], k=ids[1])[0].hits[0].id == added.id
+    assert remote.change(ids[0], attributes={"mean": np.ones(2)}).attributes == {"mean": [1, 1]}
+    with pytest.raises(BadConfig):
+        remote.change(added.id, attributes={"taken": object()})
 
 
 def test_both_clients_have_the_same_methods_and_get_the_same_answers(reader):
