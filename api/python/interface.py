@@ -153,7 +153,7 @@ class ImageCollection:
 
     def add_vectors(
         self,
-        vectors: "Vectors",
+        vectors: "Vectors | Sequence[Sequence[float]]",
         ids: Sequence[str],
         *,
         labels: Sequence[Sequence[str]] | None = None,
@@ -162,7 +162,7 @@ class ImageCollection:
         """Add vectors of another program, if the collection was made of such (`create_vector_collection`).
 
         Args:
-            vectors: numbers (N, D).
+            vectors: numbers (N, D): an array, a tensor or lists.
             ids: a name for each, which becomes its key; the vector of a name that is stored is replaced.
             labels, attributes: for each vector, if there are any.
 
@@ -175,25 +175,25 @@ class ImageCollection:
         """
         from hashseek.indexing.vectors import check, make_entries, store
 
-        encoder = self.searcher.vector_encoder
+        encoder, vectors = self.searcher.vector_encoder, _as_array(vectors)
         entries = make_entries(ids, labels, attributes)
         check(vectors, entries, width=encoder.width)
         *_, report = store(self.searcher.collection, encoder, vectors, entries)
         self.searcher.collection.save_index()
         return report
 
-    def search_vector(self, vector: "Vectors", **options: Unpack[SearchKeywords]) -> tuple["Hit", ...]:
+    def search_vector(
+        self, vector: "Vectors | Sequence[float]", **options: Unpack[SearchKeywords]
+    ) -> tuple["Hit", ...]:
         """The stored vectors most similar to `vector` (D,). Otherwise as `search`.
 
         Raises:
             BadDataset: the vector has another width, or is not finite.
             BadCheckpoint: the collection holds images.
         """
-        import numpy as np
-
         from hashseek.indexing.searcher import SearchOptions
 
-        [answer] = self.searcher.search_vectors(np.asarray(vector)[None], SearchOptions(**options))
+        [answer] = self.searcher.search_vectors(_as_array(vector)[None], SearchOptions(**options))
         return answer.hits
 
     def similar(self, image_id: int, **options: Unpack[SearchKeywords]) -> tuple["Hit", ...]:
@@ -304,7 +304,7 @@ def create_collection(
 
 def create_vector_collection(
     folder: str | Path,
-    vectors: "Vectors",
+    vectors: "Vectors | Sequence[Sequence[float]]",
     ids: Sequence[str],
     *,
     labels: Sequence[Sequence[str]] | None = None,
@@ -332,6 +332,7 @@ def create_vector_collection(
     from hashseek.indexing.searcher import Searcher
     from hashseek.indexing.vectors import check, fitted_checkpoint, make_entries
 
+    vectors = _as_array(vectors)
     check_place(Path(folder))
     check(vectors, make_entries(ids, labels, attributes))
     with (
@@ -451,6 +452,17 @@ def evaluate(
         Path(out).mkdir(parents=True, exist_ok=True)
         evaluation.write(Path(out))
     return evaluation.report
+
+
+def _as_array(vectors: "Vectors | Sequence[Any]") -> "Vectors":
+    import numpy as np
+
+    from hashseek.retrieval.errors import BadDataset
+
+    try:
+        return np.asarray(vectors)
+    except ValueError:
+        raise BadDataset("the vectors have different lengths: give one row of equal length for each") from None
 
 
 def _read(image: "str | Path | bytes | Image", preprocessing: "Preprocessing") -> "Image":

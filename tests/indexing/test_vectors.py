@@ -5,6 +5,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+import torch
 from safetensors import safe_open
 
 import hashseek
@@ -179,6 +180,17 @@ def test_vectors_all_alike_and_objects_are_refused(capsys, tmp_path):
         command = ("index", "add", tmp_path / "c", "--vectors", tmp_path / "v.npy", "--ids", tmp_path / "ids.txt")
         assert run_command(capsys, *command)[0] == 2, number
         assert not (tmp_path / "c").exists()
+
+
+def test_vectors_may_be_lists_or_tensors(tmp_path):
+    rows = np.random.default_rng(0).standard_normal((20, 8)).astype(np.float32)
+    with pytest.raises(BadDataset):
+        hashseek.create_vector_collection(tmp_path / "c", [[1.0, 2.0], [3.0]], ["a", "b"], n_bits=16)
+    names = [f"v{i}" for i in range(20)]
+    with hashseek.create_vector_collection(tmp_path / "c", rows.tolist(), names, n_bits=16) as opened:
+        opened.add_vectors(torch.from_numpy(rows[:1] + 1), ["another"])
+        assert opened.search_vector(rows[7].tolist(), k=1)[0].image.key == "v7"
+        assert len(opened) == 21
 
 
 def test_queries_of_another_width_or_with_nan_are_refused(capsys, tmp_path, indexed_vectors):
