@@ -94,7 +94,7 @@ class Collection:
         """
         if load_header(self.checkpoint).preprocessing is None:
             raise BadCollection(
-                f"{self.folder} keeps only the codes of vectors, so that they cannot be encoded anew: create another "
+                f"{self.folder} keeps only the codes of vectors, so that they cannot be encoded again: create another "
                 "collection from the vectors (`hashseek index add NEW --vectors FILE`)"
             )
 

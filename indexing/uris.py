@@ -41,7 +41,7 @@ def is_there(uri: str) -> bool:
 def is_moved(uri: str, new: str, sha256: str) -> bool:
     """Whether an image with this content is at `new` and no longer at `uri`.
 
-    A file that exists is not read, unless both are in one tar, which may have been written anew.
+    A file that exists is not read, unless both are in one tar, which may have been rewritten.
     """
     if not is_there(uri):
         return is_there(new)

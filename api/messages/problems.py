@@ -1,4 +1,4 @@
-"""Turns every error into problem JSON (RFC 9457): a type for programs, one sentence for people, never a traceback."""
+"""Turns every error into problem JSON (RFC 9457): a type for programs, one message for people, never a traceback."""
 
 import errno
 import logging

@@ -220,7 +220,7 @@ def open_collection(
     `create_collection` creates one without a checkpoint.
 
     Args:
-        folder: of the collection; or its address in Milvus, `milvus://HOST:19530/NAME`.
+        folder: of the collection; or its URI in Milvus, `milvus://HOST:19530/NAME`.
         checkpoint: needed to create a collection. One in a folder keeps a copy of its own.
         keep_features: a new collection also stores features, which `rank="float"` compares.
         read_only: refuse changes; the folder need not be writable.

@@ -1,6 +1,6 @@
 // The page of Hashseek: one query (a new picture or a stored one) with its hits, or the list of all pictures.
 
-import { address, go, onMove, remember, wanted } from "/web/address.js";
+import { arrived, go, onMove, remember, urlWith, wanted } from "/web/url.js";
 import { browse } from "/web/browse.js";
 import { onCrop } from "/web/crop.js";
 import { duplicates } from "/web/duplicates.js";
@@ -16,11 +16,11 @@ const MOST_FILES = 16; // that the service takes as one query
 const VIEWS = { duplicates, overview };
 let running = new AbortController(); // what is under way
 const sections = ui.main.querySelectorAll("section"); // of which one is shown
-let settled = false; // whether the page is as the address says, so that its scrolling is the reader's own
+let settled = false; // whether the page is as the URL says, so that its scrolling is the reader's own
 
-// Shows what the address says. True when it could.
+// Shows what the URL says.
 async function show() {
-  if (!stats) return false; // start() comes back
+  if (!stats) return; // start() comes back
   running.abort();
   running = new AbortController();
   const { signal } = running;
@@ -30,7 +30,7 @@ async function show() {
   const { y = 0, loaded = 0 } = history.state ?? {};
   const now = wanted();
   const upload = now.upload && (await find(now.upload));
-  if (signal.aborted) return false;
+  if (signal.aborted) return;
   if (now.upload && !upload) ui.notice.textContent = "The picture of this search is gone. Choose it again.";
   const searching = now.id !== null || Boolean(upload);
   showQuery(now, upload);
@@ -45,12 +45,11 @@ async function show() {
     if (section) scrollTo(0, y);
     else await browse(signal, y);
     settled = true;
-    return true;
+    arrived();
   } catch (error) {
-    if (signal.aborted) return false;
+    if (signal.aborted) return;
     for (const other of sections) other.hidden = true; // hits of another query beside this error would mislead
     fail(error, show);
-    return false;
   }
 }
 
@@ -68,7 +67,7 @@ async function take(fileList) {
   if (stats && ofVectors()) return fail(new Error("This collection holds vectors, which a picture cannot be compared with."));
   if (!files.length || !files.every(({ type }) => /^(image\/|$)/.test(type))) return fail(new Error("That was not a picture file."));
   const upload = await keep(files);
-  return go(address({ view: null, radius: null, id: null, max: null }), { upload });
+  return go(urlWith({ view: null, radius: null, id: null, max: null }), { upload });
 }
 
 ui.addOpen.onclick = async () => {

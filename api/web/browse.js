@@ -1,7 +1,7 @@
 // All pictures that pass the filters, in one long list of which only the rows near the window exist. So the scroll bar,
 // or the slider above the list, goes to any position at once.
 
-import { alike, wanted } from "/web/address.js";
+import { alike, wanted } from "/web/url.js";
 import { afterPause, counted, el, fail, inside, number, ui } from "/web/dom.js";
 import { described, thumbnail } from "/web/pictures.js";
 import { api, noun, stats } from "/web/service.js";

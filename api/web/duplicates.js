@@ -1,6 +1,6 @@
 // Groups of near-duplicates, to decide about one by one: delete some of the pictures, or keep them all.
 
-import { alike, refine, remember, wanted } from "/web/address.js";
+import { alike, refine, remember, wanted } from "/web/url.js";
 import { afterPause, bytes, clearMessages, confirmed, counted, el, fail, inside, ui } from "/web/dom.js";
 import { chips, day, described, named, thumbnail } from "/web/pictures.js";
 import { api, imagePath, json, loadStats, mayChange, noun, stats, titled } from "/web/service.js";

@@ -1,6 +1,6 @@
-// Filters by labels and attributes. They are part of the address, and apply to searches and to the list of pictures.
+// Filters by labels and attributes. They are part of the URL, and apply to searches and to the list of pictures.
 
-import { FILTERS, address, refine, wanted } from "/web/address.js";
+import { FILTERS, refine, urlWith, wanted } from "/web/url.js";
 import { el, inside, number, splitLabels, ui } from "/web/dom.js";
 import { stats } from "/web/service.js";
 
@@ -10,7 +10,7 @@ export function showFilters() {
   const { filters } = wanted();
   ui.chosen.replaceChildren(...filters.map(([name, value], at) => {
     const words = `${WORDS[name]}${value}`;
-    const without = address({ filters: filters.toSpliced(at, 1) });
+    const without = urlWith({ filters: filters.toSpliced(at, 1) });
     return el("li", {}, inside(without, `${words} ×`, { className: `chip filter ${name}`, ariaLabel: `Remove the filter ${words}` }));
   }));
   ui.panelTitle.textContent = filters.length ? `Filters (${filters.length})` : "Filters";

@@ -1,6 +1,6 @@
 // What the collection is: a map of its codes, how they use their bits, and its labels.
 
-import { alike, go } from "/web/address.js";
+import { alike, go } from "/web/url.js";
 import { bars, counted, el, inside, number, pairs, percent, ui } from "/web/dom.js";
 import { api, imagePath, noun, ofVectors, session, stats } from "/web/service.js";
 

@@ -1,6 +1,6 @@
 // The dialog of one picture: what is known about it, its labels to edit, deleting it.
 
-import { address, alike } from "/web/address.js";
+import { alike, urlWith } from "/web/url.js";
 import { bytes, clearMessages, confirmed, counted, fail, pairs, percent, splitLabels, ui } from "/web/dom.js";
 import { chips, day, described } from "/web/pictures.js";
 import { hits, query, showAgain } from "/web/search.js";
@@ -87,7 +87,7 @@ ui.pictureDelete.onclick = async () => {
   try {
     await api(imagePath(id), { method: "DELETE" });
     forgetStored(id);
-    if (query.id === id) history.replaceState(null, "", address({ id: null }));
+    if (query.id === id) history.replaceState(null, "", urlWith({ id: null }));
     await changed();
     ui.notice.textContent = `${titled(id)} was deleted.`;
   } catch (error) {

@@ -1,6 +1,6 @@
 // The radius: a slider under the histogram of the distances of all pictures that pass the filters.
 
-import { refine, wanted } from "/web/address.js";
+import { refine, wanted } from "/web/url.js";
 import { afterPause, bars, number, percent, ui } from "/web/dom.js";
 import { noun, stats } from "/web/service.js";
 

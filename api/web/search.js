@@ -1,6 +1,6 @@
 // The query and its hits.
 
-import { address, alike, canRank, refine, remember, wanted } from "/web/address.js";
+import { alike, canRank, refine, remember, urlWith, wanted } from "/web/url.js";
 import { bytes, counted, el, fail, inside, ms, number, pairs, percent, ui, unseen } from "/web/dom.js";
 import { openPicture } from "/web/picture.js";
 import { chips, named, thumbnail } from "/web/pictures.js";
@@ -47,7 +47,7 @@ export function showQuery({ id }, upload) {
     ui.queryTitle.textContent = title;
     ui.queryNote.textContent = files.length > 1 ? "New pictures, searched by their mean" : files.length ? `New picture, ${bytes(files[0].size)}` : "";
   }
-  ui.clear.href = address({ id: null, max: null, rank: "" });
+  ui.clear.href = urlWith({ id: null, max: null, rank: "" });
 }
 
 function queryImage(src) {
@@ -126,7 +126,7 @@ function showSummary({ n_images, n_bits, encode_ms, search_ms, is_exact }) {
   ui.nothing.hidden = hits.length > 0;
   ui.unlimit.hidden = n_images === 0 || (max === null && !filters.length);
   ui.unlimit.textContent = max === null ? "Search without filters" : "Search without a limit";
-  ui.unlimit.href = address(max === null ? { filters: [] } : { max: null });
+  ui.unlimit.href = urlWith(max === null ? { filters: [] } : { max: null });
   ui.nothingText.textContent = n_images === 0 ? "The collection is empty, so there is nothing to find yet."
     : max !== null ? `No ${noun()} is within ${counted(max, "bit")} of this one.` : `No other ${noun()} was found.`;
 }

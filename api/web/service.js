@@ -29,7 +29,7 @@ ui.collection.onchange = () => location.assign(ui.collection.value);
 
 export const json = (method, content) => ({ method, headers: { "Content-Type": "application/json" }, body: JSON.stringify(content) });
 
-// The JSON answer, or an Error whose message is one sentence for the reader. Waits while the service starts or is busy.
+// The JSON answer, or an Error with one message for the reader. Waits while the service starts or is busy.
 export async function api(path, options = {}) {
   for (;;) {
     const response = await fetch(path, options).catch((error) => {

@@ -287,7 +287,7 @@ class _Sources:
             count_images(self.paths, split=self.split, on_error="stop")
 
     def found(self) -> Iterator[Found]:
-        """The images with their labels and keys, and problems; found anew by each call."""
+        """The images with their labels and keys, and problems; each call finds them again."""
         return describe(find_sources(self.paths, split=self.split), labels=self.labels, key_from=self.key_from)
 
     def total(self, output: Output) -> int | None:
@@ -311,7 +311,7 @@ def _suggest_refit(collection: Collection, header: Header) -> None:
     n_fitted = header.training.get("fit", {}).get("n_images", MAX_FITTED)
     if n_fitted < MAX_FITTED and REFIT_FACTOR * n_fitted <= len(collection):
         typer.echo(
-            f"the hash layer was fitted to {n_fitted:,} images: fit it anew for better results, with "
+            f"the hash layer was fitted to {n_fitted:,} images: refit it for better results, with "
             f"`hashseek index refit {shlex.quote(collection.place)}`"
         )
 

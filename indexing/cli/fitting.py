@@ -73,7 +73,7 @@ def refit(
     precision: Precision = "auto",
     engine: Engine = "auto",
 ) -> None:
-    """Fit the hash layer anew to the images that the collection holds by now, without labels, and change to it.
+    """Refit the hash layer to the images that the collection holds by now, without labels, and change to it.
 
     Without options it keeps the network and the number of bits. Searches use the old codes until every image has a new
     one. If it is interrupted, run the same command again.
@@ -114,4 +114,4 @@ def print_fit(fitting: Fitting) -> None:
         f"{fitting.network.backbone}"
     )
     if fitting.fallback:
-        typer.echo(f"{fitting.fallback}; when the collection has grown, fit it anew with `hashseek index refit`")
+        typer.echo(f"{fitting.fallback}; when the collection has grown, refit it with `hashseek index refit`")

@@ -1,4 +1,4 @@
-"""Fits the hash layer of a collection anew to the images that it holds by now, and changes to the new codes."""
+"""Refits the hash layer of a collection to the images that it holds by now, and changes to the new codes."""
 
 from collections.abc import Iterator, Mapping
 from typing import Unpack

@@ -406,7 +406,7 @@ preprocessing = Preprocessing(size=64, mean=(0.5,) * 3, std=(0.5,) * 3)
 decode_for(Path(sys.argv[1]).read_bytes(), preprocessing)  # imports what decoders need
 for name in sys.argv[1:]:
     data = Path(name).read_bytes()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again
     before = status("VmRSS")
     decode_for(data, preprocessing)
     print(status("VmHWM") - before, memory_to_decode(data, at_least=preprocessing.shorter_side))

@@ -28,7 +28,7 @@ class ServiceAgreement:
     """How the rankings of a service agree with those of the library.
 
     `ranks`: how many results each query asked for. `equal`: how many queries have the same ids and distances in both;
-    `differences` describes each of the others in a sentence. `mean_ap`: mAP of the service and of the library at N.
+    `differences` describes each of the others in a line. `mean_ap`: mAP of the service and of the library at N.
     """
 
     url: str
@@ -154,7 +154,7 @@ def _differences(
     served: tuple[NDArray[np.int64], NDArray[np.int64]],
     library: tuple[NDArray[np.int64], NDArray[np.int64]],
 ) -> list[str]:
-    """A sentence for each query with different (distances, rows)."""
+    """A line for each query with different (distances, rows)."""
     differs = (served[0] != library[0]) | (served[1] != library[1])
     sentences = []
     for query in np.flatnonzero(differs.any(axis=1)).tolist():

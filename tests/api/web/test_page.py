@@ -307,6 +307,18 @@ def groups_shown(page):
     return [[int(href.removeprefix("?id=")) for href in hrefs] for hrefs in lists]
 
 
+def test_a_link_that_is_followed_before_the_page_is_ready_leads_there(browse, site):
+    page = browse(site)
+
+    def follow(route):
+        page.evaluate("document.getElementById('toDuplicates').click()")
+        route.continue_()
+
+    page.route("**/v1/session", follow, times=1)
+    page.reload()
+    expect(page.locator("#duplicatesTitle")).to_be_focused()
+
+
 def test_duplicates_are_decided_group_by_group(browse, own_site):
     answers = [httpx.get(f"{own_site}/v1/duplicates?radius={radius}&limit=100").json() for radius in range(9)]
     radius = next(radius for radius in range(1, 9) if answers[radius]["total"] >= 4)

@@ -1,4 +1,4 @@
-"""Fitting the hash layer of a collection anew: codes are those of the new checkpoint, nothing is encoded twice."""
+"""Refitting the hash layer of a collection: codes are those of the new checkpoint, nothing is encoded twice."""
 
 from contextlib import closing
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a paper needs from a report: the headline as a sentence, the metrics for LaTeX, references for BibTeX."""
+"""What a paper needs from a report: the headline in words, the metrics for LaTeX, references for BibTeX."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ HASHSEEK = {"author": "{The Hashseek maintainers}", "title": "{Hashseek: image r
 
 
 def cited(report: EvaluationReport) -> str:
-    """The headline and its protocol, as a sentence for a paper."""
+    """The headline and its protocol in words, for a paper."""
     value = report.main.mean_average_precision
     return (
         f"mAP@{report.main_n} of {report.n_bits}-bit codes is {value.expected:.4f} (95 % bootstrap interval over "

@@ -1,4 +1,4 @@
-// The address bar is the state: ?id=12&max_distance=40&rank=float&label=sky&without=people, or ?view=duplicates&radius=2.
+// The URL is the state: ?id=12&max_distance=40&rank=float&label=sky&without=people, or ?view=duplicates&radius=2.
 // Links, reload, Back and Forward all end in show(). history.state has what is no one else's: the dropped picture, and how
 // far one has scrolled.
 
@@ -9,6 +9,7 @@ const VIEWS = ["duplicates", "overview"]; // besides searches and the list of al
 export const FILTERS = ["label", "any_label", "without", "where"];
 
 let show = null;
+let moved = false; // whether the reader followed a link, which may be gone when its target is shown
 export const onMove = (listener) => (show = listener);
 
 export function wanted() {
@@ -27,15 +28,15 @@ export const filtersOf = (params) => FILTERS.flatMap((name) => params.getAll(nam
 export const canRank = (rank, id) =>
   ({ "": true, hamming: true, asymmetric: id === null && !ofVectors(), float: stats?.keeps_features })[rank] ?? false;
 
-// The present address with some parts changed; null removes a part.
-export function address(changes) {
+// The present URL with some parts changed; null removes a part.
+export function urlWith(changes) {
   const { view, radius, id, max, rank, filters } = { ...wanted(), ...changes };
   const single = Object.entries({ view, radius, id, max_distance: max, rank }).filter(([, value]) => value !== null && value !== "");
   const search = new URLSearchParams([...single.filter(([name]) => name !== "rank" || canRank(rank, id)), ...filters]);
   return search.size ? `?${search}` : "./";
 }
 
-export const alike = (id) => address({ view: null, radius: null, id });
+export const alike = (id) => urlWith({ view: null, radius: null, id });
 
 export const remember = (more) => history.replaceState({ ...history.state, ...more }, "");
 
@@ -43,7 +44,14 @@ export const remember = (more) => history.replaceState({ ...history.state, ...mo
 export async function go(href, state = null) {
   remember({ y: scrollY });
   history.pushState({ ...state, y: 0 }, "", href);
-  if (await show()) ui.main.querySelector("section:not([hidden]) h2").focus({ preventScroll: true }); // the link is gone
+  moved = true;
+  await show();
+}
+
+// For show() when it has shown everything.
+export function arrived() {
+  if (moved) ui.main.querySelector("section:not([hidden]) h2").focus({ preventScroll: true });
+  moved = false;
 }
 
 // Another filter is a step in the history; a radius or an order is not.
@@ -51,6 +59,6 @@ export function refine(changes, { step = false } = {}) {
   const { upload } = wanted();
   if (step) remember({ y: scrollY });
   const y = Math.min(scrollY, ui.main.offsetTop);
-  history[step ? "pushState" : "replaceState"]({ upload, y }, "", address(changes));
+  history[step ? "pushState" : "replaceState"]({ upload, y }, "", urlWith(changes));
   show();
 }
