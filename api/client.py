@@ -4,8 +4,8 @@
         for hit in client.search("query.jpg", k=5).hits:
             print(hit.distance, hit.path)
 
-A request that is answered with 429 or 503, or whose connection breaks, is sent again; the service does a change only
-once. Images are paths or the bytes of files. Importing this module loads neither torch nor FastAPI.
+A request that is answered with 429, 502, 503 or 504, or whose connection breaks, is sent again; the service does a
+change only once. Images are paths or the bytes of files. Importing this module loads neither torch nor FastAPI.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
+from operator import index
 from pathlib import Path
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack
 from urllib.parse import quote
@@ -97,6 +98,7 @@ class Query(TypedDict, total=False):
 
 
 _LISTS = {"label", "any_label", "without", "where", "id", "key", "include"}
+_ONE_OF = {"any_label", "id", "key"}  # an image must have one of these
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ class _Calls:
     @staticmethod
     def similar(image_id: int, **options: Unpack[SearchOptions]) -> _Call[SearchAnswer]:
         """The stored images most similar to a stored one, which is among them if it passes the filters."""
-        return _Call("GET", f"{_path(image_id)}/similar", _model(SearchAnswer), {"params": _fields(options)})
+        return _Call("GET", f"{_path_of_id(image_id)}/similar", _model(SearchAnswer), {"params": _fields(options)})
 
     @staticmethod
     def encode(image: ImageFile) -> _Call[Encoded]:
@@ -194,7 +196,7 @@ class _Calls:
     @staticmethod
     def file(image_id: int, *, size: int | None = None) -> _Call[bytes]:
         """The file of a stored image, or a JPEG thumbnail with at most `size` pixels on each side."""
-        return _Call("GET", f"{_path(image_id)}/file", bytes, {"params": {} if size is None else {"size": size}})
+        return _Call("GET", f"{_path_of_id(image_id)}/file", bytes, {"params": {} if size is None else {"size": size}})
 
     @staticmethod
     def duplicates(radius: int, *, limit: int = 20, offset: int = 0) -> _Call[DuplicateGroups]:
@@ -261,8 +263,8 @@ class Client(_Connection[httpx.Client]):
         collection: its name, if the service has several.
         api_key: if the service asks for keys; default: the environment variable HASHSEEK_API_KEY.
         timeout: seconds that an answer may take.
-        retries: how often a request is repeated while the service answers 429 or 503, or if the connection breaks. A
-            change has an Idempotency-Key, so it is done once.
+        retries: how often a request is repeated while it is answered with 429, 502, 503 or 504, or if the connection
+            breaks. A change has an Idempotency-Key, so it is done once.
         http: sends the requests, instead of a new `httpx.Client`; for example one with certificates of your own.
 
     Raises (every method):
@@ -379,10 +381,10 @@ _Outcome = httpx.Response | httpx.HTTPError | httpx.InvalidURL
 
 
 def _is_temporary(outcome: _Outcome) -> bool:
-    """Whether the service is busy, or the connection broke after it was made."""
+    """Whether the service is busy or being restarted, or the connection broke after it was made."""
     if isinstance(outcome, Exception):
         return isinstance(outcome, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError)
-    return outcome.status_code in (429, 503)
+    return outcome.status_code in (429, 502, 503, 504)  # 502 and 504 are a proxy's
 
 
 def _wait(outcome: _Outcome, attempt: int) -> float:
@@ -392,6 +394,8 @@ def _wait(outcome: _Outcome, attempt: int) -> float:
 
 
 def _read(call: _Call[T], response: _Outcome, url: str) -> T:
+    if isinstance(response, httpx.TimeoutException):
+        raise ServiceError(f"{url} did not answer in time: try again, or allow more with timeout=SECONDS")
     if isinstance(response, Exception):
         raise ServiceError(f"no service answers at {url} ({response}): start one with `hashseek serve`")
     if not response.is_success:
@@ -409,7 +413,9 @@ def _read(call: _Call[T], response: _Outcome, url: str) -> T:
 
 
 def _headers(api_key: str | None) -> dict[str, str]:
-    key = api_key or os.environ.get("HASHSEEK_API_KEY")
+    key = (api_key or os.environ.get("HASHSEEK_API_KEY", "")).strip()  # a file with a secret ends with a line break
+    if not (key.isascii() and key.isprintable()):
+        raise BadConfig("the API key has characters that no key has: check api_key and HASHSEEK_API_KEY")
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
@@ -420,6 +426,11 @@ def _model(model: type[M]) -> Callable[[bytes], M]:
 def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options as a request has them: one value of a list stands for a list of one, and None for not given."""
     given = {name: _number(value) for name, value in options.items() if value is not None}
+    for name in _ONE_OF & given.keys():
+        if given[name] == []:
+            raise BadConfig(
+                f"{name} is an empty list, which no image can match: leave it out to let all images through"
+            )
     return {
         name: ([_number(one) for one in value] if not isinstance(value, str | int) else [value])
         if name in _LISTS
@@ -467,4 +478,11 @@ def _path(image: int | str) -> str:
         return (
             f"/v1/images/by-key/{quote(image, safe='').replace('.', '%2E')}"  # or httpx would resolve a key like ".."
         )
-    return f"/v1/images/{image}"
+    return _path_of_id(image)
+
+
+def _path_of_id(image_id: int) -> str:
+    try:
+        return f"/v1/images/{index(image_id)}"
+    except TypeError:
+        raise BadConfig(f"{image_id!r} is not an id: get(KEY).id is the id of a key's image") from None

@@ -124,6 +124,9 @@ class Settings:
             )
         if self.reports is not None and not self.reports.is_dir():
             raise BadConfig(f"there is no folder {self.reports}, which --reports names: create or correct it")
+        for host in self.allowed_hosts or ():
+            if re.fullmatch(r"[\w.-]+|[0-9a-fA-F:]+", host, re.ASCII) is None:
+                raise BadConfig(f"{host!r} is no name for --allowed-host: write it without scheme and port")
         for host in self.url_hosts or ():
             if re.fullmatch(r"[\w.-]+(:\d{1,5})?", host, re.ASCII) is None:
                 raise BadConfig(

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,11 @@ THREADS = 8  # of a client process
 Stored = dict[str, tuple[int, str, tuple[str, ...]]]  # by key: id, SHA-256 and labels
 
 
-def post(path: str, image: bytes, **fields: object) -> bytes:
+def post(path: str, image: bytes, *, labels: Sequence[str] = (), **fields: object) -> bytes:
     """A form with a picture."""
+    pairs = [*fields.items(), *(("labels", label) for label in labels)]
     parts = [
-        *(f'Content-Disposition: form-data; name="{name}"\r\n\r\n{value}'.encode() for name, value in fields.items()),
+        *(f'Content-Disposition: form-data; name="{name}"\r\n\r\n{value}'.encode() for name, value in pairs),
         b'Content-Disposition: form-data; name="image"; filename="picture"\r\n\r\n' + image,
     ]
     body = b"".join(b"--%s\r\n%s\r\n" % (BOUNDARY.encode(), part) for part in parts)
@@ -189,7 +191,7 @@ class Client:
         if operation == "add":
             picture += key.encode()  # after the end of the JPEG: another file with the same pixels
             sha256 = hashlib.sha256(picture).hexdigest()
-            return post("/v1/images", picture, key=key, labels=";".join(labels)), (sha256, labels)
+            return post("/v1/images", picture, key=key, labels=labels), (sha256, labels)
         if operation == "relabel":
             change = json.dumps({"labels": labels}).encode()
             return request("PATCH", f"/v1/images/{image_id}", change), (mine[key][1], labels)

@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hashseek.indexing.catalog import Catalog, Change, Finding, FindingKind, NewImage, StoredImage, create_catalog
+from hashseek.indexing.catalog import (
+    Catalog,
+    CatalogReplaced,
+    Change,
+    Finding,
+    FindingKind,
+    NewImage,
+    StoredImage,
+    create_catalog,
+)
 from hashseek.indexing.catalog.filters import Chosen, Filter
 from hashseek.indexing.catalog.integrity import UNREADABLE
 from hashseek.indexing.index.approximate import APPROXIMATE
@@ -31,10 +40,10 @@ from hashseek.indexing.index.segments import View, merged_hits
 from hashseek.indexing.kept_files import is_kept, kept_path, with_kept_path
 from hashseek.indexing.milvus_uri import refuse_milvus
 from hashseek.indexing.uris import is_there
-from hashseek.retrieval.checkpoint import Header, load_header
+from hashseek.retrieval.checkpoint import Header, check_intact, load_header
 from hashseek.retrieval.codes import Codes
 from hashseek.retrieval.errors import BadCollection, BadConfig, ForeignCodes, HashseekError
-from hashseek.retrieval.files import fsync_folder, locked, write_atomically
+from hashseek.retrieval.files import fsync_folder, locked, sha256_of, write_atomically
 
 if TYPE_CHECKING:
     from hashseek.indexing.milvus.milvus_store import MilvusStore
@@ -152,9 +161,14 @@ class Collection:
             stored = self.catalog.get([known[image.key]])[0]
         if stored is not None and stored.sha256 == image.sha256 and is_there(self.uri_of(stored)):
             return self.add([replace(image, path=stored.path)])[0]
-        write_atomically(self.folder / path, data)
+        try:
+            write_atomically(self.folder / path, data, within=self.folder)
+        except FileNotFoundError:
+            raise CatalogReplaced(self.catalog.path) from None
         try:
             [outcome] = self.add([replace(image, path=path)])
+        except CatalogReplaced:  # the file is in a folder that is not ours any more, and may be an image's
+            raise
         except BaseException:
             self.drop_files({path})
             raise
@@ -162,7 +176,7 @@ class Collection:
         if stored is not None and stored.path != path:  # the same content was stored from elsewhere
             self.drop_files({path})
         elif stored is not None and not (self.folder / path).is_file():  # another process removed the same content
-            write_atomically(self.folder / path, data)
+            write_atomically(self.folder / path, data, within=self.folder)
         return outcome
 
     def remove(self, ids: list[int], *, missing_ok: bool = False) -> None:
@@ -347,28 +361,41 @@ class Collection:
         }
 
     def verify(self) -> list[Finding]:
-        """Where catalog, codes, index, checkpoint and image files do not agree; empty if all is well."""
+        """Where catalog, codes, index, checkpoints and image files do not agree; empty if all is well.
+
+        Reads every checkpoint and every file that the collection keeps; of other files, only whether they exist.
+        """
         findings = self.catalog.verify()
         if any(finding.kind in UNREADABLE for finding in findings):
             return findings
         findings += self.index.verify()
-        try:
-            check_checkpoint(self.catalog, self.checkpoint)
-        except HashseekError as error:
-            findings.append(Finding(FindingKind.CHECKPOINT, str(error)))
+        for space in self.catalog.spaces.all():
+            file = self.folder / space.checkpoint
+            try:
+                if (found := check_intact(file).fingerprint) != space.fingerprint:
+                    message = f"{file} has the fingerprint {found[:12]}, but its codes {space.fingerprint[:12]}"
+                    findings.append(Finding(FindingKind.CHECKPOINT, message))
+            except HashseekError as error:
+                findings.append(Finding(FindingKind.CHECKPOINT, str(error)))
         after = 0
         while page := self.catalog.page(after=after, limit=1000):
-            # The record of a vector has no path.
-            gone = [image for image in page if image.path and not is_there(self.uri_of(image))]
+            suspects = [image for image in page if self._problem_of_file(image)]
             # Read again: another process may have replaced or removed the image together with its file.
-            now = self.catalog.get([image.id for image in gone])
-            findings += [
-                Finding(FindingKind.MISSING_FILE, f"the file of image {old.id} does not exist: {old.path!r}", old.id)
-                for old, new in zip(gone, now, strict=True)
-                if new is not None and new.path == old.path and not is_there(self.uri_of(old))
-            ]
+            for old, new in zip(suspects, self.catalog.get([image.id for image in suspects]), strict=True):
+                if new is not None and new.path == old.path and (message := self._problem_of_file(new)):
+                    findings.append(Finding(FindingKind.FILE, message, old.id))
             after = page[-1].id
         return findings
+
+    def _problem_of_file(self, image: StoredImage) -> str | None:
+        """What is wrong with an image's file; None if nothing is, and for a vector, which has none."""
+        if not image.path:
+            return None
+        uri = self.uri_of(image)
+        with suppress(FileNotFoundError):
+            if self.owns(image) and sha256_of(Path(uri)) != image.sha256:
+                return f"the content of the file of image {image.id} was changed: {image.path!r}"
+        return None if is_there(uri) else f"the file of image {image.id} does not exist: {image.path!r}"
 
 
 # ---------------------------------------------------------------- opening and creating

@@ -1,6 +1,5 @@
 """The network whose features a hash layer is fitted to: its name and weights, checked without importing torch."""
 
-import hashlib
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.retrieval.checkpoint import Header, load_header
 from hashseek.retrieval.codes import check_n_bits
 from hashseek.retrieval.errors import BadCheckpoint, BadConfig
+from hashseek.retrieval.files import sha256_of
 from hashseek.retrieval.images import Preprocessing
 from hashseek.retrieval.models.published_weights import (
     FILES,
@@ -119,8 +119,7 @@ class Network:
             return {name: fitted[name] for name in ("backbone", "weights", "weights_sha256")}
         digest = None
         if self.file is not None:
-            with self.file.open("rb") as content:
-                digest = hashlib.file_digest(content, "sha256").hexdigest()
+            digest = sha256_of(self.file)
         weights = self.weights if self.file is None else self.file.name
         return {"backbone": self.backbone, "weights": weights, "weights_sha256": digest}
 

@@ -252,8 +252,7 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
     from hashseek.retrieval.models.published_weights import check_image_backbone
 
     path = Path(path)
-    content, tensors = _read(path, weights=True)
-    header = _parse(path, content)
+    header, tensors = _read_intact(path)
     if header.preprocessing is not None:
         check_image_backbone(header.backbone)
     if is_from_outside(header.backbone) and not is_trusted(header.backbone):
@@ -261,13 +260,28 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
             f"{path} has the backbone {header.backbone!r}, which is code outside Hashseek: "
             f"if you trust it, set HASHSEEK_PLUGINS={header.backbone.partition(':')[0]}"
         )
+    return Checkpoint(header, tensors)
+
+
+def check_intact(path: Path) -> Header:
+    """The header of a checkpoint whose weights match its fingerprint. Builds no network.
+
+    Raises:
+        BadCheckpoint: missing, foreign, truncated, of a newer format, or changed.
+    """
+    return _read_intact(path)[0]
+
+
+def _read_intact(path: Path) -> tuple[Header, dict[str, Tensor]]:
+    content, tensors = _read(path, weights=True)
+    header = _parse(path, content)
     found = _fingerprint(content["model"], header.preprocessing, tensors)
     if found != header.fingerprint:
         raise BadCheckpoint(
             f"{path} was changed: its content has the fingerprint {found[:12]}, but its header says "
             f"{header.fingerprint[:12]}; get the original again"
         )
-    return Checkpoint(header, tensors)
+    return header, tensors
 
 
 def _describe(model: HashModel) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Atomic writes, which leave the old or the complete new file after a crash; a lock between processes; the cache."""
 
 import fcntl
+import hashlib
 import os
 import tempfile
 from collections.abc import Iterator
@@ -8,13 +9,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
-def write_atomically(path: Path, content: bytes | memoryview) -> None:
+def write_atomically(path: Path, content: bytes | memoryview, *, within: Path | None = None) -> None:
     """Write `content` to `path` through a temporary file beside it, fsynced and renamed.
 
+    Missing folders are created; with `within`, only those inside that folder, which may have been moved away.
+
     Raises:
+        FileNotFoundError: `within` does not exist.
         OSError: the folder cannot be written or the disk is full; no partial file remains.
     """
-    _make_folder(path.parent)
+    _make_folder(path.parent, within)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -29,13 +33,19 @@ def write_atomically(path: Path, content: bytes | memoryview) -> None:
     fsync_folder(path.parent)
 
 
-def _make_folder(folder: Path) -> None:
+def _make_folder(folder: Path, within: Path | None) -> None:
     """Create `folder` and its missing parents, so that they survive a power loss."""
-    if folder.is_dir():
+    if folder.is_dir() or folder == within:
         return
-    _make_folder(folder.parent)
+    _make_folder(folder.parent, within)
     folder.mkdir(exist_ok=True)
     fsync_folder(folder.parent)
+
+
+def sha256_of(file: Path) -> str:
+    """Hexadecimal SHA-256 of a file's content."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def fsync_folder(folder: Path) -> None:

@@ -229,7 +229,7 @@ def _column_names(reader: Iterator[list[str]], source: Path, one_of: Sequence[st
     if any("\0" in name for name in names):  # UTF-16, read with "surrogateescape"
         raise BadDataset(f"{source} is not UTF-8 text: save it as UTF-8")
     known = {*one_of, "labels", "split"}
-    names = [name.strip().lower() if name.strip().lower() in known else name for name in names]
+    names = [name.strip().lower() if name.strip().lower() in known else name.strip() for name in names]
     if not set(one_of) & set(names):
         if len(names) == 1 and (";" in names[0] or "\t" in names[0]):
             raise BadDataset(
@@ -266,9 +266,12 @@ def parse_labels(value: Any, drop: Sequence[str], used: set[str]) -> tuple[tuple
         return (), []
     if not isinstance(value, str | list):
         return (), [f"its labels are {value!r:.80}, neither text nor a list"]
+    remarks = []
+    if isinstance(value, list) and (odd := [part for part in value if type(part) not in (str, int)]):
+        remarks.append(f"{odd[0]!r:.40} among its labels is neither text nor a whole number: it was left out")
+        value = [part for part in value if part not in odd]
     parts = value.split(";") if isinstance(value, str) else [str(part) for part in value]
     stripped = [part.strip() for part in parts]
-    remarks = []
     if stripped != parts and any(stripped):
         remarks.append(f"stray spaces around labels in {value!r} were removed")
     if isinstance(value, str) and len(parts) == 1 and "," in value:

@@ -14,6 +14,7 @@ from pydantic import (
     FiniteFloat,
     GetJsonSchemaHandler,
     Json,
+    StringConstraints,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
@@ -32,6 +33,7 @@ MAX_RADIUS = 8  # of near-duplicates
 MAX_IN_GROUP = 100  # images of a group of near-duplicates in an answer, or to keep
 Id = Annotated[int, Field(ge=1, le=2**63 - 1)]
 Word = Annotated[str, Field(min_length=1)]
+Label = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=MAX_LABEL)]
 
 
 class _NotNull:
@@ -64,11 +66,17 @@ class FilterParameters(NoParameters):
     """Which images."""
 
     label: list[Word] = Field(default=[], max_length=64, description=FILTER_HELP["all_labels"], examples=[["cat"]])
-    any_label: list[Word] = Field(default=[], max_length=64, description=FILTER_HELP["any_labels"])
+    any_label: Given[list[Word]] = Field(
+        default=None, min_length=1, max_length=64, description=FILTER_HELP["any_labels"]
+    )
     without: list[Word] = Field(default=[], max_length=64, description=FILTER_HELP["no_labels"])
     where: list[Word] = Field(default=[], max_length=64, description=FILTER_HELP["where"], examples=[["year>=2015"]])
-    ids: list[int] = Field(default=[], alias="id", max_length=1000, description=FILTER_HELP["ids"])
-    keys: list[Word] = Field(default=[], alias="key", max_length=1000, description=FILTER_HELP["keys"])
+    ids: Given[list[int]] = Field(
+        default=None, alias="id", min_length=1, max_length=1000, description=FILTER_HELP["ids"]
+    )
+    keys: Given[list[Word]] = Field(
+        default=None, alias="key", min_length=1, max_length=1000, description=FILTER_HELP["keys"]
+    )
     added_after: Given[str] = Field(default=None, description=FILTER_HELP["added_after"], examples=["2026-01-31"])
     added_before: Given[str] = Field(default=None, description=FILTER_HELP["added_before"])
 
@@ -266,16 +274,16 @@ class EncodeBody(NoParameters):
     )
 
 
-def _split(values: list[str]) -> list[str]:
-    parts = (part.strip() for value in values for part in value.split(";"))
-    return list(dict.fromkeys(part for part in parts if part))
+def _filled_in(labels: list[str]) -> list[str]:
+    """The fields of a form that are not empty."""
+    return [label for label in labels if label.strip()]
 
 
 class AddForm(EncodeForm):
     """An image to store."""
 
-    labels: Annotated[list[str], BeforeValidator(_split)] = Field(
-        default=[], description="Labels, separated by `;` or repeated.", examples=[["cat", "grey"]]
+    labels: Annotated[list[Label], BeforeValidator(_filled_in)] = Field(
+        default=[], max_length=MAX_LABELS, description="A label; repeat it for several.", examples=[["cat", "grey"]]
     )
     key: Given[str] = Field(
         default=None, description="Your own name for the image, 1 to 512 characters.", examples=["shop/4711"]
@@ -290,7 +298,7 @@ class ImageChanges(NoParameters):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"labels": ["cat"], "attributes": {"year": 2015}}]})
 
-    labels: Given[list[Annotated[str, Field(min_length=1, max_length=MAX_LABEL)]]] = Field(
+    labels: Given[list[Label]] = Field(
         default=None, max_length=MAX_LABELS, description="All labels that it has from now on."
     )
     attributes: Given[dict[str, Any]] = Field(default=None, description="All attributes that it has from now on.")

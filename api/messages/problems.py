@@ -135,8 +135,8 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(OSError)
     def system(request: Request, error: OSError) -> JSONResponse:
-        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        log.error("%s %s failed: %s", request.method, request.url.path, error, exc_info=None if full else error)
         status = HTTPStatus.INSUFFICIENT_STORAGE if full else HTTPStatus.INTERNAL_SERVER_ERROR
         detail = f"the service could not read or write its files: {error.strerror or error}"
         return problem(status, detail, kind="urn:hashseek:Storage")

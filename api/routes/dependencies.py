@@ -4,7 +4,7 @@ Nothing here waits, so all are `async`: FastAPI would run each of the others in 
 """
 
 from collections.abc import AsyncIterator
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Form, Header, Path, Query, Request
 
@@ -86,6 +86,25 @@ async def refuse_query(_: Annotated[NoParameters, Query()]) -> None:
     """Refuse every parameter in the query string."""
 
 
+async def refuse_body(request: Request) -> None:
+    """Refuse a body: a filter in it would be ignored."""
+    if request.headers.get("content-length", "0") != "0":
+        raise BadConfig("nothing was deleted: this request takes filters in the query string, and no body")
+
+
+def at_most_once(*names: str) -> Any:
+    """A dependency that refuses a form with several of one of these fields, all but the last of which would be lost."""
+
+    async def check(request: Request) -> None:
+        form = await request.form()  # FastAPI has read it already
+        for name in names:
+            if len(form.getlist(name)) > 1:
+                raise BadConfig(f"the form has {len(form.getlist(name))} fields {name!r}, but this request takes one")
+
+    return Depends(check)
+
+
 WritableDep = Depends(require_writable)
 NoQueryDep = Depends(refuse_query)
+NoBodyDep = Depends(refuse_body)
 MULTIPART = Form(media_type="multipart/form-data")

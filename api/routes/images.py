@@ -12,7 +12,7 @@ from fastapi.responses import FileResponse
 from hashseek.api.messages.parameters import AddForm, DeleteParameters, FileParameters, ImageChanges, PageParameters
 from hashseek.api.messages.problems import FileGone, UnexpectedNumber
 from hashseek.api.messages.schemas import AddedImage, ImagePage, ImageRecord, Removed, shown_path
-from hashseek.api.routes.dependencies import MULTIPART, NoQueryDep, SearcherDep, WritableDep
+from hashseek.api.routes.dependencies import MULTIPART, NoBodyDep, NoQueryDep, SearcherDep, WritableDep, at_most_once
 from hashseek.indexing.catalog import NewImage, StoredImage
 from hashseek.indexing.catalog.records import StoredCode
 from hashseek.indexing.searcher import LoadedFile
@@ -55,7 +55,7 @@ def list_images(searcher: SearcherDep, parameters: Annotated[PageParameters, Que
     return ImagePage(images=images, total=total, next=images[-1].id if len(found) > limit else None)
 
 
-@router.delete("", dependencies=[WritableDep])
+@router.delete("", dependencies=[WritableDep, NoBodyDep])
 def delete_images(searcher: SearcherDep, parameters: Annotated[DeleteParameters, Query()]) -> Removed:
     """Delete all images that pass the filters, at least one of which is needed, if their number is the expected one.
 
@@ -150,7 +150,7 @@ def _check_signature(image_id: int, data: bytes) -> None:
     "",
     status_code=status.HTTP_201_CREATED,
     responses={status.HTTP_200_OK: {"model": AddedImage, "description": "It was stored already, or is updated."}},
-    dependencies=[WritableDep, NoQueryDep],
+    dependencies=[WritableDep, NoQueryDep, at_most_once("image", "key", "attributes")],
 )
 def add_image(searcher: SearcherDep, form: Annotated[AddForm, MULTIPART], response: Response) -> AddedImage:
     """Store an image (201), or find it stored already (200). Searches find it at once.

@@ -20,7 +20,7 @@ from hashseek.api.messages.parameters import (
     SearchQuery,
 )
 from hashseek.api.messages.schemas import Encoded, SearchAnswer, SearchAnswers, hit_content
-from hashseek.api.routes.dependencies import MULTIPART, NoQueryDep, SearcherDep, ServiceDep
+from hashseek.api.routes.dependencies import MULTIPART, NoQueryDep, SearcherDep, ServiceDep, at_most_once
 from hashseek.indexing.remote import fetch
 from hashseek.indexing.searcher import Answer, Searcher, SearchOptions
 from hashseek.indexing.searcher import Query as Encoding
@@ -121,7 +121,9 @@ def encode_vector(searcher: SearcherDep, body: EncodeBody) -> Encoded:
     return _encoded(searcher, query, started)
 
 
-@router.post("/encode", dependencies=[NoQueryDep], openapi_extra=_also(EncodeBody.model_json_schema()))
+@router.post(
+    "/encode", dependencies=[NoQueryDep, at_most_once("image")], openapi_extra=_also(EncodeBody.model_json_schema())
+)
 def encode(searcher: SearcherDep, form: Annotated[EncodeForm, MULTIPART]) -> Encoded:
     """The code of an uploaded image, or of a vector that is sent as JSON. Nothing is stored."""
     started = time.perf_counter()

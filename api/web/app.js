@@ -79,9 +79,10 @@ ui.addOpen.onclick = async () => {
   try {
     const { id, created } = await api("v1/images", { method: "POST", body });
     upload.stored = id;
+    const labelled = ui.addLabels.value && !created;
     ui.addLabels.value = "";
     await refresh();
-    ui.notice.textContent = created ? `Added as ${noun()} ${id}.` : `Already in the collection, as ${noun()} ${id}.`;
+    ui.notice.textContent = created ? `Added as ${noun()} ${id}.` : `Already in the collection, as ${noun()} ${id}.${labelled ? " Its labels stay as they are: open it to change them." : ""}`;
   } catch (error) {
     fail(error);
   }

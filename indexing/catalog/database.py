@@ -29,6 +29,11 @@ class DiskFull(BadCollection):
 class CatalogReplaced(BadCollection):
     """The catalog file was moved, deleted or replaced since it was opened."""
 
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"{path} was moved or replaced by another file since it was opened: nothing was stored, try again"
+        )
+
 
 class CatalogDamaged(BadCollection):
     """The catalog's file or its content is damaged."""
@@ -118,10 +123,7 @@ class Database:
                 self._writer.execute("BEGIN IMMEDIATE")
                 try:
                     if not self.is_in_place():  # checked last: it may have happened while this writer waited
-                        raise CatalogReplaced(
-                            f"{self.path} was moved or replaced by another file since it was opened: nothing was "
-                            "stored, try again"
-                        )
+                        raise CatalogReplaced(self.path)
                     yield self._writer
                     self._writer.execute("COMMIT")
                 except BaseException:

@@ -70,20 +70,31 @@ class Filter:
 
 def make_filter(
     *,
-    any_labels: Sequence[str] = (),
+    any_labels: Sequence[str] | None = None,
     all_labels: Sequence[str] = (),
     no_labels: Sequence[str] = (),
     where: Sequence[str] = (),
-    ids: Sequence[int] = (),
-    keys: Sequence[str] = (),
+    ids: Sequence[int] | None = None,
+    keys: Sequence[str] | None = None,
     added_after: str | None = None,
     added_before: str | None = None,
 ) -> Filter | None:
     """The filter for the options of a command or the parameters of a request; None if none is given.
 
     Raises:
-        BadConfig: an invalid condition or time, or more than `MAX_CONDITIONS` conditions.
+        BadConfig: an invalid condition or time, more than `MAX_CONDITIONS` conditions, one text instead of a list, or
+            an empty list of labels, ids or keys of which an image must have one: no image could.
     """
+    lists = {"any_labels": any_labels, "all_labels": all_labels, "no_labels": no_labels, "where": where}
+    lists |= {"ids": ids, "keys": keys}
+    for name, values in lists.items():
+        if isinstance(values, str):
+            raise BadConfig(f"{name} is a list of texts, not one text: [{values[:40]!r}]")
+        if name in ("any_labels", "ids", "keys") and values is not None and not len(values):
+            raise BadConfig(
+                f"{name} is an empty list, which no image can match: leave it out to let all images through"
+            )
+    any_labels, keys = any_labels or (), keys or ()
     if len(where) > MAX_CONDITIONS:
         raise BadConfig(f"a filter takes at most {MAX_CONDITIONS} conditions on attributes, not {len(where)}")
     for text in (*any_labels, *all_labels, *no_labels, *where, *keys):
@@ -96,7 +107,7 @@ def make_filter(
         tuple(all_labels),
         tuple(no_labels),
         tuple(map(parse_condition, where)),
-        tuple(ids) or None,
+        None if ids is None else tuple(int(one) for one in ids),  # they may be NumPy's
         tuple(keys) or None,
         None if added_after is None else parse_time(added_after),
         None if added_before is None else parse_time(added_before),

@@ -21,8 +21,8 @@ class FindingKind(Enum):
     MISSING_FEATURE = "a code without features in a collection that keeps features"
     WRONG_CODE = "a code that does not belong to the image's content"
     SEARCH_INDEX = "an index that does not match the catalog"
-    CHECKPOINT = "the collection's copy of its checkpoint"
-    MISSING_FILE = "an image whose file does not exist"
+    CHECKPOINT = "a checkpoint of the collection"
+    FILE = "an image whose file does not exist, or a kept file that was changed"
 
 
 # Records or codes with such a problem cannot be read, so that no further check is possible.

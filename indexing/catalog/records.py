@@ -217,12 +217,23 @@ def check_attributes(attributes: Mapping[str, Any]) -> str:
     except UnicodeEncodeError:
         raise BadConfig("attributes contain text that is not valid Unicode: save their file as UTF-8") from None
     except (TypeError, ValueError) as error:
-        raise BadConfig(f"attributes must be a JSON object: {error}") from None
+        names = ", ".join(name for name, value in attributes.items() if not _is_json(value))
+        raise BadConfig(
+            f"attributes must be JSON, and {names[:80]} is not ({error}): convert or leave it out"
+        ) from None
     if n_bytes > MAX_ATTRIBUTES:
         raise BadConfig(f"the attributes of an image may have {MAX_ATTRIBUTES:,} bytes of JSON, not {n_bytes:,}")
     if _NUL.search(text):
         raise BadConfig("attributes contain a NUL character (U+0000), which filters cannot handle: remove it")
     return text
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _check_nested(value: Any, depth: int) -> None:

@@ -207,10 +207,10 @@ def search(
     """Find the stored images most similar to an image, new or stored (or vectors to a vector), best first."""
     among = make_filter(
         all_labels=label or (),
-        any_labels=any_label or (),
+        any_labels=any_label or None,
         no_labels=without or (),
         where=where or (),
-        keys=key or (),
+        keys=key or None,
         added_after=added_after,
         added_before=added_before,
     )

@@ -15,7 +15,7 @@ from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.index.hamming_index import MAPPED, HammingIndex, load_index, save_index
 from hashseek.indexing.index.segments import View, empty, whole
 from hashseek.retrieval.errors import BadCollection, BadConfig
-from hashseek.retrieval.files import fsync_folder, write_atomically
+from hashseek.retrieval.files import fsync_folder, sha256_of, write_atomically
 
 _MANIFEST = "manifest.json"
 
@@ -62,7 +62,7 @@ class IndexFiles:
             version, n_bits = _version(manifest), self.catalog.n_bits
             files = {self.folder / name: sha256 for name, sha256 in manifest["sha256"].items()}
             for file, sha256 in files.items():
-                if (read_all or file.stat().st_size < MAPPED) and _sha256(file) != sha256:
+                if (read_all or file.stat().st_size < MAPPED) and sha256_of(file) != sha256:
                     raise BadCollection(f"{file.name} does not have the hash in its manifest")
             index = load_index(files, n_bits=n_bits, kind=version.kind)
             if len(index) != manifest["n_images"]:
@@ -86,7 +86,7 @@ class IndexFiles:
             "last_id": last_id,
             "n_images": len(index),
             "kind": index.kind,
-            "sha256": {file.name: _sha256(file) for file in files},
+            "sha256": {file.name: sha256_of(file) for file in files},
         }
         # IndexVersion last: a manifest that does not match the files beside it is not trusted.
         content = json.dumps(manifest | {"checksum": _checksum(manifest)}, indent=2)
@@ -146,8 +146,3 @@ def _version(manifest: dict[str, Any]) -> IndexVersion:
 
 def _checksum(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -10,7 +10,8 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import date, datetime
+from datetime import date, datetime, time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -225,11 +226,20 @@ def _parquet_rows(path: Path, one_of: tuple[str, ...], beside: str | None) -> It
                 raise BadDataset(f"{path} has no column {' or '.join(one_of)}: it needs one of them")
             number = 0
             for batch in file.iter_batches(batch_size=_BLOCK, columns=names):
-                for row in batch.to_pylist():
+                for row in _widened(batch, pa).to_pylist():
                     number += 1
                     yield number, {name: _plain(value) for name, value in row.items()}
     except (pa.ArrowException, OSError) as error:
         raise BadDataset(f"{path} cannot be read as Parquet ({error}): write or download it again") from None
+
+
+def _widened(batch: Any, pa: Any) -> Any:
+    """A batch whose float32 columns are float64, so that 0.7 is 0.7 and not 0.699999988079071."""
+    for place, column in enumerate(batch.schema):
+        if column.type == pa.float32():
+            wider = batch.column(place).cast(pa.string()).cast(pa.float64())
+            batch = batch.set_column(place, column.name, wider)
+    return batch
 
 
 def load_pyarrow() -> Any:
@@ -248,7 +258,9 @@ def load_pyarrow() -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Dates as text, for JSON; other values that JSON does not have are refused when the image is stored."""
-    if isinstance(value, datetime | date):
+    """Dates and times as text and decimals as numbers, for JSON; other values that JSON lacks are refused later."""
+    if isinstance(value, datetime | date | time):
         return value.isoformat()
-    return value
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    return [_plain(part) for part in value] if isinstance(value, list) else value

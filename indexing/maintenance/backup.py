@@ -34,7 +34,8 @@ from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.kept_files import FILES
 from hashseek.indexing.maintenance.scratch import new_file, scratch_directory
 from hashseek.indexing.milvus_uri import refuse_milvus
-from hashseek.retrieval.errors import BadCollection
+from hashseek.retrieval.checkpoint import check_intact
+from hashseek.retrieval.errors import BadCheckpoint, BadCollection
 from hashseek.retrieval.files import fsync_folder
 
 log = logging.getLogger("hashseek")
@@ -161,9 +162,11 @@ def _pack(collection: Collection, tar: tarfile.TarFile, copy: Path) -> Contents:
             names = _checkpoint_names(frozen)
         for name in names:
             try:
-                sums[name] = _pack_file(tar, collection.folder / name, name)
-            except FileNotFoundError:
+                check_intact(collection.folder / name)
+            except BadCheckpoint:
                 lost.append(name)
+            else:
+                sums[name] = _pack_file(tar, collection.folder / name, name)
     sums[CATALOG] = _pack_file(tar, copy, CATALOG)
     created_at = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     contents = Contents(created_at, generation, n_images, tuple(sorted(lost)))

@@ -80,6 +80,16 @@ def test_numbers_of_numpy_are_numbers(remote):
         remote.change(added.id, attributes={"taken": object()})
 
 
+def test_what_would_search_or_delete_more_than_was_meant_is_refused(remote):
+    for name in ("id", "key", "any_label"):
+        with pytest.raises(BadConfig):
+            remote.delete_where(6, label=["odd"], **{name: []})
+    assert remote.stats().n_images == 12
+    for call in (remote.similar, remote.file):
+        with pytest.raises(BadConfig):
+            call("a key")
+
+
 def test_both_clients_have_the_same_methods_and_get_the_same_answers(reader):
     methods = {name for name, _ in inspect.getmembers(hashseek.Client, callable) if not name.startswith("_")}
     assert methods == {name for name in vars(hashseek.AsyncClient) if not name.startswith("_")}

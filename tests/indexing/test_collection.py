@@ -87,7 +87,7 @@ def test_any_history_of_changes_gives_what_the_oracle_gives(n_bits, fresh_limit,
         check(collection, truth, queries)
         if beside is not None:
             check(beside, truth, queries)
-    assert kinds(collection) <= {FindingKind.MISSING_FILE, FindingKind.CHECKPOINT}
+    assert kinds(collection) <= {FindingKind.FILE, FindingKind.CHECKPOINT}
     collection.close()
     if beside is not None:
         beside.close()
@@ -306,7 +306,7 @@ def test_changes_of_others_during_verify_are_no_findings(tmp_path, monkeypatch):
         return changes(**since)
 
     monkeypatch.setattr(collection.catalog, "changes", changed_before)
-    assert kinds(collection) == {FindingKind.MISSING_FILE, FindingKind.CHECKPOINT}
+    assert kinds(collection) == {FindingKind.FILE, FindingKind.CHECKPOINT}
     assert start == [110]
     with collection.catalog._db.transaction() as db:
         db.execute("UPDATE codes SET code = x'0000' WHERE image_id = 19")
@@ -319,9 +319,17 @@ def test_verify_reports_missing_files_and_a_damaged_checkpoint(own_collection):
     collection = Collection(own_collection)
     assert collection.verify() == []
     collection.add(new_images(np.zeros((1, 6), np.uint8)))
-    (own_collection / "checkpoint.safetensors").write_bytes(b"torn")
-    found = [(finding.kind, finding.image_id) for finding in collection.verify()]
-    assert found == [(FindingKind.CHECKPOINT, None), (FindingKind.MISSING_FILE, 13)]
+    [image] = new_images(np.ones((1, 6), np.uint8), start=50)
+    sha256 = hashlib.sha256(b"kept").hexdigest()
+    collection.add_with_file(replace(image, sha256=sha256), b"kept", suffix=".jpg")
+    assert [(finding.kind, finding.image_id) for finding in collection.verify()] == [(FindingKind.FILE, 13)]
+    file_of(collection, collection.catalog.one(14)).write_bytes(b"else")
+    weights = own_collection / "checkpoint.safetensors"
+    intact = weights.read_bytes()
+    for damaged in (b"torn", intact[:-9] + b"x" + intact[-8:]):
+        weights.write_bytes(damaged)
+        found = [(finding.kind, finding.image_id) for finding in collection.verify()]
+        assert found == [(FindingKind.CHECKPOINT, None), (FindingKind.FILE, 13), (FindingKind.FILE, 14)]
     collection.close()
 
 
@@ -409,6 +417,25 @@ def test_a_file_is_not_kept_when_its_content_is_stored_from_elsewhere_or_cannot_
         collection.add_with_file(images[1], b"content", suffix=".jpg")
     assert not [path for path in (tmp_path / "files").rglob("*") if path.is_file()]
     collection.close()
+
+
+def test_an_upload_never_creates_the_folder_of_a_collection_that_was_moved(tmp_path):
+    collection = code_collection(tmp_path / "c", n_bits=8)
+    one, two = new_images(np.zeros((2, 1), np.uint8))
+    collection.add_with_file(one, b"one", suffix=".jpg")
+    (tmp_path / "c").rename(tmp_path / "moved")
+    with pytest.raises(CatalogReplaced):
+        collection.add_with_file(two, b"two", suffix=".jpg")
+    assert not (tmp_path / "c").exists()
+    other = code_collection(tmp_path / "new", n_bits=8)
+    other.add_with_file(two, b"two", suffix=".jpg")
+    other.close()
+    (tmp_path / "new").rename(tmp_path / "c")
+    with pytest.raises(CatalogReplaced):
+        collection.add_with_file(two, b"two", suffix=".jpg")
+    collection.close()
+    with closing(Collection(tmp_path / "c")) as other:  # its file of the same content is still there
+        assert file_of(other, other.catalog.one(1)).read_bytes() == b"two"
 
 
 @pytest.mark.parametrize("moment", ["after it was removed", "before it was added"])

@@ -53,6 +53,7 @@ def test_the_same_as_jsonl(folder):
     [
         b"\xef\xbb\xbffile,labels\r\nsub/a.jpg,cat\r\n",  # a byte order mark and Windows line ends
         b" File ,LABELS\nsub/a.jpg,cat\n",
+        b"file, labels, split\nsub/a.jpg,cat,\n",
         b"file,labels\nsub\\a.jpg,cat\n",  # a Windows path
     ],
 )
@@ -130,6 +131,12 @@ def test_corrections_are_reported_but_skip_nothing(folder):
     assert read(path, ignore_columns=("label",)).problems == (spaces, comma)
     with pytest.raises(BadDataset):
         read(path, "stop")
+
+
+def test_what_is_no_label_in_a_list_is_left_out_and_reported(folder):
+    found = read(write(folder, '{"file": "a.jpg", "labels": ["cat", null, 7, {"x": 1}]}\n', "labels.jsonl"))
+    assert [item.labels for item in found.items] == [("cat", "7")]
+    assert [problem.skipped for problem in found.problems] == [False]
 
 
 def test_labels_can_be_left_out_by_pattern(folder):

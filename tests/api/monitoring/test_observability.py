@@ -91,7 +91,9 @@ def test_the_log_in_text_cannot_be_forged(serve, indexed):
 
 def test_answers_are_what_the_documentation_says(own_collection):
     with serving(own_collection) as client:
-        assert add(client, png(900), key="a/b", labels="one;two", attributes='{"n": [1, null, "\\u00e9"]}').is_success
+        assert add(
+            client, png(900), key="a/b", labels=["one", "two"], attributes='{"n": [1, null, "\\u00e9"]}'
+        ).is_success
         for response in (
             client.get("/v1/images/1/similar", params={"k": 99}),
             search(client, png(900), k=1),

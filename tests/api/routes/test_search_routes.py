@@ -261,7 +261,13 @@ def test_an_empty_value_is_refused_in_a_query_string_and_not_given_in_a_form(rea
 def test_both_ways_to_search_have_the_same_filters(client):
     ranked = {"k": 99, "rank": "hamming"}
     for n in range(6):
-        add(client, png(540 + n), key=f"k{n}", labels="made;even" if n % 2 else "made", attributes=f'{{"n": {n}}}')
+        add(
+            client,
+            png(540 + n),
+            key=f"k{n}",
+            labels=["made", "even"] if n % 2 else ["made"],
+            attributes=f'{{"n": {n}}}',
+        )
     everything = {hit["id"]: hit for hit in hits(search(client, png(540), **ranked))}
     assert len(everything) == 18
 

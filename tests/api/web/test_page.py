@@ -308,14 +308,12 @@ def groups_shown(page):
 
 
 def test_a_link_that_is_followed_before_the_page_is_ready_leads_there(browse, site):
-    page = browse(site)
-
-    def follow(route):
-        page.evaluate("document.getElementById('toDuplicates').click()")
-        route.continue_()
-
-    page.route("**/v1/session", follow, times=1)
-    page.reload()
+    page, held = browse(site), []
+    page.route("**/v1/session", held.append, times=1)
+    with page.expect_request("**/v1/session"):
+        page.reload()
+    page.locator("#toDuplicates").click()
+    held[0].continue_()
     expect(page.locator("#duplicatesTitle")).to_be_focused()
 
 

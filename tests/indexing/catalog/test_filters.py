@@ -141,7 +141,11 @@ def test_filters_by_id_by_key_and_empty_filters(described):
     assert described.ids_where(Filter()).tolist() == list(range(1, len(ATTRIBUTES) + 1))
     assert make_filter() is None
     assert make_filter(where=["a=1"] * MAX_CONDITIONS)
-    for options in ({"all_labels": ["\udcff"]}, {"where": ["a=1"] * (MAX_CONDITIONS + 1)}):
+    assert make_filter(ids=np.array([3, 1]), no_labels=[]) == Filter(ids=(3, 1))
+    refused = [{"all_labels": ["\udcff"]}, {"where": ["a=1"] * (MAX_CONDITIONS + 1)}]
+    refused += [{name: "person"} for name in ("all_labels", "any_labels", "no_labels", "where", "keys")]
+    refused += [{name: []} for name in ("any_labels", "ids", "keys")]
+    for options in refused:
         with pytest.raises(BadConfig):
             make_filter(**options)
 

@@ -172,6 +172,7 @@ def test_jsonl_keeps_types_and_nesting_and_id_is_the_key_unless_there_is_one(tre
 def test_parquet(tree):
     pa = pytest.importorskip("pyarrow")
     import datetime
+    import decimal
 
     import pyarrow.parquet as pq
 
@@ -183,11 +184,18 @@ def test_parquet(tree):
             "day": [datetime.date(2026, 11, 21), None],
             "n": [3, 4],
             "x": [float("nan"), 1.0],
+            "narrow": pa.array([0.7, 1.0], pa.float32()),
+            "price": [decimal.Decimal("9.90"), None],
+            "times": [[datetime.time(9, 30)], []],
         }
     )
     pq.write_table(table, tree / "m.parquet")
     [source], problems = drawn(tree / "m.parquet")
-    assert (source.labels, source.key, source.attributes) == (("a", "b"), "k", {"day": "2026-11-21", "n": 3})
+    assert (source.labels, source.key, source.attributes) == (
+        ("a", "b"),
+        "k",
+        {"day": "2026-11-21", "n": 3, "narrow": 0.7, "price": 9.9, "times": ["09:30:00"]},
+    )
     assert [problem.partition(":")[0] for problem in problems] == ["m.parquet line 2"]
     (tree / "m.parquet").write_bytes((tree / "m.parquet").read_bytes()[:-20])
     with pytest.raises(BadDataset, match=r"m\.parquet"):

@@ -13,20 +13,29 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.maintenance.backup import restore, snapshot
 from hashseek.indexing.maintenance.optimize import MIN_AGE_SECONDS, optimize
+from hashseek.retrieval.checkpoint import check_intact, save_checkpoint
 from hashseek.retrieval.errors import BadCollection, BadConfig, HashseekError
+from hashseek.retrieval.models.hash_model import HashModel
 from support.collections import code_collection, file_of, new_images, random_codes
 from support.faults import content, fill, found
 
 
+def write_checkpoint(folder):
+    torch.manual_seed(0)
+    model = HashModel(backbone="mlp:3-4", n_bits=12)
+    save_checkpoint(folder / "checkpoint.safetensors", model, None, label_names=())
+
+
 @pytest.fixture
 def collection(tmp_path):
-    """20 images of 12 bits, half of them with kept files; the checkpoint is a file, and no model."""
+    """20 images of 12 bits, half of them with kept files; the checkpoint is small and did not compute the codes."""
     opened = code_collection(tmp_path / "collection", n_bits=12)
-    (tmp_path / "collection" / "checkpoint.safetensors").write_bytes(b"weights" * 100)
+    write_checkpoint(tmp_path / "collection")
     fill(opened, 20)
     opened.remove([7, 8])
     yield opened
@@ -47,7 +56,7 @@ def test_a_restored_snapshot_is_the_collection(collection, tmp_path):
         assert [again.describe_index()[name] for name in ("kind", "built")] == ["ivf", 18]
         assert again.catalog.generation() == collection.catalog.generation()
         assert again.catalog.uuid != collection.catalog.uuid
-        assert (folder / "checkpoint.safetensors").read_bytes() == b"weights" * 100
+        check_intact(folder / "checkpoint.safetensors")
         assert fill(again, 1, start=50) == [21]  # an id is not given twice
         again.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["collection", "empty", "new", "s.tar"]
@@ -90,7 +99,8 @@ def test_files_that_were_missing_before_the_snapshot_are_listed(collection, tmp_
     images = [image for image in collection.catalog.page(after=0, limit=99) if collection.owns(image)]
     file_of(collection, images[0]).unlink()
     file_of(collection, images[1]).write_bytes(b"other")
-    (collection.folder / "checkpoint.safetensors").unlink()
+    weights = collection.folder / "checkpoint.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\xff")
     collection.save_index()
     code, out, err = hashseek("index", "snapshot", collection.folder, tmp_path / "s.tar")
     assert code == 1
@@ -107,7 +117,7 @@ def test_files_that_were_missing_before_the_snapshot_are_listed(collection, tmp_
 
 def test_every_flipped_bit_and_every_cut_is_noticed_or_harmless(tmp_path):
     small = code_collection(tmp_path / "collection", n_bits=12)
-    (tmp_path / "collection" / "checkpoint.safetensors").write_bytes(b"weights")
+    write_checkpoint(tmp_path / "collection")
     fill(small, 3)
     snapshot(small, tmp_path / "s.tar")
     whole = (tmp_path / "s.tar").read_bytes()

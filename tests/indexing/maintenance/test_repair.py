@@ -108,7 +108,7 @@ def test_problems_that_cannot_be_repaired_are_reported(own_collection, hashseek)
         "DELETE FROM codes WHERE image_id = 3",
     )
     left = {(finding.kind, finding.image_id) for finding in run_repair(own_collection).left}
-    missing, uncoded = FindingKind.MISSING_FILE, FindingKind.MISSING_CODE
+    missing, uncoded = FindingKind.FILE, FindingKind.MISSING_CODE
     assert left == {(missing, 2), (missing, 3), (uncoded, 3), (uncoded, None)}
     code, _, err = hashseek("index", "verify", own_collection, "--repair", "--device", "cpu")
     assert (code, err.count("\n"), "Traceback" in err) == (1, 4, False)
