@@ -373,8 +373,8 @@ class Collection:
             file = self.folder / space.checkpoint
             try:
                 if (found := check_intact(file).fingerprint) != space.fingerprint:
-                    message = f"{file} has the fingerprint {found[:12]}, but its codes {space.fingerprint[:12]}"
-                    findings.append(Finding(FindingKind.CHECKPOINT, message))
+                    reason = f"{file} has the fingerprint {found[:12]}, but its codes {space.fingerprint[:12]}"
+                    findings.append(Finding(FindingKind.CHECKPOINT, reason))
             except HashseekError as error:
                 findings.append(Finding(FindingKind.CHECKPOINT, str(error)))
         after = 0

@@ -85,7 +85,12 @@ def make_filter(
         BadConfig: an invalid condition or time, more than `MAX_CONDITIONS` conditions, one text instead of a list, or
             an empty list of labels, ids or keys of which an image must have one: no image could.
     """
-    lists = {"any_labels": any_labels, "all_labels": all_labels, "no_labels": no_labels, "where": where}
+    lists: dict[str, Sequence[Any] | None] = {
+        "any_labels": any_labels,
+        "all_labels": all_labels,
+        "no_labels": no_labels,
+        "where": where,
+    }
     lists |= {"ids": ids, "keys": keys}
     for name, values in lists.items():
         if isinstance(values, str):

@@ -309,7 +309,7 @@ def groups_shown(page):
 
 def test_a_link_that_is_followed_before_the_page_is_ready_leads_there(browse, site):
     page, held = browse(site), []
-    page.route("**/v1/session", held.append, times=1)
+    page.route("**/v1/session", lambda route: held.append(route), times=1)
     with page.expect_request("**/v1/session"):
         page.reload()
     page.locator("#toDuplicates").click()
