@@ -422,6 +422,8 @@ def _check_same_budget(folder: Path, experiment: Experiment) -> None:
     file = folder / "experiment.json"
     budget = {name: value for name, value in asdict(experiment).items() if name not in ("bits", "n_seeds")}
     budget |= {"base": list(experiment.base), "protocol": 5}  # earlier ones had other spaces and rows
+    if experiment.data not in DATA:  # a file of the user's own, which may change
+        budget["configuration"] = experiment.config().model_dump(mode="json")
     if not file.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps(budget).encode())

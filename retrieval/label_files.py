@@ -208,6 +208,7 @@ def _csv_rows(lines: Iterator[str], source: Path, one_of: Sequence[str]) -> Iter
         if fields is None:
             return
         row = dict(zip(names, fields, strict=False))
+        row.pop("", None)  # pandas writes its index without a name
         if fields and len(fields) != len(names):
             reason = f"it has {len(fields)} fields, but the first line names {len(names)} columns"
         elif {"\n", "\r"} & set(row.get("labels", "")):  # other columns may have several lines
@@ -267,13 +268,16 @@ def parse_labels(value: Any, drop: Sequence[str], used: set[str]) -> tuple[tuple
     if not isinstance(value, str | list):
         return (), [f"its labels are {value!r:.80}, neither text nor a list"]
     remarks = []
+    if isinstance(value, str) and value.startswith("["):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            remarks.append(f"{value!r:.80} begins like a JSON list and is none: is it a label?")
     if isinstance(value, list) and (odd := [part for part in value if type(part) not in (str, int)]):
         remarks.append(f"{odd[0]!r:.40} among its labels is neither text nor a whole number: it was left out")
         value = [part for part in value if part not in odd]
     parts = value.split(";") if isinstance(value, str) else [str(part) for part in value]
     stripped = [part.strip() for part in parts]
-    if stripped != parts and any(stripped):
-        remarks.append(f"stray spaces around labels in {value!r} were removed")
     if isinstance(value, str) and len(parts) == 1 and "," in value:
         remarks.append(f"{value!r} was read as one label: separate labels by `;`, or write a JSON list")
     labels = []

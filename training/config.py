@@ -1,7 +1,8 @@
 """The training configuration: a TOML file with `key=value` overrides, checked. Every setting is described here once."""
 
+import copy
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -22,6 +23,17 @@ from hashseek.retrieval.models import MAX_WIDTH
 
 if TYPE_CHECKING:  # it loads torch, and a mistake in a configuration is reported at once
     from hashseek.retrieval.images import Preprocessing
+
+_MOMENTUM = 0.9
+# Settings that change nothing where the features of the backbone are computed once.
+_OF_TRAINED_BACKBONES = (
+    ("train", "views"),
+    ("train", "flip"),
+    ("train", "min_crop"),
+    ("train", "rand_augment"),
+    ("train", "jitter"),
+    ("optimizer", "backbone_lr"),
+)
 
 
 class _Section(BaseModel):
@@ -174,7 +186,7 @@ class OptimizerSection(_Section):
     proxy_lr: float | None = Field(
         default=None, gt=0, description="learning rate of the loss's proxies and prototypes; none: `optimizer.lr`"
     )
-    momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum of SGD")
+    momentum: float = Field(default=_MOMENTUM, ge=0, lt=1, description="momentum of SGD")
     weight_decay: float = Field(default=5e-4, ge=0, description="weight decay, as the optimizer defines it")
     clip_norm: float | None = Field(default=None, gt=0, description="largest norm of the whole gradient")
     schedule: Literal["constant", "step", "cosine", "restarts"] = Field(
@@ -297,37 +309,43 @@ class Config(_Section):
                 f"train.single_label keeps one label per image, and train.keep_labels is {self.train.keep_labels}: use "
                 "only one of them"
             )
-        if self.train.views > 1 and self.model.freeze_backbone:
+        if self.model.freeze_backbone:
+            for section, name in _OF_TRAINED_BACKBONES:
+                value = getattr(getattr(self, section), name)
+                if value != type(getattr(self, section)).model_fields[name].default:
+                    raise ValueError(
+                        f"{section}.{name} is {value}, but with model.freeze_backbone features are computed once, "
+                        "without augmentation: use only one of them"
+                    )
+        if self.optimizer.name == "adamw" and self.optimizer.momentum != _MOMENTUM:
             raise ValueError(
-                "train.views is 2, but with model.freeze_backbone features are computed once, from one view: use only "
-                "one of them"
+                f"optimizer.momentum is {self.optimizer.momentum}, but AdamW has none: leave it out, or set "
+                "optimizer.name to sgd"
             )
         return self
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a TOML file, or a shipped configuration, and apply overrides such as `model.n_bits=24`.
+def load_config(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
+    """Read a TOML file, a shipped configuration or a dictionary, and apply overrides such as `model.n_bits=24`.
 
-    An override that names another loss or data set removes the file's settings of the old one.
+    An override that names another loss or data set removes the source's settings of the old one.
 
     Raises:
         BadConfig: no such file, not TOML, a misspelt key, or a value outside its limits.
     """
-    return parse_config(read_config(path, overrides), source=str(path))
+    name = "the configuration" if isinstance(source, Mapping) else str(source)
+    return parse_config(read_config(source, overrides), source=name)
 
 
-def read_config(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The sections of the file with the overrides applied, not yet checked; see `load_config`.
+def read_config(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The sections with the overrides applied, not yet checked; see `load_config`.
 
     Raises:
         BadConfig: no such file, not TOML, or an override that is not written as one.
     """
-    try:
-        content = tomllib.loads(find_config(path).read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadConfig(f"{path} is not valid TOML: {error}") from None
-    except OSError as error:
-        raise BadConfig(f"{path} cannot be read: {error.strerror or error}") from None
+    if isinstance(overrides, str | Mapping):
+        raise BadConfig(f"overrides are a list such as ['model.n_bits=24'], not {overrides!r:.60}")
+    content = copy.deepcopy(dict(source)) if isinstance(source, Mapping) else _read_toml(source)
     # Names first, since another name clears the section.
     for override in sorted(overrides, key=lambda text: not text.startswith(("data.name=", "loss.name="))):
         key, value = parse_assignment(override, example="model.n_bits=24")
@@ -336,6 +354,15 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
             raise BadConfig(f"write an override as section.key=value, such as model.n_bits=24, not {override!r}")
         set_value(content, key, value)
     return content
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(find_config(path).read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadConfig(f"{path} is not valid TOML: {error}") from None
+    except OSError as error:
+        raise BadConfig(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def find_config(path: Path) -> Path:

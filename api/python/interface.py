@@ -378,8 +378,11 @@ def encode(
 
     from hashseek.retrieval.codes import code_size
     from hashseek.retrieval.encoder import Encoder
+    from hashseek.retrieval.errors import BadConfig
     from hashseek.retrieval.images import preprocess
 
+    if isinstance(images, str | bytes | Path):
+        raise BadConfig(f"encode takes several images: write [{images!r:.60}] for one")
     loaded = load_checkpoint(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint
     encoder = Encoder(loaded, **options)
 
@@ -397,21 +400,18 @@ def train(
 
     Args:
         config: a TOML file, the name of a configuration that Hashseek ships, or its sections as a dictionary.
-        overrides: settings such as "model.n_bits=24" on top of a file.
+        overrides: settings such as "model.n_bits=24" on top of it.
         out: the run folder.
         resume: continue the run in that folder.
 
     Raises:
         HashseekError: a bad configuration, bad data, or an occupied run folder.
     """
-    from hashseek.training.config import load_config, parse_config
+    from hashseek.training.config import load_config
     from hashseek.training.loop.fit import fit
 
-    if isinstance(config, Mapping):
-        parsed = parse_config(dict(config), source="the configuration")
-    else:
-        parsed = load_config(Path(config), overrides)
-    return fit(parsed, out=Path(out), resume=resume)
+    source = config if isinstance(config, Mapping) else Path(config)
+    return fit(load_config(source, overrides), out=Path(out), resume=resume)
 
 
 def evaluate(
@@ -445,7 +445,9 @@ def evaluate(
     evaluation = evaluate.evaluate(
         path,
         build_splits(name, **options),
-        EvaluationOptions(str(options.get("root", name)), ns=ns, device=device, precision=precision),
+        EvaluationOptions(
+            str(options.get("root", name)), ns=ns, device=device, precision=precision, as_trained=data is None
+        ),
         n_points=1000 if out is not None else 0,
     )
     if out is not None:

@@ -19,7 +19,7 @@ from hashseek.indexing.ingest.manifests import (
 )
 from hashseek.indexing.remote import is_remote
 from hashseek.indexing.uris import stored_path
-from hashseek.retrieval.errors import BadDataset, BadImage
+from hashseek.retrieval.errors import BadConfig, BadDataset, BadImage
 from hashseek.retrieval.images import SUFFIXES
 from hashseek.retrieval.label_files import Problem, refuse
 from hashseek.retrieval.tar_members import Member, list_members, member_path, read_member
@@ -43,7 +43,10 @@ def find_sources(paths: Sequence[str | Path], *, split: str | None = None) -> It
     Raises:
         BadDataset: at once if a path is empty or missing or a pattern matches nothing; later if a list cannot be read.
     """
-    for path in map(str, paths):
+    for path in paths:
+        if not isinstance(path, str | Path):
+            raise BadConfig(f"{path!r:.60} is no path: name images, folders or lists one by one")
+        path = str(path)
         if not path:  # Path("") would be the current folder
             raise BadDataset("a path is empty: name files or folders (is a shell variable empty?)")
         try:

@@ -54,6 +54,24 @@ def test_a_mistake_in_a_setting_is_one_line_that_names_it(toml, override, named)
     assert "\n" not in str(caught.value)
 
 
+def test_overrides_apply_to_a_dictionary_too_and_leave_it_as_it_was():
+    given = {"data": {"name": "shapes"}, "model": {"backbone": "resnet18", "n_bits": 12}}
+    config = load_config(given, ["train.seed=7", "model.n_bits=24"])
+    assert (config.train.seed, config.model.n_bits, given["model"]["n_bits"]) == (7, 24, 12)
+    for overrides in (["nonsense.key=3"], "train.seed=7", {"train.seed": 7}):
+        with pytest.raises(BadConfig):
+            load_config(given, overrides)
+
+
+@pytest.mark.parametrize(
+    "override", ["train.rand_augment=2", "train.jitter=0.1", "train.min_crop=1", "train.flip=false", "train.views=2"]
+)
+def test_settings_without_effect_on_cached_features_are_refused(toml, override):
+    load_config(toml, [override])
+    with pytest.raises(BadConfig):
+        load_config(toml, [override, "model.freeze_backbone=true"])
+
+
 @pytest.mark.parametrize("content", [b"[data\n", b"\xff\xfe", b'[data]\nname = "shapes"\n', None])
 def test_a_file_that_is_no_configuration_is_refused(toml, content):
     if content is None:

@@ -44,8 +44,6 @@ def evaluate(
     lengths: Annotated[
         bool, typer.Option("--lengths", help="Also compare shorter codes of nested checkpoints.")
     ] = False,
-    drop_labels: Annotated[list[str] | None, typer.Option(help="Ignore these labels, for example '*_r1'.")] = None,
-    ignore_column: Annotated[list[str] | None, typer.Option(help="Ignore this column of the label file.")] = None,
     on_error: Annotated[
         Literal["skip", "stop"] | None, typer.Option(help="Skip bad lines and images, or stop. Default: stop.")
     ] = None,
@@ -97,8 +95,7 @@ def evaluate(
     name, options = data_options(checkpoints[0], data)
     if data is None:
         _check_same_data(checkpoints)
-    changes: dict[str, Any] = {"drop_labels": drop_labels, "ignore_columns": ignore_column, "on_error": on_error}
-    options |= {key: value for key, value in changes.items() if value}
+    options |= {"on_error": on_error} if on_error else {}
     splits = build_splits(name, **options)
     how = EvaluationOptions(
         data_name=data or str(options.get("root", name)),
@@ -111,6 +108,7 @@ def evaluate(
         device=device,
         precision=precision,
         command=shlex.join(["hashseek", *sys.argv[1:]]),
+        as_trained=data is None and on_error is None,
         progress=Progress(),
     )
     if url is not None:

@@ -50,6 +50,7 @@ class EvaluationOptions:
         device, precision: see `Encoder`.
         command: recorded in the report.
         progress: shows progress bars and notes.
+        as_trained: the splits are those of the training; refuse others, whose queries may have been trained on.
     """
 
     data_name: str
@@ -62,6 +63,7 @@ class EvaluationOptions:
     precision: str = "auto"
     command: str = ""
     data_set: str | None = None
+    as_trained: bool = False
     progress: Progress = field(default_factory=lambda: Progress(quiet=True), repr=False)
 
 
@@ -109,8 +111,9 @@ def prepare(candidates: Sequence[Candidate], splits: Splits, options: Evaluation
     """Check that the candidates can be evaluated on the splits, and leave out broken images.
 
     Raises:
-        HashseekError: N < 1; a data set without labels; images where a checkpoint encodes vectors, or the other way
-            round; broken images with on_error = "stop"; or `labels` for checkpoints without held-out labels.
+        HashseekError: N < 1; other splits than in training, if they should be the same; a data set without labels;
+            images where a checkpoint encodes vectors, or the other way round; broken images with on_error = "stop"; or
+            `labels` for checkpoints without held-out labels.
     """
     for n in options.ns:
         effective_n(n, 1)
@@ -137,6 +140,11 @@ def prepare(candidates: Sequence[Candidate], splits: Splits, options: Evaluation
     for each in candidates:
         trained_on = each.header.training.get("splits_sha256", splits.fingerprint)
         if each.cut_from is None and trained_on != splits.fingerprint:
+            if options.as_trained:
+                raise BadConfig(
+                    f"the data set has changed since {each.name} was trained on it, so queries may be images that it "
+                    "learnt from: restore the data set, or name one that has no image of the training with --data"
+                )
             notes.append(f"{each.name} was trained on other splits: it may have seen query images in training")
     return EvaluationTask(options, first.header, splits, query, database, held_out, labels_used, notes)
 

@@ -10,6 +10,8 @@ from hashseek.retrieval.checkpoint import Checkpoint, Header, load_checkpoint
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.truncation import lengths_of, truncate
 
+_OF_RUNS = ("seed", "device", "devices", "cache", "cache_gib")  # settings that differ between runs of one method
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -47,11 +49,15 @@ def method_of(header: Header) -> str:
 
 
 def settings_hash(header: Header) -> str | None:
-    """SHA-256 over the training configuration without its seed and logging; None where there is none."""
+    """SHA-256 over the training configuration without what tells runs of one method apart; None where there is none.
+
+    That is the seed, the machine, where the data set is (its splits have a hash of their own) and logging.
+    """
     training = dict(header.training)
     if "train" not in training:
         return None
-    training["train"] = {key: value for key, value in training["train"].items() if key != "seed"}
+    training["train"] = {key: value for key, value in training["train"].items() if key not in _OF_RUNS}
+    training["data"] = {key: value for key, value in (training.get("data") or {}).items() if key != "root"}
     training.pop("tracking", None)
     return hashlib.sha256(json.dumps(training, sort_keys=True).encode()).hexdigest()
 

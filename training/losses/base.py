@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from hashseek.retrieval.errors import BadCodes
+from hashseek.retrieval.errors import BadCodes, BadConfig
 from hashseek.training.losses.batches import Batch, check_batch, check_memory
 from hashseek.training.losses.hyperparameters import Hyperparameter, Number, check, check_keys
 
@@ -107,7 +107,10 @@ class Loss(nn.Module):
         """
         with torch.autocast(outputs.device.type, enabled=False):
             batch = self._checked(outputs, labels, memory, logits, epoch)
-            return self.terms(batch._replace(features=features))
+            terms = self.terms(batch._replace(features=features))
+        if not isinstance(terms, dict) or any(not isinstance(term, Tensor) or term.ndim for term in terms.values()):
+            raise BadConfig(f"terms() of {type(self).__name__} must return 0-dimensional tensors by name")
+        return terms
 
     def _checked(self, outputs: Tensor, labels: Tensor, memory: object, logits: Tensor | None, epoch: int) -> Batch:
         """What `forward` was given, checked."""

@@ -15,6 +15,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+import numpy as np
+
 from hashseek.retrieval.errors import BadConfig, suggest
 
 
@@ -38,7 +40,7 @@ class Number:
         """Whether `value` lies within the limits; True and False are not numbers."""
         return (
             _is_finite(value)
-            and (isinstance(value, int) or not self.whole)
+            and (isinstance(value, int | np.integer) or not self.whole)
             and self.least <= value <= self.most
             and (self.above is None or value > self.above)
         )
@@ -121,4 +123,4 @@ def check_keys(what: str, given: Mapping[str, Any], allowed: Collection[str], ne
 
 
 def _is_finite(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)

@@ -72,7 +72,14 @@ def test_a_collection_takes_images_of_every_kind(working_folder):
         collection.remove(numbered)
         with pytest.raises(UnknownImage):
             collection.get(hits[0].image.id)
+        for sources in (["photos"], 3):
+            with pytest.raises(BadConfig):
+                collection.add(sources)
     assert hashseek.encode([], "model.safetensors").shape == (0, 6)
+    with pytest.raises(BadConfig):
+        hashseek.encode("photos/two.jpg", "model.safetensors")
+    with pytest.raises(BadImage):
+        hashseek.encode([np.zeros((8, 8, 3), np.uint8)], "model.safetensors")
 
 
 def test_an_opened_image_is_encoded_as_its_file_is(tmp_path, checkpoint):

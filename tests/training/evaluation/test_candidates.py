@@ -1,5 +1,6 @@
 """Several checkpoints in one evaluation: each has the scores it has alone, and what cannot be compared is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +103,8 @@ def test_without_data_all_must_be_of_one_data_set(checkpoints, tmp_path, capsys)
     code, _, said = run_command(capsys, "evaluate", checkpoints["first"], other)
     assert code == 2
     assert "--data" in said
+    with pytest.raises(BadConfig):
+        evaluate(other, VECTOR_SPLITS, replace(OPTIONS, as_trained=True))
     notes = evaluate(checkpoints["first"], VECTOR_SPLITS, OPTIONS, others=[other], n_points=0).report.notes
     assert any(str(other) in note for note in notes)
 

@@ -96,7 +96,12 @@ def build_splits(name: str, **options: Any) -> Splits:
     check_options(name, options)
     function = data_set(name)
     if name not in DATASETS:  # its annotations need not be such that values can be checked by them
-        return function(**options)
+        splits = function(**options)
+        if not isinstance(splits, Splits):
+            raise BadConfig(
+                f"the data set {name!r} returned {type(splits).__name__}, not Splits: see docs/how-to/extend.md"
+            )
+        return splits
     try:
         return validate_call(function)(**options)
     except ValidationError as error:

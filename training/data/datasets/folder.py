@@ -106,16 +106,18 @@ def folder(
 
 
 def _read_class_folders(root: Path) -> LabelFile:
-    """The images in `root/CLASS/` or `root/SPLIT/CLASS/`."""
+    """The images in `root/CLASS/` or `root/SPLIT/CLASS/`, without hidden files and folders."""
+
+    def is_visible(path: Path) -> bool:
+        return not any(part.startswith(".") for part in path.relative_to(root).parts)
 
     def images(folder: Path, pattern: str) -> list[Path]:
-        return sorted(path for path in folder.glob(pattern) if path.suffix.lower() in SUFFIXES)
+        return sorted(path for path in folder.glob(pattern) if path.suffix.lower() in SUFFIXES and is_visible(path))
 
-    def has_images(folder: Path) -> bool:
-        return any(path.suffix.lower() in SUFFIXES for path in folder.rglob("*"))
+    def folders_of(folder: Path) -> list[Path]:
+        return sorted(path for path in folder.iterdir() if path.is_dir() and is_visible(path))
 
-    visible = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
-    folders = [path for path in visible if has_images(path)]
+    folders = [path for path in folders_of(root) if images(path, "**/*")]
     # A class may be called "train", too: a split has its images in folders of classes.
     splits = [path for path in folders if path.name.lower() in SPLITS and not images(path, "*")]
     has_splits = bool(splits) and len(splits) == len(folders)
@@ -129,7 +131,7 @@ def _read_class_folders(root: Path) -> LabelFile:
     for parent in folders if has_splits else [root]:
         split = SPLITS[parent.name.lower()] if has_splits else None
         problems += [Problem(str(path), "the image is not in the folder of a class") for path in images(parent, "*")]
-        for class_folder in sorted(path for path in parent.iterdir() if path.is_dir()):
+        for class_folder in folders_of(parent):
             for path in images(class_folder, "**/*"):
                 items.append(Item(path, path.relative_to(root).as_posix(), (class_folder.name,), split))
     if not items:

@@ -83,6 +83,10 @@ def test_one_folder_per_class_needs_no_list(root):
     for path, labels in zip(splits.train.paths, splits.train.labels, strict=True):
         assert splits.label_names[labels.argmax()] in path.as_posix()
     assert splits.problems == ()
+    for hidden in (root / ".thumbnails", root / "dogs" / ".cache"):
+        hidden.mkdir()
+        Image.new("RGB", (9, 9)).save(hidden / "x.png")
+    assert build_splits("folder", root=str(root)).fingerprint == splits.fingerprint
     Image.new("RGB", (9, 9)).save(root / "stray.png")
     with pytest.raises(BadDataset, match=r"stray\.png"):
         build_splits("folder", root=str(root))
