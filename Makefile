@@ -13,7 +13,7 @@ lint: .venv/installed-test links
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	PYTHONPATH=build/links $(BIN)/lint-imports
-	if [ -x $(BIN)/hadolint ]; then $(BIN)/hadolint Dockerfile; else echo "hadolint has no build for this platform: Dockerfile not linted"; fi
+	if [ -x $(BIN)/hadolint ]; then $(BIN)/hadolint Dockerfile; else echo "hadolint is not available for this platform: Dockerfile not linted"; fi
 
 unit: .venv/installed-test .venv-milvus/installed
 	$(BIN)/pytest -n auto --dist loadgroup $(ARGS)
@@ -58,7 +58,7 @@ faults: .venv/installed-test
 soak: .venv/installed
 	$(BIN)/python bench/soak.py $(ARGS)
 
-# The published comparisons: a day. A command that was interrupted continues.
+# Reproduce the published comparisons (about a day). After an interruption, run it again to continue.
 reproduce: .venv/installed-test
 	$(BIN)/python -m experiments hbl-table-2
 	for data in mirflickr mirflickr-second mirflickr-squeezenet mirflickr-squeezenet-second scene yeast; do \
@@ -67,7 +67,7 @@ reproduce: .venv/installed-test
 photographs: .venv/installed-test
 	$(BIN)/python bench/photographs.py $(ARGS)
 
-# The folders under the names they are imported by, for tools that read files: mypy and import-linter.
+# Link the folders under their import names, for tools that read files (mypy and import-linter).
 links:
 	rm -rf build/links
 	mkdir -p build/links/hashseek/api
@@ -78,7 +78,7 @@ define install
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --editable '$(1)' || { \
 		df -h . "$${TMPDIR:-/tmp}" >&2; \
-		echo "Installation failed, see above. It needs 8 GB here and, while it runs, 4 GB in $${TMPDIR:-/tmp} (TMPDIR=FOLDER names another folder)." >&2; \
+		echo "Installation failed: see above. It needs 8 GB here and temporarily 4 GB in $${TMPDIR:-/tmp} (set TMPDIR=FOLDER to use another folder)." >&2; \
 		exit 1; }
 endef
 
@@ -90,7 +90,7 @@ endef
 	$(call install,.[test])
 	touch $@ .venv/installed
 
-# A Milvus server for tests. Its command needs a module that later versions of setuptools lack.
+# A Milvus server for tests. Its command needs a module that was removed from later versions of setuptools.
 .venv-milvus/installed:
 	$(PYTHON) -m venv .venv-milvus
 	.venv-milvus/bin/pip install --quiet 'setuptools<81' milvus==2.3.5 || echo "no Milvus server for this platform: its tests are skipped"
