@@ -75,7 +75,8 @@ def create_app(settings: Settings) -> FastAPI:
     keys = [Depends(HTTPBearer(auto_error=False))] if settings.keys else []
     several = collections.several
     prefix, named = ("/collections/{collection}", [Depends(name_collection)]) if several else ("", [])
-    for router in (search.json_router, search.router, images.router, duplicates.router, health.router):
+    image_routers = (images.router, images.batch_router, duplicates.router)
+    for router in (search.json_router, search.router, *image_routers, health.router):
         app.include_router(router, prefix=prefix, dependencies=[*keys, *named])
     for router in (
         collection_routes.router,

@@ -97,6 +97,14 @@ class Query(TypedDict, total=False):
     vector: Sequence[float]
 
 
+class Details(TypedDict, total=False):
+    """What belongs to an image."""
+
+    key: str
+    labels: Sequence[str]
+    attributes: Mapping[str, Any]
+
+
 _LISTS = {"label", "any_label", "without", "where", "id", "key", "include"}
 _ONE_OF = {"any_label", "id", "key"}  # an image must have one of these
 
@@ -159,6 +167,16 @@ class _Calls:
         given = {"key": key, "attributes": json.dumps(dict(attributes), default=_plain) if attributes else None}
         data = {"labels": _list(labels), **{name: value for name, value in given.items() if value is not None}}
         return _Call("POST", "/v1/images", _model(AddedImage), {"files": {"image": _upload(image)}, "data": data})
+
+    @staticmethod
+    def add_batch(
+        images: Sequence[ImageFile], details: Sequence[Details] | None = None
+    ) -> _Call[list[AddedImage | ServiceError]]:
+        """Store up to 64 images; for each of them what was stored, or why not. `details`: of each image, in order."""
+        files = [("image", _upload(image)) for image in images]
+        body = [{name: value for name, value in one.items() if value is not None} for one in details or ()]
+        data = {"details": json.dumps(body, default=_plain)} if body else {}
+        return _Call("POST", "/v1/batch", _lines, {"files": files, "data": data})
 
     @staticmethod
     def get(image: int | str) -> _Call[ImageRecord]:
@@ -290,6 +308,7 @@ class Client(_Connection[httpx.Client]):
     encode = _blocking(_Calls.encode)
     encode_vector = _blocking(_Calls.encode_vector)
     add = _blocking(_Calls.add)
+    add_batch = _blocking(_Calls.add_batch)
     get = _blocking(_Calls.get)
     change = _blocking(_Calls.change)
     delete = _blocking(_Calls.delete)
@@ -344,6 +363,7 @@ class AsyncClient(_Connection[httpx.AsyncClient]):
     encode = _awaited(_Calls.encode)
     encode_vector = _awaited(_Calls.encode_vector)
     add = _awaited(_Calls.add)
+    add_batch = _awaited(_Calls.add_batch)
     get = _awaited(_Calls.get)
     change = _awaited(_Calls.change)
     delete = _awaited(_Calls.delete)
@@ -421,6 +441,17 @@ def _headers(api_key: str | None) -> dict[str, str]:
 
 def _model(model: type[M]) -> Callable[[bytes], M]:
     return model.model_validate_json
+
+
+def _lines(content: bytes) -> list[AddedImage | ServiceError]:
+    """What a batch answers for each image."""
+    return [_added(json.loads(line)) for line in content.splitlines()]
+
+
+def _added(line: dict[str, Any]) -> AddedImage | ServiceError:
+    if "id" in line:
+        return AddedImage.model_validate(line)
+    return ServiceError(line["detail"], status=line["status"], kind=line["type"].removeprefix("urn:hashseek:"))
 
 
 def _fields(options: Mapping[str, Any]) -> dict[str, Any]:

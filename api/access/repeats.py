@@ -65,7 +65,7 @@ class RepeatedChanges:
         return messages
 
     def _keep(self, name: _Name, answer: list[Message]) -> None:
-        if answer[0]["status"] >= HTTPStatus.BAD_REQUEST:
+        if answer[0]["status"] >= HTTPStatus.BAD_REQUEST or answer[-1].get("more_body"):  # or the client left
             return
         self._answers[name] = answer
         self._n_bytes += _size(name, answer)

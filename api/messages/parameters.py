@@ -28,6 +28,7 @@ from hashseek.retrieval.errors import BadConfig, BadImage
 DEFAULT_K = 10
 MAX_QUERIES = 64  # of one request
 MAX_URL = 2000  # characters
+MAX_BATCH = 64  # images that are stored by one request
 MAX_FILES = 16  # that are one query together
 MAX_RADIUS = 8  # of near-duplicates
 MAX_IN_GROUP = 100  # images of a group of near-duplicates in an answer, or to keep
@@ -167,7 +168,12 @@ class SearchParameters(FilterParameters):
         )
 
 
-def _read(upload: UploadFile) -> bytes:
+def read_upload(upload: UploadFile) -> bytes:
+    """The bytes of a file.
+
+    Raises:
+        BadImage: there are none.
+    """
     data = upload.file.read()
     if not data:
         raise BadImage("the upload is empty (0 bytes)")
@@ -189,7 +195,7 @@ class SearchForm(SearchParameters):
         Raises:
             BadImage: there are none.
         """
-        return [_read(upload) for upload in self.image]
+        return [read_upload(upload) for upload in self.image]
 
 
 class SearchQuery(NoParameters):
@@ -263,7 +269,7 @@ class EncodeForm(NoParameters):
         Raises:
             BadImage: there are none.
         """
-        return _read(self.image)
+        return read_upload(self.image)
 
 
 class EncodeBody(NoParameters):
@@ -302,6 +308,23 @@ class ImageChanges(NoParameters):
         default=None, max_length=MAX_LABELS, description="All labels that it has from now on."
     )
     attributes: Given[dict[str, Any]] = Field(default=None, description="All attributes that it has from now on.")
+
+
+class ImageDetails(ImageChanges):
+    """What belongs to one image of several."""
+
+    key: Given[str] = Field(default=None, description="Your own name for the image, 1 to 512 characters.")
+
+
+class AddManyForm(NoParameters):
+    """Images to store."""
+
+    image: list[UploadFile] = Field(min_length=1, max_length=MAX_BATCH, description="The image files.")
+    details: Json[list[ImageDetails]] = Field(
+        default=[],
+        description="A JSON list with the key, labels and attributes of each image, in the order of the images.",
+        examples=['[{"key": "shop/4711", "labels": ["cat"]}]'],
+    )
 
 
 class DeleteParameters(FilterParameters):

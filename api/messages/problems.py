@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match, Mount
 
+from hashseek.api.messages.schemas import ProblemDetails
 from hashseek.api.monitoring.logs import ID_HEADER, request_id
 from hashseek.api.monitoring.metrics import ERRORS
 from hashseek.indexing.catalog import CatalogLocked, CatalogReplaced, DiskFull, SpaceRetired
@@ -86,14 +87,28 @@ def problem(
     status: int, detail: str, *, kind: str = "about:blank", headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
     """A problem JSON response."""
-    own = request_id.get()
-    content = {"type": kind, "title": HTTPStatus(status).phrase, "status": int(status), "detail": detail}
-    content["request_id"] = own
-    ERRORS.labels(kind.removeprefix("urn:hashseek:")).inc()
-    headers = {ID_HEADER: own, **(headers or {})}
-    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+    return _response(_details(status, detail, kind), headers)
+
+
+def _response(content: ProblemDetails, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    headers = {ID_HEADER: content.request_id, **(headers or {})}
+    if content.status == HTTPStatus.SERVICE_UNAVAILABLE:
         headers = {"Retry-After": "1", **headers}
-    return JSONResponse(content, status_code=status, media_type=MEDIA_TYPE, headers=headers)
+    return JSONResponse(content.model_dump(), status_code=content.status, media_type=MEDIA_TYPE, headers=headers)
+
+
+def _details(status: int, detail: str, kind: str) -> ProblemDetails:
+    ERRORS.labels(kind.removeprefix("urn:hashseek:")).inc()
+    title = HTTPStatus(status).phrase
+    return ProblemDetails(type=kind, title=title, status=int(status), detail=detail, request_id=request_id.get())
+
+
+def describe(error: HashseekError, place: Path) -> ProblemDetails:
+    """What clients see of an error about the collection at `place`, or about one of those in that folder."""
+    status = next(code for kind, code in STATUS.items() if isinstance(error, kind))
+    # Clients need not know where the collection is.
+    detail = without_uri(place, str(error)) if is_in_milvus(place) else _without_folder(place, str(error))
+    return _details(status, detail, f"urn:hashseek:{type(error).__name__}")
 
 
 def install(app: FastAPI) -> None:
@@ -101,12 +116,10 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HashseekError)
     def ours(request: Request, error: HashseekError) -> JSONResponse:
-        status = next(code for kind, code in STATUS.items() if isinstance(error, kind))
-        if isinstance(error, BadCollection) and status >= HTTPStatus.INTERNAL_SERVER_ERROR:  # no client can fix it
-            log.error("%s %s: %s", request.method, request.url.path, error)
-        place = request.app.state.collections.settings.collection  # clients need not know where it is
-        detail = without_uri(place, str(error)) if is_in_milvus(place) else _without_folder(place, str(error))
-        return problem(status, detail, kind=f"urn:hashseek:{type(error).__name__}")
+        described = describe(error, request.app.state.collections.settings.collection)
+        if isinstance(error, BadCollection) and described.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            log.error("%s %s: %s", request.method, request.url.path, error)  # no client can fix it
+        return _response(described)
 
     @app.exception_handler(RequestValidationError)
     def invalid(_: Request, error: RequestValidationError) -> JSONResponse:

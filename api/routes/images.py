@@ -3,21 +3,32 @@
 import hashlib
 import io
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response, status
-from fastapi.responses import FileResponse
+from fastapi import APIRouter, Query, Request, Response, UploadFile, status
+from fastapi.responses import FileResponse, StreamingResponse
+from pydantic import BaseModel
 
-from hashseek.api.messages.parameters import AddForm, DeleteParameters, FileParameters, ImageChanges, PageParameters
-from hashseek.api.messages.problems import FileGone, UnexpectedNumber
-from hashseek.api.messages.schemas import AddedImage, ImagePage, ImageRecord, Removed, shown_path
+from hashseek.api.messages.parameters import (
+    AddForm,
+    AddManyForm,
+    DeleteParameters,
+    FileParameters,
+    ImageChanges,
+    ImageDetails,
+    PageParameters,
+    read_upload,
+)
+from hashseek.api.messages.problems import FileGone, UnexpectedNumber, describe
+from hashseek.api.messages.schemas import AddedImage, ImagePage, ImageRecord, ProblemDetails, Removed, shown_path
 from hashseek.api.routes.dependencies import MULTIPART, NoBodyDep, NoQueryDep, SearcherDep, WritableDep, at_most_once
 from hashseek.indexing.catalog import NewImage, StoredImage
 from hashseek.indexing.catalog.records import StoredCode
-from hashseek.indexing.searcher import LoadedFile
+from hashseek.indexing.searcher import LoadedFile, Searcher
 from hashseek.indexing.uris import is_there, open_uri
-from hashseek.retrieval.errors import BadConfig, BadImage, UnknownImage
+from hashseek.retrieval.errors import BadCollection, BadConfig, BadImage, HashseekError, UnknownImage
 from hashseek.retrieval.images import decode, memory_to_decode
 
 _SUFFIX = {
@@ -41,7 +52,11 @@ _FILE: dict[int | str, dict[str, Any]] = {
     304: {"description": "The client has it already."},
 }
 
+NDJSON = "application/x-ndjson"
+_LINE = {"oneOf": [model.model_json_schema() for model in (AddedImage, ProblemDetails)]}
+
 router = APIRouter(prefix="/v1/images", tags=["images"])
+batch_router = APIRouter(prefix="/v1", tags=["images"])
 
 
 @router.get("")
@@ -160,20 +175,60 @@ def add_image(searcher: SearcherDep, form: Annotated[AddForm, MULTIPART], respon
     attributes if the request has any. So sending a request again changes nothing. The file's name is kept as the
     attribute `filename`, unless the request has one.
     """
+    added = _add(searcher, form.image, labels=form.labels, key=form.key, attributes=form.attributes)
+    if not added.created:
+        response.status_code = status.HTTP_200_OK
+    return added
+
+
+@batch_router.post(
+    "/batch",
+    response_class=StreamingResponse,
+    responses={200: {"description": "A line for each image, in order.", "content": {NDJSON: {"schema": _LINE}}}},
+    dependencies=[WritableDep, NoQueryDep],
+)
+def add_images(searcher: SearcherDep, form: Annotated[AddManyForm, MULTIPART], request: Request) -> StreamingResponse:
+    """Store several images, each as `POST /v1/images` does. If one cannot be stored, the others still are.
+
+    The answer has a line of JSON for each image, in order, as soon as it is stored: the same as `POST /v1/images`
+    answers, or the problem.
+    """
+    n_images, n_details = len(form.image), len(form.details)
+    if n_details not in (0, n_images):
+        raise BadConfig(f"there are {n_images} images but {n_details} details: send details for each image or for none")
+    place = request.app.state.collections.settings.collection
+
+    def lines() -> Iterator[bytes]:
+        for number, upload in enumerate(form.image):
+            about = form.details[number] if form.details else ImageDetails()
+            labels, attributes = about.labels or [], about.attributes or {}
+            try:
+                line: BaseModel = _add(searcher, upload, labels=labels, key=about.key, attributes=attributes)
+            except HashseekError as error:
+                line = describe(error, place)
+            except OSError as error:
+                line = describe(BadCollection(f"the image could not be stored: {error.strerror or error}"), place)
+            yield line.model_dump_json().encode() + b"\n"
+
+    return StreamingResponse(lines(), media_type=NDJSON)
+
+
+def _add(
+    searcher: Searcher, upload: UploadFile, *, labels: list[str], key: str | None, attributes: dict[str, Any]
+) -> AddedImage:
     collection, encoder = searcher.collection, searcher.image_encoder
-    data, key, attributes = form.content(), form.key, form.attributes
+    data = read_upload(upload)
     sha256 = hashlib.sha256(data).hexdigest()
     stored, encoded = collection.by_hash(sha256), collection.code_by_hash(sha256)
     if stored is not None and encoded is not None:
         if key is None and is_there(collection.uri_of(stored)):
-            response.status_code = status.HTTP_200_OK
             return AddedImage.of(stored, created=False, change="known")
         image: StoredImage | LoadedFile = stored  # one content has one code, whatever the engine is now
     else:
         image, query = searcher.encode_file(data, name="the upload")
         encoded = StoredCode(query.code, encoder.engine, query.feature)
     keeps_attributes = not attributes and key is not None and collection.ids_by_key([key])
-    if (name := _base_name(form.image.filename or "")) and not keeps_attributes:
+    if (name := _base_name(upload.filename or "")) and not keeps_attributes:
         attributes = {"filename": name, **attributes}
     new = NewImage(
         path="",  # the file is named by its hash
@@ -182,14 +237,12 @@ def add_image(searcher: SearcherDep, form: Annotated[AddForm, MULTIPART], respon
         height=image.height,
         bytes=len(data),
         media_type=image.media_type,
-        labels=tuple(form.labels),
+        labels=tuple(labels),
         key=key,
         attributes=attributes,
         **encoded._asdict(),
     )
     image_id, change = collection.add_with_file(new, data, suffix=_SUFFIX.get(image.media_type, ""))
-    if change != "added":
-        response.status_code = status.HTTP_200_OK
     return AddedImage.of(collection.one(image_id), created=change == "added", change=change)
 
 

@@ -80,6 +80,13 @@ def test_numbers_of_numpy_are_numbers(remote):
         remote.change(added.id, attributes={"taken": object()})
 
 
+def test_a_batch_says_of_each_image_what_became_of_it(remote):
+    added, refused = remote.add_batch([png(600), b"no picture"], [{"key": "a", "labels": ["x"]}, {}])
+    assert (added.key, added.labels, added.change) == ("a", ["x"], "added")
+    assert (refused.status, refused.kind) == (422, "BadImage")
+    assert [one.change for one in remote.add_batch([png(600), png(601)])] == ["known", "added"]
+
+
 def test_what_would_search_or_delete_more_than_was_meant_is_refused(remote):
     for name in ("id", "key", "any_label"):
         with pytest.raises(BadConfig):

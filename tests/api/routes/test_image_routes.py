@@ -187,6 +187,22 @@ def test_only_one_picture_is_stored_at_a_time(client):
     assert n_images(client) == 12
 
 
+def test_each_image_of_a_batch_is_stored_or_has_its_own_problem(client):
+    files = [("image", (f"{n}.png", data)) for n, data in enumerate([png(500), b"no picture", png(500), png(501)])]
+    details = [{"key": "a"}, {}, {"labels": ["x"]}, {"labels": ["y"], "attributes": {"n": 1}}]
+    response = client.post("/v1/batch", files=files, data={"details": json.dumps(details)})
+    assert (response.status_code, response.headers["content-type"]) == (200, "application/x-ndjson")
+    first, broken, same, last = map(json.loads, response.text.splitlines())
+    assert (first["id"], first["key"], first["change"]) == (13, "a", "added")
+    assert (broken["status"], broken["type"]) == (422, "urn:hashseek:BadImage")
+    assert (same["id"], same["change"]) == (13, "known")
+    assert (last["labels"], last["attributes"]) == (["y"], {"n": 1, "filename": "3.png"})
+    assert client.get("/v1/images/14").json()["sha256"] == last["sha256"]
+    assert_problem(client.post("/v1/batch", files=files, data={"details": "[{}]"}), 422, "BadConfig")
+    assert_problem(client.post("/v1/batch", files=files * 17), 422, "BadRequest")
+    assert n_images(client) == 14
+
+
 def test_labels_may_be_repeated_and_empty_fields_count_as_not_given(client):
     record = add(client, png(500), labels="", key="", attributes="").json()
     assert (record["labels"], record["key"], record["attributes"]) == ([], None, {"filename": "picture"})

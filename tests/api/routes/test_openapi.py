@@ -12,7 +12,7 @@ CHECKS = ("--exclude-checks", "positive_data_acceptance")
 
 @pytest.mark.parametrize(
     ("kind", "role", "n_operations"),
-    [("own_collection", None, 25), ("own_collection", "read", 25), ("several", "admin", 27)],
+    [("own_collection", None, 26), ("own_collection", "read", 26), ("several", "admin", 28)],
 )
 def test_generated_requests_get_declared_answers_and_no_server_error(
     request, serve, hashseek, tmp_path, kind, role, n_operations
@@ -44,6 +44,7 @@ def test_operations_have_stable_names(reader):
     names = [operation["operationId"] for operations in paths.values() for operation in operations.values()]
     assert sorted(names) == [
         "add_image",
+        "add_images",
         "change_image",
         "change_image_by_key",
         "delete_image",

@@ -42,6 +42,7 @@ def test_health_statistics_and_documentation(reader, checkpoint):
         "/v1/duplicates": ["get"],
         "/v1/duplicates/kept": ["post"],
         "/v1/encode": ["post"],
+        "/v1/batch": ["post"],
         "/v1/images": ["delete", "get", "post"],
         "/v1/images/by-key/{key}": ["delete", "get", "patch"],
         "/v1/images/{image_id}": ["delete", "get", "patch"],
