@@ -59,7 +59,9 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.collections = collections
     problems.install(app)
     app.add_middleware(RepeatedChanges)
-    app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=1, exclude_content_types=("image/*",))
+    app.add_middleware(
+        GZipMiddleware, minimum_size=1000, compresslevel=1, exclude_content_types=("image/*", images.NDJSON)
+    )
     app.add_middleware(RequestLimits, settings)
     if settings.allowed_origins:  # outside of the limits, since a browser asks for permission without a key
         app.add_middleware(

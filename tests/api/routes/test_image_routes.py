@@ -192,6 +192,7 @@ def test_each_image_of_a_batch_is_stored_or_has_its_own_problem(client):
     details = [{"key": "a"}, {}, {"labels": ["x"]}, {"labels": ["y"], "attributes": {"n": 1}}]
     response = client.post("/v1/batch", files=files, data={"details": json.dumps(details)})
     assert (response.status_code, response.headers["content-type"]) == (200, "application/x-ndjson")
+    assert "content-encoding" not in response.headers  # compressed, lines would be held back
     first, broken, same, last = map(json.loads, response.text.splitlines())
     assert (first["id"], first["key"], first["change"]) == (13, "a", "added")
     assert (broken["status"], broken["type"]) == (422, "urn:hashseek:BadImage")
