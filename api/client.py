@@ -49,10 +49,10 @@ _LONGEST_WAIT = 60.0  # seconds before a request is sent again
 
 
 class ServiceError(HashseekError):
-    """The service refused a request, or does not answer.
+    """The service refused a request, or did not answer.
 
     Attributes:
-        status: of HTTP; None if there was no answer.
+        status: the HTTP status; None if there was no answer.
         kind: the class of the error, such as UnknownImage; empty if unknown.
     """
 
@@ -122,7 +122,7 @@ class _Calls:
 
     @staticmethod
     def search_url(url: str, **options: Unpack[SearchOptions]) -> _Call[SearchAnswer]:
-        """The stored images most similar to a picture that the service downloads, from a host that it allows."""
+        """The stored images most similar to a picture that the service downloads from a host that it allows."""
         return _Call("POST", "/v1/search", _model(SearchAnswer), _json({"url": url, **_fields(options)}))
 
     @staticmethod
@@ -155,7 +155,7 @@ class _Calls:
         labels: Sequence[str] = (),
         attributes: Mapping[str, Any] | None = None,
     ) -> _Call[AddedImage]:
-        """Store an image. Without a key its content decides whether it is new, with a key the key does."""
+        """Store an image. Without a key, its content decides whether it is new; with a key, the key does."""
         given = {"key": key, "attributes": json.dumps(dict(attributes), default=_plain) if attributes else None}
         data = {"labels": _list(labels), **{name: value for name, value in given.items() if value is not None}}
         return _Call("POST", "/v1/images", _model(AddedImage), {"files": {"image": _upload(image)}, "data": data})
@@ -184,7 +184,7 @@ class _Calls:
 
     @staticmethod
     def delete_where(expected: int, **filters: Unpack[Filters]) -> _Call[Removed]:
-        """Delete the images that pass the filters, if they are as many as expected."""
+        """Delete the images that pass the filters, if their number is the expected one."""
         return _Call("DELETE", "/v1/images", _model(Removed), {"params": {"expected": expected, **_fields(filters)}})
 
     @staticmethod
@@ -232,7 +232,7 @@ def _awaited(make: Callable[P, _Call[T]]) -> Callable[Concatenate["AsyncClient",
 
 
 class _Connection(Generic[H]):
-    """How both clients are made."""
+    """Setup that both clients share."""
 
     _new: type[H]
 
@@ -268,7 +268,7 @@ class Client(_Connection[httpx.Client]):
         http: sends the requests, instead of a new `httpx.Client`; for example one with certificates of your own.
 
     Raises (every method):
-        ServiceError: the service refused the request, or does not answer.
+        ServiceError: the service refused the request, or did not answer.
     """
 
     _new = httpx.Client
@@ -388,7 +388,7 @@ def _is_temporary(outcome: _Outcome) -> bool:
 
 
 def _wait(outcome: _Outcome, attempt: int) -> float:
-    """Seconds until the request is sent again: what the service asks for, and more with every attempt."""
+    """Seconds until the request is sent again: as long as the service asks for, and longer with each attempt."""
     after = "" if isinstance(outcome, Exception) else outcome.headers.get("Retry-After", "")
     return min(float(after) if after.isdigit() else 1.0, _LONGEST_WAIT) + attempt * random.random()
 
@@ -424,7 +424,7 @@ def _model(model: type[M]) -> Callable[[bytes], M]:
 
 
 def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as a request has them: one value of a list stands for a list of one, and None for not given."""
+    """Options as request parameters: a single value stands for a list of one, and None means not given."""
     given = {name: _number(value) for name, value in options.items() if value is not None}
     for name in _ONE_OF & given.keys():
         if given[name] == []:
@@ -440,14 +440,14 @@ def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number(value: Any) -> Any:
-    """A number or array of NumPy as Python's; anything else as it is."""
+    """A NumPy number or array as a Python object; anything else unchanged."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _plain(value: Any) -> Any:
-    """For `json.dumps`: what it does not know."""
+    """For `json.dumps`: converts objects that it does not support."""
     if (number := _number(value)) is value:
-        raise BadConfig(f"{value!r} cannot be sent as JSON: give texts, numbers, lists and dictionaries")
+        raise BadConfig(f"{value!r} cannot be sent as JSON: use strings, numbers, lists and dictionaries")
     return number
 
 
@@ -458,12 +458,12 @@ def _json(body: dict[str, Any]) -> dict[str, Any]:
 
 def _list(labels: Sequence[str]) -> list[str]:
     if isinstance(labels, str):
-        raise BadConfig(f"labels are a list of texts, not one text: [{labels[:40]!r}]")
+        raise BadConfig(f"labels must be a list of strings, not one string: write [{labels[:40]!r}]")
     return list(labels)
 
 
 def _upload(image: ImageFile) -> tuple[str, bytes]:
-    """(name, content) of a file; the service keeps no name that ends with a slash."""
+    """(name, content) of a file; the service keeps no name that ends in a slash."""
     if isinstance(image, bytes):
         return "/", image
     path = Path(image)

@@ -1,6 +1,6 @@
 """What routes depend on: the service, its searcher, and the right to write.
 
-Nothing here waits, so all are `async`: FastAPI would run each of the others in a thread.
+Nothing here blocks, so all are `async`: FastAPI would otherwise run each of them in a thread.
 """
 
 from collections.abc import AsyncIterator
@@ -55,10 +55,10 @@ def local(searcher: Searcher) -> Collection:
     """The collection, if it is in a folder.
 
     Raises:
-        BadConfig: another program keeps it.
+        BadConfig: it is in Milvus.
     """
     if not isinstance(searcher.collection, Collection):
-        raise BadConfig(f"{searcher.collection.place} is no folder, which this request needs")
+        raise BadConfig(f"{searcher.collection.place} is not a folder: this request needs a collection in a folder")
     return searcher.collection
 
 
@@ -73,7 +73,7 @@ async def require_writable(
         Header(
             alias=HEADER,
             max_length=MAX_LENGTH,
-            description="A new one for each change; sent again with it, the change is done once.",
+            description="A new value for each change; a change sent again with the same value is made only once.",
         ),
     ] = None,
 ) -> None:
