@@ -5,7 +5,7 @@ checkpoint, training to start a hash layer, evaluation as a baseline.
 
 random        a random rotation, the locality-sensitive hashing of Charikar (STOC 2002)
 pca           the principal directions
-itq           these, rotated so that the signs lose least: Gong and Lazebnik, "Iterative Quantization" (CVPR 2011)
+itq           these, rotated for the least quantization error: Gong and Lazebnik, "Iterative Quantization" (CVPR 2011)
 weighted_itq  the principal directions, each times the fourth root of the deviation along it, rotated in the same way
 itq_cca       the directions that correlate most with labels, rotated in the same way (section 4 there): needs labels
 
@@ -73,7 +73,7 @@ def fit_hash_layer(
     """
     if method not in (*METHODS, "itq_cca"):
         names = ", ".join((*METHODS, "itq_cca"))
-        raise BadConfig(f"there is no method {method!r} to fit a hash layer: use one of {names}")
+        raise BadConfig(f"there is no method {method!r} for fitting a hash layer: use one of {names}")
     check_n_bits(n_bits)
     rows, rng = normalized(features), np.random.default_rng(seed)
     mean = rows.mean(0)
@@ -98,11 +98,11 @@ def principal_directions(centred: Features, n_bits: int, _: np.random.Generator)
     """Directions (D, K) of the largest variance, the largest first."""
     n, width = centred.shape
     if n_bits > width:
-        raise BadConfig(f"features of {width} numbers give at most {width} bits, not {n_bits}: ask for fewer bits")
+        raise BadConfig(f"features of {width} numbers can have at most {width} bits, got {n_bits}: use fewer bits")
     values, vectors = np.linalg.eigh((centred.T @ centred).astype(np.float64))
     if values[-n_bits] <= 1e-6 * max(values[-1], 1e-12):
         raise BadConfig(
-            f"{n:,} images do not vary in {n_bits} directions: add more different images, ask for fewer bits, or use "
+            f"{n:,} images do not vary in {n_bits} directions: add more different images, use fewer bits, or choose "
             "the method random"
         )
     directions: Features = vectors[:, : -n_bits - 1 : -1].astype(np.float32)
@@ -128,7 +128,7 @@ def weighted_itq(centred: Features, n_bits: int, rng: np.random.Generator) -> Fe
 def itq_cca(centred: Features, n_bits: int, rng: np.random.Generator, labels: Labels | None) -> Features:
     """Directions (D, K): the canonical ones, rotated."""
     if labels is None:
-        raise BadConfig("the method itq_cca learns from labels: give labels, or use itq")
+        raise BadConfig("the method itq_cca needs labels: pass labels, or use itq")
     return _rotated(centred, canonical_directions(centred, n_bits, labels), rng)
 
 
@@ -138,7 +138,7 @@ def canonical_directions(centred: Features, n_bits: int, labels: Labels) -> Feat
     if n_bits > min(n_labels, centred.shape[1]):
         raise BadConfig(
             f"{n_labels} labels and features of {centred.shape[1]} numbers give itq_cca at most "
-            f"{min(n_labels, centred.shape[1])} bits, not {n_bits}: ask for fewer bits, or use itq"
+            f"{min(n_labels, centred.shape[1])} bits, not {n_bits}: use fewer bits, or itq"
         )
     counted = labels - labels.mean(0)
     n = len(labels)
@@ -167,7 +167,7 @@ def best_rotation(projected: Features, rotation: Features, *, rounds: int = ITQ_
 
     Each round takes the signs for the rotation and then the best rotation for the signs, so the error never rises.
     """
-    # Several threads wait for each other at every step of so small matrices: ten times as long beside other work.
+    # With matrices this small, threads wait for each other at every step: ten times as long on a busy machine.
     with threadpool_limits(1):
         for _ in range(rounds):
             signs = np.where(projected @ rotation >= 0, np.float32(1), np.float32(-1))

@@ -21,7 +21,7 @@ def load_named(name: str, *, kind: str) -> Any:
         kind: what the name stands for, used in messages: "loss", "data set" or "backbone".
 
     Raises:
-        BadConfig: the name has another form, the module cannot be imported, or it has no such attribute.
+        BadConfig: the name is malformed, the module cannot be imported, or it has no such attribute.
     """
     module_name, _, attribute = name.partition(":")
     if not attribute.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):

@@ -177,6 +177,6 @@ def _parse_ns(words: list[str]) -> tuple[int | None, ...]:
     """The N in ascending order, None for "all"."""
     for word in words:
         if word != "all" and not (word.isdecimal() and int(word)):
-            raise BadConfig(f"-n must be a positive integer or all, not {word!r}")
+            raise BadConfig(f"-n must be a positive integer or all, got {word!r}")
     numbers = sorted({int(word) for word in words if word != "all"})
     return *numbers, *([None] if "all" in words else [])

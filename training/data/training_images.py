@@ -96,7 +96,7 @@ class Images:
             device: where the batch goes. A GPU flips and crops the whole batch at once.
 
         Raises:
-            BadDataset: as `pixels`.
+            BadDataset: see `pixels`.
         """
         at_once = device.type != "cpu" and augmentation.geometric
 

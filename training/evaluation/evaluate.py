@@ -90,7 +90,7 @@ def evaluate(
             on_error = "stop", the data set does not fit the checkpoint, the baseline is not possible, or N < 1.
     """
     if n_points < 0:
-        raise BadConfig(f"the number of points in the t-SNE must be at least 0, not {n_points}")
+        raise BadConfig(f"the number of points in the t-SNE must be at least 0, got {n_points}")
     candidates = load_candidates([checkpoint_path, *others], lengths=lengths)
     task = prepare(candidates, splits, options)
     checkpoint, *compared = [each.checkpoint for each in candidates]

@@ -69,7 +69,7 @@ def fit_probe(
         BadCodes: shapes do not match, labels are not 0/1, or features are NaN or infinite.
     """
     if not 0 <= weight_decay < float("inf"):
-        raise BadConfig(f"weight_decay must be at least 0, not {weight_decay}")
+        raise BadConfig(f"weight_decay must be at least 0, got {weight_decay}")
     if features.ndim != 2 or labels.ndim != 2 or not 0 < len(features) == len(labels):
         raise BadCodes(
             f"a probe needs features (n, D) and labels (n, C) with at least one row, not {tuple(features.shape)} and "

@@ -178,7 +178,7 @@ def _saved_everywhere(fabric: Fabric, run: Run, config: Config, *, resume: bool)
     """The state that all processes continue from: the one that the first process finds in its folder.
 
     Raises:
-        BadConfig: as `saved_state`, or another host has the run and the first one has not.
+        BadConfig: see `saved_state`, or another host has the run and the first one has not.
     """
     saved = saved_state(run, config, resume=resume) if fabric.is_global_zero else None
     found = gather_rows(torch.tensor([run.config.is_file()], device=fabric.device)).tolist()

@@ -90,7 +90,7 @@ class KeyQueue(nn.Module):
         in length.
 
         Raises:
-            BadCodes: as `memory`, or more keys than the queue has rows.
+            BadCodes: see `memory`, or more keys than the queue has rows.
         """
         keys, labels = self._checked(keys, labels)
         keys, labels = gather_rows(keys), gather_rows(labels)

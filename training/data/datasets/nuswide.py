@@ -141,7 +141,7 @@ def _read_column(file: Path, n_images: int) -> Labels:
 def _most_frequent(table: Table, n_labels: int) -> Table:
     """The images with at least one of the `n_labels` most frequent labels, which keep their order."""
     if not 2 <= n_labels <= len(table.label_names):
-        raise BadConfig(f"n_labels must be 2 to {len(table.label_names)}, not {n_labels}")
+        raise BadConfig(f"n_labels must be 2 to {len(table.label_names)}, got {n_labels}")
     counts = table.labels.sum(axis=0, dtype=np.int64)
     columns = np.sort(np.argsort(-counts, kind="stable")[:n_labels])
     labels = table.labels[:, columns]

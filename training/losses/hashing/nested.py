@@ -39,7 +39,7 @@ class Nested(nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(lengths, list | tuple) or not lengths:
-            raise BadConfig(f"nested.lengths must be a list of numbers of bits, not {lengths!r}")
+            raise BadConfig(f"nested.lengths must be a list of numbers of bits, got {lengths!r}")
         for length in lengths:
             check("a length in nested.lengths", length, Number("a number of bits", least=1, whole=True))
         if any(long <= short for short, long in pairwise(lengths)) or lengths[-1] != n_bits:
