@@ -25,8 +25,8 @@ from hashseek.training.data.image_table import (
 from hashseek.training.data.splits import Splits
 
 _REMEDY = (
-    "get Groundtruth, ImageList and ConceptsList from lms.comp.nus.edu.sg/research/NUS-WIDE.htm, ask there for the "
-    "images, and put all of it in root"
+    "get Groundtruth, ImageList and ConceptsList from lms.comp.nus.edu.sg/research/NUS-WIDE.htm, request the "
+    "images there, and put everything in root"
 )
 
 
@@ -56,7 +56,7 @@ def nuswide(
         n_query: queries of a random split; None: 100 per label (2,100), or 5,000 for more than 21 labels.
         n_train: its training images; None: 500 per label (10,500), or 10,000 for more than 21 labels.
         split_seed: seed of a random split.
-        train_in_database: training images are in the database too, as in DeepHash-pytorch's lists.
+        train_in_database: training images are also in the database, as in DeepHash-pytorch's lists.
         on_error: "stop" refuses missing images (many have left Flickr), "skip" leaves them out.
 
     Raises:

@@ -34,7 +34,7 @@ class LBase(ContrastiveLoss):
 
     source = STUDY
     formula = "Eq. 1"
-    use = "pull in proportion to the overlap of labels, with nothing to learn or to balance"
+    use = "pull in proportion to the overlap of labels, with nothing to learn or balance"
 
     def terms(self, batch: Batch) -> dict[str, Tensor]:
         """The term "base"."""
@@ -53,7 +53,7 @@ class LProto(ContrastiveLoss):
 
         loss_i = - mean over the labels j of i of log q_ij
 
-    A row without labels counts 0 (NaN in the code). Prototypes (C, D) are the parameter `prototypes`. O(B C D).
+    A row without labels contributes 0 (NaN in the code). Prototypes (C, D) are the parameter `prototypes`. O(B C D).
     """
 
     source = STUDY

@@ -35,7 +35,7 @@ class MSC(ContrastiveLoss):
 
     source = f"Audibert et al., ECML-PKDD 2024; {STUDY}"
     formula = "Eqs. 4-5"
-    use = "rare labels: each label of an image has the same weight, however many rows carry it"
+    use = "rare labels: each label of an image has the same weight, however many rows have it"
     needs = ("prototypes (learned)",)
 
     beta: Annotated[
