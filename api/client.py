@@ -4,8 +4,8 @@
         for hit in client.search("query.jpg", k=5).hits:
             print(hit.distance, hit.path)
 
-A request that is answered with 429, 502, 503 or 504, or whose connection breaks, is sent again; the service does a
-change only once. Images are paths or the bytes of files. Importing this module loads neither torch nor FastAPI.
+A request that is answered with 429, 502, 503 or 504, or whose connection breaks, is sent again; the service makes
+each change only once. Images are paths or the bytes of files. Importing this module loads neither torch nor FastAPI.
 """
 
 import asyncio
@@ -98,7 +98,7 @@ class Query(TypedDict, total=False):
 
 
 _LISTS = {"label", "any_label", "without", "where", "id", "key", "include"}
-_ONE_OF = {"any_label", "id", "key"}  # an image must have one of these
+_ONE_OF = {"any_label", "id", "key"}  # an image must match one value of each of these
 
 
 @dataclass(frozen=True)
@@ -259,13 +259,13 @@ class Client(_Connection[httpx.Client]):
     """A service at a URL. Close it after use, or use it in a `with` statement.
 
     Args:
-        url: of the service.
-        collection: its name, if the service has several.
-        api_key: if the service asks for keys; default: the environment variable HASHSEEK_API_KEY.
-        timeout: seconds that an answer may take.
+        url: the URL of the service.
+        collection: the name of the collection, if the service has several.
+        api_key: needed if the service requires keys; default: the environment variable HASHSEEK_API_KEY.
+        timeout: seconds to wait for an answer.
         retries: how often a request is repeated while it is answered with 429, 502, 503 or 504, or if the connection
-            breaks. A change has an Idempotency-Key, so it is done once.
-        http: sends the requests, instead of a new `httpx.Client`; for example one with certificates of your own.
+            breaks. A change has an Idempotency-Key, so it is made only once.
+        http: the client to use instead of a new `httpx.Client`; for example one with your own certificates.
 
     Raises (every method):
         ServiceError: the service refused the request, or did not answer.
@@ -381,10 +381,10 @@ _Outcome = httpx.Response | httpx.HTTPError | httpx.InvalidURL
 
 
 def _is_temporary(outcome: _Outcome) -> bool:
-    """Whether the service is busy or being restarted, or the connection broke after it was made."""
+    """Whether the service is busy or being restarted, or the connection broke after it was established."""
     if isinstance(outcome, Exception):
         return isinstance(outcome, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError)
-    return outcome.status_code in (429, 502, 503, 504)  # 502 and 504 are a proxy's
+    return outcome.status_code in (429, 502, 503, 504)  # 502 and 504 come from a proxy
 
 
 def _wait(outcome: _Outcome, attempt: int) -> float:
@@ -395,7 +395,7 @@ def _wait(outcome: _Outcome, attempt: int) -> float:
 
 def _read(call: _Call[T], response: _Outcome, url: str) -> T:
     if isinstance(response, httpx.TimeoutException):
-        raise ServiceError(f"{url} did not answer in time: try again, or allow more with timeout=SECONDS")
+        raise ServiceError(f"{url} did not answer in time: try again, or increase timeout=SECONDS")
     if isinstance(response, Exception):
         raise ServiceError(f"no service answers at {url} ({response}): start one with `hashseek serve`")
     if not response.is_success:
@@ -413,9 +413,9 @@ def _read(call: _Call[T], response: _Outcome, url: str) -> T:
 
 
 def _headers(api_key: str | None) -> dict[str, str]:
-    key = (api_key or os.environ.get("HASHSEEK_API_KEY", "")).strip()  # a file with a secret ends with a line break
+    key = (api_key or os.environ.get("HASHSEEK_API_KEY", "")).strip()  # a secret read from a file ends in a line break
     if not (key.isascii() and key.isprintable()):
-        raise BadConfig("the API key has characters that no key has: check api_key and HASHSEEK_API_KEY")
+        raise BadConfig("the API key contains invalid characters: check api_key and HASHSEEK_API_KEY")
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
@@ -428,9 +428,7 @@ def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: _number(value) for name, value in options.items() if value is not None}
     for name in _ONE_OF & given.keys():
         if given[name] == []:
-            raise BadConfig(
-                f"{name} is an empty list, which no image can match: leave it out to let all images through"
-            )
+            raise BadConfig(f"{name} is an empty list, which no image can match: leave it out to include all images")
     return {
         name: ([_number(one) for one in value] if not isinstance(value, str | int) else [value])
         if name in _LISTS
@@ -485,4 +483,4 @@ def _path_of_id(image_id: int) -> str:
     try:
         return f"/v1/images/{index(image_id)}"
     except TypeError:
-        raise BadConfig(f"{image_id!r} is not an id: get(KEY).id is the id of a key's image") from None
+        raise BadConfig(f"{image_id!r} is not an id: to look up the id of a key, use get(KEY).id") from None

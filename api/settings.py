@@ -124,10 +124,10 @@ class Settings:
                 "`hashseek keys create`), --read-only, or --no-keys if a proxy authenticates the users"
             )
         if self.reports is not None and not self.reports.is_dir():
-            raise BadConfig(f"there is no folder {self.reports}, which --reports names: create or correct it")
+            raise BadConfig(f"there is no reports folder {self.reports}: create it, or correct --reports")
         for host in self.allowed_hosts or ():
             if re.fullmatch(r"[\w.-]+|[0-9a-fA-F:]+", host, re.ASCII) is None:
-                raise BadConfig(f"{host!r} is no name for --allowed-host: write it without scheme and port")
+                raise BadConfig(f"{host!r} is not a host name for --allowed-host: write it without scheme and port")
         for host in self.url_hosts or ():
             if re.fullmatch(r"[\w.-]+(:\d{1,5})?", host, re.ASCII) is None:
                 raise BadConfig(

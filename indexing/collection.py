@@ -361,7 +361,7 @@ class Collection:
         }
 
     def verify(self) -> list[Finding]:
-        """Where catalog, codes, index, checkpoints and image files do not agree; empty if all is well.
+        """Disagreements between catalog, codes, index, checkpoints and image files; empty if there are none.
 
         Reads every checkpoint and every file that the collection keeps; of other files, only whether they exist.
         """
@@ -388,13 +388,13 @@ class Collection:
         return findings
 
     def _problem_of_file(self, image: StoredImage) -> str | None:
-        """What is wrong with an image's file; None if nothing is, and for a vector, which has none."""
+        """The problem with an image's file; None if there is none, or for a vector, which has no file."""
         if not image.path:
             return None
         uri = self.uri_of(image)
         with suppress(FileNotFoundError):
             if self.owns(image) and sha256_of(Path(uri)) != image.sha256:
-                return f"the content of the file of image {image.id} was changed: {image.path!r}"
+                return f"the content of the file of image {image.id} has changed: {image.path!r}"
         return None if is_there(uri) else f"the file of image {image.id} does not exist: {image.path!r}"
 
 

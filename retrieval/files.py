@@ -16,7 +16,7 @@ def write_atomically(path: Path, content: bytes | memoryview, *, within: Path | 
 
     Raises:
         FileNotFoundError: `within` does not exist.
-        OSError: the folder cannot be written or the disk is full; no partial file remains.
+        OSError: the folder is not writable or the disk is full; no partial file remains.
     """
     _make_folder(path.parent, within)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -266,7 +266,7 @@ def parse_labels(value: Any, drop: Sequence[str], used: set[str]) -> tuple[tuple
     if value is None:
         return (), []
     if not isinstance(value, str | list):
-        return (), [f"its labels are {value!r:.80}, neither text nor a list"]
+        return (), [f"its labels must be text or a list, got {value!r:.80}"]
     remarks = []
     if isinstance(value, str) and value.startswith("["):
         try:
@@ -274,7 +274,7 @@ def parse_labels(value: Any, drop: Sequence[str], used: set[str]) -> tuple[tuple
         except ValueError:
             remarks.append(f"{value!r:.80} begins like a JSON list and is none: is it a label?")
     if isinstance(value, list) and (odd := [part for part in value if type(part) not in (str, int)]):
-        remarks.append(f"{odd[0]!r:.40} among its labels is neither text nor a whole number: it was left out")
+        remarks.append(f"the label {odd[0]!r:.40} is neither text nor a whole number and was left out")
         value = [part for part in value if part not in odd]
     parts = value.split(";") if isinstance(value, str) else [str(part) for part in value]
     stripped = [part.strip() for part in parts]

@@ -299,7 +299,7 @@ class ImageChanges(NoParameters):
     model_config = ConfigDict(json_schema_extra={"examples": [{"labels": ["cat"], "attributes": {"year": 2015}}]})
 
     labels: Given[list[Label]] = Field(
-        default=None, max_length=MAX_LABELS, description="All labels that it has from now on."
+        default=None, max_length=MAX_LABELS, description="The new labels, replacing all old ones."
     )
     attributes: Given[dict[str, Any]] = Field(default=None, description="The new attributes, replacing all old ones.")
 

@@ -89,17 +89,17 @@ async def refuse_query(_: Annotated[NoParameters, Query()]) -> None:
 async def refuse_body(request: Request) -> None:
     """Refuse a body: a filter in it would be ignored."""
     if request.headers.get("content-length", "0") != "0":
-        raise BadConfig("nothing was deleted: this request takes filters in the query string, and no body")
+        raise BadConfig("nothing was deleted: this request accepts filters only in the query string, not in a body")
 
 
 def at_most_once(*names: str) -> Any:
-    """A dependency that refuses a form with several of one of these fields, all but the last of which would be lost."""
+    """A dependency that refuses a form with several of one of these fields, of which all but the last would be lost."""
 
     async def check(request: Request) -> None:
         form = await request.form()  # FastAPI has read it already
         for name in names:
             if len(form.getlist(name)) > 1:
-                raise BadConfig(f"the form has {len(form.getlist(name))} fields {name!r}, but this request takes one")
+                raise BadConfig(f"the form has {len(form.getlist(name))} fields {name!r}, but this request accepts one")
 
     return Depends(check)
 

@@ -149,7 +149,7 @@ def _check_signature(image_id: int, data: bytes) -> None:
 @router.post(
     "",
     status_code=status.HTTP_201_CREATED,
-    responses={status.HTTP_200_OK: {"model": AddedImage, "description": "It was stored already, or is updated."}},
+    responses={status.HTTP_200_OK: {"model": AddedImage, "description": "The image was already stored, or updated."}},
     dependencies=[WritableDep, NoQueryDep, at_most_once("image", "key", "attributes")],
 )
 def add_image(searcher: SearcherDep, form: Annotated[AddForm, MULTIPART], response: Response) -> AddedImage:

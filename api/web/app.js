@@ -82,7 +82,7 @@ ui.addOpen.onclick = async () => {
     const labelled = ui.addLabels.value && !created;
     ui.addLabels.value = "";
     await refresh();
-    ui.notice.textContent = created ? `Added as ${noun()} ${id}.` : `Already in the collection, as ${noun()} ${id}.${labelled ? " Its labels stay as they are: open it to change them." : ""}`;
+    ui.notice.textContent = created ? `Added as ${noun()} ${id}.` : `Already in the collection, as ${noun()} ${id}.${labelled ? " Its labels were not changed: open it to edit them." : ""}`;
   } catch (error) {
     fail(error);
   }

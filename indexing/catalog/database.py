@@ -30,9 +30,7 @@ class CatalogReplaced(BadCollection):
     """The catalog file was moved, deleted or replaced since it was opened."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(
-            f"{path} was moved or replaced by another file since it was opened: nothing was stored, try again"
-        )
+        super().__init__(f"{path} has been moved or replaced since it was opened: nothing was stored, try again")
 
 
 class CatalogDamaged(BadCollection):

@@ -94,11 +94,9 @@ def make_filter(
     lists |= {"ids": ids, "keys": keys}
     for name, values in lists.items():
         if isinstance(values, str):
-            raise BadConfig(f"{name} is a list of texts, not one text: [{values[:40]!r}]")
+            raise BadConfig(f"{name} must be a list of strings, not one string: write [{values[:40]!r}]")
         if name in ("any_labels", "ids", "keys") and values is not None and not len(values):
-            raise BadConfig(
-                f"{name} is an empty list, which no image can match: leave it out to let all images through"
-            )
+            raise BadConfig(f"{name} is an empty list, which no image can match: leave it out to include all images")
     any_labels, keys = any_labels or (), keys or ()
     if len(where) > MAX_CONDITIONS:
         raise BadConfig(f"a filter may have at most {MAX_CONDITIONS} conditions on attributes, got {len(where)}")
@@ -112,7 +110,7 @@ def make_filter(
         tuple(all_labels),
         tuple(no_labels),
         tuple(map(parse_condition, where)),
-        None if ids is None else tuple(int(one) for one in ids),  # they may be NumPy's
+        None if ids is None else tuple(int(one) for one in ids),  # they may be NumPy integers
         tuple(keys) or None,
         None if added_after is None else parse_time(added_after),
         None if added_before is None else parse_time(added_before),

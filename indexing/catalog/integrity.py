@@ -22,7 +22,7 @@ class FindingKind(Enum):
     WRONG_CODE = "a code that does not belong to the image's content"
     SEARCH_INDEX = "an index that does not match the catalog"
     CHECKPOINT = "a checkpoint of the collection"
-    FILE = "an image whose file does not exist, or a kept file that was changed"
+    FILE = "an image whose file does not exist, or a kept file that has changed"
 
 
 # Records or codes with such a problem cannot be read, so that no further check is possible.

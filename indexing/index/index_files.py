@@ -63,7 +63,7 @@ class IndexFiles:
             files = {self.folder / name: sha256 for name, sha256 in manifest["sha256"].items()}
             for file, sha256 in files.items():
                 if (read_all or file.stat().st_size < MAPPED) and sha256_of(file) != sha256:
-                    raise BadCollection(f"{file.name} does not have the hash in its manifest")
+                    raise BadCollection(f"{file.name} does not match the hash in its manifest")
             index = load_index(files, n_bits=n_bits, kind=version.kind)
             if len(index) != manifest["n_images"]:
                 raise BadCollection(f"its files hold {len(index)} images, but its manifest {manifest['n_images']}")

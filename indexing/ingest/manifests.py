@@ -258,7 +258,7 @@ def load_pyarrow() -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Dates and times as text and decimals as numbers, for JSON; other values that JSON lacks are refused later."""
+    """Dates and times as text and decimals as numbers, for JSON; other unsupported values are refused later."""
     if isinstance(value, datetime | date | time):
         return value.isoformat()
     if isinstance(value, Decimal):
