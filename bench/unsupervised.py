@@ -153,7 +153,7 @@ def fitted(method: str, n_bits: int, data: Data) -> Encode:
 
 
 def trained(method: str, n_bits: int) -> Encode:
-    """The built-in configuration at this length; a supervised one keeps the best epoch of its validation part."""
+    """The shipped configuration at this length; a supervised one keeps the best epoch of its validation part."""
     settings = [f"model.n_bits={n_bits}", "tracking.tensorboard=false", "train.device=cpu"]
     with tempfile.TemporaryDirectory() as folder:
         run = fit(load_config(Path(CONFIG.format(TRAINED[method])), settings), out=Path(folder) / "run").run

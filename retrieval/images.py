@@ -205,13 +205,13 @@ def memory_to_decode(data: bytes, *, at_least: int = 0) -> int:
 
 
 def as_decoded(image: Image.Image) -> Image.Image:
-    """An opened image as `decode` returns it: upright 8-bit RGB.
+    """An open image as `decode` returns it: upright 8-bit RGB.
 
     Raises:
         BadImage: it is something else than a Pillow image.
     """
     if not isinstance(image, Image.Image):
-        raise BadImage(f"{type(image).__name__} is no image: give a path, the bytes of a file or a Pillow image")
+        raise BadImage(f"{type(image).__name__} is not an image: use a path, the bytes of a file or a Pillow image")
     return to_rgb(ImageOps.exif_transpose(image))
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # it loads torch, and a mistake in a configuration is reporte
     from hashseek.retrieval.images import Preprocessing
 
 _MOMENTUM = 0.9
-# Settings that change nothing where the features of the backbone are computed once.
+# Settings without effect if the features of the backbone are computed only once.
 _OF_TRAINED_BACKBONES = (
     ("train", "views"),
     ("train", "flip"),
@@ -187,8 +187,8 @@ class OptimizerSection(_Section):
         default=None, gt=0, description="learning rate of the loss's proxies and prototypes; none: `optimizer.lr`"
     )
     momentum: float = Field(default=_MOMENTUM, ge=0, lt=1, description="momentum of SGD")
-    weight_decay: float = Field(default=5e-4, ge=0, description="weight decay, as the optimizer defines it")
-    clip_norm: float | None = Field(default=None, gt=0, description="largest norm of the whole gradient")
+    weight_decay: float = Field(default=5e-4, ge=0, description="weight decay, as defined by the optimizer")
+    clip_norm: float | None = Field(default=None, gt=0, description="clip the norm of the whole gradient to this value")
     schedule: Literal["constant", "step", "cosine", "restarts"] = Field(
         default="cosine", description="`constant`, `step`, `cosine` or `restarts` (cosine with warm restarts)"
     )
@@ -327,7 +327,7 @@ class Config(_Section):
                     )
         if self.optimizer.name == "adamw" and self.optimizer.momentum != _MOMENTUM:
             raise ValueError(
-                f"optimizer.momentum is {self.optimizer.momentum}, but AdamW has none: leave it out, or set "
+                f"optimizer.momentum is {self.optimizer.momentum}, but AdamW has no momentum: leave it out, or set "
                 "optimizer.name to sgd"
             )
         return self
@@ -352,9 +352,9 @@ def read_config(source: Path | Mapping[str, Any], overrides: Sequence[str] = ())
         BadConfig: no such file, not TOML, or a malformed override.
     """
     if isinstance(overrides, str | Mapping):
-        raise BadConfig(f"overrides are a list such as ['model.n_bits=24'], not {overrides!r:.60}")
+        raise BadConfig(f"overrides must be a list such as ['model.n_bits=24'], got {overrides!r:.60}")
     content = copy.deepcopy(dict(source)) if isinstance(source, Mapping) else _read_toml(source)
-    # Names first, since another name clears the section.
+    # Names first, since a new name clears the section.
     for override in sorted(overrides, key=lambda text: not text.startswith(("data.name=", "loss.name="))):
         key, value = parse_assignment(override, example="model.n_bits=24")
         section, _, name = key.rpartition(".")
@@ -374,7 +374,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def find_config(path: Path) -> Path:
-    """`path` itself, or the built-in configuration with that name (with or without `.toml`)."""
+    """`path` itself, or the shipped configuration with that name (with or without `.toml`)."""
     if path.is_file():
         return path
     shipped = Path(str(resources.files("hashseek.training.configs")))

@@ -382,7 +382,7 @@ def encode(
     from hashseek.retrieval.images import preprocess
 
     if isinstance(images, str | bytes | Path):
-        raise BadConfig(f"encode takes several images: write [{images!r:.60}] for one")
+        raise BadConfig(f"encode expects a list of images: write [{images!r:.60}] for one")
     loaded = load_checkpoint(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint
     encoder = Encoder(loaded, **options)
 
@@ -399,8 +399,8 @@ def train(
     """Train a model. `result.run.best` is the path of the best checkpoint, `result.best_score` its validation mAP.
 
     Args:
-        config: a TOML file, the name of a configuration that Hashseek ships, or its sections as a dictionary.
-        overrides: settings such as "model.n_bits=24" on top of it.
+        config: a TOML file, the name of a shipped configuration, or its sections as a dictionary.
+        overrides: settings such as "model.n_bits=24" that replace those of `config`.
         out: the run folder.
         resume: continue the run in this folder.
 

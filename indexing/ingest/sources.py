@@ -45,10 +45,10 @@ def find_sources(paths: Sequence[str | Path], *, split: str | None = None) -> It
     """
     for path in paths:
         if not isinstance(path, str | Path):
-            raise BadConfig(f"{path!r:.60} is no path: name images, folders or lists one by one")
+            raise BadConfig(f"{path!r:.60} is not a path: pass each image, folder or list separately")
         path = str(path)
-        if not path:  # Path("") would be the current folder
-            raise BadDataset("a path is empty: name files or folders (is a shell variable empty?)")
+        if not path:  # Path("") would mean the current folder
+            raise BadDataset("a path is empty: give files or folders (is a shell variable unset?)")
         try:
             if not is_remote(path) and not Path(path).exists() and next(_matching(path), None) is None:
                 nothing = "no file matches the pattern" if _MAGIC & set(path) else "there is no file or folder"

@@ -14,7 +14,7 @@ from hashseek.training.torchrun import torchrun
 
 
 def train(
-    config: Annotated[Path, typer.Argument(help="A TOML file, or the name of a built-in configuration.")],
+    config: Annotated[Path, typer.Argument(help="A TOML file, or the name of a shipped configuration.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="Settings, such as model.n_bits=24.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/NAME-OF-THE-TOML-FILE.")] = None,
     resume: Annotated[bool, typer.Option(help="Continue the run in the folder, with the same settings.")] = False,

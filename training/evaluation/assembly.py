@@ -112,7 +112,7 @@ def prepare(candidates: Sequence[Candidate], splits: Splits, options: Evaluation
 
     Raises:
         HashseekError: N < 1; other splits than in training, if they should be the same; a data set without labels;
-            images where a checkpoint encodes vectors, or the other way round; broken images with on_error = "stop"; or
+            images although a checkpoint encodes vectors, or vice versa; broken images with on_error = "stop"; or
             `labels` for checkpoints without held-out labels.
     """
     for n in options.ns:
@@ -142,10 +142,10 @@ def prepare(candidates: Sequence[Candidate], splits: Splits, options: Evaluation
         if each.cut_from is None and trained_on != splits.fingerprint:
             if options.as_trained:
                 raise BadConfig(
-                    f"the data set has changed since {each.name} was trained on it, so queries may be images that it "
-                    "learnt from: restore the data set, or name one that has no image of the training with --data"
+                    f"the data set has changed since {each.name} was trained on it, so it may have seen query "
+                    "images in training: restore the data set, or choose one without training images with --data"
                 )
-            notes.append(f"{each.name} was trained on other splits: it may have seen query images in training")
+            notes.append(f"{each.name} was trained on other splits, so it may have seen query images in training")
     return EvaluationTask(options, first.header, splits, query, database, held_out, labels_used, notes)
 
 

@@ -49,7 +49,7 @@ def method_of(header: Header) -> str:
 
 
 def settings_hash(header: Header) -> str | None:
-    """SHA-256 over the training configuration without what tells runs of one method apart; None where there is none.
+    """SHA-256 over the training configuration without settings that may differ between runs; None if there is none.
 
     That is the seed, the machine, where the data set is (its splits have a hash of their own) and logging.
     """

@@ -118,7 +118,7 @@ def _read_class_folders(root: Path) -> LabelFile:
         return sorted(path for path in folder.iterdir() if path.is_dir() and is_visible(path))
 
     folders = [path for path in folders_of(root) if images(path, "**/*")]
-    # A class may be called "train", too: a split has its images in folders of classes.
+    # A class may also be called "train": a split has its images in folders of classes.
     splits = [path for path in folders if path.name.lower() in SPLITS and not images(path, "*")]
     has_splits = bool(splits) and len(splits) == len(folders)
     if splits and not has_splits:
