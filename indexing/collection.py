@@ -308,7 +308,7 @@ class Collection:
             BadConfig: the index does not support `effort`, or not this value; or the filter is invalid.
         """
         if effort is not None and view.kind not in APPROXIMATE:
-            raise BadConfig(f"effort is for approximate indexes, and this one is exact ({view.kind}): leave it out")
+            raise BadConfig(f"effort is only for approximate indexes, not for kind {view.kind}: leave it out")
         parts = []
         for segment, chosen in zip((view.built, view.fresh), self._subsets(view, among), strict=True):
             index, of_segment = segment.index, effort if segment is view.built else None

@@ -114,7 +114,7 @@ class HammingIndex:
         if k < 1:
             raise BadCodes(f"k is the number of results and must be at least 1, got {k}")
         if effort is not None and self.kind not in APPROXIMATE:
-            raise BadConfig(f"effort is for approximate indexes, and this one is exact ({self.kind}): leave it out")
+            raise BadConfig(f"effort is only for approximate indexes, not for kind {self.kind}: leave it out")
         if among is not None and among.n == len(self):
             among = None
         k = min(k, len(self) if among is None else among.n)

@@ -382,7 +382,7 @@ class MilvusStore:
         self, code: NDArray[np.uint8], max_distance: int | None, among: Ids | Filter | None, effort: int | None
     ) -> Nearest:
         if effort is not None and self.finds_all:
-            raise BadConfig(f"effort is for approximate indexes, and this one is exact ({self.kind}): leave it out")
+            raise BadConfig(f"effort is only for approximate indexes, not for kind {self.kind}: leave it out")
         if effort is not None and effort < 1:
             raise BadConfig(f"effort is the number of lists and must be at least 1, got {effort}")
         is_free = max_distance is None and among is None  # otherwise all lists are read, which is exact
