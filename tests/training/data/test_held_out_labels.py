@@ -154,7 +154,7 @@ def test_a_share_is_drawn_by_its_seed(whole):
     ("held_out", "named"),
     [
         (("nigth", "red"), "did you mean 'night'"),
-        (("elephant", "red"), "'elephant'.* it has blue, "),
+        (("elephant", "red"), "'elephant'.* choose from blue, "),
         (("red",), "1 held out and 17"),
         (0.02, "0 held out"),
     ],
