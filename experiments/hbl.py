@@ -1,7 +1,7 @@
 """One training of HBL's Table II: contrastive training of an MLP on vectors, then a linear probe on it frozen.
 
 What the paper states is fixed here: embeddings of 128, AdamW, cosine warm restarts, and a queue of 4,096 keys from a
-momentum encoder, of which the filled part counts. What the paper searches or does not state is a setting, and `suggest`
+momentum encoder, of which the filled part is used. What the paper searches or does not state is a setting; `suggest`
 is the search space. As in MulSupCon's code, both views of a row are the standardised row with random entries set to 0,
 and the probe reads either the encoder's last hidden layer or the embedding. `hbl_table_2` runs the experiment.
 """

@@ -34,7 +34,7 @@ class FitOptions:
 
     Args:
         n_bits: K; None: `DEFAULT_BITS`.
-        backbone: a network that takes images; None: that of `weights` if they are a checkpoint, else
+        backbone: a network for images; None: that of `weights` if they are a checkpoint, else
             `DEFAULT_BACKBONE`.
         weights: "default" (the published ones, like None), "none" (random), or a file, see `load_backbone_weights`.
         preprocessing: the fields of `Preprocessing` in which the weights differ from the backbone's published ones.

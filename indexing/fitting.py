@@ -226,7 +226,7 @@ class FirstFit:
     Args:
         fitting: with the fitted layer.
         encoded: the images to which it was fitted, with their codes, and with size and time of their files before they
-            were read; `reuse` takes them out.
+            were read; `reuse` removes them.
     """
 
     fitting: Fitting

@@ -46,7 +46,7 @@ class Cluster:
     """Which Ray cluster to use, and how much of it.
 
     Args:
-        address: "local" starts one here, "auto" takes the one that runs here, HOST:PORT another.
+        address: "local" starts one here, "auto" uses the one that runs here, HOST:PORT another one.
         workers: number of processes; None: as many as fit.
         cpus, gpus: of each; parts of a GPU such as 0.25 are shared.
     """
@@ -57,7 +57,7 @@ class Cluster:
     gpus: float = 0
 
     def check(self) -> None:
-        """Raise BadConfig unless Ray is installed, may be asked for this, and listens where the address says."""
+        """Raise `BadConfig` unless Ray is installed, the values are valid, and Ray listens at `address`."""
         if find_spec("ray") is None:
             raise BadConfig("--ray needs the package ray: run pip install 'hashseek[ray]'")
         if self.gpus > 1 and self.gpus % 1:

@@ -42,7 +42,7 @@ RANKS: tuple[Rank, ...] = get_args(Rank)
 OVERSAMPLE = 10
 # Number of images whose features are in memory at the same time.
 _FEATURES_AT_ONCE = 10_000
-DECODING_BYTES = 2**30  # that images may take at a time while they are decoded
+DECODING_BYTES = 2**30  # memory that images may use at a time while they are decoded
 WAIT_SECONDS = 30.0  # that an image waits for memory and a processor core before it is refused
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, content: bytes | memoryview, *, within: Path | None = None) -> None:
-    """Write `content` to `path` through a temporary file beside it, fsynced and renamed.
+    """Write `content` to `path` through a temporary file next to it, fsynced and renamed.
 
     Missing folders are created; with `within`, only those inside that folder, which may have been moved away.
 

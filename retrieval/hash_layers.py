@@ -69,7 +69,7 @@ def fit_hash_layer(
 
     Raises:
         BadConfig: the method is unknown, labels are missing or not used, there are too few rows, or the features or
-            labels are too few for so many bits.
+            labels are too few for that many bits.
     """
     if method not in (*METHODS, "itq_cca"):
         names = ", ".join((*METHODS, "itq_cca"))
@@ -117,8 +117,8 @@ def itq(centred: Features, n_bits: int, rng: np.random.Generator) -> Features:
 def weighted_itq(centred: Features, n_bits: int, rng: np.random.Generator) -> Features:
     """Directions (D, K): the principal ones, each times the fourth root of the standard deviation along it, rotated.
 
-    Codes can hold more bits than the features have directions that matter; ITQ gives the others as many bits. The
-    weights take them from these, as those of the correlations do in `canonical_directions`.
+    Codes may have more bits than the features have relevant directions; ITQ gives the other directions as many bits.
+    The weights reduce their share, as those of the correlations do in `canonical_directions`.
     """
     directions = principal_directions(centred, n_bits, rng)
     deviations = (centred @ directions).std(0)
@@ -137,7 +137,7 @@ def canonical_directions(centred: Features, n_bits: int, labels: Labels) -> Feat
     n_labels = labels.shape[1]
     if n_bits > min(n_labels, centred.shape[1]):
         raise BadConfig(
-            f"{n_labels} labels and features of {centred.shape[1]} numbers give itq_cca at most "
+            f"with {n_labels} labels and features of {centred.shape[1]} numbers, itq_cca can have at most "
             f"{min(n_labels, centred.shape[1])} bits, not {n_bits}: use fewer bits, or itq"
         )
     counted = labels - labels.mean(0)
@@ -165,7 +165,7 @@ def _rotated(centred: Features, directions: Features, rng: np.random.Generator) 
 def best_rotation(projected: Features, rotation: Features, *, rounds: int = ITQ_ROUNDS) -> Features:
     """The rotation R (K, K) that makes |sign(V R) - V R| small for V (N, K), starting from `rotation` (section 2.2).
 
-    Each round takes the signs for the rotation and then the best rotation for the signs, so the error never rises.
+    Each round computes the signs for the rotation, then the best rotation for the signs, so the error never rises.
     """
     # With matrices this small, threads wait for each other at every step: ten times as long on a busy machine.
     with threadpool_limits(1):

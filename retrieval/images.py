@@ -1,4 +1,4 @@
-"""Reading, decoding and preprocessing images: every command that takes an image uses these functions."""
+"""Reading, decoding and preprocessing images: every command that reads an image uses these functions."""
 
 from __future__ import annotations
 

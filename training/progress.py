@@ -47,7 +47,7 @@ class Progress:
 
     @contextmanager
     def task(self, title: str, total: int) -> Iterator[Callable[..., None]]:
-        """A bar for one task; yields the function that advances it by n and, if given, shows a text beside it."""
+        """A bar for one task; yields the function that advances it by n and, if given, shows a text next to it."""
         columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), MofNCompleteColumn())
         with Bar(
             *columns,

@@ -330,7 +330,7 @@ class NewCollection(NoParameters):
 
 
 class DeleteCollection(NoParameters):
-    """Confirmation of which collection to delete."""
+    """Confirmation of the collection to delete."""
 
     confirm: str = Field(description="The name again; otherwise nothing is deleted.")
 

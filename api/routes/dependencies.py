@@ -93,7 +93,7 @@ async def refuse_body(request: Request) -> None:
 
 
 def at_most_once(*names: str) -> Any:
-    """A dependency that refuses a form with several of one of these fields, of which all but the last would be lost."""
+    """A dependency that refuses a form with a repeated field among these: all but the last value would be lost."""
 
     async def check(request: Request) -> None:
         form = await request.form()  # FastAPI has read it already

@@ -151,14 +151,14 @@ class CollectionIndex:
             fresh = joined([fresh], "exact", changes.codes, changes.ids)
         last_id = max(view.last_id, int(changes.ids[-1])) if len(changes.ids) else view.last_id
         advanced = View(changes.generation, last_id, built, fresh)
-        # Merged at once when everything is new; an approximate index takes too long for that, and stays due.
+        # Merged at once when everything is new; an approximate index takes too long for that, so its merge stays due.
         if changes.is_complete and advanced.is_due and advanced.kind not in APPROXIMATE:
             advanced = merge(advanced, advanced.kind)
         return advanced
 
     def _install(self, view: View) -> None:
         """Use a view from now on, updated with what has changed since."""
-        view = self._advance(view)  # without the lock: it may take long
+        view = self._advance(view)  # without the lock: it may take a long time
         with self._lock:
             self._view = self._advance(view) if view.generation < self._view.generation else view
 

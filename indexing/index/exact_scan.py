@@ -70,7 +70,7 @@ def nearest(xq: Codes, xb: Codes, *, k: int) -> Candidates:
     # FAISS keeps the first of equally near rows.
     variant = "mc" if len(xb) <= k * (_COUNTED_FOR_ONE if len(xq) == 1 else _COUNTED) else "hc"
     at_once = max(1, _COUNTERS // (64 * k * xb.shape[1]))
-    with faiss_threads(1 if len(xq) == 1 else min(len(xq), n_cores())):  # a thread takes whole queries
+    with faiss_threads(1 if len(xq) == 1 else min(len(xq), n_cores())):  # a thread handles whole queries
         parts: list[Candidates] = [
             faiss.knn_hamming(xq[i : i + at_once], xb, k, variant) for i in range(0, len(xq), at_once)
         ]

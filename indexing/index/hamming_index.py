@@ -103,7 +103,7 @@ class HammingIndex:
             query_codes: packed (Q, code_size).
             k: results per query, at least 1.
             among: rows that may be found; None: all.
-            effort: of approximate kinds; more effort takes longer and misses less (`recall` lists some values). None:
+            effort: for approximate kinds; a higher effort is slower and misses less (`recall` lists some values). None:
                 the lowest that had a good recall on a sample when the index was built.
 
         Raises:

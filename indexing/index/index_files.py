@@ -88,7 +88,7 @@ class IndexFiles:
             "kind": index.kind,
             "sha256": {file.name: sha256_of(file) for file in files},
         }
-        # IndexVersion last: a manifest that does not match the files beside it is not trusted.
+        # IndexVersion last: a manifest that does not match the files next to it is not trusted.
         content = json.dumps(manifest | {"checksum": _checksum(manifest)}, indent=2)
         write_atomically(self.folder / _MANIFEST, content.encode())
         for other in {*self.folder.iterdir()} - {*files, self.folder / _MANIFEST}:  # of an earlier kind or format

@@ -179,7 +179,7 @@ def rows_of(
     Args:
         path: the list.
         one_of: columns, at least one of which must be present.
-        beside: a column of a Parquet file that is not read.
+        beside: a column of a Parquet file to skip.
         plain: every line is a value of the first of these columns, as in a .txt file.
 
     Raises:

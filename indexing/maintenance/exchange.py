@@ -250,7 +250,7 @@ def open_export(file: Path, collection: Store | None = None) -> Iterator[OpenExp
 def _rows(opened: Any, file: Path, n_bits: int, *, n_images: int) -> Iterator[list[tuple[int | None, NewImage]]]:
     """Old ids and images, in groups; of an export, those without a key first.
 
-    After an image that has their content and a key, `add` would take them for known.
+    After an image with the same content and a key, `add` would treat them as known.
     """
     n_read = 0
     for keyed in (False, True) if "id" in opened.schema_arrow.names else (None,):

@@ -27,7 +27,7 @@ class ClassDistances:
 def class_distances(found: Histograms) -> ClassDistances:
     """d_intra and d_inter over all (query, item) pairs; each pair counts once.
 
-    HyP2 (Xu et al., MM 2022) reports d_intra and d_inter in its Table 6, but gives no formula and its code computes
+    HyP2 (Xu et al., MM 2022) reports d_intra and d_inter in its Table 6, but states no formula, and its code computes
     neither. This is our reading: relevant pairs are within a class, all others are between classes.
     """
     distances = np.arange(found.n_bits + 1)

@@ -20,7 +20,7 @@ from hashseek.retrieval.models import mlp, timm_backbones
 from hashseek.retrieval.models.published_weights import FILES, PIXELS, unknown_backbone
 from hashseek.retrieval.plugins import load_named
 
-# The weights of these networks expect mean = std = 0.5. torchvision takes ImageNet's and converts them inside the
+# The weights of these networks expect mean = std = 0.5. torchvision uses ImageNet's and converts them inside the
 # network (transform_input); here the preprocessing has them.
 _HALF = ("googlenet", "inception_v3")
 

@@ -13,7 +13,7 @@ from hashseek.retrieval.models import timm_backbones
 from hashseek.retrieval.models.backbones import Removed
 from hashseek.retrieval.models.published_weights import FILES, PIXELS, SUFFIXES, fetch_weights
 
-# Heads beside the classifier that some networks use in training only.
+# Heads in addition to the classifier, which some networks use only in training.
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
 
 

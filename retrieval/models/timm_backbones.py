@@ -22,7 +22,7 @@ def build(name: str) -> tuple[nn.Module, int]:
     """
     timm, model_name, _ = _find(name)
     try:
-        # Vision transformers then take other sizes than the one of their weights, by resampling their positions.
+        # Vision transformers then accept sizes other than that of their weights, by resampling their positions.
         network = timm.create_model(model_name, pretrained=False, num_classes=0, dynamic_img_size=True)
     except TypeError:  # every other network
         network = timm.create_model(model_name, pretrained=False, num_classes=0)
@@ -78,7 +78,7 @@ def converted(network: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]
         return state
     try:
         renamed: dict[str, Tensor] = convert(dict(state), network)
-    except Exception:  # made for other weights; the caller says which names do not fit
+    except Exception:  # made for other weights; the caller reports which names do not fit
         return state
     return renamed
 

@@ -104,7 +104,7 @@ def crop_batch(pixels: Tensor, crops: Sequence[Crop]) -> Tensor:
         .unbind(1)
     )
     centres = torch.arange(size, device=device) + 0.5
-    # A part is never larger than the whole, so this only ever enlarges: plain bilinear is what antialiased would give.
+    # A part is never larger than the whole, so this only ever enlarges: plain bilinear equals antialiased.
     x = left + ((centres * width / size) - 0.5).clamp(min=0).minimum(width - 1)
     y = top + ((centres * height / size) - 0.5).clamp(min=0).minimum(height - 1)
     x = torch.where(flip > 0, size - 1 - x, x)

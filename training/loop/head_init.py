@@ -26,7 +26,7 @@ def fit_head(fabric: Fabric, config: Config, model: HashModel, data: TrainingDat
     layer.
 
     Raises:
-        BadConfig: the features or the images are too few for so many bits, or vary in too few directions.
+        BadConfig: there are too few features or images for that many bits, or they vary in too few directions.
     """
     rows, n_bits = data.fit_rows, config.model.n_bits
     if n_bits > min(model.n_features, len(rows) - 1):

@@ -9,7 +9,7 @@ from hashseek.retrieval.errors import BadCodes
 
 
 class Memory(NamedTuple):
-    """Rows to compare with, without gradient. A loss takes it, or any pair of tensors, as `memory`."""
+    """Rows to compare with, without gradient. A loss accepts it, or any pair of tensors, as `memory`."""
 
     ref: Tensor
     """Rows (Q, K)."""

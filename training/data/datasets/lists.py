@@ -169,7 +169,9 @@ def _united(tables: Mapping[str, Table], folder: Path) -> tuple[Table, dict[str,
                 row = row_of[file] = len(labels)
                 labels.append(table.labels[i])
             elif not np.array_equal(labels[row], table.labels[i]):
-                raise BadDataset(f"the lists in {folder} give {file} two different sets of labels: correct one of them")
+                raise BadDataset(
+                    f"the lists in {folder} have two different sets of labels for {file}: correct one of them"
+                )
             found[i] = row
         rows[split] = found
     return Table(tuple(row_of), np.stack(labels), tables["train"].label_names), rows

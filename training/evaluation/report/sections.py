@@ -109,7 +109,7 @@ def _rankings(report: EvaluationReport) -> Table:
     for score in report.rankings:
         ap = score.mean_average_precision
         rows.append([score.rank, str(score.n), number(ap), f"{ap - of_hamming[score.n]:+.4f}", number(score.precision)])
-    return Table(["ranking", "N", "mAP@N", "beside hamming", "precision@N"], rows, text_columns=1, bold=2)
+    return Table(["ranking", "N", "mAP@N", "vs. hamming", "precision@N"], rows, text_columns=1, bold=2)
 
 
 def _models(report: EvaluationReport) -> Table:
