@@ -78,7 +78,7 @@ def label_part(splits: Splits, held_out: Sequence[str], part: LabelPart) -> Spli
         carried = split.labels[:, is_held_out].any(axis=1)
         rows = np.arange(len(split)) if carries is None else np.flatnonzero(carried == carries)
         if not len(rows):
-            which = "has one" if carries else "has none"
+            which = "has one" if carries else "lacks all"
             raise BadDataset(
                 f"none of the {len(split)} {title} images {which} of the held-out labels {', '.join(held_out)}: hold "
                 "out other labels (data.held_out)"

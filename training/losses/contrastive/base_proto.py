@@ -28,7 +28,7 @@ class LBase(ContrastiveLoss):
         loss_i = - sum over k in A(i) of J_ik log p_ik / sum over k in A(i) of J_ik        p as in SupCon
 
     Eq. 1 divides a product by tau that contains it already; here tau is applied once. The code reduces by "valid", the
-    paper by "batch". An anchor without overlap counts 0. A(i) is the batch without i, or exactly the memory.
+    paper by "batch". An anchor without overlap contributes 0. A(i) is the batch without i, or exactly the memory.
     O(B A (D + C)).
     """
 

@@ -28,7 +28,7 @@ class SupCon(ContrastiveLoss):
         loss_i = - mean over k in P(i) of log p_ik
 
     ANY: P(i) shares at least one label with i. ALL: P(i) has the same labels as i. A(i) is the batch without i, or
-    exactly the memory. An anchor without positives counts 0. HobbitLong's code divides by all
+    exactly the memory. An anchor without positives contributes 0. HobbitLong's code divides by all
     anchors (`reduction = "batch"`); Huang et al. sum over them, at tau 0.07. O(B A (D + C)), with A rows
     in the contrast set.
     """
