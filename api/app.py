@@ -25,12 +25,12 @@ from hashseek.api.settings import Settings
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The HTTP service for one collection or several. They begin to load when the application starts."""
+    """The HTTP service for one collection or several. Loading begins when the application starts."""
     collections = Collections(settings)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        # Uploads that wait each hold a thread, and must leave some to other requests.
+        # Each waiting upload holds a thread, and some must be left for other requests.
         to_thread.current_default_thread_limiter().total_tokens = settings.max_uploads + 16
         collections.start()
         yield
@@ -39,7 +39,7 @@ def create_app(settings: Settings) -> FastAPI:
     app = FastAPIOffline(
         title="Hashseek",
         version=version("hashseek"),
-        description="Image retrieval with deep hashing: finds the stored images most similar to a given one.",
+        description="Image retrieval with deep hashing: find the stored images most similar to a query image.",
         lifespan=lifespan,
         generate_unique_id_function=lambda route: route.name,  # stable, for generated clients
         responses={
@@ -51,7 +51,7 @@ def create_app(settings: Settings) -> FastAPI:
         }
         | {
             "400": {
-                "description": "The request cannot be read; in plain text if not even its first line can.",
+                "description": "The request cannot be parsed; a plain-text answer if even its first line cannot.",
                 "content": {problems.MEDIA_TYPE: {"schema": ProblemDetails.model_json_schema()}, "text/plain": {}},
             }
         },
@@ -63,7 +63,7 @@ def create_app(settings: Settings) -> FastAPI:
         GZipMiddleware, minimum_size=1000, compresslevel=1, exclude_content_types=("image/*", images.NDJSON)
     )
     app.add_middleware(RequestLimits, settings)
-    if settings.allowed_origins:  # outside of the limits, since a browser asks for permission without a key
+    if settings.allowed_origins:  # outside the limits, since a browser's preflight request has no key
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.allowed_origins,
@@ -73,7 +73,7 @@ def create_app(settings: Settings) -> FastAPI:
         )
     app.add_middleware(metrics.Observed)
 
-    # RequestLimits checks the keys. This only tells /docs, which then has a field for the key.
+    # RequestLimits checks the keys. This only gives /docs a field for the key.
     keys = [Depends(HTTPBearer(auto_error=False))] if settings.keys else []
     several = collections.several
     prefix, named = ("/collections/{collection}", [Depends(name_collection)]) if several else ("", [])

@@ -4,8 +4,8 @@
         for hit in client.search("query.jpg", k=5).hits:
             print(hit.distance, hit.path)
 
-A request that is answered with 429, 502, 503 or 504, or whose connection breaks, is sent again; the service does a
-change only once. Images are paths or the bytes of files. Importing this module loads neither torch nor FastAPI.
+A request that is answered with 429, 502, 503 or 504, or whose connection breaks, is sent again; the service makes
+each change only once. Images are paths or the bytes of files. Importing this module loads neither torch nor FastAPI.
 """
 
 import asyncio
@@ -49,10 +49,10 @@ _LONGEST_WAIT = 60.0  # seconds before a request is sent again
 
 
 class ServiceError(HashseekError):
-    """The service refused a request, or does not answer.
+    """The service refused a request, or did not answer.
 
     Attributes:
-        status: of HTTP; None if there was no answer.
+        status: the HTTP status; None if there was no answer.
         kind: the class of the error, such as UnknownImage; empty if unknown.
     """
 
@@ -106,7 +106,7 @@ class Details(TypedDict, total=False):
 
 
 _LISTS = {"label", "any_label", "without", "where", "id", "key", "include"}
-_ONE_OF = {"any_label", "id", "key"}  # an image must have one of these
+_ONE_OF = {"any_label", "id", "key"}  # an image must match one value of each of these
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class _Calls:
 
     @staticmethod
     def search_url(url: str, **options: Unpack[SearchOptions]) -> _Call[SearchAnswer]:
-        """The stored images most similar to a picture that the service downloads, from a host that it allows."""
+        """The stored images most similar to a picture that the service downloads from a host that it allows."""
         return _Call("POST", "/v1/search", _model(SearchAnswer), _json({"url": url, **_fields(options)}))
 
     @staticmethod
@@ -163,7 +163,7 @@ class _Calls:
         labels: Sequence[str] = (),
         attributes: Mapping[str, Any] | None = None,
     ) -> _Call[AddedImage]:
-        """Store an image. Without a key its content decides whether it is new, with a key the key does."""
+        """Store an image. Without a key, its content decides whether it is new; with a key, the key does."""
         given = {"key": key, "attributes": json.dumps(dict(attributes), default=_plain) if attributes else None}
         data = {"labels": _list(labels), **{name: value for name, value in given.items() if value is not None}}
         return _Call("POST", "/v1/images", _model(AddedImage), {"files": {"image": _upload(image)}, "data": data})
@@ -202,7 +202,7 @@ class _Calls:
 
     @staticmethod
     def delete_where(expected: int, **filters: Unpack[Filters]) -> _Call[Removed]:
-        """Delete the images that pass the filters, if they are as many as expected."""
+        """Delete the images that pass the filters, if their number is the expected one."""
         return _Call("DELETE", "/v1/images", _model(Removed), {"params": {"expected": expected, **_fields(filters)}})
 
     @staticmethod
@@ -250,7 +250,7 @@ def _awaited(make: Callable[P, _Call[T]]) -> Callable[Concatenate["AsyncClient",
 
 
 class _Connection(Generic[H]):
-    """How both clients are made."""
+    """Setup that both clients share."""
 
     _new: type[H]
 
@@ -277,16 +277,16 @@ class Client(_Connection[httpx.Client]):
     """A service at a URL. Close it after use, or use it in a `with` statement.
 
     Args:
-        url: of the service.
-        collection: its name, if the service has several.
-        api_key: if the service asks for keys; default: the environment variable HASHSEEK_API_KEY.
-        timeout: seconds that an answer may take.
+        url: the URL of the service.
+        collection: the name of the collection, if the service has several.
+        api_key: needed if the service requires keys; default: the environment variable HASHSEEK_API_KEY.
+        timeout: seconds to wait for an answer.
         retries: how often a request is repeated while it is answered with 429, 502, 503 or 504, or if the connection
-            breaks. A change has an Idempotency-Key, so it is done once.
-        http: sends the requests, instead of a new `httpx.Client`; for example one with certificates of your own.
+            breaks. A change has an Idempotency-Key, so it is made only once.
+        http: the client to use instead of a new `httpx.Client`; for example one with your own certificates.
 
     Raises (every method):
-        ServiceError: the service refused the request, or does not answer.
+        ServiceError: the service refused the request, or did not answer.
     """
 
     _new = httpx.Client
@@ -401,21 +401,21 @@ _Outcome = httpx.Response | httpx.HTTPError | httpx.InvalidURL
 
 
 def _is_temporary(outcome: _Outcome) -> bool:
-    """Whether the service is busy or being restarted, or the connection broke after it was made."""
+    """Whether the service is busy or being restarted, or the connection broke after it was established."""
     if isinstance(outcome, Exception):
         return isinstance(outcome, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError)
-    return outcome.status_code in (429, 502, 503, 504)  # 502 and 504 are a proxy's
+    return outcome.status_code in (429, 502, 503, 504)  # 502 and 504 come from a proxy
 
 
 def _wait(outcome: _Outcome, attempt: int) -> float:
-    """Seconds until the request is sent again: what the service asks for, and more with every attempt."""
+    """Seconds until the request is sent again: as long as the service asks for, and longer with each attempt."""
     after = "" if isinstance(outcome, Exception) else outcome.headers.get("Retry-After", "")
     return min(float(after) if after.isdigit() else 1.0, _LONGEST_WAIT) + attempt * random.random()
 
 
 def _read(call: _Call[T], response: _Outcome, url: str) -> T:
     if isinstance(response, httpx.TimeoutException):
-        raise ServiceError(f"{url} did not answer in time: try again, or allow more with timeout=SECONDS")
+        raise ServiceError(f"{url} did not answer in time: try again, or increase timeout=SECONDS")
     if isinstance(response, Exception):
         raise ServiceError(f"no service answers at {url} ({response}): start one with `hashseek serve`")
     if not response.is_success:
@@ -433,9 +433,9 @@ def _read(call: _Call[T], response: _Outcome, url: str) -> T:
 
 
 def _headers(api_key: str | None) -> dict[str, str]:
-    key = (api_key or os.environ.get("HASHSEEK_API_KEY", "")).strip()  # a file with a secret ends with a line break
+    key = (api_key or os.environ.get("HASHSEEK_API_KEY", "")).strip()  # a secret read from a file ends in a line break
     if not (key.isascii() and key.isprintable()):
-        raise BadConfig("the API key has characters that no key has: check api_key and HASHSEEK_API_KEY")
+        raise BadConfig("the API key contains invalid characters: check api_key and HASHSEEK_API_KEY")
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
@@ -455,13 +455,11 @@ def _added(line: dict[str, Any]) -> AddedImage | ServiceError:
 
 
 def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as a request has them: one value of a list stands for a list of one, and None for not given."""
+    """Options as request parameters: a single value stands for a list of one, and None means not given."""
     given = {name: _number(value) for name, value in options.items() if value is not None}
     for name in _ONE_OF & given.keys():
         if given[name] == []:
-            raise BadConfig(
-                f"{name} is an empty list, which no image can match: leave it out to let all images through"
-            )
+            raise BadConfig(f"{name} is an empty list, which no image can match: leave it out to include all images")
     return {
         name: ([_number(one) for one in value] if not isinstance(value, str | int) else [value])
         if name in _LISTS
@@ -471,14 +469,14 @@ def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number(value: Any) -> Any:
-    """A number or array of NumPy as Python's; anything else as it is."""
+    """A NumPy number or array as a Python object; anything else unchanged."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _plain(value: Any) -> Any:
-    """For `json.dumps`: what it does not know."""
+    """For `json.dumps`: converts objects that it does not support."""
     if (number := _number(value)) is value:
-        raise BadConfig(f"{value!r} cannot be sent as JSON: give texts, numbers, lists and dictionaries")
+        raise BadConfig(f"{value!r} cannot be sent as JSON: use strings, numbers, lists and dictionaries")
     return number
 
 
@@ -489,12 +487,12 @@ def _json(body: dict[str, Any]) -> dict[str, Any]:
 
 def _list(labels: Sequence[str]) -> list[str]:
     if isinstance(labels, str):
-        raise BadConfig(f"labels are a list of texts, not one text: [{labels[:40]!r}]")
+        raise BadConfig(f"labels must be a list of strings, not one string: write [{labels[:40]!r}]")
     return list(labels)
 
 
 def _upload(image: ImageFile) -> tuple[str, bytes]:
-    """(name, content) of a file; the service keeps no name that ends with a slash."""
+    """(name, content) of a file; the service keeps no name that ends in a slash."""
     if isinstance(image, bytes):
         return "/", image
     path = Path(image)
@@ -516,4 +514,4 @@ def _path_of_id(image_id: int) -> str:
     try:
         return f"/v1/images/{index(image_id)}"
     except TypeError:
-        raise BadConfig(f"{image_id!r} is not an id: get(KEY).id is the id of a key's image") from None
+        raise BadConfig(f"{image_id!r} is not an id: to look up the id of a key, use get(KEY).id") from None

@@ -1,4 +1,4 @@
-"""API keys: who may read, write or administrate. `hashseek keys` changes the file that the service reads."""
+"""API keys: who may read, write or administer. `hashseek keys` changes the file that the service reads."""
 
 import hashlib
 import logging
@@ -40,9 +40,9 @@ class Key:
 
 
 def hash_of(secret: str) -> str:
-    """What the file keeps of a key: its SHA-256.
+    """The SHA-256 of a key, which is all that the file keeps of it.
 
-    A key has 256 random bits, so nobody can find it by trying, however fast the hash is. Slow hashes such as bcrypt
+    A key has 256 random bits, so brute force cannot find it, however fast the hash is. Slow hashes such as bcrypt
     protect passwords, which can be guessed, and would cost every request a tenth of a second.
     """
     return hashlib.sha256(secret.encode()).hexdigest()
@@ -52,22 +52,22 @@ def read_keys(file: Path) -> dict[str, Key]:
     """The keys in a file by name.
 
     Raises:
-        BadConfig: it does not exist, or is not a file of keys.
+        BadConfig: it does not exist, or is not a key file.
     """
     try:
         content: Mapping[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
         return {name: Key(name=name, **entry) for name, entry in content.items()}
     except FileNotFoundError:
-        raise BadConfig(f"there is no file of keys {file}: `hashseek keys create NAME` makes it") from None
+        raise BadConfig(f"there is no key file {file}: create it with `hashseek keys create NAME`") from None
     except ValidationError as error:
         first = error.errors()[0]
         raise BadConfig(f"{file}: {first['loc'][-1]} is {first['input']!r}: {first['msg']}") from None
     except (OSError, ValueError, TypeError) as error:
-        raise BadConfig(f"{file} cannot be read as a file of keys: {error}") from None
+        raise BadConfig(f"{file} is not a valid key file: {error}") from None
 
 
 class KeyFile:
-    """The keys that a service knows. A change of the file counts from the next request on."""
+    """The keys that a service accepts. A change to the file takes effect with the next request."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -75,9 +75,9 @@ class KeyFile:
         self._keys: dict[str, Key] = {}
 
     def find(self, secret: str) -> Key | None:
-        """The key with this secret. All are compared, in constant time, so that the time tells nothing.
+        """The key with this secret. All are compared in constant time, so that the time taken reveals nothing.
 
-        Nobody has a key while the file is missing or damaged.
+        No key is accepted while the file is missing or damaged.
         """
         try:
             state = self._file.stat()
@@ -94,10 +94,8 @@ class KeyFile:
 
 
 app = typer.Typer()
-_File = Annotated[
-    Path, typer.Option("--keys", envvar="HASHSEEK_KEYS", help="File of the keys, as given to `hashseek serve`.")
-]
-_Name = Annotated[str, typer.Argument(help="Of the person or program that uses the key.")]
+_File = Annotated[Path, typer.Option("--keys", envvar="HASHSEEK_KEYS", help="Key file, as given to `hashseek serve`.")]
+_Name = Annotated[str, typer.Argument(help="Name of the person or program that uses the key.")]
 
 
 @app.command()
@@ -108,15 +106,15 @@ def create(
         Role, typer.Option(help="read: search; write: also add and delete; admin: also delete by filter.")
     ] = "read",
 ) -> None:
-    """Create a key and print it. Only its hash is kept, so that it cannot be shown again."""
+    """Create a key and print it. Only its hash is kept, so it cannot be shown again."""
     if re.fullmatch(r"[\w.-]{1,64}", name, re.ASCII) is None:
-        raise BadConfig(f"{name!r} is no name of a key: use up to 64 letters, digits, dots, dashes and underscores")
+        raise BadConfig(f"{name!r} is not a valid key name: use up to 64 letters, digits, dots, dashes and underscores")
     secret = f"hsk_{secrets.token_urlsafe(32)}"
     file.parent.mkdir(parents=True, exist_ok=True)
     with locked(file.parent):
         keys = read_keys(file) if file.exists() else {}
         if name in keys:
-            raise BadConfig(f"{file} has a key {name!r}: revoke it first, or choose another name")
+            raise BadConfig(f"{file} already has a key {name!r}: revoke it first, or choose another name")
         now = datetime.now(UTC).isoformat(timespec="seconds")
         _write(file, {**keys, name: Key(name=name, role=role, sha256=hash_of(secret), created_at=now)})
     typer.echo(secret)
@@ -124,14 +122,14 @@ def create(
 
 @app.command("list")
 def show(file: _File) -> None:
-    """List the keys by name, with role and day of creation."""
+    """List the keys by name, with their role and creation date."""
     for key in read_keys(file).values():
         typer.echo(f"{key.name}  {key.role}  {key.created_at}")
 
 
 @app.command()
 def revoke(name: _Name, file: _File) -> None:
-    """Remove a key. A running service refuses it from the next request on."""
+    """Remove a key. A running service refuses it from then on."""
     with locked(file.parent):
         keys = read_keys(file)
         if keys.pop(name, None) is None:

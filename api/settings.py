@@ -1,4 +1,4 @@
-"""Settings of the service. Each field is an option of `hashseek serve`, a variable and a name in a settings file."""
+"""Settings of the service. Each is an option of `hashseek serve`, an environment variable and a name in a TOML file."""
 
 import inspect
 import re
@@ -22,28 +22,28 @@ CATALOG = "catalog.sqlite"  # of a collection
 class Settings:
     """Settings and limits of the service; docs/reference/http-api.md lists them."""
 
-    collection: Annotated[Path, typer.Argument(help=f"{STORE_HELP} Or a folder of several collections.")]
+    collection: Annotated[Path, typer.Argument(help=f"{STORE_HELP} Or a folder with several collections.")]
     host: Annotated[str, typer.Option(help="Host name or IP address to listen on.")] = "127.0.0.1"
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on, 0 for any free one.")] = 8000
     checkpoint: Annotated[
         Path | None,
         typer.Option(
-            help="Another copy of the collection's checkpoint; default: its own. A collection in Milvus has none."
+            help="Another copy of the collection's checkpoint; default: its own. Required in Milvus, which keeps none."
         ),
     ] = None
-    read_only: Annotated[bool, typer.Option("--read-only", help="Refuse to add and remove images.")] = False
+    read_only: Annotated[bool, typer.Option("--read-only", help="Refuse to add, change or remove images.")] = False
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto"
-    precision: Annotated[PrecisionName, typer.Option(help="Of the network.")] = "auto"
+    precision: Annotated[PrecisionName, typer.Option(help="Precision of the network.")] = "auto"
     engine: Annotated[EngineName, typer.Option(help="Library that runs the network.")] = "auto"
-    max_upload_bytes: Annotated[int, typer.Option(min=1, help="Largest upload.")] = 32 * 2**20
+    max_upload_bytes: Annotated[int, typer.Option(min=1, help="Largest upload, in bytes.")] = 32 * 2**20
     max_k: Annotated[int, typer.Option(min=1, help="Largest number of results of a search.")] = 10_000
-    max_uploads: Annotated[int, typer.Option(min=1, help="Uploads and changes at the same time; more get 503.")] = 32
+    max_uploads: Annotated[int, typer.Option(min=1, help="Uploads and changes in progress at once; more get 503.")] = 32
     allowed_hosts: Annotated[
         list[str] | None,
         typer.Option(
             "--allowed-host",
-            help="Host name that clients use, several times if there are several; other names get 421. Default: any "
-            "name, but only this machine's own names where --host is one of them.",
+            help="Host name that clients use; may be repeated; other names get 421. Default: any name, or only this "
+            "machine's own names if --host is one of them.",
         ),
     ] = None
     keys: Annotated[
@@ -52,14 +52,14 @@ class Settings:
     no_keys: Annotated[
         bool,
         typer.Option(
-            "--no-keys", help="Let everybody who reaches --host change the collection: a proxy authenticates them."
+            "--no-keys", help="Let everyone who can reach --host change the collection: a proxy authenticates them."
         ),
     ] = False
     rate_limit: Annotated[
-        int | None, typer.Option(min=1, help="Requests per minute and key; more get 429. Default: no limit.")
+        int | None, typer.Option(min=1, help="Requests per minute for each key; more get 429. Default: no limit.")
     ] = None
     rate_burst: Annotated[
-        int, typer.Option(min=1, help="Requests that a key may make at once before --rate-limit slows it down.")
+        int, typer.Option(min=1, help="Requests that a key may make in a burst before --rate-limit applies.")
     ] = 200
     allowed_origins: Annotated[
         list[str] | None,
@@ -71,35 +71,36 @@ class Settings:
         list[str] | None,
         typer.Option(
             "--url-host",
-            help="Public HOST or HOST:PORT whose pictures clients may search with by URL, several times if there are "
-            "several. Default: none.",
+            help="Public HOST or HOST:PORT whose pictures clients may search with by URL; may be repeated.",
         ),
     ] = None
     reports: Annotated[
         Path | None,
-        typer.Option(help="Folder with reports of evaluations and training runs, which are shown at /v1/reports."),
+        typer.Option(help="Folder with reports of evaluations and training runs, to be listed at /v1/reports."),
     ] = None
-    log_format: Annotated[Literal["text", "json"], typer.Option(help="Of the lines on standard error.")] = "text"
+    log_format: Annotated[Literal["text", "json"], typer.Option(help="Format of lines on standard error.")] = "text"
     access_log: Annotated[bool, typer.Option("--access-log", help="Log every request.")] = False
     otel: Annotated[
         bool,
-        typer.Option("--otel", help="Send traces with OpenTelemetry; a variable OTEL_EXPORTER_OTLP_* does so, too."),
+        typer.Option(
+            "--otel", help="Send traces with OpenTelemetry; so does setting an OTEL_EXPORTER_OTLP_* variable."
+        ),
     ] = False
 
     def folders(self) -> dict[str, Path]:
-        """Folders of the collections by name. One that is served alone has no name: ""."""
+        """Folders of the collections by name. A single collection has the name ""."""
         several = {} if (self.collection / CATALOG).exists() else self.subfolders()
         return several or {"": self.collection}
 
     def subfolders(self) -> dict[str, Path]:
-        """Sub-folders with a collection by name, those that are not hidden and whose names can be shown."""
+        """Subfolders with a collection by name, except hidden ones and those with unprintable names."""
         folders = [found.parent for found in sorted(self.collection.glob(f"[!.]*/{CATALOG}"))]
-        return {folder.name: folder for folder in folders if folder.name.isprintable()}  # not if it is not UTF-8
+        return {folder.name: folder for folder in folders if folder.name.isprintable()}  # False if it is not UTF-8
 
     def hosts(self) -> frozenset[str]:
-        """Names in the Host header that are answered; empty: all.
+        """Names accepted in the Host header; empty: all.
 
-        A service for this machine alone answers to the machine's own names; others may be behind any name.
+        A service for this machine alone accepts the machine's own names; any other may be reached under any name.
         """
         own = frozenset(("localhost", "127.0.0.1", "::1"))
         allowed = frozenset(name.lower() for name in self.allowed_hosts or ())
@@ -112,29 +113,31 @@ class Settings:
             BadConfig: they do.
         """
         if self.keys is not None and self.no_keys:
-            raise BadConfig("--keys and --no-keys were given: choose one")
+            raise BadConfig("--keys and --no-keys cannot be used together: leave one out")
         if self.keys is not None:
             read_keys(self.keys)
         elif self.rate_limit is not None:
-            raise BadConfig("--rate-limit counts the requests of each key: give --keys, too")
+            raise BadConfig("--rate-limit limits the requests of each key: add --keys FILE")
         elif not self.read_only and not self.no_keys and not _is_loopback(self.host):
             raise BadConfig(
-                f"everybody who reaches {self.host} could change the collection: give --keys FILE (`hashseek keys "
-                "create` makes one), --read-only, or --no-keys if a proxy authenticates the users"
+                f"everyone who can reach {self.host} could change the collection: add --keys FILE (created with "
+                "`hashseek keys create`), --read-only, or --no-keys if a proxy authenticates the users"
             )
         if self.reports is not None and not self.reports.is_dir():
-            raise BadConfig(f"there is no folder {self.reports}, which --reports names: create or correct it")
+            raise BadConfig(f"there is no reports folder {self.reports}: create it, or correct --reports")
         for host in self.allowed_hosts or ():
             if re.fullmatch(r"[\w.-]+|[0-9a-fA-F:]+", host, re.ASCII) is None:
-                raise BadConfig(f"{host!r} is no name for --allowed-host: write it without scheme and port")
+                raise BadConfig(f"{host!r} is not a host name for --allowed-host: write it without scheme and port")
         for host in self.url_hosts or ():
             if re.fullmatch(r"[\w.-]+(:\d{1,5})?", host, re.ASCII) is None:
                 raise BadConfig(
-                    f"{host!r} is no host for --url-host: write it like images.example or images.example:8080"
+                    f"{host!r} is not a valid --url-host: write it like images.example or images.example:8080"
                 )
         for origin in self.allowed_origins or ():
             if re.fullmatch(r"https?://[^/*]+", origin) is None:
-                raise BadConfig(f"{origin!r} is no origin: write it like https://my.example or http://localhost:3000")
+                raise BadConfig(
+                    f"{origin!r} is not an origin: write it like https://my.example or http://localhost:3000"
+                )
 
     def as_toml(self) -> str:
         """The settings as a file for `--config`. None of them is a secret."""
@@ -145,7 +148,7 @@ class Settings:
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether a service on `host` can be reached from this machine only; a name that is unknown is refused later."""
+    """Whether a service on `host` can be reached only from this machine; an unknown name is refused later."""
     try:
         return all(ip_address(found[4][0]).is_loopback for found in socket.getaddrinfo(host, None))
     except OSError:
@@ -161,7 +164,7 @@ def options() -> list[inspect.Parameter]:
 
 
 def read_config(context: typer.Context, file: Path | None) -> None:
-    """Make the settings in a TOML file the defaults of the command: options and environment variables win.
+    """Make the settings in a TOML file the defaults of the command; options and environment variables take precedence.
 
     Raises:
         BadConfig: it cannot be read, or contains something else.
@@ -175,7 +178,7 @@ def read_config(context: typer.Context, file: Path | None) -> None:
         values = tomllib.loads(file.read_text(encoding="utf-8"))
         for name, value in values.items():
             if name not in types:
-                raise BadConfig(f"{file}: there is no setting {name!r}, only {', '.join(types)}")
+                raise BadConfig(f"{file}: there is no setting {name!r}: choose from {', '.join(types)}")
             TypeAdapter(types[name]).validate_python(value)
     except ValidationError as error:
         raise BadConfig(f"{file}: {name} is {value!r}: {error.errors()[0]['msg']}") from None

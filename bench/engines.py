@@ -1,4 +1,4 @@
-"""Images per second of each encoder engine, and how far their codes agree on real photographs.
+"""Images per second of each encoder engine, and the agreement of their codes on real photographs.
 
     make bench-engines                                  # speed: mobilenet_v2 and resnet50, batches of 1 and 32
     HASHSEEK_DATA=../shared/data make bench-engines     # and the codes of runs/mirflickr25k_mobilenet_v2_hyp2_48
@@ -6,8 +6,8 @@
     python bench/engines.py --backbones efficientnet_b0 vit_b_32
 
 Speed is that of `Engine.__call__`, from uint8 pixels in memory to float32 features; the weights are random. All rows
-are measured in turn, round after round, in one process, and the median of the rounds counts, so that a busy moment
-falls on all of them; the processor's time an image (of all threads) is the steadier measure then. "plain" is the
+are measured in turn, round after round, in one process, and the median over the rounds is reported, so that a busy
+moment affects all of them; the CPU time per image (of all threads) is then the steadier measure. "plain" is the
 network as a plain script runs it, "autocast" the same, channels last, in bf16 autocast.
 
 Codes are those of the query split and of a part of the database split: the share of bits that differ from those of
@@ -44,7 +44,7 @@ Encode = Callable[[Pixels], NDArray[np.float32]]
 
 
 def plain(network: nn.Module, preprocessing: Preprocessing, *, autocast: bool) -> Encode:
-    """The network without what engines do."""
+    """The network without the optimizations of the engines."""
     if autocast:
         network = network.to(memory_format=torch.channels_last)
     normalize = normalizer(preprocessing, torch.device("cpu"))
@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("--batches", nargs="*", type=int, default=[1, 32])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--checkpoint", type=Path, default=RUN)
-    parser.add_argument("--database", type=int, default=4000, help="photographs of the database; 0 leaves codes out")
+    parser.add_argument("--database", type=int, default=4000, help="photographs of the database; 0 skips the codes")
     given = parser.parse_args()
     print(f"{torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}")
     for backbone in given.backbones:

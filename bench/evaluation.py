@@ -4,8 +4,8 @@
     make bench-eval ARGS="2100 183234 48 21"              # Q N K C
 
 mAP@5000, the Top-N precision curve up to 5,000 and nDCG@5000 of random codes and labels of NUS-WIDE's size (2,100
-queries x 183,234 codes of 48 bits, 21 labels), then ours alone on 5,000 x 1,000,000 codes of 64 bits. Ours gives the
-expectation over ties with the worst and the best order; the per-query evaluation breaks ties as argsort does. If there
+queries x 183,234 codes of 48 bits, 21 labels), then ours alone on 5,000 x 1,000,000 codes of 64 bits. Ours computes the
+expectation over ties with the worst and the best order; the per-query evaluation breaks ties like argsort. If there
 is a GPU, the histograms are also counted there.
 """
 
@@ -39,7 +39,7 @@ SIZES = ((2100, 183_234, 48, 21), (5000, 1_000_000, 64, 21))
 
 
 def per_query(query: np.ndarray, database: np.ndarray, lq: np.ndarray, lb: np.ndarray, n: int) -> tuple[float, ...]:
-    """Mean AP, precision and nDCG@n of +-1 codes as DeepHash-pytorch and HashNet go about it: product and argsort."""
+    """Mean AP, precision and nDCG@n of +-1 codes as in DeepHash-pytorch and HashNet: product and argsort."""
     discounts = 1 / np.log2(np.arange(2, n + 2))
     curve, ap, ndcgs = np.zeros(n), 0.0, 0.0
     for code, labels in zip(query, lq, strict=True):

@@ -1,7 +1,7 @@
 """Kill -9 and power cuts at many random moments: `python bench/faults.py --kills 200 --cuts 200`.
 
-Prints one line per moment, and at the end how many hit which operation and what was wrong. Ends with 1 if anything was.
-The power cuts need root and a loop device; without them they are left out, with the reason.
+Prints one line per moment, and at the end how many hit which operation and what was wrong. Exits with code 1 if
+anything was. The power cuts need root and a loop device; without these, they are skipped and the reason is printed.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from support.models import tiny_checkpoint
 
 @contextmanager
 def nursery(place: Path) -> Iterator[Callable[..., Command]]:
-    """A function that starts `hashseek` in a process of its own, as the tests do."""
+    """A function that starts `hashseek` in its own process, as the tests do."""
     with subprocess.Popen([sys.executable, "-c", FORK_SERVER], stdin=subprocess.PIPE, text=True) as process:
 
         def start(*arguments: object, before: str = "") -> Command:
@@ -39,10 +39,10 @@ def nursery(place: Path) -> Iterator[Callable[..., Command]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=200, help="kill -9 that hit a process at work")
-    parser.add_argument("--cuts", type=int, default=200, help="power cuts")
+    parser.add_argument("--kills", type=int, default=200, help="number of kills that hit a working process")
+    parser.add_argument("--cuts", type=int, default=200, help="number of power cuts")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=OPERATIONS, help="kill this operation only")
+    parser.add_argument("--only", choices=OPERATIONS, help="kill only this operation")
     options = parser.parse_args()
     wrong = []
     with tempfile.TemporaryDirectory() as name, nursery(Path(name)) as start:

@@ -1,8 +1,8 @@
-"""How long it takes to find out which images a filter lets through, and to search among them; as Markdown.
+"""Time to find the images that pass a filter, and to search among them; as Markdown.
 
     python bench/filters.py --images 1000000
 
-Every image of the catalog has attributes and one label or several; codes are random.
+Every image of the catalog has attributes and one or several labels; codes are random.
 """
 
 import argparse
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def without_indexes(collection: Collection) -> None:
-    """Print what the indexes on attributes take and what their filters cost without them."""
+    """Print the size of the indexes on attributes, and the cost of their filters without them."""
     names = [title for title, chosen in FILTERS.items() if chosen is not None and chosen.attributes]
     path, n = collection.catalog.path, len(collection)
     with closing(Database(path, read_only=False)) as database, database.transaction() as db:

@@ -54,7 +54,7 @@ def kinds() -> tuple[str, ...]:
 
 
 def sound() -> dict[str, bytes]:
-    """Small sound pictures, of which the malformed ones are made."""
+    """Small valid pictures, from which the malformed ones are made."""
     image = Image.effect_mandelbrot((160, 120), (-2, -1.5, 1, 1.5), 90).convert("RGB")
     frames = [image.rotate(10 * number) for number in range(5)]
     found = {kind: encoded(image, kind) for kind in kinds()}
@@ -182,7 +182,7 @@ def malformed_requests(seed: int) -> Iterator[bytes]:
 
 
 def exchange(port: int, sent: bytes, timeout: float) -> tuple[int, bytes]:
-    """Status and body of the answer on a connection of its own; 0 if there is none."""
+    """Status and body of the answer on a new connection; 0 if there is none."""
     try:
         with closing(connect(port, timeout)) as connection:
             with suppress(OSError):  # an answer may come before everything was sent
@@ -193,7 +193,7 @@ def exchange(port: int, sent: bytes, timeout: float) -> tuple[int, bytes]:
 
 
 def attack(order: dict[str, Any]) -> dict[str, Any]:
-    """Send the malformed pictures over the whole time, and the rest beside them. The outcome is that of a client."""
+    """Send the malformed pictures over the whole time, and the rest in parallel. The outcome is that of a client."""
     counts: Counter[tuple[str, int]] = Counter()
     stored: dict[str, tuple[int, str, tuple[str, ...]]] = {}
     unsure: set[str] = set()

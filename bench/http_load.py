@@ -119,7 +119,7 @@ def load(order: dict[str, Any]) -> dict[str, Any]:
 
 
 class Client:
-    """One process of clients. What they were told is in `stored`; `unsure` are keys of changes that failed."""
+    """One process of clients. `stored` has the answers they got; `unsure` are keys of changes that failed."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self.order = order

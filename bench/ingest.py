@@ -1,21 +1,21 @@
-"""Batch indexing beside what the network alone encodes and beside the plain loop; and how images are best decoded.
+"""Batch indexing compared with the network alone and with a plain loop; and ways of decoding images.
 
     make bench-ingest          # or: python bench/ingest.py [--images N] [--size PIXELS] [--rounds R] [--decoding]
     make bench-ingest ARGS="--pictures FOLDER [--weights FILE] [--backbone NAME]"
 
-The images are scenes of the data set `shapes`, rendered once into `--folder`. Every round measures one after the
-other, so that a machine that is busy for a while is busy for all:
+The images are scenes of the data set `shapes`, rendered once into `--folder`. Every round measures each in turn, so
+that a busy moment affects all of them:
 
-    network   Encoder.encode_pixels on pixels in memory, in the precision that `auto` gives here
+    network   Encoder.encode_pixels on pixels in memory, in the precision that `auto` selects here
     decoding  files to pixels on all cores, nothing else: with the network on the same cores, the upper bound for add
     add       what `hashseek index add` does with the round's share of the files: read, hash, decode, encode, commit
     loop      PIL, float32, batch 32, one INSERT and commit per row, on a sample of the same files
 
-Ratios are medians over the rounds; resident memory is read after each. On a machine that others keep busy, `--cpu` with
-OMP_NUM_THREADS=1 says more: it counts images per second of processor time, of all threads together.
+Ratios are medians over the rounds; resident memory is read after each. On a busy machine, `--cpu` with
+OMP_NUM_THREADS=1 is more reliable: it counts images per second of CPU time of all threads together.
 
-With `--pictures` it measures a collection from nothing instead: the commands `hashseek index add` of all pictures in a
-folder, which fits a hash layer to them, and the first `hashseek search`, beside the network alone before and after.
+With `--pictures` it measures the creation of a collection instead: `hashseek index add` of all pictures in a folder,
+which fits a hash layer to them, and the first `hashseek search`, compared with the network alone before and after.
 """
 
 import argparse
@@ -55,7 +55,7 @@ PREPROCESSING = Preprocessing(size=224, mean=(0.485, 0.456, 0.406), std=(0.229, 
 
 
 def make_checkpoint(path: Path, backbone: str) -> Path:
-    """A checkpoint of 48 bits with random weights: they cost the same time."""
+    """A checkpoint of 48 bits with random weights, which take the same time."""
     torch.manual_seed(0)
     save_checkpoint(path, HashModel(backbone=backbone, n_bits=48).eval(), PREPROCESSING, label_names=("a", "b"))
     return path
@@ -92,7 +92,7 @@ def decode(files: Sequence[Path]) -> float:
 
 
 def loop(database: sqlite3.Connection, model: torch.nn.Module, files: Sequence[Path]) -> float:
-    """Images/s of the loop that one writes first."""
+    """Images/s of a simple loop."""
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (PREPROCESSING.mean, PREPROCESSING.std))
     started = clock()
     for start in range(0, len(files), 32):
@@ -137,7 +137,7 @@ def from_nothing(
 
 
 def hashseek(*arguments: str) -> None:
-    """Run a command in a process of its own."""
+    """Run a command in its own process."""
     start = "from hashseek.api.cli import main; main()"
     subprocess.run([sys.executable, "-c", start, *arguments], check=True, capture_output=True)
 
@@ -191,7 +191,7 @@ def _pixels(path: Path) -> np.ndarray:
 
 
 def decoding(files: Sequence[Path], rounds: int) -> None:
-    """Threads beside processes, which have to send their pixels back, and DCT scaling beside none."""
+    """Compare threads with processes, which must send their pixels back, and decoding with and without DCT scaling."""
     speeds: dict[str, list[float]] = {}
     with ThreadPoolExecutor(n_cores() + 1) as threads, ProcessPoolExecutor(n_cores()) as processes:
         list(processes.map(_pixels, files[:8]))
@@ -232,10 +232,12 @@ def main() -> None:
     parser.add_argument("--network", type=int, default=512, help="images per round of the network alone")
     parser.add_argument("--loop", type=int, default=256, help="images per round of the plain loop")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "hashseek-bench-ingest")
-    parser.add_argument("--decoding", action="store_true", help="measure only how images are decoded")
-    parser.add_argument("--cpu", action="store_true", help="count processor time, not wall time")
-    parser.add_argument("--pictures", type=Path, help="a folder: measure a collection from nothing")
-    parser.add_argument("--weights", default="none", help="for --pictures: as of `hashseek index add`")
+    parser.add_argument("--decoding", action="store_true", help="measure only the decoding of images")
+    parser.add_argument("--cpu", action="store_true", help="measure CPU time, not wall time")
+    parser.add_argument(
+        "--pictures", type=Path, help="a folder: measure the creation of a collection from its pictures"
+    )
+    parser.add_argument("--weights", default="none", help="for --pictures: see `hashseek index add`")
     options = parser.parse_args()
     if options.cpu:
         global clock

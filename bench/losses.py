@@ -3,13 +3,13 @@
     make bench-losses          # or: python bench/losses.py [ROUNDS]
 
 256 outputs of 64 numbers, 81 labels, a queue of 4,096 rows. Contrastive losses are compared with SupCon ANY on the same
-queue, CLML with its decompositions, SupCon and Proxy Anchor with pytorch-metric-learning where that is installed
+queue, CLML with its decompositions, SupCon and Proxy Anchor with pytorch-metric-learning if installed
 (`pip install pytorch-metric-learning`; Hashseek does not need it).
 
-Times are CPU seconds of one thread: seconds on an idle machine, and on a shared one without most of what the others do.
-Every round runs each case, so that a machine that is busy for a while is busy for all; ratios are medians of the ratios
-within a round. Memory is what torch's own allocator handed out during one call, as the profiler records it: the highest
-sum of allocations less frees, so inputs, queue and what the modules hold do not count.
+Times are CPU seconds of one thread, which are seconds on an idle machine and mostly independent of other load on a
+shared one. Every round runs each case, so that a busy moment affects all of them; ratios are medians of the ratios
+within a round. Memory is the memory allocated by torch's own allocator during one call, as recorded by the profiler:
+the highest sum of allocations minus frees, so inputs, queue and module state do not count.
 """
 
 import datetime
@@ -183,7 +183,7 @@ def peak_bytes(call: Case) -> int:
 
 @contextmanager
 def muted() -> Iterator[None]:
-    """Standard error to nowhere: the profiler's C++ code writes there that it starts and stops."""
+    """Discard standard error, where the profiler's C++ code reports that it starts and stops."""
     kept = os.dup(2)
     with Path(os.devnull).open("w") as nowhere:
         os.dup2(nowhere.fileno(), 2)

@@ -1,9 +1,9 @@
-"""The whole way on real photographs, by the commands a person would type: train, evaluate, index, serve, search.
+"""The whole workflow on real photographs, with the commands a user would type: train, evaluate, index, serve, search.
 
     HASHSEEK_DATA=../shared/data make photographs                      # frozen backbone, about 8 minutes on two cores
     HASHSEEK_DATA=../shared/data make photographs ARGS=mirflickr25k_mobilenet_v2_hyp2_48_finetuned
 
-Steps that were done before are not repeated. At the end ten query photographs are searched over HTTP.
+Finished steps are not repeated. At the end, ten query photographs are searched over HTTP.
 """
 
 import csv
@@ -37,7 +37,7 @@ def step(*arguments: object) -> None:
 
 
 def search_ten(address: str, root: Path) -> None:
-    """Search with ten query photographs and say how many of the ten nearest share a label with each."""
+    """Search with ten query photographs and print how many of the ten nearest share a label with each."""
     with (root / "labels.csv").open(newline="") as file:
         queries = [row for row in csv.DictReader(file) if row["split"] == "query"][:: 793 // 10][:10]
     shared_by_all = []
@@ -63,7 +63,7 @@ def search_ten(address: str, root: Path) -> None:
 def main() -> None:
     """Train unless there is a finished run, then evaluate, index, serve and search."""
     if "HASHSEEK_DATA" not in os.environ:
-        raise SystemExit("set HASHSEEK_DATA to the folder that holds mirflickr25k_128 and backbones")
+        raise SystemExit("set HASHSEEK_DATA to the folder with mirflickr25k_128 and backbones")
     root, run = Path(os.environ["HASHSEEK_DATA"]) / "mirflickr25k_128", Path("runs") / NAME
     checkpoint, collection = run / "best.safetensors", run / "collection"
     if not (run / "last.safetensors").is_file():

@@ -1,10 +1,10 @@
-"""How fast images are encoded by Ray workers of one core each, beside `index add` alone on all cores.
+"""Encoding speed with Ray workers of one core each, compared with `index add` alone on all cores.
 
     make bench-scale          # or: python bench/scale.py [--images N] [--size PIXELS] [--workers 1 2]
 
-Rates are images/s from the first finished shard (or batch) of a run to its last, without the start of Ray and of the
-networks, which takes seconds once. Efficiency is the rate of n workers over n times the rate of one. Give as many
-workers as there are cores to see what Ray costs: `index add` alone uses all of them.
+Rates are images/s from the first finished shard (or batch) of a run to its last, without starting Ray and loading the
+networks, which takes a few seconds. Efficiency is the rate of n workers divided by n times the rate of one. Use as many
+workers as there are cores to see the overhead of Ray: `index add` alone uses all of them.
 """
 
 import argparse

@@ -1,13 +1,13 @@
-"""Hamming search beside plain FAISS, usearch and the time it takes to read the codes, as Markdown tables.
+"""Hamming search compared with plain FAISS, usearch and the time to read the codes, as Markdown tables.
 
     make bench-search          # or: python bench/search.py [--rows N] [--rounds R] [--only PART ...] [--plot FILE]
 
-Plain FAISS is `IndexBinaryFlat` at the native width. usearch is measured where it is installed (`pip install usearch`;
+Plain FAISS is `IndexBinaryFlat` at the native width. usearch is measured if it is installed (`pip install usearch`;
 Hashseek does not need it). The read floor is `numpy.max` over the padded codes, by one core and by all.
 
-Every round runs each case on a query of its own, so that a machine that is busy for a while is busy for all. Times are
-medians over the rounds, ratios medians of the ratios within a round. On a machine that others keep busy the least times
-say more, and `--cpu` measures CPU time, of all threads together: two cores take about half of it.
+Every round runs each case on its own query, so that a busy moment affects all of them. Times are medians over the
+rounds, ratios medians of the ratios within a round. On a busy machine, the minimum times are more reliable, and `--cpu`
+measures CPU time of all threads together: two cores take about half of it.
 """
 
 import argparse
@@ -142,7 +142,7 @@ def exact(n: int, n_bits: int, rounds: int, n_distinct: int | None = None) -> No
 
 
 def cells(largest: int, rounds: int) -> None:
-    """How many times as long as ours plain FAISS takes, over N, K, k and the number of queries."""
+    """Time of plain FAISS relative to ours, over N, K, k and the number of queries."""
     print("\n| codes | bits | queries | k | FAISS, ms | ours, ms | times ours | by least ms |")
     print("|---:|---:|---:|---:|---:|---:|---:|---:|")
     for n in (n for n in (10_000, 100_000, 10**6, 10**7) if n <= largest):
@@ -400,7 +400,7 @@ def curves(n: int, rounds: int, path: Path) -> None:
     over_n.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120, metadata={"Date": None} if path.suffix == ".svg" else None)
-    print(f"\n{path} was written.")
+    print(f"\nwrote {path}")
 
 
 def machine(when: str) -> None:
@@ -423,7 +423,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="parts: 48, 64, equal, cells, filters, rankings, sizes, kinds, duplicates (all), large",
     )
     parser.add_argument("--plot", type=Path, help="write curves over N and K to this SVG or PNG")
-    parser.add_argument("--cpu", action="store_true", help="CPU time of all threads, where the machine is busy")
+    parser.add_argument("--cpu", action="store_true", help="measure CPU time of all threads, for a busy machine")
     options = parser.parse_args(arguments)
     if options.cpu:
         global clock

@@ -1,12 +1,12 @@
-"""The HTTP service under load, beside the library in a tight loop on the same cores; as a Markdown table.
+"""The HTTP service under load, compared with the library in a tight loop on the same cores; as a Markdown table.
 
     HASHSEEK_DATA=../shared/data make bench-serve      # or: python bench/serve.py [--images N] [--codes N] [--engine E]
 
 A real `hashseek serve`, and clients in a process of their own (`bench/http_load.py`). Every round runs each case for
-some seconds, one after the other, so that a machine that is busy for a while is busy for all; figures are medians over
-the rounds, ratios medians of the ratios within a round. The library decodes, encodes and searches one picture after the
+some seconds, one after the other, so that a busy moment affects all of them; figures are medians over the rounds,
+ratios medians of the ratios within a round. The library decodes, encodes and searches one picture after the
 other, and looks up the records of the hits, as the service does. Uploads are query photographs that are not stored.
-"CPU ms" is processor time of the library or the server, of all threads, per request: it depends less on what else runs.
+"CPU ms" is CPU time of the library or the server, of all threads, per request: it depends less on other load.
 """
 
 import argparse
@@ -215,15 +215,15 @@ class Bench:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--images", type=int, default=4_000, help="photographs in the collection")
-    parser.add_argument("--codes", type=int, default=0, help="with records of random codes, as many in all")
+    parser.add_argument("--codes", type=int, default=0, help="add records with random codes up to this total")
     parser.add_argument("--engine", default="auto", help="auto, torch or openvino")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3, help="of each case in each round")
+    parser.add_argument("--seconds", type=float, default=3, help="duration of each case in each round")
     parser.add_argument("--no-uploads", action="store_true", help="only searches by id")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "hashseek-bench-serve")
     options = parser.parse_args()
     if "HASHSEEK_DATA" not in os.environ:
-        raise SystemExit("set HASHSEEK_DATA to the folder that holds mirflickr25k_128 and backbones")
+        raise SystemExit("set HASHSEEK_DATA to the folder with mirflickr25k_128 and backbones")
     data = Path(os.environ["HASHSEEK_DATA"]) / "mirflickr25k_128"
     options.folder.mkdir(parents=True, exist_ok=True)
     folder = make_collection(options.folder, data, options.images, options.codes)

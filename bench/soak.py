@@ -1,12 +1,12 @@
 """The service under mixed load for a long time: nothing fails, nothing is lost, memory stays flat.
 
-    HASHSEEK_DATA=../shared/data make soak ARGS="--minutes 30"              # and with attacks beside it: --hostile
+    HASHSEEK_DATA=../shared/data make soak ARGS="--minutes 30"              # with attacks at the same time: --hostile
 
 A real `hashseek serve` with keys on a fresh collection, and two client processes with eight connections each. They
 search by upload and by id, list, add, relabel and delete, first as fast as they can (the capacity), then at a share of
-that. With `--hostile`, a third process sends malformed pictures and requests (`bench/hostile.py`). At the end the
-service gets SIGTERM, `index verify` runs, and the catalog is compared with what the clients were told. Ends with 1 if
-anything is wrong.
+that. With `--hostile`, a third process sends malformed pictures and requests (`bench/hostile.py`). At the end, the
+service gets SIGTERM, `index verify` runs, and the catalog is compared with the answers that the clients got. Exits with
+code 1 if anything is wrong.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def measure(pid: int) -> dict[str, int]:
 
 
 def compare(found: Stored, told: Stored, unsure: set[str]) -> list[str]:
-    """What is stored and what should be: one line for each difference."""
+    """Differences between what is stored and what should be, one line each."""
     keys = (found.keys() | told.keys()) - unsure
     return [f"{key}: {found.get(key)}, not {told.get(key)}" for key in sorted(keys) if found.get(key) != told.get(key)]
 
@@ -71,7 +71,7 @@ def is_wrong(operation: str, status: int) -> bool:
 def verdict(
     samples: list[dict[str, int]], idle: dict[str, int], end: dict[str, int], counts: Counter[tuple[str, int]]
 ) -> list[str]:
-    """Print the figures; what is wrong with them."""
+    """Print the figures; returns what is wrong with them."""
     warm = samples[len(samples) // 5 :]  # the first fifth is the warm-up
     before, after = (median(sample["rss"] for sample in part) for part in (warm[:5], warm[-5:]))
     slope = np.polyfit([sample["seconds"] / 3600 for sample in warm], [sample["rss"] for sample in warm], 1)[0]
@@ -100,15 +100,15 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30)
-    parser.add_argument("--share", type=float, default=0.8, help="of the capacity")
+    parser.add_argument("--share", type=float, default=0.8, help="share of the capacity")
     parser.add_argument("--images", type=int, default=4_000, help="photographs in the collection at the start")
-    parser.add_argument("--calibrate", type=float, default=15, help="seconds in which the capacity is measured")
-    parser.add_argument("--hostile", action="store_true", help="attack it meanwhile")
-    parser.add_argument("--mutants", type=int, default=20_000, help="with --hostile: malformed pictures")
-    parser.add_argument("--seed", type=int, default=0, help="with --hostile: of the attacks")
+    parser.add_argument("--calibrate", type=float, default=15, help="seconds for measuring the capacity")
+    parser.add_argument("--hostile", action="store_true", help="attack the service at the same time")
+    parser.add_argument("--mutants", type=int, default=20_000, help="with --hostile: number of malformed pictures")
+    parser.add_argument("--seed", type=int, default=0, help="with --hostile: seed of the attacks")
     options = parser.parse_args()
     if "HASHSEEK_DATA" not in os.environ:
-        raise SystemExit("set HASHSEEK_DATA to the folder that holds mirflickr25k_128 and backbones")
+        raise SystemExit("set HASHSEEK_DATA to the folder with mirflickr25k_128 and backbones")
     data = Path(os.environ["HASHSEEK_DATA"]) / "mirflickr25k_128"
     with (data / "labels.csv").open(newline="") as file:
         queries = [str(data / row["file"]) for row in csv.DictReader(file) if row["split"] == "query"]

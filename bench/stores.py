@@ -5,7 +5,7 @@
     make bench-stores ARGS="milvus://127.0.0.1:19530 --images 10000 100000 1000000 --plot stores.svg"
 
 Codes are random; a tenth differs from another one by at most two bits. Queries are stored codes with up to eight bits
-changed. A search is what `hashseek search` does after encoding: the k nearest, ties by id, and their records. "equal"
+changed. A search is that of `hashseek search` after encoding: the k nearest, ties by id, and their records. "equal"
 is the share of queries with the distances and images of the folder.
 """
 
@@ -153,7 +153,7 @@ def main() -> None:
     parser.add_argument("milvus", help="URI of a server, milvus://HOST:PORT")
     parser.add_argument("--images", type=int, nargs="+", default=[1_000_000])
     parser.add_argument("--queries", type=int, default=100)
-    parser.add_argument("--plot", type=Path, help="write the times over the number of images to this SVG")
+    parser.add_argument("--plot", type=Path, help="write the times by number of images to this SVG")
     given = parser.parse_args()
     print(f"Codes of {N_BITS} bits\n")
     print(

@@ -1,15 +1,15 @@
-"""Images per second and peak memory of training, beside a straightforward PyTorch loop on the same network and data.
+"""Images per second and peak memory of training, compared with a plain PyTorch loop on the same network and data.
 
     HASHSEEK_DATA=../shared/data make bench-train      # photographs; without HASHSEEK_DATA, the built-in shapes
     python bench/training_speed.py [IMAGES]            # 400 of them: five minutes on two cores
 
 The plain loop has the structure of the published HyP2 script: a data set that opens every picture with Pillow, the
-transforms of torchvision, a DataLoader with one worker a core, float32, one backward pass a batch. It gets the same
+transforms of torchvision, a DataLoader with one worker per core, float32, one backward pass per batch. It gets the same
 pictures, crops of the same distribution, MobileNet v2 at 224 px with its batch norm in evaluation mode (this network's
-weights have it folded), the same HyP2 loss, AdamW and batch. Ours is `hashseek train` itself, by its log.
+weights have it folded), the same HyP2 loss, AdamW and batch. Ours is `hashseek train` itself, measured by its log.
 
-Every variant runs in a process of its own, with OMP_NUM_THREADS threads if that is set, else one a core. On a machine
-that others use, 1 is the fairer setting: threads that wait for one another lose far more than their share. Memory is
+Every variant runs in its own process, with OMP_NUM_THREADS threads if that is set, otherwise one per core. On a shared
+machine, 1 is the fairer setting: threads that wait for one another lose far more than their share. Memory is
 the largest resident set of that process, plus that of a worker times their number. CPU time is that of all of its
 processes in the timed steps: on such a machine it is the steadier measure.
 """
@@ -83,7 +83,7 @@ def configuration(folder: Path, *settings: str) -> Config:
 
 
 class Pictures(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Opens, crops and converts a picture whenever it is asked for."""
+    """Opens, crops and converts a picture on each access."""
 
     def __init__(self, split: Split, preprocessing: Preprocessing, *, min_crop: float) -> None:
         self.split = split

@@ -1,11 +1,12 @@
-"""Codes without labels on real photographs, beside supervised ones and the real-valued features, as Markdown tables.
+"""Codes without labels on real photographs, compared with supervised ones and the features, as Markdown tables.
 
     HASHSEEK_DATA=../shared/data make bench-unsupervised          # all tables
     make bench-unsupervised ARGS="16 64"                          # these lengths
-    make bench-unsupervised ARGS=time                             # the time of a fit alone, which needs no data
+    make bench-unsupervised ARGS=time                             # only the time of a fit, which needs no data
 
 MIRFLICKR-25k (the 128 px copy), frozen MobileNet v2. Hash layers are fitted to the 3,205 training pictures; 793 queries
-are searched in 15,667 pictures that no fit has seen. Labels score; only supervised losses and itq_cca learn from them.
+are searched in 15,667 pictures that no fit has seen. Labels are used for scoring; only supervised losses and itq_cca
+learn from them.
 The encoder that also indexes computes the features, but training (bihalf, hyp2, tie_aware) computes its own.
 
 Three rankings of the same codes: by Hamming distance (mAP@1000 expected over ties), by the query's outputs against the
@@ -198,7 +199,7 @@ def table_of_methods(bits: Sequence[int], data: Data) -> None:
 
 
 def scores_or_none(build: Callable[[int], Encode], n_bits: int, data: Data) -> Scores | None:
-    """None if a method cannot make so many bits."""
+    """None if a method cannot produce that many bits."""
     try:
         return scores(build(n_bits), data)
     except BadConfig:  # more bits than labels

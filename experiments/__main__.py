@@ -1,4 +1,4 @@
-"""`python -m experiments`: runs published experiments and prints our scores beside the published ones."""
+"""`python -m experiments`: runs published experiments and prints our scores next to the published ones."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -14,27 +14,29 @@ from hashseek.training.progress import Progress
 reproduce = typer.Typer(no_args_is_help=True)
 
 
-Methods = Annotated[list[str] | None, typer.Option("--method", help="Only this method; may be given again.")]
+Methods = Annotated[list[str] | None, typer.Option("--method", help="Only this method; may be repeated.")]
 
 
 @reproduce.callback()
 def about() -> None:
-    """Run a published experiment. An interrupted run continues, and a finished one is printed, by the same command."""
+    """Run a published experiment. The same command continues an interrupted run, or prints a finished one."""
 
 
 @reproduce.command("hbl-table-2")
 def hbl_table_2(
     data: Annotated[Literal["scene", "yeast"] | None, typer.Option(help="Only this data set.")] = None,
     method: Methods = None,
-    root: Annotated[str, typer.Option(help="Folder of scene.npz and yeast.npz.")] = vectors.HOME,
+    root: Annotated[str, typer.Option(help="Folder with scene.npz and yeast.npz.")] = vectors.HOME,
     out: Annotated[Path, typer.Option(help="Run folder; finished runs in it are kept.")] = Path("runs/hbl-table-2"),
-    trials: Annotated[int, typer.Option(min=1, help="Settings tried for each method on each data set.")] = 10,
-    seeds: Annotated[int, typer.Option(min=1, help="Trainings of the chosen settings.")] = 5,
-    folds: Annotated[int, typer.Option(min=2, help="Parts of the training split that validate in turn.")] = 3,
+    trials: Annotated[
+        int, typer.Option(min=1, help="Number of settings to try for each method on each data set.")
+    ] = 10,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of training runs with the chosen settings.")] = 5,
+    folds: Annotated[int, typer.Option(min=2, help="Number of cross-validation folds of the training split.")] = 3,
 ) -> None:
-    """HBL's Table II: contrastive losses on Scene and Yeast, then a linear probe; ours beside the paper's scores.
+    """HBL's Table II: contrastive losses on Scene and Yeast, then a linear probe; our scores next to the paper's.
 
-    Settings are searched on the training split only; the test part is scored once per seed, with the chosen settings.
+    Settings are searched only on the training split; the test part is scored once per seed, with the chosen settings.
     Two processes can share a run folder if each works on one data set (--data).
     """
     from experiments.hbl import METHODS
@@ -62,23 +64,24 @@ def hbl_table_2(
 @reproduce.command("losses")
 def losses(
     data: Annotated[
-        str, typer.Option(help="What to compare on: a name in experiments/comparison.py, or your own configuration.")
+        str,
+        typer.Option(help="Data for the comparison: a name in experiments/comparison.py, or your own configuration."),
     ] = "mirflickr",
     method: Methods = None,
-    bits: Annotated[
-        list[int] | None, typer.Option(help="Code length; may be given again. Default 12 24 36 48.")
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each method at each length.")] = 5,
-    trials: Annotated[int, typer.Option(min=1, help="Settings tried for each method at 12 and at 48 bits.")] = 12,
-    epochs: Annotated[int, typer.Option(min=1, help="Of every run.")] = 30,
-    jobs: Annotated[int, typer.Option(min=1, help="Methods that run side by side.")] = 2,
-    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/DATA. Finished runs are kept.")] = None,
+    bits: Annotated[list[int] | None, typer.Option(help="Code length; may be repeated. Default: 12 24 36 48.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of runs per method and length.")] = 5,
+    trials: Annotated[
+        int, typer.Option(min=1, help="Number of settings to try for each method at 12 and at 48 bits.")
+    ] = 12,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of each run.")] = 30,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of methods to run in parallel.")] = 2,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/DATA. Finished runs are kept.")] = None,
     finetuned: Annotated[
         bool,
-        typer.Option(help="With mirflickr: then fine-tune the network with HyP2 and the five strongest others."),
+        typer.Option(help="With mirflickr: then fine-tune the network with HyP2 and the five strongest other methods."),
     ] = True,
 ) -> None:
-    """Every hashing and contrastive loss on the same data under one protocol, beside layers that are not trained.
+    """Every hashing and contrastive loss on the same data under one protocol, compared with untrained layers.
 
     On photographs the network is a frozen MobileNet v2 (mirflickr), on another split of the same photographs
     (mirflickr-second), or SqueezeNet (mirflickr-squeezenet, mirflickr-squeezenet-second); on vectors (scene, yeast) it

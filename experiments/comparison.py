@@ -1,4 +1,4 @@
-"""Every method on the same data under one protocol: the same network, start, batches, budget and choice of dropout.
+"""Every method on the same data under one protocol: same network, initialisation, batches, budget and dropout choices.
 
 On photographs the backbone is frozen, so its features are computed once and a run takes seconds. For each method the
 same number of settings is tried at two code lengths on the validation part of the training split, drawn independently
@@ -58,17 +58,17 @@ Space = dict[str, Any]
 Outputs = NDArray[np.float32]
 
 N = 1000
-FINALISTS, VALIDATIONS = 3, 3  # so many of the best trials are scored on so many validation parts
-TUNED = (12, 48)  # the lengths at which settings are searched; others take those of the nearest
+FINALISTS, VALIDATIONS = 3, 3  # number of best trials, each scored on this number of validation parts
+TUNED = (12, 48)  # the lengths at which settings are searched; others use those of the nearest
 # Validation images are searched among each other: among the images trained on, settings that memorise look best.
 _HELD_OUT = ("train.val_fraction=0.3", "train.val_database=held-out")
 
 
 @dataclass(frozen=True)
 class Data:
-    """What the methods are compared on: a configuration, overrides of it, and the N of the validation mAP@N.
+    """The data for a comparison: a configuration, overrides of it, and the N of the validation mAP@N.
 
-    gallery: overrides that lead to foreign images, which are searched among each other.
+    gallery: overrides that select unrelated images, which are searched among each other.
     """
 
     config: Path
@@ -115,7 +115,7 @@ DATA = {
 
 
 def data_of(name: str) -> Data:
-    """An entry of `DATA`, or a configuration of your own, by its path."""
+    """An entry of `DATA`, or your own configuration, by its path."""
     return DATA[name] if name in DATA else Data(Path(name), 100)
 
 
@@ -131,15 +131,15 @@ _ALL: Space = {
 _PROXIES: Space = {**_ALL, "optimizer.proxy_lr": _log(1e-3, 1e-1)}
 _BETA: Space = {"loss.beta": [0.5, 0.75, 1.0, 1.25]}
 _A: Space = {"loss.a": _log(1.5, 30.0)}  # divided by the code length, as `a` multiplies sums over the bits
-# Contrastive losses see directions only: the quantisation draws them to the corners of the cube.
+# Contrastive losses see only directions: the quantisation pulls them to the corners of the cube.
 _TAU: Space = {"loss.tau": _log(0.05, 0.5), "loss.quantization.weight": _log(0.01, 1.0)}
 _COS = ('loss.quantization={kind="cos", weight=0.1}',)
 
 
 @dataclass(frozen=True)
 class Method:
-    """One row of the table: what it sets in the configuration and what its search may choose; or, without training,
-    the method of `fit_hash_layer`."""
+    """One row of the table: its settings in the configuration and its search space; or, without training, the method
+    of `fit_hash_layer`."""
 
     title: str
     settings: tuple[str, ...] = ()
@@ -186,7 +186,7 @@ METHODS: dict[str, Method] = {
     "weighted_itq": Method("Weighted ITQ, no labels", fitted="weighted_itq"),
     "itq_cca": Method("ITQ-CCA", fitted="itq_cca"),
 }
-"""Ours, rows of HyP2's Tables 3 and 5, contrastive losses with a quantisation term, and layers that are not trained."""
+"""Ours, rows of HyP2's Tables 3 and 5, contrastive losses with a quantisation term, and untrained layers."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class Inputs:
 
 
 def load_inputs(experiment: "Experiment") -> Inputs:
-    """The inputs of an experiment; features come from the cache where they are known."""
+    """The inputs of an experiment; features come from the cache if available."""
     gallery = data_of(experiment.data).gallery
     inputs = _inputs(experiment.config())
     return replace(inputs, gallery=_inputs(experiment.config(*gallery))) if gallery else inputs
@@ -215,7 +215,9 @@ def _inputs(config: Config) -> Inputs:
         return Inputs(splits, *vectors)
     default = default_preprocessing(config.model.backbone, weights=config.model.weights)
     if default is None or not config.model.freeze_backbone:
-        raise BadConfig("methods are compared on vectors, or on photographs with model.freeze_backbone = true: set it")
+        raise BadConfig(
+            "methods are compared on vectors, or on photographs with a frozen backbone (model.freeze_backbone)"
+        )
     preprocessing = config.model.preprocessing(default)
     model = initial_model(config)
     engine = engine_for(model, preprocessing, precision=config.train.precision)
@@ -240,7 +242,7 @@ class Experiment:
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """What all methods share: AdamW, weight decay, schedule, batch, the number of epochs, and `base`."""
+        """Settings shared by all methods: AdamW, weight decay, schedule, batch, the number of epochs, and `base`."""
         adamw = ("optimizer.name=adamw", "optimizer.lr=0.003", "optimizer.weight_decay=0.0005")
         shared = (*adamw, "optimizer.schedule=cosine", "train.batch_size=64", "tracking.tensorboard=false")
         return (*data_of(self.data).overrides, *shared, f"train.epochs={self.epochs}", *self.base)
@@ -251,7 +253,7 @@ class Experiment:
 
 
 def tune(method: str, n_bits: int, experiment: Experiment, folder: Path) -> None:
-    """Search the method's settings at a length on the validation part, unless `folder` has the choice.
+    """Search the method's settings at a length on the validation part, unless `folder` already has the choice.
 
     The best trials are trained again with other seeds, which hold out other images, and the best mean is chosen: the
     differences between good trials are smaller than those between validation parts.
@@ -263,7 +265,7 @@ def tune(method: str, n_bits: int, experiment: Experiment, folder: Path) -> None
     tuning = (*_HELD_OUT, f"train.val_n={data.val_n}", f"model.n_bits={n_bits}", *entry.settings)
     content = read_config(data.config, (*experiment.settings, *tuning))
     trials = place / f"search-{n_bits}"
-    seed = crc32(f"{method} {n_bits}".encode())  # or all methods would try the same rates
+    seed = crc32(f"{method} {n_bits}".encode())  # otherwise all methods would try the same rates
     space = dict(entry.space)
     if "loss.a" in space:
         space["loss.a"] = _log(*(space["loss.a"][end] / n_bits for end in ("low", "high")))
@@ -366,7 +368,8 @@ def run_method(method: str, experiment: Experiment, folder: Path) -> None:
     """Search the settings of a method and finish all of its runs; each adds a row in `folder`.
 
     Raises:
-        HashseekError: what a training run refuses.
+        HashseekError: see `fit`.
+
     """
     torch.set_num_threads(1)
     rows, entry = rows_of(folder, method), METHODS[method]
@@ -408,7 +411,7 @@ def run(
     _check_same_budget(folder, experiment)
     say("features of training images, queries and database")
     load_inputs(experiment)  # before methods run side by side, or each would compute them
-    # On features a run is too small to share between cores, and threads of NumPy that wait for each other cost most.
+    # On features, a run is too small to share between cores, and waiting NumPy threads would take most of the time.
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         running = {pool.submit(run_method, method, experiment, folder): method for method in methods}
@@ -418,7 +421,7 @@ def run(
 
 
 def _check_same_budget(folder: Path, experiment: Experiment) -> None:
-    """Raise BadConfig if the folder's runs had another data set or budget: their rows would not compare."""
+    """Raise BadConfig if the folder's runs had another data set or budget: their rows would not be comparable."""
     file = folder / "experiment.json"
     budget = {name: value for name, value in asdict(experiment).items() if name not in ("bits", "n_seeds")}
     budget |= {"base": list(experiment.base), "protocol": 5}  # earlier ones had other spaces and rows
@@ -428,7 +431,9 @@ def _check_same_budget(folder: Path, experiment: Experiment) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps(budget).encode())
     elif (earlier := json.loads(file.read_text(encoding="utf-8"))) != budget:
-        raise BadConfig(f"{folder} holds runs with {earlier}, not {budget}: use the same, or choose another --out")
+        raise BadConfig(
+            f"{folder} holds runs with {earlier}, not {budget}: use the same settings, or choose another --out"
+        )
 
 
 def as_markdown(folder: Path, *, methods: Sequence[str]) -> str:
@@ -511,10 +516,10 @@ def write_plots(folder: Path, *, methods: Sequence[str]) -> list[Path]:
 
 
 def tests_of(rows: Sequence[dict[str, Any]], n_bits: int, *, of_query: str) -> list[str]:
-    """Is the best method of a length beyond chance? Paired over queries, each query's AP being its mean over seeds.
+    """Is the best method at a length significantly better? Paired over queries; each query's AP is averaged over seeds.
 
-    The best against each other method, p corrected for their number (Holm): by the randomisation test of the difference
-    of means, which is what mAP is, and by Wilcoxon's signed-rank test, for which many small differences outweigh few
+    The best against each other method, with p corrected for their number (Holm): by the randomisation test of the mean
+    difference, which matches mAP, and by Wilcoxon's signed-rank test, in which many small differences outweigh few
     large ones; one-sided, since a method with a lower mean may still be better on most queries. Friedman's test and the
     critical difference of mean ranks (Nemenyi, at 0.05), as Demšar (JMLR 2006) proposes.
     """
@@ -540,11 +545,11 @@ def tests_of(rows: Sequence[dict[str, Any]], n_bits: int, *, of_query: str) -> l
         for one, *rest in zip(*(found[m] for m in ordered), strict=False)
     )
     return [
-        f"- {n_bits} bits: {METHODS[first].title} is first, with {seeds} of {len(found[first])} seeds. Not behind it "
-        f"beyond chance by the randomisation test: {close(by_mean)}; by Wilcoxon's: {close(by_rank)}. By its mean "
-        f"rank over queries ({ranks[first]:.2f}, Nemenyi's critical difference {critical:.2f}) it is level with "
-        f"{', '.join(level) or 'none'}, and behind {', '.join(ahead) or 'none'}. Friedman's p "
-        f"{float(friedmanchisquare(*means.values()).pvalue):.1g}."
+        f"- {n_bits} bits: {METHODS[first].title} is first, for {seeds} of {len(found[first])} seeds. Not "
+        f"significantly worse by the randomisation test: {close(by_mean)}; by Wilcoxon's test: {close(by_rank)}. By "
+        f"mean rank over queries ({ranks[first]:.2f}, Nemenyi's critical difference {critical:.2f}), it does not "
+        f"differ significantly from {', '.join(level) or 'none'}, and is significantly worse than "
+        f"{', '.join(ahead) or 'none'}. Friedman's p is {float(friedmanchisquare(*means.values()).pvalue):.1g}."
     ]
 
 

@@ -1,4 +1,4 @@
-"""Fine-tuning beside the frozen comparison: HyP2 and the strongest other methods, with the whole network trained.
+"""Fine-tuning, in addition to the frozen comparison: HyP2 and the strongest other methods, training the whole network.
 
 Every loss gets the same network, batches, optimizer and epochs, and the hyperparameters and start of the hash layer
 that its search on the frozen backbone chose.

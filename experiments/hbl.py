@@ -1,7 +1,7 @@
 """One training of HBL's Table II: contrastive training of an MLP on vectors, then a linear probe on it frozen.
 
 What the paper states is fixed here: embeddings of 128, AdamW, cosine warm restarts, and a queue of 4,096 keys from a
-momentum encoder, of which the filled part counts. What the paper searches or does not state is a setting, and `suggest`
+momentum encoder, of which the filled part is used. What the paper searches or does not state is a setting; `suggest`
 is the search space. As in MulSupCon's code, both views of a row are the standardised row with random entries set to 0,
 and the probe reads either the encoder's last hidden layer or the embedding. `hbl_table_2` runs the experiment.
 """
@@ -113,8 +113,8 @@ def train_encoder(
 ) -> Iterator[VectorEncoder]:
     """Train on standardised vectors (n, D) with labels (n, C); yields the encoder at the end of each cycle.
 
-    It is the same encoder every time, trained further, until the caller stops iterating. Equal arguments give equal
-    weights, whatever else draws random numbers.
+    It is the same encoder each time, trained further, until the caller stops iterating. Equal arguments give equal
+    weights, regardless of other random draws.
 
     Args:
         vectors: (n, D) float32.
@@ -125,9 +125,9 @@ def train_encoder(
         mask: share of a row's entries set to 0, drawn separately for the query view and the key view.
         batch_size: approximate rows per step: an epoch is divided equally, so that no batch is small and noisy.
         lr: learning rate at the start of a cycle; it falls to 0 at its end.
-        weight_decay: of AdamW.
-        momentum: of the key encoder.
-        seed: fixes initial weights, order and masks.
+        weight_decay: weight decay of AdamW.
+        momentum: momentum of the key encoder.
+        seed: determines initial weights, order and masks.
 
     Raises:
         BadCodes: the embeddings became NaN or infinite.
@@ -163,7 +163,7 @@ def train_encoder(
 
 @dataclass(frozen=True)
 class Choice:
-    """What cross-validation chose for one point of the search space, and its scores.
+    """The choices of cross-validation for one point of the search space, and its scores.
 
     `score` is the mean of mAP and p@1, each averaged over the folds. `thresholds` are the best on all folds together.
     """

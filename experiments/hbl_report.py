@@ -1,4 +1,4 @@
-"""The report of HBL's Table II: our scores beside the paper's, and whether the margins help."""
+"""The report of HBL's Table II: our scores next to the paper's, and whether the margins help."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -41,7 +41,7 @@ Row = Mapping[str, Any]
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
-    """The report of finished seeds: figures beside the paper's, how many rows reach it, and what HBL adds."""
+    """The report of finished seeds: our scores next to the paper's, how many rows reach them, and what HBL adds."""
     parts = [_table(_figures(rows)), _verdict(rows), _table(_margins(rows)), _table(_settings(rows))]
     return "\n\n".join(parts) + "\n"
 
@@ -109,7 +109,7 @@ def _margins(rows: Sequence[Row]) -> Iterable[Sequence[str]]:
 
 
 def _settings(rows: Sequence[Row]) -> Iterable[Sequence[str]]:
-    """What the search chose, and the figures by which it did."""
+    """The settings chosen by the search, and their scores."""
     yield ("data", "method", "mAP on the folds", "p@1 on the folds", "probe", "settings chosen")
     for data, method in PAPER:
         for row in _of(rows, data, method)[:1]:

@@ -37,11 +37,11 @@ def run(
 ) -> None:
     """Finish the search and the seeds of `methods` on the data set `data`, continuing what is in `folder`.
 
-    The search sees the training split only. A method with margins is also trained with its chosen settings and
-    lam = 0, to tell the effect of the margins from that of the settings.
+    The search uses only the training split. A method with margins is also trained with its chosen settings and
+    lam = 0, to separate the effect of the margins from that of the settings.
 
     Raises:
-        BadConfig: another process works on this data set in this folder, or earlier trials had other data or folds.
+        BadConfig: another process is working on this data set in the folder, or earlier trials had other data or folds.
     """
     place = folder / data
     place.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,9 @@ def _search(
     protocol = {"data": splits.fingerprint, "folds": n_folds}
     earlier = study.user_attrs.get("protocol", protocol)
     if earlier != protocol:
-        raise BadConfig(f"the trials in {place} used {earlier}, not {protocol}: use the same, or choose another --out")
+        raise BadConfig(
+            f"the trials in {place} used {earlier}, not {protocol}: use the same settings, or choose another --out"
+        )
     study.set_user_attr("protocol", protocol)
     if not study.get_trials(deepcopy=False):
         study.enqueue_trial(hbl.defaults(method))
@@ -86,7 +88,7 @@ def _search(
         outcome = _run_trial(study, trial, splits, method, n_folds=n_folds)
         say(f"{place.name} {method}: trial {trial.number + 1} of {n_trials} {outcome}")
     if not study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
-        raise BadConfig(f"all {n_trials} trials of {method} failed: allow more --trials")
+        raise BadConfig(f"all {n_trials} trials of {method} failed: increase --trials")
     return study.best_trial
 
 

@@ -1,8 +1,8 @@
 """Calibrations: the probability that a hit at each Hamming distance is relevant (shares a label with the query).
 
 `hashseek index calibrate` and `hashseek evaluate --calibrate` compute one from labelled images and store it with the
-codes; searches by precision use it. It holds for queries like those it was made with, as long as the share of relevant
-images in the collection stays about the same.
+codes; searches by precision use it. It is valid for queries like those it was computed with, as long as the share of
+relevant images in the collection stays about the same.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def calibrate_collection(
 ) -> StoredCalibration:
     """Compute a calibration from the collection's labelled images and store it.
 
-    Each query image is left out of its own ranking. Images with none of the labels are left out altogether, since it
-    is unknown whether they are relevant.
+    Each query image is left out of its own ranking. Images with none of the labels are left out altogether, because
+    their relevance is unknown.
 
     Args:
         collection: some of its images must have labels.
-        labels: the labels that decide relevance; none: all labels.
+        labels: the labels that decide relevance; empty: all labels.
         n_queries: how many labelled images are queries, drawn at random with `seed`; all labelled images are ranked.
-        seed: of the random choice.
+        seed: the seed of the random choice.
 
     Raises:
         BadConfig: an unknown label, too few labelled images, too many labels, or n_queries < 1.
@@ -59,7 +59,7 @@ def calibrate_collection(
     from hashseek.retrieval.metrics import calibrate, histograms, without_self
 
     if n_queries < 1:
-        raise BadConfig(f"a calibration needs at least 1 query, not {n_queries}")
+        raise BadConfig(f"a calibration needs at least 1 query, got {n_queries}")
     catalog = collection.catalog
     known = catalog.label_counts()
     if unknown := [label for label in labels if label not in known]:
@@ -68,7 +68,7 @@ def calibrate_collection(
     stored = catalog.changes(after_id=0, after_generation=-1)
     if len(stored.ids) * len(names) > _MAX_LABEL_BYTES:
         raise BadConfig(
-            f"{len(names)} labels of {len(stored.ids)} images do not fit into memory: name the labels that decide "
+            f"{len(names)} labels of {len(stored.ids)} images do not fit in memory: name the labels that decide "
             "relevance with --labels"
         )
     order = np.argsort(stored.ids)
@@ -97,10 +97,12 @@ def store_calibration(
     """Store a calibration with the codes that the catalog was opened on, in place of an earlier one.
 
     Raises:
-        BadCodes: it is of codes of another length.
+        BadCodes: it is for codes of another length.
     """
     if calibration.n_bits != catalog.n_bits:
-        raise BadCodes(f"a calibration of {calibration.n_bits}-bit codes does not fit codes of {catalog.n_bits} bits")
+        raise BadCodes(
+            f"a calibration of {calibration.n_bits}-bit codes cannot be used for codes of {catalog.n_bits} bits"
+        )
     stored = StoredCalibration(calibration, source, tuple(labels), n_images, now())
     catalog.spaces.set_calibration(asdict(stored))
     return stored
@@ -110,7 +112,7 @@ def stored_calibration(store: Store) -> StoredCalibration | None:
     """The calibration of the codes in a store; None if there is none.
 
     Raises:
-        BadCodes: it is damaged, or written by a newer Hashseek.
+        BadCodes: it is damaged, or was written by a newer Hashseek.
     """
     content = store.calibration()
     if content is None:
@@ -141,7 +143,7 @@ def radius_for(stored: StoredCalibration | None, precision: float) -> int:
         within = stored.calibration.within_radius
         best = int(np.argmax(within))
         raise BadConfig(
-            f"no distance is expected to give a precision of {precision}: the best is {within[best]:.3f}, within "
+            f"no distance reaches an expected precision of {precision}: the best is {within[best]:.3f}, within "
             f"{best} bits; ask for less, or limit the distance instead (--max-distance, max_distance)"
         )
     return radius

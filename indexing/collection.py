@@ -72,7 +72,7 @@ class Collection:
         except BaseException:
             self.close()
             raise
-        # What the catalog or the index answers alone.
+        # Answered by the catalog or the index alone.
         catalog, spaces = self.catalog, self.catalog.spaces
         self.place, self.checkpoint = catalog.place, catalog.checkpoint
         self.n_bits, self.fingerprint, self.keeps_features = catalog.n_bits, catalog.fingerprint, catalog.keeps_features
@@ -87,8 +87,8 @@ class Collection:
         self._lock = threading.Lock()
 
     def is_current(self) -> bool:
-        """False once opening the folder again would give another collection, or the same one with other codes."""
-        # While there is no catalog at all, another folder is about to take the place.
+        """False once reopening the folder would open another collection, or the same one with other codes."""
+        # While there is no catalog at all, another folder is about to take its place.
         return not self.catalog.path.exists() or self.catalog.is_current()
 
     def close(self) -> None:
@@ -96,15 +96,15 @@ class Collection:
         self.catalog.close()
 
     def check_holds_images(self) -> None:
-        """Refuse a collection of vectors, which has nothing to encode again.
+        """Refuse a collection of vectors, which cannot be re-encoded.
 
         Raises:
             BadCollection: its checkpoint encodes vectors.
         """
         if load_header(self.checkpoint).preprocessing is None:
             raise BadCollection(
-                f"{self.folder} keeps only the codes of vectors, so that they cannot be encoded again: create another "
-                "collection from the vectors (`hashseek index add NEW --vectors FILE`)"
+                f"{self.folder} keeps only the codes of vectors, which cannot be re-encoded: create another collection "
+                "from the vectors (`hashseek index add NEW --vectors FILE`)"
             )
 
     @property
@@ -114,7 +114,7 @@ class Collection:
 
     @property
     def finds_all(self) -> bool:
-        """Whether searches without a filter or a largest distance are exact, too."""
+        """Whether searches are exact even without a filter or a largest distance."""
         return self.index.current().kind not in APPROXIMATE
 
     def __len__(self) -> int:
@@ -152,8 +152,8 @@ class Collection:
     def add_with_file(self, image: NewImage, data: bytes, *, suffix: str) -> tuple[int, Change]:
         """Store an image and keep its file, whose content is `data`; returns (id, what changed).
 
-        `image.path` is ignored. The file is not kept if its content is stored from elsewhere already: under the same
-        key, or, without a key, at all.
+        `image.path` is ignored. The file is not kept if its content is already stored under another path: with the
+        same key, or, without a key, in any record.
         """
         path = kept_path(image.sha256, suffix)
         stored = None
@@ -192,7 +192,7 @@ class Collection:
         self.drop_files({image.path for image in stored if image is not None and self.owns(image)})
 
     def drop_files(self, paths: set[str]) -> None:
-        """Delete kept files, given by the paths of records, unless an image still has that path."""
+        """Delete kept files, given by the paths of their records, unless an image still has that path."""
         if not paths:
             return
         with self.catalog.exclusive():  # or the same content could be stored again just now
@@ -205,7 +205,7 @@ class Collection:
     def browse(
         self, among: Filter | None, *, after: int = 0, offset: int = 0, limit: int
     ) -> tuple[list[StoredImage], int]:
-        """At most `limit` records with ids above `after`, without the first `offset`, and how many pass the filter."""
+        """At most `limit` records with ids above `after`, skipping the first `offset`, and how many pass the filter."""
         if among is None:
             return self.catalog.page(after=after, offset=offset, limit=limit), len(self)
         ids = self.catalog.ids_where(among)
@@ -235,8 +235,8 @@ class Collection:
 
         Args:
             query_codes: packed (Q, code_size), of this collection's checkpoint.
-            k: at least 1; a larger k than the collection returns all of it.
-            max_distance: in bits; leaves out what is further away. Exact in every kind of index.
+            k: at least 1; if larger than the collection, everything is returned.
+            max_distance: in bits; images further away are left out. Exact in every kind of index.
             among: ids (in any order) or a filter that results must match. Exact in every kind of index.
             effort: of an approximate index, see `HammingIndex.search`; not used with `max_distance` or `among`.
 
@@ -258,7 +258,7 @@ class Collection:
     ) -> tuple[Distances, Ids, Codes]:
         """The `n` nearest images and all others at the distance of the last: (distances, ids, packed codes).
 
-        For ranking them by another score. An approximate index without `max_distance` and `among` gives what it finds.
+        For ranking them by another score. Without `max_distance` and `among`, an approximate index may miss some.
 
         Args:
             query_code: packed (1, code_size), of this collection's checkpoint.
@@ -266,7 +266,7 @@ class Collection:
             max_distance, among, effort: as for `search`.
 
         Raises:
-            BadConfig: as `search`.
+            BadConfig: see `search`.
         """
         view = self.index.current()
         [built], [fresh] = self._hits(view, query_code, n, max_distance, among, effort, ties=True)
@@ -302,13 +302,13 @@ class Collection:
         *,
         ties: bool = False,
     ) -> list[list[tuple[Distances, Ids]]]:
-        """What the built and the fresh segment have for each query; with `ties`, all at the distance of the k-th.
+        """The results of the built and the fresh segment for each query; with `ties`, all at the distance of the k-th.
 
         Raises:
-            BadConfig: the index takes no effort, or not this one; or an invalid filter.
+            BadConfig: the index does not support `effort`, or not this value; or the filter is invalid.
         """
         if effort is not None and view.kind not in APPROXIMATE:
-            raise BadConfig(f"an index of kind {view.kind} is exact and takes no effort: leave it out")
+            raise BadConfig(f"effort is only for approximate indexes, not for kind {view.kind}: leave it out")
         parts = []
         for segment, chosen in zip((view.built, view.fresh), self._subsets(view, among), strict=True):
             index, of_segment = segment.index, effort if segment is view.built else None
@@ -323,14 +323,14 @@ class Collection:
         return parts
 
     def _subsets(self, view: View, among: Ids | Filter | None) -> list[Subset]:
-        """The rows of the built and of the fresh segment that may be found; cached for the last few filters."""
+        """The rows of the built and the fresh segment that may be found; cached for the last few filters."""
         segments = (view.built, view.fresh)
         if not isinstance(among, Filter):
             chosen = None if among is None else Chosen(among)
             return [segment.among(chosen) for segment in segments]
         with self._lock:
             if among in view.filtered:
-                view.filtered[among] = view.filtered.pop(among)  # the last used one comes last
+                view.filtered[among] = view.filtered.pop(among)  # the most recently used one comes last
                 return view.filtered[among]
         chosen = self.catalog.choose(among)
         subsets = [segment.among(chosen) for segment in segments]
@@ -351,7 +351,7 @@ class Collection:
     # ------------------------------------------------------------ the index
 
     def describe_index(self) -> dict[str, Any]:
-        """Kind, arrangement, sizes and generation of the index that searches use now."""
+        """Kind, arrangement, sizes and generation of the index in use."""
         view = self.index.current()
         return view.built.index.describe() | {
             "built": len(view.built.index),
@@ -361,7 +361,7 @@ class Collection:
         }
 
     def verify(self) -> list[Finding]:
-        """Where catalog, codes, index, checkpoints and image files do not agree; empty if all is well.
+        """Disagreements between catalog, codes, index, checkpoints and image files; empty if there are none.
 
         Reads every checkpoint and every file that the collection keeps; of other files, only whether they exist.
         """
@@ -388,13 +388,13 @@ class Collection:
         return findings
 
     def _problem_of_file(self, image: StoredImage) -> str | None:
-        """What is wrong with an image's file; None if nothing is, and for a vector, which has none."""
+        """The problem with an image's file; None if there is none, or for a vector, which has no file."""
         if not image.path:
             return None
         uri = self.uri_of(image)
         with suppress(FileNotFoundError):
             if self.owns(image) and sha256_of(Path(uri)) != image.sha256:
-                return f"the content of the file of image {image.id} was changed: {image.path!r}"
+                return f"the content of the file of image {image.id} has changed: {image.path!r}"
         return None if is_there(uri) else f"the file of image {image.id} does not exist: {image.path!r}"
 
 
@@ -409,7 +409,7 @@ def open_or_create(folder: Path, *, checkpoint: Path | None, keep_features: bool
     Raises:
         BadCollection: no collection, and no checkpoint to create one for.
         ForeignCodes: the collection was made with another checkpoint.
-        BadConfig: `keep_features`, but the collection exists and keeps none.
+        BadConfig: `keep_features` is set, but the collection exists and keeps none.
     """
     if not (folder / CATALOG).is_file():
         _create(folder, checkpoint, keep_features=keep_features)
@@ -417,7 +417,7 @@ def open_or_create(folder: Path, *, checkpoint: Path | None, keep_features: bool
     try:
         if keep_features and not collection.catalog.keeps_features:
             raise BadConfig(
-                f"{folder} was created without features, which later images alone would have: leave out "
+                f"{folder} was created without features, so that only later images would have them: leave out "
                 "--keep-features, or create a new collection with it"
             )
         if checkpoint is not None:
@@ -444,10 +444,10 @@ def delete_if_unused(collection: Collection) -> None:
 
 
 def _create(folder: Path, checkpoint: Path | None, *, keep_features: bool) -> None:
-    """Create an empty collection; if another process was faster, its collection stays."""
+    """Create an empty collection; if another process was faster, its collection is kept."""
     if checkpoint is None:
         raise BadCollection(
-            f"there is no collection in {folder} yet: name the checkpoint to create it with (--checkpoint), or create "
+            f"there is no collection in {folder} yet: give the checkpoint to create it with (--checkpoint), or create "
             "it from images alone with `hashseek index add` or hashseek.create_collection"
         )
     header = load_header(checkpoint)
@@ -475,10 +475,10 @@ def check_place(folder: Path) -> list[Path]:
     """
     refuse_milvus(folder)
     if folder.exists() and not folder.is_dir():
-        raise BadCollection(f"{folder} is a file, not a folder: choose a new or an empty folder")
+        raise BadCollection(f"{folder} is a file, not a folder: choose a new or empty folder")
     leftovers = [*folder.glob(f".{CHECKPOINT}.*"), *folder.glob(f"{CATALOG}.new*"), *folder.glob(f"{CATALOG}-*")]
     if folder.exists() and set(folder.iterdir()) - {*leftovers, folder / CHECKPOINT}:
-        raise BadCollection(f"{folder} is not empty and not a collection: choose a new or an empty folder")
+        raise BadCollection(f"{folder} is not empty and not a collection: choose a new or empty folder")
     return leftovers
 
 
@@ -492,8 +492,8 @@ def check_checkpoint(coded: "Catalog | Collection | MilvusStore", checkpoint: Pa
     if header.fingerprint != coded.fingerprint:
         raise ForeignCodes(
             f"the collection {coded.place} holds codes of checkpoint {coded.fingerprint[:12]} "
-            f"({coded.n_bits} bits), not of {header.fingerprint[:12]} ({header.n_bits} bits): distances between them "
-            "mean nothing; use the collection's own checkpoint or index into a new collection"
+            f"({coded.n_bits} bits), not of {header.fingerprint[:12]} ({header.n_bits} bits); their distances are "
+            "meaningless: use the collection's own checkpoint, or index into a new collection"
         )
     return header
 

@@ -16,12 +16,12 @@ from hashseek.retrieval.codes import Codes, code_size
 from hashseek.retrieval.images import Pixels, Preprocessing
 from hashseek.retrieval.scores import Features
 
-# Of a new collection without a checkpoint; which images can be used does not depend on it.
+# For a new collection without a checkpoint; which images can be used does not depend on it.
 _TO_BE_FITTED = Header("", 8, Preprocessing(size=224, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)), (), fingerprint="")
 
 
 class DryRunCollection(Catalog):
-    """Stands in for a collection: a copy of its catalog takes the images, and its files stay."""
+    """Stands in for a collection: images are stored in a copy of its catalog, and its files are left alone."""
 
     def add(self, images: Sequence[NewImage], *, replaced: set[str] | None = None) -> list[tuple[int, Change]]:  # noqa: ARG002
         """Store images in the copy."""
@@ -54,7 +54,7 @@ class DryRunEncoder:
 
 @contextmanager
 def dry_run(folder: Path, *, checkpoint: Path | None) -> Iterator[tuple[DryRunCollection, DryRunEncoder]]:
-    """What to give to `ingest` for a dry run over the collection in `folder`, which need not exist yet.
+    """The arguments of `ingest` for a dry run over the collection in `folder`, which need not exist yet.
 
     Raises:
         BadCollection: there is no collection, and the folder cannot become one.

@@ -30,13 +30,13 @@ _EXAMPLE = Preprocessing(size=224, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))  #
 
 @dataclass(frozen=True)
 class FitOptions:
-    """Which network, and how many bits, as far as that is given.
+    """The network and the number of bits; None where not given.
 
     Args:
         n_bits: K; None: `DEFAULT_BITS`.
-        backbone: a network that takes images; None: that of `weights` if they are a checkpoint, else
+        backbone: a network for images; None: that of `weights` if they are a checkpoint, else
             `DEFAULT_BACKBONE`.
-        weights: "default" (the published ones, as None), "none" (random), or a file, see `load_backbone_weights`.
+        weights: "default" (the published ones, like None), "none" (random), or a file, see `load_backbone_weights`.
         preprocessing: the fields of `Preprocessing` in which the weights differ from the backbone's published ones.
     """
 
@@ -54,7 +54,7 @@ class FitOptions:
         return DEFAULT_BITS if self.n_bits is None else self.n_bits
 
     def check_agrees(self, folder: Path) -> None:
-        """Refuse what differs from how the existing collection in `folder` was made.
+        """Refuse options that differ from those with which the existing collection in `folder` was created.
 
         Raises:
             BadConfig: something differs.
@@ -73,13 +73,13 @@ class FitOptions:
                 differ["weights"] = self.weights, record.get("weights", "those of its checkpoint")
         for name, (given, stored) in differ.items():
             raise BadConfig(
-                f"{folder} was made with {name} {stored}, not {given}: leave the option out, or change the collection "
-                "with `hashseek index refit`"
+                f"{folder} was created with {name} {stored}, not {given}: leave the option out, or change the "
+                "collection with `hashseek index refit`"
             )
 
 
 def _content(record: Mapping[str, Any]) -> str | None:
-    """What tells weights apart: their hash; without a file, "default" or "none"."""
+    """The identity of weights: their hash; without a file, "default" or "none"."""
     return record.get("weights_sha256") or record.get("weights")
 
 
@@ -93,7 +93,7 @@ class Network:
         weights: "default", "none" or the path of a file.
         file: with the weights, which may have to be downloaded; None where timm keeps them.
         own: header of the file if it is a checkpoint, which has the preprocessing.
-        changes: fields in which the preprocessing differs from that, or from that of the published weights.
+        changes: fields in which the preprocessing differs from that header, or from that of the published weights.
     """
 
     n_bits: int
@@ -113,7 +113,7 @@ class Network:
             fetch_weights(self.file.name)
 
     def describe(self) -> dict[str, Any]:
-        """What the header of a checkpoint says about it."""
+        """Its entry in the header of a checkpoint."""
         fitted = {} if self.own is None else self.own.training.get("fit", {})
         if fitted:  # its backbone has the weights from which it was made
             return {name: fitted[name] for name in ("backbone", "weights", "weights_sha256")}
@@ -140,7 +140,7 @@ def find_network(options: FitOptions) -> Network:
     if own is not None and own.backbone != backbone:
         raise BadCheckpoint(f"{file} is a checkpoint of {own.backbone}, not of {backbone}: leave out the backbone")
     if weights == "default" and ":" in backbone and not backbone.startswith("timm:"):
-        raise BadCheckpoint(f"there are no published weights for {backbone}: name a file with them (--weights FILE)")
+        raise BadCheckpoint(f"there are no published weights for {backbone}: give a weights file (--weights FILE)")
     changed(_EXAMPLE, options.preprocessing)
     if weights == "default" and backbone in FILES:
         file = cached(FILES[backbone])
@@ -148,7 +148,7 @@ def find_network(options: FitOptions) -> Network:
 
 
 def network_for_refit(collection: Collection, options: FitOptions) -> Network:
-    """The network that the options name; by default the one that the collection has, with its weights and its K.
+    """The network that the options name; by default that of the collection, with its weights and its K.
 
     Raises:
         BadConfig: the collection has a trained checkpoint, and the options name no network; otherwise as
@@ -162,8 +162,8 @@ def network_for_refit(collection: Collection, options: FitOptions) -> Network:
     header = load_header(collection.checkpoint)
     if "fit" not in header.training:
         raise BadConfig(
-            f"{collection.folder} was made with a trained checkpoint, which a refit would replace by less: train again "
-            "and run `hashseek index reencode`, or name a backbone"
+            f"{collection.folder} was created with a trained checkpoint, and a refit without labels would be worse: "
+            "train again and run `hashseek index reencode`, or name a backbone"
         )
     own = FitOptions(options.n_bits, header.backbone, str(collection.checkpoint), options.preprocessing)
     return find_network(own)
@@ -172,12 +172,14 @@ def network_for_refit(collection: Collection, options: FitOptions) -> Network:
 def _checked_weights(path: Path) -> Header | None:
     """The header of a weights file that is a checkpoint of Hashseek; None for plain weights."""
     if not path.is_file():
-        raise BadCheckpoint(f"there is no weights file {path}: correct the path, or leave it out for published weights")
+        raise BadCheckpoint(
+            f"there is no weights file {path}: correct the path, or leave it out to use the published weights"
+        )
     if path.suffix not in SUFFIXES:
-        raise BadCheckpoint(f"weights must be a file of {', '.join(SUFFIXES)}, not {path.name}")
+        raise BadCheckpoint(f"a weights file must end in {', '.join(SUFFIXES)}, got {path.name}")
     try:
         return load_header(path)
-    except BadCheckpoint:  # of plain weights, or damaged, which loading them will tell
+    except BadCheckpoint:  # plain weights, or a damaged file, which loading will report
         return None
 
 
@@ -190,6 +192,6 @@ def changed(preprocessing: Preprocessing, changes: Mapping[str, Any]) -> Preproc
     unknown = set(changes) - set(Preprocessing.__dataclass_fields__)
     if unknown:
         raise BadConfig(
-            f"preprocessing has no {', '.join(sorted(unknown))}: it has {', '.join(Preprocessing.__dataclass_fields__)}"
+            f"preprocessing has no {', '.join(sorted(unknown))}: use {', '.join(Preprocessing.__dataclass_fields__)}"
         )
     return replace(preprocessing, **changes)

@@ -43,7 +43,7 @@ SEED = 0
 
 Features = NDArray[np.float32]
 Place = Path | str  # of an image, see `ImageSource.uri`
-Progress = Callable[[int, int], object]  # called with the pictures done and their number
+Progress = Callable[[int, int], object]  # called with the number of pictures done, and of all
 
 
 def plan_collection(folder: Path, options: FitOptions, sources: Iterable[Found]) -> tuple[Network, int]:
@@ -51,7 +51,7 @@ def plan_collection(folder: Path, options: FitOptions, sources: Iterable[Found])
 
     Raises:
         BadCollection: the folder is not empty.
-        BadConfig, BadCheckpoint: as `find_network`.
+        BadConfig, BadCheckpoint: see `find_network`.
         BadDataset: there is no image, or all files have the same content.
     """
     check_place(folder)
@@ -71,7 +71,7 @@ def plan_collection(folder: Path, options: FitOptions, sources: Iterable[Found])
 
 
 def _content(source: ImageSource) -> str:
-    """The hash of a file; something of its own for a URL, and for a file that cannot be read."""
+    """The hash of a file; a unique value for a URL or a file that cannot be read."""
     try:
         return str(source.uri) if isinstance(source.uri, str) else hashlib.sha256(read_bytes(source.uri)).hexdigest()
     except BadImage:
@@ -79,11 +79,11 @@ def _content(source: ImageSource) -> str:
 
 
 def too_few(n: int, problems: Sequence[str]) -> BadDataset:
-    """The error about `n` images, all alike; `problems` say why others cannot be used."""
-    found = {0: "is no image that can be used", 1: "is only one image"}.get(n, f"are {n:,} images, all alike")
+    """The error for `n` images, all identical; `problems` are the reasons why others cannot be used."""
+    found = {0: "is no usable image", 1: "is only one image"}.get(n, f"are {n:,} images, all identical")
     return BadDataset(
-        f"a hash layer is fitted to what differs between images, but there {found}{_first(problems)}: add other "
-        "images, or name a trained checkpoint (--checkpoint FILE)"
+        f"fitting a hash layer needs different images, but there {found}{_first(problems)}: add other images, or "
+        "give a trained checkpoint (--checkpoint FILE)"
     )
 
 
@@ -99,14 +99,14 @@ class Fitting:
         options: of the encoder.
 
     Attributes:
-        encoder: gives codes once the layer is fitted; its header is complete once the checkpoint is written.
-        record: for the header of the checkpoint: how the layer was fitted; empty before.
-        n_images: images to which it was fitted, all different.
+        encoder: computes codes once the layer is fitted; its header is complete once the checkpoint is written.
+        record: how the layer was fitted, for the header of the checkpoint; empty before.
+        n_images: number of images to which it was fitted, all different.
         fallback: why it was not fitted by weighted ITQ; empty if it was.
 
     Raises:
         BadCheckpoint: the weights do not fit the backbone.
-        BadConfig: the backbone cannot take such images.
+        BadConfig: the backbone does not accept such images.
     """
 
     def __init__(self, network: Network, **options: Unpack[EncoderOptions]) -> None:
@@ -119,7 +119,7 @@ class Fitting:
         published = default_preprocessing(network.backbone)
         preprocessing = published if network.own is None else network.own.image_preprocessing()
         if preprocessing is None:
-            raise BadConfig(f"the backbone {network.backbone} takes vectors, not images: choose one for images")
+            raise BadConfig(f"the backbone {network.backbone} is for vectors, not images: choose one for images")
         self.preprocessing = changed(preprocessing, network.changes)
         self.model: HashModel = HashModel(backbone=network.backbone, n_bits=network.n_bits, head="normalized").eval()
         load_backbone_weights(self.model.backbone, name=network.backbone, weights=network.weights)
@@ -144,7 +144,7 @@ class Fitting:
 
         Raises:
             BadDataset: no two images differ.
-            BadCheckpoint: the network does not give numbers.
+            BadCheckpoint: the network's features are not finite numbers.
         """
         found: dict[str, Features] = {}
         problems, done, remaining = list[str](), 0, iter(images)
@@ -160,8 +160,8 @@ class Fitting:
         features = np.stack(list(found.values()))
         if not np.isfinite(features).all():
             raise BadCheckpoint(
-                f"{self.network.backbone} with the weights {self.network.weights} gives features that are not numbers: "
-                "use other weights"
+                f"{self.network.backbone} with the weights {self.network.weights} returns features that are not finite "
+                "numbers: use other weights"
             )
         if all_alike(features):
             raise too_few(len(features), problems)
@@ -174,7 +174,7 @@ class Fitting:
 
     @contextmanager
     def checkpoint(self) -> Iterator[Path]:
-        """The checkpoint in a file that is deleted afterwards. Writing it gives the encoder its fingerprint."""
+        """The checkpoint in a file that is deleted afterwards. Writing it sets the encoder's fingerprint."""
         with saved(self.model, self.preprocessing, self.record) as (path, self.encoder.header):
             yield path
 
@@ -189,7 +189,7 @@ def fit_head(model: HashModel, features: Features) -> tuple[dict[str, Any], str]
     """Fit the hash layer of a model to features (N, D).
 
     Returns:
-        (for the header of its checkpoint: how it was fitted; why not by weighted ITQ, empty if it was).
+        (how it was fitted, for the header of its checkpoint; why weighted ITQ was not used, empty if it was).
     """
     import torch
 
@@ -226,7 +226,7 @@ class FirstFit:
     Args:
         fitting: with the fitted layer.
         encoded: the images to which it was fitted, with their codes, and with size and time of their files before they
-            were read; `reuse` takes them out.
+            were read; `reuse` removes them.
     """
 
     fitting: Fitting
@@ -243,7 +243,7 @@ class FirstFit:
             return source
         try:
             path = checked_path(source)
-        except (BadImage, BadConfig):  # loading it will say so
+        except (BadImage, BadConfig):  # loading it will report that
             return source
         labels, key, attributes = source.labels, source.key, source.attributes
         return LoadedImage(source, replace(image, path=path, labels=labels, key=key, attributes=attributes))

@@ -1,6 +1,6 @@
-"""Files that a collection keeps of its images, under `files/`, named by the hash of their content.
+"""Image files that a collection keeps, under `files/`, named by the hash of their content.
 
-Uploaded images are kept; images that were indexed where they are, are not.
+Uploaded images are kept; images that were indexed in place are not.
 """
 
 import os
@@ -20,8 +20,8 @@ def kept_path(sha256: str, suffix: str) -> str:
 
 
 def is_kept(path: str) -> bool:
-    """Whether a record's path is that of a file which the collection itself keeps."""
-    return path.startswith(f"{FILES}/") and ".." not in Path(path).parts  # or it could be anywhere
+    """Whether a record's path is that of a file that the collection itself keeps."""
+    return path.startswith(f"{FILES}/") and ".." not in Path(path).parts  # otherwise it could be anywhere
 
 
 def with_kept_path(folder: Path, image: NewImage, stored: tuple[str, str] | None) -> NewImage:

@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from hashseek.retrieval.errors import BadConfig
 
-_SYNTAX = "write milvus://HOST:19530/NAME, with ?index=flat or ivf and &consistency=strong or bounded if you like"
+_SYNTAX = "write milvus://HOST:19530/NAME, optionally with ?index=flat or ivf and &consistency=strong or bounded"
 _OPTIONS = {"index": ("flat", "ivf"), "consistency": ("strong", "bounded")}
 
 
@@ -17,9 +17,9 @@ class MilvusUri:
 
     Args:
         host: name or IP address of the server.
-        port: that it listens on.
+        port: the port that it listens on.
         name: of the collection in Milvus.
-        index: "flat" compares every code, "ivf" is approximate; None: as the collection has it, "flat" for a new one.
+        index: "flat" compares every code, "ivf" is approximate; None: that of the collection, "flat" for a new one.
         consistency: "strong" reads see everything that was written before; "bounded" ones are faster, and may lack
             what was written in the last seconds.
     """
@@ -59,8 +59,8 @@ def parse_uri(place: str | Path) -> MilvusUri:
         raise BadConfig(f"{text!r} is not a Milvus URI ({error}): {_SYNTAX}") from None
     if not parts.hostname or "@" in parts.netloc or not re.fullmatch(r"[A-Za-z_]\w{0,254}", parts.path[1:], re.ASCII):
         raise BadConfig(
-            f"{text!r} is not a Milvus URI: {_SYNTAX}; NAME has letters, digits and underscores, and a user "
-            "and password go into HASHSEEK_MILVUS_TOKEN as USER:PASSWORD"
+            f"{text!r} is not a Milvus URI: {_SYNTAX}; NAME has letters, digits and underscores; set a user and "
+            "password in HASHSEEK_MILVUS_TOKEN as USER:PASSWORD"
         )
     for name, value in options.items():
         if value not in _OPTIONS.get(name, ()):
@@ -76,8 +76,8 @@ def refuse_milvus(place: Path) -> None:
     """
     if is_in_milvus(place):
         raise BadConfig(
-            f"this needs a collection in a folder, and {parse_uri(place)} is in Milvus, where add, import, search, "
-            "remove, stats and serve work: use the backups, index builds and compaction of Milvus itself"
+            f"this needs a collection in a folder, but {parse_uri(place)} is in Milvus, which supports only add, "
+            "import, search, remove, stats and serve: use Milvus's own backups, index builds and compaction"
         )
 
 

@@ -9,8 +9,8 @@ from hashseek.indexing.milvus.milvus_store import MilvusStore
 from hashseek.indexing.milvus_uri import is_in_milvus, parse_uri
 from hashseek.retrieval.errors import BadConfig
 
-# What adding, searching and serving work with: they use only what both have, which mypy checks, and
-# tests/indexing/test_stores.py that both do the same.
+# The type for adding, searching and serving, which use only what both have. mypy checks that, and
+# tests/indexing/test_stores.py checks that both behave the same.
 Store = Collection | MilvusStore
 
 
@@ -37,15 +37,15 @@ def open_store(
         return Collection(place, read_only=read_only)
     uri = parse_uri(place)
     if keep_features:
-        raise BadConfig(f"{uri} cannot keep features: leave out --keep-features, or use a folder")
+        raise BadConfig(f"{uri} is in Milvus and cannot keep features: leave out --keep-features, or use a folder")
     return MilvusStore(uri, checkpoint=checkpoint, create=create)
 
 
 @contextmanager
 def open_for_adding(place: Path, *, checkpoint: Path | None, keep_features: bool = False) -> Iterator[Store]:
-    """`open_store`, which creates it if need be, closed at the end; a new folder that got no image is deleted again.
+    """`open_store`, creating the collection if needed and closing it at the end; a new empty folder is deleted.
 
-    So a refused or failed first `index add` does not leave an empty collection that is bound to its checkpoint.
+    So a refused or failed first `index add` does not leave behind an empty collection bound to its checkpoint.
     """
     has_folder, is_new = place.is_dir(), not (place / CATALOG).is_file()
     with closing(open_store(place, checkpoint=checkpoint, create=True, keep_features=keep_features)) as store:

@@ -2,5 +2,5 @@
 
 
 def printable(text: str) -> str:
-    """`text` on one line, with control characters escaped as in `\\n`: a file name may contain anything."""
+    """`text` on one line, with control characters escaped like `\\n`: a file name may contain anything."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)

@@ -1,9 +1,9 @@
-"""Encodes images with the processes of a Ray cluster, in shards that survive whatever dies.
+"""Encodes images with the processes of a Ray cluster, in shards that survive crashes.
 
 The sources are cut into shards, which depend on nothing but the sources. A worker encodes a shard as `index add` does,
-and this process writes the Parquet file that comes back, atomically, under a name that says what is in it. Finished
-files are skipped on the next run; Ray restarts a worker that dies and gives its shard out again. The pictures must have
-the same paths on all machines of the cluster, which have Hashseek installed; nothing else is shared.
+and this process writes the returned Parquet file atomically, under a name that identifies its content. Finished files
+are skipped on the next run; Ray restarts a worker that dies and assigns its shard again. The pictures must have the
+same paths on all machines of the cluster, which need Hashseek installed; nothing else is shared.
 """
 
 import hashlib
@@ -43,10 +43,10 @@ _RETRIES = 4  # of a shard whose worker dies
 
 @dataclass(frozen=True)
 class Cluster:
-    """Which Ray, and what of it to use.
+    """Which Ray cluster to use, and how much of it.
 
     Args:
-        address: "local" starts one here, "auto" takes the one that runs here, HOST:PORT another.
+        address: "local" starts one here, "auto" uses the one that runs here, HOST:PORT another one.
         workers: number of processes; None: as many as fit.
         cpus, gpus: of each; parts of a GPU such as 0.25 are shared.
     """
@@ -57,16 +57,16 @@ class Cluster:
     gpus: float = 0
 
     def check(self) -> None:
-        """Raise BadConfig unless Ray is installed, may be asked for this, and listens where the address says."""
+        """Raise `BadConfig` unless Ray is installed, the values are valid, and Ray listens at `address`."""
         if find_spec("ray") is None:
-            raise BadConfig("--ray needs the package ray: pip install 'hashseek[ray]'")
+            raise BadConfig("--ray needs the package ray: run pip install 'hashseek[ray]'")
         if self.gpus > 1 and self.gpus % 1:
-            raise BadConfig(f"--ray-gpus is {self.gpus}: use a part of one GPU, such as 0.25, or a whole number")
+            raise BadConfig(f"--ray-gpus must be a fraction such as 0.25 or a whole number, got {self.gpus}")
         if self.address in ("local", "auto"):
             return
         host, _, port = self.address.removeprefix("ray://").rpartition(":")
         if not host or not port.isdecimal():
-            raise BadConfig(f"--ray is {self.address!r}: write local, auto or HOST:PORT")
+            raise BadConfig(f"--ray must be local, auto or HOST:PORT, got {self.address!r}")
         try:  # Ray itself would try for two minutes and end the process
             socket.create_connection((host, int(port)), timeout=10).close()
         except (OSError, OverflowError) as error:
@@ -74,19 +74,19 @@ class Cluster:
 
     def _nothing_there(self, error: Exception) -> BadConfig:
         reason = str(error).partition("\n")[0]
-        return BadConfig(f"there is no Ray at {self.address!r} ({reason}): use --ray local to start one")
+        return BadConfig(f"there is no Ray cluster at {self.address!r} ({reason}): use --ray local to start one")
 
     def connect(self) -> int:
         """Connect to Ray; returns the number of workers.
 
         Raises:
-            BadConfig: there is no Ray at the address, or no worker fits.
+            BadConfig: there is no Ray cluster there, or no worker fits.
         """
         import ray
 
         options: dict[str, Any] = {}
         if self.address == "local":
-            # Ray would send statistics to its makers, and run behind every other process.
+            # By default Ray would send usage statistics, and run at a lower priority than other processes.
             os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"} | os.environ
             cpus = max(n_cores(), math.ceil((self.workers or 0) * self.cpus))
             options = {"num_cpus": cpus, "object_store_memory": _OBJECT_STORE, "include_dashboard": False}
@@ -103,7 +103,8 @@ class Cluster:
         if fit < (self.workers or 1):
             raise BadConfig(
                 f"the cluster has {found.get('CPU', 0):g} CPUs and {found.get('GPU', 0):g} GPUs, too few for "
-                f"{self.workers or 1} workers with {self.cpus:g} CPUs and {self.gpus:g} GPUs each: ask for less"
+                f"{self.workers or 1} workers with {self.cpus:g} CPUs and {self.gpus:g} GPUs each: lower "
+                "--ray-workers, --ray-cpus or --ray-gpus"
             )
         return self.workers or fit
 
@@ -132,12 +133,12 @@ def encode_shards(
         options: of the encoders; without a GPU, the device "auto" is the CPU.
         fetch: see `ingest`.
         shard_size: images in a file, on average.
-        stopped: asked before each shard whether to begin no more.
-        progress: called with the number of images that are done and a text about the shards.
+        stopped: asked before each shard whether to stop.
+        progress: called with the number of images done and a text about the shards.
 
     Raises:
         BadConfig: there is no such cluster.
-        HashseekError: a shard ended its worker several times.
+        HashseekError: a shard killed its worker several times.
     """
     if options["device"] == "auto":
         options = {**options, "device": "cuda" if cluster.gpus else "cpu"}
@@ -170,7 +171,7 @@ def encode_shards(
         return {}
     for name in finished.keys() - sizes.keys():
         finished[name].unlink()
-    # An import goes by name: in the order of the sources, it gives the same collection.
+    # An import reads files by name: in the order of the sources, the result is the same collection.
     return {
         finished[name].replace(folder / f"{number:07}-{name}.parquet"): size
         for number, (name, size) in enumerate(sizes.items(), start=1)
@@ -180,7 +181,7 @@ def encode_shards(
 def _shards(sources: Iterable[Found], size: int) -> Iterator[list[Found]]:
     """The sources in parts of about `size`.
 
-    A part ends where the hash of a place says so, so a new image changes the part that it is in, not all after it.
+    The hash of a place decides where a part ends, so a new image changes only its own part, not all later ones.
     """
     part: list[Found] = []
     for found in sources:
@@ -237,8 +238,8 @@ def _encoded(
         raise error.cause from None
     except ray.exceptions.RayActorError as error:
         raise HashseekError(
-            f"a worker died {_RETRIES + 1} times ({str(error).splitlines()[0]}): if memory ran out, use fewer workers "
-            "(--ray-workers) or smaller shards (--shard-size); finished shards are kept"
+            f"a worker died {_RETRIES + 1} times ({str(error).splitlines()[0]}): if it ran out of memory, use fewer "
+            "workers (--ray-workers) or smaller shards (--shard-size); finished shards are kept"
         ) from None
     finally:
         ray.shutdown()

@@ -1,9 +1,9 @@
-"""Downloads images from http(s) URLs within limits, because a list of URLs may come from somebody you do not trust.
+"""Downloads images from http(s) URLs within limits, because a list of URLs may come from an untrusted source.
 
 The host name is resolved here, and the connection goes to the very IP address that was checked, again after each
 redirect. So neither a DNS answer nor a redirect can lead into a private network (server-side request forgery). Proxies
-from the environment are not used, since we could not check what they connect to. That, and one time limit for the whole
-download, is why this uses http.client and not a client library.
+from the environment are not used, since we could not check what they connect to. That, and a single time limit for
+the whole download, is why this uses http.client and not a client library.
 """
 
 import http.client
@@ -38,7 +38,7 @@ _SCHEME = re.compile(r"https?://", re.IGNORECASE)
 
 
 class _Retriable(Exception):
-    """An error that another try may not have; `wait` is how long the server asks to wait (seconds)."""
+    """An error that may not occur on another try; `wait` is how long the server asks to wait (seconds)."""
 
     def __init__(self, reason: str, wait: float = 0.0) -> None:
         super().__init__(reason)
@@ -61,11 +61,11 @@ def fetch(
     """Download the content of a URL.
 
     Args:
-        url: without user name and password.
+        url: must not contain a user name or password.
         allow_private: allow IP addresses that are not public (this machine, the local network).
         only: the hosts to download from, as HOST or HOST:PORT, also after redirects; None: all.
         max_bytes: the largest response to accept.
-        seconds: time limit for everything together: redirects, retries and the waits between them.
+        seconds: time limit for everything, including redirects, retries and the waits between them.
 
     Raises:
         BadImage: it cannot be downloaded within these limits; the message names the URL and the limit.
@@ -104,7 +104,7 @@ class _Download:
             try:
                 place = urljoin(place, target)
             except ValueError:
-                raise BadImage(f"{self.url} redirects to {_brief(target)}, which is not a URL") from None
+                raise BadImage(f"{self.url} redirects to {_brief(target)}, which is not a valid URL") from None
         raise BadImage(f"{self.url} redirects more than {MAX_REDIRECTS} times")
 
     def _get(self, place: str) -> tuple[bytes, str | None]:
@@ -130,7 +130,7 @@ class _Download:
                     if time.monotonic() >= self.deadline:
                         raise _Retriable("did not respond in full")
         except ssl.SSLCertVerificationError as error:
-            raise BadImage(f"{self.url} cannot be trusted: {error.verify_message}") from None
+            raise BadImage(f"{self.url} has an invalid certificate: {error.verify_message}") from None
         except (OSError, http.client.HTTPException) as error:
             raise _Retriable(f"could not be read ({_reason(error)})") from None
 
@@ -152,7 +152,7 @@ class _Download:
             while block := response.read1(_BLOCK):
                 content += block
                 if len(content) > self.max_bytes:
-                    raise BadImage(f"{self.url} has more than {self.max_bytes:,} bytes, the limit")
+                    raise BadImage(f"{self.url} is larger than the limit of {self.max_bytes:,} bytes")
             if promised is not None and len(content) < promised:
                 raise _Retriable(f"ended after {len(content):,} of {promised:,} bytes")
             return bytes(content), None
@@ -173,7 +173,7 @@ class _Download:
             raise BadImage(f"{self.url}{leads} contains a user name: such URLs are not downloaded")
         usual = port == (443 if parts.scheme == "https" else 80)
         if self.only is not None and f"{host}:{port}" not in self.only and not (usual and host in self.only):
-            raise BadImage(f"{self.url}{leads} is on {host}:{port}, which is none of the allowed hosts")
+            raise BadImage(f"{self.url}{leads} is on {host}:{port}, which is not an allowed host")
         return parts, host, port
 
     def _resolve(self, host: str, port: int) -> str:
@@ -183,12 +183,12 @@ class _Download:
         except (OSError, UnicodeError) as error:
             if isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN:
                 raise _Retriable(f"could not be read (the host name {host} cannot be resolved at the moment)") from None
-            raise BadImage(f"{self.url} leads to the unknown host {host}") from None
+            raise BadImage(f"{self.url} is on the unknown host {host}") from None
         addresses = [str(entry[4][0]) for entry in found]
         for address in addresses:
             if not self.allow_private and not is_public(address):
                 remedy = "use --allow-private if you trust the list" if self.only is None else "it is not downloaded"
-                raise BadImage(f"{self.url} leads to {address}, which is not a public IP address: {remedy}")
+                raise BadImage(f"{self.url} resolves to {address}, which is not a public IP address: {remedy}")
         return addresses[0]
 
 
@@ -216,7 +216,7 @@ def _connect(address: str, port: int, tls_name: str | None, deadline: float) -> 
 
 
 def _hang_up(connected: socket.socket) -> None:
-    with suppress(OSError):  # it was closed already
+    with suppress(OSError):  # it was already closed
         # Not SSLSocket.shutdown, which would clear the TLS state that the reading thread uses.
         socket.socket.shutdown(connected, socket.SHUT_RDWR)
 
@@ -234,7 +234,7 @@ def _tls() -> ssl.SSLContext:
 
 
 def _quoted(part: str) -> str:
-    """Part of a URL, percent-encoded; existing escapes stay, and so do bytes that are not UTF-8."""
+    """Part of a URL, percent-encoded; existing escapes and bytes that are not UTF-8 are kept."""
     return quote(part, safe="/%:@!$&'()*+,;=~?[]", errors="surrogateescape")
 
 

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 Rank = Literal["hamming", "asymmetric", "float"]
 RANKS: tuple[Rank, ...] = get_args(Rank)
 OVERSAMPLE = 10
-# Features of so many images are in memory at the same time.
+# Number of images whose features are in memory at the same time.
 _FEATURES_AT_ONCE = 10_000
-DECODING_BYTES = 2**30  # that images may take at a time while they are decoded
+DECODING_BYTES = 2**30  # memory that images may use at a time while they are decoded
 WAIT_SECONDS = 30.0  # that an image waits for memory and a processor core before it is refused
 
 
@@ -51,19 +51,19 @@ class SearchOptions:
     """Parameters of a search.
 
     Args:
-        k: the number of hits, at least 1; a larger k than the collection holds returns all of it.
-        max_distance: leave out images that are further away (bits).
+        k: the number of hits, at least 1; if larger than the collection, everything is returned.
+        max_distance: the largest Hamming distance of a hit, in bits.
         min_precision: instead of `max_distance`: the largest distance within which this share of the images is expected
             to be relevant. The collection needs a calibration, see `hashseek.indexing.calibration`.
         among: only images that pass this filter are ranked.
-        effort: how hard an approximate index searches, see `HammingIndex.search`; an exact index takes none.
+        effort: how thoroughly an approximate index searches, see `HammingIndex.search`; not accepted by an exact one.
         rank: the order of the hits. "hamming": by Hamming distance. "asymmetric": by the query's real outputs, compared
             with the stored bits. "float": by the cosine of the features, which the collection has to keep. None:
-            "asymmetric" for an image, "hamming" for a stored one, whose outputs are not known.
-        oversample: "asymmetric" and "float" order the `oversample` x k nearest images by Hamming distance, and all
-            others at the distance of the last. If these are all images, the order is exact. Behind them come the next
-            `oversample` x k, so that the pages of a search with one k neither overlap nor leave anything out.
-        offset: leave out so many of the best hits.
+            "asymmetric" for an image, "hamming" for a stored one, whose outputs are unknown.
+        oversample: "asymmetric" and "float" reorder the `oversample` x k nearest images by Hamming distance, and all
+            others at the distance of the last. If these are all images, the order is exact. The next `oversample` x k
+            follow them, so that the pages of a search with the same k neither overlap nor leave anything out.
+        offset: the number of best hits to skip.
         histogram: also count the images that pass the filter at each Hamming distance.
 
     Raises:
@@ -82,25 +82,25 @@ class SearchOptions:
 
     def __post_init__(self) -> None:
         if self.k < 1:
-            raise BadConfig(f"k is the number of results and must be at least 1, not {self.k}")
+            raise BadConfig(f"k is the number of results and must be at least 1, got {self.k}")
         if self.max_distance is not None and self.max_distance < 0:
-            raise BadConfig(f"max_distance counts bits and must be at least 0, not {self.max_distance}")
+            raise BadConfig(f"max_distance is in bits and must be at least 0, got {self.max_distance}")
         if self.max_distance is not None and self.min_precision is not None:
             raise BadConfig(
                 f"max_distance ({self.max_distance}) and min_precision ({self.min_precision}) both limit the distance: "
-                "give only one of them"
+                "use only one of them"
             )
         if self.rank is not None and self.rank not in RANKS:
             raise BadConfig(f"there is no ranking {self.rank!r}: use one of {', '.join(RANKS)}")
         if self.oversample < 1:
-            raise BadConfig(f"oversample is a factor of k and must be at least 1, not {self.oversample}")
+            raise BadConfig(f"oversample is a factor of k and must be at least 1, got {self.oversample}")
         if self.offset < 0:
-            raise BadConfig(f"offset counts results and must be at least 0, not {self.offset}")
+            raise BadConfig(f"offset is the number of results to skip and must be at least 0, got {self.offset}")
 
 
 @dataclass(frozen=True)
 class Query:
-    """What is compared with stored images.
+    """A query, to be compared with stored images.
 
     Args:
         code: packed (code_size,).
@@ -117,8 +117,8 @@ class Query:
 class Hit:
     """One result: rank from 1, Hamming distance in bits, the image's record, and the probability that it is relevant.
 
-    `relevance` is None if the collection has no calibration. `score` is what the hits are ordered by, highest first,
-    see `hashseek.retrieval.scores`; None if that is the distance.
+    `relevance` is None if the collection has no calibration. Hits are ordered by `score`, highest first, see
+    `hashseek.retrieval.scores`; it is None if they are ordered by distance.
     """
 
     rank: int
@@ -135,8 +135,8 @@ class Answer:
     Args:
         hits: best first.
         encode_ms, search_ms: how long encoding and searching took (milliseconds).
-        rank: what orders the hits.
-        is_exact: nothing better was missed, neither by an approximate index nor for lack of `oversample`.
+        rank: how the hits are ordered.
+        is_exact: no better hit was missed, neither by an approximate index nor because `oversample` is too low.
         is_full: k images were found, so there may be more behind them.
         histogram: (K + 1,) images that pass the filter at each Hamming distance; None unless asked for.
     """
@@ -151,7 +151,7 @@ class Answer:
 
 
 class Ranked(NamedTuple):
-    """Hits without their records. `scores` are None if distances order them; for `is_exact`, see `Answer`."""
+    """Hits without their records. `scores` is None if they are ordered by distance; for `is_exact`, see `Answer`."""
 
     distances: Distances
     ids: Ids
@@ -169,14 +169,14 @@ class LoadedFile(NamedTuple):
 
 
 class Overloaded(HashseekError):
-    """There is too much to do at the moment; the same request may succeed a little later."""
+    """The service is too busy at the moment; the same request may succeed a little later."""
 
 
 class Budget:
-    """Makes threads wait until what they are about to use fits into a limit. One thread may always go on.
+    """Makes threads wait until what they are about to use fits within a limit. One thread may always proceed.
 
     Attributes:
-        waiting: number of threads that wait now.
+        waiting: number of threads that are waiting now.
     """
 
     def __init__(self, limit: int) -> None:
@@ -211,7 +211,7 @@ class Budget:
                 self._wake_next()
 
     def _wake_next(self) -> None:
-        """Wake the thread that has waited longest. To wake all of them would cost more than an image."""
+        """Wake the thread that has waited longest. Waking all of them would cost more than encoding an image."""
         if self._held < self._limit:
             self._changed.notify()
 
@@ -220,16 +220,16 @@ class Searcher:
     """Searches a collection with images or vectors. Safe to use from several threads.
 
     Args:
-        encoder: with the checkpoint that made the codes.
-        collection: that is searched.
+        encoder: with the checkpoint that computed the codes.
+        collection: the collection to search.
 
     Attributes:
-        memory, cores: what images wait for before they are decoded: bytes, and a processor core each.
+        memory, cores: limits that images wait for before they are decoded: bytes, and one processor core each.
         observe: called with the name of each stage (wait, decode, encode, search, records) and its seconds, and with
             "batch" and the number of images that were encoded together.
 
     Raises:
-        ForeignCodes: the collection's codes were made with another checkpoint.
+        ForeignCodes: the collection's codes were computed with another checkpoint.
     """
 
     def __init__(self, encoder: Encoder | VectorEncoder, collection: Store) -> None:
@@ -288,7 +288,7 @@ class Searcher:
         Raises:
             BadImage: it is not a usable image.
             BadCheckpoint: the collection holds vectors.
-            Overloaded: other images kept memory or processor busy for too long.
+            Overloaded: other images kept the memory or the processor busy for too long.
         """
         encoder = self.image_encoder
         with ExitStack() as held:
@@ -306,7 +306,7 @@ class Searcher:
         """The hits of each image; `decode` reads images from bytes.
 
         Raises:
-            BadConfig: no distance is known to give `min_precision`, or the index takes no such effort.
+            BadConfig: no distance reaches `min_precision`, or the index does not support this effort.
         """
         self.check(options)
         started = time.perf_counter()
@@ -318,7 +318,7 @@ class Searcher:
         """The hits of the image file with the content `data`. If that content is stored, its stored code is used.
 
         Raises:
-            BadConfig: as `search`.
+            BadConfig: see `search`.
             BadImage: it is not a usable image.
             BadCheckpoint: the collection holds vectors.
         """
@@ -332,10 +332,10 @@ class Searcher:
         return self.answer(query, options, 1000 * (time.perf_counter() - started))
 
     def search_files(self, files: Sequence[bytes], options: SearchOptions, *, name: str = "the image") -> Answer:
-        """The hits of several image files together: of the mean of their outputs, and of their features.
+        """The hits of several image files as one query: the mean of their outputs and of their features.
 
         Raises:
-            BadConfig, BadImage, BadCheckpoint: as `search_file`.
+            BadConfig, BadImage, BadCheckpoint: see `search_file`.
         """
         if len(files) == 1:
             return self.search_file(files[0], options, name=name)
@@ -351,7 +351,7 @@ class Searcher:
         """Code, outputs and feature of an image file. If that content is stored, the code is the stored one.
 
         Raises:
-            BadImage, BadCheckpoint: as `encode_file`.
+            BadImage, BadCheckpoint: see `encode_file`.
         """
         return _with_stored_code(self.encode_file(data, name=name)[1], self._stored_code(data))
 
@@ -362,7 +362,7 @@ class Searcher:
         """The hits of a packed code (code_size,) of this collection's checkpoint.
 
         Raises:
-            BadConfig: as `search`; or a ranking that needs more than the code.
+            BadConfig: see `search`; or a ranking that needs more than the code.
             BadCodes: the code has another length, or a bit beyond it is set.
         """
         check_codes(code[None], self.collection.n_bits)
@@ -372,7 +372,7 @@ class Searcher:
         """The hits of each of the vectors (Q, D). A vector that is stored is searched with its stored code.
 
         Raises:
-            BadConfig: as `search`.
+            BadConfig: see `search`.
             BadDataset: the vectors have another width, or a row is not finite.
             BadCheckpoint: the collection holds images.
         """
@@ -386,17 +386,17 @@ class Searcher:
         """Code, outputs and feature of each of the vectors (Q, D). A vector that is stored has its stored code.
 
         Raises:
-            BadDataset, BadCheckpoint: as `search_vectors`.
+            BadDataset, BadCheckpoint: see `search_vectors`.
         """
         queries = _queries(*self.vector_encoder.features_and_outputs(vectors))
         stored = [self._stored_code(row.tobytes()) for row in as_float32(vectors)]
         return [_with_stored_code(query, known) for query, known in zip(queries, stored, strict=True)]
 
     def similar(self, image_id: int, options: SearchOptions) -> Answer:
-        """The hits of a stored image. It is among them itself if it passes the filter.
+        """The hits of a stored image, including itself if it passes the filter.
 
         Raises:
-            BadConfig: as `search`; or `rank` is "asymmetric", which needs outputs.
+            BadConfig: see `search`; or `rank` is "asymmetric", which needs outputs.
             UnknownImage: there is no such image.
         """
         rank = self.check(options, stored=True)
@@ -410,7 +410,7 @@ class Searcher:
         return self.answer(Query(code, feature=feature), options)
 
     def check(self, options: SearchOptions, *, stored: bool = False) -> Rank:
-        """The ranking that `options` mean for an image, or for a stored one.
+        """The ranking that `options` select for an image, or for a stored one.
 
         Raises:
             BadConfig: the collection does not have what the ranking or `min_precision` needs.
@@ -419,15 +419,15 @@ class Searcher:
         return check_rank(self.collection, options, stored=stored)
 
     def answer(self, query: Query, options: SearchOptions, encode_ms: float = 0.0) -> Answer:
-        """The hits of one query with their records; `encode_ms` goes into the answer.
+        """The hits of one query with their records; `encode_ms` is copied into the answer.
 
         Raises:
-            BadConfig: as `search`.
+            BadConfig: see `search`.
         """
         started = time.perf_counter()
         rank = self.check(options, stored=query.outputs is None)
         if rank == "float" and query.feature is None:
-            raise BadConfig("the ranking float compares features, which a code does not have: rank by hamming")
+            raise BadConfig("the ranking float needs features, which a code does not have: rank by hamming")
         with self._stage("search"):
             distances, ids, scores, is_exact = self._ranked(query, rank, options)
         with self._stage("records"):
@@ -506,11 +506,11 @@ def open_encoder(
     source = collection.checkpoint if checkpoint is None else checkpoint
     check_checkpoint(collection, source)
 
-    # They load torch, which wrong arguments need not wait for.
+    # These load torch; bad arguments should be reported before that.
     from hashseek.retrieval.encoder import Encoder, VectorEncoder
 
     loaded = load_checkpoint(source)
-    is_of_vectors = loaded.header.preprocessing is None  # these are encoded in one way only
+    is_of_vectors = loaded.header.preprocessing is None  # vectors are encoded in only one way
     return VectorEncoder(loaded) if is_of_vectors else Encoder(loaded, **options)
 
 
@@ -530,7 +530,7 @@ def _queries(features: NDArray[np.float32], outputs: NDArray[np.float32]) -> lis
 
 
 def _with_stored_code(query: Query, stored: StoredCode | None) -> Query:
-    """The query with the code of the same content in the collection, if it is stored.
+    """The query with the stored code of the same content, if the collection has it.
 
     Another engine may have computed the stored code; with its signs, the content still finds itself first.
     """
@@ -541,14 +541,14 @@ def _with_stored_code(query: Query, stored: StoredCode | None) -> Query:
 
 
 def check_rank(collection: Store, options: SearchOptions, *, stored: bool = False) -> Rank:
-    """The ranking that `options` mean in a collection, for an image or for a stored one.
+    """The ranking that `options` select in a collection, for an image or for a stored one.
 
     Raises:
         BadConfig: the collection does not have what the ranking needs.
     """
     if options.rank == "float" and not collection.keeps_features:
         raise BadConfig(
-            f"{collection.place} keeps no features, which the ranking float compares: use asymmetric, or create a "
+            f"{collection.place} keeps no features, which the ranking float needs: use asymmetric, or create a "
             "collection with `hashseek index add --keep-features`"
         )
     if options.rank == "asymmetric" and stored:

@@ -55,7 +55,7 @@ def is_moved(uri: str, new: str, sha256: str) -> bool:
 
 
 def stored_path(uri: Path | str) -> str:
-    """The path that a record stores: a URL as it is, a file as an absolute path without symbolic links."""
+    """The path that a record stores: a URL unchanged, a file as an absolute path without symbolic links."""
     if isinstance(uri, str):
         return uri
     file = stored_in(uri)

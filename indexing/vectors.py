@@ -1,4 +1,4 @@
-"""Collections of vectors that another program computed: reads vectors and their ids, fits a hash layer, stores codes.
+"""Collections of vectors computed by another program: reads vectors and ids, fits a hash layer, stores codes.
 
 Only codes are stored (and features, if the collection keeps them), never the vectors. The record of a vector has its id
 as the key, an empty path, and the hash of its float32 numbers.
@@ -59,7 +59,7 @@ def make_entries(
     """
     for name, values in (("labels", labels), ("attributes", attributes)):
         if values is not None and len(values) != len(ids):
-            raise BadDataset(f"there are {len(ids):,} ids but {len(values):,} {name}: give one for each id, in order")
+            raise BadDataset(f"there are {len(ids):,} ids but {len(values):,} {name}: list one for each id, in order")
     for of_id in labels or ():
         check_labels(of_id)
     given = zip(ids, labels or [()] * len(ids), attributes or [{}] * len(ids), strict=True)
@@ -79,15 +79,15 @@ def read_array(path: Path) -> Vectors:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise BadDataset(f"{path} cannot be read as an array ({reason}): write it with numpy.save") from None
+        raise BadDataset(f"{path} is not a valid array ({reason}): write it with numpy.save") from None
     if not isinstance(found, np.ndarray):
         found.close()
-        raise BadDataset(f"{path} holds several arrays: write the vectors alone with numpy.save")
+        raise BadDataset(f"{path} holds several arrays: save only the vectors, with numpy.save")
     return found
 
 
 def read_parquet(path: Path) -> Vectors:
-    """The column `vector` of a Parquet file, whose rows are lists of numbers of one length.
+    """The column `vector` of a Parquet file, whose rows are lists of numbers of equal length.
 
     Raises:
         BadDataset: there is no such column, or a row has another length. The message counts rows from 0.
@@ -100,7 +100,7 @@ def read_parquet(path: Path) -> Vectors:
             column = file.read(columns=[VECTOR]).column(0).combine_chunks()
         lengths = pa.compute.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
     except (pa.ArrowException, OSError) as error:
-        raise BadDataset(f"{path} cannot be read as Parquet ({error}): its column `{VECTOR}` holds lists") from None
+        raise BadDataset(f"{path} is not a valid Parquet file with lists in the column `{VECTOR}`: {error}") from None
     odd = np.flatnonzero(lengths != lengths[:1])
     if len(odd):
         raise BadDataset(
@@ -156,15 +156,15 @@ def _entry(row: Row, where: str) -> tuple[Entry, list[str]]:
 
 
 def check(vectors: Vectors, entries: Sequence[Entry], *, width: int | None = None, name: str = "the vectors") -> None:
-    """Refuse what cannot be stored, before anything is.
+    """Refuse bad vectors and entries before anything is stored.
 
     Raises:
-        BadDataset: as `check_vectors`; the numbers of vectors and ids differ, an id occurs twice, or an id or
+        BadDataset: see `check_vectors`; the numbers of vectors and ids differ, an id occurs twice, or an id or
             attributes exceed their limits. The message names the first such row, counted from 0.
     """
     check_vectors(vectors, width=width, name=name)
     if len(entries) != len(vectors):
-        raise BadDataset(f"there are {len(vectors):,} vectors but {len(entries):,} ids: give each row one id, in order")
+        raise BadDataset(f"there are {len(vectors):,} vectors but {len(entries):,} ids: list one id for each row")
     rows: dict[str, int] = {}
     for row, entry in enumerate(entries):
         if entry.id in rows:
@@ -188,14 +188,14 @@ def fitted_checkpoint(vectors: Vectors, n_bits: int) -> Iterator[tuple[Path, str
         (its file, which is deleted afterwards; why the layer was not fitted by ITQ, empty if it was).
 
     Raises:
-        BadDataset: the vectors are all alike.
+        BadDataset: the vectors are all identical in direction.
     """
     check_n_bits(n_bits)
     features = as_float32(vectors[sample(len(vectors))])
     if all_alike(features):
         raise BadDataset(
-            f"no two of the {len(vectors):,} vectors differ in direction, and a hash layer is fitted to what differs: "
-            "add others, or name a checkpoint (--checkpoint)"
+            f"all {len(vectors):,} vectors have the same direction, and fitting a hash layer needs different ones: add "
+            "others, or give a checkpoint (--checkpoint)"
         )
 
     from hashseek.retrieval.models.hash_model import HashModel

@@ -1,1 +1,1 @@
-"""Codes, images, models and figures: everything that search, training and evaluation share."""
+"""Codes, images, models and metrics: everything that search, training and evaluation share."""

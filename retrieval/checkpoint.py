@@ -4,10 +4,10 @@ The tensors are the model's weights. The file's metadata has one key, "hashseek"
 
     format_version   1; 2 if the head is not linear or the input is not an image; newer ones are refused
     model            {"backbone", "n_bits"}, and "head" if it is not linear
-    preprocessing    the fields of `Preprocessing`; null for a model of vectors, whose statistics are weights
+    preprocessing    the fields of `Preprocessing`; null for a model of vectors, which has its statistics as weights
     label_names      labels the model was trained on
     training         the training configuration of the run
-    scores           figures measured on the validation part of the training split
+    scores           metrics measured on the validation part of the training split
     fingerprint      SHA-256 over weights, model and preprocessing: only codes with equal fingerprints are comparable
     checksum         SHA-256 over the header, to detect a changed header
 """
@@ -68,14 +68,14 @@ class Header:
         return self.preprocessing
 
     def vector_width(self) -> int:
-        """The length of the vectors that the model takes.
+        """The length of the vectors that the model accepts.
 
         Raises:
             BadCheckpoint: the model encodes images.
         """
         if self.preprocessing is not None:
             raise BadCheckpoint(
-                "this checkpoint encodes images, not vectors: create a collection of its own for vectors "
+                "this checkpoint encodes images, not vectors: create a separate collection for vectors "
                 "(`hashseek index add NEW --vectors FILE`)"
             )
         from hashseek.retrieval.models.mlp import n_inputs_of
@@ -85,14 +85,14 @@ class Header:
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A header and the weights of a model, which is built when it is used: that imports torchvision for seconds."""
+    """A header and the weights of a model, which is built on first use: importing torchvision takes seconds."""
 
     header: Header
     tensors: Mapping[str, Tensor]
 
     @classmethod
     def of(cls, model: HashModel, header: Header) -> Checkpoint:
-        """The checkpoint of a model that is built already. They share their weights."""
+        """The checkpoint of a model that is already built. They share their weights."""
         checkpoint = cls(header, model.state_dict())
         vars(checkpoint)["model"] = model.eval()
         return checkpoint
@@ -102,7 +102,7 @@ class Checkpoint:
         """The model in evaluation mode.
 
         Raises:
-            BadCheckpoint: the weights are not those of such a model.
+            BadCheckpoint: the weights do not fit the model.
         """
         from hashseek.retrieval.models.hash_model import HashModel
 
@@ -124,7 +124,7 @@ class Checkpoint:
 
     @property
     def n_features(self) -> int:
-        """D, the width of the features: what the head's first layer takes."""
+        """D, the width of the features: the input width of the head's first layer."""
         return next((tensor.shape[1] for _, tensor in sorted(self._part("head.").items()) if tensor.ndim == 2), 0)
 
     def network(self) -> Network:
@@ -144,7 +144,7 @@ class Checkpoint:
         wanted = {name: tensor.shape for name, tensor in module.state_dict().items()}
         if wanted != {name: tensor.shape for name, tensor in tensors.items()}:
             raise BadCheckpoint(
-                f"the checkpoint {self.header.fingerprint[:12]} was changed: its weights are not those of a "
+                f"the checkpoint {self.header.fingerprint[:12]} has been modified: its weights are not those of a "
                 f"{self.header.backbone} with {self.header.n_bits} bits"
             )
         copy_state(module, tensors)
@@ -188,7 +188,7 @@ def save_checkpoint(
     Args:
         path: the file.
         model: what to save.
-        preprocessing: how images become its input; None for a model of vectors, and only for such a one.
+        preprocessing: how images become its input; None if, and only if, the model encodes vectors.
         label_names, training, scores: recorded in the header.
 
     Returns:
@@ -230,7 +230,7 @@ def load_header(path: Path | str) -> Header:
     """Read a checkpoint's header without its weights, which is fast.
 
     Raises:
-        BadCheckpoint: missing, foreign, truncated, of a newer format, or with a changed header.
+        BadCheckpoint: missing, not from Hashseek, truncated, of a newer format, or with a modified header.
     """
     path = Path(path)
     return _parse(path, _read(path, weights=False)[0])
@@ -239,15 +239,15 @@ def load_header(path: Path | str) -> Header:
 def load_checkpoint(path: Path | str) -> Checkpoint:
     """Read a checkpoint and check its weights against its fingerprint.
 
-    A file never makes Python import a module: a backbone "module:function" is built only if the caller has imported
-    the module.
+    Loading a file never makes Python import a module: a backbone "module:function" is built only if the caller has
+    imported the module.
 
     Raises:
-        BadCheckpoint: missing, foreign, truncated, of a newer format, changed, or with a backbone of a module that is
-            not imported.
+        BadCheckpoint: missing, not from Hashseek, truncated, of a newer format, modified, or with a backbone from a
+            module that is not imported.
         BadConfig: there is no such backbone, or its package is missing.
     """
-    # Here, not above: commands that read only headers start without torch.
+    # Here, not above: commands that only read headers start without torch.
     from hashseek.retrieval.models.backbones import is_from_outside, is_trusted
     from hashseek.retrieval.models.published_weights import check_image_backbone
 
@@ -278,8 +278,8 @@ def _read_intact(path: Path) -> tuple[Header, dict[str, Tensor]]:
     found = _fingerprint(content["model"], header.preprocessing, tensors)
     if found != header.fingerprint:
         raise BadCheckpoint(
-            f"{path} was changed: its content has the fingerprint {found[:12]}, but its header says "
-            f"{header.fingerprint[:12]}; get the original again"
+            f"{path} has been modified: its content has the fingerprint {found[:12]}, but its header has "
+            f"{header.fingerprint[:12]}; restore the original file"
         )
     return header, tensors
 
@@ -312,14 +312,14 @@ def _read(path: Path, *, weights: bool) -> tuple[dict[str, Any], dict[str, Tenso
         raise BadCheckpoint(f"{path} is truncated or not a safetensors file: {error}") from None
     if "hashseek" not in metadata:
         raise BadCheckpoint(
-            f"{path} has no Hashseek header: if it contains plain weights, train from them with model.weights=PATH"
+            f"{path} has no Hashseek header: if it has plain weights, start training from them with model.weights=PATH"
         )
     try:
         content = json.loads(metadata["hashseek"])
     except json.JSONDecodeError:
         content = None
     if not isinstance(content, dict):
-        raise BadCheckpoint(f"{path} was changed: its header is not a JSON object")
+        raise BadCheckpoint(f"{path} has been modified: its header is not a JSON object")
     return content, tensors
 
 
@@ -327,10 +327,10 @@ def _parse(path: Path, content: dict[str, Any]) -> Header:
     version = content.get("format_version")
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise BadCheckpoint(
-            f"{path} has checkpoint format {version}, this Hashseek reads up to {FORMAT_VERSION}: update Hashseek"
+            f"{path} has checkpoint format {version}, but this Hashseek reads up to {FORMAT_VERSION}: update Hashseek"
         )
     if content.get("checksum") != _checksum(content):
-        raise BadCheckpoint(f"{path} was changed: its header does not match its checksum")
+        raise BadCheckpoint(f"{path} has been modified: its header does not match its checksum")
     preprocessing = content["preprocessing"]
     return Header(
         backbone=str(content["model"]["backbone"]),

@@ -1,6 +1,6 @@
 """Binary codes: the only owner of sign(0), bit order and code width.
 
-Bit j of a code is 1 iff output j > 0 (so 0 gives 0); it is stored in byte j // 8 at bit j % 8, and the unused high
+Bit j of a code is 1 iff output j > 0 (so 0 becomes 0); it is stored in byte j // 8 at bit j % 8, and the unused high
 bits of the last byte are 0. `n_bits` counts bits (1 to 1024), `code_size` counts bytes.
 """
 
@@ -21,12 +21,12 @@ def check_n_bits(n_bits: int) -> int:
         BadCodes: unless 1 <= n_bits <= 1024.
     """
     if not 1 <= n_bits <= MAX_BITS:
-        raise BadCodes(f"a code has 1 to {MAX_BITS} bits, not {n_bits}: choose a length in that range")
+        raise BadCodes(f"a code must have 1 to {MAX_BITS} bits, got {n_bits}")
     return n_bits
 
 
 def code_size(n_bits: int) -> int:
-    """Bytes that hold a code of `n_bits` bits."""
+    """Number of bytes in a code of `n_bits` bits."""
     return (check_n_bits(n_bits) + 7) // 8
 
 
@@ -38,10 +38,10 @@ def pack(outputs: ArrayLike) -> Codes:
     """
     values = np.asarray(outputs)
     if values.ndim != 2:
-        raise BadCodes(f"outputs must have shape (B, K), not {values.shape}")
+        raise BadCodes(f"outputs must have shape (B, K), got {values.shape}")
     check_n_bits(values.shape[1])
     if np.issubdtype(values.dtype, np.floating) and np.isnan(values).any():
-        raise BadCodes("the model's outputs contain NaN, which has no sign: check the weights and the input")
+        raise BadCodes("the model's outputs contain NaN: check the weights and the input")
     return np.packbits(values > 0, axis=1, bitorder="little")
 
 
@@ -70,10 +70,10 @@ def check_codes(codes: Codes, n_bits: int) -> Codes:
     """
     size = code_size(n_bits)
     if codes.dtype != np.uint8 or codes.ndim != 2:
-        raise BadCodes(f"codes must be uint8 of shape (B, {size}), not {codes.dtype} of shape {codes.shape}")
+        raise BadCodes(f"codes must be uint8 of shape (B, {size}), got {codes.dtype} of shape {codes.shape}")
     if codes.shape[1] != size:
-        raise BadCodes(f"{n_bits}-bit codes have {size} bytes, not {codes.shape[1]}")
+        raise BadCodes(f"{n_bits}-bit codes must have {size} bytes, got {codes.shape[1]}")
     spare = size * 8 - n_bits
     if spare and len(codes) and int(codes[:, -1].max()) >> (8 - spare):
-        raise BadCodes(f"a bit beyond the {n_bits} bits of the code is set: the codes were packed another way")
+        raise BadCodes(f"a bit beyond the {n_bits} bits of the code is set: the codes were packed in another way")
     return codes

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 PRECISIONS = ("auto", "fp32", "bf16")
-CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # of this container: microseconds of work, and of the period for them
+CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # of this container: microseconds of CPU time per period, and the period
 
 
 class EncoderOptions(TypedDict, total=False):
@@ -28,7 +28,7 @@ class EncoderOptions(TypedDict, total=False):
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """The device called `name`; "auto" takes a GPU when there is one.
+    """The device called `name`; "auto" selects a GPU if there is one.
 
     Raises:
         BadConfig: the name is unknown or this machine has no such device.
@@ -42,12 +42,14 @@ def pick_device(name: str = "auto") -> torch.device:
     except RuntimeError:
         raise BadConfig(f"there is no device {name!r}: use auto, cpu, cuda or cuda:N") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise BadConfig(f"there is no device {name}: this machine has {torch.cuda.device_count()} GPUs")
+        raise BadConfig(
+            f"there is no device {name}: this machine has {torch.cuda.device_count()} GPUs; use auto or cpu"
+        )
     return device
 
 
 def pick_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """The data type for training: "fp32", "bf16", or "auto" (bf16 if the hardware multiplies it).
+    """The data type for training: "fp32", "bf16", or "auto" (bf16 if the hardware supports it).
 
     Raises:
         BadConfig: there is no such precision.
@@ -87,7 +89,7 @@ def _cpu_limit(file: Path) -> int | None:
     """Whole processors that a file `cpu.max` of Linux (cgroup v2) grants, at least 1; None: no limit."""
     try:
         quota, period = map(int, file.read_text(encoding="ascii").split())
-    except (OSError, ValueError):  # there is none, or it says "max 100000"
+    except (OSError, ValueError):  # there is none, or it is "max 100000"
         return None
     return max(1, quota // period)
 

@@ -21,13 +21,13 @@ _BLOCK = 2**20
 def download(url: str, file: Path, *, algorithm: str = "md5", digest: str | None = None) -> None:
     """Download `url` to `file` unless it is there; a bar on a terminal shows the progress.
 
-    The file appears when it is complete. Another process that downloads it is waited for.
+    The file appears when it is complete. If another process is downloading it, this one waits.
 
     Args:
-        url: of the file.
+        url: the URL of the file.
         file: where it is kept; a partial download is `file`.part.
-        algorithm: of the digest, such as "sha256".
-        digest: how the hexadecimal digest of the content starts; None: it is not known.
+        algorithm: the hash algorithm of the digest, such as "sha256".
+        digest: the beginning of the hexadecimal digest of the content; None: unknown.
 
     Raises:
         OSError: it cannot be downloaded or saved, is cut off, or has another digest.
@@ -51,12 +51,12 @@ def download(url: str, file: Path, *, algorithm: str = "md5", digest: str | None
                 found = hashlib.file_digest(content, algorithm).hexdigest()
             if not found.startswith(digest):
                 part.unlink()
-                raise OSError(f"it arrived damaged, with the {algorithm} {found} and not {digest}")
+                raise OSError(f"the download is damaged: its {algorithm} is {found}, not {digest}")
         part.replace(file)
 
 
 def _complete(url: str, part: Path) -> None:
-    """Append to `part` what it lacks, or write it from the start where the server cannot resume."""
+    """Append the missing bytes to `part`, or write it from the start if the server cannot resume."""
     have = part.stat().st_size if part.is_file() else 0
     headers = {"User-Agent": "hashseek", "Accept-Encoding": "identity"}
     request = urllib.request.Request(url, headers=headers | ({"Range": f"bytes={have}-"} if have else {}))
@@ -65,7 +65,7 @@ def _complete(url: str, part: Path) -> None:
     except urllib.error.HTTPError as error:
         if error.code == 416 and have:
             error.close()
-            part.unlink()  # it is as long as the file or longer, so it may be another one
+            part.unlink()  # it is at least as long as the file, so it may be another one
             _complete(url, part)
             return
         raise

@@ -24,7 +24,7 @@ S = TypeVar("S")
 
 
 class _WithHeader:
-    """What both encoders have.
+    """The base of both encoders.
 
     Args:
         header: of the checkpoint.
@@ -71,7 +71,7 @@ class VectorEncoder(_WithHeader):
         """Features (B, F) and real outputs (B, K) of vectors (B, D).
 
         Raises:
-            BadDataset: as `check_vectors`.
+            BadDataset: see `check_vectors`.
         """
         check_vectors(vectors, width=self.width)
         with self._lock:
@@ -96,7 +96,7 @@ class Encoder(_WithHeader):
 
     Raises:
         BadCheckpoint: the checkpoint encodes vectors, not images.
-        BadConfig: the device, precision or engine does not exist here, or they do not work together.
+        BadConfig: the device, precision or engine is not available here, or they cannot be combined.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The exceptions. Every error that a user can cause derives from `HashseekError`.
+"""The exceptions. All errors that a user can cause derive from `HashseekError`.
 
 Each message names the value, the limit and the remedy. The CLI prints it and exits with 2; the API answers with a
 problem JSON.
@@ -37,7 +37,7 @@ class BadCollection(HashseekError):
 
 
 class ForeignCodes(BadCollection):
-    """Codes of one checkpoint meet codes of another."""
+    """Codes of one checkpoint were mixed with those of another."""
 
 
 class UnknownImage(HashseekError):
@@ -48,4 +48,6 @@ def suggest(name: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: the closest known one, or the first ten."""
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else "it has " + ", ".join(known[:10] + ["..."] * (len(known) > 10))
+    return (
+        f"did you mean {close[0]!r}?" if close else "choose from " + ", ".join(known[:10] + ["..."] * (len(known) > 10))
+    )

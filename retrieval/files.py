@@ -10,13 +10,13 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, content: bytes | memoryview, *, within: Path | None = None) -> None:
-    """Write `content` to `path` through a temporary file beside it, fsynced and renamed.
+    """Write `content` to `path` through a temporary file next to it, fsynced and renamed.
 
     Missing folders are created; with `within`, only those inside that folder, which may have been moved away.
 
     Raises:
         FileNotFoundError: `within` does not exist.
-        OSError: the folder cannot be written or the disk is full; no partial file remains.
+        OSError: the folder is not writable or the disk is full; no partial file remains.
     """
     _make_folder(path.parent, within)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -83,7 +83,7 @@ def locked(folder: Path, *, shared: bool = False) -> Iterator[None]:
 
 def mark_used(file: Path) -> None:
     """Set the modification time of a cached file, so that `delete_oldest` keeps it."""
-    with suppress(OSError):  # another user's, or a read-only disk
+    with suppress(OSError):  # another user's file, or a read-only disk
         os.utime(file)
 
 
@@ -95,7 +95,7 @@ def delete_oldest(folder: Path, pattern: str, *, keep: int) -> None:
     """
     files = {}
     for file in folder.glob(pattern):
-        with suppress(FileNotFoundError):  # another process deletes too
+        with suppress(FileNotFoundError):  # another process is also deleting
             files[file] = file.stat()
     n_bytes = 0
     for file, status in sorted(files.items(), key=lambda item: -item[1].st_mtime_ns):

@@ -5,7 +5,7 @@ checkpoint, training to start a hash layer, evaluation as a baseline.
 
 random        a random rotation, the locality-sensitive hashing of Charikar (STOC 2002)
 pca           the principal directions
-itq           these, rotated so that the signs lose least: Gong and Lazebnik, "Iterative Quantization" (CVPR 2011)
+itq           these, rotated for the least quantization error: Gong and Lazebnik, "Iterative Quantization" (CVPR 2011)
 weighted_itq  the principal directions, each times the fourth root of the deviation along it, rotated in the same way
 itq_cca       the directions that correlate most with labels, rotated in the same way (section 4 there): needs labels
 
@@ -69,11 +69,11 @@ def fit_hash_layer(
 
     Raises:
         BadConfig: the method is unknown, labels are missing or not used, there are too few rows, or the features or
-            labels are too few for so many bits.
+            labels are too few for that many bits.
     """
     if method not in (*METHODS, "itq_cca"):
         names = ", ".join((*METHODS, "itq_cca"))
-        raise BadConfig(f"there is no method {method!r} to fit a hash layer: use one of {names}")
+        raise BadConfig(f"there is no method {method!r} for fitting a hash layer: use one of {names}")
     check_n_bits(n_bits)
     rows, rng = normalized(features), np.random.default_rng(seed)
     mean = rows.mean(0)
@@ -98,11 +98,11 @@ def principal_directions(centred: Features, n_bits: int, _: np.random.Generator)
     """Directions (D, K) of the largest variance, the largest first."""
     n, width = centred.shape
     if n_bits > width:
-        raise BadConfig(f"features of {width} numbers give at most {width} bits, not {n_bits}: ask for fewer bits")
+        raise BadConfig(f"features of {width} numbers can have at most {width} bits, got {n_bits}: use fewer bits")
     values, vectors = np.linalg.eigh((centred.T @ centred).astype(np.float64))
     if values[-n_bits] <= 1e-6 * max(values[-1], 1e-12):
         raise BadConfig(
-            f"{n:,} images do not vary in {n_bits} directions: add more different images, ask for fewer bits, or use "
+            f"{n:,} images do not vary in {n_bits} directions: add more different images, use fewer bits, or choose "
             "the method random"
         )
     directions: Features = vectors[:, : -n_bits - 1 : -1].astype(np.float32)
@@ -117,8 +117,8 @@ def itq(centred: Features, n_bits: int, rng: np.random.Generator) -> Features:
 def weighted_itq(centred: Features, n_bits: int, rng: np.random.Generator) -> Features:
     """Directions (D, K): the principal ones, each times the fourth root of the standard deviation along it, rotated.
 
-    Codes can hold more bits than the features have directions that matter; ITQ gives the others as many bits. The
-    weights take them from these, as those of the correlations do in `canonical_directions`.
+    Codes may have more bits than the features have relevant directions; ITQ gives the other directions as many bits.
+    The weights reduce their share, as those of the correlations do in `canonical_directions`.
     """
     directions = principal_directions(centred, n_bits, rng)
     deviations = (centred @ directions).std(0)
@@ -128,7 +128,7 @@ def weighted_itq(centred: Features, n_bits: int, rng: np.random.Generator) -> Fe
 def itq_cca(centred: Features, n_bits: int, rng: np.random.Generator, labels: Labels | None) -> Features:
     """Directions (D, K): the canonical ones, rotated."""
     if labels is None:
-        raise BadConfig("the method itq_cca learns from labels: give labels, or use itq")
+        raise BadConfig("the method itq_cca needs labels: pass labels, or use itq")
     return _rotated(centred, canonical_directions(centred, n_bits, labels), rng)
 
 
@@ -137,8 +137,8 @@ def canonical_directions(centred: Features, n_bits: int, labels: Labels) -> Feat
     n_labels = labels.shape[1]
     if n_bits > min(n_labels, centred.shape[1]):
         raise BadConfig(
-            f"{n_labels} labels and features of {centred.shape[1]} numbers give itq_cca at most "
-            f"{min(n_labels, centred.shape[1])} bits, not {n_bits}: ask for fewer bits, or use itq"
+            f"with {n_labels} labels and features of {centred.shape[1]} numbers, itq_cca can have at most "
+            f"{min(n_labels, centred.shape[1])} bits, not {n_bits}: use fewer bits, or itq"
         )
     counted = labels - labels.mean(0)
     n = len(labels)
@@ -165,9 +165,9 @@ def _rotated(centred: Features, directions: Features, rng: np.random.Generator) 
 def best_rotation(projected: Features, rotation: Features, *, rounds: int = ITQ_ROUNDS) -> Features:
     """The rotation R (K, K) that makes |sign(V R) - V R| small for V (N, K), starting from `rotation` (section 2.2).
 
-    Each round takes the signs for the rotation and then the best rotation for the signs, so the error never rises.
+    Each round computes the signs for the rotation, then the best rotation for the signs, so the error never rises.
     """
-    # Several threads wait for each other at every step of so small matrices: ten times as long beside other work.
+    # With matrices this small, threads wait for each other at every step: ten times as long on a busy machine.
     with threadpool_limits(1):
         for _ in range(rounds):
             signs = np.where(projected @ rotation >= 0, np.float32(1), np.float32(-1))

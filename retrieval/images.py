@@ -1,4 +1,4 @@
-"""Reading, decoding and preprocessing images: every command that takes an image uses these functions."""
+"""Reading, decoding and preprocessing images: every command that reads an image uses these functions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Image.init()
 with suppress(ImportError):
     import pillow_heif
 
-    # Without thumbnails, which are not the picture made smaller; one thread, because pictures are decoded in threads.
+    # Without thumbnails, which may differ from the picture; one thread, because pictures are decoded in threads.
     pillow_heif.register_heif_opener(thumbnails=False, depth_images=False, aux_images=False, decode_threads=1)
 FORMATS = tuple(kind for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "HEIF") if kind in Image.OPEN)
 SUFFIXES = frozenset(
@@ -35,8 +35,8 @@ SUFFIXES = frozenset(
 INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 MAX_PIXELS = 100_000_000
 MAX_BYTES = 256 * 2**20
-# Of a JPEG. Progressive ones have about ten scans. One costs 60 bytes of file, and time for all pixels: 100 scans of
-# 100 megapixels took 6 s of a core, 20 of them 1.
+# Of a JPEG. Progressive ones have about ten scans. Each adds 60 bytes to the file, and a pass over all pixels: 100
+# scans of 100 megapixels took 6 s on one core, 20 scans 1 s.
 MAX_SCANS = 100
 MAX_SCANNED = 20 * MAX_PIXELS  # pixels times scans
 _BAND = 64  # rows
@@ -76,17 +76,17 @@ class Preprocessing:
 
     def __post_init__(self) -> None:
         if not 16 <= self.size <= 2048:
-            raise BadConfig(f"the input size must be 16 to 2048 pixels, not {self.size}")
+            raise BadConfig(f"the input size must be 16 to 2048 pixels, got {self.size}")
         if not 0 < self.crop_fraction <= 1:
-            raise BadConfig(f"crop_fraction must be above 0 and at most 1, not {self.crop_fraction}")
+            raise BadConfig(f"crop_fraction must be above 0 and at most 1, got {self.crop_fraction}")
         if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
-            raise BadConfig("mean and std need three numbers each (red, green, blue), std above 0")
+            raise BadConfig("mean and std must have three numbers each (red, green, blue), with std above 0")
         if self.interpolation not in INTERPOLATIONS:
-            raise BadConfig(f"interpolation must be {' or '.join(INTERPOLATIONS)}, not {self.interpolation!r}")
+            raise BadConfig(f"interpolation must be {' or '.join(INTERPOLATIONS)}, got {self.interpolation!r}")
 
     @property
     def shorter_side(self) -> int:
-        """Pixels of a picture's shorter side from which the input is cut without enlarging it."""
+        """Smallest shorter side of a picture, in pixels, from which the input is cut without enlarging it."""
         return round(self.size / self.crop_fraction)
 
     def as_dict(self) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
     try:
         size = path.stat().st_size if member is None else member.size
         if size > max_bytes:
-            raise BadImage(f"{path} has {size:,} bytes; the limit for an image is {max_bytes:,}")
+            raise BadImage(f"{path} has {size:,} bytes; an image may have at most {max_bytes:,}")
         if member is not None:
             data: bytes | None = read_member(member, name=str(path))
         else:
@@ -151,7 +151,7 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
                 most = min(MAX_SCANS, MAX_SCANNED // (width * height))
                 if (n_scans := _count_scans(data, most)) > most:
                     raise BadImage(
-                        f"{name} is a JPEG of {n_scans:,} scans; the limit for {width} x {height} pixels is {most}: "
+                        f"{name} is a JPEG with {n_scans:,} scans; the limit for {width} x {height} pixels is {most}: "
                         "save it again"
                     )
             media_type = Image.MIME.get(opened.format or "", "application/octet-stream")
@@ -165,9 +165,9 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
         raise
     except UnidentifiedImageError:
         if "HEIF" not in FORMATS and _HEIC.match(data):
-            raise BadImage(f"{name} is a HEIC picture, which needs a package: pip install 'hashseek[heif]'") from None
+            raise BadImage(f"{name} is a HEIC picture: to read it, run pip install 'hashseek[heif]'") from None
         kinds = ", ".join(FORMATS)
-        raise BadImage(f"{name} is not an image of a kind that Hashseek reads ({kinds})") from None
+        raise BadImage(f"{name} is not an image in a supported format ({kinds})") from None
     except Exception as error:  # decoders raise nearly anything on damaged data
         raise BadImage(f"{name} is damaged and cannot be decoded: {error}") from None
 
@@ -177,7 +177,7 @@ def _count_scans(data: bytes, most: int) -> int:
 
     If it has at most `most`, the number may be too large, but not above `most`.
     """
-    n_scans = data.count(b"\xff\xda")  # at least as many, and quick
+    n_scans = data.count(b"\xff\xda")  # an upper bound, and fast
     if n_scans <= most:
         return n_scans
     n_scans, place = 0, 2
@@ -190,7 +190,7 @@ def _count_scans(data: bytes, most: int) -> int:
 
 
 def memory_to_decode(data: bytes, *, at_least: int = 0) -> int:
-    """About the most bytes that `decode` needs at a time, by the header; 0 for what it would refuse."""
+    """About the most memory that `decode` needs, in bytes, by the header; 0 for an image that it would refuse."""
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
             whole = opened.width * opened.height
@@ -205,13 +205,13 @@ def memory_to_decode(data: bytes, *, at_least: int = 0) -> int:
 
 
 def as_decoded(image: Image.Image) -> Image.Image:
-    """An opened image as `decode` returns it: upright 8-bit RGB.
+    """An open image as `decode` returns it: upright 8-bit RGB.
 
     Raises:
         BadImage: it is something else than a Pillow image.
     """
     if not isinstance(image, Image.Image):
-        raise BadImage(f"{type(image).__name__} is no image: give a path, the bytes of a file or a Pillow image")
+        raise BadImage(f"{type(image).__name__} is not an image: use a path, the bytes of a file or a Pillow image")
     return to_rgb(ImageOps.exif_transpose(image))
 
 

@@ -47,7 +47,7 @@ class Item:
 class Problem:
     """A problem of an input: `reason` says why it was `skipped`, or what was corrected.
 
-    `where` is the line or file, `uri` the image if it is known; `missing`: its file does not exist.
+    `where` is the line or file, `uri` the image if known; `missing`: whether its file does not exist.
     """
 
     where: str
@@ -80,7 +80,7 @@ def find_label_file(path: Path) -> Path | None:
     if not path.is_file():
         raise BadDataset(f"there is no folder or file {path}: correct the path")
     if path.suffix.lower() not in (".csv", ".jsonl"):
-        raise BadDataset(f"{path} is not a label file: it must be a .csv or .jsonl file")
+        raise BadDataset(f"{path} is not a label file: use a .csv or .jsonl file")
     return path
 
 
@@ -124,11 +124,11 @@ def read_label_file(
         split, reason = parse_split(values.get(split_column))
         file, path = _find_image(source.parent, values.get("file"))
         if not file:
-            reason = "it names no file"
+            reason = "it does not name a file"
         elif path is None:
             reason = f"the file {file} does not exist"
         elif file in line_of_file:
-            reason = f"{file} was listed before, in line {line_of_file[file]}"
+            reason = f"{file} is already listed in line {line_of_file[file]}"
         elif reason is None and not labels:
             reason = f"{file} has no label"
         problems += [Problem(where, remark, skipped=False) for remark in remarks]
@@ -154,7 +154,7 @@ def refuse(
     more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
     raise BadDataset(
         f"{source} has {len(problems)} problem{'s' if len(problems) > 1 else ''}: {shown}{more} "
-        f"(correct them, or skip such lines and images with {skip})"
+        f"(fix them, or skip such lines and images with {skip})"
     )
 
 
@@ -173,11 +173,11 @@ def _find_image(folder: Path, file: Any) -> tuple[str, Path | None]:
 def read_rows(
     source: Path, *, one_of: Sequence[str], errors: Literal["strict", "surrogateescape"]
 ) -> Iterator[Row | Problem]:
-    """The rows of a .csv or .jsonl file one by one, and a problem for each that cannot be parsed.
+    """The rows of a .csv or .jsonl file one by one, and a problem for each row that cannot be parsed.
 
     Args:
         source: the file.
-        one_of: columns of which a .csv file must have at least one.
+        one_of: columns, at least one of which a .csv file must have.
         errors: refuse text that is not UTF-8 ("strict"), or decode it as Python decodes file names ("surrogateescape").
 
     Raises:
@@ -215,7 +215,7 @@ def _csv_rows(lines: Iterator[str], source: Path, one_of: Sequence[str]) -> Iter
             reason = "its labels have several lines"
         if reason is not None:
             last = reader.line_num
-            swallowed = f"; lines {first} to {last} are skipped: is a quote not closed?" if last > first else ""
+            swallowed = f"; lines {first} to {last} are skipped: is a closing quote missing?" if last > first else ""
             yield Problem(f"{source.name} line {first}", reason + swallowed)
         elif fields:
             yield first, row
@@ -234,7 +234,7 @@ def _column_names(reader: Iterator[list[str]], source: Path, one_of: Sequence[st
     if not set(one_of) & set(names):
         if len(names) == 1 and (";" in names[0] or "\t" in names[0]):
             raise BadDataset(
-                f"{source} does not separate its columns by commas: save it with commas; `;` separates the labels of "
+                f"{source} does not separate its columns with commas: save it with commas; `;` separates the labels of "
                 "one image, as in photo.jpg,dog;grass"
             )
         columns = " or ".join(f"`{name}`" for name in one_of)
@@ -242,7 +242,7 @@ def _column_names(reader: Iterator[list[str]], source: Path, one_of: Sequence[st
         raise BadDataset(f"{source} has no column {columns}: its first line is {found or 'empty'}")
     repeated = next((name for name in names if name and names.count(name) > 1), None)
     if repeated is not None:
-        raise BadDataset(f"{source} has two columns `{repeated}`: rename one")
+        raise BadDataset(f"{source} has two columns named `{repeated}`: rename one")
     return names
 
 
@@ -266,20 +266,20 @@ def parse_labels(value: Any, drop: Sequence[str], used: set[str]) -> tuple[tuple
     if value is None:
         return (), []
     if not isinstance(value, str | list):
-        return (), [f"its labels are {value!r:.80}, neither text nor a list"]
+        return (), [f"its labels must be text or a list, got {value!r:.80}"]
     remarks = []
     if isinstance(value, str) and value.startswith("["):
         try:
             value = json.loads(value)
         except ValueError:
-            remarks.append(f"{value!r:.80} begins like a JSON list and is none: is it a label?")
+            remarks.append(f"{value!r:.80} begins like a JSON list but is not one: is it a label?")
     if isinstance(value, list) and (odd := [part for part in value if type(part) not in (str, int)]):
-        remarks.append(f"{odd[0]!r:.40} among its labels is neither text nor a whole number: it was left out")
+        remarks.append(f"the label {odd[0]!r:.40} is neither text nor a whole number and was left out")
         value = [part for part in value if part not in odd]
     parts = value.split(";") if isinstance(value, str) else [str(part) for part in value]
     stripped = [part.strip() for part in parts]
     if isinstance(value, str) and len(parts) == 1 and "," in value:
-        remarks.append(f"{value!r} was read as one label: separate labels by `;`, or write a JSON list")
+        remarks.append(f"{value!r} was read as one label: separate labels with `;`, or write a JSON list")
     labels = []
     for label in dict.fromkeys(filter(None, stripped)):
         matching = [pattern for pattern in drop if fnmatchcase(label, pattern)]
@@ -294,4 +294,4 @@ def parse_split(value: Any) -> tuple[str | None, str | None]:
     if value is None or value == "":
         return None, None
     split = SPLITS.get(str(value).strip().lower())
-    return split, None if split else f"its split is {value!r:.80}: use train, query (or test, val) or database"
+    return split, None if split else f"its split must be train, query (or test, val) or database, got {value!r:.80}"

@@ -11,7 +11,7 @@ from hashseek.retrieval.devices import n_cores
 T = TypeVar("T")
 R = TypeVar("R")
 
-# If the next item takes longer than this (seconds), finished results are not held back until `depth` items have come.
+# If the next item takes longer than this (seconds), results are returned without waiting for `depth` items.
 _SLOW_SOURCE = 0.02
 
 

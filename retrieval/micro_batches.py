@@ -1,4 +1,4 @@
-"""Encodes images that several threads bring at the same time in one pass."""
+"""Encodes images submitted by several threads at the same time in one pass."""
 
 import threading
 from collections import deque
@@ -15,9 +15,9 @@ Rows = tuple[Row, Row]
 
 
 class MicroBatches:
-    """Encodes one image for each caller; images that come during a pass share the next one, and none waits for company.
+    """Encodes one image for each caller; images submitted during a pass share the next one, and none waits for others.
 
-    In batches two cores encode 1.3 (OpenVINO, MobileNet v2) to 2 times (PyTorch, ResNet-50) as many images as singly.
+    In batches, two cores encode 1.3 (OpenVINO, MobileNet v2) to 2 times (PyTorch, ResNet-50) as many images as singly.
 
     Args:
         encode: pixels (B, 3, size, size) -> features (B, D) and outputs (B, K).
@@ -35,7 +35,7 @@ class MicroBatches:
         own: Future[Rows] = Future()
         self._waiting.append((pixels, own))
         with self._pass:
-            if not own.done():  # otherwise another caller has taken it along
+            if not own.done():  # otherwise another caller has already encoded it
                 self._run([self._waiting.popleft() for _ in range(len(self._waiting))])
         return own.result()
 

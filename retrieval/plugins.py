@@ -1,6 +1,6 @@
 """Load a class or function from outside the package by its name, "module:Name".
 
-A config or the command line may give such a name wherever it names a loss, a data set or a backbone.
+A config or the command line may use such a name wherever it names a loss, a data set or a backbone.
 """
 
 import importlib
@@ -14,14 +14,14 @@ from hashseek.retrieval.errors import BadConfig
 def load_named(name: str, *, kind: str) -> Any:
     """Import `module` and return its attribute `Name`, for a name of the form "module:Name".
 
-    The current directory is searched after the installed packages, so a file beside the config is enough.
+    The current directory is searched after the installed packages, so a file next to the config is enough.
 
     Args:
         name: e.g. "my_losses:MyLoss" or "my_package.losses:MyLoss".
         kind: what the name stands for, used in messages: "loss", "data set" or "backbone".
 
     Raises:
-        BadConfig: the name has another form, the module cannot be imported, or it has no such attribute.
+        BadConfig: the name is malformed, the module cannot be imported, or it has no such attribute.
     """
     module_name, _, attribute = name.partition(":")
     if not attribute.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):

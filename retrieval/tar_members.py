@@ -1,7 +1,7 @@
 """Images inside tar files, read in place without unpacking; data sets of shards and `index add` use this.
 
 The path of a member is `SHARD.tar::OFFSET+SIZE/NAME`: the image NAME is the SIZE bytes at OFFSET of `SHARD.tar`. The
-path is all one needs to read it, so it can be sorted, hashed, stored and sent to another process.
+path is all that is needed to read it, so it can be sorted, hashed, stored and sent to another process.
 """
 
 import re
@@ -47,7 +47,7 @@ def list_members(shard: Path) -> Iterator[tuple[str, Member]]:
     """
     with shard.open("rb") as content:
         if content.read(6).startswith(_COMPRESSED):
-            raise BadDataset(f"{shard} is compressed: decompress it, because images are read in place")
+            raise BadDataset(f"{shard} is compressed, but images are read in place: decompress it")
         content.seek(0)
         try:
             with tarfile.open(fileobj=content, mode="r:") as packed:
@@ -59,7 +59,7 @@ def list_members(shard: Path) -> Iterator[tuple[str, Member]]:
                         yield found.name, Member(shard, found.offset_data, found.size)
                 end = packed.offset
         except tarfile.TarError as error:
-            raise BadDataset(f"{shard} is damaged or cut off ({error}): write or download it again") from None
+            raise BadDataset(f"{shard} is damaged or truncated ({error}): write or download it again") from None
         content.seek(end)  # tarfile stops silently at an invalid header
         if content.read(512).strip(b"\0"):
             raise BadDataset(f"{shard} is damaged at byte {end:,}: write or download it again")
@@ -83,7 +83,7 @@ def read_member(member: Member, *, name: str) -> bytes:
         data = file.read(member.size)
     if len(data) != member.size:
         raise BadImage(
-            f"{name} is cut off: {member.shard} has changed since it was indexed, or is incomplete; "
+            f"{name} is truncated: {member.shard} has changed since it was indexed, or is incomplete; "
             "write or download it again"
         )
     return data

@@ -13,8 +13,8 @@ from hashseek.retrieval.models.mlp import BatchNorm
 def lengths_of(checkpoint: Checkpoint) -> tuple[int, ...]:
     """The code lengths that the checkpoint was trained for, ascending; the last is its own.
 
-    A loss on the features or the projection says nothing about prefixes of the code, and a truncated checkpoint has
-    lost what lay behind its own length.
+    A loss on the features or the projection does not train prefixes of the code, and a truncated checkpoint has lost
+    the bits beyond its own length.
     """
     loss = checkpoint.header.training.get("loss") or {}
     nested = loss.get("nested") if loss.get("on", "outputs") == "outputs" else None
@@ -23,7 +23,7 @@ def lengths_of(checkpoint: Checkpoint) -> tuple[int, ...]:
 
 
 def truncate(checkpoint: Checkpoint, n_bits: int) -> Checkpoint:
-    """The checkpoint whose codes are the first `n_bits` bits of this one's, with a fingerprint of its own.
+    """The checkpoint whose codes are the first `n_bits` bits of this one's, with its own fingerprint.
 
     Raises:
         BadCheckpoint: it was not trained for that length.

@@ -1,4 +1,4 @@
-"""Vectors that another program computed, such as CLIP or DINO embeddings: how they are checked."""
+"""Checks vectors computed by another program, such as CLIP or DINO embeddings."""
 
 from typing import Any
 
@@ -18,26 +18,26 @@ def as_float32(vectors: Vectors) -> NDArray[np.float32]:
 
 
 def check_vectors(vectors: Vectors, *, width: int | None = None, name: str = "the vectors") -> None:
-    """Refuse anything but rows of finite numbers. Needs little memory, however many rows there are.
+    """Refuse anything but rows of finite numbers. Needs little memory, regardless of the number of rows.
 
     Args:
         vectors: (N, D).
-        width: D as it must be; None: any.
-        name: of the array in messages.
+        width: the required D; None: any.
+        name: the array's name in messages.
 
     Raises:
-        BadDataset: another shape, type or width; no row; or a row with NaN, infinity or numbers so large that their
+        BadDataset: a wrong shape, type or width; no rows; or a row with NaN, infinity or numbers so large that their
             squares exceed float32. The message names the first such row, counted from 0.
     """
     if vectors.ndim != 2 or vectors.dtype.kind not in "fiu" or vectors.size == 0:
         raise BadDataset(
-            f"{name} must be numbers of the shape (rows, width), not {vectors.dtype} {vectors.shape}: save one row per "
+            f"{name} must be numbers of the shape (rows, width), got {vectors.dtype} {vectors.shape}: save one row per "
             "vector"
         )
     if width is not None and vectors.shape[1] != width:
         raise BadDataset(
-            f"{name} have {vectors.shape[1]:,} numbers per row, and the collection was made of vectors of {width:,}: "
-            "use those of the same model"
+            f"{name} have {vectors.shape[1]:,} numbers per row, but the collection has vectors of {width:,}: use "
+            "vectors from the same model"
         )
     for start in range(0, len(vectors), _BLOCK):
         with np.errstate(over="ignore", invalid="ignore"):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # it loads torch, and a mistake in a configuration is reporte
     from hashseek.retrieval.images import Preprocessing
 
 _MOMENTUM = 0.9
-# Settings that change nothing where the features of the backbone are computed once.
+# Settings without effect if the features of the backbone are computed only once.
 _OF_TRAINED_BACKBONES = (
     ("train", "views"),
     ("train", "flip"),
@@ -48,7 +48,7 @@ class NamedSection(BaseModel):
     name: str
 
     def options(self) -> dict[str, Any]:
-        """Every key but `name`."""
+        """Every key except `name`."""
         return dict(self.model_extra or {})
 
 
@@ -57,9 +57,9 @@ class DataSection(NamedSection):
 
     name: str = Field(description='a data set, or `"my_module:function"`; its options are further keys')
     held_out: tuple[str, ...] | float | None = Field(
-        default=None, description="labels to hold out of training: names, or a share to draw"
+        default=None, description="labels to hold out of training: names, or a share to draw at random"
     )
-    held_out_seed: int = Field(default=0, ge=0, description="seed of that draw")
+    held_out_seed: int = Field(default=0, ge=0, description="seed of the random choice of held-out labels")
 
     @field_validator("held_out", mode="before")
     @classmethod
@@ -82,13 +82,13 @@ class LossSection(NamedSection):
 
 
 class PartnerSection(NamedSection):
-    """A classification loss beside the loss, on a linear classifier."""
+    """A classification loss in addition to the loss, on a linear classifier."""
 
     name: str = Field(
-        description="a classification loss (`asl`, `bce`, `focal`, `hill`, `splc`, `zlpr`) on a linear classifier, "
-        "beside the loss; its hyperparameters are further keys"
+        description="a classification loss (`asl`, `bce`, `focal`, `hill`, `splc`, `zlpr`) on a linear classifier, in "
+        "addition to the loss; its hyperparameters are further keys"
     )
-    on: Literal["outputs", "features", "projection"] = Field(default="outputs", description="what the classifier reads")
+    on: Literal["outputs", "features", "projection"] = Field(default="outputs", description="input of the classifier")
     weight: float = Field(default=1, gt=0, description="weight of its terms")
 
 
@@ -113,7 +113,7 @@ class MemorySection(_Section):
     momentum: float = Field(
         default=0.999, ge=0, lt=1, description="momentum of the key encoder (MoCo); 0 uses the network itself"
     )
-    until_full: bool = Field(default=False, description="ignore the queue until it is full")
+    until_full: bool = Field(default=False, description="do not use the queue until it is full")
 
 
 class ModelSection(_Section):
@@ -129,31 +129,31 @@ class ModelSection(_Section):
         "environment",
     )
     size: int | None = Field(
-        default=None, description="width and height of the input in pixels; none: as for the backbone's weights"
+        default=None, description="width and height of the input in pixels; none: that of the backbone's weights"
     )
     mean: tuple[float, float, float] | None = Field(
-        default=None, description="mean of the normalised input, three numbers; none: as for the backbone's weights"
+        default=None, description="mean for normalising the input, three numbers; none: that of the backbone's weights"
     )
     std: tuple[float, float, float] | None = Field(
-        default=None, description="standard deviation of the normalised input; none: as for the backbone's weights"
+        default=None, description="standard deviation for normalising the input; none: that of the backbone's weights"
     )
     crop_fraction: float | None = Field(
         default=None,
-        description="share of the shorter side that is kept at evaluation, 1 resizes the whole image; none: as for the "
+        description="share of the shorter side that is kept at evaluation; 1 keeps the whole; none: that of the "
         "backbone's weights",
     )
     interpolation: Literal["bilinear", "bicubic"] | None = Field(
-        default=None, description="`bilinear` or `bicubic`; none: as for the backbone's weights"
+        default=None, description="`bilinear` or `bicubic`; none: that of the backbone's weights"
     )
     head: str = Field(default="linear", description="`linear`, `normalized`, `linear_bn`, `mlp` or `mlp:1024`")
     head_init: Literal["random", "pca", "itq", "weighted_itq"] = Field(
         default="random",
-        description="how the hash layer starts: `random`, or fitted to the features of the training images by `itq`, "
-        "`pca` or `weighted_itq`; for the heads `linear` and `normalized`",
+        description="how the hash layer is initialised: `random`, or fitted to the features of the training images by "
+        "`itq`, `pca` or `weighted_itq`; for the heads `linear` and `normalized`",
     )
     dropout: float = Field(default=0, ge=0, lt=1, description="dropout of the features before the heads")
     freeze_backbone: bool = Field(
-        default=False, description="compute the features once and train only what follows them"
+        default=False, description="compute the features once and train only the layers after them"
     )
     freeze_batch_norm: bool = Field(
         default=False,
@@ -164,13 +164,13 @@ class ModelSection(_Section):
     def _head_can_be_fitted(self) -> "ModelSection":
         if self.head_init != "random" and self.head not in ("linear", "normalized"):
             raise ValueError(
-                f"head_init = {self.head_init!r} fits one linear layer, and head is {self.head!r}: set head to "
+                f"head_init = {self.head_init!r} fits a single linear layer, but head is {self.head!r}: set head to "
                 "'linear' or 'normalized', or head_init to 'random'"
             )
         return self
 
     def preprocessing(self, default: "Preprocessing") -> "Preprocessing":
-        """`default` with the values that are set here."""
+        """`default`, replaced by the values that are set here."""
         names = ("size", "mean", "std", "crop_fraction", "interpolation")
         return replace(default, **{name: value for name in names if (value := getattr(self, name)) is not None})
 
@@ -187,16 +187,20 @@ class OptimizerSection(_Section):
         default=None, gt=0, description="learning rate of the loss's proxies and prototypes; none: `optimizer.lr`"
     )
     momentum: float = Field(default=_MOMENTUM, ge=0, lt=1, description="momentum of SGD")
-    weight_decay: float = Field(default=5e-4, ge=0, description="weight decay, as the optimizer defines it")
-    clip_norm: float | None = Field(default=None, gt=0, description="largest norm of the whole gradient")
+    weight_decay: float = Field(default=5e-4, ge=0, description="weight decay, as defined by the optimizer")
+    clip_norm: float | None = Field(default=None, gt=0, description="clip the norm of the whole gradient to this value")
     schedule: Literal["constant", "step", "cosine", "restarts"] = Field(
         default="cosine", description="`constant`, `step`, `cosine` or `restarts` (cosine with warm restarts)"
     )
     warmup_epochs: float = Field(default=0, ge=0, description="epochs of linear warm-up; may be a fraction")
     restart_epochs: int = Field(default=10, ge=1, description="`restarts`: epochs of the first period")
-    restart_factor: int = Field(default=2, ge=1, description="`restarts`: factor of the length of each later period")
+    restart_factor: int = Field(
+        default=2, ge=1, description="`restarts`: length of a period relative to the previous one"
+    )
     step_epochs: int = Field(default=10, ge=1, description="`step`: epochs between two steps")
-    step_factor: float = Field(default=0.5, gt=0, lt=1, description="`step`: factor of the rate at each step")
+    step_factor: float = Field(
+        default=0.5, gt=0, lt=1, description="`step`: the rate is multiplied by this at each step"
+    )
 
 
 class TrainSection(_Section):
@@ -207,7 +211,7 @@ class TrainSection(_Section):
     chunk_size: int | None = Field(
         default=None,
         ge=1,
-        description="rows in memory at once per process; the gradient stays that of the whole batch",
+        description="rows processed at once per process, to save memory; the gradient is still that of the whole batch",
     )
     seed: int = Field(default=0, ge=0, le=2**32 - 1, description="seed of everything random")
     val_fraction: float = Field(
@@ -216,51 +220,55 @@ class TrainSection(_Section):
         lt=1,
         description="share of the training split used for validation; unsupervised losses use none",
     )
-    val_n: int = Field(default=1000, ge=1, description="N of the validation mAP@N, which chooses the epoch")
+    val_n: int = Field(default=1000, ge=1, description="N of the validation mAP@N, which selects the best epoch")
     val_database: Literal["training", "held-out"] = Field(
         default="training",
-        description="what validation images are searched in: the `training` images, or each other (`held-out`), which "
-        "judges hyperparameters more fairly",
+        description="where validation images are searched: among the `training` images, or among each other "
+        "(`held-out`), which is fairer for choosing hyperparameters",
     )
     patience: int | None = Field(default=None, ge=1, description="stop after this many epochs without improvement")
     ema: float | None = Field(
         default=None,
         gt=0,
         lt=1,
-        description="decay of a moving average of the weights, such as 0.999, which is then validated and saved",
+        description="decay of a moving average of the weights, such as 0.999; the average is validated and saved",
     )
     device: str = Field(default="auto", description="`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:1`")
     devices: int = Field(default=1, ge=1, description="number of processes (`--devices`)")
     precision: Literal["auto", "fp32", "bf16"] = Field(
         default="auto",
-        description="`bf16` where the hardware supports it, else `fp32`; heads and losses always use float32",
+        description="`bf16` if the hardware supports it, otherwise `fp32`; heads and losses always use float32",
     )
-    compile: bool = Field(default=False, description="torch.compile the backbone: gains nothing on a CPU")
+    compile: bool = Field(default=False, description="compile the backbone with torch.compile; no gain on a CPU")
     views: Literal[1, 2] = Field(
-        default=1, description="augmented copies of every image per batch; with a key encoder the second makes the keys"
+        default=1,
+        description="augmented copies of each image per batch; with a key encoder, the second is for the keys",
     )
     flip: bool = Field(default=True, description="mirror half of the images")
     min_crop: float = Field(
-        default=0.3, gt=0, le=1, description="smallest share of the area that a random crop keeps; 1 crops nothing"
+        default=0.3, gt=0, le=1, description="smallest share of the area that a random crop keeps; 1 disables cropping"
     )
     rand_augment: int = Field(default=0, ge=0, le=14, description="number of RandAugment operations")
     rand_augment_magnitude: int = Field(default=9, ge=0, le=30, description="magnitude of RandAugment, up to 30")
     jitter: float = Field(
-        default=0, ge=0, le=1, description="brightness, contrast and saturation, each times 1 - jitter to 1 + jitter"
+        default=0,
+        ge=0,
+        le=1,
+        description="brightness, contrast and saturation, each multiplied by 1 - jitter to 1 + jitter",
     )
-    noise: float = Field(default=0, ge=0, description="Gaussian noise on vectors, in standard deviations")
-    keep_labels: float = Field(default=1, gt=0, le=1, description="share of the positive labels that training sees")
-    single_label: bool = Field(default=False, description="training sees one label per image")
+    noise: float = Field(default=0, ge=0, description="Gaussian noise added to vectors, in standard deviations")
+    keep_labels: float = Field(default=1, gt=0, le=1, description="share of the positive labels used for training")
+    single_label: bool = Field(default=False, description="train with only one label per image")
     cache: Literal["auto", "memory", "memmap", "none"] = Field(
         default="auto",
-        description="where decoded images are kept: `memory`, `memmap` (on disk, also for later runs), `none`, or "
-        "`auto`: the first that has room",
+        description="where decoded images are cached: `memory`, `memmap` (on disk, also for later runs), `none`, or "
+        "`auto` (the first with enough room)",
     )
     cache_gib: float = Field(default=4, ge=0, description="memory limit of `auto` in GiB")
 
 
 class TrackingSection(_Section):
-    """Where a run is followed beside its folder's log."""
+    """Logging of a run in addition to the log in its folder."""
 
     tensorboard: bool = Field(
         default=True, description="write an event file to RUN/tensorboard: `tensorboard --logdir runs`"
@@ -271,13 +279,13 @@ class SweepSection(_Section):
     """A search over settings, for `hashseek sweep`; `hashseek train` ignores it."""
 
     trials: int = Field(default=20, ge=1, description="number of trials (`--trials`)")
-    seed: int = Field(default=0, ge=0, description="seed of the values that are tried")
-    prune: bool = Field(default=True, description="stop trials early that fall behind")
+    seed: int = Field(default=0, ge=0, description="seed of the values to try")
+    prune: bool = Field(default=True, description="stop poor trials early")
     space: dict[str, Any] = Field(default={}, description="setting -> range, see `hashseek.training.sweep_space`")
 
 
 class Config(_Section):
-    """Everything that decides a run, and a search over it."""
+    """Everything that determines a run, and a search over it."""
 
     data: DataSection
     model: ModelSection
@@ -306,7 +314,7 @@ class Config(_Section):
             )
         if self.train.single_label and self.train.keep_labels < 1:
             raise ValueError(
-                f"train.single_label keeps one label per image, and train.keep_labels is {self.train.keep_labels}: use "
+                f"train.single_label keeps one label per image, but train.keep_labels is {self.train.keep_labels}: use "
                 "only one of them"
             )
         if self.model.freeze_backbone:
@@ -319,7 +327,7 @@ class Config(_Section):
                     )
         if self.optimizer.name == "adamw" and self.optimizer.momentum != _MOMENTUM:
             raise ValueError(
-                f"optimizer.momentum is {self.optimizer.momentum}, but AdamW has none: leave it out, or set "
+                f"optimizer.momentum is {self.optimizer.momentum}, but AdamW has no momentum: leave it out, or set "
                 "optimizer.name to sgd"
             )
         return self
@@ -341,12 +349,12 @@ def read_config(source: Path | Mapping[str, Any], overrides: Sequence[str] = ())
     """The sections with the overrides applied, not yet checked; see `load_config`.
 
     Raises:
-        BadConfig: no such file, not TOML, or an override that is not written as one.
+        BadConfig: no such file, not TOML, or a malformed override.
     """
     if isinstance(overrides, str | Mapping):
-        raise BadConfig(f"overrides are a list such as ['model.n_bits=24'], not {overrides!r:.60}")
+        raise BadConfig(f"overrides must be a list such as ['model.n_bits=24'], got {overrides!r:.60}")
     content = copy.deepcopy(dict(source)) if isinstance(source, Mapping) else _read_toml(source)
-    # Names first, since another name clears the section.
+    # Names first, since a new name clears the section.
     for override in sorted(overrides, key=lambda text: not text.startswith(("data.name=", "loss.name="))):
         key, value = parse_assignment(override, example="model.n_bits=24")
         section, _, name = key.rpartition(".")
@@ -366,7 +374,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def find_config(path: Path) -> Path:
-    """`path` itself, or the shipped configuration of that name (with or without `.toml`)."""
+    """`path` itself, or the shipped configuration with that name (with or without `.toml`)."""
     if path.is_file():
         return path
     shipped = Path(str(resources.files("hashseek.training.configs")))
@@ -374,7 +382,7 @@ def find_config(path: Path) -> Path:
         if candidate.is_file() and path.parent in (Path(), Path("training/configs")):
             return candidate
     names = ", ".join(sorted(file.stem for file in shipped.glob("*.toml")))
-    raise BadConfig(f"there is no configuration {path}: name a TOML file or one of {names}")
+    raise BadConfig(f"there is no configuration {path}: use a TOML file or one of {names}")
 
 
 def parse_config(content: dict[str, Any], *, source: str) -> Config:

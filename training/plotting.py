@@ -1,4 +1,4 @@
-"""Plots as SVG and PNG by matplotlib, in one style, without its global state.
+"""Plots as SVG and PNG with matplotlib, in one style, without its global state.
 
 Evaluation reports, run reports and experiments draw with it. Colours are those of a light page; `as_svg` turns each
 into a CSS variable with that colour as fallback, so that the same SVG follows a page's dark mode and stands alone.
@@ -51,7 +51,7 @@ _STYLE: Any = {
 
 
 def style() -> AbstractContextManager[None]:
-    """To be entered while something is drawn."""
+    """Context manager for drawing."""
     from matplotlib import rc_context
 
     return rc_context(_STYLE)
@@ -69,7 +69,7 @@ def as_svg(figure: "Figure", name: str) -> str:
     for colour, variable in _CSS_VARIABLES.items():
         text = text.replace(colour, f"var(--{variable}, {colour})")
     text = re.sub(r"font(-family)?: ([\d.]+px )?[^;\"]*sans-serif[^;\"]*", r"font: \2 system-ui, sans-serif", text)
-    # The SVG fills what contains it; its view box keeps the proportions.
+    # The SVG fills its container; its view box keeps the proportions.
     head, end, rest = text.partition(">")
     return re.sub(r' (width|height)="[\d.]+pt"', "", head) + end + rest
 

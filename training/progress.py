@@ -26,11 +26,11 @@ class Progress:
         self.console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
 
     def __reduce__(self) -> tuple[Callable[[], "Progress"], tuple[()]]:
-        """A console cannot be sent to another process, which makes its own."""
+        """A console cannot be sent to another process, which creates its own."""
         return partial(Progress, quiet=self.quiet), ()
 
     def problems(self, problems: Sequence[Problem], absent: Sequence[str]) -> None:
-        """Print which lines of the data set were skipped or repaired, and which labels no training image has."""
+        """Print which lines of the data set were skipped or corrected, and which labels no training image has."""
         for problem in problems[:20]:
             self.console.print(f"{'skipped' if problem.skipped else 'note'}: {problem}", markup=False)
         if len(problems) > 20:
@@ -41,13 +41,13 @@ class Progress:
     def held_out(self, names: Sequence[str], *, n_images: int) -> None:
         """Print which labels are held out, and how many images are left to train on."""
         self.console.print(
-            f"note: held out of training: {', '.join(names)}; {n_images} training images carry none of them",
+            f"note: held out of training: {', '.join(names)}; {n_images} training images have none of them",
             markup=False,
         )
 
     @contextmanager
     def task(self, title: str, total: int) -> Iterator[Callable[..., None]]:
-        """A bar for one task; yields the function that advances it by n and, if given, shows a text beside it."""
+        """A bar for one task; yields the function that advances it by n and, if given, shows a text next to it."""
         columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), MofNCompleteColumn())
         with Bar(
             *columns,

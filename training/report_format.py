@@ -1,4 +1,4 @@
-"""Tables and HTML pages: what the reports of evaluations and of training runs have in common."""
+"""Tables and HTML pages, shared by the reports of evaluations and training runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -7,7 +7,7 @@
     FOLDER/trials.csv       every trial: outcome, score, epochs, seconds, values
 
 A sweep that was killed continues when it is started again. The interrupted trial resumes at its last epoch, and later
-trials are the same as in an uninterrupted sweep: each is drawn by a sampler of its own, seeded with (seed of the
+trials are the same as in an uninterrupted sweep: each is drawn by its own sampler, seeded with (seed of the
 sweep, number), from the results of the trials before it, which the storage has.
 `open_study`, `next_trial` and `locked` also serve searches that do not train with `fit` (experiments/).
 """
@@ -41,11 +41,11 @@ from hashseek.training.progress import Progress
 from hashseek.training.runs.run_folder import Run, differences, read_log
 from hashseek.training.sweep_space import Distributions, Space, check_space, parse_space, with_values
 
-# Trials drawn at random before the sampler models what it has seen, and trials before any is pruned. They must not
-# depend on the number of trials, or an extended sweep would differ from a longer one; and short sweeps learn too.
+# Trials drawn at random before the sampler models the results, and trials before any is pruned. They must not depend on
+# the number of trials, or an extended sweep would differ from a longer one; and short sweeps should learn, too.
 RANDOM_TRIALS = 4
 UNPRUNED_TRIALS = 4
-# Share of the epochs that every trial gets: early in a schedule the order of trials says little.
+# Share of the epochs that every trial gets: early in a schedule, the order of trials is not informative.
 UNPRUNED_EPOCHS = 0.3
 
 
@@ -60,7 +60,7 @@ class Scored:
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """The overrides as `load_config` takes them, such as optimizer.lr=0.01."""
+        """The overrides for `load_config`, such as optimizer.lr=0.01."""
         return tuple(f"{name}={json.dumps(value)}" for name, value in self.overrides.items())
 
 
@@ -84,22 +84,22 @@ def sweep(
         space: setting -> range, see `hashseek.training.sweep_space`.
         n_trials: number of trials, finished ones included.
         folder: where everything is stored.
-        seed: of the trials' settings; the seed of training is in the configuration.
+        seed: the seed of the trials' settings; the seed of training is in the configuration.
         prune: end a trial whose best validation mAP so far is below the median of earlier trials at the same epoch.
         progress: where progress is printed.
-        source: what messages call the configuration.
+        source: the name of the configuration in messages.
 
     Raises:
         BadConfig: bad ranges or settings, a folder that holds something else, or no trial that finished.
-        HashseekError: what stops a training run. A trial that diverges or runs out of memory counts as the worst
-            instead.
+        HashseekError: see `fit`. A trial that diverges or runs out of memory does not raise, but counts as the
+            worst.
     """
     progress = progress or Progress(quiet=True)
     content = {key: copy.deepcopy(value) for key, value in config_content.items() if key != "sweep"}
     config = parse_config(content, source=source)
     if is_unsupervised(config):
         raise BadConfig(
-            f"a sweep compares validation scores, and the loss {config.loss.name!r}, which reads no labels, has none: "
+            f"a sweep compares validation scores, but the loss {config.loss.name!r} uses no labels and has none: "
             "train it with `hashseek train`"
         )
     distributions = parse_space(space)
@@ -107,7 +107,7 @@ def sweep(
     if config.train.devices > 1:
         raise BadConfig(f"train.devices is {config.train.devices}, but a sweep trains in one process: set it to 1")
     if n_trials < 1:
-        raise BadConfig(f"a sweep needs at least one trial, not {n_trials}")
+        raise BadConfig(f"a sweep needs at least 1 trial, got {n_trials}")
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         _describe(folder, {"config": content, "space": dict(space), "seed": seed, "prune": prune})
@@ -129,7 +129,7 @@ def sweep(
 
 
 def open_study(storage: Path, name: str, pruner: optuna.pruners.BasePruner) -> optuna.Study:
-    """The study `name` in the SQLite file `storage`, created if it is missing; greater scores are better."""
+    """The study `name` in the SQLite file `storage`, created if missing; higher scores are better."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
 
     def connect() -> sqlite3.Connection:
@@ -168,13 +168,13 @@ def locked(folder: Path) -> Iterator[None]:
     """Keep other processes out of a sweep's folder; the lock ends with the process, however it ends.
 
     Raises:
-        BadConfig: another process works on it.
+        BadConfig: another process is working on it.
     """
     try:
         with filelock.FileLock(folder / ".lock", blocking=False):
             yield
     except filelock.Timeout:
-        raise BadConfig(f"another process is working on the search in {folder}: wait for it") from None
+        raise BadConfig(f"another process is working on the search in {folder}: wait until it is done") from None
 
 
 def _describe(folder: Path, what: dict[str, Any]) -> None:
@@ -185,7 +185,7 @@ def _describe(folder: Path, what: dict[str, Any]) -> None:
         if changes:
             raise BadConfig(
                 f"the sweep in {folder} has other settings ({'; '.join(changes)}): continue with the same ones, or "
-                "choose another --out"
+                "choose another folder with --out"
             )
     elif any(path.name != ".lock" for path in folder.iterdir()):
         raise BadConfig(f"{folder} holds files that are not a sweep: choose another folder with --out")
@@ -194,7 +194,7 @@ def _describe(folder: Path, what: dict[str, Any]) -> None:
 
 
 def _run_trial(study: optuna.Study, trial: optuna.Trial, content: dict[str, Any], folder: Path) -> str:
-    """Train, tell the study the result, and return it in words."""
+    """Train, report the result to the study, and return it in words."""
     run = _run_of(trial, folder)
     started = time.perf_counter()
     config = parse_config(content, source="its settings")
@@ -230,7 +230,7 @@ def _run_trial(study: optuna.Study, trial: optuna.Trial, content: dict[str, Any]
 
 
 def _drop_weights(study: optuna.Study, folder: Path) -> None:
-    """Keep the weights of the best trial only: a hundred ResNet-50s would fill a disk."""
+    """Keep only the weights of the best trial: a hundred ResNet-50s would fill a disk."""
     finished = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
     for i, trial in enumerate(sorted(finished, key=_rank)):
         run = _run_of(trial, folder)

@@ -1,4 +1,4 @@
-"""What a sweep may try: setting -> range, as written under [sweep.space] in a configuration.
+"""The search space of a sweep: setting -> range, as written under [sweep.space] in a configuration.
 
 [sweep.space]
 "optimizer.lr" = {low = 1e-4, high = 1e-1, log = true}      # a number
@@ -18,10 +18,10 @@ from hashseek.training.config import Config, parse_config, set_value
 from hashseek.training.losses import loss_class
 
 Space = Mapping[str, Any]
-"""Ranges and choices by setting, as they stand in the file."""
+"""Ranges and choices by setting, as written in the file."""
 Distributions = dict[str, BaseDistribution]
 
-# These change how trials are scored, so that their scores would not compare.
+# These change how trials are scored, so that scores would not be comparable.
 MEASURES = ("train.val_fraction", "train.val_n", "train.val_database")
 SECTIONS = ("model", "loss", "partner", "projection", "memory", "optimizer", "train")
 
@@ -35,14 +35,14 @@ def parse_space(space: Space) -> Distributions:
     found = {key: _distribution(key, value) for key, value in _flat(space)}
     if not found:
         raise BadConfig(
-            "the sweep has no range to search: give settings under [sweep.space], such as "
+            "the sweep has nothing to search: add settings under [sweep.space], such as "
             '"optimizer.lr" = {low = 1e-4, high = 1e-1, log = true}'
         )
     return found
 
 
 def check_space(content: Mapping[str, Any], space: Distributions, *, source: str) -> None:
-    """Check that both ends of every range, or every choice, make a configuration.
+    """Check that both ends of every range, and every choice, are valid in the configuration.
 
     Raises:
         BadConfig: a setting that does not exist, a value outside its limits, or one that decides how trials are scored.
@@ -52,7 +52,7 @@ def check_space(content: Mapping[str, Any], space: Distributions, *, source: str
         if section not in SECTIONS or "." not in key:
             raise BadConfig(f"the sweep has no setting {key!r}: write section.key with one of {', '.join(SECTIONS)}")
         if key in MEASURES:
-            raise BadConfig(f"the sweep's setting {key!r} decides how trials are scored: leave it out")
+            raise BadConfig(f"the sweep's setting {key!r} changes how trials are scored: leave it out")
         for value in _ends(distribution):
             config = parse_config(with_values(content, {key: value}), source=f"{source}, sweep of {key}")
             if section in ("loss", "partner"):
@@ -84,7 +84,7 @@ def _distribution(key: str, value: Any) -> BaseDistribution:
             return CategoricalDistribution(value)
         numbers = [value[name] for name in ("low", "high", "step") if name in value]
         if not all(math.isfinite(number) for number in numbers):
-            raise ValueError("a range is finite")
+            raise ValueError("the ends of a range must be finite")
         return (IntDistribution if all(isinstance(number, int) for number in numbers) else FloatDistribution)(**value)
     except (TypeError, ValueError) as error:  # from Optuna too
         raise BadConfig(

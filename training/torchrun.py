@@ -1,4 +1,4 @@
-"""What torchrun tells the processes that it starts. Loads no torch."""
+"""The settings that torchrun passes to the processes that it starts. Does not load torch."""
 
 import os
 from dataclasses import dataclass

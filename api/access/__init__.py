@@ -1,1 +1,1 @@
-"""Who and what is let in: API keys, limits of requests, limits of connections."""
+"""Access control: API keys, limits on requests, limits on connections."""

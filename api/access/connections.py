@@ -1,4 +1,4 @@
-"""Connections of the service: those that are slow, or too many, are closed."""
+"""Connections to the service: slow or excess ones are closed."""
 
 import asyncio
 import resource
@@ -8,26 +8,26 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEADER_SECONDS = 10.0  # until the headers of a request have arrived, from its first byte or the start of the connection
 BODY_SECONDS = 120.0  # until its body has arrived
-MAX_HEADERS = 2**18  # bytes of the headers of a request; the parser keeps them all. One read may bring so many
+MAX_HEADERS = 2**18  # bytes of the headers of a request; the parser keeps them all. One read may return as many
 _FILES = 65_536
 
 
 class Connection(HttpToolsProtocol):
-    """A connection with deadlines and a limit of headers; uvicorn has only a deadline between two requests."""
+    """A connection with deadlines and a limit on headers; uvicorn only has a deadline between two requests."""
 
     max_connections = 1000
-    _header_bytes: int | None = 0  # that have arrived; None while a body arrives
+    _header_bytes: int | None = 0  # received so far; None while a body arrives
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Close the connection at once if there are too many."""
+        """Close the connection at once if too many are open."""
         super().connection_made(transport)
         if len(self.connections) > self.max_connections:
             transport.abort()
         self._expect(HEADER_SECONDS)
 
     def data_received(self, data: bytes) -> None:
-        """Close the connection if the headers of a request do not end."""
+        """Close the connection if the headers of a request are too long."""
         super().data_received(data)
         if self._header_bytes is not None:
             self._header_bytes += len(data)
@@ -35,24 +35,24 @@ class Connection(HttpToolsProtocol):
                 self.transport.abort()
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Called when a request begins."""
         super().on_message_begin()
         self._header_bytes = 0
         self._expect(HEADER_SECONDS)
 
     def on_headers_complete(self) -> None:
-        """Its headers have arrived."""
+        """Called when its headers have arrived."""
         super().on_headers_complete()
         self._header_bytes = None
         self._expect(BODY_SECONDS)
 
     def on_message_complete(self) -> None:
-        """It has arrived."""
+        """Called when it has arrived completely."""
         super().on_message_complete()
         self._expect(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is closed."""
+        """Called when the connection is closed."""
         self._expect(None)
         super().connection_lost(exc)
 
@@ -66,11 +66,11 @@ class Connection(HttpToolsProtocol):
 
 
 def limit_connections() -> type[Connection]:
-    """The class of connections, of which there may be nearly as many as this process may open files."""
+    """The connection class; it allows nearly as many connections as this process may open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(OSError, ValueError):  # macOS allows less than it says
+        with suppress(OSError, ValueError):  # macOS allows fewer than it reports
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             soft = wanted
     n_files = _FILES if soft == resource.RLIM_INFINITY else min(soft, _FILES)

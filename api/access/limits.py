@@ -1,4 +1,4 @@
-"""Requests that are refused before their bodies are read: of strangers, too large, too many, of foreign pages."""
+"""Refuses requests before their bodies are read: without a key, too large, too many, or from pages of other sites."""
 
 import re
 import time
@@ -14,10 +14,10 @@ from hashseek.api.keys import Key, KeyFile, Role
 from hashseek.api.messages.problems import problem
 from hashseek.api.settings import Settings
 
-COOKIE = "hashseek_key"  # pictures of a page cannot send a header
+COOKIE = "hashseek_key"  # requests for a page's pictures cannot carry a header
 
-_COLLECTION = re.compile(r"/collections/[^/]+(?=/)")  # of one of several collections, before its paths
-# Paths that need no key: they tell nothing of the collection. Every other path needs one, those of the future, too.
+_COLLECTION = re.compile(r"/collections/[^/]+(?=/)")  # prefix of the paths of one of several collections
+# Paths that need no key: they reveal nothing about the collection. Every other path needs one, including future ones.
 _OPEN = re.compile(r"/|/healthz/(live|ready)|/openapi\.json|/(docs|redoc)(/.*)?|/(web|static-offline-docs)/.*")
 # Requests that change nothing, although they are not GET. Every other request needs the role write.
 _READING = re.compile(r"/v1/(search|encode|session)(/.*)?")
@@ -40,7 +40,7 @@ def needed_role(method: str, path: str) -> Role | None:
 
 
 class RateLimit:
-    """A token bucket for each key: full with `burst` requests, refilled with `per_minute`."""
+    """A token bucket for each key: holds `burst` requests, refilled at `per_minute`."""
 
     def __init__(self, per_minute: int, burst: int) -> None:
         self.per_second = per_minute / 60
@@ -48,7 +48,7 @@ class RateLimit:
         self._buckets: dict[str, tuple[float, float]] = {}
 
     def wait(self, name: str, now: float) -> float:
-        """Seconds until `name` may make a request; 0 if it may now, and then it is counted."""
+        """Seconds until `name` may make a request; 0 if it may make one now, which is then counted."""
         tokens, before = self._buckets.get(name, (self.burst, now))
         tokens = min(self.burst, tokens + (now - before) * self.per_second)
         allowed = tokens >= 1
@@ -57,16 +57,16 @@ class RateLimit:
 
 
 class RequestLimits:
-    """Refuses requests before their bodies are read: without a right to it, too large, too many, of a foreign page.
+    """Refuses requests before their bodies are read: unauthorized, too large, too many, or from a page of another site.
 
-    Also answers HEAD like GET, and adds the headers that every answer has. Of the settings it reads:
+    Also answers HEAD like GET, and adds the headers common to all answers. It reads these settings:
 
-    - `hosts`: names in the Host header that are answered; empty: all. A page of another site whose name was made to
-      lead here (DNS rebinding) still sends its own name. IP addresses, which probes and Prometheus send, are answered.
+    - `hosts`: accepted names in the Host header; empty: all. A page of another site whose name was made to resolve
+      to this service (DNS rebinding) still sends its own name. IP addresses, as sent by probes and Prometheus, pass.
     - `keys`, `rate_limit`, `rate_burst`: who may do what, and how often. The key is then `request.state.key`.
     - `allowed_origins`: other sites whose pages may send changes and searches.
-    - `max_upload_bytes`: of a body.
-    - `max_uploads`: requests with a body, or that change something, that may be in progress.
+    - `max_upload_bytes`: limit of a body.
+    - `max_uploads`: how many requests with a body, or that change something, may be in progress.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
@@ -122,11 +122,13 @@ class RequestLimits:
         secret = secret_of(HTTPConnection(scope))
         key = self.keys.find(secret) if secret else None
         if key is None:
-            detail = "the key is not known, or was revoked" if secret else "this needs a key: Authorization: Bearer KEY"
+            detail = (
+                "the key is unknown or was revoked" if secret else "a key is required: send Authorization: Bearer KEY"
+            )
             challenge = {"WWW-Authenticate": "Bearer"}
             return problem(HTTPStatus.UNAUTHORIZED, detail, kind="urn:hashseek:KeyNeeded", headers=challenge)
         if not key.may(role):
-            detail = f"the key {key.name!r} has the role {key.role}, but this needs the role {role}"
+            detail = f"the key {key.name!r} has the role {key.role}, but this request needs the role {role}"
             return problem(HTTPStatus.FORBIDDEN, detail, kind="urn:hashseek:RoleNeeded")
         scope.setdefault("state", {})["key"] = key
         return self._too_often(key)
@@ -141,7 +143,7 @@ class RequestLimits:
         return problem(HTTPStatus.TOO_MANY_REQUESTS, detail, kind="urn:hashseek:TooOften", headers=after)
 
     def _foreign_page(self, headers: Headers) -> Response | None:
-        """Browsers name the page that sends a request; other programs do not."""
+        """Refuse requests from pages of other sites. Only browsers name the page that sends a request."""
         origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
         same = origin is None or origin.partition("://")[2] == headers.get("host")
         if (same and site in ("none", "same-origin")) or origin in self.origins:
@@ -165,12 +167,12 @@ class RequestLimits:
     def _too_many(self) -> Response | None:
         if self._in_progress < self.max_changing:
             return None
-        detail = f"the service already works on {self.max_changing} uploads and changes: try again in a second"
+        detail = f"the service is already processing {self.max_changing} uploads and changes: try again in a second"
         return problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, kind="urn:hashseek:Overloaded")
 
 
 def secret_of(request: HTTPConnection) -> str | None:
-    """The key that a request brings: in the header `Authorization: Bearer KEY`, or in the cookie of the search page."""
+    """The key sent with a request: in the header `Authorization: Bearer KEY`, or in the cookie of the search page."""
     scheme, _, secret = request.headers.get("authorization", "").partition(" ")
     return secret.strip() if scheme.lower() == "bearer" else request.cookies.get(COOKIE)
 

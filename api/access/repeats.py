@@ -1,4 +1,4 @@
-"""Changes that are sent again because their answer was lost: they are done once, and answered as the first time."""
+"""Changes that are sent again because their answer was lost: they are made once, and get the same answer."""
 
 from collections import OrderedDict
 from http import HTTPStatus
@@ -12,17 +12,17 @@ from hashseek.api.messages.problems import problem
 HEADER = "Idempotency-Key"
 MAX_LENGTH = 255
 _KEPT_BYTES = 16 * 2**20  # of all answers
-_OVERHEAD = 1000  # bytes of an answer beside its name and body
+_OVERHEAD = 1000  # bytes of an answer besides its name and body
 
 
 _Name = tuple[str, ...]  # of a change: client, key, method, path and query string
 
 
 class RepeatedChanges:
-    """Answers a change with an Idempotency-Key that the same client has sent before as it was answered then.
+    """Repeats the earlier answer to a change whose Idempotency-Key the same client has sent before.
 
-    The latest 16 MiB of answers are kept, in memory. Errors are not, since they changed nothing: such a change is tried
-    again. Bodies are not compared, because those of forms differ each time they are sent.
+    The latest 16 MiB of answers are kept in memory. Errors are not kept, since nothing was changed: such a change is
+    tried again. Bodies are not compared, because those of forms differ each time they are sent.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -32,7 +32,7 @@ class RepeatedChanges:
         self._n_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, answer it as before, or answer 503 while the first one is in progress."""
+        """Pass the request on, repeat its earlier answer, or answer 503 while the first one is in progress."""
         key = Headers(scope=scope).get(HEADER, "") if scope["type"] == "http" and _may_change(scope) else ""
         if not 1 <= len(key) <= MAX_LENGTH:  # the routes refuse one that is too long
             await self.app(scope, receive, send)
@@ -83,5 +83,5 @@ def _may_change(scope: Scope) -> bool:
 
 
 def _copy(message: Message) -> Message:
-    """A message of its own: what stands around the routes changes its headers."""
+    """A copy of the message, since the middleware around the routes changes its headers."""
     return {**message, "headers": list(message["headers"])} if "headers" in message else dict(message)

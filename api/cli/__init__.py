@@ -25,7 +25,7 @@ COMMANDS = {
     "compare": ("hashseek.training.cli.compare:compare", "Compare evaluation reports side by side."),
     "probe": ("hashseek.training.cli.probe:probe", "Score a frozen checkpoint with a linear probe."),
     "truncate": ("hashseek.training.cli.truncate:truncate", "Cut a nested checkpoint to shorter codes."),
-    "sweep": ("hashseek.training.cli.sweep:sweep", "Search hyperparameters on the validation split."),
+    "sweep": ("hashseek.training.cli.sweep:sweep", "Search for hyperparameters on the validation split."),
     "data": ("hashseek.training.cli.data:data", "List, inspect or check data sets."),
     "losses": ("hashseek.training.cli.losses:losses", "List the losses, or describe one."),
     "index": (
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 errors="backslashreplace"
             )  # file names may have characters that the terminal cannot show
     warnings.filterwarnings("ignore", module=r"PIL\.")  # it warns about metadata
-    if "" in arguments:  # as a path it would mean the current folder
+    if "" in arguments:  # as a path, it would mean the current folder
         before = " ".join(arguments[: arguments.index("")])
         fail(f"the argument after `hashseek {before}` is empty: is a shell variable unset?")
     run(lambda: build(arguments)(args=arguments, prog_name="hashseek", standalone_mode=False))
@@ -99,7 +99,7 @@ def run(command: Callable[[], Any]) -> NoReturn:
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except BrokenPipeError:
-        sys.stderr.close()  # nobody reads our output any more
+        sys.stderr.close()  # nobody reads the output any more
         sys.exit(1)
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""

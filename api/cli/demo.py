@@ -15,12 +15,12 @@ CONFIG = "shapes_shufflenet_v2_hyp2_48"
 
 
 class DemoFailed(HashseekError):
-    """A step of the demo failed; its own message was printed before."""
+    """A step of the demo failed; its own message has already been printed."""
 
 
 def demo(
-    serve: Annotated[bool, typer.Option(help="Serve the search page at the end.")] = True,
-    folder: Annotated[Path, typer.Option(help="Folder for data, run and collection.")] = Path(".demo"),
+    serve: Annotated[bool, typer.Option(help="Serve the search page when done.")] = True,
+    folder: Annotated[Path, typer.Option(help="Folder for the data, the run and the collection.")] = Path(".demo"),
     port: Annotated[int, typer.Option(help="Port of the search page.")] = 8000,
 ) -> None:
     """Train on the built-in data set, index it, evaluate, and serve the search page.
@@ -64,4 +64,4 @@ def _step(*arguments: object) -> None:
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     if code:
-        raise DemoFailed(f"the demo stopped because `{command}` failed, see the message above")
+        raise DemoFailed(f"the demo stopped because `{command}` failed: see the message above")

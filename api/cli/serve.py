@@ -1,4 +1,4 @@
-"""Subcommand `serve`. Imports torch and the web framework only after everything that can be refused was checked."""
+"""Subcommand `serve`. Imports torch and the web framework only after all settings have been checked."""
 
 import ctypes
 import inspect
@@ -29,12 +29,10 @@ def serve(
     *,
     config: Annotated[  # noqa: ARG001
         Path | None,
-        typer.Option(
-            callback=read_config, is_eager=True, envvar="HASHSEEK_CONFIG", help="TOML file with settings by name."
-        ),
+        typer.Option(callback=read_config, is_eager=True, envvar="HASHSEEK_CONFIG", help="TOML file of settings."),
     ] = None,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print all settings as such a file, and exit.")
+        bool, typer.Option("--print-config", help="Print all settings as a TOML file and exit.")
     ] = False,
     **values: Any,
 ) -> None:
@@ -42,8 +40,8 @@ def serve(
 
     If the folder has collections in its sub-folders, each is served at /collections/NAME.
 
-    Each setting can also be given as an environment variable, or by its name in a TOML file. Options win over
-    variables, and variables over the file.
+    Each setting can also be given as an environment variable, or by its name in a TOML file. Options take precedence
+    over variables, and variables over the file.
     """
     settings = Settings(**values)
     encoder_options(settings.device, settings.precision, settings.engine)  # refuses an unknown device
@@ -59,15 +57,15 @@ serve.__signature__ = inspect.Signature([*options(), *_own])  # type: ignore[att
 
 
 def run(settings: Settings) -> None:
-    """Serve until stopped. What can be refused is refused before the server starts."""
+    """Serve until stopped. Bad settings are refused before the server starts."""
     folders = settings.folders()
     files = {settings.collection, *folders.values(), *(folder / CATALOG for folder in folders.values())}
     if not settings.read_only and all(map(Path.exists, files)) and not all(os.access(file, os.W_OK) for file in files):
-        _say(f"{settings.collection} may not be written by this user: it is served read-only", settings)
+        _say(f"{settings.collection} is not writable by this user: it is served read-only", settings)
         settings = replace(settings, read_only=True)
     settings.check()
     if "" not in folders and settings.checkpoint:
-        raise BadConfig(f"--checkpoint is for one collection, but {settings.collection} holds several: leave it out")
+        raise BadConfig(f"--checkpoint is for a single collection, but {settings.collection} has several: leave it out")
     with ExitStack() as opened:
         # A damaged one of several is reported when it is loaded: the others are served.
         alone = _codes_of(settings, opened) if "" in folders else None
@@ -75,7 +73,7 @@ def run(settings: Settings) -> None:
         import uvicorn
         from pydantic.warnings import UnsupportedFieldAttributeWarning
 
-        # FastAPI hides this warning of its own, but not while another thread changes the filters, as torch does.
+        # FastAPI hides this warning itself, but not while another thread changes the filters, as torch does.
         warnings.simplefilter("ignore", UnsupportedFieldAttributeWarning)
         from hashseek.api.access.connections import limit_connections
         from hashseek.api.app import create_app
@@ -92,7 +90,7 @@ def run(settings: Settings) -> None:
     _give_memory_back()
     port = listener.getsockname()[1]
     shown = f"[{settings.host}]" if ":" in settings.host else settings.host
-    _say(f"search page on http://{shown}:{port}, API on http://{shown}:{port}/docs (Ctrl-C stops)", settings)
+    _say(f"search page on http://{shown}:{port}, API on http://{shown}:{port}/docs (press Ctrl-C to stop)", settings)
     # Being stopped is not a failure. Uvicorn raises the signal again after an orderly shutdown.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(0))
@@ -103,9 +101,9 @@ def run(settings: Settings) -> None:
             http=limit_connections(),
             ws="none",
             log_config=None,
-            log_level="error",  # its warnings are about malformed requests, which anybody may send
+            log_level="error",  # its warnings are about malformed requests, which anyone may send
             access_log=False,
-            timeout_keep_alive=15,  # s; longer than clients keep idle connections, httpx for 5 s, say
+            timeout_keep_alive=15,  # s; longer than clients keep idle connections (httpx: 5 s)
             timeout_graceful_shutdown=10,
         )
     )
@@ -138,7 +136,7 @@ def _give_memory_back() -> None:
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # With the protocol named, asyncio sets TCP_NODELAY on the connections.
+        # asyncio sets TCP_NODELAY on the connections only if the protocol is named.
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)

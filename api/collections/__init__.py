@@ -1,1 +1,1 @@
-"""The collections that are served: loaded, followed when they change, created and deleted."""
+"""The collections that are served: loading them, following their changes, creating and deleting them."""

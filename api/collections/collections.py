@@ -1,4 +1,4 @@
-"""The collections that a process serves: one alone, or each in a sub-folder of a folder."""
+"""The collections that a process serves: a single one, or each one in a subfolder of a folder."""
 
 import logging
 import secrets
@@ -18,15 +18,14 @@ from hashseek.indexing.collection import open_or_create
 
 log = logging.getLogger("hashseek")
 
-IN_FLIGHT_SECONDS = 30.0  # that requests have to end, before the files of a collection are deleted
-_DELETED = ".deleted-"  # what the name of a folder begins with whose files are being deleted
+IN_FLIGHT_SECONDS = 30.0  # that requests have to finish before the files of a collection are deleted
+_DELETED = ".deleted-"  # prefix of a folder whose files are being deleted
 
 
 class Collections:
-    """The collections by name; one that is served alone has the name "". They share what can be shared.
+    """The collections by name; a single one has the name "". They share encoders and memory limits.
 
-    Of several, those whose folders appear are served as soon as they are loaded, and those whose folders are gone no
-    longer.
+    If there are several, new folders are served as soon as they are loaded, and those whose folder is gone are dropped.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -66,32 +65,32 @@ class Collections:
         """
         service = self._services.get(name)
         if service is None or service.leaving:
-            raise UnknownCollection(f"there is no collection {name[:80]!r}: /v1/collections lists those that are there")
+            raise UnknownCollection(f"there is no collection {name[:80]!r}: /v1/collections lists the existing ones")
         return service
 
     def create(self, name: str, *, like: str) -> Service:
-        """Create an empty collection with the checkpoint of another one; as that one, it keeps features or not.
+        """Create an empty collection with the checkpoint of another one; it keeps features if the other one does.
 
         Raises:
             CollectionExists: the name is taken.
-            UnknownCollection: there is no other one of that name.
+            UnknownCollection: there is no collection with the name of the other one.
         """
         model = self.get(like).searcher.collection
         folder = self.settings.collection / name
         with self._opening:
             if name in self._services or folder.exists():  # one whose folder was moved away is still being closed
-                raise CollectionExists(f"there is a folder {name!r} already: choose another name")
+                raise CollectionExists(f"there is already a folder {name!r}: choose another name")
             with closing(open_or_create(folder, checkpoint=model.checkpoint, keep_features=model.keeps_features)):
                 pass
             return self._open(name, folder)
 
     def delete(self, service: Service) -> None:
-        """Close a collection that is `leaving` when its requests have ended, and delete its folder."""
+        """Close a collection that is `leaving` once its requests have finished, and delete its folder."""
         folder = service.settings.collection
         hidden = folder.with_name(f"{_DELETED}{folder.name}-{secrets.token_hex(4)}")
         self._close(service)
         try:
-            folder.rename(hidden)  # at once: what is left after a crash is no collection any more
+            folder.rename(hidden)  # at once: whatever a crash leaves behind is no longer a collection
         finally:
             del self._services[service.name]  # before that, the folder would be served again
         if hidden.is_symlink():
@@ -103,7 +102,7 @@ class Collections:
         return Service(replace(self.settings, collection=folder), name, self._shared)
 
     def _open(self, name: str, folder: Path) -> Service:
-        """Serve a collection from the moment at which it is loaded."""
+        """Serve a collection as soon as it is loaded."""
         service = self._service(name, folder)
         service.start()
         service.loaded.wait()
@@ -111,32 +110,32 @@ class Collections:
         return service
 
     def _close(self, service: Service) -> None:
-        service.loaded.wait()  # or it would open a folder that is gone
+        service.loaded.wait()  # otherwise it would open a folder that is gone
         deadline = time.monotonic() + IN_FLIGHT_SECONDS
         while service.in_use and time.monotonic() < deadline:
             time.sleep(0.01)
         service.stop()
 
     def _keep_scanned(self) -> None:
-        """Look for folders that appeared or are gone."""
+        """Look for folders that have appeared or disappeared."""
         gone: set[str] = set()
         while not self._stopped.wait(FOLLOW_SECONDS):
             try:
                 gone = self._scan(gone)
             except Exception:
-                log.exception("%s could not be searched for collections", self.settings.collection)
+                log.exception("cannot look for collections in %s", self.settings.collection)
 
     def _scan(self, gone_before: set[str]) -> set[str]:
         """Open new collections, close those that are gone twice in a row; returns those that are gone.
 
-        Once is not enough: another folder may be about to take the place.
+        Once is not enough: another folder may be about to take its place.
         """
         found, served = self.settings.subfolders(), {service.name: service for service in self}
         for name in served.keys() & gone_before - found.keys():
             served[name].leaving = True
             self._close(served[name])
             del self._services[name]
-            log.warning("the collection %s is gone and is served no longer", name)
+            log.warning("the collection %s is gone and is no longer served", name)
         for name in found.keys() - self._services.keys():
             with self._opening:
                 if name not in self._services and found[name].exists():

@@ -1,4 +1,4 @@
-"""What takes long to compute from a whole collection: computed once for each state of it, one thing in a process."""
+"""Results that take long to compute from a whole collection: computed once per state, one at a time in a process."""
 
 import threading
 import time
@@ -11,29 +11,30 @@ from hashseek.indexing.searcher import Overloaded
 
 T = TypeVar("T")
 
-WAIT_SECONDS = 2.0  # that a request waits for a result; it holds a thread of the service
+WAIT_SECONDS = 2.0  # that a request waits for a result, holding a thread of the service
 _KEPT = 3  # results of a collection
 _ONE_AT_A_TIME = threading.Lock()
 _WAITING = threading.BoundedSemaphore(8)  # requests that may wait at a time, so that threads are left to others
 
 
 class Computed:
-    """Results by name, each computed in a thread of its own, and again after the collection changed.
+    """Results by name, each computed in its own thread, and again after the collection has changed.
 
-    While a collection keeps changing, a result may be as old as it took to compute: otherwise what takes longer than
-    the time between two changes would never be answered.
+    While a collection keeps changing, a result may be as old as the time it took to compute. Otherwise a result that
+    takes longer than the time between two changes would never be returned.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # The state of the collection; the result, and until when it is good for later states, too.
+        # The state of the collection; the result, and until when it may be used for later states.
         self._results: dict[Hashable, tuple[Hashable, Future[tuple[Any, float]]]] = {}
 
     def get(self, name: Hashable, catalog: Catalog, compute: Callable[[], T]) -> T:
-        """The result of `compute` for this state of the catalog, computed now unless it is there or on its way.
+        """The result of `compute` for this state of the catalog, computed now unless it exists or is being computed.
 
         Raises:
-            Overloaded: it takes longer than `WAIT_SECONDS`, or others wait already; it goes on in the background.
+            Overloaded: it takes longer than `WAIT_SECONDS`, or too many requests are waiting; it continues in the
+            background.
         """
         now = catalog.uuid, catalog.space.id, catalog.generation()
         with self._lock:

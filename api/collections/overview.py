@@ -1,4 +1,4 @@
-"""What a collection is: its labels, how its codes use their bits, and a map of them; for `GET /v1/overview`."""
+"""An overview of a collection: its labels, how its codes use their bits, and a map of them; for `GET /v1/overview`."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,8 +8,8 @@ from hashseek.indexing.collection import Collection
 from hashseek.retrieval.codes import Codes, unpack
 from hashseek.retrieval.metrics.code_statistics import bit_statistics
 
-N_SAMPLED = 50_000  # codes that statistics are about
-N_PAIRS = 100_000  # whose distances are counted
+N_SAMPLED = 50_000  # codes used for the statistics
+N_PAIRS = 100_000  # pairs whose distances are counted
 N_ON_MAP = 2_000
 N_LABELS = 200
 
@@ -22,7 +22,7 @@ def make_overview(collection: Collection) -> Overview:
     codes = index.codes_of(ids)
     on_map = np.sort(rng.permutation(len(ids))[:N_ON_MAP])
     images = [image for image in collection.get(ids[on_map].tolist()) if image is not None]
-    chosen = on_map[np.isin(ids[on_map], [image.id for image in images])]  # others were removed just now
+    chosen = on_map[np.isin(ids[on_map], [image.id for image in images])]  # the others have just been removed
     bits = unpack(codes[chosen], n_bits).astype(np.float64)
     places, explained = principal_plane(2 * bits - 1)
     names = sorted(labels, key=lambda name: (-labels[name], name))[:N_LABELS]

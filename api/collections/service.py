@@ -33,7 +33,7 @@ STOP_SECONDS = 5.0  # to wait for a running merge when the service stops
 
 
 class Shared:
-    """What the collections of a process share: encoders with the same checkpoint, and the budgets of their images."""
+    """What the collections of a process share: encoders of the same checkpoint, and the memory limits for images."""
 
     def __init__(self) -> None:
         self.memory, self.cores = Budget(DECODING_BYTES), Budget(n_cores())
@@ -57,14 +57,14 @@ class Shared:
 
 
 class Service:
-    """A collection that is served. Loads in the background, and loads again when the collection changes its model.
+    """A collection that is served. Loads in the background, and reloads when the collection changes its model.
 
     Attributes:
         name: "" if it is served alone.
-        url_prefix: what its paths begin with.
-        in_use: requests that work with its searcher; the event loop counts them.
-        leaving: it is being closed, and no request may begin.
-        loaded: is set when loading has succeeded or failed.
+        url_prefix: the prefix of its paths.
+        in_use: number of requests that use its searcher, counted by the event loop.
+        leaving: whether it is being closed, so that no request may begin.
+        loaded: set when loading has succeeded or failed.
     """
 
     def __init__(self, settings: Settings, name: str, shared: Shared) -> None:
@@ -81,14 +81,14 @@ class Service:
         self._merger = threading.Thread(target=self._keep_merged, name="hashseek-merge", daemon=True)
 
     def start(self) -> None:
-        """Start to load collection and model in one thread, and to merge index segments in another."""
+        """Load the collection and its model in one thread, and merge index segments in another."""
         self._loader.start()
         self._merger.start()
 
     def stop(self) -> None:
         """Write the index, so that the next start is fast, and close the collection.
 
-        An approximate index that needs a rebuild is left to the next start: it may take minutes.
+        Rebuilding an approximate index may take minutes, so it is left to the next start.
         """
         self._stopped.set()
         if self._searcher is None:
@@ -96,7 +96,7 @@ class Service:
         self._loader.join()
         self._merger.join(STOP_SECONDS)
         if self._merger.is_alive():
-            log.warning("the index was being rebuilt and was not written: the next start builds it")
+            log.warning("the index was being rebuilt and was not written: the next start will build it")
             return
         collection = self._searcher.collection
         if not self.settings.read_only:
@@ -104,7 +104,7 @@ class Service:
                 if collection.kind not in APPROXIMATE:  # those were written when they were built
                     collection.save_index()
             except (OSError, HashseekError) as error:
-                log.warning("the index was not written, the next start rebuilds it: %s", error)
+                log.warning("the index could not be written; the next start will rebuild it: %s", error)
         collection.close()
 
     @property
@@ -119,7 +119,7 @@ class Service:
             raise NotLoaded(f"the collection could not be loaded: {self._failure}; fix that and restart the service")
         searcher = self._searcher
         if searcher is None:
-            raise NotReady("the service is starting and loads its model: try again in a second")
+            raise NotReady("the service is starting and still loading its model: try again in a second")
         return searcher
 
     @property
@@ -130,7 +130,7 @@ class Service:
         return None
 
     def summary(self) -> CollectionSummary:
-        """What a list of collections says of it."""
+        """Its entry in a list of collections."""
         collection = None if self._searcher is None else self._searcher.collection
         place = self.settings.collection
         return CollectionSummary(
@@ -143,7 +143,7 @@ class Service:
         )
 
     def _keep_loaded(self) -> None:
-        """Load the collection, and load it again when another took its place or it was switched to other codes."""
+        """Load the collection, and reload it when another one took its place or it was switched to other codes."""
         self._load()
         wait = FOLLOW_SECONDS
         while not self._stopped.wait(wait):
@@ -170,7 +170,7 @@ class Service:
                 log.warning("the segments of the index could not be merged: %s", error, exc_info=unexpected)
 
     def _merge(self) -> None:
-        searcher = self._searcher  # a local reference keeps its collection from being closed meanwhile
+        searcher = self._searcher  # a local reference keeps its collection open meanwhile
         if searcher is None:
             return
         collection = searcher.collection
@@ -190,9 +190,9 @@ class Service:
             raise
 
     def _follow(self) -> bool:
-        """Load the collection again if it is another one now; returns whether that, if needed, succeeded.
+        """Reload the collection if it is another one now; returns False if that failed.
 
-        Until it is done, the old searcher answers.
+        Until this is done, the old searcher answers.
         """
         old = self._searcher  # a local reference, dropped at the end: it would keep the old collection open
         try:

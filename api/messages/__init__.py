@@ -1,1 +1,1 @@
-"""What requests contain and what is answered: parameters, schemas, errors."""
+"""What requests and answers contain: parameters, schemas, errors."""

@@ -1,4 +1,4 @@
-"""The parameters of requests: one pydantic model for each kind of query string and form. The routes use them.
+"""The parameters of requests: one pydantic model for each kind of query string and form.
 
 An unknown parameter is refused, since a filter with a misspelled name would let everything through.
 """
@@ -30,6 +30,7 @@ MAX_QUERIES = 64  # of one request
 MAX_URL = 2000  # characters
 MAX_BATCH = 64  # images that are stored by one request
 MAX_FILES = 16  # that are one query together
+MAX_FILES = 16  # that together form one query
 MAX_RADIUS = 8  # of near-duplicates
 MAX_IN_GROUP = 100  # images of a group of near-duplicates in an answer, or to keep
 Id = Annotated[int, Field(ge=1, le=2**63 - 1)]
@@ -59,7 +60,7 @@ class NoParameters(BaseModel):
     @classmethod
     def _refuse_null(cls, values: Any) -> Any:
         if isinstance(values, dict) and None in values.values():  # a JSON body may be anything
-            raise ValueError("null is not a value here: leave the field out")
+            raise ValueError("null is not allowed: leave the field out")
         return values
 
 
@@ -108,24 +109,24 @@ class SearchParameters(FilterParameters):
         description=f"Number of results; default {DEFAULT_K}, or the service's own limit if that is lower.",
     )
     offset: int = Field(
-        default=0, ge=0, description="Leave out so many of the best results. k + offset is limited as k is."
+        default=0, ge=0, description="Number of best results to skip. k + offset has the same limit as k."
     )
     max_distance: Given[int] = Field(default=None, ge=0, description="Largest Hamming distance, in bits.")
     min_precision: Given[float] = Field(
         default=None,
         ge=0,
         le=1,
-        description="Instead of max_distance: the largest radius within which this share of the images is expected to "
-        "be relevant. The collection needs a calibration (`hashseek index calibrate`).",
+        description="Instead of max_distance: use the largest radius within which this share of the images is expected "
+        "to be relevant. The collection needs a calibration (`hashseek index calibrate`).",
     )
     effort: Given[int] = Field(
         default=None,
         description="For approximate indexes: how thoroughly to search. /v1/stats lists some values. An exact index "
-        "takes none.",
+        "does not accept it.",
     )
     rank: Given[Rank] = Field(
         default=None,
-        description="What orders the hits: hamming (the distance), asymmetric (the query's outputs with the stored "
+        description="How hits are ordered: hamming (by distance), asymmetric (the query's outputs against the stored "
         "bits) or float (the cosine of features, which the collection must keep). Default: asymmetric for an uploaded "
         "image, hamming for a stored one.",
     )
@@ -133,27 +134,27 @@ class SearchParameters(FilterParameters):
         default=OVERSAMPLE,
         ge=1,
         le=100,
-        description="asymmetric and float order the oversample x k nearest images by Hamming distance.",
+        description="asymmetric and float reorder the oversample x k nearest images by Hamming distance.",
     )
     include: list[Literal["histogram"]] = Field(
         default=[],
         max_length=1,
-        description="histogram: how many images that pass the filters have each Hamming distance from 0 to n_bits, "
-        "whatever max_distance is.",
+        description="histogram: the number of images that pass the filters at each Hamming distance from 0 to n_bits, "
+        "regardless of max_distance.",
     )
 
     def options(self, *, max_k: int, n_queries: int = 1) -> SearchOptions:
-        """The options of the searches of one request.
+        """The options for the searches of one request.
 
         Raises:
-            BadConfig: they reach beyond `max_k` results, or have an invalid filter.
+            BadConfig: they ask for more than `max_k` results, or have an invalid filter.
         """
         k = self.k or min(DEFAULT_K, max_k)
         if (k + self.offset) * n_queries > max_k:
             queries = f" for {n_queries} queries" if n_queries > 1 else ""
             raise BadConfig(
                 f"k is {k} and offset {self.offset}{queries}, but this service returns at most the first {max_k:,} "
-                "results, those of all queries together"
+                "results, counted over all queries: lower k or offset"
             )
         return SearchOptions(
             k=k,
@@ -186,7 +187,7 @@ class SearchForm(SearchParameters):
     image: list[UploadFile] = Field(
         min_length=1,
         max_length=MAX_FILES,
-        description="The image file; several are one query, the mean of their outputs.",
+        description="The image file; several files form one query, the mean of their outputs.",
     )
 
     def contents(self) -> list[bytes]:
@@ -208,10 +209,10 @@ class SearchQuery(NoParameters):
     code: Given[str] = Field(
         default=None,
         pattern="^([0-9a-fA-F]{2}){1,128}$",
-        description="A code in hex, as /v1/encode gives it: bit j is bit j % 8 of byte j // 8.",
+        description="A code in hex, as returned by /v1/encode: bit j is bit j % 8 of byte j // 8.",
     )
     vector: Given[list[FiniteFloat]] = Field(
-        default=None, min_length=1, description="As many numbers as the vectors of the collection have."
+        default=None, min_length=1, description="A vector with as many numbers as those of the collection."
     )
 
 
@@ -235,10 +236,10 @@ class SearchBody(SearchParameters, SearchQuery):
         description="An http or https URL of a picture, on a host that the service allows (--url-host).",
     )
     queries: Given[list[SearchQuery]] = Field(
-        default=None, min_length=1, max_length=MAX_QUERIES, description="Several queries; each is answered by itself."
+        default=None, min_length=1, max_length=MAX_QUERIES, description="Several queries; each is answered separately."
     )
     fingerprint: Given[str] = Field(
-        default=None, description="Of the checkpoint of the codes; 409 if the collection has another."
+        default=None, description="Fingerprint of the checkpoint of the codes; 409 if the collection has another one."
     )
 
     @model_validator(mode="after")
@@ -247,12 +248,12 @@ class SearchBody(SearchParameters, SearchQuery):
             given = query.model_fields_set & {*SearchQuery.model_fields, "url", "queries"}
             if len(given) != 1:
                 named = ", ".join(sorted(given)) or "nothing"
-                raise ValueError(f"a query is one of {', '.join(SearchQuery.model_fields)} or url, not {named}")
+                raise ValueError(f"a query must be one of {', '.join(SearchQuery.model_fields)} or url, not {named}")
         return self
 
     @classmethod
     def openapi(cls) -> dict[str, Any]:
-        """The schema without references, for a body that FastAPI does not know of."""
+        """The schema without references, for a body that FastAPI does not know."""
         schema = cls.model_json_schema()
         schema["properties"]["queries"]["items"] = schema.pop("$defs")["SearchQuery"]
         return schema
@@ -276,7 +277,7 @@ class EncodeBody(NoParameters):
     """A vector to encode."""
 
     vector: list[FiniteFloat] = Field(
-        min_length=1, description="As many numbers as the vectors of the collection have."
+        min_length=1, description="A vector with as many numbers as those of the collection."
     )
 
 
@@ -300,14 +301,14 @@ class AddForm(EncodeForm):
 
 
 class ImageChanges(NoParameters):
-    """What replaces the labels or attributes of an image; what is not given stays."""
+    """New labels or attributes for an image; what is not given is kept."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"labels": ["cat"], "attributes": {"year": 2015}}]})
 
     labels: Given[list[Label]] = Field(
-        default=None, max_length=MAX_LABELS, description="All labels that it has from now on."
+        default=None, max_length=MAX_LABELS, description="The new labels, replacing all old ones."
     )
-    attributes: Given[dict[str, Any]] = Field(default=None, description="All attributes that it has from now on.")
+    attributes: Given[dict[str, Any]] = Field(default=None, description="The new attributes, replacing all old ones.")
 
 
 class ImageDetails(ImageChanges):
@@ -330,15 +331,15 @@ class AddManyForm(NoParameters):
 class DeleteParameters(FilterParameters):
     """Which images to delete."""
 
-    expected: int = Field(ge=1, description="How many images pass the filters. If others do, nothing is deleted (409).")
+    expected: int = Field(ge=1, description="Number of images that pass the filters. If it differs: 409, none deleted.")
 
 
 class PageParameters(FilterParameters):
     """Which stored images to list."""
 
     after: int = Field(default=0, ge=0, le=2**63 - 1, description="Only ids above this one.")
-    offset: int = Field(default=0, ge=0, le=2**63 - 1, description="Leave out so many of these.")
-    limit: int = Field(default=24, ge=1, le=1000, description="Number of images.")
+    offset: int = Field(default=0, ge=0, le=2**63 - 1, description="Number of these to skip.")
+    limit: int = Field(default=24, ge=1, le=1000, description="Largest number of images to return.")
 
 
 class NewCollection(NoParameters):
@@ -346,14 +347,14 @@ class NewCollection(NoParameters):
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$",
-        description="Up to 64 letters, digits, dots, dashes and underscores; the name of its folder, too.",
+        description="Up to 64 letters, digits, dots, dashes and underscores; also the name of its folder.",
         examples=["shop"],
     )
-    like: str = Field(description="A collection of this service whose checkpoint it gets.", examples=["pictures"])
+    like: str = Field(description="A collection of this service whose checkpoint is used.", examples=["pictures"])
 
 
 class DeleteCollection(NoParameters):
-    """Which collection to delete, once more."""
+    """Confirmation of the collection to delete."""
 
     confirm: str = Field(description="The name again; otherwise nothing is deleted.")
 
@@ -362,12 +363,12 @@ class DuplicateParameters(NoParameters):
     """Which groups of near-duplicates to list."""
 
     radius: int = Field(ge=0, le=MAX_RADIUS, description="Bits by which two linked images may differ; 0: equal codes.")
-    limit: int = Field(default=20, ge=1, le=100, description="Number of groups.")
-    offset: int = Field(default=0, ge=0, le=2**63 - 1, description="Leave out so many of the first groups.")
+    limit: int = Field(default=20, ge=1, le=100, description="Largest number of groups to return.")
+    offset: int = Field(default=0, ge=0, le=2**63 - 1, description="Number of first groups to skip.")
 
 
 class KeptGroup(NoParameters):
-    """Images of which none is to go, though they look alike."""
+    """Images that are all to be kept although they look alike."""
 
     ids: list[Id] = Field(min_length=2, max_length=MAX_IN_GROUP, description="Ids of stored images.", examples=[[3, 7]])
 

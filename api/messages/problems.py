@@ -40,15 +40,15 @@ class ReadOnly(HashseekError):
 
 
 class UnknownCollection(HashseekError):
-    """There is no collection of this name."""
+    """There is no collection with this name."""
 
 
 class UnknownReport(HashseekError):
-    """There is no report of this name."""
+    """There is no report with this name."""
 
 
 class CollectionExists(HashseekError):
-    """There is a collection of this name already."""
+    """There is already a collection with this name."""
 
 
 class UnexpectedNumber(HashseekError):
@@ -59,10 +59,10 @@ class FileGone(HashseekError):
     """An image is stored, but its file is gone."""
 
 
-# The first matching class decides.
+# The first class that matches decides.
 STATUS: dict[type[Exception], HTTPStatus] = {
     NotReady: HTTPStatus.SERVICE_UNAVAILABLE,
-    NotLoaded: HTTPStatus.INTERNAL_SERVER_ERROR,  # 503 would tell clients to retry for ever
+    NotLoaded: HTTPStatus.INTERNAL_SERVER_ERROR,  # 503 would make clients retry forever
     ReadOnly: HTTPStatus.FORBIDDEN,
     FileGone: HTTPStatus.GONE,
     UnknownImage: HTTPStatus.NOT_FOUND,
@@ -129,7 +129,7 @@ def install(app: FastAPI) -> None:
             detail = f"the request has no {name}"
         elif first["type"] == "extra_forbidden":
             where = "query string" if first["loc"][0] == "query" else "request body"
-            detail = f"unknown parameter {name[:40]!r} in the {where}: nothing was done, see /docs"
+            detail = f"unknown parameter {name[:40]!r} in the {where}: nothing was done; /docs lists the parameters"
         else:
             detail = f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}"
         return problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, kind="urn:hashseek:BadRequest")
@@ -144,7 +144,7 @@ def install(app: FastAPI) -> None:
         headers = {"Allow": ", ".join(_methods(request))}  # of all routes of the path; Starlette knows one of them
         if request.method == "OPTIONS":
             return Response(status_code=HTTPStatus.NO_CONTENT, headers=headers)
-        return problem(error.status_code, f"this path takes {headers['Allow']}", headers=headers)
+        return problem(error.status_code, f"this path allows only {headers['Allow']}", headers=headers)
 
     @app.exception_handler(OSError)
     def system(request: Request, error: OSError) -> JSONResponse:
@@ -157,7 +157,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     def unexpected(request: Request, error: Exception) -> JSONResponse:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        detail = "internal error: see the log of the service"
+        detail = "internal error: see the service's log"
         return problem(HTTPStatus.INTERNAL_SERVER_ERROR, detail)
 
 
@@ -167,7 +167,7 @@ def _without_folder(folder: Path, detail: str) -> str:
 
 
 def _methods(request: Request) -> list[str]:
-    """The methods that the path of a request takes."""
+    """The methods that the path of a request allows."""
 
     def takes(method: str) -> bool:
         scope = {**request.scope, "method": method, "root_path": ""}  # a mounted folder has set another

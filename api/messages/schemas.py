@@ -1,32 +1,32 @@
-"""What the service answers. The client reads the same."""
+"""The answers of the service. The client uses the same models."""
 
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel
 
-if TYPE_CHECKING:  # these load torch, which a client does without
+if TYPE_CHECKING:  # these load torch, which a client does not need
     from hashseek.indexing.catalog import StoredImage
     from hashseek.indexing.searcher import Hit
 
 
-url_prefix: ContextVar[str] = ContextVar("url_prefix", default="")  # of the collection that answers: /collections/NAME
+url_prefix: ContextVar[str] = ContextVar("url_prefix", default="")  # of the answering collection: /collections/NAME
 
 
 def url_of(image: "StoredImage") -> str | None:
-    """Where this service has the file of an image; None for a vector, which has none."""
+    """The URL of an image's file at this service; None for a vector, which has none."""
     return f"{url_prefix.get()}/v1/images/{image.id}/file" if image.path else None
 
 
 def shown_path(path: str) -> str:
-    """What clients see of a path: the name of a file outside the collection, since its folders are the server's own."""
+    """What clients see of a path: only the name of a file outside the collection, since its folders are private."""
     return path.rpartition("/")[2] if path.startswith("/") else path
 
 
 class ImageSummary(BaseModel):
-    """What a hit says of an image; `key` and `attributes` are the caller's own, `path` is a name or a URL.
+    """What a hit contains about an image; `key` and `attributes` are the caller's own, `path` is a name or a URL.
 
-    `url` is where this service has the file; null for a vector, which has none.
+    `url` is the URL of the file at this service; null for a vector, which has none.
     """
 
     id: int
@@ -50,12 +50,12 @@ class ImageRecord(ImageSummary):
 
     @classmethod
     def of(cls, stored: "StoredImage", **more: Any) -> Self:
-        """The record of the catalog; `more` for fields that it does not have."""
+        """The answer for a record of the catalog; `more` has fields that the record lacks."""
         return cls(**vars(stored), url=url_of(stored), **more)
 
 
 class AddedImage(ImageRecord):
-    """A stored image, and whether the request added it, updated it, or found it stored already ("known")."""
+    """A stored image, and whether the request added it, updated it, or found that it was already stored ("known")."""
 
     created: bool
     change: Literal["added", "updated", "known"]
@@ -93,8 +93,8 @@ class DuplicateGroups(BaseModel):
 class HitRecord(ImageSummary):
     """A result: rank from 1, Hamming distance in bits, and the probability that an image at this distance is relevant.
 
-    `relevance` is null where the collection has no calibration. `score` orders the hits, highest first; it is
-    null where the distance does.
+    `relevance` is null if the collection has no calibration. `score` orders the hits, highest first; it is
+    null if they are ordered by distance.
     """
 
     rank: int
@@ -104,11 +104,11 @@ class HitRecord(ImageSummary):
 
 
 class SearchAnswer(BaseModel):
-    """The answer to a search: best first, ties by ascending id. `ranked_by` is what orders the hits.
+    """The answer to a search: best first, ties by ascending id. `ranked_by` is how the hits are ordered.
 
     `is_exact` is false where an approximate index or a lack of `oversample` may have missed a better one. `next_offset`
     is the `offset` of the next hits with the same k; null if there are no more. `histogram`: images at each distance;
-    null unless it was asked for, and where the collection is in Milvus.
+    null unless it was asked for, or if the collection is in Milvus.
     """
 
     n_bits: int
@@ -160,7 +160,7 @@ def hit_content(hit: "Hit") -> dict[str, Any]:
 class Stats(BaseModel):
     """What the collection holds; `n_images` counts images or vectors.
 
-    `expected_precision`: the share of relevant images to expect within each radius from 0 to n_bits; null where the
+    `expected_precision`: the expected share of relevant images within each radius from 0 to n_bits; null if the
     collection has no calibration.
     """
 
@@ -180,9 +180,9 @@ class Stats(BaseModel):
 
 
 class LabelOverview(BaseModel):
-    """A label: its images, and the mean distance in bits of two of them, and of one of them and one without it.
+    """A label: its images, and the mean distance in bits between two of them, and between one with and one without it.
 
-    Distances are of the images on the map; null where there is no such pair.
+    Distances are between the images on the map; null if there is no such pair.
     """
 
     label: str
@@ -201,7 +201,7 @@ class MapPoint(BaseModel):
 
 
 class BitFigures(BaseModel):
-    """The share of ones of each bit, bits that never change, absolute correlations of bits, and different codes."""
+    """The share of ones in each bit, constant bits, absolute correlations between bits, and distinct codes."""
 
     balance: list[float]
     n_constant: int
@@ -212,7 +212,7 @@ class BitFigures(BaseModel):
 
 
 class Overview(BaseModel):
-    """What the collection is. Of more than 50,000 images, the statistics are about so many, drawn at random.
+    """An overview of the collection. The statistics use at most 50,000 images, drawn at random.
 
     `distances`: random pairs at each Hamming distance. `labels`: the 200 most frequent. `map`: up to 2,000 images by
     the first two principal components of their bits, which hold the share `explained` of the variance.
@@ -262,14 +262,14 @@ class ReportList(BaseModel):
 
 
 class Session(BaseModel):
-    """The name and role of the key in use. A service without keys lets everybody do everything: null and admin."""
+    """The name and role of the key in use. A service without keys allows everyone everything: null and admin."""
 
     key: str | None
     role: Literal["read", "write", "admin"]
 
 
 class Health(BaseModel):
-    """Whether the service lives, or is ready to search."""
+    """Whether the service is alive, or ready to search."""
 
     status: str
 

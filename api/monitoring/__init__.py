@@ -1,1 +1,1 @@
-"""What the service tells about itself: log lines, figures, traces."""
+"""Monitoring of the service: log lines, metrics, traces."""

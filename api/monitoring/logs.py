@@ -1,4 +1,4 @@
-"""Ids of requests, and what log lines look like: text for people, or JSON for programs."""
+"""Request ids, and the format of log lines: text for people, or JSON for programs."""
 
 import json
 import logging
@@ -15,7 +15,7 @@ _WELL_FORMED = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
 def make_id(given: str | None) -> str:
-    """The id that the client gave, if it can stand in a log, or a new one."""
+    """The id that the client sent, if it is safe to log, or else a new one."""
     return given if given and _WELL_FORMED.fullmatch(given) else secrets.token_hex(8)
 
 
@@ -23,7 +23,7 @@ class Formatter(logging.Formatter):
     """One line for each record, with the id of its request.
 
     Args:
-        as_json: a JSON object instead of text; with the fields of the access log, and tracebacks as a string.
+        as_json: write a JSON object instead of text, with the fields of the access log, and tracebacks as a string.
     """
 
     def __init__(self, *, as_json: bool) -> None:
@@ -58,5 +58,5 @@ def configure(*, as_json: bool, access_log: bool) -> None:
         handler.setFormatter(Formatter(as_json=as_json))
     logging.getLogger("python_multipart").setLevel(
         logging.ERROR
-    )  # it warns of malformed bodies, which anybody may send
+    )  # it warns about malformed bodies, which anyone may send
     logging.getLogger("hashseek.access").setLevel(logging.INFO if access_log else logging.WARNING)

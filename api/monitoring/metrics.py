@@ -1,4 +1,4 @@
-"""What the service counts and measures, in the format of Prometheus at /metrics; request ids and the access log."""
+"""Metrics in the Prometheus format at /metrics; request ids and the access log."""
 
 import logging
 import time
@@ -14,18 +14,20 @@ from hashseek.api.monitoring.logs import ID_HEADER, make_id, request_id
 access = logging.getLogger("hashseek.access")
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
-REQUESTS = Counter("hashseek_requests", "Requests that were answered.", ("method", "route", "status"))
-LATENCY = Histogram("hashseek_request_seconds", "From the headers to the whole answer.", ("route",), buckets=_SECONDS)
+REQUESTS = Counter("hashseek_requests", "Requests answered.", ("method", "route", "status"))
+LATENCY = Histogram(
+    "hashseek_request_seconds", "From a request's headers to the full answer.", ("route",), buckets=_SECONDS
+)
 STAGES = Histogram(
     "hashseek_stage_seconds",
     "Parts of a search or an upload: wait (for memory and a processor core), decode, encode, search, records.",
     ("stage",),
     buckets=(0.0001, 0.0002, 0.0005, *_SECONDS),
 )
-BATCH = Histogram("hashseek_batch_images", "Images that were encoded together.", buckets=(1, 2, 4, 8, 16, 32, 64))
-ERRORS = Counter("hashseek_errors", "Answers that were problem JSON, by their type.", ("type",))
-IN_PROGRESS = Gauge("hashseek_requests_in_progress", "Requests that are being answered.")
-QUEUE = Gauge("hashseek_queue_length", "Images that wait for memory or a processor core.")
+BATCH = Histogram("hashseek_batch_images", "Images encoded together.", buckets=(1, 2, 4, 8, 16, 32, 64))
+ERRORS = Counter("hashseek_errors", "Answers with problem JSON, by type.", ("type",))
+IN_PROGRESS = Gauge("hashseek_requests_in_progress", "Requests in progress.")
+QUEUE = Gauge("hashseek_queue_length", "Images waiting for memory or a processor core.")
 INDEX_SIZE = Gauge("hashseek_index_images", "Images in the index.")
 
 router = APIRouter(include_in_schema=False)
@@ -33,17 +35,17 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/metrics")
 def metrics() -> Response:
-    """All figures of this process."""
+    """All metrics of this process."""
     return Response(generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 def observe(name: str, value: float) -> None:
-    """Note what a searcher observes."""
+    """Record what a searcher observes."""
     (BATCH if name == "batch" else STAGES.labels(name)).observe(value)
 
 
 class Observed:
-    """Gives every request an id, counts it, measures it, and writes the access log."""
+    """Assigns an id to every request, counts and times it, and writes the access log."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

@@ -1,4 +1,4 @@
-"""Traces of requests with OpenTelemetry, an extra. The OTEL_* variables of OpenTelemetry say where they are sent."""
+"""Traces of requests with OpenTelemetry, an extra. The OTEL_* variables of OpenTelemetry set where they are sent."""
 
 import os
 
@@ -20,8 +20,8 @@ def trace(app: FastAPI) -> None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise BadConfig(
-            f"tracing was asked for by --otel or an OTEL_EXPORTER_OTLP_* variable, but {error.name} is missing: "
-            "pip install 'hashseek[otel]', or leave these out"
+            f"--otel or an OTEL_EXPORTER_OTLP_* variable enables tracing, but {error.name} is not installed: run "
+            "pip install 'hashseek[otel]', or disable tracing"
         ) from None
     os.environ.setdefault("OTEL_SERVICE_NAME", "hashseek")
     provider = TracerProvider()

@@ -7,8 +7,8 @@
         for hit in collection.search("query.jpg", k=5):
             print(hit.distance, hit.image.path)
 
-These names are the public Python interface; docs/python-api.md shows each of them. They are imported when they are
-first used, so that `import hashseek` itself loads neither torch nor FAISS.
+These names are the public Python interface; docs/python-api.md shows each of them. They are imported on first use, so
+that `import hashseek` itself loads neither torch nor FAISS.
 """
 
 import importlib

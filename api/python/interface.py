@@ -1,4 +1,4 @@
-"""The functions behind `import hashseek`. Each imports what it needs when it is called; paths may be str or Path."""
+"""The functions of `import hashseek`. Each imports what it needs when it is called; paths may be str or Path."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class SearchKeywords(TypedDict, total=False):
-    """What to search for.
+    """Options of a search.
 
-    k: number of results, default 10. max_distance: leave out images at a larger Hamming distance (bits).
+    k: number of results, default 10. max_distance: the largest Hamming distance of a result, in bits.
     min_precision: instead, the largest distance within which this share of the images is expected to be relevant; the
     collection needs a calibration. among: rank only images that pass this filter, see `make_filter`.
-    effort: for approximate indexes, how thoroughly to search. rank: "hamming", "asymmetric" or "float", what orders the
-    hits; default "asymmetric" for an image, "hamming" for a stored one. oversample: "asymmetric" and "float" order the
-    `oversample` x k nearest images by Hamming distance, default 10.
+    effort: for approximate indexes, how thoroughly to search. rank: how hits are ordered, "hamming", "asymmetric" or
+    "float"; default "asymmetric" for an image, "hamming" for a stored one. oversample: "asymmetric" and "float" reorder
+    the `oversample` x k nearest images by Hamming distance, default 10.
     """
 
     k: int
@@ -49,7 +49,7 @@ class ImageCollection:
     Close it after use, or use it in a `with` statement.
 
     Attributes:
-        searcher: does the work; its `collection` and `encoder` offer more than is shown here.
+        searcher: does the work; its `collection` and `encoder` offer further methods.
         report: how many images `create_collection` added and skipped; otherwise None.
     """
 
@@ -76,18 +76,18 @@ class ImageCollection:
     def add(
         self, *sources: str | Path, labels: Sequence[str] = (), on_error: Literal["skip", "stop"] = "skip"
     ) -> "IngestReport":
-        """Add images. Images that are stored already are not added again.
+        """Add images. Images that are already stored are not added again.
 
         Args:
-            sources: what `hashseek index add` takes: images, folders, patterns, label files, tars, URLs.
-            labels: given to every image, in addition to the labels in label files.
-            on_error: skip unusable images, or stop at the first.
+            sources: anything that `hashseek index add` accepts: images, folders, patterns, label files, tars, URLs.
+            labels: added to every image, in addition to the labels in label files.
+            on_error: "skip" unusable images, or "stop" at the first one.
 
         Returns:
-            How many images were added, updated, known and skipped; and `problems`, the reasons.
+            How many images were added, updated, already known and skipped; `problems` has the reasons.
 
         Raises:
-            BadImage: an image is unusable, and `on_error` is "stop". What was added before stays.
+            BadImage: an image is unusable, and `on_error` is "stop". Images added before it are kept.
         """
         return self._add(sources, labels, on_error)
 
@@ -118,7 +118,7 @@ class ImageCollection:
         Raises:
             UnknownImage: there is no such image.
         """
-        self.searcher.collection.remove([int(one) for one in ids])  # ids of results may be NumPy's
+        self.searcher.collection.remove([int(one) for one in ids])  # ids of results may be NumPy integers
         self.searcher.collection.save_index()
 
     def get(self, image_id: int) -> "StoredImage":
@@ -159,18 +159,18 @@ class ImageCollection:
         labels: Sequence[Sequence[str]] | None = None,
         attributes: Sequence[Mapping[str, Any]] | None = None,
     ) -> "IngestReport":
-        """Add vectors of another program, if the collection was made of such (`create_vector_collection`).
+        """Add vectors computed by another program to a collection of vectors (see `create_vector_collection`).
 
         Args:
             vectors: numbers (N, D): an array, a tensor or lists.
-            ids: a name for each, which becomes its key; the vector of a name that is stored is replaced.
-            labels, attributes: for each vector, if there are any.
+            ids: a name for each, which becomes its key; a vector stored under the same name is replaced.
+            labels, attributes: one entry for each vector, if given.
 
         Returns:
-            How many were added, updated and known.
+            How many were added, updated and already known.
 
         Raises:
-            BadDataset: a row cannot be stored; none was.
+            BadDataset: a row cannot be stored; none were.
             BadCheckpoint: the collection holds images.
         """
         from hashseek.indexing.vectors import check, make_entries, store
@@ -185,10 +185,10 @@ class ImageCollection:
     def search_vector(
         self, vector: "Vectors | Sequence[float]", **options: Unpack[SearchKeywords]
     ) -> tuple["Hit", ...]:
-        """The stored vectors most similar to `vector` (D,). Otherwise as `search`.
+        """The stored vectors most similar to `vector` (D,). Otherwise like `search`.
 
         Raises:
-            BadDataset: the vector has another width, or is not finite.
+            BadDataset: the vector has a different width, or is not finite.
             BadCheckpoint: the collection holds images.
         """
         from hashseek.indexing.searcher import SearchOptions
@@ -197,7 +197,7 @@ class ImageCollection:
         return answer.hits
 
     def similar(self, image_id: int, **options: Unpack[SearchKeywords]) -> tuple["Hit", ...]:
-        """The stored images most similar to a stored one, which is among them. Otherwise as `search`.
+        """The stored images most similar to a stored one, which is among them. Otherwise like `search`.
 
         Raises:
             UnknownImage: there is no such image.
@@ -220,10 +220,10 @@ def open_collection(
     `create_collection` creates one without a checkpoint.
 
     Args:
-        folder: of the collection; or its URI in Milvus, `milvus://HOST:19530/NAME`.
-        checkpoint: needed to create a collection. One in a folder keeps a copy of its own.
-        keep_features: a new collection also stores features, which `rank="float"` compares.
-        read_only: refuse changes; the folder need not be writable.
+        folder: the folder of the collection, or its URI in Milvus, `milvus://HOST:19530/NAME`.
+        checkpoint: needed to create a collection. A collection in a folder keeps its own copy.
+        keep_features: also store features in a new collection, for `rank="float"`.
+        read_only: refuse changes; the folder does not have to be writable.
         options: `device` ("auto", "cpu", "cuda" or "cuda:N"), `precision` ("auto", "fp32" or "bf16") and `engine`
             ("auto", "torch" or "openvino").
 
@@ -257,23 +257,23 @@ def create_collection(
     keep_features: bool = False,
     **options: "Unpack[EncoderOptions]",
 ) -> ImageCollection:
-    """Create a collection of images without a checkpoint: a hash layer is fitted to them, without labels.
+    """Create a collection of images without a checkpoint, by fitting a hash layer to them without labels.
 
     The features are those of a published network; at most 20,000 of the images are used for the fit.
 
     Args:
         folder: a new or an empty one.
-        sources, labels, on_error: as for `ImageCollection.add`.
+        sources, labels, on_error: see `ImageCollection.add`.
         n_bits: length of the codes.
-        backbone: a network of torchvision, or timm:NAME; default: mobilenet_v3_large.
-        weights: a file; by default the published weights, which are downloaded once.
+        backbone: a torchvision network, or timm:NAME; default: mobilenet_v3_large.
+        weights: a weights file; default: the published weights, which are downloaded once.
         preprocessing: how the file's weights differ from the published ones, such as {"mean": (0.5, 0.5, 0.5)}; the
             fields are those of `Preprocessing`.
-        keep_features: also store the features, which `rank="float"` compares.
+        keep_features: also store the features, for `rank="float"`.
         options: see `hashseek.retrieval.devices.EncoderOptions`.
 
     Returns:
-        The collection; its `report` says what was added.
+        The collection; its `report` counts what was added.
 
     Raises:
         BadCollection: the folder is not empty.
@@ -312,16 +312,16 @@ def create_vector_collection(
     n_bits: int = 128,
     keep_features: bool = False,
 ) -> ImageCollection:
-    """Create a collection of vectors that another program computed; a hash layer is fitted to them.
+    """Create a collection of vectors computed by another program, by fitting a hash layer to them.
 
     Args:
         folder: a new or an empty one.
-        vectors, ids, labels, attributes: as for `ImageCollection.add_vectors`.
+        vectors, ids, labels, attributes: see `ImageCollection.add_vectors`.
         n_bits: length of the codes.
-        keep_features: also store the vectors as float16, which `rank="float"` compares.
+        keep_features: also store the vectors as float16, for `rank="float"`.
 
     Returns:
-        The collection; its `report` says what was added.
+        The collection; its `report` counts what was added.
 
     Raises:
         BadCollection: the folder is not empty.
@@ -382,7 +382,7 @@ def encode(
     from hashseek.retrieval.images import preprocess
 
     if isinstance(images, str | bytes | Path):
-        raise BadConfig(f"encode takes several images: write [{images!r:.60}] for one")
+        raise BadConfig(f"encode expects a list of images: write [{images!r:.60}] for one")
     loaded = load_checkpoint(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint
     encoder = Encoder(loaded, **options)
 
@@ -399,13 +399,13 @@ def train(
     """Train a model. `result.run.best` is the path of the best checkpoint, `result.best_score` its validation mAP.
 
     Args:
-        config: a TOML file, the name of a configuration that Hashseek ships, or its sections as a dictionary.
-        overrides: settings such as "model.n_bits=24" on top of it.
+        config: a TOML file, the name of a shipped configuration, or its sections as a dictionary.
+        overrides: settings such as "model.n_bits=24" that replace those of `config`.
         out: the run folder.
-        resume: continue the run in that folder.
+        resume: continue the run in this folder.
 
     Raises:
-        HashseekError: a bad configuration, bad data, or an occupied run folder.
+        HashseekError: a bad configuration, bad data, or a run folder that is not empty.
     """
     from hashseek.training.config import load_config
     from hashseek.training.loop.fit import fit
@@ -427,10 +427,10 @@ def evaluate(
 
     Args:
         checkpoint: its path.
-        data: a folder with labels.csv, the name of a data set, or a TOML file; default: what it was trained on.
-        ns: the N of mAP@N and the other metrics.
-        out: write the report with its page and tables into this folder.
-        device, precision: as for `encode`.
+        data: a folder with labels.csv, the name of a data set, or a TOML file; default: the data it was trained on.
+        ns: the values of N for mAP@N and the other metrics.
+        out: the folder to write the report to, with its page and tables.
+        device, precision: see `encode`.
 
     Raises:
         HashseekError: a bad checkpoint, bad data, or a value outside its limits.
@@ -464,11 +464,11 @@ def _as_array(vectors: "Vectors | Sequence[Any]") -> "Vectors":
     try:
         return np.asarray(vectors)
     except ValueError:
-        raise BadDataset("the vectors have different lengths: give one row of equal length for each") from None
+        raise BadDataset("the vectors have different lengths: all rows must have the same length") from None
 
 
 def _read(image: "str | Path | bytes | Image", preprocessing: "Preprocessing") -> "Image":
-    """An image of any origin, decoded as `index add` decodes it."""
+    """An image from any source, decoded as by `index add`."""
     from hashseek.retrieval.images import as_decoded, decode_for, read_bytes
 
     if isinstance(image, str | Path):

@@ -16,7 +16,7 @@ changes = APIRouter(prefix="/v1/collections", tags=["collections"])  # only if s
 
 @router.get("", dependencies=[NoQueryDep])
 def list_collections(collections: CollectionsDep) -> CollectionList:
-    """The collections by name. One that is served alone is at /, one of several /collections/NAME/."""
+    """The collections by name. A single collection is at /, one of several at /collections/NAME/."""
     return CollectionList(collections=[service.summary() for service in collections])
 
 
@@ -30,9 +30,9 @@ def create_collection(collections: CollectionsDep, body: NewCollection) -> Colle
 async def delete_collection(
     name: str, collections: CollectionsDep, parameters: Annotated[DeleteCollection, Query()]
 ) -> None:
-    """Delete a collection with everything in its folder. Requests in flight are answered first; new ones get 404."""
+    """Delete a collection with everything in its folder. Requests in progress are answered first; new ones get 404."""
     service = collections.get(name)
     if parameters.confirm != name:
-        raise BadConfig(f"nothing was deleted: confirm is {parameters.confirm[:80]!r}, not the name of the collection")
+        raise BadConfig(f"nothing was deleted: confirm must be the collection's name, got {parameters.confirm[:80]!r}")
     service.leaving = True  # here, on the event loop, where no request is about to begin with it
     await run_in_threadpool(collections.delete, service)

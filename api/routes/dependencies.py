@@ -1,6 +1,6 @@
 """What routes depend on: the service, its searcher, and the right to write.
 
-Nothing here waits, so all are `async`: FastAPI would run each of the others in a thread.
+Nothing here blocks, so all are `async`: FastAPI would otherwise run each of them in a thread.
 """
 
 from collections.abc import AsyncIterator
@@ -55,10 +55,10 @@ def local(searcher: Searcher) -> Collection:
     """The collection, if it is in a folder.
 
     Raises:
-        BadConfig: another program keeps it.
+        BadConfig: it is in Milvus.
     """
     if not isinstance(searcher.collection, Collection):
-        raise BadConfig(f"{searcher.collection.place} is no folder, which this request needs")
+        raise BadConfig(f"{searcher.collection.place} is not a folder: this request needs a collection in a folder")
     return searcher.collection
 
 
@@ -73,7 +73,7 @@ async def require_writable(
         Header(
             alias=HEADER,
             max_length=MAX_LENGTH,
-            description="A new one for each change; sent again with it, the change is done once.",
+            description="A new value for each change; a change sent again with the same value is made only once.",
         ),
     ] = None,
 ) -> None:
@@ -89,17 +89,17 @@ async def refuse_query(_: Annotated[NoParameters, Query()]) -> None:
 async def refuse_body(request: Request) -> None:
     """Refuse a body: a filter in it would be ignored."""
     if request.headers.get("content-length", "0") != "0":
-        raise BadConfig("nothing was deleted: this request takes filters in the query string, and no body")
+        raise BadConfig("nothing was deleted: this request accepts filters only in the query string, not in a body")
 
 
 def at_most_once(*names: str) -> Any:
-    """A dependency that refuses a form with several of one of these fields, all but the last of which would be lost."""
+    """A dependency that refuses a form with a repeated field among these: all but the last value would be lost."""
 
     async def check(request: Request) -> None:
         form = await request.form()  # FastAPI has read it already
         for name in names:
             if len(form.getlist(name)) > 1:
-                raise BadConfig(f"the form has {len(form.getlist(name))} fields {name!r}, but this request takes one")
+                raise BadConfig(f"the form has {len(form.getlist(name))} fields {name!r}, but this request accepts one")
 
     return Depends(check)
 

@@ -1,4 +1,4 @@
-"""Near-duplicates, and the decision to keep them."""
+"""Near-duplicates, and keeping them."""
 
 from typing import Annotated
 
@@ -11,7 +11,7 @@ from hashseek.indexing.index.duplicates import not_kept
 from hashseek.indexing.index.hamming_index import Ids
 from hashseek.retrieval.errors import BadConfig
 
-MAX_IMAGES = 1_000_000  # of a collection whose groups the service computes
+MAX_IMAGES = 1_000_000  # largest collection whose groups the service computes
 
 router = APIRouter(prefix="/v1/duplicates", tags=["duplicates"])
 
@@ -22,14 +22,14 @@ def duplicates(
 ) -> DuplicateGroups:
     """Groups of images linked by chains of neighbours within the radius, by their first id.
 
-    They are computed once for each state of the collection; a request that would wait for long gets 503. Groups are
-    left out of which all images were kept.
+    They are computed once for each state of the collection; a request that would have to wait long gets 503. Groups
+    whose images were all kept are left out.
     """
     collection, radius, offset = local(searcher), parameters.radius, parameters.offset
     if len(collection) > MAX_IMAGES:
         raise BadConfig(
-            f"the collection has {len(collection):,} images; above {MAX_IMAGES:,} the service does not look for "
-            "duplicates: use `hashseek index duplicates`"
+            f"the collection has {len(collection):,} images, and the service looks for duplicates among at most "
+            f"{MAX_IMAGES:,}: use `hashseek index duplicates`"
         )
 
     def compute() -> list[Ids]:  # holds the searcher, which keeps the collection open

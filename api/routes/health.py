@@ -23,7 +23,7 @@ async def live() -> Health:
 
 @probes.get("/healthz/ready")
 def ready(collections: CollectionsDep) -> Health:
-    """Whether collections and models are loaded. 503 with the reason until then, or if none could be loaded."""
+    """Whether collections and models are loaded. Until then, or if none could be loaded, 503 with the reason."""
     failures: list[str] = []
     services = list(collections)
     for service in services:

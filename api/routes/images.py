@@ -42,14 +42,14 @@ _SUFFIX = {
     "image/avif": ".avif",
     "image/heif": ".heic",
 }
-# First bytes of the image formats that are read. A path that once led to an image may lead to a secret today.
+# First bytes of the supported image formats. A path that once led to an image may now lead to a secret.
 _SIGNATURES = re.compile(
     rb"\xff\xd8\xff|\x89PNG|GIF8|BM|II[*+]\0|II\0\*|MM\0[*+]|MM\*\0|RIFF.{4}WEBP|.{4}ftyp", re.DOTALL
 )
 
 _FILE: dict[int | str, dict[str, Any]] = {
     200: {"description": "The file.", "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}}},
-    304: {"description": "The client has it already."},
+    304: {"description": "Not modified: the client already has the file."},
 }
 
 NDJSON = "application/x-ndjson"
@@ -72,9 +72,9 @@ def list_images(searcher: SearcherDep, parameters: Annotated[PageParameters, Que
 
 @router.delete("", dependencies=[WritableDep, NoBodyDep])
 def delete_images(searcher: SearcherDep, parameters: Annotated[DeleteParameters, Query()]) -> Removed:
-    """Delete all images that pass the filters, at least one of which is needed, if their number is the expected one.
+    """Delete all images that pass the filters, if their number is the expected one. At least one filter is needed.
 
-    `GET /v1/images` with the same filters gives it as `total`. Files outside the collection's folder are kept.
+    `GET /v1/images` with the same filters returns it as `total`. Files outside the collection's folder are kept.
     """
     among = parameters.among()
     if among is None:
@@ -88,7 +88,7 @@ def delete_images(searcher: SearcherDep, parameters: Annotated[DeleteParameters,
     return Removed(removed=len(ids))
 
 
-# Before the routes with an id, which would take "by-key" for one.
+# Before the routes with an id, which would take "by-key" for an id.
 @router.get("/by-key/{key:path}", dependencies=[NoQueryDep])
 def get_image_by_key(key: str, searcher: SearcherDep) -> ImageRecord:
     """The record of the image with this key, which may contain slashes."""
@@ -115,7 +115,7 @@ def get_image(image_id: int, searcher: SearcherDep) -> ImageRecord:
 
 @router.patch("/{image_id}", dependencies=[WritableDep, NoQueryDep])
 def change_image(image_id: int, searcher: SearcherDep, changes: ImageChanges) -> ImageRecord:
-    """Replace the labels or attributes of an image; what is not given stays."""
+    """Replace the labels or attributes of an image; what is not given is kept."""
     collection = searcher.collection
     return ImageRecord.of(collection.update(image_id, labels=changes.labels, attributes=changes.attributes))
 
@@ -124,11 +124,11 @@ def change_image(image_id: int, searcher: SearcherDep, changes: ImageChanges) ->
 def get_file(
     image_id: int, searcher: SearcherDep, parameters: Annotated[FileParameters, Query()], request: Request
 ) -> Response:
-    """The file of a stored image, or a JPEG thumbnail of it. 304 if the client names the ETag that it has."""
+    """The file of a stored image, or a JPEG thumbnail of it. 304 if the client sends the current ETag."""
     size = parameters.size
     stored = searcher.collection.one(image_id)
     if not stored.path:
-        raise UnknownImage(f"{image_id} was stored as a vector, which has no file")
+        raise UnknownImage(f"{image_id} is a stored vector, which has no file")
     uri, shown = searcher.collection.uri_of(stored), shown_path(stored.path)
     headers = {"Cache-Control": "private, max-age=3600", "ETag": f'"{stored.sha256}-{size or 0}"'}
     if headers["ETag"] in request.headers.get("if-none-match", ""):
@@ -164,16 +164,16 @@ def _check_signature(image_id: int, data: bytes) -> None:
 @router.post(
     "",
     status_code=status.HTTP_201_CREATED,
-    responses={status.HTTP_200_OK: {"model": AddedImage, "description": "It was stored already, or is updated."}},
+    responses={status.HTTP_200_OK: {"model": AddedImage, "description": "The image was already stored, or updated."}},
     dependencies=[WritableDep, NoQueryDep, at_most_once("image", "key", "attributes")],
 )
 def add_image(searcher: SearcherDep, form: Annotated[AddForm, MULTIPART], response: Response) -> AddedImage:
-    """Store an image (201), or find it stored already (200). Searches find it at once.
+    """Store an image (201), or return the stored one (200). Searches find it at once.
 
-    Without a key, the content decides: an image that is stored keeps its record, which takes the file if its own is
-    gone. With a key, the key decides: a new key adds a record; a known key replaces the image, and its labels and
-    attributes if the request has any. So sending a request again changes nothing. The file's name is kept as the
-    attribute `filename`, unless the request has one.
+    Without a key, the content decides: an image that is already stored keeps its record, which gets the new file if its
+    own is gone. With a key, the key decides: a new key adds a record; a known key replaces the image, and its labels
+    and attributes if the request has any. So sending a request again changes nothing. The file's name is kept as the
+    attribute `filename`, unless the request sets that attribute.
     """
     added = _add(searcher, form.image, labels=form.labels, key=form.key, attributes=form.attributes)
     if not added.created:
@@ -223,7 +223,7 @@ def _add(
     if stored is not None and encoded is not None:
         if key is None and is_there(collection.uri_of(stored)):
             return AddedImage.of(stored, created=False, change="known")
-        image: StoredImage | LoadedFile = stored  # one content has one code, whatever the engine is now
+        image: StoredImage | LoadedFile = stored  # the same content has one code, whichever engine is in use now
     else:
         image, query = searcher.encode_file(data, name="the upload")
         encoded = StoredCode(query.code, encoder.engine, query.feature)
@@ -247,7 +247,7 @@ def _add(
 
 
 def _base_name(filename: str) -> str:
-    """A file's name without folders and without characters that cannot be shown, at most 255 characters."""
+    """A file's name without folders and unprintable characters, at most 255 characters long."""
     name = filename.replace("\\", "/").rpartition("/")[2]
     return "".join(filter(str.isprintable, name))[-255:]
 

@@ -13,7 +13,7 @@ from hashseek.api.settings import Settings
 
 router = APIRouter(prefix="/v1/reports", tags=["reports"], dependencies=[NoQueryDep])
 
-# The page of a report has its style and pictures inside, and no scripts.
+# The page of a report embeds its style and pictures, and has no scripts.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; frame-ancestors 'none'"
 
 
@@ -34,7 +34,7 @@ def get_report(name: str, collections: CollectionsDep) -> FileResponse:
 
 
 def _pages(settings: Settings) -> dict[str, Path]:
-    """The pages of the reports by name: the folder of a report, below and with the name of the settings' folder."""
+    """The pages of the reports by name: the path of a report's folder, starting with the name of the reports folder."""
     if settings.reports is None:
         return {}
     folder = settings.reports.resolve()

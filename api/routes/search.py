@@ -26,13 +26,13 @@ from hashseek.indexing.searcher import Answer, Searcher, SearchOptions
 from hashseek.indexing.searcher import Query as Encoding
 from hashseek.retrieval.errors import BadConfig, ForeignCodes
 
-_URL_SECONDS = 10.0  # for a download, after which the client gets an error message
+_URL_SECONDS = 10.0  # for a download; after that, the client gets an error
 
 router = APIRouter(prefix="/v1", tags=["search"])
 
 
 class _JsonRoute(APIRoute):
-    """A route for JSON bodies only; the next route of the same path takes the others."""
+    """A route for JSON bodies only; the next route with the same path handles the others."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Whether the route answers a request."""
@@ -94,7 +94,7 @@ def _search_with(searcher: Searcher, query: SearchQuery, options: SearchOptions)
     openapi_extra=_also(SearchBody.openapi()),
 )
 def search(service: ServiceDep, searcher: SearcherDep, form: Annotated[SearchForm, MULTIPART]) -> Response:
-    """The stored images most similar to an uploaded one, or to several together. Only those that pass the filters.
+    """The stored images that pass the filters and are most similar to an uploaded one, or to several together.
 
     To search with a stored image, a code, a vector or a URL, send JSON: the same parameters, and one of image_id,
     image_key, code, vector and url, or a list of up to 64 queries.
@@ -125,7 +125,7 @@ def encode_vector(searcher: SearcherDep, body: EncodeBody) -> Encoded:
     "/encode", dependencies=[NoQueryDep, at_most_once("image")], openapi_extra=_also(EncodeBody.model_json_schema())
 )
 def encode(searcher: SearcherDep, form: Annotated[EncodeForm, MULTIPART]) -> Encoded:
-    """The code of an uploaded image, or of a vector that is sent as JSON. Nothing is stored."""
+    """The code of an uploaded image, or of a vector sent as JSON. Nothing is stored."""
     started = time.perf_counter()
     return _encoded(searcher, searcher.query_of(form.content(), name="the upload"), started)
 
@@ -157,5 +157,5 @@ def _content(service: Service, searcher: Searcher, options: SearchOptions, answe
 
 
 def _json(content: dict[str, Any]) -> Response:
-    """An answer without pydantic models, which would take as long as the search."""
+    """An answer without pydantic models, which would take as long as the search itself."""
     return Response(to_json(content), media_type="application/json")

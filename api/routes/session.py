@@ -1,4 +1,4 @@
-"""Signing in at the search page: the key goes into a cookie that scripts cannot read and other sites cannot send."""
+"""Signing in to the search page: the key is put into a cookie that scripts cannot read and other sites cannot send."""
 
 from fastapi import APIRouter, Request, Response, status
 
@@ -18,7 +18,7 @@ async def get_session(request: Request) -> Session:
 
 @router.post("")
 async def sign_in(request: Request, response: Response) -> Session:
-    """Keep the key of the header `Authorization: Bearer KEY` in a cookie until the browser is closed."""
+    """Keep the key from the header `Authorization: Bearer KEY` in a cookie until the browser is closed."""
     answer = await get_session(request)
     secret = secret_of(request)
     if answer.key and secret:

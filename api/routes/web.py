@@ -1,4 +1,4 @@
-"""The search page. Its files are served from here, nothing from another host."""
+"""The search page. All its files are served from here, none from another host."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ POLICY = (
     "form-action 'self'; frame-ancestors 'none'"
 )
 
-FRESH = {"Cache-Control": "no-cache"}  # ask whether it has changed: modules of two versions must not meet
+FRESH = {"Cache-Control": "no-cache"}  # check for changes: modules of two versions must not be mixed
 
 router = APIRouter(include_in_schema=False)
 

@@ -1,4 +1,4 @@
-// The page of Hashseek: one query (a new picture or a stored one) with its hits, or the list of all pictures.
+// The search page: one query (a new picture or a stored one) with its hits, or the list of all pictures.
 
 import { arrived, go, onMove, remember, urlWith, wanted } from "/web/url.js";
 import { browse } from "/web/browse.js";
@@ -12,13 +12,13 @@ import { query, search, showQuery } from "/web/search.js";
 import { api, inFolder, loadStats, noun, ofVectors, stats } from "/web/service.js";
 import { find, keep } from "/web/uploads.js";
 
-const MOST_FILES = 16; // that the service takes as one query
+const MOST_FILES = 16; // that the service accepts as one query
 const VIEWS = { duplicates, overview };
 let running = new AbortController(); // what is under way
-const sections = ui.main.querySelectorAll("section"); // of which one is shown
-let settled = false; // whether the page is as the URL says, so that its scrolling is the reader's own
+const sections = ui.main.querySelectorAll("section"); // only one of them is shown
+let settled = false; // whether the page matches the URL, so that any scrolling is the reader's own
 
-// Shows what the URL says.
+// Shows what the URL asks for.
 async function show() {
   if (!stats) return; // start() comes back
   running.abort();
@@ -31,7 +31,7 @@ async function show() {
   const now = wanted();
   const upload = now.upload && (await find(now.upload));
   if (signal.aborted) return;
-  if (now.upload && !upload) ui.notice.textContent = "The picture of this search is gone. Choose it again.";
+  if (now.upload && !upload) ui.notice.textContent = "The picture for this search is no longer available. Choose it again.";
   const searching = now.id !== null || Boolean(upload);
   showQuery(now, upload);
   showFilters();
@@ -64,8 +64,8 @@ async function refresh() {
 
 async function take(fileList) {
   const files = [...fileList].slice(0, MOST_FILES);
-  if (stats && ofVectors()) return fail(new Error("This collection holds vectors, which a picture cannot be compared with."));
-  if (!files.length || !files.every(({ type }) => /^(image\/|$)/.test(type))) return fail(new Error("That was not a picture file."));
+  if (stats && ofVectors()) return fail(new Error("This collection holds vectors, so it cannot be searched with a picture."));
+  if (!files.length || !files.every(({ type }) => /^(image\/|$)/.test(type))) return fail(new Error("That is not a picture file."));
   const upload = await keep(files);
   return go(urlWith({ view: null, radius: null, id: null, max: null }), { upload });
 }
@@ -82,7 +82,7 @@ ui.addOpen.onclick = async () => {
     const labelled = ui.addLabels.value && !created;
     ui.addLabels.value = "";
     await refresh();
-    ui.notice.textContent = created ? `Added as ${noun()} ${id}.` : `Already in the collection, as ${noun()} ${id}.${labelled ? " Its labels stay as they are: open it to change them." : ""}`;
+    ui.notice.textContent = created ? `Added as ${noun()} ${id}.` : `Already in the collection, as ${noun()} ${id}.${labelled ? " Its labels were not changed: open it to edit them." : ""}`;
   } catch (error) {
     fail(error);
   }

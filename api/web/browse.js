@@ -7,7 +7,7 @@ import { described, thumbnail } from "/web/pictures.js";
 import { api, noun, stats } from "/web/service.js";
 
 const BLOCK = 120; // pictures fetched at a time
-const HIGHEST = 15_000_000; // pixels that browsers lay out without fault
+const HIGHEST = 15_000_000; // pixels that browsers lay out reliably
 
 let total = 0;
 let blocks = new Map(); // number of a block -> its images, or null while they are fetched
@@ -27,9 +27,9 @@ export async function browse(signal, y) {
   ui.storedTitle.textContent = filters.length ? `${number(total)} of ${counted(stats.n_images, noun())}` : counted(total, noun());
   ui.stored.hidden = total === 0;
   ui.empty.hidden = total > 0;
-  ui.emptyTitle.textContent = filters.length ? `No ${noun()} passes the filters` : "The collection is empty";
+  ui.emptyTitle.textContent = filters.length ? `No ${noun()} matches the filters` : "The collection is empty";
   ui.emptyText.textContent = filters.length ? "Remove one of them." : stats.read_only || stats.holds === "vectors"
-    ? "What has been indexed appears here." : "Index a folder of pictures from the command line, or choose one here and add it.";
+    ? "Items appear here once they have been indexed." : "Index a folder of pictures from the command line, or choose one here and add it.";
   draw();
   scrollTo(0, y);
   draw();
@@ -58,7 +58,7 @@ export function draw() {
   ui.storedList.style.paddingTop = `${first * height}px`;
   ui.storedList.style.paddingBottom = `${Math.max(rows - last, 0) * height}px`;
   place(first * columns, Math.min(last * columns, total));
-  // The row below the bar is where one is.
+  // The row below the bar is the current position.
   const here = Math.min(Math.max(0, Math.round((top + ui.storedBar.offsetHeight) / height)) * columns, total - 1);
   ui.jump.hidden = rows < 2 * onScreen;
   Object.assign(ui.position, { step: columns, max: Math.max(rows - onScreen, 0) * columns + 1, value: here + 1 });
@@ -95,7 +95,7 @@ function visibleBlocks() {
   return Array.from({ length: to - from + 1 }, (_, at) => from + at);
 }
 
-const load = afterPause(60, () => { // while one scrolls fast, nothing is fetched
+const load = afterPause(60, () => { // nothing is fetched during fast scrolling
   for (const block of visibleBlocks()) {
     if (blocks.has(block)) continue;
     const here = blocks;

@@ -1,4 +1,4 @@
-// A part of the query picture as a new query: a frame that one drags, or moves with the arrow keys.
+// A part of the query picture as a new query: a frame that the user drags, or moves with the arrow keys.
 
 import { fail, ui } from "/web/dom.js";
 import { query } from "/web/search.js";

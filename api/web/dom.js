@@ -38,7 +38,7 @@ export function afterPause(wait, work) {
   }, { cancel: () => clearTimeout(timer) });
 }
 
-// Opens a dialog; what it answers is the `value` of the button that closed it, or "".
+// Opens a dialog; returns the `value` of the button that closed it, or "".
 export function asked(dialog) {
   dialog.returnValue = ""; // Escape must not repeat the last answer
   dialog.showModal();

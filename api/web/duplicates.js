@@ -1,4 +1,4 @@
-// Groups of near-duplicates, to decide about one by one: delete some of the pictures, or keep them all.
+// Groups of near-duplicates, to be reviewed one by one: delete some of the pictures, or keep them all.
 
 import { alike, refine, remember, wanted } from "/web/url.js";
 import { afterPause, bytes, clearMessages, confirmed, counted, el, fail, inside, ui } from "/web/dom.js";
@@ -7,9 +7,9 @@ import { api, imagePath, json, loadStats, mayChange, noun, stats, titled } from 
 import { forgetStored } from "/web/uploads.js";
 
 const PAGE = 20;
-const MOST = 8; // bits that the service takes
+const MOST = 8; // bits that the service accepts
 
-let total = 0; // groups that nobody has decided about
+let total = 0; // groups that nobody has reviewed
 
 const radius = () => Math.min(wanted().radius ?? 0, MOST, stats.n_bits - 1);
 
@@ -28,8 +28,8 @@ export async function duplicates(signal, least) {
 function tell() {
   const bits = counted(Number(ui.apart.value), "bit");
   ui.apartText.textContent = ui.apart.ariaValueText = bits;
-  ui.apartHelp.textContent = ui.apart.value === "0" ? "The codes in a group are equal, which does not always mean equal pictures."
-    : `Steps of at most ${bits} lead from each ${noun()} of a group to every other.`;
+  ui.apartHelp.textContent = ui.apart.value === "0" ? "All codes in a group are equal, but the pictures may still differ."
+    : `Every ${noun()} in a group differs by at most ${bits} from at least one other.`;
 }
 
 function add(answer) {
@@ -40,16 +40,16 @@ function add(answer) {
 
 function count() {
   const shown = ui.groups.children.length;
-  ui.duplicatesStatus.textContent = total ? `${counted(total, "group")} to decide about` : "";
+  ui.duplicatesStatus.textContent = total ? `${counted(total, "group")} to review` : "";
   ui.noGroups.hidden = total > 0;
-  ui.noGroups.textContent = `No group of ${noun()}s within ${counted(radius(), "bit")} is left to decide about.`;
+  ui.noGroups.textContent = `No groups of ${noun()}s within ${counted(radius(), "bit")} are left to review.`;
   ui.moreGroups.hidden = shown >= total;
   remember({ loaded: shown });
 }
 
 function groupItem({ size, images }) {
   const title = el("h3", { tabIndex: -1 }, counted(size, noun()));
-  const remove = el("button", { className: "quiet danger", type: "button", disabled: true }, "Delete the chosen");
+  const remove = el("button", { className: "quiet danger", type: "button", disabled: true }, "Delete selected");
   const keep = el("button", { className: "quiet", type: "button" }, "Keep all");
   const item = el("li", { className: "group" }, el("div", { className: "bar-row" }, title), el("ul", { className: "grid" }, ...images.map(card)));
   if (mayChange()) title.after(el("div", { className: "actions" }, remove, ...(size === images.length ? [keep] : [])));
@@ -58,13 +58,12 @@ function groupItem({ size, images }) {
   item.onchange = () => {
     const { length } = chosen();
     remove.disabled = !length;
-    remove.textContent = length ? `Delete ${counted(length, noun())}` : "Delete the chosen";
+    remove.textContent = length ? `Delete ${counted(length, noun())}` : "Delete selected";
   };
   remove.onclick = async () => {
     const ids = chosen();
     const what = ids.length === 1 ? titled(ids[0]) : `${counted(ids.length, noun())} (${ids.join(", ")})`;
-    const leave = ids.length === 1 ? "leaves" : "leave";
-    if (!(await confirmed(`Delete ${counted(ids.length, noun())}?`, `${what} ${leave} the collection. This cannot be undone.`))) return;
+    if (!(await confirmed(`Delete ${counted(ids.length, noun())}?`, `${what} will be removed from the collection. This cannot be undone.`))) return;
     await decide(`Deleted: ${what}.`, async () => {
       for (const id of ids) {
         await api(imagePath(id), { method: "DELETE" });

@@ -24,7 +24,7 @@ function hint() {
   ui.condition.placeholder = ui.kind.selectedOptions[0].dataset.hint;
   ui.condition.setAttribute("list", isLabel ? "names" : "");
   const unknown = stats && isLabel && splitLabels(ui.condition.value).find((label) => !Object.hasOwn(stats.labels, label));
-  ui.condition.setCustomValidity(unknown ? `Nothing here has the label “${unknown}”.` : "");
+  ui.condition.setCustomValidity(unknown ? `No item has the label “${unknown}”.` : "");
 }
 
 ui.kind.onchange = hint;

@@ -1,10 +1,10 @@
-// What the collection is: a map of its codes, how they use their bits, and its labels.
+// An overview of the collection: a map of its codes, how they use their bits, and its labels.
 
 import { alike, go } from "/web/url.js";
 import { bars, counted, el, inside, number, pairs, percent, ui } from "/web/dom.js";
 import { api, imagePath, noun, ofVectors, session, stats } from "/web/service.js";
 
-const NEAR = 24; // pixels from a dot within which it is meant
+const NEAR = 24; // pixels from a dot within which a click counts for it
 const COLOURS = ui.map.children.length - 1; // the first path has all other dots
 let points = []; // {id, labels, left, top}: shares of the map's width and height
 let labels = []; // that have a colour
@@ -48,17 +48,17 @@ function showCodes({ n_sampled, n_images, n_bits, bits: { balance, n_constant, m
   const shares = [Math.min(...balance), Math.max(...balance)].map((share) => Math.round(100 * share));
   const facts = [
     ["Different codes", `${number(n_distinct)} of ${number(n_sampled)}`,
-      `A search cannot tell ${noun()}s with the same code apart; the most frequent code has ${number(most_common)} of them.`],
+      `A search cannot tell ${noun()}s with the same code apart; the most frequent code is shared by ${number(most_common)}.`],
     ["Ones per bit", `${shares.join(" to ")} %`,
-      `A bit tells most if half of the ${noun()}s have a one; ${n_constant || "none"} of the ${n_bits} ${n_constant === 1 ? "is" : "are"} the same for all and tell nothing.`],
+      `A bit carries the most information if half of the ${noun()}s have a one; ${n_constant || "none"} of the ${n_bits} ${n_constant === 1 ? "is" : "are"} the same for all and so carry none.`],
     ["Correlation of two bits", `${mean_correlation.toFixed(2)}, at most ${max_correlation.toFixed(2)}`,
-      "At 0, each bit tells something of its own; at 1, two bits always tell the same."],
-    ["Distance of two", n ? `${mean.toFixed(1)} bits` : "–",
-      `Two ${noun()}s drawn at random should be about half of the ${n_bits} bits apart, and similar ones much less.`],
+      "At 0, each bit carries information of its own; at 1, two bits always carry the same."],
+    ["Distance of a pair", n ? `${mean.toFixed(1)} bits` : "–",
+      `Two random ${noun()}s should differ in about half of the ${n_bits} bits, and similar ones in far fewer.`],
   ];
   ui.codeFacts.replaceChildren(...facts.map(([name, value, why]) =>
     el("div", {}, el("dt", {}, name), el("dd", {}, value), el("dd", { className: "muted" }, why))));
-  ui.sampled.textContent = n_sampled < n_images ? `Of ${number(n_sampled)} ${noun()}s drawn at random.` : "";
+  ui.sampled.textContent = n_sampled < n_images ? `Measured on ${number(n_sampled)} random ${noun()}s.` : "";
   for (const [svg, heights] of [[ui.balance, balance], [ui.apartness, distances.map((one) => one / Math.max(...distances))]]) {
     svg.setAttribute("viewBox", `0 0 ${heights.length} 1`);
     svg.lastElementChild.setAttribute("d", bars(heights));
@@ -75,8 +75,8 @@ function showMap({ map, explained, n_images }) {
   const counts = new Map();
   for (const point of points) for (const label of point.labels) counts.set(label, (counts.get(label) ?? 0) + 1);
   labels = [...counts].sort(([a, n], [b, m]) => m - n || a.localeCompare(b)).slice(0, COLOURS).map(([label]) => label);
-  ui.mapText.textContent = `Each dot is one of ${points.length < n_images ? `${number(points.length)} of ` : ""}${counted(n_images, noun())}; a click searches with it. `
-    + `Dots are near each other where codes agree: the two axes hold ${percent(explained)} of what tells the codes apart.`;
+  ui.mapText.textContent = `Each dot is one of ${points.length < n_images ? `${number(points.length)} of ` : ""}${counted(n_images, noun())}; click one to search with it. `
+    + `Similar codes are close together; the two axes explain ${percent(explained)} of the variance of the codes.`;
   ui.legend.replaceChildren(...labels.map((label, at) => {
     const button = el("button", { type: "button", className: `chip c${at}`, ariaPressed: "false" }, label);
     button.onclick = () => {
@@ -89,7 +89,7 @@ function showMap({ map, explained, n_images }) {
   draw(null);
 }
 
-// The dots with one label in its colour; or with null, each in that of the rarest of its labels in the legend.
+// Colours the dots with one label; with null, each dot gets the colour of the rarest of its labels in the legend.
 function draw(only) {
   const paths = Array.from(ui.map.children, () => "");
   for (const { labels: own, left, top } of points) {

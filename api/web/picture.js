@@ -31,7 +31,7 @@ export function openPicture(image) {
   showLabels();
   showFacts(image);
   if (!ui.picture.open) ui.picture.showModal();
-  // A hit does not carry the bytes and the date; the dialog does not wait for them.
+  // A hit has no file size and date; the dialog does not wait for them.
   if (image.bytes !== undefined) return;
   api(imagePath(image.id)).then((whole) => open === image && showFacts({ ...whole, ...image })).catch(() => {});
 }
@@ -81,7 +81,7 @@ ui.relabel.onsubmit = async (event) => {
 
 ui.pictureDelete.onclick = async () => {
   const { id, path, key } = open;
-  if (!(await confirmed(`Delete this ${noun()}?`, `${titled(id)} (${key || path}) leaves the collection. This cannot be undone.`))) return;
+  if (!(await confirmed(`Delete this ${noun()}?`, `${titled(id)} (${key || path}) will be removed from the collection. This cannot be undone.`))) return;
   ui.picture.close();
   clearMessages();
   try {

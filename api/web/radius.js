@@ -16,16 +16,16 @@ export function showRadius(histogram, max) {
   const last = counts.findLastIndex((n) => n > 0);
   ui.radius.hidden = last < 0;
   if (last < 0) return;
-  ui.max.max = last; // at its end the slider sets no limit
+  ui.max.max = last; // at its right end the slider sets no limit
   ui.histogram.setAttribute("viewBox", `0 0 ${last + 1} 1`);
-  if (!pending) ui.max.value = max ?? last; // while one drags, the slider knows better
+  if (!pending) ui.max.value = max ?? last; // during a drag, the slider has the newer value
   draw();
 }
 
 function draw() {
   const radius = Number(ui.max.value);
   const isAll = radius >= Number(ui.max.max);
-  const most = Math.log1p(Math.max(...counts)); // logarithmic: the few nearest are the ones that matter
+  const most = Math.log1p(Math.max(...counts)); // logarithmic: the few nearest matter most
   const heights = counts.map((n) => (n ? 0.04 + (0.96 * Math.log1p(n)) / most : 0));
   ui.inside.setAttribute("d", bars(heights.slice(0, radius + 1)));
   ui.beyond.setAttribute("d", bars(heights.slice(radius + 1), radius + 1));

@@ -14,10 +14,10 @@ const RANKINGS = { hamming: "Hamming distance", asymmetric: "real outputs", floa
 export let query = null; // {id, upload, urls, labels}
 export let hits = []; // what the grid shows
 let next = null; // the offset of the hits that follow
-let seen = 0; // 1 once the query was met among its own hits, which are numbered without it
+let seen = 0; // 1 once the query was found among its own hits, which are numbered without it
 let ranked = "hamming";
 
-// What is known before the answer is there: the picture itself, at once.
+// Shows what is known before the answer arrives: the picture itself, at once.
 export function showQuery({ id }, upload) {
   const searching = id !== null || Boolean(upload);
   document.body.dataset.mode = searching ? "search" : "home";
@@ -45,7 +45,7 @@ export function showQuery({ id }, upload) {
     ui.crop.hidden = ofVectors() || urls.length > 1;
     ui.queryLabels.replaceChildren();
     ui.queryTitle.textContent = title;
-    ui.queryNote.textContent = files.length > 1 ? "New pictures, searched by their mean" : files.length ? `New picture, ${bytes(files[0].size)}` : "";
+    ui.queryNote.textContent = files.length > 1 ? "New pictures, searched with their mean" : files.length ? `New picture, ${bytes(files[0].size)}` : "";
   }
   ui.clear.href = urlWith({ id: null, max: null, rank: "" });
 }
@@ -88,7 +88,7 @@ export async function search(signal, least) {
   seen = 0;
   ranked = answer.ranked_by;
   ui.hits.replaceChildren();
-  // A stored query that passes the filters is counted at distance 0, and no result.
+  // A stored query that passes the filters is counted at distance 0, but is not a result.
   const own = answer.hits.some((hit) => hit.id === id);
   const histogram = (answer.histogram ?? []).map((n, distance) => n - (own && distance === 0));
   showRadius(histogram, wanted().max);
@@ -109,7 +109,7 @@ function addHits(answer) {
   ui.more.hidden = next === null;
   ui.end.hidden = next !== null || hits.length < PAGE;
   const all = Math.max(hits.length, withinDistance(wanted().max ?? Infinity)); // a store may not count distances
-  ui.end.textContent = hits.length < all ? `These are the first ${number(hits.length)}; this service lists no more.` : `All ${number(all)} are shown.`;
+  ui.end.textContent = hits.length < all ? `Showing the first ${number(hits.length)}, the most that this service lists.` : `Showing all ${number(all)}.`;
 }
 
 function showSummary({ n_images, n_bits, encode_ms, search_ms, is_exact }) {

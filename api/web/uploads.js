@@ -1,4 +1,4 @@
-// Pictures that were dropped, chosen or cropped. IndexedDB keeps them for a day, so that reload and Back find them again.
+// Pictures that were dropped, chosen or cropped. IndexedDB keeps them for a day, so that Reload and Back find them.
 
 const DAY = 86_400_000;
 const inMemory = new Map(); // key -> the pictures of a query: {files, urls, stored}

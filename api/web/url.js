@@ -1,6 +1,6 @@
 // The URL is the state: ?id=12&max_distance=40&rank=float&label=sky&without=people, or ?view=duplicates&radius=2.
-// Links, reload, Back and Forward all end in show(). history.state has what is no one else's: the dropped picture, and how
-// far one has scrolled.
+// Links, Reload, Back and Forward all end in show(). history.state has what a URL cannot share: the dropped picture, and
+// the scroll position.
 
 import { ui } from "/web/dom.js";
 import { ofVectors, stats } from "/web/service.js";
@@ -24,7 +24,7 @@ export function wanted() {
 
 export const filtersOf = (params) => FILTERS.flatMap((name) => params.getAll(name).filter(Boolean).map((value) => [name, value]));
 
-// Whether the service can order hits so: of a stored query no outputs are known. "" leaves the choice to the service.
+// Whether the service can order hits this way: a stored query has no outputs. "" leaves the choice to the service.
 export const canRank = (rank, id) =>
   ({ "": true, hamming: true, asymmetric: id === null && !ofVectors(), float: stats?.keeps_features })[rank] ?? false;
 

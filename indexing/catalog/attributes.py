@@ -1,7 +1,7 @@
 """SQLite indexes on the attributes of images, so that a filter need not read every image's JSON.
 
-The first `MAX_INDEXED` attribute names that images bring get an index each, over the type and the value of that
-attribute; SQLite keeps them up to date. Filters on further names read all images: just as exact, but slower. As long
+The first `MAX_INDEXED` attribute names in the images get an index each, over the type and the value of that
+attribute; SQLite keeps them up to date. Filters on other names read all images: just as exact, but slower. As long
 as there is room for another index, a name without one is a name that no image has.
 """
 

@@ -105,17 +105,17 @@ class Catalog:
             return self._db.generation(db)
 
     def is_current(self) -> bool:
-        """Whether opening the catalog now would give the same: the same file, with the same active code space."""
+        """Whether reopening the catalog would change nothing: the same file, with the same active code space."""
         return self._db.is_in_place() and self.spaces.active().id == self.space.id
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Keep all other writers out, of other processes too."""
+        """Keep all other writers out, including those of other processes."""
         with self._db.transaction():
             yield
 
     def copy_to(self, copy: Path) -> None:
-        """Copy the catalog to a new single file, as of one moment, while others may use it."""
+        """Copy the catalog to a single new file, in a consistent state, while others may use it."""
         self._db.copy_to(copy)
 
     def verify(self) -> list[Finding]:
@@ -129,10 +129,10 @@ class Catalog:
         """Store images in one transaction; returns (id, what changed) for each. Durable when it returns.
 
         Without a key, the content decides: an image with the content of a stored one keeps that record ("known"), which
-        takes the image's path if it is no longer at its own ("updated").
+        gets the image's path if its own file is gone ("updated").
         With a key, the key decides: a new key makes a new record ("added"), even if its content is stored under
         another key, or goes to a record that the image `adopts` ("updated"); a known key gets the new content, path,
-        labels and attributes ("updated"), as far as they are given and differ. A record keeps its id.
+        labels and attributes ("updated"), if they are given and differ. A record keeps its id.
 
         Raises:
             BadConfig: a key or attributes exceed their limits, or a feature is missing in a collection that keeps them;
@@ -144,8 +144,8 @@ class Catalog:
             active = active_space(db)
             if active is None or active.id != self.space.id:
                 raise SpaceRetired(
-                    f"the collection {self.path.parent} was switched to another checkpoint since it was opened, and "
-                    f"accepts no more codes of checkpoint {self.fingerprint[:12]}: nothing was stored, try again"
+                    f"the collection {self.path.parent} was switched to another checkpoint after it was opened, and "
+                    f"no longer accepts codes of checkpoint {self.fingerprint[:12]}: nothing was stored, try again"
                 )
             storing = Storing(db, self.space.id, generation, now(), self.keeps_features, self.folder)
             return [storing.store(image, text) for image, text in zip(images, texts, strict=True)]
@@ -182,7 +182,7 @@ class Catalog:
                 db.execute("INSERT OR REPLACE INTO removed VALUES (?, ?)", (image_id, generation))
 
     def give_keys(self, keys: Mapping[int, str]) -> None:
-        """Give keys (by id) to records; keys that are too long or taken by another record are left out."""
+        """Assign keys (by id) to records; keys that are too long or used by another record are skipped."""
         fitting = [(key, image_id) for image_id, key in keys.items() if len(key) <= MAX_KEY]
         if fitting:
             with self._db.writing() as (db, _):
@@ -226,25 +226,25 @@ class Catalog:
         return found
 
     def page(self, *, after: int, limit: int, offset: int = 0) -> list[StoredImage]:
-        """At most `limit` records with ids above `after`, by ascending id, without the first `offset`."""
+        """At most `limit` records with ids above `after`, by ascending id, after skipping the first `offset`."""
         query = f"SELECT {IMAGE_COLUMNS} FROM images WHERE id > ? ORDER BY id LIMIT ? OFFSET ?"
         with self._db.reading() as db:
             return [stored_image(row) for row in db.execute(query, (after, limit, offset)).fetchall()]
 
     def by_hash(self, sha256: str) -> StoredImage | None:
-        """The record of an image with this content, that with the lowest id; None if there is none."""
+        """The record of the image with this content; of several, that with the lowest id; None if there is none."""
         query = f"SELECT {IMAGE_COLUMNS} FROM images WHERE sha256 = ? ORDER BY id LIMIT 1"
         with self._db.reading() as db:
             row = db.execute(query, (sha256,)).fetchone()
         return None if row is None else stored_image(row)
 
     def ids_by_key(self, keys: Sequence[str]) -> dict[str, int]:
-        """Ids of the stored ones among these keys."""
+        """Ids of those of these keys that are stored."""
         query = "SELECT key, id FROM images WHERE key IN ({})"
         return {str(key): int(image_id) for key, image_id in self._rows(query, keys)}
 
     def records_by_path(self, paths: Sequence[str]) -> dict[str, FileRecord]:
-        """The record of each of these paths that has one; the last of several."""
+        """The record of each of these paths that has one; if there are several, the last."""
         has_code = f"EXISTS (SELECT 1 FROM codes WHERE space_id = {self.space.id} AND image_id = images.id)"
         query = f"SELECT path, id, key, bytes, mtime_ns, {has_code} FROM images WHERE path IN ({{}}) ORDER BY id"
         return {str(path): FileRecord(*record) for path, *record in self._rows(query, paths)}
@@ -254,7 +254,7 @@ class Catalog:
         return {str(row[0]) for row in self._rows("SELECT path FROM images WHERE path IN ({})", list(paths))}
 
     def code_by_hash(self, sha256: str) -> StoredCode | None:
-        """The code of a content that is stored already: it need not be encoded again."""
+        """The code of content that is already stored, so that it need not be encoded again."""
         with self._db.reading() as db:
             row = db.execute(  # CROSS JOIN: from the few images to their codes, whatever SQLite estimates
                 "SELECT c.code, coalesce(e.name, ''), f.feature FROM images AS i "
@@ -284,7 +284,7 @@ class Catalog:
         return {str(label): int(count) for label, count in rows}
 
     def ids_where(self, chosen: Filter) -> Ids:
-        """Ids (ascending) of the images that a filter lets through.
+        """Ids (ascending) of the images that pass a filter.
 
         Raises:
             BadConfig: the filter has an invalid condition.
@@ -293,7 +293,7 @@ class Catalog:
             return ids_where(db, chosen)
 
     def choose(self, chosen: Filter) -> Chosen:
-        """The ids that a filter lets through, or those that it leaves out, whichever is found faster.
+        """The ids of images that pass a filter, or of those that do not, whichever is found faster.
 
         Raises:
             BadConfig: the filter has an invalid condition.
@@ -321,7 +321,7 @@ class Catalog:
         return self._codes([row[0]])
 
     def changes(self, *, after_id: int, after_generation: int) -> Changes:
-        """What changed since `after_generation`, for an index that holds the ids up to `after_id`."""
+        """The changes since `after_generation`, for an index that holds the ids up to `after_id`."""
         space_id = self.space.id
         with self._db.snapshot() as db:
             generation = self._db.generation(db)
@@ -366,7 +366,7 @@ class Catalog:
     def forget_changes(self, generation: int) -> int:
         """Delete the list of removals and updates up to a generation; returns how many.
 
-        An index that is older than that reads all codes again with its next search, see `changes`.
+        An index older than that reads all codes again at its next search, see `changes`.
         """
         with self._db.transaction() as db:
             n = db.execute("DELETE FROM removed WHERE generation <= ?", (generation,)).rowcount
@@ -378,14 +378,14 @@ class Catalog:
     # ------------------------------------------------------------ decisions about near-duplicates
 
     def kept_groups(self) -> list[list[int]]:
-        """Groups of near-duplicates of which somebody decided to keep all; ids of removed images stay in them."""
+        """Groups of near-duplicates that a user decided to keep in full; ids of removed images stay in them."""
         with self._db.reading() as db:
             row = db.execute("SELECT value FROM meta WHERE key = 'kept_groups'").fetchone()
         groups: list[list[int]] = [] if row is None else json.loads(row[0])
         return groups
 
     def keep_groups(self, groups: Sequence[Sequence[int]]) -> None:
-        """Remember that all images of each group are to stay; groups within a kept one add nothing.
+        """Remember that all images of each group are to be kept; a group within a kept one adds nothing.
 
         Raises:
             UnknownImage: an id is not stored; nothing is remembered.
@@ -400,5 +400,5 @@ class Catalog:
     def _codes(self, blobs: Sequence[bytes]) -> Codes:
         size = code_size(self.n_bits)
         if not all(isinstance(blob, bytes) and len(blob) == size for blob in blobs):
-            raise CatalogDamaged(self.path, f"a code does not have the {size} bytes of {self.n_bits} bits")
+            raise CatalogDamaged(self.path, f"a code of {self.n_bits} bits does not have {size} bytes")
         return np.frombuffer(b"".join(blobs), np.uint8).reshape(-1, size)

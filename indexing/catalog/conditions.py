@@ -22,15 +22,15 @@ _TYPES = {"text": "= 'text'", "number": "IN ('integer', 'real')", "spelt number"
 class Condition:
     """A condition on one attribute.
 
-    `=` matches a string equal to `value`, and the number or boolean that `value` spells. `^=` matches strings that
-    start with `value`. The other operators compare numbers, and strings that spell one, if `value` is a number;
-    otherwise they compare strings by code point, so ISO dates compare as dates.
+    `=` matches a string equal to `value`, and the number or boolean written as `value`. `^=` matches strings that
+    start with `value`. The other operators compare numbers, and strings that contain one, if `value` is a number;
+    otherwise they compare strings by code point, so that ISO dates compare as dates.
 
     Args:
         path: name of the attribute; `camera.model` also matches `model` inside the object `camera`.
         operator: one of `OPERATORS`.
         value: as it was written.
-        is_text: compare as strings even if `value` spells a number.
+        is_text: compare as strings even if `value` is a number.
     """
 
     path: str
@@ -56,7 +56,7 @@ def parse_condition(text: str) -> Condition:
 
 
 def ways_to_meet(condition: Condition) -> list[tuple[Kind, list[tuple[str, Any]]]]:
-    """The ways to meet a condition: the kind of value that an attribute must have, and comparisons that it must pass.
+    """The ways to meet a condition: the kind of value that an attribute must have, and the comparisons it must pass.
 
     Raises:
         BadConfig: there is no such operator.
@@ -118,7 +118,7 @@ def json_paths(name: str) -> list[str]:
     """
     if not name or '"' in name or "\0" in name:
         raise BadConfig(
-            f"{name[:80]!r} is not a valid attribute name in a condition: it must not be empty or contain quotes"
+            f"{name[:80]!r} is not a valid attribute name in a condition: a name must not be empty or contain quotes"
         )
     return [json_path(name)] if "." not in name else [json_path(name), json_path(*name.split("."))]
 
@@ -129,7 +129,7 @@ def json_path(*steps: str) -> str:
 
 
 def _literal(text: str) -> str:
-    # Not a parameter: SQLite uses an index on an expression only where exactly that expression is written.
+    # Not a parameter: SQLite uses an index on an expression only if the query contains exactly that expression.
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -143,7 +143,7 @@ def after_all(beginning: str) -> str:
 
 
 def parse_number(text: str) -> int | float | None:
-    """The number that a text spells; None if it spells none."""
+    """The number that a string contains; None if it is not a number."""
     if _NUMBER.fullmatch(text) is None:
         return None
     if re.fullmatch(r"[+-]?\d{1,19}", text) and -(2**63) <= int(text) < 2**63:

@@ -30,17 +30,15 @@ class CatalogReplaced(BadCollection):
     """The catalog file was moved, deleted or replaced since it was opened."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(
-            f"{path} was moved or replaced by another file since it was opened: nothing was stored, try again"
-        )
+        super().__init__(f"{path} has been moved or replaced since it was opened: nothing was stored, try again")
 
 
 class CatalogDamaged(BadCollection):
-    """The catalog's file or its content is damaged."""
+    """The catalog file or its content is damaged."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(
-            f"{path} is damaged: {reason}; `hashseek index verify --repair` fixes what can be derived, otherwise "
+            f"{path} is damaged: {reason}; `hashseek index verify --repair` rebuilds what can be derived; otherwise "
             f"restore a snapshot into a new folder, or try SQLite's own `sqlite3 {path.name} .recover`"
         )
 
@@ -81,7 +79,7 @@ class Database:
             self._writer.close()
 
     def is_in_place(self) -> bool:
-        """Whether the opened file is still the one at its path, and was not replaced by a restored copy."""
+        """Whether the open file is still the one at its path, and has not been replaced by a restored copy."""
         try:
             return _identity(self.path) == self._identity
         except OSError:
@@ -89,7 +87,7 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """The connection to read."""
+        """The read connection."""
         with self._read_lock, as_hashseek_error(self.path):
             if self._unchanged is not None and self._unchanged != self._stamp():
                 self._reader.close()
@@ -98,7 +96,7 @@ class Database:
 
     @contextmanager
     def snapshot(self) -> Iterator[sqlite3.Connection]:
-        """The connection to read, within a read transaction: all queries see the same state."""
+        """The read connection, within a read transaction: all queries see the same state."""
         with self.reading() as db:
             db.execute("BEGIN")
             try:
@@ -108,14 +106,14 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """The connection to write: all is committed at the end, or nothing. Other writers wait.
+        """The write connection: everything is committed at the end, or nothing. Other writers wait.
 
         Raises:
             CatalogLocked: another writer did not finish within `BUSY_SECONDS`.
             CatalogReplaced: the file is no longer the one that was opened.
         """
         if self._writer is None:
-            raise BadCollection(f"{self.path.parent} was opened read-only: nothing can be added or removed")
+            raise BadCollection(f"{self.path.parent} was opened read-only: it cannot be changed")
         if not self._write_lock.acquire(timeout=BUSY_SECONDS):
             raise _locked(self.path)
         try:
@@ -162,12 +160,12 @@ class Database:
             raise BadCollection(f"{self.path} is not a Hashseek catalog: check the path, or restore a snapshot")
         if version != VERSION:
             raise BadCollection(
-                f"{self.path} has catalog version {version}, this Hashseek reads version {VERSION}: export the "
-                "collection with the Hashseek that wrote it, and import it here"
+                f"{self.path} has catalog version {version}, but this Hashseek reads version {VERSION}: export the "
+                "collection with the Hashseek version that wrote it, then import it"
             )
 
     def _open_reader(self) -> sqlite3.Connection:
-        """A connection to read, with or without permission to write to the folder.
+        """A read connection, with or without permission to write to the folder.
 
         Without that permission SQLite can read a WAL file only while a writer is active, whose files it shares.
         Without a writer the file does not change and can be opened as immutable; `reading` reopens it after a change.
@@ -193,9 +191,9 @@ def create_catalog(path: Path, *, fingerprint: str, n_bits: int, keep_features: 
     """Create an empty catalog for codes of one checkpoint, complete or not at all.
 
     Args:
-        path: of the new file.
-        fingerprint: of the checkpoint.
-        n_bits: length of its codes.
+        path: the path of the new file.
+        fingerprint: the fingerprint of the checkpoint.
+        n_bits: the length of its codes.
         keep_features: also store the features of every image.
     """
     with as_hashseek_error(path), closing(_connect(path, "rwc")) as db:
@@ -261,7 +259,7 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
         db.execute("PRAGMA foreign_keys = ON")
         if mode.startswith("rw"):
             db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = FULL")  # what was acknowledged survives a power loss
+            db.execute("PRAGMA synchronous = FULL")  # acknowledged changes survive a power loss
         db.execute("SELECT 1 FROM sqlite_master").fetchone()
     except (sqlite3.DatabaseError, UnicodeDecodeError):
         db.close()

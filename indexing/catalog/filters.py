@@ -26,15 +26,15 @@ MAX_CONDITIONS = 64  # in one filter; below SQLite's own limit
 
 # What each argument of `make_filter` means, for the help of the command line and the schema of the service.
 FILTER_HELP = {
-    "all_labels": "Only images with this label; if repeated, with all of them.",
-    "any_labels": "Only images with at least one of these labels.",
-    "no_labels": "Only images with none of these labels.",
+    "all_labels": "Only images with this label; if repeated, with all of these labels.",
+    "any_labels": "Only images with at least one of these labels; may be repeated.",
+    "no_labels": "Only images without this label; if repeated, without any of them.",
     "where": (
         "Only images whose attributes meet this condition: camera=X, year>=2015 (also <=, >, <), title^=abc (starts "
-        'with), camera.model=X (inside an object), zip="01234" (compare as text); if repeated, all conditions.'
+        'with), camera.model=X (inside an object), zip="01234" (compare as text); if repeated, all of them.'
     ),
-    "ids": "Only images with one of these ids.",
-    "keys": "Only images with one of these keys.",
+    "ids": "Only images with this id; if repeated, with any of these ids.",
+    "keys": "Only images with this key; if repeated, with any of these keys.",
     "added_after": "Only images added at this ISO 8601 date or time or later (UTC unless it has an offset).",
     "added_before": "Only images added before this date or time.",
 }
@@ -94,14 +94,12 @@ def make_filter(
     lists |= {"ids": ids, "keys": keys}
     for name, values in lists.items():
         if isinstance(values, str):
-            raise BadConfig(f"{name} is a list of texts, not one text: [{values[:40]!r}]")
+            raise BadConfig(f"{name} must be a list of strings, not one string: write [{values[:40]!r}]")
         if name in ("any_labels", "ids", "keys") and values is not None and not len(values):
-            raise BadConfig(
-                f"{name} is an empty list, which no image can match: leave it out to let all images through"
-            )
+            raise BadConfig(f"{name} is an empty list, which no image can match: leave it out to include all images")
     any_labels, keys = any_labels or (), keys or ()
     if len(where) > MAX_CONDITIONS:
-        raise BadConfig(f"a filter takes at most {MAX_CONDITIONS} conditions on attributes, not {len(where)}")
+        raise BadConfig(f"a filter may have at most {MAX_CONDITIONS} conditions on attributes, got {len(where)}")
     for text in (*any_labels, *all_labels, *no_labels, *where, *keys):
         try:
             text.encode()
@@ -112,7 +110,7 @@ def make_filter(
         tuple(all_labels),
         tuple(no_labels),
         tuple(map(parse_condition, where)),
-        None if ids is None else tuple(int(one) for one in ids),  # they may be NumPy's
+        None if ids is None else tuple(int(one) for one in ids),  # they may be NumPy integers
         tuple(keys) or None,
         None if added_after is None else parse_time(added_after),
         None if added_before is None else parse_time(added_before),
@@ -140,21 +138,21 @@ def parse_time(text: str) -> str:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The ids (ascending) that a filter lets through, or, with `all_but`, those that it leaves out."""
+    """The ids (ascending) that pass a filter, or, with `all_but`, those that do not."""
 
     ids: Ids
     all_but: bool = False
 
 
 def choose(db: sqlite3.Connection, chosen: Filter) -> Chosen:
-    """What a filter lets through; where it only excludes labels, the ids that it leaves out."""
+    """The ids that pass a filter; if it only excludes labels, the ids that do not."""
     if chosen.no_labels and replace(chosen, no_labels=()) == Filter():
         return Chosen(_labelled(db, chosen.no_labels), all_but=True)
     return Chosen(ids_where(db, chosen))
 
 
 def ids_where(db: sqlite3.Connection, chosen: Filter) -> Ids:
-    """The ids (ascending) of the images that a filter lets through.
+    """The ids (ascending) of the images that pass a filter.
 
     Conditions are looked up in indexes until few images are left; the others are then tested on those images.
     """
@@ -191,7 +189,7 @@ _Condition = tuple[Callable[[], Ids | None], str, list[Any]]
 
 
 def _conditions(db: sqlite3.Connection, chosen: Filter, few: int) -> list[_Condition]:
-    """The conditions of a filter; those that probably let few images through come first."""
+    """The conditions of a filter; those that probably few images pass come first."""
 
     def on_column(clause: str, *values: Any) -> _Condition:
         query = f"SELECT id AS i FROM images WHERE {clause}"

@@ -22,7 +22,7 @@ class FindingKind(Enum):
     WRONG_CODE = "a code that does not belong to the image's content"
     SEARCH_INDEX = "an index that does not match the catalog"
     CHECKPOINT = "a checkpoint of the collection"
-    FILE = "an image whose file does not exist, or a kept file that was changed"
+    FILE = "an image whose file does not exist, or a kept file that has changed"
 
 
 # Records or codes with such a problem cannot be read, so that no further check is possible.
@@ -31,7 +31,7 @@ UNREADABLE = frozenset({FindingKind.SQLITE, FindingKind.ATTRIBUTES, FindingKind.
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem of a collection; `image_id` where it is about one image."""
+    """A problem in a collection; `image_id` if it is about one image."""
 
     kind: FindingKind
     message: str
@@ -82,7 +82,7 @@ def repair_rows(db: sqlite3.Connection, generation: int) -> list[str]:
     """Delete rows that belong to nothing and malformed codes, within a transaction for `generation`.
 
     Returns:
-        A message for each thing that was done.
+        A message for each repair.
     """
     done = []
     for table, clause in _ORPHANS.items():

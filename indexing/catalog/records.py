@@ -35,7 +35,7 @@ class NewImage:
     """An image to be added.
 
     Args:
-        path: of its file, or its URL; empty for a vector.
+        path: the path of its file, or its URL; empty for a vector.
         sha256: hash of its content.
         width, height: in pixels; 0 for a vector.
         bytes: size of its file.
@@ -95,7 +95,7 @@ class StoredImage:
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What a record says about its file: size in bytes, modification time if known, and whether it has a code."""
+    """What a record stores about its file: size in bytes, modification time if known, and whether it has a code."""
 
     id: int
     key: str | None
@@ -106,14 +106,14 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Changes:
-    """What happened since a generation.
+    """The changes since a generation.
 
     Args:
-        generation: up to which the changes go.
+        generation: the generation after these changes.
         ids: ascending; images that were added or whose code changed.
         codes: their codes, packed (N, code_size).
-        removed: ids of which earlier knowledge no longer holds: they were removed, or are among `ids`.
-        is_complete: `ids` are all images, and whatever was known before no longer holds.
+        removed: ids whose earlier entries are no longer valid: they were removed, or are among `ids`.
+        is_complete: `ids` are all images, and all earlier entries are no longer valid.
     """
 
     generation: int
@@ -125,7 +125,7 @@ class Changes:
 
 @dataclass(frozen=True)
 class Space:
-    """A code space: the codes that one checkpoint gives to the images. `checkpoint` is its file in the folder."""
+    """A code space: the codes that one checkpoint computes for the images. `checkpoint` is its file in the folder."""
 
     id: int
     fingerprint: str
@@ -170,7 +170,7 @@ def check_key(key: str) -> str:
             which SQLite cuts off a string: "a\0b" would match "a".
     """
     if not 1 <= len(key) <= MAX_KEY:
-        raise BadConfig(f"a key has 1 to {MAX_KEY} characters, not {len(key)}: {key[:40]!r}")
+        raise BadConfig(f"a key must have 1 to {MAX_KEY} characters, got {len(key)}: {key[:40]!r}")
     if "\0" in key:
         raise BadConfig(f"the key {key[:40]!r} contains a NUL character (U+0000): remove it")
     try:
@@ -184,16 +184,16 @@ def check_labels(labels: Sequence[str]) -> None:
     """Refuse labels that cannot be stored.
 
     Raises:
-        BadConfig: one text instead of a list, more than `MAX_LABELS`, or one that is empty, longer than `MAX_LABEL`
+        BadConfig: one string instead of a list, more than `MAX_LABELS`, or one that is empty, longer than `MAX_LABEL`
             characters, not valid Unicode, or contains a control character such as NUL or a line break.
     """
     if isinstance(labels, str):
-        raise BadConfig(f"labels are a list of texts, not one text: [{labels[:40]!r}]")
+        raise BadConfig(f"labels must be a list of strings, not one string: write [{labels[:40]!r}]")
     if len(labels) > MAX_LABELS:
-        raise BadConfig(f"an image has at most {MAX_LABELS:,} labels, not {len(labels):,}")
+        raise BadConfig(f"an image may have at most {MAX_LABELS:,} labels, got {len(labels):,}")
     for label in labels:
         if not 1 <= len(label) <= MAX_LABEL:
-            raise BadConfig(f"a label has 1 to {MAX_LABEL} characters, not {len(label):,}: {label[:40]!r}")
+            raise BadConfig(f"a label must have 1 to {MAX_LABEL} characters, got {len(label):,}: {label[:40]!r}")
         kinds = {category(character) for character in label}
         if "Cs" in kinds:
             raise BadConfig(f"the label {label[:40]!r} is not valid Unicode: save its file as UTF-8")
@@ -209,7 +209,7 @@ def check_attributes(attributes: Mapping[str, Any]) -> str:
             that are not strings, or with a NUL character, at which SQLite cuts off a string: "a\0b" would match "a".
     """
     if not isinstance(attributes, Mapping):
-        raise BadConfig(f"attributes must be a JSON object, not {attributes!r:.40}")
+        raise BadConfig(f"attributes must be a JSON object, got {attributes!r:.40}")
     _check_nested(attributes, MAX_DEPTH)
     try:
         text = json.dumps(dict(attributes), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -222,7 +222,9 @@ def check_attributes(attributes: Mapping[str, Any]) -> str:
             f"attributes must be JSON, and {names[:80]} is not ({error}): convert or leave it out"
         ) from None
     if n_bytes > MAX_ATTRIBUTES:
-        raise BadConfig(f"the attributes of an image may have {MAX_ATTRIBUTES:,} bytes of JSON, not {n_bytes:,}")
+        raise BadConfig(
+            f"the attributes of an image may have at most {MAX_ATTRIBUTES:,} bytes of JSON, got {n_bytes:,}"
+        )
     if _NUL.search(text):
         raise BadConfig("attributes contain a NUL character (U+0000), which filters cannot handle: remove it")
     return text
@@ -239,7 +241,7 @@ def _is_json(value: Any) -> bool:
 def _check_nested(value: Any, depth: int) -> None:
     """Check names and depth before writing JSON: SQLite reads 1,000 levels, and Python turns numbers into names."""
     if depth < 0:
-        raise BadConfig(f"attributes may be nested {MAX_DEPTH} levels deep, and these go deeper: flatten them")
+        raise BadConfig(f"attributes may be nested at most {MAX_DEPTH} levels deep: flatten them")
     if isinstance(value, Mapping):
         if not all(isinstance(name, str) for name in value):
             raise BadConfig("names of attributes must be strings")
@@ -250,5 +252,5 @@ def _check_nested(value: Any, depth: int) -> None:
 
 
 def same_attributes(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Whether both are equal as JSON: 1, 1.0 and true are three different values, for filters too."""
+    """Whether both are equal as JSON: 1, 1.0 and true are three different values, also for filters."""
     return json.dumps(dict(first), sort_keys=True) == json.dumps(dict(second), sort_keys=True)

@@ -3,7 +3,7 @@
 meta               single values: uuid, generation (number of committed changes), space (id of the active code space);
                    kept_groups (JSON): groups of near-duplicates of which all are kept, as lists of ids
 images             one row per image; `key` is the caller's own name for it, `attributes` a JSON object
-image_labels       which image carries which label
+image_labels       which image has which label
 spaces             code spaces: codes of one checkpoint each; one is active, others are being built or kept
 codes              the code of an image in a space, and the engine that computed it
 features           the features of an image in a space: float16, length 1; for every code if meta has keep_features

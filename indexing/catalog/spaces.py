@@ -1,4 +1,4 @@
-"""Code spaces of a catalog: the codes that one checkpoint gives to the images, and which space searches use.
+"""Code spaces of a catalog: the codes that one checkpoint computes for the images, and which space searches use.
 
 One space is active and answers searches; others are being built by a re-encoding, or kept to switch back to.
 `Catalog.spaces` is a `CodeSpaces`.
@@ -133,7 +133,7 @@ class CodeSpaces:
             missing = n_missing(db, space_id)
             if missing > allow_missing:
                 raise CodesMissing(
-                    f"code space {space.id} lacks the codes of {missing} images, which searches would no longer find: "
+                    f"code space {space.id} has no codes for {missing} images, which searches would no longer find: "
                     "finish `hashseek index reencode` first"
                 )
             db.execute("UPDATE spaces SET state = 'ready' WHERE id = ?", (space.id,))
@@ -167,7 +167,7 @@ class CodeSpaces:
     def features_of(
         self, ids: Sequence[int], *, space_id: int | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.float16]]:
-        """(ids (n,), features (n, D)) of those of the images that have features in a space, in no order.
+        """(ids (n,), features (n, D)) of those of the images that have features in a space, in no particular order.
 
         Raises:
             CatalogDamaged: features have different lengths.
@@ -247,8 +247,8 @@ def insert_feature(db: sqlite3.Connection, space_id: int, image_id: int, feature
     """
     if feature is None:
         raise BadConfig(
-            "this collection keeps the features of its images, and an image came without: add the images themselves, "
-            "or import into a collection that keeps no features; nothing was stored"
+            "this collection keeps features, but an image has none; nothing was stored: add the images themselves, or "
+            "import into a collection that keeps no features"
         )
     db.execute("INSERT OR REPLACE INTO features VALUES (?, ?, ?)", (space_id, image_id, feature.tobytes()))
 
@@ -265,7 +265,7 @@ def _all(db: sqlite3.Connection) -> list[Space]:
 def _one(db: sqlite3.Connection, space_id: int) -> Space:
     spaces = {space.id: space for space in _all(db)}
     if space_id not in spaces:
-        raise BadConfig(f"there is no code space {space_id}: the collection has {', '.join(map(str, spaces))}")
+        raise BadConfig(f"there is no code space {space_id}: choose from {', '.join(map(str, spaces))}")
     return spaces[space_id]
 
 

@@ -1,4 +1,4 @@
-"""Storing images in the tables: each is added, updates the record of its key, or is known already."""
+"""Stores images in the tables: each is added, updates the record with its key, or is already known."""
 
 import json
 import os
@@ -30,8 +30,8 @@ class Storing:
     Args:
         db: within the transaction.
         space_id: of the codes.
-        generation: that the transaction makes.
-        time: of the records.
+        generation: the one that the transaction creates.
+        time: the time of the records.
         keep_features: also store features.
         folder: of the collection.
     """

@@ -56,7 +56,7 @@ from hashseek.retrieval.checkpoint import Header, load_header
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.label_files import OnError
 
-REFIT_FACTOR = 4  # a collection that has grown by it may gain from a refit
+REFIT_FACTOR = 4  # a collection that has grown by this factor may gain from a refit
 
 
 def add(
@@ -70,8 +70,8 @@ def add(
     vectors: Annotated[
         Path | None,
         typer.Option(
-            help="Instead of images: vectors of another program, rows of an .npy file, or a Parquet file with the "
-            "columns id and vector."
+            help="Instead of images: vectors computed by another program, as the rows of an .npy file, or as a Parquet "
+            "file with the columns id and vector."
         ),
     ] = None,
     ids: Annotated[
@@ -80,7 +80,7 @@ def add(
     ] = None,
     checkpoint: Annotated[
         Path | None,
-        typer.Option(help="Of a new collection; without one, a hash layer is fitted to the images, without labels."),
+        typer.Option(help="Checkpoint for a new collection; default: fit a hash layer to the images, without labels."),
     ] = None,
     bits: Bits = None,
     backbone: Backbone = None,
@@ -90,7 +90,7 @@ def add(
         bool,
         typer.Option(
             "--keep-features",
-            help="For a new collection: also store features (2 bytes a number), for `search --rank float`.",
+            help="For a new collection: also store features (2 bytes per number), for `search --rank float`.",
         ),
     ] = False,
     split: Annotated[
@@ -105,10 +105,10 @@ def add(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with code 3 if an image was skipped.")] = False,
     errors: Annotated[Path | None, typer.Option(help="Write every problem to this file, as JSON lines.")] = None,
     trust_mtime: Annotated[
-        bool, typer.Option("--trust-mtime", help="Do not read files whose size and modification time are unchanged.")
+        bool, typer.Option("--trust-mtime", help="Skip files whose size and modification time are unchanged.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Read and check all images and print the outcome, but store nothing.")
+        bool, typer.Option("--dry-run", help="Read and check all images and print the result, but store nothing.")
     ] = False,
     watch: Annotated[
         bool, typer.Option("--watch", help="Keep watching the folders for new and changed files until stopped.")
@@ -129,28 +129,29 @@ def add(
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="Encode on a Ray cluster: local (start one here), auto (the one that runs here) or HOST:PORT.",
+            help="Encode on a Ray cluster: local (start one here), auto (one already running here) or HOST:PORT.",
         ),
     ] = None,
     ray_workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes that encode; default: all that fit.")
+        int | None, typer.Option(min=1, help="Number of encoding processes; default: as many as fit.")
     ] = None,
-    ray_cpus: Annotated[float, typer.Option(min=0.1, help="Processor cores of each.")] = 1,
-    ray_gpus: Annotated[float, typer.Option(min=0, help="GPUs of each; 0.25: four share one.")] = 0,
+    ray_cpus: Annotated[float, typer.Option(min=0.1, help="Processor cores per process.")] = 1,
+    ray_gpus: Annotated[float, typer.Option(min=0, help="GPUs per process; with 0.25, four share one.")] = 0,
     shards: Annotated[
         Path | None, typer.Option(help="With --ray: folder for the encoded images; default COLLECTION.shards.")
     ] = None,
     shard_size: Annotated[
-        int, typer.Option(min=1, help="With --ray: images in a shard, on average; one is lost when a worker dies.")
+        int,
+        typer.Option(min=1, help="With --ray: average number of images per shard; a worker that dies loses one shard."),
     ] = 1024,
 ) -> None:
     """Add images or vectors to a collection. If interrupted, run the same command again: nothing is stored twice.
 
-    A new collection needs no checkpoint: the features of a published network are turned into codes by a hash layer that
-    is fitted to the images (at most 20,000 of them), without labels. It is fitted to vectors in the same way.
+    A new collection needs no checkpoint: a hash layer fitted to the images (at most 20,000 of them), without labels,
+    turns the features of a published network into codes. For vectors, it is fitted to the vectors themselves.
 
     Exit codes: 0 if images were stored (now or earlier), 1 if there were none to store, 2 if the command was refused,
-    3 with --strict if an image was skipped, 130 or 143 if it was stopped.
+    3 with --strict if an image was skipped, 130 or 143 if the command was stopped.
     """
     if prune and not watch:
         raise BadConfig("--prune needs --watch: add it, or leave out --prune")
@@ -165,14 +166,16 @@ def add(
         cluster.check()
     fit = fit_options(bits, backbone, weights, preprocessing)
     if not vectors and (ids or not paths):
-        raise BadConfig("--ids needs --vectors" if ids else "nothing to add: name images, or vectors with --vectors")
+        raise BadConfig("--ids needs --vectors" if ids else "nothing to add: give images, or vectors with --vectors")
     if checkpoint is not None and fit:
-        raise BadConfig("--checkpoint has a hash layer: leave out --bits, --backbone, --weights and --preprocessing")
+        raise BadConfig(
+            "--checkpoint already has a hash layer: leave out --bits, --backbone, --weights and --preprocessing"
+        )
     if is_in_milvus(collection):
         uri = parse_uri(collection)
         refuse(f"the collection {uri}", {"--watch": watch, "--dry-run": dry_run})
         if checkpoint is None:
-            raise BadConfig(f"{uri} keeps no checkpoint: name the one for its codes with --checkpoint")
+            raise BadConfig(f"{uri} keeps no checkpoint: give the one for its codes with --checkpoint")
     options = encoder_options(device, precision, engine)
     get = partial(fetch, allow_private=allow_private, max_bytes=url_megabytes * 2**20, seconds=url_seconds)
     if vectors is not None:
@@ -217,7 +220,7 @@ def add(
         if cluster is None:  # else its workers encode
             encoder = Searcher.open(opened, **options).image_encoder if first is None else first.fitting.encoder
         elif opened.keeps_features:
-            raise BadConfig(f"{collection} keeps features, which --ray does not send: leave out --ray")
+            raise BadConfig(f"{collection} keeps features, which --ray does not support: leave out --ray")
         stop = stack.enter_context(_stop_on_signals())
 
         def store(found: Iterable[Found], *, trust_mtime: bool = False) -> Generator[IngestReport, None, None]:
@@ -291,7 +294,7 @@ class _Sources:
         return describe(find_sources(self.paths, split=self.split), labels=self.labels, key_from=self.key_from)
 
     def total(self, output: Output) -> int | None:
-        """Their number if something needs it: a progress bar, or --on-error stop, which refuses bad lists early."""
+        """Their number, if needed for a progress bar, or for --on-error stop, which refuses bad lists early."""
         if not output.is_terminal and self.on_error == "skip":
             return None
         return count_images(self.paths, split=self.split, on_error=self.on_error)
@@ -311,7 +314,7 @@ def _suggest_refit(collection: Collection, header: Header) -> None:
     n_fitted = header.training.get("fit", {}).get("n_images", MAX_FITTED)
     if n_fitted < MAX_FITTED and REFIT_FACTOR * n_fitted <= len(collection):
         typer.echo(
-            f"the hash layer was fitted to {n_fitted:,} images: refit it for better results, with "
+            f"the hash layer was fitted to only {n_fitted:,} images: for better results, refit it with "
             f"`hashseek index refit {shlex.quote(collection.place)}`"
         )
 
@@ -354,7 +357,7 @@ def _outcome(report: IngestReport, prefix: str = "") -> str:
 
 def _watchable(path: str) -> Path:
     if not Path(path).is_dir():
-        raise BadConfig(f"{path} is not a folder: --watch takes folders")
+        raise BadConfig(f"{path} is not a folder: --watch needs folders")
     return Path(path)
 
 
@@ -368,7 +371,7 @@ def _follow_folders(
     prune: bool,
     every: float,
 ) -> IngestReport:
-    """Keep the collection in step with the folders until stopped; the sum of all rounds."""
+    """Keep the collection in sync with the folders until stopped; returns the sum of all rounds."""
     total = IngestReport()
     while True:
         report, deleted = IngestReport(), list[int]()
@@ -382,7 +385,7 @@ def _follow_folders(
             typer.echo(
                 f"{_outcome(report)}, removed {len(deleted)}; {collection.folder} holds {len(collection)} images"
             )
-        if not total.done and report.done:  # of a new collection, others would build it each time
+        if not total.done and report.done:  # for a new collection, other processes would build it each time
             collection.save_index()
         elif collection.kind not in APPROXIMATE:  # these take long to build, and this process does not search
             collection.merge_segments()
@@ -393,7 +396,7 @@ def _follow_folders(
 
 @dataclass
 class _Stop:
-    """Whether a signal asked to stop, and the exit code for it."""
+    """Whether a signal asked to stop, and the matching exit code."""
 
     event: threading.Event = field(default_factory=threading.Event)
     code: int = 0
@@ -401,7 +404,7 @@ class _Stop:
 
 @contextmanager
 def _stop_on_signals() -> Iterator[_Stop]:
-    """The first SIGINT or SIGTERM asks to finish the current batch, the second one ends at once."""
+    """The first SIGINT or SIGTERM stops after the current batch, the second one at once."""
     stop = _Stop()
 
     def ask(number: int, _: FrameType | None) -> None:

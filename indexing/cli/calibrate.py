@@ -23,7 +23,7 @@ def calibrate(
     ),
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random choice.")] = 0,
 ) -> None:
-    """Measure on the labelled images how precise results are at each distance, for `search --min-precision`."""
+    """Measure, on the labelled images, the precision of results at each distance, for `search --min-precision`."""
     with closing(Collection(collection)) as opened:
         stored = calibrate_collection(opened, labels=labels or (), n_queries=queries, seed=seed)
     found = stored.calibration

@@ -49,7 +49,7 @@ def remove(
 ) -> None:
     """Remove images from a collection: all of them, or none if one does not exist."""
     if not ids and not key:
-        raise BadConfig("no images were given: name them by id or with --key")
+        raise BadConfig("no images were given: give their ids, or keys with --key")
     with closing(open_store(collection)) as opened:
         named = dict.fromkeys([*(ids or []), *(opened.by_key(name).id for name in key or [])])
         opened.remove(list(named))
@@ -65,7 +65,7 @@ def build(
         typer.Option(help="exact and gpu compare every code; the other kinds are faster but may miss some hits."),
     ] = "exact",
 ) -> None:
-    """Rebuild the index as this kind, which the collection then keeps."""
+    """Rebuild the index as the given kind, which the collection then keeps."""
     with closing(Collection(collection)) as opened:
         opened.build_index(kind)
         typer.echo(_line(opened.describe_index()))
@@ -112,26 +112,26 @@ def _line(content: dict[str, Any]) -> str:
 def verify(
     collection: CollectionArgument,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Repair what can be repaired; exits with 1 if problems remain.")
+        bool, typer.Option("--repair", help="Repair what can be repaired; exit with code 1 if problems remain.")
     ] = False,
     checkpoint: Annotated[
         Path | None, typer.Option(help="With --repair: another copy of the collection's checkpoint.")
     ] = None,
-    codes: Annotated[
-        int, typer.Option(min=0, help="Encode this many random images again and compare their codes.")
-    ] = 0,
+    codes: Annotated[int, typer.Option(min=0, help="Re-encode this many random images and compare their codes.")] = 0,
     device: Device = "auto",
     precision: Precision = "auto",
     engine: Engine = "auto",
 ) -> None:
-    """Check that catalog, codes, index, checkpoint and image files agree; exits with 1 if they do not."""
+    """Check that catalog, codes, index, checkpoint and image files agree; exit with code 1 if they do not."""
     options = encoder_options(device, precision, engine)
     if repair:
         refuse("--repair", {"--codes": codes})
     if checkpoint is not None and not repair:
         raise BadConfig("--checkpoint needs --repair: add it, or leave out --checkpoint")
     if not_default(device, precision, engine) and not (codes or repair):
-        raise BadConfig("--device, --precision and --engine need --codes or --repair: nothing is encoded without them")
+        raise BadConfig(
+            "--device, --precision and --engine need --codes or --repair: add one of those, or leave these out"
+        )
     if repair:
         repair_and_print(collection, checkpoint, options)
         return
@@ -161,37 +161,38 @@ def search(
     collection: StoreArgument,
     image: Annotated[Path | None, typer.Argument(help="The image to search with.")] = None,
     vector: Annotated[
-        Path | None, typer.Option(help="Instead of an image: an .npy file with one vector, or several rows.")
+        Path | None, typer.Option(help="Instead of an image: an .npy file with one vector, or one per row.")
     ] = None,
     stored_id: Annotated[
         int | None, typer.Option("--id", help="Instead of an image: the id of a stored one, which is left out.")
     ] = None,
-    stored_key: Annotated[str | None, typer.Option("--of-key", help="As --id, by its key.")] = None,
+    stored_key: Annotated[str | None, typer.Option("--of-key", help="Like --id, but by key.")] = None,
     k: Annotated[int, typer.Option("-k", help="Number of results.")] = 10,
-    max_distance: Annotated[int | None, typer.Option(help="Leave out images that are further away (bits).")] = None,
+    max_distance: Annotated[int | None, typer.Option(help="Largest Hamming distance of a result, in bits.")] = None,
     min_precision: Annotated[
         float | None,
-        typer.Option(
-            help="Instead of a distance: the share of results expected to be relevant; needs `index calibrate`."
-        ),
+        typer.Option(help="Instead of a distance: expected share of relevant results; needs `index calibrate`."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Another copy of the collection's checkpoint; one in Milvus keeps none.")
+        Path | None,
+        typer.Option(
+            help="Another copy of the collection's checkpoint; required for a collection in Milvus, which keeps none."
+        ),
     ] = None,
     effort: Annotated[
-        int | None, typer.Option(help="How hard an approximate index searches; `index stats` shows some values.")
+        int | None, typer.Option(help="How thoroughly an approximate index searches; `index stats` lists some values.")
     ] = None,
     rank: Annotated[
         Rank | None,
         typer.Option(
-            help="What orders the hits: hamming, the distance (default for --id and --of-key); asymmetric, the query's "
-            "real outputs against the stored bits (default otherwise); float, the cosine of the features (see `index "
-            "add --keep-features`)."
+            help="How hits are ordered: hamming, by distance (default for --id and --of-key); asymmetric, by the "
+            "query's real outputs against the stored bits (default otherwise); float, by the cosine of the features "
+            "(see `index add --keep-features`)."
         ),
     ] = None,
     oversample: Annotated[
-        int, typer.Option(help="asymmetric and float order the oversample x k nearest images by Hamming distance.")
+        int, typer.Option(help="asymmetric and float reorder the oversample x k nearest images by Hamming distance.")
     ] = OVERSAMPLE,
     label: Annotated[list[str] | None, typer.Option(help=FILTER_HELP["all_labels"])] = None,
     any_label: Annotated[list[str] | None, typer.Option(help=FILTER_HELP["any_labels"])] = None,
@@ -204,7 +205,7 @@ def search(
     precision: Precision = "auto",
     engine: Engine = "auto",
 ) -> None:
-    """Find the stored images most similar to an image, new or stored (or vectors to a vector), best first."""
+    """Find the stored images most similar to a new or stored image (or vectors, to a vector), best first."""
     among = make_filter(
         all_labels=label or (),
         any_labels=any_label or None,
@@ -219,7 +220,7 @@ def search(
     queries = {"an image": image, "--vector": vector, "--id": stored_id, "--of-key": stored_key}
     given = [name for name, value in queries.items() if value is not None]
     if len(given) != 1:
-        raise BadConfig(f"name one query, not {' and '.join(given) or 'none'}: {', '.join(queries)}")
+        raise BadConfig(f"give exactly one query, not {' and '.join(given) or 'none'}: {', '.join(queries)}")
     if image is None:
         refuse(given[0], not_default(device, precision, engine))
     with closing(open_store(collection, checkpoint=checkpoint, read_only=True)) as opened:

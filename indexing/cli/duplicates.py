@@ -24,23 +24,23 @@ def duplicates(
     radius: Annotated[int, typer.Option(help="Bits by which two linked images may differ; 0: equal codes.")],
     flips: Annotated[
         bool,
-        typer.Option("--flips", help="Also link mirrored and turned copies: encodes every image in 6 orientations."),
+        typer.Option("--flips", help="Also link mirrored and rotated copies: encodes every image in 6 orientations."),
     ] = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also print the groups of which somebody decided to keep all images.")
+        bool, typer.Option("--all", help="Also print groups whose images were all marked as kept.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list per group, one group a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print each group as a JSON list, one per line.")] = False,
     device: Device = "auto",
     precision: Precision = "auto",
     engine: Engine = "auto",
 ) -> None:
     """Print groups of near-duplicates: images linked by chains of neighbours within the radius.
 
-    With --flips, each image has its orientation relative to the first of its group.
+    With --flips, each image is printed with its orientation relative to the first of its group.
     """
     encoding = encoder_options(device, precision, engine)
     if not_default(device, precision, engine) and not flips:
-        raise BadConfig("--device, --precision and --engine need --flips: nothing is encoded without it")
+        raise BadConfig("--device, --precision and --engine need --flips: add it, or leave these out")
     with closing(Collection(collection, read_only=True)) as opened:
         kept = [] if everything else opened.catalog.kept_groups()
         if not flips:

@@ -1,4 +1,4 @@
-"""Options of `index add` and `index refit` that say what to fit, and the subcommand `index refit`."""
+"""Options of `index add` and `index refit` for fitting a hash layer, and the subcommand `index refit`."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -15,19 +15,20 @@ from hashseek.indexing.fitting import Fitting, Progress
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import Preprocessing
 
-Bits = Annotated[int | None, typer.Option(help=f"Length of the codes that are fitted; default: {DEFAULT_BITS}.")]
+Bits = Annotated[int | None, typer.Option(help=f"Length of the codes, in bits; default: {DEFAULT_BITS}.")]
 Backbone = Annotated[
     str | None,
-    typer.Option(help=f"Network of torchvision, or timm:NAME, whose features are used; default: {DEFAULT_BACKBONE}."),
+    typer.Option(help=f"Network whose features are used, from torchvision or timm:NAME; default: {DEFAULT_BACKBONE}."),
 ]
 Weights = Annotated[
-    str | None, typer.Option(help="Weights file for it; default: the published weights, which are downloaded once.")
+    str | None,
+    typer.Option(help="Weights file for --backbone; default: the published weights, which are downloaded once."),
 ]
 PreprocessingOption = Annotated[
     str | None,
     typer.Option(
-        help="How the weights' input differs from that of the published ones: size, mean, std, crop_fraction or "
-        "interpolation, such as mean=0.5,std=0.5 or mean=0.48/0.46/0.41."
+        help="How the input of the weights differs from that of the published ones: size, mean, std, crop_fraction "
+        "or interpolation, such as mean=0.5,std=0.5 or mean=0.48/0.46/0.41."
     ),
 ]
 
@@ -54,8 +55,8 @@ def fit_options(bits: int | None, backbone: str | None, weights: str | None, pre
         except ValueError:
             names = ", ".join(Preprocessing.__dataclass_fields__)
             raise BadConfig(
-                f"--preprocessing cannot read {part.strip()!r}: write NAME=VALUE with a name among {names}, separated "
-                "by commas, such as mean=0.5,std=0.5"
+                f"cannot parse {part.strip()!r} in --preprocessing: write NAME=VALUE, separated by commas, such as "
+                f"mean=0.5,std=0.5; the names are {names}"
             ) from None
     return FitOptions(bits, backbone, weights, changes)
 
@@ -73,10 +74,10 @@ def refit(
     precision: Precision = "auto",
     engine: Engine = "auto",
 ) -> None:
-    """Refit the hash layer to the images that the collection holds by now, without labels, and change to it.
+    """Refit the hash layer to the images now in the collection, without labels, and switch to it.
 
-    Without options it keeps the network and the number of bits. Searches use the old codes until every image has a new
-    one. If it is interrupted, run the same command again.
+    Without options, the network and the number of bits stay the same. Searches use the old codes until every image has
+    a new one. If interrupted, run the same command again.
     """
     options = encoder_options(device, precision, engine)
     chosen = fit_options(bits, backbone, weights, preprocessing)
@@ -97,7 +98,7 @@ def refit(
 
 @contextmanager
 def fit_progress(output: Output) -> Iterator[Progress]:
-    """Show the progress of a fit. Ctrl-C says that nothing was written."""
+    """Show the progress of a fit. After Ctrl-C, print that nothing was written."""
     try:
         with output.progress("computing features") as progress:
             yield progress
@@ -107,11 +108,11 @@ def fit_progress(output: Output) -> Iterator[Progress]:
 
 
 def print_fit(fitting: Fitting) -> None:
-    """Say how a hash layer was fitted."""
+    """Print how a hash layer was fitted."""
     method = "a random rotation of" if fitting.fallback else "weighted ITQ on"
     typer.echo(
         f"fitted {fitting.model.n_bits} bits to {fitting.n_images:,} images without labels: {method} the features of "
         f"{fitting.network.backbone}"
     )
     if fitting.fallback:
-        typer.echo(f"{fitting.fallback}; when the collection has grown, refit it with `hashseek index refit`")
+        typer.echo(f"{fitting.fallback}; when the collection has grown, run `hashseek index refit`")

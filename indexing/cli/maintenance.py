@@ -34,14 +34,14 @@ WithoutMissing = Annotated[
     bool, typer.Option("--without-missing", help="Switch even if some images cannot be encoded.")
 ]
 SpaceArgument = Annotated[int, typer.Argument(help="Number of the code space; `index stats` shows them.")]
-N_SHOWN = 20  # problems of one kind; the others are counted
+N_SHOWN = 20  # problems of one kind that are printed; the others are counted
 
 
 @app.command("snapshot")
 def snapshot_command(
     collection: CollectionArgument, file: Annotated[Path, typer.Argument(help="New file to write.")]
 ) -> None:
-    """Write a collection to one file: catalog, checkpoints and kept files. Other processes may use it meanwhile."""
+    """Write a collection to one file: catalog, checkpoints and kept files. The collection may be in use."""
     with closing(Collection(collection)) as opened:
         contents = snapshot(opened, file)
     typer.echo(f"{file}: {contents.n_images} images")
@@ -51,7 +51,7 @@ def snapshot_command(
 @app.command("restore")
 def restore_command(
     file: Annotated[Path, typer.Argument(help="A snapshot.")],
-    collection: Annotated[Path, typer.Argument(help="A new or an empty folder.")],
+    collection: Annotated[Path, typer.Argument(help="A new or empty folder.")],
 ) -> None:
     """Create a collection from a snapshot, in a new folder. Every byte is checked first."""
     contents = restore(file, collection)
@@ -60,7 +60,7 @@ def restore_command(
 
 
 def _warn_of_losses(contents: Contents, reason: str) -> None:
-    """Name the files that a snapshot lacks, and exit with 1 if there are any."""
+    """Name the files missing from a snapshot, and exit with code 1 if there are any."""
     if contents.lost:
         _print_some([f"{name} {reason}" for name in contents.lost])
         raise typer.Exit(1)
@@ -88,7 +88,7 @@ def export_command(
     typer.echo(f"{file}: {done.n_images} images")
     if done.n_without_code:
         typer.echo(
-            f"{done.n_without_code} of them have no code, so the file cannot be imported: run "
+            f"{done.n_without_code} of them have no code, so that the file cannot be imported: run "
             f"`hashseek index verify {collection} --repair` to encode them, then export again",
             err=True,
         )
@@ -96,9 +96,13 @@ def export_command(
 
 @app.command("import")
 def import_command(
-    file: Annotated[Path, typer.Argument(help="A Parquet file of `index export`, or a folder of `index add --ray`.")],
+    file: Annotated[
+        Path, typer.Argument(help="A Parquet file from `index export`, or a folder from `index add --ray`.")
+    ],
     collection: StoreArgument,
-    checkpoint: Annotated[Path | None, typer.Option(help="Required for a new collection: it made the codes.")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="The checkpoint that computed the codes; required for a new collection.")
+    ] = None,
 ) -> None:
     """Add the images of an export without encoding them. Running it again adds nothing twice."""
     done = import_(file, collection, checkpoint=checkpoint)
@@ -117,9 +121,9 @@ def reencode_command(
     precision: Precision = "auto",
     engine: Engine = "auto",
 ) -> None:
-    """Encode all images with another checkpoint, then switch to it. If interrupted, run the same command again.
+    """Re-encode all images with another checkpoint, then switch to it. If interrupted, run the same command again.
 
-    Exits with 1, without switching, if some images cannot be encoded.
+    Exits with code 1, without switching, if some images cannot be encoded.
     """
     options = encoder_options(device, precision, engine)
     with closing(Collection(collection)) as opened:
@@ -130,13 +134,13 @@ def reencode_command(
 
 
 def follow_change(collection: Collection, steps: "Iterator[Reencoded]", *, drop_old: bool) -> None:
-    """Change the codes and show the progress; exits with 1 if searches still use the old ones."""
+    """Change the codes and show the progress; exits with code 1 if searches still use the old ones."""
     from hashseek.indexing.maintenance.reencode import drop_space
 
     folder, old = collection.folder, collection.catalog.space
     report = next(steps, None)
     if report is None:
-        typer.echo(f"{folder} has this hash layer already: nothing was changed")
+        typer.echo(f"{folder} already has this hash layer: nothing was changed")
         return
     with Output().progress("encoding") as progress:
         for report in steps:
@@ -144,10 +148,10 @@ def follow_change(collection: Collection, steps: "Iterator[Reencoded]", *, drop_
     if report.switched and drop_old:
         drop_space(collection, old.id)
     _print_some(list(report.failed.values()))
-    done = f"encoded {report.encoded}, shortened {report.truncated} longer codes, {len(report.failed)} failed"
+    done = f"encoded {report.encoded}, truncated {report.truncated} longer codes, {len(report.failed)} failed"
     if not report.switched:
         typer.echo(
-            f"{done}; not switched: restore the files and run it again, or add --without-missing to leave them out"
+            f"{done}; not switched: restore the files and run this again, or add --without-missing to leave them out"
         )
         raise typer.Exit(1)
     kept = "deleted" if drop_old else f"kept: delete it with `hashseek index drop-space {folder} {old.id}`"
@@ -175,7 +179,7 @@ def drop_space_command(collection: CollectionArgument, space: SpaceArgument) -> 
 
 
 def repair_and_print(collection: Path, checkpoint: Path | None, options: EncoderOptions) -> None:
-    """`index verify --repair`: repair, print what was done and what remains, and exit with 1 if something remains."""
+    """`index verify --repair`: repair, print what was done and what remains; exit with code 1 if anything remains."""
     from hashseek.indexing.maintenance.repair import repair
 
     report = repair(collection, checkpoint=checkpoint, **options)

@@ -15,10 +15,10 @@ PrecisionName = Literal["auto", "fp32", "bf16"]
 CollectionArgument = Annotated[Path, typer.Argument(help="Folder of the collection.")]
 STORE_HELP = (
     "Folder of the collection; or in Milvus, milvus://HOST:19530/NAME, with ?index=ivf for a new one and "
-    "?consistency=bounded for faster reads that may lack the last seconds."
+    "?consistency=bounded for faster reads that may miss changes of the last few seconds."
 )
 StoreArgument = Annotated[Path, typer.Argument(help=STORE_HELP)]
-Device = Annotated[str, typer.Option(help="Device that encodes: auto, cpu, cuda or cuda:N.")]
+Device = Annotated[str, typer.Option(help="Device for encoding: auto, cpu, cuda or cuda:N.")]
 Precision = Annotated[
     PrecisionName, typer.Option(help="Precision of the network; auto: the faster one on this device.")
 ]
@@ -26,12 +26,12 @@ Engine = Annotated[
     EngineName, typer.Option(help="Library that runs the network; auto: openvino on a CPU, torch on a GPU.")
 ]
 AllowPrivate = Annotated[
-    bool, typer.Option("--allow-private", help="Also download URLs of this machine and of private networks.")
+    bool, typer.Option("--allow-private", help="Also download from this machine and private networks.")
 ]
 
 
 def refuse(option: str, others: Mapping[str, object]) -> None:
-    """Refuse options that were given beside `option`.
+    """Refuse options that cannot be combined with `option`.
 
     Raises:
         BadConfig: one of `others` was given.
@@ -42,7 +42,7 @@ def refuse(option: str, others: Mapping[str, object]) -> None:
 
 
 def not_default(device: str, precision: str, engine: str) -> dict[str, object]:
-    """Those options of an encoder that were given, for `refuse` where no image is encoded."""
+    """The encoder options that were given, for `refuse` if no image is encoded."""
     given = {"--device": device, "--precision": precision, "--engine": engine}
     return {name: value for name, value in given.items() if value != "auto"}
 
@@ -51,7 +51,7 @@ def encoder_options(device: str, precision: str, engine: str) -> EncoderOptions:
     """The options of an encoder.
 
     Raises:
-        BadConfig: the device has a name that no machine knows; what this machine has is checked when it is used.
+        BadConfig: the device name is invalid; whether this machine has the device is checked when it is used.
     """
     kind, _, number = device.partition(":")
     if kind not in ("auto", "cpu", "cuda") or (number and not (kind == "cuda" and number.isdecimal())):

@@ -15,7 +15,7 @@ from hashseek.indexing.ingest.batch import IngestReport
 from hashseek.indexing.printing import printable
 from hashseek.retrieval.label_files import Problem
 
-_N_SHOWN = 20  # problems printed on the terminal if a file receives all of them
+_N_SHOWN = 20  # problems printed on the terminal if all of them go to a file
 _PROGRESS_SECONDS = 30.0  # between two lines of progress if there is no terminal
 
 
@@ -33,9 +33,9 @@ class Output:
 
     @contextmanager
     def progress(self, what: str) -> Iterator[Callable[..., None]]:
-        """A function (done, total, more="") that shows progress: as a bar, or as a line every 30 s without a terminal.
+        """A function (done, total, more="") that shows progress: as a bar, or without a terminal as a line every 30 s.
 
-        `total` may be None; `more` is shown behind the numbers.
+        `total` may be None; `more` is shown after the numbers.
         """
         started = time.monotonic()
         next_line = started + _PROGRESS_SECONDS
@@ -65,7 +65,7 @@ class Output:
         return report
 
     def show(self, problems: Iterable[Problem]) -> None:
-        """Print problems; if a file receives all of them, only the first ones."""
+        """Print problems; only the first ones if all of them go to a file."""
         for problem in problems:
             if self._file is not None:
                 self._file.write(json.dumps(asdict(problem)) + "\n")

@@ -1,4 +1,4 @@
-"""`index add --vectors` and `search --vector`: vectors that another program computed."""
+"""`index add --vectors` and `search --vector`: vectors computed by another program."""
 
 import time
 from contextlib import ExitStack, closing
@@ -35,7 +35,7 @@ def add_vectors(
         raise BadConfig(
             "a Parquet file has its ids in its column `id`: leave out --ids"
             if is_parquet
-            else f"{file} has no ids: name the file that has one for each row (--ids ids.csv)"
+            else f"{file} has no ids: give a file with one id per row (--ids ids.csv)"
         )
     output = Output()
     entries, notes = read_entries(ids or file)
@@ -52,7 +52,9 @@ def add_vectors(
             checkpoint, fallback = stack.enter_context(fitted_checkpoint(vectors, bits))
             typer.echo(f"fitted {bits} bits to vectors of {vectors.shape[1]:,} numbers without labels")
             if fallback:
-                typer.echo(f"{fallback}: the hash layer is a random rotation, which needs more bits for equal quality")
+                typer.echo(
+                    f"{fallback}: the hash layer is a random rotation, which needs more bits for the same quality"
+                )
         opened = stack.enter_context(open_for_adding(folder, checkpoint=checkpoint, keep_features=keep_features))
         encoder = Searcher.open(opened).vector_encoder
         report = output.follow(store(opened, encoder, vectors, entries), len(vectors))
@@ -76,7 +78,7 @@ def read_queries(file: Path) -> Vectors:
     """The vectors (Q, D) of an `.npy` file with one vector or several rows.
 
     Raises:
-        BadDataset: as `read_array` and `check_vectors`.
+        BadDataset: see `read_array` and `check_vectors`.
     """
     vectors = read_array(file)
     vectors = vectors[None] if vectors.ndim == 1 else vectors

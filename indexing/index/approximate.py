@@ -82,7 +82,7 @@ class Ivf(Approximate):
         quantizer = faiss.IndexBinaryFlat(8 * codes.shape[1])
         index = faiss.IndexBinaryIVF(quantizer, 8 * codes.shape[1], n_lists)
         index.own_fields = True
-        index.cp.min_points_per_centroid = 1  # no warning for fewer than 39 codes, which get one list
+        index.cp.min_points_per_centroid = 1  # no warning for fewer than 39 codes, which form one list
         quantizer.this.disown()
         rng = np.random.default_rng(0)
         sample = rng.choice(len(codes), min(len(codes), 64 * n_lists), replace=False)
@@ -181,5 +181,5 @@ def check_effort(effort: int, largest: int, meaning: str) -> int:
         BadConfig: it is not between 1 and `largest`.
     """
     if not 1 <= effort <= largest:
-        raise BadConfig(f"effort is the number of {meaning}, 1 to {largest}, not {effort}")
+        raise BadConfig(f"effort is the number of {meaning} and must be 1 to {largest}, got {effort}")
     return effort

@@ -20,7 +20,7 @@ _SCATTERED = 20
 
 
 class Subset:
-    """Some of the rows of an index, with what searches among them need, computed once: reuse it.
+    """Some of the rows of an index, with everything that searches among them need, computed once: reuse it.
 
     Args:
         mask: (N,) the rows that may be found.

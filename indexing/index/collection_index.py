@@ -45,14 +45,14 @@ class CollectionIndex:
         self._n_bits = catalog.n_bits
         self._files = IndexFiles(files, catalog)
         self._lock = threading.Lock()
-        self._saved: IndexVersion | None = None  # what is on disk and also in memory
+        self._saved: IndexVersion | None = None  # the version that is both on disk and in memory
         self._saved_index: weakref.ref[HammingIndex] | None = None
         self._supported = {"exact"}  # kinds that are known to work on this machine
         self._view = self._open(read_only=read_only)
 
     @property
     def kind(self) -> str:
-        """The kind that the index should have; exact where this machine does not support that kind."""
+        """The kind that the index should have; exact if this machine does not support that kind."""
         kind = self._catalog.index_kind()
         if kind not in self._supported:
             with suppress(BadConfig):
@@ -90,7 +90,7 @@ class CollectionIndex:
         return due
 
     def save(self) -> None:
-        """Merge all segments and write the index, so that the next process need not read all codes.
+        """Merge all segments and write the index, so that the next process does not have to read all codes.
 
         If another process has written a newer index, that one is loaded instead.
         """
@@ -151,20 +151,22 @@ class CollectionIndex:
             fresh = joined([fresh], "exact", changes.codes, changes.ids)
         last_id = max(view.last_id, int(changes.ids[-1])) if len(changes.ids) else view.last_id
         advanced = View(changes.generation, last_id, built, fresh)
-        # Merged at once when everything is new; an approximate index takes too long for that, and stays due.
+        # Merged at once when everything is new; an approximate index takes too long for that, so its merge stays due.
         if changes.is_complete and advanced.is_due and advanced.kind not in APPROXIMATE:
             advanced = merge(advanced, advanced.kind)
         return advanced
 
     def _install(self, view: View) -> None:
         """Use a view from now on, updated with what has changed since."""
-        view = self._advance(view)  # without the lock: it may take long
+        view = self._advance(view)  # without the lock: it may take a long time
         with self._lock:
             self._view = self._advance(view) if view.generation < self._view.generation else view
 
     def _open(self, *, read_only: bool) -> View:
         try:
-            with locked(self._folder, shared=True):  # or another process could replace files after they were checked
+            with locked(
+                self._folder, shared=True
+            ):  # otherwise another process could replace files after they were checked
                 built = self._load()
         except BadCollection as error:
             if len(self._catalog):

@@ -1,8 +1,8 @@
-"""Near-duplicates: groups of images whose codes are linked by steps of at most so many bits.
+"""Near-duplicates: groups of images whose codes are linked by steps of at most a given number of bits.
 
 Pairs are found through tables of rows by substrings of their codes (multi-index hashing; Norouzi, Punjani and Fleet,
 CVPR 2012): of two codes within r bits, cut into m substrings, one pair of substrings differs in at most r // m bits.
-Every pair within the radius is found; only the work depends on how the codes are spread.
+Every pair within the radius is found; only the amount of work depends on how the codes are distributed.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,7 +34,7 @@ _STEP_PAIRS = 20_000  # pairs compared in the time of one call to NumPy
 
 
 def groups(index: HammingIndex, *, radius: int, parallel: bool = True) -> Iterator[Ids]:
-    """Groups of two and more ids, ascending within a group and by their first.
+    """Groups of two or more ids, ascending within each group and by their first id.
 
     Two images are in one group if a chain of images leads from one to the other in which neighbours differ in at most
     `radius` bits. `parallel` uses the threads of searches, which then wait.
@@ -43,7 +43,7 @@ def groups(index: HammingIndex, *, radius: int, parallel: bool = True) -> Iterat
         BadConfig: radius is below 0, or not below the length of the codes.
     """
     if not 0 <= radius < index.n_bits:
-        raise BadConfig(f"radius counts bits and must be 0 to {index.n_bits - 1}, not {radius}")
+        raise BadConfig(f"radius is in bits and must be 0 to {index.n_bits - 1}, got {radius}")
     if not len(index):
         return
     rows = index.rows if isinstance(index.rows, DistinctCodes) else collapse(index.rows.codes)
@@ -63,7 +63,7 @@ def groups(index: HammingIndex, *, radius: int, parallel: bool = True) -> Iterat
 
 
 def not_kept(found: Iterable[Group], kept: Sequence[Sequence[int]]) -> Iterator[Group]:
-    """Those groups that have an image outside of every kept group, see `Catalog.kept_groups`."""
+    """The groups that have an image outside every kept group, see `Catalog.kept_groups`."""
     with_image: dict[int, list[set[int]]] = {}
     for whole in map(set, kept):
         for image_id in whole:

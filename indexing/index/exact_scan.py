@@ -2,7 +2,7 @@
 
 Two functions do it. `nearest` leaves it to FAISS's k-NN, which is faster for few codes or many queries. `candidates`
 spreads even a single query over all cores: FAISS computes the distances of one block of rows, and NumPy keeps those
-that can still be among the k nearest. It reads more memory a second, and knows masks, limits and ties.
+that can still be among the k nearest. It reads more memory per second, and supports masks, limits and ties.
 """
 
 import os
@@ -26,20 +26,20 @@ Candidates = tuple[Distances, Rows]
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Sizes (bytes) at which FAISS computes distances as fast as memory is read; 6 or 24 bytes take 2 to 6 times longer.
+# Sizes (bytes) at which FAISS computes distances as fast as memory is read; 6 or 24 bytes take 2 to 6 times as long.
 _SIZES = (4, 8, 16, 32, 64, 128)
 _BLOCK_BYTES, _MIN_BLOCK, _MAX_BLOCK = 2**20, 8192, 65536
-# Up to so many bytes of codes per query `nearest` is faster; more do not stay in the caches.
+# Up to this many bytes of codes per query, `nearest` is faster; more do not fit in the caches.
 _CACHED = 16 * 2**20
 _MAX_K = 4096
-# FAISS counts distances if there are at most so many rows for each of the k, and keeps a heap otherwise. Its Python
-# interface takes 3 microseconds to make a heap, which a single query notices.
+# FAISS counts distances if there are at most this many rows for each of the k, and keeps a heap otherwise. Its Python
+# interface takes 3 microseconds to make a heap, which is noticeable for a single query.
 _COUNTED = 400
 _COUNTED_FOR_ONE = 1000
 _COUNTERS = 64 * 2**20  # bytes of counters at a time
-# Less work than this (bytes of codes) is done before another thread has started.
+# Less work than this (bytes of codes) is done before another thread would have started.
 _BYTES_PER_THREAD = 4 * 2**20
-# Where several threads share the rows of one query, one in so many rows is compared first, so that all threads start
+# If several threads share the rows of one query, one in this many rows is compared first, so that all threads start
 # with an estimate of the distance of the k-th nearest.
 _SEED = 100
 
@@ -70,7 +70,7 @@ def nearest(xq: Codes, xb: Codes, *, k: int) -> Candidates:
     # FAISS keeps the first of equally near rows.
     variant = "mc" if len(xb) <= k * (_COUNTED_FOR_ONE if len(xq) == 1 else _COUNTED) else "hc"
     at_once = max(1, _COUNTERS // (64 * k * xb.shape[1]))
-    with faiss_threads(1 if len(xq) == 1 else min(len(xq), n_cores())):  # a thread takes whole queries
+    with faiss_threads(1 if len(xq) == 1 else min(len(xq), n_cores())):  # a thread handles whole queries
         parts: list[Candidates] = [
             faiss.knn_hamming(xq[i : i + at_once], xb, k, variant) for i in range(0, len(xq), at_once)
         ]
@@ -96,7 +96,7 @@ def candidates(
         xq: packed (Q, size), padded to `padded_size`.
         xb: packed (N, size).
         k: at least 1; from N on, all rows within `limit` are returned.
-        limit: in bits; leaves out rows that are further away.
+        limit: in bits; rows further away are left out.
         usable: (N,) rows that may be found; None: all.
         weights: (N,) number of results that each row stands for. All ties are returned then, because the order of
             rows is not the order of results.
@@ -176,7 +176,7 @@ def _scan(searches: "list[_Nearest]", xq: Codes, xb: Codes, start: int, stop: in
 
 
 class _Nearest:
-    """The k nearest of one query among the rows so far, and how near a further row must be to be a candidate."""
+    """The k nearest of one query among the rows so far, and how near another row must be to be a candidate."""
 
     def __init__(
         self,
@@ -252,7 +252,7 @@ def _n_threads(xq: Codes, xb: Codes) -> int:
 def faiss_threads(n: int) -> Iterator[None]:
     """Limit FAISS to `n` threads, in the calling thread alone."""
     before = faiss.omp_get_max_threads()
-    # After a fork, OpenMP would wait for threads that are gone.
+    # After a fork, OpenMP would wait for threads that no longer exist.
     faiss.omp_set_num_threads(1 if _forked else min(before, n))
     try:
         yield

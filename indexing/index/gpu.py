@@ -1,4 +1,4 @@
-"""Exact search on a GPU by FAISS, fast for large batches of queries."""
+"""Exact search on a GPU with FAISS, fast for large batches of queries."""
 
 import threading
 from typing import Any
@@ -22,7 +22,7 @@ class Gpu:
 
     def __init__(self, codes: Codes) -> None:
         if not hasattr(faiss, "GpuIndexBinaryFlat") or faiss.get_num_gpus() == 0:
-            raise BadConfig("an index of kind gpu needs a GPU that FAISS can use, and there is none: choose exact")
+            raise BadConfig("an index of kind gpu needs a GPU that FAISS can use, but there is none: choose exact")
         self._lock = threading.Lock()  # FAISS's GPU indexes are not thread-safe
         self._resources = faiss.StandardGpuResources()
         self.index: Any = faiss.GpuIndexBinaryFlat(self._resources, 8 * codes.shape[1])
@@ -31,8 +31,8 @@ class Gpu:
     def search(self, xq: Codes, *, k: int) -> tuple[Distances, Rows, np.ndarray[Any, np.dtype[np.bool_]]]:
         """The k nearest rows: (distances (Q, k), rows (Q, k), which queries (Q,) are certain).
 
-        Among rows at the distance of the last one FAISS returns any. A query is certain if more than k rows were
-        fetched and the last is further away than the k-th: then all rows at that distance are included.
+        Among rows at the distance of the last one, FAISS returns arbitrary ones. A query is certain if more than k rows
+        were fetched and the last is further away than the k-th: then all rows at that distance are included.
         """
         fetched = min(MAX_K, max(2 * k, k + 64), self.index.ntotal)
         if k > fetched:

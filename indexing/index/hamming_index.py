@@ -37,11 +37,11 @@ _TYPES: Mapping[str, type[np.generic]] = {
     "starts": np.int64,
     "rows": np.uint32,
 }
-# Files of so many bytes are mapped, so that opening does not take long. Others are read: searches are a little faster.
+# Files of at least this many bytes are mapped, so that opening is fast. Others are read: searches are a little faster.
 MAPPED = 256 * 2**20
 # From this share of rows on, an approximate kind fetches more than k results, and those outside are left out.
 _MOST = 0.9
-# From one id in so many images on, marking them in a table of all ids is faster than looking each of them up.
+# From one id in this many images on, marking them in a table of all ids is faster than looking each of them up.
 _MANY = 20
 
 
@@ -103,7 +103,7 @@ class HammingIndex:
             query_codes: packed (Q, code_size).
             k: results per query, at least 1.
             among: rows that may be found; None: all.
-            effort: of approximate kinds; more effort takes longer and misses less (`recall` lists some values). None:
+            effort: for approximate kinds; a higher effort is slower and misses less (`recall` lists some values). None:
                 the lowest that had a good recall on a sample when the index was built.
 
         Raises:
@@ -112,9 +112,9 @@ class HammingIndex:
         """
         xq = self._padded(query_codes)
         if k < 1:
-            raise BadCodes(f"k is the number of results and must be at least 1, not {k}")
+            raise BadCodes(f"k is the number of results and must be at least 1, got {k}")
         if effort is not None and self.kind not in APPROXIMATE:
-            raise BadConfig(f"an index of kind {self.kind} is exact and takes no effort: leave it out")
+            raise BadConfig(f"effort is only for approximate indexes, not for kind {self.kind}: leave it out")
         if among is not None and among.n == len(self):
             among = None
         k = min(k, len(self) if among is None else among.n)
@@ -155,9 +155,9 @@ class HammingIndex:
         """
         xq = self._padded(query_codes)
         if radius < 0:
-            raise BadCodes(f"radius counts bits and must be at least 0, not {radius}")
+            raise BadCodes(f"radius is in bits and must be at least 0, got {radius}")
         if k is not None and k < 1:
-            raise BadCodes(f"k is the number of results and must be at least 1, not {k}")
+            raise BadCodes(f"k is the number of results and must be at least 1, got {k}")
         if among is not None and among.n == len(self):
             among = None
         k = len(self) if k is None else min(k, len(self))

@@ -21,7 +21,7 @@ _MANIFEST = "manifest.json"
 
 
 class OldIndex(BadCollection):
-    """The index on disk is of the codes before the last switch: it is rebuilt, and nothing is wrong."""
+    """The index on disk has the codes from before the last switch; it is rebuilt, and nothing is wrong."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class IndexFiles:
         return (self.folder / _MANIFEST).exists()
 
     def version(self) -> IndexVersion | None:
-        """What the manifest says; None if there is none that fits the catalog."""
+        """The content of the manifest; None if there is none that fits the catalog."""
         with suppress(BadCollection):
             return _version(self._manifest())
         return None
@@ -63,17 +63,17 @@ class IndexFiles:
             files = {self.folder / name: sha256 for name, sha256 in manifest["sha256"].items()}
             for file, sha256 in files.items():
                 if (read_all or file.stat().st_size < MAPPED) and sha256_of(file) != sha256:
-                    raise BadCollection(f"{file.name} does not have the hash in its manifest")
+                    raise BadCollection(f"{file.name} does not match the hash in its manifest")
             index = load_index(files, n_bits=n_bits, kind=version.kind)
             if len(index) != manifest["n_images"]:
-                raise BadCollection(f"its files hold {len(index)} images, its manifest {manifest['n_images']}")
+                raise BadCollection(f"its files hold {len(index)} images, but its manifest {manifest['n_images']}")
             return View(version.generation, manifest["last_id"], whole(index), empty(n_bits)), version
 
     def write(self, index: HammingIndex, *, generation: int, last_id: int) -> IndexVersion:
         """Write an index over the images up to `last_id` at a generation of the catalog; it replaces the present one.
 
         Raises:
-            OSError: no space or no permission; the present index stays, or is not used any more.
+            OSError: no space or no permission; the present index is kept, or is no longer used.
         """
         for leftover in self.folder.glob(".*"):  # of a process that was killed while writing
             if not leftover.is_dir():
@@ -88,7 +88,7 @@ class IndexFiles:
             "kind": index.kind,
             "sha256": {file.name: sha256_of(file) for file in files},
         }
-        # IndexVersion last: a manifest that does not match the files beside it is not trusted.
+        # IndexVersion last: a manifest that does not match the files next to it is not trusted.
         content = json.dumps(manifest | {"checksum": _checksum(manifest)}, indent=2)
         write_atomically(self.folder / _MANIFEST, content.encode())
         for other in {*self.folder.iterdir()} - {*files, self.folder / _MANIFEST}:  # of an earlier kind or format
@@ -120,7 +120,7 @@ class IndexFiles:
                 raise OldIndex("it belongs to the code space that was used before the last switch")
             for key, value in self._origin().items():
                 if manifest[key] != value:
-                    raise BadCollection(f"its manifest has {key} {manifest[key]!r}, the catalog {value!r}")
+                    raise BadCollection(f"its manifest has {key} {manifest[key]!r}, but the catalog {value!r}")
             if manifest["generation"] > self.catalog.generation():
                 raise BadCollection("it is newer than the catalog, which was probably restored from a copy")
             return manifest

@@ -13,7 +13,7 @@ from hashseek.indexing.index.hamming_index import HammingIndex, Ids, build_index
 from hashseek.retrieval.codes import Codes
 
 # The fresh segment is rebuilt with every change, so it is merged into the built one before that takes long: when it has
-# more than so many images, and one in so many of the built one, because merging copies that.
+# more than this many images, and more than this share of the built one, because merging copies the latter.
 FRESH_LIMIT, _FRESH_SHARE = 4096, 1 / 1024
 # An approximate index takes minutes to build, so it is rebuilt only when this share of its images has changed.
 _CHANGED = 0.1
@@ -58,7 +58,7 @@ class View:
     last_id: int
     built: Segment
     fresh: Segment
-    filtered: dict[Filter, list[Subset]] = field(default_factory=dict, init=False)  # what filters let through of both
+    filtered: dict[Filter, list[Subset]] = field(default_factory=dict, init=False)  # what passes filters in both
 
     def __len__(self) -> int:
         return self.built.alive.n + self.fresh.alive.n

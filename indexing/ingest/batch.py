@@ -35,7 +35,7 @@ _PATIENCE = 10.0  # seconds after which a batch is stored even if it is not full
 
 @dataclass
 class IngestReport:
-    """How many images were added, updated, known already or skipped so far, and the problems of the last batch."""
+    """How many images were added, updated, already known or skipped so far, and the problems of the last batch."""
 
     added: int = 0
     updated: int = 0
@@ -45,7 +45,7 @@ class IngestReport:
 
     @classmethod
     def of(cls, outcome: Sequence[tuple[int, Change]]) -> "IngestReport":
-        """What `add` says of images."""
+        """Count the changes that `add` reports."""
         changes = [change for _, change in outcome]
         return cls(changes.count("added"), changes.count("updated"), changes.count("known"))
 
@@ -55,7 +55,7 @@ class IngestReport:
         return self.added + self.updated + self.known + self.skipped
 
     def plus(self, later: "IngestReport") -> "IngestReport":
-        """The sum of both, with the problems of the later one."""
+        """The sum of both reports, with the problems of the later one."""
         return IngestReport(
             self.added + later.added,
             self.updated + later.updated,
@@ -79,13 +79,13 @@ def ingest(
     Args:
         collection: where to store them.
         encoder: with the collection's checkpoint.
-        sources: from `find_sources`, read lazily; or loaded and encoded with `encoder` before.
-        on_error: "skip" leaves out images that cannot be used, "stop" raises.
+        sources: from `find_sources`, read lazily; or already loaded and encoded with `encoder`.
+        on_error: "skip" leaves out images that cannot be used, "stop" raises an error.
         trust_mtime: do not read files whose size and modification time are those of their record.
         fetch: returns the content behind a URL, see `hashseek.indexing.remote.fetch`.
 
     Raises:
-        BadImage: an image cannot be used and `on_error` is "stop"; batches committed before stay.
+        BadImage: an image cannot be used and `on_error` is "stop"; earlier batches stay committed.
     """
     loader = Loader(collection, encoder.preprocessing, 2 * encoder.batch_size, fetch)
     run = _Run(collection, encoder, on_error)
@@ -141,7 +141,7 @@ class _Run:
         """Delete kept files that the run replaced; only at its end, because a later source may name one of them."""
         try:
             self.collection.drop_files(self.replaced)
-        except (HashseekError, OSError) as error:  # the run ends with its own error, if it has one
+        except (HashseekError, OSError) as error:  # if the run fails, its own error is the one to report
             log.warning("replaced files were not deleted (`hashseek index optimize` will): %s", error)
 
     def _encode(self, loaded: Iterable[LoadedImage]) -> list[tuple[ImageSource, NewImage]]:
@@ -169,7 +169,7 @@ class _Run:
     def _notes(
         self, new: Sequence[tuple[ImageSource, NewImage]], outcome: Sequence[tuple[int, Change]], keys: set[str]
     ) -> Iterator[Problem]:
-        """Notes on images that were not stored as their source says, or that replaced another one of this run.
+        """Notes on images that were not stored as their source specifies, or that replaced another one of this run.
 
         `keys`: those of the images that were stored before this batch, if the run has added any image by then.
         """
@@ -199,8 +199,8 @@ class _Run:
             }
             if names := " and ".join(name for name, other in differs.items() if other):
                 reason = (
-                    f"the same content is stored as image {image_id} with other {names}, which were kept: give this "
-                    "image a key to store its own (--key-from path)"
+                    f"the same content is stored as image {image_id} with different {names}, which were kept: give "
+                    "this image a key to store its own (--key-from path)"
                 )
                 yield Problem(source.name, reason, skipped=False, uri=str(source.uri))
 
@@ -210,10 +210,10 @@ def _other_contents(
     outcome: Sequence[tuple[int, Change]],
     before: Mapping[str, FileRecord],
 ) -> Iterator[Problem]:
-    """Notes on new images whose path a record has that is not of their content; `before`: the records of paths."""
+    """Notes on new images whose path also belongs to a record with other content; `before`: the records of paths."""
     for (source, image), (_, change) in zip(new, outcome, strict=True):
         record = before.get(image.path)
         # Under keys, one content may have several records; otherwise the image would be known, or its key be adopted.
         if change == "added" and record is not None and None in (image.key, record.key):
-            reason = f"image {record.id} has this path with other content: remove it"
+            reason = f"image {record.id} has this path but other content: remove that image"
             yield Problem(source.name, reason, skipped=False, uri=str(source.uri))

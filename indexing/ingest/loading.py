@@ -25,7 +25,7 @@ from hashseek.retrieval.tar_members import find_member, stored_in
 if TYPE_CHECKING:
     from hashseek.indexing.dry_run import Target
 
-_DOWNLOADS = 16  # at a time; they wait for the network, not for a core
+_DOWNLOADS = 16  # at a time; they wait for the network, not for a processor core
 _LOOKED_UP = 256  # files that are looked up in the catalog together
 _NO_CODE = np.zeros(0, np.uint8)
 
@@ -35,13 +35,13 @@ Stamp = tuple[int, int]  # size in bytes and modification time in nanoseconds
 
 @dataclass(frozen=True)
 class LoadedImage:
-    """A source that was loaded.
+    """A loaded source.
 
     Args:
         source: where the image came from.
-        image: what to store. None for a file that was not read, because its size and modification time are those of
-            its record.
-        pixels: to encode; None if the content is stored already and `image` has its code.
+        image: what to store. None for a file that was not read, because its size and modification time match its
+            record.
+        pixels: to encode; None if the content is already stored and `image` has its code.
     """
 
     source: ImageSource
@@ -57,9 +57,9 @@ class Loader:
     """Loads sources for one run of `ingest`.
 
     Args:
-        store: content that it holds already is neither decoded nor encoded again; None: there is no collection yet.
-        preprocessing: of the encoder.
-        depth: images decoded ahead.
+        store: content that it already holds is neither decoded nor encoded again; None: there is no collection yet.
+        preprocessing: that of the encoder.
+        depth: number of images decoded ahead.
         fetch: returns the content behind a URL, or raises `BadImage`.
     """
 
@@ -144,7 +144,7 @@ class Loader:
 
     @staticmethod
     def _compared(store: "Target", sources: Iterable[Found | LoadedImage]) -> Iterator[Found | LoadedImage]:
-        """The sources; those files that agree with their records, which say all that the sources say, as loaded.
+        """The sources; files that match their records, which have all that the sources specify, count as loaded.
 
         A record without a code does not count: its file must be read to encode it.
         """
@@ -192,7 +192,7 @@ def _read(path: Path) -> tuple[bytes, int | None]:
     before = stamp_of(path)
     data = open_uri(str(path))
     if before != stamp_of(path):
-        raise BadImage(f"{path} changed while it was read: add it again when it is complete")
+        raise BadImage(f"{path} changed while it was being read: add it again when it is complete")
     return data, before[1] if before is not None and find_member(path) is None else None
 
 

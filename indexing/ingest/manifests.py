@@ -36,7 +36,7 @@ class ImageSource:
     Args:
         uri: the Path of a file or of an image in a tar; a URL as text.
         labels: its labels.
-        where: the line of the list that names it, such as "labels.csv line 7"; empty if there is no list.
+        where: the line of the list that it comes from, such as "labels.csv line 7"; empty if there is no list.
         key: the user's own name for it.
         attributes: a JSON object.
     """
@@ -64,7 +64,7 @@ def find_manifest(path: Path) -> Path | None:
 
 
 def read_manifest(path: Path, *, split: str | None = None) -> Iterator[ImageSource | Problem]:
-    """The images that a list names, and problems of its lines; with `split`, only images of that split.
+    """The images in a list, and problems of its lines; with `split`, only images of that split.
 
     Raises:
         BadDataset: the list cannot be read, or has no image in the split.
@@ -88,7 +88,7 @@ def read_row(row: Row, *, where: str, folder: Path, split: str | None = None) ->
     column = next((name for name in PLACES if row.get(name) not in (None, "")), None)
     place = row[column].strip() if column is not None and isinstance(row[column], str) else ""
     if not place:
-        yield Problem(where, "names no file")
+        yield Problem(where, "does not name a file")
         return
     of_split, reason = parse_split(row.get("split")) if split is not None else (None, None)
     if reason is None and of_split != split:
@@ -107,7 +107,7 @@ def read_row(row: Row, *, where: str, folder: Path, split: str | None = None) ->
 
 
 def labels_of(row: Row) -> tuple[tuple[str, ...], list[str]]:
-    """The labels of a row, a list or text separated by `;`, and remarks on those that were corrected.
+    """The labels of a row, given as a list or as text separated by `;`, and notes on those that were corrected.
 
     Raises:
         ValueError: they are neither.
@@ -133,7 +133,7 @@ def key_of(row: Row) -> str | None:
 
 
 def attributes_of(row: Row, beside: set[str | None]) -> dict[str, Any]:
-    """The attributes of a row: its columns except those in `beside`, key and labels; empty values and NaN are left out.
+    """The attributes of a row: its columns except `beside`, the key and the labels; empty values and NaN are left out.
 
     Raises:
         ValueError: its column `attributes` is not a JSON object.
@@ -145,7 +145,7 @@ def attributes_of(row: Row, beside: set[str | None]) -> dict[str, Any]:
         except (ValueError, RecursionError):
             own = False
     if own not in (None, "") and not isinstance(own, dict):
-        raise ValueError(f"has a column attributes that is not a JSON object: {row['attributes']!r:.80}")
+        raise ValueError(f"has an `attributes` column that is not a JSON object: {row['attributes']!r:.80}")
     key = "key" if row.get("key") not in (None, "") else "id"
     taken = {*beside, "labels", "attributes", "key", key}
     others = {name: value for name, value in row.items() if name and name not in taken and not _is_empty(value)}
@@ -153,7 +153,7 @@ def attributes_of(row: Row, beside: set[str | None]) -> dict[str, Any]:
 
 
 def _is_empty(value: object) -> bool:
-    return value in (None, "") or value != value  # NaN, which tables have where a number is missing
+    return value in (None, "") or value != value  # NaN, which tables use for a missing number
 
 
 def _uri(place: str, folder: Path) -> Path | str:
@@ -178,8 +178,8 @@ def rows_of(
 
     Args:
         path: the list.
-        one_of: columns of which it must have one.
-        beside: a column of a Parquet file that is not read.
+        one_of: columns, at least one of which must be present.
+        beside: a column of a Parquet file to skip.
         plain: every line is a value of the first of these columns, as in a .txt file.
 
     Raises:
@@ -230,7 +230,7 @@ def _parquet_rows(path: Path, one_of: tuple[str, ...], beside: str | None) -> It
                     number += 1
                     yield number, {name: _plain(value) for name, value in row.items()}
     except (pa.ArrowException, OSError) as error:
-        raise BadDataset(f"{path} cannot be read as Parquet ({error}): write or download it again") from None
+        raise BadDataset(f"{path} is not a valid Parquet file ({error}): write or download it again") from None
 
 
 def _widened(batch: Any, pa: Any) -> Any:
@@ -253,12 +253,12 @@ def load_pyarrow() -> Any:
         import pyarrow.compute
         import pyarrow.parquet
     except ImportError:
-        raise BadConfig("Parquet files need pyarrow: pip install 'hashseek[parquet]'") from None
+        raise BadConfig("Parquet files need pyarrow: run pip install 'hashseek[parquet]'") from None
     return pyarrow
 
 
 def _plain(value: Any) -> Any:
-    """Dates and times as text and decimals as numbers, for JSON; other values that JSON lacks are refused later."""
+    """Dates and times as text and decimals as numbers, for JSON; other unsupported values are refused later."""
     if isinstance(value, datetime | date | time):
         return value.isoformat()
     if isinstance(value, Decimal):

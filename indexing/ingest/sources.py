@@ -1,4 +1,4 @@
-"""Finds the images that `index add` is given: files, folders, glob patterns, lists, tar files and URLs."""
+"""Finds the images to add for `index add`: files, folders, glob patterns, lists, tar files and URLs."""
 
 import json
 import os
@@ -27,28 +27,28 @@ from hashseek.retrieval.tar_members import Member, list_members, member_path, re
 Found = ImageSource | Problem
 KeyFrom = Literal["path", "name"]
 
-_CHUNK = 50_000  # names of a folder that are sorted together; all of them might not fit into memory
+_CHUNK = 50_000  # names in a folder that are sorted together; all of them might not fit in memory
 _MAGIC = frozenset("*?[")
-_SIDECARS = (".json", ".cls", ".txt")  # metadata beside an image in a tar; the first that has labels counts
+_SIDECARS = (".json", ".cls", ".txt")  # metadata next to an image in a tar; the first that has labels counts
 
 
 def find_sources(paths: Sequence[str | Path], *, split: str | None = None) -> Iterator[Found]:
-    """The images that `paths` name, and problems met on the way, found lazily in constant memory.
+    """The images that `paths` name, and problems found on the way, lazily and in constant memory.
 
     Args:
         paths: image files; folders, searched with their subfolders unless they have a `labels.csv` or `labels.jsonl`;
             lists (`indexing.ingest.manifests`); tar files; URLs; glob patterns (`*`, `?`, `[]`, `**`).
-        split: of lists, only this split.
+        split: use only this split of lists.
 
     Raises:
         BadDataset: at once if a path is empty or missing or a pattern matches nothing; later if a list cannot be read.
     """
     for path in paths:
         if not isinstance(path, str | Path):
-            raise BadConfig(f"{path!r:.60} is no path: name images, folders or lists one by one")
+            raise BadConfig(f"{path!r:.60} is not a path: pass each image, folder or list separately")
         path = str(path)
-        if not path:  # Path("") would be the current folder
-            raise BadDataset("a path is empty: name files or folders (is a shell variable empty?)")
+        if not path:  # Path("") would mean the current folder
+            raise BadDataset("a path is empty: give files or folders (is a shell variable unset?)")
         try:
             if not is_remote(path) and not Path(path).exists() and next(_matching(path), None) is None:
                 nothing = "no file matches the pattern" if _MAGIC & set(path) else "there is no file or folder"
@@ -59,10 +59,10 @@ def find_sources(paths: Sequence[str | Path], *, split: str | None = None) -> It
 
 
 def count_images(paths: Sequence[str | Path], *, split: str | None = None, on_error: str = "skip") -> int:
-    """The number of images that `paths` name; with on_error="stop", paths with problems are refused before any work.
+    """The number of images that `paths` name; with on_error="stop", problems are reported before any work is done.
 
     Raises:
-        BadDataset: as `find_sources`; or there are problems, some of which the message names.
+        BadDataset: see `find_sources`; or there are problems, the first of which are in the message.
     """
     n = 0
     for path in paths:
@@ -159,7 +159,7 @@ def _shard(shard: Path) -> Iterator[Found]:
                 elif suffix in _SIDECARS:
                     sidecars[suffix] = member
             if ".cls" in sidecars and not pictures:
-                reason = "belongs to no picture next to it, so it is not used: sort the tar (tar --sort=name)"
+                reason = "is not next to its picture in the tar, so it is not used: sort the tar (tar --sort=name)"
                 yield Problem(f"{shard.name}: {stem}.cls", reason, skipped=False)
             for name, member in pictures:
                 path = member_path(shard, f"{member.offset}+{member.size}/{name}")
@@ -213,7 +213,7 @@ def _matching(pattern: str) -> Iterator[Path]:
     parts = list(Path(pattern).parts)
     first = next(number for number, part in enumerate(parts) if _MAGIC & set(part))
     folder, wild = Path(*parts[:first]), parts[first:]
-    while wild and wild[-1] == "**":  # the folder itself, which is searched with its subfolders
+    while wild and wild[-1] == "**":  # `**` matches the folder itself, which is searched with its subfolders
         wild.pop()
     matches: Iterator[Path] = folder.glob("/".join(wild)) if wild else filter(Path.exists, [folder])
     hidden = any(part.startswith(".") for part in wild)

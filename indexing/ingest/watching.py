@@ -1,8 +1,8 @@
-"""Keeps a collection in step with folders (`index add --watch`): finds new, changed and deleted files.
+"""Keeps a collection in sync with folders (`index add --watch`): finds new, changed and deleted files.
 
-It looks again and again instead of asking the system for events, which network file systems do not send and which are
-lost when too many come at once. Files are compared with their records by size and modification time, so that a round
-reads no unchanged file. A file's path is its key: new content under it updates the record in place.
+It polls instead of asking the system for events, which network file systems do not send and which are lost when too
+many come at once. Files are compared with their records by size and modification time, so that unchanged
+files are not read. A file's path is its key: new content under it updates the record in place.
 """
 
 import time
@@ -21,7 +21,7 @@ from hashseek.retrieval.label_files import Problem
 
 _CHUNK = 256  # files looked up together
 _SETTLED = 2.0  # seconds without a change after which a file counts as completely written
-_REST = 10  # the search for deleted files rests so many times as long as it took
+_REST = 10  # the search for deleted files pauses for this many times as long as it took
 _PAGE = 1000
 
 
@@ -73,7 +73,7 @@ class Watch:
     def deleted(self) -> list[int]:
         """Ids of images whose files in these folders were missing in two checks in a row.
 
-        A folder without a single image counts as a disk that is not mounted: its images stay.
+        A folder without a single image is taken for a disk that is not mounted: its images are kept.
         """
         started = time.monotonic()
         if started < self._next_check and not self._missing:

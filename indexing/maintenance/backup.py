@@ -57,7 +57,7 @@ class Contents:
         created_at: UTC.
         generation: of the catalog.
         n_images: in the catalog.
-        lost: files and checkpoints that were missing or damaged already, and are not in the snapshot.
+        lost: files and checkpoints that were already missing or damaged, and are not in the snapshot.
     """
 
     created_at: str
@@ -67,13 +67,13 @@ class Contents:
 
 
 def snapshot(collection: Collection, file: Path) -> Contents:
-    """Write all of `collection`, as of one moment, to a new `file`; complete and durable when it returns.
+    """Write a consistent copy of all of `collection` to a new `file`; complete and durable when it returns.
 
     Searches continue. Writers wait only while the catalog, the checkpoints and the latest files are copied.
 
     Raises:
         BadCollection: the catalog cannot be copied.
-        BadConfig: the file exists already, its folder does not, or no permission to write there.
+        BadConfig: the file already exists, its folder does not, or there is no permission to write there.
         OSError: the disk is full; `file` does not exist then.
     """
     with new_file(file) as (out, scratch), tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
@@ -85,7 +85,7 @@ def restore(file: Path, folder: Path) -> Contents:
 
     Raises:
         BadCollection: `folder` is not empty, or `file` is not a snapshot, damaged, or of a newer Hashseek.
-        BadConfig: no permission to write beside `folder`.
+        BadConfig: there is no permission to write in the parent of `folder`.
         OSError: the disk is full; `folder` is unchanged then.
     """
     refuse_milvus(folder)
@@ -93,7 +93,7 @@ def restore(file: Path, folder: Path) -> Contents:
     if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
         raise BadCollection(
             f"{folder} is not an empty folder: restore into a new one; to replace a collection, move its folder away "
-            "and give the new folder its name"
+            "and rename the new one"
         )
     if not parent.is_dir():
         raise BadCollection(f"there is no folder {folder.parent} to restore into: create it first")
@@ -108,7 +108,7 @@ def restore(file: Path, folder: Path) -> Contents:
         except tarfile.TarError as error:
             raise _damaged(file, str(error)) from None
         _check_complete(file, restored, contents)
-        # Two collections that develop differently must not use each other's index.
+        # Two collections that diverge must not use each other's index.
         with closing(sqlite3.connect(restored / CATALOG)) as db, db:
             db.execute("UPDATE meta SET value = ? WHERE key = 'uuid'", (str(uuid.uuid4()),))
         _build_index(restored)
@@ -135,12 +135,12 @@ def _check_complete(file: Path, restored: Path, contents: Contents) -> None:
 
 
 def _build_index(folder: Path) -> None:
-    """Write the index, or every read-only command would have to build it, with a warning.
+    """Write the index; otherwise every read-only command would have to build it, with a warning.
 
     A catalog with malformed codes gets none: opening it reports the damage, and a repair fixes it.
     """
     level = log.level
-    log.setLevel(logging.ERROR)  # that there is no index yet is no news
+    log.setLevel(logging.ERROR)  # a missing index is expected here
     try:
         with suppress(BadCollection), closing(Collection(folder)) as collection:
             collection.save_index()
@@ -246,10 +246,10 @@ def _unpack(file: Path, tar: tarfile.TarFile, folder: Path) -> Contents:
     first = tar.next()
     version = _json(file, tar, first).get("hashseek_snapshot") if first and first.name == _FIRST else None
     if not isinstance(version, int):
-        raise BadCollection(f"{file} is not a snapshot: name a file that `hashseek index snapshot` wrote")
+        raise BadCollection(f"{file} is not a snapshot: use a file written by `hashseek index snapshot`")
     if version > FORMAT:
         raise BadCollection(
-            f"{file} has snapshot format {version}, this Hashseek reads up to {FORMAT}: update Hashseek"
+            f"{file} has snapshot format {version}, but this Hashseek reads up to {FORMAT}: update Hashseek"
         )
     sums: dict[str, str] = {}
     last: dict[str, Any] = {}
@@ -268,7 +268,7 @@ def _unpack(file: Path, tar: tarfile.TarFile, folder: Path) -> Contents:
             raise _damaged(file, f"{member.name!r} does not belong in it")
         sums[member.name] = _unpack_file(tar, member, folder)
     if last.get("checksum") != _checksum({key: value for key, value in last.items() if key != "checksum"}):
-        raise _damaged(file, "its end is missing or was changed")
+        raise _damaged(file, "its end is missing or has been changed")
     lost = {*last["lost"]}
     for name, found in sums.items():
         kept = _KEPT.fullmatch(name)
@@ -311,4 +311,4 @@ def _checksum(content: dict[str, Any]) -> str:
 
 
 def _damaged(file: Path, reason: str) -> BadCollection:
-    return BadCollection(f"the snapshot {file} is damaged or cut short: {reason}; use another one")
+    return BadCollection(f"the snapshot {file} is damaged or truncated: {reason}; use another one")

@@ -40,17 +40,17 @@ _MEDIA_TYPE = re.compile(r"image/[\w.+-]{1,80}")
 
 @dataclass(frozen=True)
 class Exported:
-    """How many images were written, and how many of them without a code; an import refuses those."""
+    """How many images were written, and how many of them have no code; an import refuses those."""
 
     n_images: int
     n_without_code: int
 
 
 def export(collection: Collection, file: Path) -> Exported:
-    """Write the record and code of every image, as of one moment, to a new Parquet `file`.
+    """Write the record and code of every image, in a consistent state, to a new Parquet `file`.
 
     Raises:
-        BadConfig: pyarrow is not installed, the file exists already, its folder does not, or no permission to write.
+        BadConfig: pyarrow is not installed, the file already exists, its folder does not, or it is not writable.
         OSError: the disk is full; `file` does not exist then.
     """
     pa = load_pyarrow()
@@ -72,9 +72,9 @@ def export(collection: Collection, file: Path) -> Exported:
 
 
 def shard(images: Sequence[NewImage], problems: Sequence[Problem], *, fingerprint: str, n_bits: int) -> bytes:
-    """The Parquet file of encoded images, which `import_` loads, and of the problems with others.
+    """The Parquet file of encoded images, for `import_`, and of the problems with other images.
 
-    It also has the modification times of files, which say in a later `index add` that they are unchanged.
+    It also has the modification times of files, so that a later `index add` can tell that they are unchanged.
     """
     pa = load_pyarrow()
     columns = {**_imported(n_bits), "mtime_ns": pa.int64()}
@@ -153,10 +153,10 @@ def import_(place: Path, folder: Path, *, checkpoint: Path | None) -> IngestRepo
     """Add the images of an export to the collection in `folder`, or to a new one for `checkpoint`.
 
     Keys, labels, attributes, codes, engines and decisions about near-duplicates are kept; ids and times are new.
-    Imported again, nothing is added twice.
+    Importing again adds nothing twice.
 
     Args:
-        place: an export, or a folder of them (`*.parquet`, by name), such as `index add --ray` leaves.
+        place: an export, or a folder of them (`*.parquet`, by name), such as the one from `index add --ray`.
         folder: of the collection.
         checkpoint: that made the codes; needed for a new collection.
 
@@ -165,13 +165,13 @@ def import_(place: Path, folder: Path, *, checkpoint: Path | None) -> IngestRepo
 
     Raises:
         BadConfig: pyarrow is not installed.
-        BadDataset: a file is missing, damaged, or not what `export` writes. Rows before the damage were added.
+        BadDataset: a file is missing, damaged, or not an export. Rows before the damage are added.
         ForeignCodes: the codes are of another checkpoint; nothing of the file was added.
         BadCollection: no collection, and no checkpoint to create one for.
     """
     files = sorted(place.glob("*.parquet")) if place.is_dir() else [place]
     if not files or not place.exists():
-        raise BadDataset(f"there is no export {place}: correct the path")
+        raise BadDataset(f"there is no export {place}: check the path")
     with open_export(files[0]):  # it is refused before a collection is created
         pass
     with open_for_adding(folder, checkpoint=checkpoint) as collection:
@@ -224,12 +224,12 @@ def open_export(file: Path, collection: Store | None = None) -> Iterator[OpenExp
 
     Raises:
         BadConfig: pyarrow is not installed.
-        BadDataset: `file` is missing, damaged, or not what `export` writes; for a damaged row, when that is read.
+        BadDataset: `file` is missing, damaged, or not an export; for a damaged row, when that row is read.
         ForeignCodes: the codes are of another checkpoint.
     """
     pa = load_pyarrow()
     if not file.is_file():
-        raise BadDataset(f"there is no export {file}: correct the path")
+        raise BadDataset(f"there is no export {file}: check the path")
     with _unreadable(file):
         opened = pa.parquet.ParquetFile(file, page_checksum_verification=True)
     with closing(opened):
@@ -241,8 +241,8 @@ def open_export(file: Path, collection: Store | None = None) -> Iterator[OpenExp
             fingerprint = about["hashseek.fingerprint"]
         if collection is not None and fingerprint != collection.fingerprint:
             raise ForeignCodes(
-                f"{file} holds codes of checkpoint {fingerprint[:12]}, not of {collection.fingerprint[:12]}: "
-                "distances between them mean nothing; import it into a collection of its own checkpoint"
+                f"{file} holds codes of checkpoint {fingerprint[:12]}, not of {collection.fingerprint[:12]}: distances "
+                "between them are meaningless; import it into a collection of its own checkpoint"
             )
         yield OpenExport(rows, kept, problems)
 
@@ -250,7 +250,7 @@ def open_export(file: Path, collection: Store | None = None) -> Iterator[OpenExp
 def _rows(opened: Any, file: Path, n_bits: int, *, n_images: int) -> Iterator[list[tuple[int | None, NewImage]]]:
     """Old ids and images, in groups; of an export, those without a key first.
 
-    After an image that has their content and a key, `add` would take them for known.
+    After an image with the same content and a key, `add` would treat them as known.
     """
     n_read = 0
     for keyed in (False, True) if "id" in opened.schema_arrow.names else (None,):
@@ -282,7 +282,7 @@ def _checked(schema: Any) -> dict[str, str]:
     """The metadata of an export with all columns."""
     about = {name.decode(): value.decode() for name, value in (schema.metadata or {}).items()}
     if about.get("hashseek.format") != str(FORMAT):
-        raise BadDataset("it has no or another format version, so use the Hashseek that wrote it")
+        raise BadDataset("its format version is missing or not supported: use the Hashseek version that wrote it")
     found = dict(zip(schema.names, schema.types, strict=True))
     expected = _imported(int(about["hashseek.n_bits"]))
     if wrong := [f"{name} ({kind})" for name, kind in expected.items() if found.get(name) != kind]:

@@ -1,4 +1,4 @@
-"""Copies that were mirrored or turned by quarters (`index duplicates --flips`).
+"""Copies that were mirrored or rotated by quarter turns (`index duplicates --flips`).
 
 Every image is read again and encoded in six other orientations, and these codes are searched among the stored ones. The
 seventh, a quarter turn clockwise, is left out: its pairs are found from the other image.
@@ -25,7 +25,7 @@ _PAGE = 256
 
 @dataclass(frozen=True)
 class Orientation:
-    """How an image differs from another: mirrored left to right, then turned counter-clockwise by quarters (0 to 3)."""
+    """How two images differ: one is mirrored left to right, then rotated counter-clockwise by quarters (0 to 3)."""
 
     mirrored: bool = False
     quarters: int = 0
@@ -36,16 +36,16 @@ class Orientation:
         return np.ascontiguousarray(np.rot90(mirrored, self.quarters, axes=(-2, -1)))
 
     def after(self, first: "Orientation") -> "Orientation":
-        """Both in turn: `first`, then this one."""
+        """The combination of both: `first`, then this one."""
         quarters = self.quarters + (-first.quarters if self.mirrored else first.quarters)
         return Orientation(self.mirrored != first.mirrored, quarters % 4)
 
     def inverse(self) -> "Orientation":
-        """What undoes it."""
+        """The inverse."""
         return self if self.mirrored else Orientation(False, -self.quarters % 4)
 
     def __str__(self) -> str:
-        turned = f"turned {90 * self.quarters}° counter-clockwise" if self.quarters else ""
+        turned = f"rotated {90 * self.quarters}° counter-clockwise" if self.quarters else ""
         return ", ".join(filter(None, ["mirrored" if self.mirrored else "", turned]))
 
 
@@ -59,7 +59,7 @@ class Flipped:
 
     Args:
         groups: by their first image; each maps an id to the orientation of that image relative to the first.
-        unreadable: these images took part with their stored codes only; some of their links may be missing.
+        unreadable: images that were compared by their stored codes only; some of their links may be missing.
     """
 
     groups: list[dict[int, Orientation]]

@@ -1,4 +1,4 @@
-"""Tidying a collection: one merged index, a compact catalog, and no files that nothing needs."""
+"""Compacts a collection: one merged index, a compact catalog, and no unneeded files."""
 
 import re
 import sqlite3
@@ -17,8 +17,8 @@ from hashseek.indexing.kept_files import FILES
 MIN_AGE_SECONDS = 3600
 _FREE_SHARE = 0.1  # share of unused pages above which the catalog is rewritten
 _CHUNK = 500
-# File names that a collection gives, and temporary files of a killed process. Anything else in the folder, such as a
-# backup or another checkpoint, is left alone.
+# Names of files that a collection creates, and temporary files of a killed process. Anything else in the folder, such
+# as a backup or another checkpoint, is left alone.
 _OWN = re.compile(
     rf"\.?checkpoint(-[0-9a-f]{{16}})?\.safetensors(\.\w+)?|{FILES}/[0-9a-f]{{2}}/\.?[0-9a-f]{{64}}(\.\w+)*"
 )

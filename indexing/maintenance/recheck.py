@@ -11,7 +11,7 @@ from hashseek.indexing.uris import is_there
 from hashseek.retrieval.codes import unpack
 from hashseek.retrieval.encoder import Encoder
 
-# A larger share of the bits of a code than engines and precisions change (docs/benchmarks.md: between float32 and bf16
+# A larger share of a code's bits than engines and precisions change (docs/benchmarks.md: between float32 and bf16
 # 1.4 % in all, and 7 of 48 in one code).
 MAX_SHARE = 0.3
 _BATCH = 256
@@ -61,8 +61,8 @@ def recheck(collection: Collection, encoder: Encoder, n: int) -> Recheck:
             counts.append(int(differ.sum()))
             if counts[-1] > MAX_SHARE * encoder.n_bits:
                 message = (
-                    f"the code of image {image.id} does not belong to its content, {counts[-1]} of {encoder.n_bits} "
-                    "bits differ: remove the image and add it again"
+                    f"the code of image {image.id} does not match its content ({counts[-1]} of {encoder.n_bits} "
+                    "bits differ): remove the image and add it again"
                 )
                 findings.append(Finding(FindingKind.WRONG_CODE, message, image.id))
     return Recheck(len(counts), sum(counts), max(counts, default=0), tuple(findings))

@@ -46,7 +46,7 @@ class Reencoded:
         total: images without a code in it at the start.
         encoded: how many of these were encoded.
         truncated: how many got the first bits of a longer code.
-        failed: id -> a message that says why the image cannot be encoded.
+        failed: id -> the reason why the image cannot be encoded.
         switched: whether searches use the new space.
     """
 
@@ -75,14 +75,14 @@ def reencode(
         checkpoint: the new one.
         without_missing: switch even if images cannot be encoded, because their files are missing or changed; searches
             no longer find those. Without it, the re-encoding ends without the switch.
-        allow_private: fetch images from URLs in private networks, too.
-        encoder: with the checkpoint; None: one with `options`.
+        allow_private: also fetch images from URLs in private networks.
+        encoder: of the new checkpoint; None: create one with `options`.
         known: codes of the checkpoint by content hash; these images are not encoded again.
         options: of the encoder.
 
     Raises:
         BadCheckpoint: the checkpoint cannot be used.
-        BadConfig: it is in use already.
+        BadConfig: it is already in use.
         BadCollection: another process is re-encoding the collection with this checkpoint.
     """
     header = load_header(checkpoint)
@@ -92,7 +92,7 @@ def reencode(
     check_engine(engine, device=options.get("device", "auto"), precision=options.get("precision", "auto"))
     catalog = collection.catalog
     if header.fingerprint == catalog.spaces.active().fingerprint:
-        raise BadConfig(f"{checkpoint} is the checkpoint that {collection.folder} uses already: there is nothing to do")
+        raise BadConfig(f"{collection.folder} already uses the checkpoint {checkpoint}: there is nothing to do")
     with _locked_space(collection, checkpoint, header) as space:
         report = Reencoded(space, catalog.spaces.n_missing(space.id))
         yield report
@@ -206,7 +206,7 @@ def encode_stored(
     """Read stored images again and encode them, see `Encoder.stream`.
 
     Yields:
-        (image, what `function` gives for it, ""), or (image, None, why it cannot be read).
+        (image, the result of `function` for it, ""), or (image, None, why it cannot be read).
     """
 
     def load(image: StoredImage) -> tuple[tuple[StoredImage, str], Pixels | None]:
@@ -227,7 +227,7 @@ def encode_missing(
     known: Mapping[str, StoredCode] | None = None,
     allow_private: bool = False,
 ) -> Iterator[Reencoded]:
-    """Encode images that have no code in the space and have not failed, unless theirs is known; yields progress."""
+    """Encode images that have no code in the space and have not failed, unless the code is known; yields progress."""
 
     def encode(pixels: Pixels) -> Iterator[StoredCode]:
         for code, feature in zip(*encoder.encode_with_features(pixels), strict=True):
@@ -260,7 +260,7 @@ def switch_space(collection: Collection, space_id: int) -> Space:
         BadCheckpoint: its checkpoint is missing or damaged.
     """
     space = collection.catalog.spaces.one(space_id)
-    load_checkpoint(collection.folder / space.checkpoint)  # without it nothing could be searched any more
+    load_checkpoint(collection.folder / space.checkpoint)  # without it, nothing could be searched any more
     collection.catalog.spaces.switch(space_id)
     with closing(Collection(collection.folder)) as switched:
         switched.save_index()
@@ -268,7 +268,7 @@ def switch_space(collection: Collection, space_id: int) -> Space:
 
 
 def drop_half_built(collection: Collection, *, but: str) -> None:
-    """Delete the half-built spaces of other fitted hash layers than that with the fingerprint `but`.
+    """Delete the half-built spaces of fitted hash layers, except the one with the fingerprint `but`.
 
     Raises:
         BadCollection: another process is filling one.

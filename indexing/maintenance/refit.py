@@ -1,4 +1,4 @@
-"""Refits the hash layer of a collection to the images that it holds by now, and changes to the new codes."""
+"""Refits the hash layer of a collection to the images that it now holds, and switches to the new codes."""
 
 from collections.abc import Iterator, Mapping
 from typing import Unpack
@@ -56,13 +56,13 @@ def change_codes(
     without_missing: bool = False,
     allow_private: bool = False,
 ) -> Iterator[Reencoded]:
-    """Change the collection to the codes of `fitting`, see `reencode`; content that has one is not encoded again.
+    """Switch the collection to the codes of `fitting`, see `reencode`; content that has one is not encoded again.
 
-    Yields nothing if the collection has this hash layer already. What a refit that was interrupted has left is deleted,
-    unless it was fitted to the same images.
+    Yields nothing if the collection already has this hash layer. The codes of an interrupted refit are deleted, unless
+    it was fitted to the same images.
 
     Raises:
-        BadCollection: another process is changing the codes of the collection to those of another refit.
+        BadCollection: another process is switching the collection to the codes of another refit.
     """
     with fitting.checkpoint() as path:
         fingerprint = fitting.encoder.fingerprint

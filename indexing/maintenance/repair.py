@@ -1,4 +1,4 @@
-"""`index verify --repair`: rebuilds what can be derived, deletes what belongs to nothing, and names what is left."""
+"""`index verify --repair`: rebuilds what can be derived, deletes orphaned rows, and reports remaining problems."""
 
 import sqlite3
 from contextlib import closing
@@ -22,7 +22,7 @@ from hashseek.retrieval.files import write_atomically
 
 @dataclass
 class Repaired:
-    """What a repair did, as messages, and what it could not fix."""
+    """What a repair has done, as messages, and what it could not fix."""
 
     done: list[str] = field(default_factory=list)
     left: list[Finding] = field(default_factory=list)
@@ -34,7 +34,7 @@ def repair(folder: Path, *, checkpoint: Path | None = None, **options: Unpack[En
     Args:
         folder: of the collection.
         checkpoint: another copy of its checkpoint, if its own copy is lost.
-        options: to encode images whose codes are missing.
+        options: of the encoder, for images whose codes are missing.
 
     Raises:
         CatalogDamaged: SQLite cannot read the catalog.
@@ -67,7 +67,7 @@ def repair(folder: Path, *, checkpoint: Path | None = None, **options: Unpack[En
 
 
 def _repair_catalog(path: Path) -> list[str]:
-    """Rebuild SQLite's indexes if they are damaged, then repair the rows; a message for each thing that was done.
+    """Rebuild SQLite's indexes if they are damaged, then repair the rows; returns a message for each repair.
 
     Raises:
         CatalogDamaged: SQLite still finds the file damaged.

@@ -1,4 +1,4 @@
-"""New files that appear complete or not at all, and the scratch directories in which they are made."""
+"""New files that appear complete or not at all, and the scratch directories in which they are written."""
 
 import errno
 import os
@@ -26,7 +26,7 @@ def scratch_directory(parent: Path) -> Iterator[Path]:
         OSError: `parent` does not exist, or the disk is full.
     """
     for leftover in parent.glob(f"{_PREFIX}*"):
-        with suppress(OSError):  # another process may delete it too
+        with suppress(OSError):  # another process may also delete it
             if max(path.stat().st_mtime for path in (leftover, *leftover.iterdir())) < time.time() - MAX_IDLE_SECONDS:
                 shutil.rmtree(leftover)
     try:
@@ -48,12 +48,12 @@ def new_file(file: Path) -> Iterator[tuple[BinaryIO, Path]]:
     """An open file that becomes `file` at the end, complete and durable, or not at all; and a scratch directory.
 
     Raises:
-        BadConfig: `file` exists already, its folder does not, or no permission to write there.
+        BadConfig: `file` already exists, its folder does not, or there is no permission to write there.
         OSError: the disk is full.
     """
     parent = file.absolute().parent
     if file.exists() or file.is_symlink():
-        raise BadConfig(f"{file} exists already: name a new file, or delete it first")
+        raise BadConfig(f"{file} already exists: choose another name, or delete it first")
     if not parent.is_dir():
         raise BadConfig(f"there is no folder {file.parent}: create it first")
     with scratch_directory(parent) as scratch:

@@ -1,7 +1,7 @@
-"""Calls to a Milvus server: bounded retries of what may pass, and errors as ours. Loads pymilvus when it connects.
+"""Calls to a Milvus server: bounded retries of temporary errors, and errors as ours. Loads pymilvus on connecting.
 
-Every call can be repeated, since rows are written by id ("upsert"): so whatever is not certainly permanent is tried
-again until the time is up, for example while a server starts again.
+Every call can be repeated, since rows are written by id ("upsert"): so every error that is not certainly permanent is
+retried until the time is up, for example while a server restarts.
 """
 
 import logging
@@ -14,23 +14,23 @@ from hashseek.retrieval.errors import BadCollection, BadConfig
 
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 20.0  # for a call with all its retries
-WRITE_SECONDS = 90.0  # a server that starts again takes about half a minute
+WRITE_SECONDS = 90.0  # a server takes about half a minute to restart
 _PAUSE_SECONDS = 0.5  # between two tries
 _NOT_FOUND = (100, 800)  # collection, database
-# Invalid parameters, authentication, and what has no code of its own, such as invalid expressions and codes of another
-# length; while a server starts, it gives other ones.
+# Invalid parameters, authentication, and errors without a code of their own, such as invalid expressions and codes of
+# another length; while a server starts, it returns other ones.
 _PERMANENT = (1100, 1101, 1400, 1401, 65535)
 
 
 class StoreUnavailable(BadCollection):
-    """The server that keeps a collection does not answer; the same call may succeed later."""
+    """The server that holds a collection does not answer; the same call may succeed later."""
 
 
 class Connection:
     """A connection to the server of a URI. Safe to use from several threads.
 
     Attributes:
-        is_stale: the collection is another one now; all calls are refused.
+        is_stale: the collection has been replaced; all calls are refused.
     """
 
     def __init__(self, uri: MilvusUri) -> None:
@@ -44,7 +44,7 @@ class Connection:
             import grpc
             import pymilvus
         except ImportError:
-            raise BadConfig(f"{uri} needs pymilvus: pip install 'hashseek[milvus]'") from None
+            raise BadConfig(f"{uri} needs pymilvus: run pip install 'hashseek[milvus]'") from None
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)  # it would log each try with its traceback
         self.uri = uri
         self.is_stale = False
@@ -73,18 +73,18 @@ class Connection:
         """Call a method of the client for this collection; reads are tried for `READ_SECONDS`.
 
         Raises:
-            StoreUnavailable: the server does not answer, or not without an error.
+            StoreUnavailable: the server does not answer, or only with errors.
             BadCollection: there is no such collection, or Milvus refuses the call.
         """
         return self._call(method, READ_SECONDS, arguments)
 
     def write(self, method: str, **arguments: Any) -> Any:
-        """As `read`, for calls that change something: tried for `WRITE_SECONDS`."""
+        """Like `read`, for calls that change something: tried for `WRITE_SECONDS`."""
         return self._call(method, WRITE_SECONDS, arguments)
 
     def _call(self, method: str, seconds: float, arguments: dict[str, Any]) -> Any:
         if self.is_stale:
-            raise StoreUnavailable(f"the collection {self.uri} was replaced since it was opened: open it again")
+            raise StoreUnavailable(f"the collection {self.uri} has been replaced since it was opened: open it again")
         until = time.monotonic() + seconds
         while True:
             left = max(until - time.monotonic(), 1.0)
@@ -100,7 +100,7 @@ class Connection:
                 if time.monotonic() + _PAUSE_SECONDS >= until:
                     raise StoreUnavailable(
                         f"Milvus at {self.uri.server} did not answer {method} within {seconds:.0f} s ({text}): "
-                        "check the server and try again; what was reported as stored is stored"
+                        "check the server and try again; everything reported as stored is stored"
                     ) from None
                 if code in _PERMANENT or isinstance(error, self._invalid):
                     raise BadCollection(f"Milvus refuses {method} on {self.uri}: {text}") from None

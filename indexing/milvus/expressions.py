@@ -10,7 +10,7 @@ from hashseek.indexing.catalog.attributes import Ids
 from hashseek.indexing.catalog.conditions import Condition, json_paths, parse_number, ways_to_meet
 from hashseek.indexing.catalog.filters import Filter, parse_time
 
-ATTRIBUTES, NUMBERS = "attributes", "numbers"  # fields; the second has the numbers that strings spell
+ATTRIBUTES, NUMBERS = "attributes", "numbers"  # fields; the second has the numbers contained in strings
 _EQUAL = {"=": "=="}
 
 
@@ -25,7 +25,7 @@ def both(*expressions: str) -> str:
 
 
 def expression(among: Ids | Filter | None) -> str:
-    """What lets the same images through as a filter or a list of ids; empty for None.
+    """An expression that selects the same images as a filter or a list of ids; empty for None.
 
     Raises:
         BadConfig: the filter has an invalid condition.
@@ -66,7 +66,7 @@ def _tests(condition: Condition, steps: tuple[str, ...]) -> Iterable[str]:
 
 
 def spelt_numbers(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers that strings among attributes spell, by the same names: Milvus cannot read a number from a string."""
+    """The numbers contained in string attributes, by the same names: Milvus cannot read a number from a string."""
     found: dict[str, Any] = {}
     for name, value in attributes.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""A collection in a Milvus server. It answers as a collection in a folder does, ties by id included."""
+"""A collection in a Milvus server. It answers like a collection in a folder, including ties by id."""
 
 import json
 import threading
@@ -39,12 +39,12 @@ from hashseek.retrieval.errors import BadCollection, BadConfig, UnknownImage
 
 FORMAT = 1
 BATCH = 1000  # rows that are written together
-EFFORT = 32  # lists of BIN_IVF_FLAT that a search reads unless it says otherwise
-_COUNT_SECONDS = 60.0  # for which numbers of labels and engines are kept: counting them reads every row
+EFFORT = 32  # lists of BIN_IVF_FLAT that a search reads by default
+_COUNT_SECONDS = 60.0  # for which counts of labels and engines are cached: counting reads every row
 
 
 class MilvusStore:
-    """An open collection in Milvus, used as `Collection` is. Safe to use from several threads.
+    """An open collection in Milvus, used like `Collection`. Safe to use from several threads.
 
     Several processes may add at the same time, see `hashseek.indexing.milvus.rows.ids_of`. Two that change the same
     image at the same time overwrite each other: the last one wins.
@@ -58,9 +58,9 @@ class MilvusStore:
 
         Raises:
             StoreUnavailable: the server does not answer.
-            BadCollection: there is no such collection, or it is not one of Hashseek.
+            BadCollection: there is no such collection, or it is not a Hashseek collection.
             ForeignCodes: the collection was made with another checkpoint.
-            BadConfig: it has another index than the URI names.
+            BadConfig: its index is not the one that the URI names.
         """
         self.uri = uri
         self._checkpoint = checkpoint
@@ -100,7 +100,7 @@ class MilvusStore:
                 raise ValueError(f"format {about['hashseek']}, vectors of {dimension} bits for codes of {n_bits}")
         except (ValueError, KeyError, TypeError) as error:
             raise BadCollection(
-                f"{self.uri} is not a collection of this version of Hashseek ({error!r}): name another one"
+                f"{self.uri} is not a collection of this version of Hashseek ({error!r}): choose another one"
             ) from None
         return fingerprint, n_bits
 
@@ -125,14 +125,14 @@ class MilvusStore:
 
     @property
     def checkpoint(self) -> Path:
-        """The file that was named when the collection was opened."""
+        """The file that was given when the collection was opened."""
         if self._checkpoint is None:
-            raise BadConfig(f"{self.uri} keeps no checkpoint: name the file it was made with (--checkpoint)")
+            raise BadConfig(f"{self.uri} keeps no checkpoint: give the file it was created with (--checkpoint)")
         return self._checkpoint
 
     @property
     def finds_all(self) -> bool:
-        """Whether searches without a filter or a largest distance are exact, too."""
+        """Whether searches are exact even without a filter or a largest distance."""
         return "IVF" not in self.kind
 
     def __len__(self) -> int:
@@ -171,7 +171,9 @@ class MilvusStore:
         if row is None:
             free = next((i for i in of_rows.ids_of(image) if i not in known), None)
             if free is None:
-                raise BadCollection(f"both ids of {image.key or image.path} are taken by chance: give it another key")
+                raise BadCollection(
+                    f"both ids of {image.key or image.path} are taken by other images: give it another key"
+                )
             new = {"id": free, "key": image.key or "", "added_at": time, "changed_at": time}
             return new | of_rows.content_of(image) | of_rows.described(image.labels, image.attributes), "added"
         if row["sha256"] == image.sha256:
@@ -190,18 +192,18 @@ class MilvusStore:
         return new | {"changed_at": time}, "updated"
 
     def add_with_file(self, *_: object, **__: object) -> tuple[int, Change]:
-        """Refused: there is no place for the file.
+        """Refuse to store a file: Milvus keeps no files.
 
         Raises:
             BadConfig: always.
         """
         raise BadConfig(
-            f"the collection {self.uri.name} is in Milvus, which keeps no image files: put the file where the "
-            "service can read it and add it with `hashseek index add`"
+            f"the collection {self.uri.name} is in Milvus, which keeps no image files: put the file where the service "
+            "can read it, and add it with `hashseek index add`"
         )
 
     def drop_files(self, paths: set[str]) -> None:
-        """Nothing: no files are kept."""
+        """Do nothing: no files are kept."""
 
     def update(
         self, image_id: int, *, labels: Sequence[str] | None = None, attributes: Mapping[str, Any] | None = None
@@ -232,7 +234,7 @@ class MilvusStore:
     # ------------------------------------------------------------ reading
 
     def _query(self, among: str, fields: list[str], limit: int, consistency: str | None = None) -> list[Row]:
-        # Only changes ask for "Strong" whatever the URI says; they are as patient as their writes.
+        # Only changes ask for "Strong" regardless of the URI; they wait as long as their writes.
         call = self._connection.write if consistency == "Strong" else self._connection.read
         found = call(
             "query",
@@ -259,7 +261,7 @@ class MilvusStore:
     def _pages(
         self, among: str, fields: list[str], size: int, *, after: int = 0, consistency: str | None = None
     ) -> Iterator[list[Row]]:
-        """Rows that meet an expression, by ascending id, at most `MOST` at a time; the first page has `size`."""
+        """Rows that match an expression, by ascending id, at most `MOST` at a time; the first page has `size`."""
         size = min(size, MOST)
         while True:
             page = self._query(both(among, f"id > {after}"), fields, size, consistency)
@@ -307,9 +309,9 @@ class MilvusStore:
         return of_rows.stored_image(rows[0]) if rows else None
 
     def code_by_hash(self, sha256: str) -> StoredCode | None:
-        """The code of a content that is stored already.
+        """The code of content that is already stored.
 
-        One that was stored in the last second may be missed; it is encoded again then, and `add` finds it.
+        Content stored in the last second may be missed; it is then encoded again, and `add` finds it.
         """
         rows = self._query(f"sha256 == {literal(sha256)}", ["engine", CODE], 1, "Eventually")
         return of_rows.stored_code(rows[0]) if rows else None
@@ -380,9 +382,9 @@ class MilvusStore:
         self, code: NDArray[np.uint8], max_distance: int | None, among: Ids | Filter | None, effort: int | None
     ) -> Nearest:
         if effort is not None and self.finds_all:
-            raise BadConfig(f"an index of kind {self.kind} is exact and takes no effort: leave it out")
+            raise BadConfig(f"effort is only for approximate indexes, not for kind {self.kind}: leave it out")
         if effort is not None and effort < 1:
-            raise BadConfig(f"effort counts lists and must be at least 1, not {effort}")
+            raise BadConfig(f"effort is the number of lists and must be at least 1, got {effort}")
         is_free = max_distance is None and among is None  # otherwise all lists are read, which is exact
         n_lists = min(effort or EFFORT, N_LISTS) if is_free else N_LISTS
         params = {} if self.finds_all else {"nprobe": n_lists}
@@ -427,9 +429,9 @@ class MilvusStore:
         return self._query("id == 0", ["id"], 1, "Eventually")
 
     def is_current(self) -> bool:
-        """Whether the collection is still the one that was opened; True if the server does not say.
+        """Whether the collection is still the one that was opened; True if the server does not answer.
 
-        If it is not, nothing is read from it any more: the other one may have codes of another checkpoint.
+        If it is not, nothing more is read from it: the new one may have codes of another checkpoint.
         """
         try:
             if self._describe()["description"] == self._description["description"]:
@@ -448,7 +450,7 @@ class MilvusStore:
 
 
 def _redescribed(row: Row, labels: Sequence[str] | None, attributes: Mapping[str, Any] | None) -> tuple[Row, bool]:
-    """A row with labels and attributes that are given, and whether any of them differs."""
+    """A row with the given labels and attributes, and whether any of them differs."""
     same = (labels is None or set(labels) == set(row["labels"])) and (
         attributes is None or same_attributes(attributes, row["attributes"])
     )

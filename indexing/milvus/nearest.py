@@ -1,4 +1,4 @@
-"""The nearest codes in Milvus, with ties by id. Milvus itself returns any of those at the distance of the last one."""
+"""The nearest codes in Milvus, with ties by id. Milvus itself returns arbitrary ones at the distance of the last."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ class Nearest:
     Args:
         connection: to the server.
         code: packed.
-        among: an expression that hits must meet.
+        among: an expression that hits must match.
         consistency: of the reads, as Milvus names it.
         params: for the index.
     """
@@ -39,7 +39,7 @@ class Nearest:
     def search(self, k: int, *, radius: int, ties: bool = False) -> list[Found]:
         """The k nearest within a radius (bits) in order; with `ties`, all others at the distance of the last, too.
 
-        Beyond the most that Milvus returns at once, and for ties, all images at one distance are fetched after
+        Beyond the most that Milvus returns at once, and for ties, the images are fetched one distance after
         another.
         """
         first = min(2 * k + 64, MOST)

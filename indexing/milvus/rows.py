@@ -12,7 +12,7 @@ from hashseek.indexing.milvus.expressions import spelt_numbers
 
 Row = dict[str, Any]
 
-N_IDS = 2**53  # ids are below: JavaScript reads larger numbers with rounding
+N_IDS = 2**53  # ids are below this: JavaScript rounds larger numbers
 CODE = "code"
 N_LISTS = 1024  # of BIN_IVF_FLAT
 _TEXT = {"key": 2048, "path": 65_535, "sha256": 64, "media_type": 255, "engine": 255, "added_at": 32, "changed_at": 32}
@@ -51,7 +51,7 @@ def make_indexes(kind: str) -> Any:
 
 
 def ids_of(image: NewImage) -> tuple[int, int]:
-    """The two ids that an image may have. It has the first unless another image has taken that, by chance.
+    """The two ids that an image may have. It gets the first unless another image already has it by chance.
 
     They are hashes of the key, or of the content without one. So several writers that add the same image write the same
     row, and none has to ask another for an id. Among a billion images, about 60 have their second id.
@@ -60,7 +60,7 @@ def ids_of(image: NewImage) -> tuple[int, int]:
 
 
 def ids_of_key(key: str) -> tuple[int, int]:
-    """As `ids_of`, for the image with this key."""
+    """Like `ids_of`, for the image with this key."""
     return _ids(f"key:{key}")
 
 
@@ -71,7 +71,7 @@ def _ids(identity: str) -> tuple[int, int]:
 
 
 def find_row(image: NewImage, rows: Mapping[int, Row]) -> Row | None:
-    """The row of an image that is stored already, by its key, or by its content without one; the lowest id."""
+    """The row of an image that is already stored, by its key, or without a key by its content; the lowest id."""
     if image.key is not None:
         return next((rows[i] for i in ids_of(image) if i in rows and rows[i]["key"] == image.key), None)
     same: Iterable[int] = (i for i, row in rows.items() if row["sha256"] == image.sha256)
@@ -110,7 +110,7 @@ def stored_image(row: Row) -> StoredImage:
 
 
 def file_record(row: Row) -> FileRecord:
-    """What a row says of its file."""
+    """The part of a row that is about its file."""
     mtime_ns = None if row["mtime_ns"] == -1 else row["mtime_ns"]
     return FileRecord(row["id"], row["key"] or None, row["bytes"], mtime_ns, True)
 
@@ -121,6 +121,6 @@ def stored_code(row: Row) -> StoredCode:
 
 
 def code_bytes(row: Row) -> bytes:
-    """The packed code of a row. A query gives binary vectors as a list of one."""
+    """The packed code of a row. A query returns binary vectors as a list of one."""
     code = row[CODE]
     return code if isinstance(code, bytes) else bytes(code[0])

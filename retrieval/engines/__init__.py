@@ -4,7 +4,7 @@
     openvino   OpenVINO, on a CPU
     auto       OpenVINO on a CPU; PyTorch on a GPU, without OpenVINO, and for networks that it cannot convert
 
-The environment variable HASHSEEK_ENGINE says which engine "auto" means. docs/benchmarks.md compares their speed and
+The environment variable HASHSEEK_ENGINE sets which engine "auto" means. docs/benchmarks.md compares their speed and
 shows how well their codes agree.
 """
 

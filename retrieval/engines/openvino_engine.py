@@ -50,7 +50,7 @@ class OpenVinoEngine:
         found = str(alone.get_property("INFERENCE_PRECISION_HINT").get_type_name())
         self.dtype = {"bf16": torch.bfloat16, "f32": torch.float32}[found]
         if self.dtype != wanted:
-            raise BadConfig(f"OpenVINO runs in {found} on this processor, not in {precision}: use --precision auto")
+            raise BadConfig(f"OpenVINO runs in {found} on this processor, not {precision}: use --precision auto")
         self.batch_size = 128  # large, because some cores idle at the end of a batch
         self.name = f"openvino cpu {str(self.dtype).removeprefix('torch.')}"
 
@@ -62,7 +62,7 @@ class OpenVinoEngine:
 
     @cached_property
     def _queue(self) -> Any:
-        """Compiled when it is used, because a search needs none."""
+        """Compiled on first use, because not every search needs it."""
         compiled = self._compiled("THROUGHPUT")
         # As many again as run at a time: the next one waits ready while Python copies the features of the last one.
         n_requests = 2 * int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
@@ -96,7 +96,7 @@ def check_openvino(device: str) -> None:
     if device != "auto" and pick_device(device).type != "cpu":
         raise BadConfig(f"the engine openvino runs on the CPU, not on {device}: use --device cpu")
     if not has_openvino():
-        raise BadConfig("the engine openvino needs the package openvino: `pip install openvino`, or use --engine torch")
+        raise BadConfig("the engine openvino is not installed: run pip install openvino, or use --engine torch")
 
 
 def has_openvino() -> bool:

@@ -130,6 +130,6 @@ def _difference(ov: Any, model: Any, network: nn.Module, preprocessing: Preproce
 
 
 def reason_of(error: Exception) -> str:
-    """The line of an error's message that says most: PyTorch writes it first, OpenVINO last."""
+    """The most informative line of an error message: PyTorch writes it first, OpenVINO last."""
     lines = (str(error).strip() or type(error).__name__).splitlines()
     return lines[-1 if type(error).__module__.startswith("openvino") else 0]

@@ -35,7 +35,7 @@ class Calibration:
             BadConfig: `precision` is not between 0 and 1.
         """
         if not 0 <= precision <= 1:
-            raise BadConfig(f"a precision must be between 0 and 1, not {precision}")
+            raise BadConfig(f"a precision must be between 0 and 1, got {precision}")
         enough = np.flatnonzero(np.asarray(self.within_radius) >= precision)
         return int(enough[-1]) if len(enough) else None
 
@@ -48,12 +48,14 @@ class Calibration:
         """
         version = stored.get("version")
         if not isinstance(version, int) or version > VERSION:
-            raise BadCodes(f"a calibration of version {version} cannot be read, only up to {VERSION}: upgrade hashseek")
+            raise BadCodes(
+                f"the calibration has version {version}, this Hashseek reads up to {VERSION}: update Hashseek"
+            )
         values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in stored.items()}
         try:
             made = cls(**values)
         except TypeError as error:
-            raise BadCodes(f"this is no calibration ({error}): calibrate again") from None
+            raise BadCodes(f"this is not a calibration ({error}): calibrate again") from None
         if not len(made.at_distance) == len(made.within_radius) == len(made.pairs) == made.n_bits + 1:
             raise BadCodes(
                 f"the stored calibration of {made.n_bits}-bit codes needs {made.n_bits + 1} values: calibrate again"
@@ -80,7 +82,7 @@ def calibrate(found: Histograms, *, monotone: bool = True) -> Calibration:
 
         values = IsotonicRegression(increasing=False).fit_transform(seen, values, sample_weight=pairs[seen])
     at_distance = np.interp(np.arange(found.n_bits + 1), seen, values)
-    # Within a radius only pairs that were seen count; before the first of them, use the neighbour's value.
+    # Within a radius, only observed pairs count; before the first of them, use the neighbour's value.
     n_within = np.cumsum(pairs)
     within = np.where(n_within > 0, np.cumsum(pairs * at_distance) / np.maximum(n_within, 1), at_distance)
     return Calibration(

@@ -27,7 +27,7 @@ class ClassDistances:
 def class_distances(found: Histograms) -> ClassDistances:
     """d_intra and d_inter over all (query, item) pairs; each pair counts once.
 
-    HyP2 (Xu et al., MM 2022) reports d_intra and d_inter in its Table 6, but gives no formula and its code computes
+    HyP2 (Xu et al., MM 2022) reports d_intra and d_inter in its Table 6, but states no formula, and its code computes
     neither. This is our reading: relevant pairs are within a class, all others are between classes.
     """
     distances = np.arange(found.n_bits + 1)
@@ -43,9 +43,9 @@ def class_distances(found: Histograms) -> ClassDistances:
 class BitStatistics:
     """How the bits of n codes are used.
 
-    `balance` (K,): the share of ones of each bit; 0.5 is best. `n_constant`: bits that never change.
+    `balance` (K,): the share of ones in each bit; 0.5 is best. `n_constant`: bits that never change.
     `mean_correlation`, `max_correlation`: absolute Pearson correlation of pairs of bits that do change (0 if there is
-    no such pair). `n_distinct`: number of different codes; `most_common`: how often the most frequent code occurs.
+    no such pair). `n_distinct`: number of distinct codes; `most_common`: how often the most frequent code occurs.
     `quantisation_error`: mean of (|u| - 1)**2 over all outputs u, which DHN and HashNet penalise; `quantisation_angle`:
     1 - mean cosine between outputs and their signs, which does not depend on the outputs' scale. None without outputs.
     """

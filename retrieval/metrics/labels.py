@@ -44,7 +44,7 @@ def remarks(
     Args:
         query_labels: 0/1 (Q, C).
         database_labels: 0/1 (N, C).
-        ns: the N of the metrics.
+        ns: the values of N for the metrics.
         label_names: C names; without them, labels are named by their column.
     """
     names = list(label_names) or [str(i) for i in range(query_labels.shape[1])]

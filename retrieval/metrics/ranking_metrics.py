@@ -235,7 +235,7 @@ def effective_n(n: int | None, n_database: int) -> int:
         BadConfig: n < 1.
     """
     if n is not None and n < 1:
-        raise BadConfig(f"N must be at least 1, not {n}")
+        raise BadConfig(f"N must be at least 1, got {n}")
     return n_database if n is None else min(n, n_database)
 
 

@@ -4,7 +4,7 @@ A backbone maps normalised images (B, 3, H, W), or the rows (B, D) of a vector d
 kinds of names:
 
     resnet18            a classification network of torchvision without its last layer; torchvision's state dicts fit
-    pixels              no network: the picture shrunk to 8 x 8 pixels, which tells colours and layout apart
+    pixels              no network: the picture shrunk to 8 x 8 pixels, which captures colours and layout
     timm:convnext_atto  a network of the optional package timm
     mlp:294-512-512     fully connected layers over vectors of 294 numbers
     my_module:function  a function from outside the package that returns (nn.Module, feature width)
@@ -20,7 +20,7 @@ from hashseek.retrieval.models import mlp, timm_backbones
 from hashseek.retrieval.models.published_weights import FILES, PIXELS, unknown_backbone
 from hashseek.retrieval.plugins import load_named
 
-# The weights of these networks expect mean = std = 0.5. torchvision takes ImageNet's and converts them inside the
+# The weights of these networks expect mean = std = 0.5. torchvision uses ImageNet's and converts them inside the
 # network (transform_input); here the preprocessing has them.
 _HALF = ("googlenet", "inception_v3")
 
@@ -82,7 +82,7 @@ def build_backbone(name: str) -> tuple[nn.Module, int]:
 
 
 def is_vector_backbone(name: str) -> bool:
-    """Whether the backbone takes vectors instead of images."""
+    """Whether the backbone accepts vectors instead of images."""
     return name.startswith(mlp.PREFIXES)
 
 

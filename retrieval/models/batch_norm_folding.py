@@ -23,7 +23,7 @@ class _Tracer(fx.Tracer):
         self._thread = threading.get_ident()
 
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        """Call the network of another thread, which runs while this one is traced, as usual."""
+        """Call another thread's network, which runs during the trace, as usual."""
         if threading.get_ident() != self._thread:
             return forward(*args, **kwargs)
         return super().call_module(m, forward, args, kwargs)

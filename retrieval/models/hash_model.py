@@ -57,14 +57,14 @@ class HashModel(nn.Module):
         return self
 
     def check_input_size(self, size: int) -> None:
-        """Pass one image of `size` x `size` pixels through the backbone, to find out early whether it can take it.
+        """Pass one image of `size` x `size` pixels through the backbone, to check early that it accepts that size.
 
         Raises:
-            BadConfig: the backbone cannot take images of that size, or does not return one vector per image.
+            BadConfig: the backbone does not accept images of that size, or does not return one vector per image.
         """
         default = default_preprocessing(self.backbone_name)
         if default is None:
-            raise BadConfig(f"the backbone {self.backbone_name} takes vectors, not images: choose one for images")
+            raise BadConfig(f"the backbone {self.backbone_name} is for vectors, not images: choose one for images")
         was_training = self.training
         try:
             with torch.inference_mode():
@@ -73,7 +73,7 @@ class HashModel(nn.Module):
         except (AssertionError, RuntimeError, ValueError) as error:
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise BadConfig(
-                f"the backbone {self.backbone_name} cannot take images of {size} x {size} pixels ({reason}): set "
+                f"the backbone {self.backbone_name} does not accept images of {size} x {size} pixels ({reason}): set "
                 f"model.size = {default.size}, the size that its weights were trained with"
             ) from None
         finally:

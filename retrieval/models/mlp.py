@@ -1,6 +1,6 @@
 """Backbones for vectors: fully connected layers over standardised inputs.
 
-`mlp:294-512-512` takes 294 numbers and has two hidden layers of 512; `mlp_bn:294-512-512` has batch norm before each
+`mlp:294-512-512` has 294 inputs and two hidden layers of 512; `mlp_bn:294-512-512` has batch norm before each
 ReLU. `mlp:294` has no hidden layer: the features are the vectors.
 """
 
@@ -58,15 +58,15 @@ class Mlp(nn.Module):
         """Features (B, widths[-1]) of vectors (B, n_inputs)."""
         if vectors.dim() != 2 or vectors.shape[1] != self.n_inputs:
             raise BadConfig(
-                f"this model takes vectors of {self.n_inputs} numbers, not input of shape {tuple(vectors.shape)}: "
-                "give the backbone the width of the data, mlp:WIDTH-..."
+                f"this model expects vectors of {self.n_inputs} numbers, got input of shape {tuple(vectors.shape)}: "
+                "use a backbone with the width of the data, mlp:WIDTH-..."
             )
         features: Tensor = self.layers((vectors.float() - self.mean) / self.std)
         return features
 
 
 def n_inputs_of(name: str) -> int:
-    """Length of the vectors that the backbone `name` takes."""
+    """Length of the vectors that the backbone `name` accepts."""
     return _widths(name)[0]
 
 

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Network:
-    """A backbone that may not be built yet. OpenVINO's cache often makes that needless, and with it torchvision.
+    """A backbone that may not be built yet. With OpenVINO's cache, neither it nor torchvision is often needed.
 
     Args:
-        build: gives the backbone: normalised images (B, 3, size, size) -> features (B, D, ...).
+        build: returns the backbone: normalised images (B, 3, size, size) -> features (B, D, ...).
         tensors: its state dict.
-        name: of the backbone, to cache its converted form; None: it is not cached.
+        name: the backbone's name, to cache its converted form; None: it is not cached.
     """
 
     build: Callable[[], nn.Module]

@@ -13,7 +13,7 @@ from hashseek.retrieval.models import timm_backbones
 from hashseek.retrieval.models.backbones import Removed
 from hashseek.retrieval.models.published_weights import FILES, PIXELS, SUFFIXES, fetch_weights
 
-# Heads beside the classifier that some networks use in training only.
+# Heads in addition to the classifier, which some networks use only in training.
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
 
 
@@ -21,7 +21,7 @@ def load_backbone_weights(backbone: nn.Module, *, name: str, weights: str) -> No
     """Fill `backbone`, built as `name`, in place.
 
     Args:
-        backbone: the module that `build_backbone(name)` gave.
+        backbone: the module returned by `build_backbone(name)`.
         name: its name.
         weights: "none" (leave it random), "default" (torchvision's or timm's, downloaded once), the name of one of
             torchvision's weight sets for it (such as "IMAGENET1K_V2"), or a path to a `.safetensors`, `.pth` or `.pt`
@@ -34,7 +34,7 @@ def load_backbone_weights(backbone: nn.Module, *, name: str, weights: str) -> No
     if weights == "none" or (weights == "default" and name == PIXELS):
         return
     if weights == "default" and name not in FILES and not name.startswith(timm_backbones.PREFIX):
-        raise BadCheckpoint(f"there are no published weights for {name}: set model.weights to none, or to a file")
+        raise BadCheckpoint(f"there are no published weights for {name}: set model.weights to none or a file")
     downloads = weights == "default" or weights in weight_sets(name)
     state = _downloaded(name, weights) if downloads else _read_state(Path(weights))
     _load_matching(backbone, state, name=name, source=weights)
@@ -74,7 +74,7 @@ def _read_state(path: Path) -> dict[str, Tensor]:
             f"there is no weights file {path}: set model.weights to none, default, a weight set's name, or a file"
         )
     if path.suffix not in SUFFIXES:
-        raise BadCheckpoint(f"weights must be a file of {', '.join(SUFFIXES)}, not {path.name}")
+        raise BadCheckpoint(f"a weights file must end in {', '.join(SUFFIXES)}, got {path.name}")
     try:
         if path.suffix == ".safetensors":
             state = load_file(path)
@@ -82,7 +82,7 @@ def _read_state(path: Path) -> dict[str, Tensor]:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # unpickling a torn file raises nearly anything
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise BadCheckpoint(f"{path} is damaged or contains other things than tensors: {reason}") from None
+        raise BadCheckpoint(f"{path} is damaged or contains objects other than tensors: {reason}") from None
     for wrapper in ("state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
             state = state[wrapper]

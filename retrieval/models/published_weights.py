@@ -1,6 +1,6 @@
 """Published weights of torchvision's networks: their names, their files, and how to get them, without importing torch.
 
-Importing torchvision takes seconds; a misspelt name or a missing file is reported at once. The files lie where
+Importing torchvision takes seconds; a misspelt name or a missing file is reported at once. The files are where
 torchvision itself looks for them.
 """
 
@@ -18,7 +18,7 @@ _SOURCE = "https://download.pytorch.org/models/"
 
 
 def unknown_backbone(name: str) -> BadConfig:
-    """The error about a backbone that does not exist, with the closest names."""
+    """The error for a backbone that does not exist, with the closest names."""
     close = difflib.get_close_matches(name, FILES, n=3)
     hint = f"did you mean {' or '.join(close)}?" if close else "try resnet50 or mobilenet_v2;"
     return BadConfig(
@@ -28,21 +28,21 @@ def unknown_backbone(name: str) -> BadConfig:
 
 
 def check_image_backbone(name: str) -> None:
-    """Refuse a backbone that cannot exist, or takes no images.
+    """Refuse a backbone that cannot exist, or does not accept images.
 
     Raises:
-        BadConfig: there is no network of that name, it takes vectors, or its package is missing.
+        BadConfig: there is no network of that name, it is for vectors, or its package is missing.
     """
     if name.startswith(("mlp:", "mlp_bn:")):
-        raise BadConfig(f"the backbone {name} takes vectors, not images: choose one for images")
+        raise BadConfig(f"the backbone {name} is for vectors, not images: choose one for images")
     if name.startswith("timm:") and importlib.util.find_spec("timm") is None:
-        raise BadConfig(f"the backbone {name} needs the package timm: install it with pip install 'hashseek[timm]'")
+        raise BadConfig(f"the backbone {name} needs the package timm: run pip install 'hashseek[timm]'")
     if ":" not in name and name != PIXELS and name not in FILES:
         raise unknown_backbone(name)
 
 
 def cached(file: str) -> Path:
-    """Where a file of published weights lies once it was downloaded."""
+    """The path of a file of published weights once it is downloaded."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = os.environ.get("TORCH_HOME") or f"{cache}/torch"
     return Path(home).expanduser() / "hub" / "checkpoints" / file
@@ -52,7 +52,7 @@ def fetch_weights(file: str) -> Path:
     """Download a file of torchvision's weights unless it is there.
 
     Raises:
-        BadCheckpoint: there is no connection, or the file arrives damaged.
+        BadCheckpoint: there is no connection, or the download is damaged.
     """
     path = cached(file)
     if path.is_file():

@@ -22,7 +22,7 @@ def build(name: str) -> tuple[nn.Module, int]:
     """
     timm, model_name, _ = _find(name)
     try:
-        # Vision transformers then take other sizes than the one of their weights, by resampling their positions.
+        # Vision transformers then accept sizes other than that of their weights, by resampling their positions.
         network = timm.create_model(model_name, pretrained=False, num_classes=0, dynamic_img_size=True)
     except TypeError:  # every other network
         network = timm.create_model(model_name, pretrained=False, num_classes=0)
@@ -33,7 +33,7 @@ def preprocessing(name: str) -> Preprocessing:
     """The input that timm's weights of `name` were trained with.
 
     Raises:
-        BadConfig: as `build`.
+        BadConfig: see `build`.
     """
     timm, _, config = _find(name)
     data = timm.data.resolve_data_config(pretrained_cfg=config)
@@ -53,7 +53,7 @@ def classifiers(name: str) -> tuple[str, ...]:
 
 
 def downloaded(name: str) -> dict[str, Tensor]:
-    """timm's own weights of `name`, fetched once, without the classifier."""
+    """timm's own weights of `name`, downloaded once, without the classifier."""
     timm, model_name, config = _find(name)
     if config.get("hf_hub_id"):
         _check_reachable(config["hf_hub_id"])
@@ -62,7 +62,7 @@ def downloaded(name: str) -> dict[str, Tensor]:
 
 
 def _check_reachable(repository: str) -> None:
-    """Raise at once if the weights would have to be downloaded and cannot be. timm would try again for a minute."""
+    """Raise at once if the weights have to be downloaded and cannot be. timm would retry for a minute."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -78,13 +78,13 @@ def converted(network: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]
         return state
     try:
         renamed: dict[str, Tensor] = convert(dict(state), network)
-    except Exception:  # made for other weights; the caller says which names do not fit
+    except Exception:  # made for other weights; the caller reports which names do not fit
         return state
     return renamed
 
 
 def for_one_size(network: Any, size: int) -> nn.Module:
-    """A copy of timm's `VisionTransformer` that takes images of this size only; any other network as it is.
+    """A copy of timm's `VisionTransformer` that accepts images of this size only; any other network unchanged.
 
     Built as above, it resamples its positions whenever it is exported, an operation that OpenVINO lacks.
     """
@@ -101,9 +101,7 @@ def _find(name: str) -> tuple[Any, str, dict[str, Any]]:
     try:
         timm = importlib.import_module("timm")
     except ImportError:
-        raise BadConfig(
-            f"the backbone {name} needs the package timm: install it with pip install 'hashseek[timm]'"
-        ) from None
+        raise BadConfig(f"the backbone {name} needs the package timm: run pip install 'hashseek[timm]'") from None
     model_name = name.removeprefix(PREFIX)
     architecture = model_name.partition(".")[0]
     if not timm.is_model(architecture):
@@ -116,7 +114,9 @@ def _find(name: str) -> tuple[Any, str, dict[str, Any]]:
         raise BadConfig(f"timm {timm.__version__} has no weights {model_name!r}" + _hint(tagged)) from None
     values: dict[str, Any] = {} if config is None else config.to_dict()
     if values.get("input_size", (3,))[0] != 3:
-        raise BadConfig(f"the backbone {name} takes {values['input_size'][0]} channels, and images have 3: use another")
+        raise BadConfig(
+            f"the backbone {name} expects {values['input_size'][0]} channels, but images have 3: choose another"
+        )
     return timm, model_name, values
 
 

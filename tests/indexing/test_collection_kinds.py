@@ -294,7 +294,10 @@ def test_the_build_command(own_collection, pictures, hashseek):
         assert json.loads(out)["index"]["kind"] == kind
         code, out, err = hashseek("search", own_collection, picture, "-k", 1, "--device", "cpu", "--effort", 1)
         if kind == "exact":
-            assert (code, err) == (2, "hashseek: an index of kind exact is exact and takes no effort: leave it out\n")
+            assert (code, err) == (
+                2,
+                "hashseek: effort is only for approximate indexes, not for kind exact: leave it out\n",
+            )
         else:
             assert code == 0
             assert picture.name in out

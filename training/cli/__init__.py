@@ -1,1 +1,1 @@
-"""Subcommands that train and evaluate; each is loaded when it is called, so that help need not wait for torch."""
+"""Subcommands that train and evaluate; each is loaded when called, so that help does not wait for torch."""

@@ -11,18 +11,18 @@ from hashseek.retrieval.files import write_atomically
 
 def compare(
     reports: Annotated[
-        list[Path], typer.Argument(exists=True, help="Folders that `hashseek evaluate` wrote, or their report.json.")
+        list[Path], typer.Argument(exists=True, help="Report folders from `hashseek evaluate`, or their report.json.")
     ],
     out: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Also write the comparison to this Markdown file.")
     ] = None,
     latex: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Write the table of methods to this file, for LaTeX.")
+        Path | None, typer.Option(dir_okay=False, help="Write the table of methods to this LaTeX file.")
     ] = None,
 ) -> None:
-    """Compare reports of the same protocol, and each method with the first query by query.
+    """Compare reports with the same protocol, and each method with the first one, query by query.
 
-    Reports of models that differ in the seed of training alone are one method.
+    Reports of models that differ only in the training seed count as one method.
     """
     from hashseek.training.evaluation.report.compare import as_markdown, load_entries, methods
     from hashseek.training.report_format import table_as_latex

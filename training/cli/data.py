@@ -36,7 +36,7 @@ def inspect(
     duplicates: Annotated[bool, typer.Option(help="Find files with equal content; reads every file.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what is in a data set: counts, labels, missing and duplicate files."""
+    """Show the content of a data set: counts, labels, missing and duplicate files."""
     from hashseek.training.data.inspection import as_text, inspect_splits
 
     name, chosen = _named(name, options or ())
@@ -57,10 +57,12 @@ def check(
         Literal["skip", "stop"],
         typer.Option(help="stop: exit with code 2 if `train` would refuse the folder; skip: report problems only."),
     ] = "stop",
-    ignore_column: Annotated[list[str] | None, typer.Option(help="A column of the list that is not needed.")] = None,
+    ignore_column: Annotated[
+        list[str] | None, typer.Option(help="Column of the list to ignore; may be repeated.")
+    ] = None,
     drop_labels: Annotated[list[str] | None, typer.Option(help="Labels to leave out, such as '*_r1'.")] = None,
     split_file: Annotated[
-        Path | None, typer.Option(help="Write the random split of a list without splits to this file.")
+        Path | None, typer.Option(help="If the list has no splits, write the random split to this file.")
     ] = None,
 ) -> None:
     """Check a folder before training: decode every image, report every problem, and count images and labels."""

@@ -1,4 +1,4 @@
-"""The command `hashseek evaluate`. Heavy modules are imported only when the arguments are known to be good."""
+"""The command `hashseek evaluate`. Heavy modules are imported only after the arguments have been checked."""
 
 import shlex
 import sys
@@ -28,18 +28,18 @@ def evaluate(
     ] = None,
     n: Annotated[
         list[str] | None,
-        typer.Option("--n", "-n", help="N of mAP@N, or all. Can be repeated. Default: 10, 100, 1000 and 5000."),
+        typer.Option("--n", "-n", help="N of mAP@N, or all; may be repeated. Default: 10, 100, 1000 and 5000."),
     ] = None,
     normalizer: Annotated[
         Literal["retrieved", "possible", "relevant"],
         typer.Option(help="Divide AP by the relevant images retrieved, by min(N, all relevant), or by all relevant."),
     ] = "retrieved",
     protocol: Annotated[
-        Literal["hyp2"] | None, typer.Option(help="Add the figure that the evaluation code of HyP2 would print.")
+        Literal["hyp2"] | None, typer.Option(help="Also report the value that HyP2's evaluation code would print.")
     ] = None,
     labels: Annotated[
         Literal["held-out", "seen", "all"] | None,
-        typer.Option(help="Labels that count, if some were held out of training. Default: held-out."),
+        typer.Option(help="Labels to evaluate on, if some were held out of training. Default: held-out."),
     ] = None,
     lengths: Annotated[
         bool, typer.Option("--lengths", help="Also compare shorter codes of nested checkpoints.")
@@ -51,7 +51,7 @@ def evaluate(
         Literal["auto", "itq", "untrained", "none"],
         typer.Option(
             help="Also evaluate the same backbone with a hash layer fitted to training images without labels (itq), or "
-            "the model before training. auto: itq where that is possible."
+            "the model before training (untrained). auto: itq if possible."
         ),
     ] = "auto",
     points: Annotated[int, typer.Option(min=0, help="Number of database images in the t-SNE; 0 skips it.")] = 1000,
@@ -78,7 +78,7 @@ def evaluate(
     """
     alone = len(checkpoints) == 1 and baseline in ("auto", "none") and not (lengths or calibrate or protocol or out)
     if url is not None and not alone:
-        raise BadConfig("--url takes one checkpoint, and no --baseline, --lengths, --calibrate, --protocol or --out")
+        raise BadConfig("--url needs one checkpoint, without --baseline, --lengths, --calibrate, --protocol or --out")
     ns = _parse_ns(n) if n else None
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)  # fail before the work if this is not possible
@@ -131,7 +131,7 @@ def evaluate(
 
 
 def _check_service(url: str, checkpoint: Path, splits: Any, options: Any) -> int:
-    """Print how the service and the library agree; returns the exit code."""
+    """Print whether the service and the library agree; returns the exit code."""
     from hashseek.training.evaluation.service_check import check_service
 
     found = check_service(url, checkpoint, splits, options)
@@ -150,7 +150,7 @@ def data_options(checkpoint: Path, data: str | None) -> tuple[str, dict[str, Any
     if data is None:
         section = load_header(checkpoint).training.get("data")
         if not section:
-            raise BadConfig(f"{checkpoint} does not say what it was trained on: choose a data set with --data")
+            raise BadConfig(f"{checkpoint} does not record its training data: choose a data set with --data")
         trained_on = DataSection(**section)
         return trained_on.name, trained_on.options()
     if data.endswith(".toml"):
@@ -162,7 +162,7 @@ def data_options(checkpoint: Path, data: str | None) -> tuple[str, dict[str, Any
 
 
 def _check_same_data(checkpoints: Sequence[Path]) -> None:
-    """Raise `BadConfig` unless all checkpoints that were trained on labels were trained on the splits of the first."""
+    """Raise `BadConfig` unless all checkpoints trained on labels were trained on the same splits as the first."""
     from hashseek.retrieval.checkpoint import load_header
 
     splits = [load_header(path).training.get("splits_sha256") for path in checkpoints]
@@ -174,9 +174,9 @@ def _check_same_data(checkpoints: Sequence[Path]) -> None:
 
 
 def _parse_ns(words: list[str]) -> tuple[int | None, ...]:
-    """The N in ascending order, None for "all"."""
+    """The values of N in ascending order, None for "all"."""
     for word in words:
         if word != "all" and not (word.isdecimal() and int(word)):
-            raise BadConfig(f"-n must be a positive integer or all, not {word!r}")
+            raise BadConfig(f"-n must be a positive integer or all, got {word!r}")
     numbers = sorted({int(word) for word in words if word != "all"})
     return *numbers, *([None] if "all" in words else [])

@@ -10,7 +10,7 @@ from hashseek.training.losses import check_name
 
 
 def losses(
-    name: Annotated[str | None, typer.Argument(help="Show this loss in full; your own as MODULE:CLASS.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show this loss in full; MODULE:CLASS for your own.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables of docs/reference/losses.md.")] = False,
 ) -> None:
     """List the losses, or show one in full: source, formula, what it needs, hyperparameters, defaults and limits."""

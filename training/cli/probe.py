@@ -19,9 +19,9 @@ def probe(
     ] = None,
     layer: Annotated[
         Literal["features", "outputs"],
-        typer.Option(help="Classify the backbone's features, or the outputs whose signs are the code."),
+        typer.Option(help="Input of the classifier: the backbone's features, or the outputs whose signs are the code."),
     ] = "features",
-    seed: Annotated[int, typer.Option(help="Seed of the validation part, which chooses the weight decay.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the validation part, on which the weight decay is chosen.")] = 0,
     out: Annotated[Path | None, typer.Option(dir_okay=False, help="Also write the metrics to this JSON file.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     precision: Annotated[Literal["auto", "fp32", "bf16"], typer.Option(help="Precision of the network.")] = "auto",

@@ -11,15 +11,15 @@ from hashseek.training.progress import Progress
 
 def sweep(
     config: Annotated[
-        Path, typer.Argument(help="TOML file with a section sweep.space, or the name of a shipped configuration.")
+        Path, typer.Argument(help="TOML file with a section [sweep.space], or the name of a shipped configuration.")
     ],
     overrides: Annotated[list[str] | None, typer.Argument(help="Settings, such as model.n_bits=24.")] = None,
     trials: Annotated[
-        int | None, typer.Option(min=1, help="Number of trials, finished ones included; default sweep.trials.")
+        int | None, typer.Option(min=1, help="Number of trials, including finished ones; default: sweep.trials.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the sweep; default runs/NAME-sweep.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the sweep; default: runs/NAME-sweep.")] = None,
 ) -> None:
-    """Search settings for the best validation mAP; prints the path of the best configuration.
+    """Search for the settings with the best validation mAP; print the path of the best configuration.
 
     Run the command again to continue an interrupted sweep, or with a larger --trials to extend it.
     """

@@ -16,22 +16,22 @@ from hashseek.training.torchrun import torchrun
 def train(
     config: Annotated[Path, typer.Argument(help="A TOML file, or the name of a shipped configuration.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="Settings, such as model.n_bits=24.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder; default runs/NAME-OF-THE-TOML-FILE.")] = None,
-    resume: Annotated[bool, typer.Option(help="Continue the run in the folder; give the same settings again.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/NAME-OF-THE-TOML-FILE.")] = None,
+    resume: Annotated[bool, typer.Option(help="Continue the run in the folder, with the same settings.")] = False,
     devices: Annotated[
         int | None,
         typer.Option(
-            help="Number of processes, one per GPU or CPU share, that divide each batch; default train.devices."
+            help="Number of processes that share each batch, one per GPU or share of the CPU; default: train.devices."
         ),
     ] = None,
     on_error: Annotated[
         Literal["skip", "stop"] | None,
-        typer.Option(help="skip: leave bad lines and images out; stop (default): refuse."),
+        typer.Option(help="skip: leave out bad lines and images; stop (default): refuse them."),
     ] = None,
 ) -> None:
-    """Train a hash model as a TOML file says, and print the path of the best checkpoint.
+    """Train a hash model from a TOML configuration, and print the path of the best checkpoint.
 
-    Under torchrun, its processes divide each batch, and a run in the folder is continued:
+    Under torchrun, its processes share each batch, and an existing run in the folder is continued:
     torchrun --nproc-per-node 2 --max-restarts 3 -m hashseek train CONFIG
     """
     started = torchrun()
@@ -39,7 +39,7 @@ def train(
     if on_error is not None:
         changes.append(f"data.on_error={on_error}")
     if started is not None and devices is not None:
-        raise BadConfig("--devices starts processes, and so does torchrun: leave --devices out")
+        raise BadConfig("--devices cannot be used under torchrun, which starts the processes: leave --devices out")
     if started is not None:
         devices, resume = started.n_processes, True  # it starts the same command again after a failure
     if devices is not None:
@@ -48,7 +48,7 @@ def train(
     folder = out or Path("runs") / config.stem
     if not resume and (folder / "config.json").is_file():
         raise BadConfig(f"{folder} already holds a run: continue it with --resume, or choose another folder with --out")
-    if started is None or started.local_rank == 0:  # what is refused is refused before torch is loaded
+    if started is None or started.local_rank == 0:  # bad input is refused before torch is loaded
         build_splits(settings.data.name, **settings.data.options())
 
     from hashseek.training.loop.fit import fit

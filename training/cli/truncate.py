@@ -12,7 +12,7 @@ def truncate(
     checkpoint: Annotated[
         Path, typer.Argument(exists=True, dir_okay=False, help="A checkpoint trained with loss.nested.")
     ],
-    bits: Annotated[int, typer.Option(help="Length of the new codes, one of those it was trained for.")],
+    bits: Annotated[int, typer.Option(help="Length of the new codes; one of those the checkpoint was trained for.")],
     out: Annotated[
         Path | None, typer.Option(help="The new checkpoint. Default: NAME-BITS next to the old one.")
     ] = None,

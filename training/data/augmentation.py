@@ -84,7 +84,7 @@ def augment(pixels: Tensor, rng: Generator, augmentation: Augmentation) -> Tenso
         pixels = F.interpolate(part, size=(size, size), mode="bilinear", antialias=True)[0]
     if augmentation.geometric:
         return pixels
-    # Most of these operations are two to six times faster on one Pillow image than on one tensor.
+    # Most of these operations are two to six times as fast on a Pillow image as on a tensor.
     image = Image.fromarray(np.ascontiguousarray(pixels.permute(1, 2, 0).numpy()))
     image = rand_augment(image, rng, n=augmentation.rand_augment_n, magnitude=augmentation.rand_augment_m)
     if augmentation.jitter:
@@ -95,7 +95,7 @@ def augment(pixels: Tensor, rng: Generator, augmentation: Augmentation) -> Tenso
 def crop_batch(pixels: Tensor, crops: Sequence[Crop]) -> Tensor:
     """`crops` of images (B, 3, size, size) uint8 resized to the whole in one pass: for a GPU.
 
-    Gives what `augment` gives where its augmentation is geometric, but for rounding (one level of 255).
+    Equals the result of `augment` if the augmentation is geometric, except for rounding (one level of 255).
     """
     size, device = pixels.shape[-1], pixels.device
     flip, top, left, height, width = (
@@ -104,7 +104,7 @@ def crop_batch(pixels: Tensor, crops: Sequence[Crop]) -> Tensor:
         .unbind(1)
     )
     centres = torch.arange(size, device=device) + 0.5
-    # A part is never larger than the whole, so this only ever enlarges: plain bilinear is what antialiased would give.
+    # A part is never larger than the whole, so this only ever enlarges: plain bilinear equals antialiased.
     x = left + ((centres * width / size) - 0.5).clamp(min=0).minimum(width - 1)
     y = top + ((centres * height / size) - 0.5).clamp(min=0).minimum(height - 1)
     x = torch.where(flip > 0, size - 1 - x, x)
@@ -140,7 +140,7 @@ def _affine(image: Image.Image, *, move: tuple[int, int] = (0, 0), shear: tuple[
     return moved
 
 
-# name -> function of an image and a strength from -1 to 1. Where a direction makes no sense its sign is ignored.
+# name -> function of an image and a strength from -1 to 1. The sign is ignored where it has no meaning.
 OPERATIONS: dict[str, Callable[[Image.Image, float], Image.Image]] = {
     "Identity": lambda image, _: image,
     "ShearX": lambda image, s: _affine(image, shear=(0.3 * s, 0)),

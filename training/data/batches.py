@@ -51,7 +51,7 @@ class Source:
 class TrainingData:
     """The training split, divided into rows to fit and rows to validate on.
 
-    `labels` (n, C) are complete and score the validation; `observed` (n, C), on the device, are those training sees.
+    `labels` (n, C) are complete and used for validation; `observed` (n, C), on the device, are used for training.
     """
 
     source: Source
@@ -64,18 +64,18 @@ class TrainingData:
 def build_source(
     config: Config, model: HashModel, train: Split, images: Images | None, *, fabric: Fabric, progress: Progress
 ) -> Source:
-    """The source for the training split: vectors if it has some, cached features if the backbone is frozen.
+    """The source for the training split: vectors if it has any, cached features if the backbone is frozen.
 
     Raises:
         BadConfig: vectors for an image backbone, images for a vector backbone, or noise for images.
     """
     if train.vectors is not None:
         if config.model.freeze_backbone:
-            raise BadConfig("model.freeze_backbone is set, but a backbone for vectors starts untrained: leave it out")
+            raise BadConfig("model.freeze_backbone is set, but a backbone for vectors is not pretrained: leave it out")
         return _vectors(config, model, train.vectors, fabric.device)
     if images is None:
         raise BadConfig(
-            f"the backbone {config.model.backbone!r} takes feature vectors, but the data set {config.data.name!r} has "
+            f"the backbone {config.model.backbone!r} is for feature vectors, but the data set {config.data.name!r} has "
             "images: choose a backbone for images"
         )
     if config.train.noise:
@@ -99,7 +99,7 @@ def _frozen(config: Config, model: HashModel, images: Images, fabric: Fabric, pr
 def _vectors(config: Config, model: HashModel, vectors: NDArray[np.float32], device: torch.device) -> Source:
     width = getattr(model.backbone, "n_inputs", None)
     if width != vectors.shape[1]:
-        takes = f"takes vectors of {width}" if width else "takes images"
+        takes = f"expects vectors of {width}" if width else "expects images"
         raise BadConfig(
             f"the data set {config.data.name!r} has vectors of {vectors.shape[1]} numbers, but the backbone "
             f"{config.model.backbone!r} {takes}: choose mlp:{vectors.shape[1]}-512-512"

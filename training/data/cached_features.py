@@ -38,16 +38,16 @@ def features_of(
     engine: Engine,
     advance: Callable[[int], None] = lambda _: None,
 ) -> NDArray[np.float32]:
-    """Features (n, D) of `images`, from the cache if they are in it.
+    """Features (n, D) of `images`, from the cache if available.
 
     The cache key depends on backbone weights, preprocessing, the engine with its version and precision, and each
     file's path, size and modification time. A backbone from outside, whose code may change, is never cached.
 
     Args:
-        model: its backbone counts, in evaluation mode; its head does not.
+        model: only its backbone is used, in evaluation mode.
         images: without broken ones.
         engine: runs the backbone, see `engine_for`.
-        advance: called with the number of images that each step finished.
+        advance: called with the number of images finished in each step.
     """
     file = None if is_from_outside(model.backbone_name) else _file(model, images, engine)
     cached = None if file is None else _read(file)
@@ -69,7 +69,7 @@ def features_of(
         write_atomically(file, buffer.getbuffer())
         delete_oldest(file.parent, "*.npy", keep=_KEPT_BYTES)
     except OSError as error:
-        _log.warning("features cannot be cached, so the next run computes them again: %s", error)
+        _log.warning("features cannot be cached, so the next run will compute them again: %s", error)
     return features
 
 
@@ -88,7 +88,7 @@ def _read(file: Path) -> NDArray[np.float32] | None:
     try:
         features: NDArray[np.float32] = np.load(file)
     except (ValueError, EOFError, OSError) as error:
-        _log.warning("%s cannot be read (%s): its features are computed again", file, error)
+        _log.warning("cannot read %s (%s): its features are computed again", file, error)
         return None
     return features
 

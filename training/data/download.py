@@ -49,7 +49,7 @@ def read_or_download(
 
 
 def fetch(archive: Archive, folder: Path) -> Path:
-    """Download the archive into `folder` unless it is there, and check its MD5. A partial download is resumed.
+    """Download the archive into `folder` unless it exists, and check its MD5. A partial download is resumed.
 
     Raises:
         BadDataset: it cannot be downloaded or saved, or has a wrong checksum.
@@ -57,7 +57,7 @@ def fetch(archive: Archive, folder: Path) -> Path:
     file = folder / archive.name
     try:
         download_file(archive.url, file, digest=archive.md5)
-    except OSError as error:  # also no connection, and a full disk
+    except OSError as error:  # including no connection, and a full disk
         raise BadDataset(
             f"{archive.url} cannot be downloaded to {folder} ({error}): run the same command again to resume it, or "
             f"save the archive as {file}"
@@ -66,7 +66,7 @@ def fetch(archive: Archive, folder: Path) -> Path:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack a .zip or .tar file; files that are there already are replaced.
+    """Unpack a .zip or .tar file; existing files are replaced.
 
     Raises:
         BadDataset: the archive is damaged, holds a path outside `folder`, or cannot be written there.

@@ -1,4 +1,4 @@
-"""Equal files, and the places of cached files, which depend on other files."""
+"""Equal files, and the paths of cached files, which depend on other files."""
 
 import hashlib
 from collections import defaultdict
@@ -45,7 +45,7 @@ def equal_files(paths: Collection[Path], *, advance: Callable[[int], None] = lam
 
     Args:
         paths: all different; missing and empty files are in no group.
-        advance: called with the number of files that each step finished.
+        advance: called with the number of files finished in each step.
     """
     of_size: dict[int, list[Path]] = defaultdict(list)
     for path in paths:

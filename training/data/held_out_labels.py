@@ -46,8 +46,8 @@ def choose_held_out(
     n_seen = len(label_names) - len(chosen)
     if min(len(chosen), n_seen) < 2:
         raise BadConfig(
-            f"{asked} leaves {len(chosen)} held out and {n_seen} to learn: both must be at least 2, or every image is "
-            "relevant to every other"
+            f"{asked} leaves {len(chosen)} held out and {n_seen} to learn: both must be at least 2, otherwise every "
+            "image is relevant to every other"
         )
     return tuple(name for name in label_names if name in chosen)
 
@@ -57,7 +57,7 @@ def label_part(splits: Splits, held_out: Sequence[str], part: LabelPart) -> Spli
 
     Training images with a held-out label are always removed. Queries and database depend on `part`:
 
-    "all": unchanged. "seen": images without a held-out label, and the columns of the other labels; what training sees.
+    "all": unchanged. "seen": images without a held-out label, and the columns of the other labels; used for training.
     "held-out": images with a held-out label, and the columns of the held-out labels.
 
     The fingerprint stays that of the whole data set.
@@ -78,10 +78,10 @@ def label_part(splits: Splits, held_out: Sequence[str], part: LabelPart) -> Spli
         carried = split.labels[:, is_held_out].any(axis=1)
         rows = np.arange(len(split)) if carries is None else np.flatnonzero(carried == carries)
         if not len(rows):
-            which = "carries one" if carries else "is without any"
+            which = "has one" if carries else "lacks all"
             raise BadDataset(
                 f"none of the {len(split)} {title} images {which} of the held-out labels {', '.join(held_out)}: hold "
-                "out others (data.held_out)"
+                "out other labels (data.held_out)"
             )
         chosen = split.take(rows)
         return replace(chosen, labels=np.ascontiguousarray(chosen.labels[:, columns]))

@@ -23,15 +23,15 @@ _REMEDY = "point HASHSEEK_CACHE at a larger disk, or set train.cache = none"
 
 
 def cache_file(paths: Sequence[Path], preprocessing: Preprocessing) -> Path:
-    """The cache file for the decoded images of `paths`: depends on path, size and time of each, and on how they become
-    pixels.
+    """The cache file for the decoded images of `paths`: depends on the path, size and time of each, and on the
+    preprocessing.
     """
     how = (preprocessing.size, preprocessing.crop_fraction, preprocessing.interpolation)
     return cached_file("images", digest_files(paths), *how, suffix=".npy")
 
 
 def check_disk(file: Path, n_bytes: int) -> None:
-    """Check that `n_bytes` more fit onto the disk of `file`.
+    """Check that `n_bytes` more fit on the disk of `file`.
 
     Raises:
         BadConfig: they do not, or its folder cannot be created.
@@ -43,8 +43,8 @@ def check_disk(file: Path, n_bytes: int) -> None:
         raise BadConfig(f"{file.parent} cannot be created: {error.strerror or error}; {_REMEDY}") from None
     if n_bytes + RESERVE > free:
         raise BadConfig(
-            f"the decoded images need {n_bytes / 2**30:.1f} GiB and {RESERVE / 2**30:.0f} GiB to spare, but the disk "
-            f"of {file.parent} has {free / 2**30:.1f} GiB free; {_REMEDY}"
+            f"the decoded images need {n_bytes / 2**30:.1f} GiB, plus {RESERVE / 2**30:.0f} GiB in reserve, but the "
+            f"disk of {file.parent} has {free / 2**30:.1f} GiB free; {_REMEDY}"
         )
 
 

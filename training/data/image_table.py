@@ -28,15 +28,15 @@ _FORMAT = 2  # increased whenever the stored form of a table changes
 
 
 class Incomplete(BadDataset):
-    """Files of the data set are missing or damaged; `with_remedy` adds what to do, and a download would fix it."""
+    """Files of the data set are missing or damaged; `with_remedy` adds a remedy, and a download would fix it."""
 
 
 @contextmanager
 def with_remedy(remedy: str) -> Iterator[None]:
-    """Add what to do to the message of an `Incomplete` data set.
+    """Add a remedy to the message of an `Incomplete` data set.
 
     Raises:
-        BadDataset: in its place.
+        BadDataset: instead of `Incomplete`.
     """
     try:
         yield
@@ -84,7 +84,7 @@ def read_lines(path: Path, *, what: str) -> list[str]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise Incomplete(f"{what} is missing, there is no file {path}") from None
+        raise Incomplete(f"{what} is missing: there is no file {path}") from None
     except UnicodeDecodeError:
         raise Incomplete(f"{path} is not UTF-8 text") from None
     except OSError as error:
@@ -110,7 +110,7 @@ def prepared(kind: str, sources: Sequence[Path], build: Callable[[], Table]) -> 
     table = build()
     try:
         write_atomically(file, _dump(table))
-    except OSError as error:  # everything works without a cache, only slower
+    except OSError as error:  # everything works without a cache, but more slowly
         _log.warning("%s cannot be written (%s): the data set will be read again each time", file, error)
     return table
 
@@ -183,7 +183,7 @@ def draw_per_label(
             chosen = order[free[order] & (labels[order, column] == 1)][:wanted]
             if len(chosen) < wanted:
                 raise BadConfig(
-                    f"n_query {n_query} and n_train {n_train} need more images of a label than exist: only "
+                    f"n_query {n_query} and n_train {n_train} need more images of a label than there are: only "
                     f"{int(labels[:, column].sum())} of {n} images have label number {column}"
                 )
             free[chosen] = False
@@ -200,7 +200,7 @@ def draw_per_label(
 def rows_of(
     table: Table, listed: Mapping[str, Sequence[str]], *, source: str, on_error: OnError
 ) -> tuple[dict[str, Rows], list[Problem]]:
-    """The rows of `table` that the lists name; files are compared by name, without their folders.
+    """The rows of `table` for the files in the lists, which are compared by name, without their folders.
 
     Raises:
         Incomplete: a name is not in the table and `on_error` is "stop"; with "skip" it is a problem.

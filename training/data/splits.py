@@ -16,7 +16,7 @@ NAMES = ("train", "query", "database")
 
 @dataclass(frozen=True)
 class Split:
-    """Images of one split with their multi-hot labels (n, C), 0/1, and the line or file that each came from.
+    """Images of one split with their multi-hot labels (n, C), 0/1, and the line or file that each comes from.
 
     A data set of feature vectors has `vectors` (n, D) instead of images; its `paths` name the file and the row.
     """
@@ -87,7 +87,7 @@ def join_splits(
         label_names: one per column of the labels.
         source: the data set's name in messages.
         train_in_database: whether training images may be in the database; queries never may.
-        published: published sizes of query, train and database; a note reports other sizes.
+        published: published sizes of query, train and database; other sizes are reported in a note.
         problems: problems found while reading.
         on_error: whether images that turn out to be broken later are skipped.
 
@@ -97,13 +97,11 @@ def join_splits(
     check_label_names(label_names, source=source)
     for split in NAMES:
         if not len(parts[split]):
-            raise BadDataset(
-                f"{source} has no image in its {split} split: all three of train, query, database need some"
-            )
+            raise BadDataset(f"{source} has no image in its {split} split: train, query and database all need images")
     _check_overlap(parts, source=source, train_in_database=train_in_database)
     problems = [*problems, *_notes_on_sizes(parts, source=source, published=published)]
     if parts["train"].labels.sum(axis=0).max() <= 1:
-        reason = "no two training images share a label: training cannot learn anything"
+        reason = "no two training images share a label: nothing can be learned"
         problems.append(Problem(source, reason, skipped=False))
     return Splits(
         train=parts["train"],
@@ -143,8 +141,8 @@ def _notes_on_sizes(
     if published is not None:
         for split, count in zip(("query", "train", "database"), published, strict=True):
             if len(parts[split]) != count:
-                reason = f"{len(parts[split]):,} images in its {split} split, while the published one has {count:,}"
-                notes.append(Problem(source, f"{reason}: figures are not comparable", skipped=False))
+                reason = f"{len(parts[split]):,} images in its {split} split, but the published one has {count:,}"
+                notes.append(Problem(source, f"{reason}: results are not comparable", skipped=False))
     return notes
 
 
@@ -158,7 +156,7 @@ def _check_overlap(parts: Mapping[str, Split], *, source: str, train_in_database
         if not paths:
             continue
         found = f"{len(paths)} images of {source} are in the {one} and in the {other} split, for example {min(paths)}"
-        remedy = "remove them from one" + (", or set train_in_database = true" if one == "train" else "")
+        remedy = "remove them from one of the two" + (", or set train_in_database = true" if one == "train" else "")
         raise BadDataset(f"{found}: {remedy}")
 
 
@@ -187,7 +185,7 @@ def check_label_names(label_names: Sequence[str], *, source: str) -> None:
 def check_labelled(splits: Splits) -> None:
     """Raise `BadDataset` if the data set has no labels, and so nothing to score by."""
     if not splits.label_names:
-        raise BadDataset("the data set has no labels, so that nothing is relevant to a query: evaluate on one that has")
+        raise BadDataset("the data set has no labels, so nothing is relevant to a query: evaluate on one with labels")
 
 
 def never_in_training(splits: Splits) -> list[str]:

@@ -37,9 +37,9 @@ class Images:
     Args:
         split: the images.
         preprocessing: decides their size.
-        cache_gib: GiB of memory that decoded images may take.
-        cache: where decoded images are kept: "memory"; "memmap", an array on disk that later runs use too; "none"; or
-            "auto": memory if they fit into `cache_gib`, else memmap if they fit on the disk, else none.
+        cache_gib: GiB of memory that decoded images may use.
+        cache: where decoded images are kept: "memory"; "memmap", an array on disk that later runs also use; "none";
+            or "auto": memory if they fit in `cache_gib`, else memmap if they fit on the disk, else none.
 
     Raises:
         BadConfig: there is not enough room for `cache`.
@@ -96,7 +96,7 @@ class Images:
             device: where the batch goes. A GPU flips and crops the whole batch at once.
 
         Raises:
-            BadDataset: as `pixels`.
+            BadDataset: see `pixels`.
         """
         at_once = device.type != "cpu" and augmentation.geometric
 
@@ -122,13 +122,13 @@ class Images:
             yield batch, chosen
 
     def _choose(self, cache: Cache, cache_gib: float) -> Cache:
-        """`cache`, or for "auto" the first cache that has room."""
+        """`cache`, or for "auto" the first cache with enough room."""
         n_bytes = math.prod(self._shape)
         if cache == "auto" and n_bytes <= cache_gib * 2**30:
             return "memory"
         if cache == "memory" and n_bytes > _memory():
             raise BadConfig(
-                f"the decoded images need {n_bytes / 2**30:.1f} GiB, and this machine has {_memory() / 2**30:.1f} GiB "
+                f"the decoded images need {n_bytes / 2**30:.1f} GiB, but this machine has {_memory() / 2**30:.1f} GiB "
                 "of memory: set train.cache = memmap or none"
             )
         if cache in ("auto", "memmap"):
@@ -155,7 +155,7 @@ class Images:
                 if not self._file.is_file():
                     decoded = load_ahead(range(len(self)), self._decode, depth=64)
                     write_images(self._file, (row.transpose(1, 2, 0) for row in decoded), shape=self._shape)
-                # Pages are read when they are needed. Copy on write, never written: PyTorch takes no read-only arrays.
+                # Pages are read when they are needed. Copy on write, never written: PyTorch rejects read-only arrays.
                 self._stored = np.load(self._file, mmap_mode="c")
                 self._known[:] = True
         return self._stored
@@ -178,7 +178,7 @@ def _memory() -> int:
 def without_broken(split: Split, *, on_error: OnError, source: str) -> tuple[Split, list[Problem]]:
     """The images of `split` that can be decoded, and the problems of the others.
 
-    That a list of files has no broken one is remembered in the cache, until a file or Pillow changes.
+    The cache records that a list of files has no broken image, until a file or Pillow changes.
 
     Raises:
         BadDataset: an image is broken and `on_error` is "stop", or no image is left.

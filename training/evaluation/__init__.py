@@ -1,1 +1,1 @@
-"""Evaluation of checkpoints: retrieval figures, reports, the linear probe."""
+"""Evaluation of checkpoints: retrieval metrics, reports, the linear probe."""

@@ -1,4 +1,4 @@
-"""What is evaluated, and from its rankings to a report.
+"""Prepares an evaluation, and assembles its report.
 
 An evaluation calls `prepare`, ranks the database, measures the rankings, and calls `assemble`. The check of a service
 calls `prepare` too.
@@ -30,7 +30,7 @@ from hashseek.training.losses import LOSSES, loss_class
 from hashseek.training.progress import Progress
 
 DEFAULT_NS = (10, 100, 1000, 5000)
-# How many of the nearest images of each query are searched for labels that are mistaken for each other.
+# How many of the nearest images of each query are searched for confused labels.
 N_NEAREST = 50
 
 
@@ -43,9 +43,9 @@ class EvaluationOptions:
         data_set: its name in `DATASETS`, for its reference; None: it has none.
         ns: the N of mAP@N and the other metrics; None, or more than the database size, means all of it.
         normalizer: see `hashseek.retrieval.metrics.average_precision`.
-        labels: which images and labels count if labels were held out of training, see `label_part`; None means
-            "held-out" for such a checkpoint, and "all" otherwise.
-        protocol: whose evaluation to add beside ours, see `published_order`.
+        labels: which images and labels to evaluate on if labels were held out of training, see `label_part`; None
+            means "held-out" for such a checkpoint, and "all" otherwise.
+        protocol: whose evaluation to add to ours, see `published_order`.
         seed: of the bootstrap, the example queries, t-SNE and random hash layers.
         device, precision: see `Encoder`.
         command: recorded in the report.
@@ -69,7 +69,7 @@ class EvaluationOptions:
 
 @dataclass(frozen=True)
 class EvaluationTask:
-    """What is evaluated: a checkpoint, the images of both splits that can be decoded, and the N that count."""
+    """What is evaluated: a checkpoint, the images of both splits that can be decoded, and the values of N."""
 
     options: EvaluationOptions
     header: Header
@@ -82,7 +82,7 @@ class EvaluationTask:
 
     @property
     def ns(self) -> list[int]:
-        """The N that count, none of them beyond the database."""
+        """The values of N, none of them larger than the database."""
         return list(dict.fromkeys(effective_n(n, len(self.database)) for n in self.options.ns))
 
     def average_precision(
@@ -97,7 +97,7 @@ class EvaluationTask:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The order that search gives.
+    """The order in which search returns images.
 
     `distances` and `rows` (Q, n): the nearest database images of each query. `average_precision`: AP@N (Q,) for each N.
     """
@@ -112,7 +112,7 @@ def prepare(candidates: Sequence[Candidate], splits: Splits, options: Evaluation
 
     Raises:
         HashseekError: N < 1; other splits than in training, if they should be the same; a data set without labels;
-            images where a checkpoint encodes vectors, or the other way round; broken images with on_error = "stop"; or
+            images although a checkpoint encodes vectors, or vice versa; broken images with on_error = "stop"; or
             `labels` for checkpoints without held-out labels.
     """
     for n in options.ns:
@@ -142,10 +142,10 @@ def prepare(candidates: Sequence[Candidate], splits: Splits, options: Evaluation
         if each.cut_from is None and trained_on != splits.fingerprint:
             if options.as_trained:
                 raise BadConfig(
-                    f"the data set has changed since {each.name} was trained on it, so queries may be images that it "
-                    "learnt from: restore the data set, or name one that has no image of the training with --data"
+                    f"the data set has changed since {each.name} was trained on it, so it may have seen query "
+                    "images in training: restore the data set, or choose one without training images with --data"
                 )
-            notes.append(f"{each.name} was trained on other splits: it may have seen query images in training")
+            notes.append(f"{each.name} was trained on other splits, so it may have seen query images in training")
     return EvaluationTask(options, first.header, splits, query, database, held_out, labels_used, notes)
 
 
@@ -163,7 +163,7 @@ def assemble(
     Args:
         task: from `prepare`.
         found: measured on the rankings.
-        ranking: in the order that search gives.
+        ranking: in the order of search.
         computed_in: the engine, device and precision that computed the codes.
         points: from `project`.
         fields: further fields of the report.

@@ -15,7 +15,7 @@ _OF_RUNS = ("seed", "device", "devices", "cache", "cache_gib")  # settings that 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A checkpoint and the name of its file; `cut_from` is the full length of a nested code if it is a shorter one."""
+    """A checkpoint and the name of its file; for a shorter code, `cut_from` is the full length of the nested code."""
 
     name: str
     checkpoint: Checkpoint
@@ -49,7 +49,7 @@ def method_of(header: Header) -> str:
 
 
 def settings_hash(header: Header) -> str | None:
-    """SHA-256 over the training configuration without what tells runs of one method apart; None where there is none.
+    """SHA-256 over the training configuration without settings that may differ between runs; None if there is none.
 
     That is the seed, the machine, where the data set is (its splits have a hash of their own) and logging.
     """
@@ -67,7 +67,7 @@ def load_candidates(paths: Sequence[Path], *, lengths: bool = False) -> list[Can
 
     Raises:
         BadCheckpoint: a checkpoint cannot be read.
-        BadConfig: a checkpoint occurs twice; `lengths` but none is nested; or not all were trained on the same labels.
+        BadConfig: a checkpoint occurs twice; `lengths` is set but none is nested; or the held-out labels differ.
     """
     found: list[Candidate] = []
     for path in paths:
@@ -83,7 +83,7 @@ def load_candidates(paths: Sequence[Path], *, lengths: bool = False) -> list[Can
     for each in found:
         same = of_fingerprint.setdefault(each.header.fingerprint, each)
         if same is not each:
-            raise BadConfig(f"{same.name} and {each.name} give the same codes of {each.header.n_bits} bits: remove one")
+            raise BadConfig(f"{same.name} and {each.name} have the same codes of {each.header.n_bits} bits: remove one")
     first = found[0]
     for other in found[1:]:
         if other.held_out != first.held_out:

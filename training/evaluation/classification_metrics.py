@@ -5,8 +5,8 @@
     figures(test_probabilities, test_labels, thresholds=thresholds)     # used on the test part
 
 The metrics are those of scikit-learn. Where a definition divides 0 by 0: a label that no row has is left out of mAP; a
-label that is neither present nor predicted counts 0 in maF1 and in the mean precision and recall; a row without labels
-and predictions is left out of ebF1; a row without labels counts 0 in p@1.
+label that is neither present nor predicted counts as 0 in maF1 and in the mean precision and recall; a row without
+labels and predictions is left out of ebF1; a row without labels counts as 0 in p@1.
 """
 
 from collections.abc import Callable, Mapping
@@ -100,7 +100,7 @@ def figures(
 
 
 def best_thresholds(probabilities: NDArray[Any], labels: NDArray[Any]) -> dict[str, float]:
-    """The threshold of `THRESHOLDS` that is best for each of HA, ebF1, maF1, miF1; of equals the one nearest to 0.5.
+    """The best of `THRESHOLDS` for each of HA, ebF1, maF1, miF1; of equally good ones, the one nearest to 0.5.
 
     Use it on a validation part. On the test part it is an oracle, which is what MulSupCon's code reports.
 
@@ -119,7 +119,7 @@ def _check(scores: NDArray[Any], labels: NDArray[Any]) -> tuple[NDArray[Any], ND
     """Scores unchanged and labels as uint8, both (n, C)."""
     scores, labels = np.asarray(scores), np.asarray(labels)
     if scores.ndim != 2 or scores.shape != labels.shape or scores.size == 0:
-        raise BadCodes(f"scores and labels need the same shape (n, C), not {scores.shape} and {labels.shape}")
+        raise BadCodes(f"scores and labels must have the same shape (n, C), got {scores.shape} and {labels.shape}")
     if not np.isin(labels, (0, 1)).all():
         raise BadCodes(f"labels must be 0 or 1, but one is {labels[~np.isin(labels, (0, 1))].flat[0]}")
     if not np.isfinite(scores).all():

@@ -40,12 +40,12 @@ from hashseek.training.evaluation.report.schema import ComparedModel, Evaluation
 from hashseek.training.evaluation.split_encoder import EncodedSplit, SplitEncoder, itq_head, untrained_model
 
 Baseline = Literal["auto", "itq", "untrained", "none"]
-# ITQ is fitted to at most this many training images: more change little (docs/explanation/unsupervised.md).
+# ITQ is fitted to at most this many training images: more make little difference (docs/explanation/unsupervised.md).
 N_FITTED = 4000
 
 # Rankings are as long as the largest N. This many of their ranks are found at the same time.
 RANKS_PER_BLOCK = 2**22
-# This many scores of query and database image are in memory at the same time.
+# Number of scores of query and database images in memory at the same time.
 SCORES_PER_BLOCK = 2**25
 
 
@@ -81,7 +81,7 @@ def evaluate(
         others: further checkpoints; the report compares their scores on the same splits.
         lengths: also compare the shorter codes of nested checkpoints.
         baseline: also evaluate "itq", the same backbone with a hash layer fitted to its features of training images
-            without labels, or "untrained", the model before its first training step; "auto" is "itq", or a note where
+            without labels, or "untrained", the model before its first training step; "auto" is "itq", or a note if
             that is not possible.
         n_points: number of database images in the t-SNE; 0 leaves it out.
 
@@ -90,7 +90,7 @@ def evaluate(
             on_error = "stop", the data set does not fit the checkpoint, the baseline is not possible, or N < 1.
     """
     if n_points < 0:
-        raise BadConfig(f"the number of points in the t-SNE must be at least 0, not {n_points}")
+        raise BadConfig(f"the number of points in the t-SNE (--points) must be at least 0, got {n_points}")
     candidates = load_candidates([checkpoint_path, *others], lengths=lengths)
     task = prepare(candidates, splits, options)
     checkpoint, *compared = [each.checkpoint for each in candidates]
@@ -198,7 +198,7 @@ def _itq_head(task: EvaluationTask, encoder: SplitEncoder, *, required: bool) ->
     except HashseekError as error:
         if required:
             raise BadConfig(f"ITQ cannot be the baseline ({error}): use --baseline untrained or none") from None
-        task.notes.append(f"there is no baseline, because ITQ could not be fitted: {error}")
+        task.notes.append(f"there is no baseline because ITQ could not be fitted: {error}")
         return None
 
 

@@ -42,7 +42,7 @@ def probe_checkpoint(
     Args:
         checkpoint: the frozen encoder.
         splits: the data set; the query split is only scored.
-        layer: what is classified: the backbone's features (D), or the outputs (K) whose signs are the code.
+        layer: the input of the classifier: the backbone's features (D), or the outputs (K) whose signs are the code.
         seed: of the validation part.
         val_fraction: share of the training split that is used for validation.
         device, precision: see `Encoder`.
@@ -75,7 +75,7 @@ def probe_checkpoint(
     if not 0 < n_val < len(train):
         raise BadDataset(
             f"val_fraction = {val_fraction} of {len(train)} training images leaves none for validation or none for "
-            "training: change it or add images"
+            "training: change it, or add images"
         )
     order = np.random.default_rng((seed, 0xA11)).permutation(len(train))
     fit_rows, val_rows = np.sort(order[n_val:]), np.sort(order[:n_val])

@@ -25,7 +25,7 @@ class Probe:
         """Logits (n, C) of features (n, D).
 
         Raises:
-            BadCodes: the features have another width.
+            BadCodes: the features have a different width.
         """
         if features.ndim != 2 or features.shape[1] != len(self.weight):
             raise BadCodes(
@@ -53,13 +53,13 @@ def fit_probe(
     For every label this minimises mean BCE + weight_decay / 2 * |weight|^2 (the bias is free) on features that are
     centred and divided by a single number, their mean standard deviation, so that `weight_decay` does not depend on the
     scale of the features. It equals scikit-learn's LogisticRegression with C = 1 / (n weight_decay). The problem is
-    convex and nothing is random: the same input gives the same probe.
+    convex and nothing is random: the same input always yields the same probe.
 
     Args:
         features: (n, D), float32 or float64.
         labels: (n, C), 0/1.
         weight_decay: strength of the penalty, the same for all labels.
-        start: a probe of the same features and labels to start from, such as that of the next larger weight_decay.
+        start: a probe of the same features and labels to start from, such as the one with the next larger weight_decay.
         max_iterations: of L-BFGS.
         tolerance: stop when a step changes the objective by less than this. At the default, probabilities are accurate
             to about 1e-3.
@@ -69,16 +69,16 @@ def fit_probe(
         BadCodes: shapes do not match, labels are not 0/1, or features are NaN or infinite.
     """
     if not 0 <= weight_decay < float("inf"):
-        raise BadConfig(f"weight_decay must be at least 0, not {weight_decay}")
+        raise BadConfig(f"weight_decay must be at least 0, got {weight_decay}")
     if features.ndim != 2 or labels.ndim != 2 or not 0 < len(features) == len(labels):
         raise BadCodes(
             f"a probe needs features (n, D) and labels (n, C) with at least one row, not {tuple(features.shape)} and "
             f"{tuple(labels.shape)}"
         )
     if not features.isfinite().all():
-        raise BadCodes("the features of a probe must be finite, but some are NaN or infinite")
+        raise BadCodes("the features for a probe contain NaN or infinity: check the checkpoint and the data")
     if not ((labels == 0) | (labels == 1)).all():
-        raise BadCodes("the labels of a probe must be 0 or 1")
+        raise BadCodes("the labels for a probe must be 0 or 1")
     features, y = features.detach(), labels.to(features.dtype)
     shift = features.mean(dim=0)
     scale = features.std(dim=0, correction=0).mean().clamp_min(1e-12)

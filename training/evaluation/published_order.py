@@ -1,4 +1,4 @@
-"""The order of ties in published evaluation code, to compute the figure that it would print."""
+"""The order of ties in published evaluation code, to compute the value that it would print."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,9 +9,9 @@ from hashseek.retrieval.codes import Codes
 def hyp2_order(query: Codes, database: Codes) -> NDArray[np.int64]:
     """Rows of the database (N,) by Hamming distance to one code, ties as in HyP2's code: `np.argsort(distances)`.
 
-    NumPy's default is a quicksort, whose order of ties follows from the order of the database but means nothing. The
-    authors sort 32-bit floats, for which newer versions of NumPy have other algorithms on some processors. 16-bit
-    integers are sorted by the one that was there when the paper was written, so the order is the same everywhere.
+    NumPy's default is a quicksort, whose order of ties follows from the order of the database but is meaningless. The
+    authors sort 32-bit floats, for which newer versions of NumPy use other algorithms on some processors. 16-bit
+    integers are still sorted by the algorithm of the paper's time, so the order is the same everywhere.
 
     Args:
         query: one packed code, (code_size,).

@@ -58,7 +58,7 @@ def check_service(url: str, checkpoint_path: Path, splits: Splits, options: Eval
     the order of the service's ids.
 
     Args:
-        url: of the service.
+        url: the URL of the service.
         checkpoint_path: the checkpoint that it serves.
         splits: the data set.
         options: see `EvaluationOptions`; codes are equal only if the service computes with the same `precision`.
@@ -107,14 +107,14 @@ def _match_stored_images(service: Client, task: EvaluationTask) -> tuple[Evaluat
     if missing or foreign:
         raise BadDataset(
             f"the collection of {service.url} is not the database split ({len(missing)} images missing"
-            f"{_first(missing)}, {len(foreign)} not in the split{_first(foreign)}): index that split alone"
+            f"{_first(missing)}, {len(foreign)} not in the split{_first(foreign)}): index only that split"
         )
     kept = sorted(row_of.values())
     notes = list(task.notes)
     if len(kept) < len(task.database):
         n = len(task.database) - len(kept)
         notes.append(
-            f"{n} database images are copies of others: a service stores identical files once, so they count once"
+            f"{n} database images are copies of others: a service stores identical files once, so each counts once"
         )
     position = {row: place for place, row in enumerate(kept)}
     rows = np.array([position[row_of[image.sha256]] for image in stored])

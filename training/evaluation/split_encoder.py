@@ -43,7 +43,7 @@ class EncodedSplit:
 
 
 class SplitEncoder:
-    """Encodes with a checkpoint. The features of images are cached, see `features_of`: another head costs little.
+    """Encodes with a checkpoint. The features of images are cached (`features_of`), so that another head costs little.
 
     Args:
         checkpoint: its backbone, and its head unless `encode` gets another one.
@@ -62,7 +62,7 @@ class SplitEncoder:
         return "float32 on cpu" if self.encoder is None else self.encoder.engine
 
     def features(self, split: Split, progress: Progress, title: str) -> NDArray[np.float32]:
-        """Features (n, D) of a split, in its order; those of images from the cache if they are in it."""
+        """Features (n, D) of a split, in its order; those of images from the cache if available."""
         if self.encoder is None:
             with torch.inference_mode():
                 found: NDArray[np.float32] = self.model.features(torch.from_numpy(split.vectors)).float().numpy()
@@ -112,13 +112,13 @@ def check_kind(header: Header, splits: Splits, *, name: str) -> None:
 
 
 def itq_head(features: Features, n_bits: int, *, seed: int) -> nn.Module:
-    """A hash layer fitted by ITQ to features (n, D), without labels: what a trained one has to beat.
+    """A hash layer fitted by ITQ to features (n, D), without labels: the baseline that a trained one has to beat.
 
     Raises:
-        BadConfig: the features do not vary in `n_bits` directions, or are not numbers.
+        BadConfig: the features do not vary in `n_bits` directions, or are not finite.
     """
     if not np.isfinite(features).all():
-        raise BadConfig("the network gives features that are not numbers: use other weights")
+        raise BadConfig("the network returns features that are not finite numbers: use other weights")
     layer = fit_hash_layer(features.astype(np.float32), n_bits=n_bits, method="itq", seed=seed)
     head = build_head("normalized", n_features=features.shape[1], n_bits=n_bits)
     copy_state(head, {"weight": torch.from_numpy(layer.weight), "bias": torch.from_numpy(layer.bias)})

@@ -1,4 +1,4 @@
-"""What the protocol of a report says about the splits: hashes, and images that are in two of them."""
+"""Facts about the splits for the protocol of a report: hashes, and images that are in two of them."""
 
 import hashlib
 

@@ -1,6 +1,6 @@
-"""Patches that make a training step faster: folded batch norm, float32 where bf16 is slow, fewer calls to the kernel.
+"""Patches that speed up a training step: folded batch norm, float32 where bf16 is slow, fewer calls to the kernel.
 
-Modules stay where they are and keep their parameters, so state dicts, optimizers and copies work as before.
+Modules stay in place and keep their parameters, so state dicts, optimizers and copies work as before.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
 """Dropout drawn from (seed, epoch, row, view): the same for a row in any process, chunk or resumed run.
 
-PyTorch's layers draw from a running generator, so what they drop depends on the batch and the process that a row is in.
+PyTorch's layers draw from a running generator, so what they drop depends on the batch and the process of a row.
 """
 
 from itertools import count
@@ -17,7 +17,7 @@ _BITS = 24
 
 
 class RowSeeds:
-    """The seeds (B,) of the rows that a network sees now, which its dropout layers share."""
+    """The seeds (B,) of the rows in the current forward pass, which all dropout layers share."""
 
     def __init__(self) -> None:
         self.now: Tensor | None = None
@@ -26,7 +26,7 @@ class RowSeeds:
 def seed_by_row(network: nn.Module) -> RowSeeds:
     """Let the dropout layers of `network` draw from the seeds that are set in the result, in place.
 
-    Without seeds they draw some from PyTorch's generator. Layers of other classes stay as they are.
+    Without seeds, they draw them from PyTorch's generator. Layers of other classes are left unchanged.
     """
     seeds, numbers = RowSeeds(), count()
     for module in network.modules():

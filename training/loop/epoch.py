@@ -26,7 +26,7 @@ class Diverged(HashseekError):
 
 
 class OutOfMemory(HashseekError):
-    """A batch does not fit into the device's memory."""
+    """A batch does not fit in the device's memory."""
 
 
 def train_epoch(
@@ -105,9 +105,9 @@ def _train_batch(
 def torch_errors_as_hashseek_errors(
     config: Config, preprocessing: Preprocessing | None, device: torch.device
 ) -> Iterator[None]:
-    """Replace PyTorch's errors about a batch by errors that name the setting to change.
+    """Replace PyTorch's errors about a batch with errors that name the setting to change.
 
-    PyTorch has no exception class for these two on a CPU, so its messages are all there is to go by.
+    PyTorch has no exception class for these two on a CPU, so only its messages can tell them apart.
 
     Raises:
         OutOfMemory: a batch does not fit.
@@ -128,6 +128,6 @@ def torch_errors_as_hashseek_errors(
         if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
             raise
         raise OutOfMemory(
-            f"{batch} does not fit into the memory of {device}: lower train.batch_size, or set train.chunk_size to "
-            "keep the batch and compute it in parts"
+            f"{batch} does not fit in the memory of {device}: lower train.batch_size, or set train.chunk_size to "
+            "compute the batch in parts"
         ) from None

@@ -1,7 +1,7 @@
 """The training loop, which `hashseek train`, sweeps and experiments call.
 
-Everything random is drawn from (seed, epoch, row), never from a running generator. That is why a run that was killed
-and resumed ends with the same weights as one that was not interrupted.
+Everything random is drawn from (seed, epoch, row), never from a running generator. So a run that was killed and
+resumed ends with the same weights as an uninterrupted one.
 """
 
 import copy
@@ -49,7 +49,7 @@ from hashseek.training.runs.tracking import Tracker, write_start
 
 
 class Stop(Exception):
-    """Raised by `on_epoch` to end the run after this epoch, in order."""
+    """Raised by `on_epoch` to end the run cleanly after this epoch."""
 
 
 OnEpoch = Callable[[dict[str, Any]], None]
@@ -75,22 +75,22 @@ def fit(
     progress: Progress | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> Result:
-    """Train as `config` says, into the run folder `out`. A run that is refused leaves no folder.
+    """Train with the configuration `config`, into the run folder `out`. A run that is refused leaves no folder.
 
     Args:
-        config: everything that decides the run.
+        config: everything that determines the run.
         out: the run folder.
         resume: continue the run in `out`, if there is one.
         progress: where progress is printed; None prints nothing.
         on_epoch: called with the record of each epoch after it is saved; it may raise `Stop`. Only with one process.
 
     Raises:
-        HashseekError: bad data, weights or settings, an occupied run folder, too little memory, or a loss that became
-            NaN.
+        HashseekError: bad data, weights or settings, a run folder that is in use, too little memory, or a loss that
+            became NaN.
     """
     settings = config.train
     if settings.devices > 1 and on_epoch is not None:
-        raise BadConfig(f"train.devices is {settings.devices}, but on_epoch works with one process only: set it to 1")
+        raise BadConfig(f"train.devices is {settings.devices}, but on_epoch works only with one process: set it to 1")
     return launch(
         _fit,
         config,
@@ -133,7 +133,7 @@ def _prepare(fabric: Fabric, config: Config, out: Path, resume: bool, shown: Pro
     """Check everything that can be checked before training, then create or reopen the run folder."""
     run = Run(out)
     saved = _saved_everywhere(fabric, run, config, resume=resume)
-    with fabric.rank_zero_first(local=True):  # it may download weights or pictures, which the others find then
+    with fabric.rank_zero_first(local=True):  # it may download weights or pictures, which the others then find
         model = initial_model(config)
         splits = build_splits(config.data.name, **config.data.options())
     _check_alike(fabric, config, splits)
@@ -150,7 +150,7 @@ def _prepare(fabric: Fabric, config: Config, out: Path, resume: bool, shown: Pro
     fit_rows, val_rows = validation_part(len(train), config)
     if train.vectors is not None:
         _standardize(model, torch.from_numpy(train.vectors[fit_rows]))
-    # Before the backbone is patched: engines convert it as it is in a checkpoint.
+    # Before the backbone is patched: engines convert the version that is in a checkpoint.
     source = build_source(config, model, train, images, fabric=fabric, progress=shown)
     _move_to_device(fabric, config, network, objective, keys)
     observed = drop_labels(
@@ -167,7 +167,7 @@ def _prepare(fabric: Fabric, config: Config, out: Path, resume: bool, shown: Pro
         state.load(saved)
     if config.train.compile:
         model.backbone.compile()
-    fabric.barrier()  # every process has looked at the folder, and found nothing wrong with the data
+    fabric.barrier()  # every process has checked the folder and the data
     if fabric.is_global_zero:
         start_run(run, config)
         write_start(run, config, splits, data, device=fabric.device, first_epoch=len(state.records) + 1)
@@ -175,23 +175,23 @@ def _prepare(fabric: Fabric, config: Config, out: Path, resume: bool, shown: Pro
 
 
 def _saved_everywhere(fabric: Fabric, run: Run, config: Config, *, resume: bool) -> dict[str, Any] | None:
-    """The state that all processes continue from: the one that the first process finds in its folder.
+    """The state from which all processes continue: the one that the first process finds in its folder.
 
     Raises:
-        BadConfig: as `saved_state`, or another host has the run and the first one has not.
+        BadConfig: see `saved_state`, or another host has the run and the first one does not.
     """
     saved = saved_state(run, config, resume=resume) if fabric.is_global_zero else None
     found = gather_rows(torch.tensor([run.config.is_file()], device=fabric.device)).tolist()
     if any(found) and not found[0]:
         raise BadConfig(
             f"{run.folder} holds the run on the host of process {found.index(True)}, but not on that of process 0, "
-            "which writes it: let --out name a folder that all hosts share"
+            "which writes it: set --out to a folder that all hosts share"
         )
     return fabric.broadcast(saved)
 
 
 def _check_alike(fabric: Fabric, config: Config, splits: Splits) -> None:
-    """Raise BadConfig unless all processes have the same settings and splits."""
+    """Raise `BadConfig` unless all processes have the same settings and splits."""
     own = {**config.model_dump(mode="json"), "splits_sha256": splits.fingerprint}
     if changes := differences(fabric.broadcast(own), own):
         raise BadConfig(
@@ -232,7 +232,7 @@ def _train(
             break
         record = _train_and_validate(fabric, config, job, epoch, shown)
         state.records.append(record)
-        # Without labels there is nothing to choose an epoch by: the last one counts.
+        # Without labels, there is no score to choose an epoch by: the last one is used.
         score = record.get(score_name, math.nan)
         is_best = math.isnan(score) or score > state.best_score
         if is_best:
@@ -301,10 +301,10 @@ def _standardize(model: HashModel, vectors: Tensor) -> None:
 def _training_images(
     config: Config, splits: Splits, preprocessing: Preprocessing | None, progress: Progress
 ) -> tuple[Split, Images | None]:
-    """The training split without its broken images, and its images if it has some.
+    """The training split without its broken images, and its images if it has any.
 
     Raises:
-        BadDataset: an image is broken and the data set does not say on_error = 'skip'.
+        BadDataset: an image is broken and the data set does not set on_error = 'skip'.
     """
     settings = config.train
     train, images, problems = splits.train, None, splits.problems

@@ -18,21 +18,21 @@ MAX_IMAGES = 10_000
 
 
 def fit_head(fabric: Fabric, config: Config, model: HashModel, data: TrainingData, *, progress: Progress) -> None:
-    """Set the head to what `fit_hash_layer` finds for the features of the images trained on, up to its scale.
+    """Set the head to the result of `fit_hash_layer` for the features of the training images, up to its scale.
 
     The layer is multiplied so that its outputs have the root mean square that those of the random layer had: losses
     and learning rates expect outputs of that size. The head "linear" sees features of any length: it takes the
-    directions, and a bias that subtracts the mean of the features as they are. All processes take the first one's
+    directions, and a bias that subtracts the mean of the features as they are. All processes use the first one's
     layer.
 
     Raises:
-        BadConfig: the features or the images are too few for so many bits, or vary in too few directions.
+        BadConfig: there are too few features or images for that many bits, or they vary in too few directions.
     """
     rows, n_bits = data.fit_rows, config.model.n_bits
     if n_bits > min(model.n_features, len(rows) - 1):
         raise BadConfig(
-            f"model.head_init = {config.model.head_init!r} fits {n_bits} bits to more images and at least as many "
-            f"features, but there are {len(rows):,} images to train on and {model.n_features:,} features: lower "
+            f"model.head_init = {config.model.head_init!r} needs more than {n_bits} training images and at least "
+            f"{n_bits} features, but there are {len(rows):,} images and {model.n_features:,} features: lower "
             "model.n_bits, or set model.head_init = 'random'"
         )
     if len(rows) > MAX_IMAGES:

@@ -62,9 +62,9 @@ class Network(nn.Module):
         self.seeds = seed_by_row(self)
 
     def forward(self, inputs: Tensor, seeds: Tensor | None = None) -> Heads:
-        """The heads that are read. Autocast applies to the backbone; everything after it computes in float32.
+        """The heads that are read. Autocast applies to the backbone; everything after it runs in float32.
 
-        `seeds` (B,) decide what dropout drops of each row, see `hashseek.training.loop.dropout`.
+        `seeds` (B,) determine what dropout drops in each row, see `hashseek.training.loop.dropout`.
         """
         self.seeds.now = seeds
         features = inputs if self.from_features else self.model.features(inputs)
@@ -88,7 +88,7 @@ class Network(nn.Module):
 
 
 class Objective(nn.Module):
-    """The loss and, if there is one, the classification loss beside it: `Heads` of the whole batch -> terms by name."""
+    """The loss and the classification loss, if there is one: `Heads` of the whole batch -> terms by name."""
 
     def __init__(self, loss: nn.Module, *, on: str, partner: nn.Module | None = None, weight: float = 1.0) -> None:
         super().__init__()
@@ -142,12 +142,12 @@ class Keys(nn.Module):
 
 
 def is_unsupervised(config: Config) -> bool:
-    """Whether training reads no labels."""
+    """Whether training uses no labels."""
     return loss_class(config.loss.name).kind == "unsupervised" and config.partner is None
 
 
 def build_network(config: Config, model: HashModel, *, n_classes: int) -> tuple[Network, Objective, Keys | None]:
-    """Network, losses and memory as `config` says.
+    """Network, losses and memory for `config`.
 
     Raises:
         BadConfig: sections that contradict each other.
@@ -172,7 +172,7 @@ def build_network(config: Config, model: HashModel, *, n_classes: int) -> tuple[
         )
     logits_on = partner.on if partner is not None else on if classifies else None
     if partner is not None and "quantization" in partner.options() and "quantization" in config.loss.options():
-        raise BadConfig("loss.quantization and partner.quantization are the same term: keep loss.quantization")
+        raise BadConfig("loss.quantization and partner.quantization are the same term: keep only loss.quantization")
     needs_projection = "projection" in (on, logits_on)
     if needs_projection and config.projection is None:
         raise BadConfig("a loss on the projection needs a section [projection]: add one, for example with width = 128")
@@ -211,7 +211,7 @@ def build_network(config: Config, model: HashModel, *, n_classes: int) -> tuple[
 
 
 def _check_chunks(config: Config, model: HashModel) -> None:
-    """Refuse batch norm that would take its statistics of a chunk instead of the batch."""
+    """Refuse batch norm that would compute its statistics from a chunk instead of the batch."""
 
     def has_batch_norm(part: nn.Module) -> bool:
         return any(isinstance(module, _BatchNorm) for module in part.modules())
@@ -220,8 +220,8 @@ def _check_chunks(config: Config, model: HashModel) -> None:
     for part, remedy in ((model.head, "model.head = 'linear'"), (model.backbone, "model.freeze_batch_norm = true")):
         if has_batch_norm(part) and (is_live or part is model.head):
             raise BadConfig(
-                f"train.chunk_size is {config.train.chunk_size}, but batch norm would take its statistics of a chunk "
-                f"and not of the batch: set {remedy}, or leave chunk_size out"
+                f"train.chunk_size is {config.train.chunk_size}, but batch norm would compute its statistics from a "
+                f"chunk and not from the batch: set {remedy}, or leave chunk_size out"
             )
 
 
@@ -230,13 +230,13 @@ def _build_keys(config: Config, network: Network, *, width: int, n_classes: int)
     if settings is None:
         return None
     if loss_class(config.loss.name).memory_kind == "none":
-        raise BadConfig(f"the loss {config.loss.name!r} contrasts with no memory: leave the section [memory] out")
+        raise BadConfig(f"the loss {config.loss.name!r} does not use a memory: leave the section [memory] out")
     # Without a key encoder every view is a key; with one, two views are an anchor and its key.
     n_keys = config.train.batch_size * (1 if settings.momentum else config.train.views)
     if settings.size < n_keys:
         raise BadConfig(
-            f"memory.size is {settings.size}, but a batch has {n_keys} rows: use a queue of at least "
-            "that size, or a smaller train.batch_size"
+            f"memory.size is {settings.size}, but a batch has {n_keys} rows: set memory.size to at least "
+            f"{n_keys}, or lower train.batch_size"
         )
     queue = KeyQueue(
         n_classes=n_classes,

@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules, as the section [optimizer] of a configuration describes them."""
+"""Optimizers and learning-rate schedules from the section [optimizer] of a configuration."""
 
 import torch
 from torch.optim import lr_scheduler

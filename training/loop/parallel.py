@@ -1,9 +1,9 @@
 """One or several processes: Lightning Fabric sets devices and precision, torch.distributed moves rows and gradients.
 
-They are started here (`--devices`), or by torchrun, also on several hosts, and work alike from then on.
+They are started here (`--devices`) or by torchrun, also on several hosts, and behave the same from then on.
 
-Every process computes the loss of the whole batch from gathered rows, so contrastive and pair losses see the same as in
-one process. Each then takes the gradient of its own rows only, and the gradients of the parameters are added up.
+Every process computes the loss of the whole batch from gathered rows, so contrastive and pair losses see the same rows
+as in one process. Each then takes the gradient of its own rows only, and the parameter gradients are summed.
 """
 
 import logging
@@ -46,7 +46,7 @@ def launch(function: Callable[..., T], *arguments: Any, device: str, devices: in
     A process that torchrun started is one of `devices`: it calls the function itself, and returns its own result.
 
     Raises:
-        BadConfig: the machine has fewer devices, or torchrun started another number of processes.
+        BadConfig: the machine has fewer devices, or torchrun started a different number of processes.
         HashseekError, OSError: whatever the function raised in any process; under torchrun, in this one.
     """
     chosen = pick_device(device)
@@ -99,7 +99,7 @@ def _join_group(place: Torchrun, device: torch.device) -> None:
 
 
 def _agreed_name(place: Torchrun, store: Store) -> str:
-    """A name that the first process draws, the same in all processes that live now.
+    """A random name chosen by the first process, the same in all live processes.
 
     torchrun's store outlives a restart, and the addresses of dead processes in it would be dialled again
     (https://github.com/pytorch/pytorch/issues/135712). Under a new name there are none. Each process takes the name
@@ -128,7 +128,7 @@ def _failure(error: ProcessExitedException, devices: int) -> str:
 
 
 def check_devices(device: torch.device, devices: int) -> None:
-    """Raise BadConfig unless this machine has so many devices."""
+    """Raise `BadConfig` unless this machine has that many devices."""
     available = torch.cuda.device_count() if device.type == "cuda" else n_cores()
     if devices > available:
         kind = "GPUs" if device.type == "cuda" else "processor cores"
@@ -186,7 +186,7 @@ def gather(rows: Tensor) -> Tensor:
 
 
 def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Add up the gradients over all processes, as one flat tensor."""
+    """Sum the gradients over all processes, as one flat tensor."""
     if not _several():
         return
     gradients = [p.grad for p in parameters if p.grad is not None]

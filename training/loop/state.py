@@ -1,4 +1,4 @@
-"""Everything that changes while a run trains, which is what a resumed run needs."""
+"""Everything that changes during training, which is what a resumed run needs."""
 
 import math
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ class State:
                 update_key_encoder(self.ema, model, config.train.ema)
 
     def is_patience_over(self, config: Config) -> bool:
-        """Whether `train.patience` epochs in a row brought no better validation score."""
+        """Whether the validation score has not improved for `train.patience` epochs in a row."""
         return config.train.patience is not None and len(self.records) >= self.best_epoch + config.train.patience
 
     def saved(self, config: Config) -> dict[str, Any]:

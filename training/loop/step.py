@@ -35,7 +35,7 @@ def backward(
     its gradients are passed back (GradCache; Gao et al., RepL4NLP 2021).
 
     Args:
-        inputs: (views * b, ...), view after view; with a key encoder the second view makes the keys and nothing else.
+        inputs: (views * b, ...), view after view; with a key encoder, the second view is used only for the keys.
         labels: (b, C).
         seeds: (views * b,), for dropout.
         autocast: entered for the networks' forward passes only; losses and gradients stay outside.

@@ -1,4 +1,4 @@
-"""Batch norm over several processes: statistics of the whole batch, as one process would take them.
+"""Batch norm over several processes: statistics of the whole batch, as one process would compute them.
 
 `torch.nn.SyncBatchNorm` does not run on CPUs, where this project tests what it runs on several GPUs.
 """
@@ -15,9 +15,9 @@ from hashseek.retrieval.errors import BadConfig
 
 
 def share_batch_norm(network: nn.Module) -> None:
-    """Let every batch norm of `network` take its statistics over all processes, in place.
+    """Let every batch norm of `network` compute its statistics over all processes, in place.
 
-    Modules stay where they are and keep their parameters, so state dicts, optimizers and copies work as before. Batch
+    Modules stay in place and keep their parameters, so state dicts, optimizers and copies work as before. Batch
     norm in evaluation mode computes as before. All processes must call the network equally often.
     """
     for module in network.modules():

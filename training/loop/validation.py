@@ -1,4 +1,4 @@
-"""The part of the training split that is held back to choose the best epoch by, and its score."""
+"""The part of the training split that is held out to choose the best epoch, and its score."""
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from hashseek.training.data.batches import Rows, TrainingData
 from hashseek.training.loop.network import is_unsupervised
 from hashseek.training.losses.memory import gather_rows
 
-# Validation ranks at most this many training images: enough to tell epochs apart, and cheap on large data sets.
+# Validation ranks at most this many training images: enough to compare epochs, and cheap on large data sets.
 MAX_DATABASE = 10_000
 
 
@@ -26,12 +26,12 @@ def validation_part(n: int, config: Config) -> tuple[Rows, Rows]:
     if n_val < 1 or n_val >= n:
         raise BadDataset(
             f"train.val_fraction {config.train.val_fraction} of {n} training images leaves nothing to validate on or "
-            "nothing to train on: change it or add images"
+            "nothing to train on: change it, or add images"
         )
     if n - n_val < config.train.devices:
         raise BadDataset(
             f"{n - n_val} training images are too few for train.devices = {config.train.devices}: lower it to "
-            f"{n - n_val} or add images"
+            f"{n - n_val}, or add images"
         )
     if config.train.val_database == "held-out" and n_val < 2:
         raise BadDataset(
@@ -45,7 +45,7 @@ def validation_part(n: int, config: Config) -> tuple[Rows, Rows]:
 def validate(fabric: Fabric, config: Config, model: HashModel, data: TrainingData) -> float:
     """mAP@val_n of the validation images as queries, searched among the images trained on or among each other.
 
-    Images trained on rank better than new ones, the more so the more a model has memorised them. To choose
+    Training images rank better than new ones, the more so the more a model has memorised them. To choose
     hyperparameters, search new images among new ones: `train.val_database = "held-out"`. Each process encodes its
     share, then each ranks everything, which is fast.
     """

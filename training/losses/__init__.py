@@ -8,7 +8,7 @@ A loss returns its weighted terms by name; their sum is what is minimised (`Loss
 centres are parameters or buffers of the module. To add a loss, write a subclass of `Loss` and give it a name in
 `LOSSES`; a loss outside this package is named "my_module:MyLoss".
 
-Any loss takes a quantisation term, and any loss of the outputs can be applied to prefixes of the code:
+Any loss accepts a quantisation term, and any loss of the outputs can be applied to prefixes of the code:
 
     build_loss("hyp2", n_classes=C, n_bits=64, quantization={"kind": "l2", "weight": 0.1}, nested={"lengths": [16, 64]})
 """
@@ -104,9 +104,9 @@ def build_loss(
         name: a key of `LOSSES`, or "module:Class".
         n_classes: C, number of labels.
         n_bits: K, width of the outputs.
-        quantization: {"kind", "weight"} adds the term "quantization", see `Quantized`.
-        nested: {"lengths", "weights"} applies the loss to prefixes of the code, see `Nested`; without "weights" each
-            weighs 1. Hyperparameters that depend on K are derived for each length.
+        quantization: {"kind", "weight"}, adds the term "quantization", see `Quantized`.
+        nested: {"lengths", "weights"}, applies the loss to prefixes of the code, see `Nested`; without "weights", each
+            weight is 1. Hyperparameters that depend on K are derived for each length.
         hyper: hyperparameters of the loss, see `Loss.hyperparameters`.
 
     Raises:
@@ -124,7 +124,7 @@ def build_loss(
         loss = build(n_bits=n_bits)
     else:
         if found.reads_logits == "instead":
-            raise BadConfig(f"the loss {name!r} reads logits, which have no prefixes: leave nested out")
+            raise BadConfig(f"the loss {name!r} uses logits, which have no prefixes: leave nested out")
         check_keys("nested", nested, ("lengths", "weights"), needed=("lengths",))
         loss = Nested(lambda length: build(n_bits=length), n_bits=n_bits, **nested)
     if quantization is None:

@@ -1,4 +1,4 @@
-"""The base class of all losses: it checks settings and batches, so that a subclass is only its formula."""
+"""The base class of all losses: it checks settings and batches, so that a subclass contains only its formula."""
 
 import inspect
 from typing import Any, ClassVar, Literal
@@ -18,7 +18,7 @@ class Loss(nn.Module):
 
     A subclass declares its hyperparameters as annotated attributes (see `hyperparameters.py`), describes itself in the
     class attributes below, and implements `terms`. A subclass that assigns a hyperparameter without annotating it
-    fixes its value: it is no hyperparameter of that subclass.
+    fixes its value: it is not a hyperparameter of that subclass.
 
     Args:
         n_classes: C, number of labels.
@@ -34,15 +34,15 @@ class Loss(nn.Module):
     source: ClassVar[str] = ""
     """Authors, title and place of publication."""
     formula: ClassVar[str] = ""
-    """The equations, and the published code that gives the same values and gradients, if there is one."""
+    """The equations, and the published code with the same values and gradients, if there is one."""
     use: ClassVar[str] = ""
     """When to choose this loss."""
     needs: ClassVar[tuple[str, ...]] = ()
-    """What it needs beside outputs, labels, memory and logits, e.g. "proxies (learned)"."""
+    """What it needs in addition to outputs, labels, memory and logits, e.g. "proxies (learned)"."""
     memory_kind: ClassVar[Literal["none", "raw", "normalized"]] = "none"
-    """Whether it compares with a memory, and how a queue should keep the rows: as they are, or with length 1."""
+    """Whether it compares with a memory, and how a queue should keep the rows: unchanged, or with length 1."""
     reads_logits: ClassVar[Literal["no", "optional", "instead"]] = "no"
-    """Whether it reads logits: beside the outputs if they are given, or instead of them."""
+    """Whether it reads logits: in addition to the outputs if given, or instead of them."""
     reads_features: ClassVar[bool] = False
     """Whether it reads the features that the outputs are computed from."""
 
@@ -91,8 +91,8 @@ class Loss(nn.Module):
     ) -> dict[str, Tensor]:
         """The weighted terms by name, 0-dim, in float32 or float64; their sum is what is minimised.
 
-        Every loss takes all arguments and looks only at those that it needs. Rows, labels or pairs that have nothing
-        to compare count exactly 0.
+        Every loss accepts all arguments and uses only those that it needs. Rows, labels or pairs with nothing to
+        compare contribute exactly 0.
 
         Args:
             outputs: (B, K).
@@ -113,7 +113,7 @@ class Loss(nn.Module):
         return terms
 
     def _checked(self, outputs: Tensor, labels: Tensor, memory: object, logits: Tensor | None, epoch: int) -> Batch:
-        """What `forward` was given, checked."""
+        """The checked arguments of `forward`."""
         n_classes, n_bits = self.n_classes, self.n_bits
         rows, binary = check_batch(outputs, labels, n_classes=n_classes, n_bits=n_bits)
         held = None
@@ -132,8 +132,8 @@ class Loss(nn.Module):
 class ClassificationLoss(Loss):
     """A loss of one logit per label: `batch.outputs` are the logits (B, C).
 
-    It reads `logits` if they are given and does not look at the outputs. Without logits the outputs are the logits, for
-    which n_bits must be n_classes.
+    It reads `logits` if they are given, and ignores the outputs. Without logits, the outputs are the logits, for which
+    n_bits must be n_classes.
     """
 
     kind = "classification"

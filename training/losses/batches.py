@@ -1,4 +1,4 @@
-"""What a loss is given: a batch and, for some losses, a memory of earlier rows; and the checks of both."""
+"""The input of a loss: a batch and, for some losses, a memory of earlier rows; and the checks of both."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from hashseek.retrieval.errors import BadCodes
 
 
 class Memory(NamedTuple):
-    """Rows to compare with, without gradient. A loss takes it, or any pair of tensors, as `memory`."""
+    """Rows to compare with, without gradient. A loss accepts it, or any pair of tensors, as `memory`."""
 
     ref: Tensor
     """Rows (Q, K)."""
@@ -25,9 +25,9 @@ class Batch(NamedTuple):
     labels: Tensor
     """Labels (B, C), 0/1."""
     memory: Memory | None
-    """What was passed as `memory`, for a loss that uses one."""
+    """The argument `memory`, for a loss that uses one."""
     logits: Tensor | None
-    """Logits (B, C), for a loss that reads them beside the outputs."""
+    """Logits (B, C), for a loss that reads them in addition to the outputs."""
     epoch: int
     """The current epoch, from 0."""
     features: Tensor | None = None
@@ -35,7 +35,7 @@ class Batch(NamedTuple):
 
     @property
     def others(self) -> Memory:
-        """What the outputs are compared with: the memory, or without one the batch itself."""
+        """The rows that the outputs are compared with: the memory, or without one the batch itself."""
         return Memory(self.outputs, self.labels) if self.memory is None else self.memory
 
 
@@ -44,15 +44,15 @@ def check_batch(
 ) -> tuple[Tensor, Tensor]:
     """Check a batch and return (outputs (B, K) in float32 or float64, labels (B, C) in the same type).
 
-    Half-precision outputs are raised to float32: losses never compute in less.
+    Half-precision outputs are converted to float32: losses never compute in lower precision.
 
     Raises:
         BadCodes: wrong shapes, labels that are not 0/1, or outputs that are NaN or infinite.
     """
     if outputs.ndim != 2 or outputs.shape[1] != n_bits:
-        raise BadCodes(f"the loss expects {what} of shape (B, {n_bits}), not {tuple(outputs.shape)}")
+        raise BadCodes(f"the loss expects {what} of shape (B, {n_bits}), got {tuple(outputs.shape)}")
     if labels.ndim != 2 or labels.shape != (outputs.shape[0], n_classes):
-        raise BadCodes(f"the loss expects labels of shape ({outputs.shape[0]}, {n_classes}), not {tuple(labels.shape)}")
+        raise BadCodes(f"the loss expects labels of shape ({outputs.shape[0]}, {n_classes}), got {tuple(labels.shape)}")
     rows = raised(outputs)
     binary = labels.to(rows)
     # Reading values would break a compiled graph.
@@ -88,12 +88,12 @@ def check_memory(memory: object, like: Tensor, *, n_classes: int, n_bits: int) -
 
 
 def raised(rows: Tensor) -> Tensor:
-    """`rows` in float32, or in float64 if they are float64 already."""
+    """`rows` in float32, or in float64 if they are already float64."""
     return rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
 
 
 def _look_valid(rows: Tensor, labels: Tensor) -> bool:
-    """Whether all labels are 0 or 1 and all rows are finite; it may say no of rows whose sum overflows.
+    """Whether all labels are 0 or 1 and all rows are finite; may be False for finite rows whose sum overflows.
 
     On a queue of thousands of rows this is several times faster than comparing every value: y - y^2 is 0 only for 0 and
     1, and 0 times the sum of the rows is NaN if one of them is not finite.
@@ -105,6 +105,6 @@ def _look_valid(rows: Tensor, labels: Tensor) -> bool:
 def _refuse_values(rows: Tensor, labels: Tensor, what: str) -> None:
     wrong = labels[(labels != 0) & (labels != 1)]
     if len(wrong):
-        raise BadCodes(f"labels must be 0 or 1, but one is {wrong[0].item()!r}: give multi-hot labels")
+        raise BadCodes(f"labels must be 0 or 1, but one is {wrong[0].item()!r}: use multi-hot labels")
     for row in (~torch.isfinite(rows)).any(dim=1).nonzero()[:1].flatten().tolist():
-        raise BadCodes(f"the {what} hold NaN or infinity in row {row}: lower the learning rate")
+        raise BadCodes(f"the {what} have NaN or infinity in row {row}: lower the learning rate")

@@ -48,11 +48,11 @@ def in_full(name: str, width: int) -> str:
         ("use", loss.use),
         ("source", loss.source),
         ("formula", loss.formula),
-        ("needs", _needs(loss) or "nothing beside outputs and labels"),
+        ("needs", _needs(loss) or "only outputs and labels"),
     ):
         if text:
             lines += _wrapped(f"{title:<9}{text}", width, 0, hanging=9)
-    lines += ["", "Hyperparameters:" if loss.hyperparameters() else "It has no hyperparameters."]
+    lines += ["", "Hyperparameters:" if loss.hyperparameters() else "No hyperparameters."]
     for hyper in loss.hyperparameters().values():
         lines.append(f"  {hyper.name} = {_default_and_limits(hyper)}")
         lines += _wrapped(hyper.limits.meaning, width, 6)
@@ -73,12 +73,12 @@ def as_markdown() -> str:
 
 
 _QUANTIZATION = f"quantization = {{kind, weight}} with kind {', '.join(QUANTIZERS)}"
-_OF_OUTPUTS = f"It also takes {_QUANTIZATION}, and nested = {{lengths, weights}}."
+_OF_OUTPUTS = f"It also accepts {_QUANTIZATION}, and nested = {{lengths, weights}}."
 _OF_LOGITS = (
-    "It reads logits; without them the outputs are the logits, which requires as many bits as labels. It also takes "
+    "It reads logits; without them, the outputs are the logits, which requires as many bits as labels. It also accepts "
     f"{_QUANTIZATION}."
 )
-_OF_ALL = f"Every loss also takes {_QUANTIZATION}, and all but those of logits take nested = {{lengths, weights}}."
+_OF_ALL = f"Every loss also accepts {_QUANTIZATION}, and all except those of logits nested = {{lengths, weights}}."
 
 
 def _of(kind: str) -> list[tuple[str, type[Loss]]]:

@@ -13,7 +13,7 @@ from hashseek.training.losses.hyperparameters import Choice, Flag, Number
 from hashseek.training.losses.numerics import log_one_plus_sum_exp, logistic, mean
 
 REDUCTION = Choice("mean or sum; the published codes of ASL, Hill, SPLC and CLML sum", ("mean", "sum"))
-GAMMA = Number("exponent of the focusing weights; 0 gives the binary cross-entropy", least=0)
+GAMMA = Number("exponent of the focusing weights; 0 is the binary cross-entropy", least=0)
 DETACH = Flag("no gradient through the weights, as in some published codes; the value stays the same")
 MARGIN = Number("subtracted from the logits of positives")
 
@@ -49,7 +49,7 @@ class Focal(ClassificationLoss):
 
     source = "Lin et al., Focal Loss for Dense Object Detection, ICCV 2017"
     formula = "Eq. 4; code xinyu1205/robust-loss-mlml dcfa4d5"
-    use = "labels that are predicted well already count less"
+    use = "labels that are already predicted well count less"
 
     gamma: Annotated[float, GAMMA] = 2.0
     detach_weight: Annotated[bool, DETACH] = False
@@ -77,7 +77,7 @@ class ASL(ClassificationLoss):
 
     gamma_pos: Annotated[float, Number("exponent of the weights of positives", least=0)] = 1.0
     gamma_neg: Annotated[float, Number("exponent of the weights of negatives", least=0)] = 4.0
-    m: Annotated[float, Number("probability below which a negative costs nothing", least=0, most=1)] = 0.05
+    m: Annotated[float, Number("probability below which a negative has no loss", least=0, most=1)] = 0.05
     detach_weight: Annotated[bool, DETACH] = False
     reduction: Annotated[str, REDUCTION] = "mean"
 
@@ -103,7 +103,7 @@ class ZLPR(ClassificationLoss):
         zlpr = mean or sum over rows of log(1 + sum over its labels of exp(-x))
                                       + log(1 + sum over the others of exp(x))
 
-    The study's code does not add the maxima of its log-sum-exp back: its value is off, its gradient right. O(B C).
+    The study's code does not add the maxima of its log-sum-exp back: its value is wrong, its gradient right. O(B C).
     """
 
     source = (
@@ -161,7 +161,7 @@ class SPLC(ClassificationLoss):
 
     source = _MLML
     formula = "authors' code (xinyu1205/robust-loss-mlml dcfa4d5)"
-    use = "missing labels: those that the network is sure of are added"
+    use = "missing labels: labels that the network is confident of are added"
 
     tau: Annotated[
         float, Number("probability above which a label is corrected; 0.6 (authors), 0.7 (CLML's copy)", least=0, most=1)
@@ -170,7 +170,7 @@ class SPLC(ClassificationLoss):
     gamma: Annotated[float, GAMMA] = 2.0
     start_epoch: Annotated[int, Number("first epoch, from 0, with correction", least=0, whole=True)] = 1
     margin_on_corrected: Annotated[
-        bool, Flag("subtract the margin for corrected labels too, as the paper may be read; the code does not")
+        bool, Flag("also subtract the margin for corrected labels, one reading of the paper; the code does not")
     ] = False
     reduction: Annotated[str, REDUCTION] = "mean"
 

@@ -1,4 +1,4 @@
-"""Hyperparameters: what a value may be, what it means, and the check that refuses anything else.
+"""Hyperparameters: their limits, their meaning, and the check of their values.
 
 A loss declares each hyperparameter once, as an annotated class attribute with its default:
 
@@ -6,8 +6,8 @@ A loss declares each hyperparameter once, as an annotated class attribute with i
         tau: Annotated[float, Number("temperature", above=0)] = 0.1
         positives: Annotated[str, Choice("which rows count as positives", ("any", "all"))] = "any"
 
-A third part of the annotation is the keyword, if it differs from the attribute's name. `Loss` checks the values that it
-is given, and `hashseek losses` prints the same declarations.
+A third part of the annotation is the keyword, if it differs from the attribute's name. `Loss` checks the given values,
+and `hashseek losses` prints the same declarations.
 """
 
 import math
@@ -95,23 +95,23 @@ class Hyperparameter:
     attribute: str
     """The attribute of the loss that holds it."""
     default: Any
-    """None where the value is optional, or derived from K."""
+    """None if the value is optional, or derived from K."""
     limits: Limits
 
     def check(self, value: object) -> None:
-        """Raise BadConfig unless `value` is allowed; None is where it is the default."""
+        """Raise `BadConfig` unless `value` is allowed; None is allowed if it is the default."""
         if value is not None or self.default is not None:
             check(self.name, value, self.limits)
 
 
 def check(name: str, value: object, limits: Limits) -> None:
-    """Raise BadConfig unless `limits` allow the value called `name`."""
+    """Raise `BadConfig` unless `limits` allow the value called `name`."""
     if not limits.allows(value):
-        raise BadConfig(f"{name} is {value!r}, but must be {limits}")
+        raise BadConfig(f"{name} must be {limits}, got {value!r}")
 
 
 def check_keys(what: str, given: Mapping[str, Any], allowed: Collection[str], needed: Collection[str] = ()) -> None:
-    """Raise BadConfig unless `given` is a mapping with all the `needed` keys and none but the `allowed` ones."""
+    """Raise `BadConfig` unless `given` is a mapping with all the `needed` keys and only `allowed` ones."""
     if not isinstance(given, Mapping):
         raise BadConfig(f"{what} must be a table with the keys {', '.join(allowed)}, not {given!r}")
     for key in given:
@@ -119,7 +119,7 @@ def check_keys(what: str, given: Mapping[str, Any], allowed: Collection[str], ne
             raise BadConfig(f"{what} has no hyperparameter {key!r}: {suggest(key, allowed)}")
     for key in needed:
         if key not in given:
-            raise BadConfig(f"{what} has no {key!r}: give {' and '.join(needed)}")
+            raise BadConfig(f"{what} has no {key!r}: set {' and '.join(needed)}")
 
 
 def _is_finite(value: object) -> TypeGuard[float]:

@@ -23,8 +23,8 @@ from hashseek.training.losses.numerics import normalize
 class KeyQueue(nn.Module):
     """First-in first-out queue of keys with their labels (He et al., CVPR 2020; MulSupCon's code).
 
-    Its rows are buffers, so they travel with the model's checkpoint and device. Any batch up to the queue's size
-    fits, whether or not it divides it. O(size (D + C)) memory.
+    Its rows are buffers, so they are saved and moved with the model. Any batch up to the queue's size fits, even if it
+    does not divide that size. O(size (D + C)) memory.
 
     Args:
         n_classes: C, number of labels.
@@ -90,15 +90,15 @@ class KeyQueue(nn.Module):
         in length.
 
         Raises:
-            BadCodes: as `memory`, or more keys than the queue has rows.
+            BadCodes: see `memory`, or more keys than the queue has rows.
         """
         keys, labels = self._checked(keys, labels)
         keys, labels = gather_rows(keys), gather_rows(labels)
         n_keys = len(keys)
         if n_keys > self.size:
             raise BadCodes(
-                f"queue smaller than batch: it keeps {self.size} rows but {n_keys} keys came at once; use a queue "
-                f"of at least {n_keys} or a smaller batch"
+                f"the queue keeps {self.size} rows, but {n_keys} keys were added at once: use a queue of at least "
+                f"{n_keys}, or a smaller batch"
             )
         place = (self.head + torch.arange(n_keys, device=self.head.device)) % self.size
         self.keys[place] = keys.to(self.keys)
@@ -109,7 +109,7 @@ class KeyQueue(nn.Module):
     def _checked(self, keys: Tensor | None, labels: Tensor | None) -> tuple[Tensor, Tensor]:
         """Keys as the queue keeps them, and uint8 labels."""
         if keys is None or labels is None:
-            raise BadCodes("keys and labels belong together, but only one was given: give both or neither")
+            raise BadCodes("keys and labels belong together, but only one was given: pass both or neither")
         keys, labels = check_batch(keys.detach(), labels, n_classes=self.n_classes, n_bits=self.n_bits)
         return normalize(keys) if self.normalized else keys, labels.to(torch.uint8)
 
@@ -125,7 +125,7 @@ def gather_rows(rows: Tensor) -> Tensor:
     lengths = [torch.zeros(1, dtype=torch.long, device=rows.device) for _ in range(n_ranks)]
     dist.all_gather(lengths, torch.tensor([len(rows)], device=rows.device))
     longest = int(max(lengths))
-    # all_gather wants equal shapes: pad, and cut the padding off again.
+    # all_gather needs equal shapes: pad, and cut the padding off again.
     padded = rows.new_zeros(longest, *rows.shape[1:])
     padded[: len(rows)] = rows
     parts = [torch.empty_like(padded) for _ in range(n_ranks)]
@@ -141,7 +141,7 @@ def update_key_encoder(key: nn.Module, query: nn.Module, momentum: float = 0.999
     CVPR 2020, Eq. 2). Usual: 0.99, 0.999, 0.9999.
 
     Raises:
-        BadConfig: momentum outside [0, 1], or encoders that are not alike.
+        BadConfig: momentum outside [0, 1], or encoders with different parameters.
     """
     check("momentum", momentum, Number("share that the key encoder keeps", least=0, most=1))
     own, theirs = list(key.parameters()), list(query.parameters())
@@ -149,7 +149,7 @@ def update_key_encoder(key: nn.Module, query: nn.Module, momentum: float = 0.999
     if [p.shape for p in own + own_buffers] != [p.shape for p in theirs + their_buffers]:
         raise BadConfig(
             f"the key encoder has {len(own)} parameters and {len(own_buffers)} buffers that do not match the "
-            f"{len(theirs)} and {len(their_buffers)} of the query encoder: make it with copy.deepcopy"
+            f"{len(theirs)} and {len(their_buffers)} of the query encoder: create it with copy.deepcopy"
         )
     for mine, other in zip(own, theirs, strict=True):
         mine.mul_(momentum).add_(other.to(mine), alpha=1 - momentum)

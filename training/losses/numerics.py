@@ -1,4 +1,4 @@
-"""Arithmetic that the losses share: stable logarithms, means of possibly empty sets, cosines.
+"""Arithmetic shared by the losses: stable logarithms, means of possibly empty sets, cosines.
 
 Sets of cells are matrices of 0.0 and 1.0 here and in the losses: on a CPU, arithmetic with them takes a fraction of the
 time of comparisons and `where`.
@@ -46,7 +46,7 @@ def log_one_plus_sum_exp(scores: Tensor, mask: Tensor, *, dim: int) -> Tensor:
 def normalize(rows: Tensor) -> Tensor:
     """Rows (N, K) divided by max(their L2 norm, 1e-12), so that a zero row stays zero.
 
-    Its gradient is written out, for that of `F.normalize` takes longer than all else in a small loss. It cannot be
+    Its gradient is written out, because that of `F.normalize` takes longer than the rest of a small loss. It cannot be
     differentiated twice.
     """
     unit: Tensor = _Normalize.apply(rows)
@@ -75,7 +75,7 @@ def inner_products(rows: Tensor, points: Tensor) -> Tensor:
     Plain `@` computes its gradient in half precision where `backward()` is called under autocast. This cannot be
     differentiated twice.
     """
-    # Pass the same tensor once only: a compiled graph does not take it twice.
+    # Pass the same tensor only once: a compiled graph does not accept it twice.
     products: Tensor = _InnerProducts.apply(rows, None if points is rows else points)
     return products
 

@@ -1,4 +1,4 @@
-"""Losses that read no labels."""
+"""Losses that use no labels."""
 
 from typing import Annotated, ClassVar
 
@@ -13,7 +13,7 @@ from hashseek.training.losses.numerics import inner_products, mean, mean_where, 
 
 
 class UnsupervisedLoss(Loss):
-    """A loss that does not look at the labels. The data set need not have any (C = 0)."""
+    """A loss that ignores the labels. The data set need not have any (C = 0)."""
 
     kind = "unsupervised"
 
@@ -44,7 +44,7 @@ class BiHalf(UnsupervisedLoss):
         outputs, features = batch.outputs, batch.features
         if features is None or features.ndim != 2 or len(features) != len(outputs):
             found = "none" if features is None else tuple(features.shape)
-            raise BadCodes(f"BiHalf compares with features of shape ({len(outputs)}, D), but was given {found}")
+            raise BadCodes(f"BiHalf compares with features of shape ({len(outputs)}, D), got {found}")
         x = normalize(raised(features.detach()).to(outputs))
         if self.centre and len(x):
             x = normalize(x - x.mean(dim=0))

@@ -1,4 +1,4 @@
-"""What a run was computed with: versions, device, git state and command line, but no host or user name."""
+"""The environment of a run: versions, device, git state and command line, but no host or user name."""
 
 import os
 import platform
@@ -55,7 +55,7 @@ def device_name(device: torch.device) -> str:
 
 @cache
 def git_state(code: Path) -> dict[str, Any] | None:
-    """{"commit", "dirty"} of the git checkout at `code`; None if it is no checkout, or git is missing."""
+    """{"commit", "dirty"} of the git checkout at `code`; None if it is not a checkout, or git is missing."""
     if not (code / ".git").exists():
         return None
     commit = _git(code, "rev-parse", "HEAD")

@@ -25,7 +25,7 @@ from hashseek.training.config import Config
 
 
 class Run:
-    """Paths of one run folder; what they hold is described above."""
+    """Paths in a run folder; see above for their content."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -64,7 +64,7 @@ def saved_state(run: Run, config: Config, *, resume: bool) -> dict[str, Any] | N
     if changes:
         raise BadConfig(
             f"the run in {run.folder} has another configuration ({'; '.join(changes)}): resume with the same one, or "
-            "choose another --out"
+            "choose another folder with --out"
         )
     return _load_state(run.state) if run.state.is_file() else None
 
@@ -108,7 +108,7 @@ def _load_state(path: Path) -> dict[str, Any]:
 
 
 def differences(earlier: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
-    """What changed from `earlier` to `now`, as texts such as "train.seed was 0 and is 1"."""
+    """The changes from `earlier` to `now`, as texts such as "train.seed was 0 and is 1"."""
     found = []
     for key in dict.fromkeys((*earlier, *now)):
         old, new = earlier.get(key), now.get(key)

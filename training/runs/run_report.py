@@ -1,6 +1,6 @@
 """The report of a training run: result, curves, settings, data and versions, as Markdown and as one HTML page.
 
-Everything is read from the run's folder; `tracking` writes the report while the run goes on and at its end.
+Everything is read from the run's folder; `tracking` writes the report during the run and at its end.
 """
 
 import json
@@ -76,7 +76,7 @@ def curves_of(records: Sequence[dict[str, Any]]) -> str:
 
 
 def _best(records: Sequence[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
-    """The key of the validation score and the record of the best epoch; nothing for a loss that reads no labels."""
+    """The key of the validation score and the record of the best epoch; nothing for a loss without labels."""
     scores = [key for key in records[0] if key.startswith("val_")]
     return [(score, max(records, key=lambda record: (record[score], -record["epoch"]))) for score in scores]
 
@@ -116,7 +116,7 @@ def _data(run: Run) -> Rows:
     return [
         *((f"data.{key}", _as_text(value)) for key, value in splits["data"].items()),
         ("images", ", ".join(f"{name} {count:,}" for name, count in splits["sizes"].items())),
-        ("of train", f"{train['learnt_from']:,} for training, {train['validated_on']:,} for validation"),
+        ("train split", f"{train['learnt_from']:,} for training, {train['validated_on']:,} for validation"),
         (f"{len(names)} labels", ", ".join(names[:40]) + (", ..." if len(names) > 40 else "")),
         ("splits SHA-256", splits["splits_sha256"]),
     ]

@@ -1,4 +1,4 @@
-"""What a run writes beside its log and checkpoints: TensorBoard, the run report, and notes on data and environment."""
+"""Further output of a run, in addition to log and checkpoints: TensorBoard, the run report, data and environment."""
 
 import json
 import time
@@ -33,14 +33,14 @@ class Tracker:
         if config.tracking.tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
-            # TensorBoard then ignores what an interrupted process wrote of later epochs.
+            # TensorBoard then ignores what an interrupted process wrote for later epochs.
             self._writer = SummaryWriter(str(run.tensorboard), purge_step=len(records) + 1)
 
     def __enter__(self) -> "Tracker":
         return self
 
     def epoch(self, record: Record) -> None:
-        """Write a finished epoch; the report only now and then."""
+        """Write a finished epoch; the report is updated less often."""
         self._records.append(record)
         if self._writer is not None:
             for name, value in scalars(record).items():
@@ -93,7 +93,7 @@ def write_start(
         if earlier != splits.fingerprint:
             raise BadConfig(
                 f"the run in {run.folder} was trained on other splits (SHA-256 {earlier[:12]}..., now "
-                f"{splits.fingerprint[:12]}...): restore the data set, or choose another --out"
+                f"{splits.fingerprint[:12]}...): restore the data set, or choose another folder with --out"
             )
     else:
         write_atomically(run.splits, json.dumps(described, indent=2).encode())

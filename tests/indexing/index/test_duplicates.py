@@ -98,7 +98,7 @@ def test_the_command_prints_a_group_per_block_or_line(own_collection, hashseek):
     code, out, _ = hashseek("index", "duplicates", own_collection, "--radius", 0)
     assert (code, out) == (0, "")
     code, _, err = hashseek("index", "duplicates", own_collection, "--radius", 48)
-    assert (code, err) == (2, "hashseek: radius counts bits and must be 0 to 47, not 48\n")
+    assert (code, err) == (2, "hashseek: radius is in bits and must be 0 to 47, got 48\n")
 
 
 @pytest.mark.parametrize(("first", "width"), [(0, 1), (3, 8), (60, 10), (64, 22), (119, 9)])

@@ -133,7 +133,7 @@ def test_reports_of_different_parts_do_not_compare(run, whole, tmp_path):
             load_entries([places[0], other])
     page = (places[0] / "report.html").read_text()
     assert "Not the usual protocol" in page
-    assert "relevance by these labels alone (night, red)" in page
+    assert "relevance by these labels only (night, red)" in page
 
 
 def test_a_share_is_drawn_by_its_seed(whole):
@@ -154,7 +154,7 @@ def test_a_share_is_drawn_by_its_seed(whole):
     ("held_out", "named"),
     [
         (("nigth", "red"), "did you mean 'night'"),
-        (("elephant", "red"), "'elephant'.* it has blue, "),
+        (("elephant", "red"), "'elephant'.* choose from blue, "),
         (("red",), "1 held out and 17"),
         (0.02, "0 held out"),
     ],

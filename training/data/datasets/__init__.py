@@ -1,7 +1,7 @@
 """The data sets by name. Each is a function with keyword options that returns `Splits(train, query, database)`.
 
-To add one here, write such a function in a module of this folder and add a line to `DATASETS`. A data set that lives
-outside the package is named "module:function" instead.
+To add one here, write such a function in a module of this folder and add a line to `DATASETS`. A data set outside the
+package is named "module:function" instead.
 """
 
 import importlib
@@ -90,7 +90,7 @@ def build_splits(name: str, **options: Any) -> Splits:
     """The splits of data set `name`, which may also be "module:function".
 
     Raises:
-        BadConfig: unknown data set, unknown or missing option, or a value of another type than the option's.
+        BadConfig: unknown data set, unknown or missing option, or a value of the wrong type.
         BadDataset: the data are missing or inconsistent.
     """
     check_options(name, options)

@@ -53,7 +53,7 @@ def cifar10(
     Args:
         root: folder with `cifar-10-batches-py`, the Python version as published.
         protocol: "cifar10" (1,000 queries, 5,000 training images, the other 54,000 as database), "cifar10-1" (the
-            training images are in the database, too: 59,000) or "cifar10-2" (10,000 queries; the other 50,000 are
+            training images are also in the database: 59,000) or "cifar10-2" (10,000 queries; the other 50,000 are
             training set and database).
         n_query: another number of queries.
         n_train: another number of training images; "cifar10-2" trains on the whole database.
@@ -99,7 +99,7 @@ def _drawn(folder: Path, protocol: str, *, n_query: int | None, n_train: int | N
 
 
 def _as_tar(folder: Path) -> Path:
-    """The pictures as `LABEL/BATCH-NUMBER.png` in a tar in the cache, because every image of ours is a file.
+    """The pictures as `LABEL/BATCH-NUMBER.png` in a tar in the cache, because every image must be a file.
 
     Raises:
         Incomplete: a batch is missing or damaged.

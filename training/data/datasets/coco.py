@@ -73,20 +73,20 @@ def coco(
         n_query: queries of a random split.
         n_train: training images of a random split; the rest is its database.
         split_seed: seed of a random split.
-        train_in_database: training images are in the database too.
-        drop_queries: leave queries out of the database: HashNet's list repeats all 5,000.
+        train_in_database: training images are also in the database.
+        drop_queries: leave queries out of the database, since HashNet's list repeats all 5,000.
         download: fetch the official archives (19 GB) if images or annotations are missing.
         on_error: "stop" refuses missing images, "skip" leaves them out.
 
     Raises:
         BadDataset: images, annotations or lists are missing or damaged.
-        BadConfig: lists for protocol "official", or a split that is not possible.
+        BadConfig: lists for protocol "official", or an impossible split.
 
     Source: Lin et al., ECCV 2014; HashNet (Cao et al., ICCV 2017).
     """
     folder = Path(expand(root))
     if lists is not None and protocol != "hashing":
-        raise BadConfig("lists are for protocol = hashing: official uses train and val")
+        raise BadConfig("lists are for protocol = hashing, and official uses train and val: leave lists out")
 
     def read(mode: OnError) -> Splits:
         pictures = first_folder(folder, ("images", "."), what=f"MS-COCO {year}")
@@ -138,7 +138,7 @@ def _annotated(root: Path, year: int) -> Table:
     def build() -> Table:
         tables = [_read_instances(file, folder) for folder, file in parts.items()]
         if tables[0].label_names != tables[1].label_names:
-            raise BadDataset(f"the annotations in {root / 'annotations'} have other categories for train than for val")
+            raise BadDataset(f"the annotations in {root / 'annotations'} have different categories for train and val")
         files = tuple(file for table in tables for file in table.files)
         return Table(files, np.concatenate([table.labels for table in tables]), tables[0].label_names)
 

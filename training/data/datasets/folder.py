@@ -87,7 +87,7 @@ def folder(
     elif any(item.split is None for item in items):
         unsplit = next(item for item in items if item.split is None)
         raise BadDataset(
-            f"{found.source} line {unsplit.line} has no split, but others have: fill the column {split_column}, or "
+            f"{found.source} line {unsplit.line} has no split, but other lines do: fill the column {split_column}, or "
             "remove it"
         )
     train_in_database = {item.split for item in items} == {"train", "query"}
@@ -118,13 +118,13 @@ def _read_class_folders(root: Path) -> LabelFile:
         return sorted(path for path in folder.iterdir() if path.is_dir() and is_visible(path))
 
     folders = [path for path in folders_of(root) if images(path, "**/*")]
-    # A class may be called "train", too: a split has its images in folders of classes.
+    # A class may also be called "train": a split has its images in folders of classes.
     splits = [path for path in folders if path.name.lower() in SPLITS and not images(path, "*")]
     has_splits = bool(splits) and len(splits) == len(folders)
     if splits and not has_splits:
         others = ", ".join(path.name for path in folders if path not in splits)
         raise BadDataset(
-            f"{root} has the split {splits[0].name} and other folders with images ({others:.200}): move them into a "
+            f"{root} has the split {splits[0].name} and other folders with images ({others:.200}): move those into a "
             "split, or out of the data set"
         )
     items, problems = [], []
@@ -143,7 +143,7 @@ def _read_class_folders(root: Path) -> LabelFile:
 
 
 def expand(path: str) -> str:
-    """`path` with `~` and `$NAME` filled in.
+    """`path` with `~` and `$NAME` expanded.
 
     Raises:
         BadConfig: a variable is not set.
@@ -186,6 +186,6 @@ def _write_list(path: Path, items: Sequence[Item]) -> None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("file", "labels", "split"))
     for item in items:
-        # Full paths, because the list may be in another folder than the images.
+        # Full paths, because the list may be in a different folder from the images.
         writer.writerow((item.path.resolve(), ";".join(item.labels), item.split))
     write_atomically(path, text.getvalue().encode())

@@ -47,7 +47,7 @@ def lists(
         database: name of the list of the database.
         label_names: names of the columns, or a file with one per line; None numbers them from 0.
         strip_prefix: prefix to remove from the paths, such as `./data/coco/`.
-        train_in_database: the protocol has training images in the database too, as DeepHash-pytorch's NUS-WIDE.
+        train_in_database: training images are also in the database, as in DeepHash-pytorch's NUS-WIDE.
         drop_queries: leave queries out of the database, where HashNet's COCO list repeats them.
         on_error: "stop" refuses bad lines and missing images, "skip" leaves them out.
 
@@ -86,7 +86,7 @@ def read_lists(
     """The splits that the three lists in `folder` define for the images below `root`; see `lists`.
 
     Raises:
-        BadDataset: as for `lists`, or the lists do not have `n_labels` labels.
+        BadDataset: see `lists`; or the lists do not have `n_labels` labels.
     """
     tables, problems = {}, []
     for split in NAMES:
@@ -100,7 +100,9 @@ def read_lists(
     if len(set(width.values())) > 1 or wanted not in (None, width["train"]):
         found = ", ".join(f"{names[split]} {width[split]}" for split in NAMES)
         expected = "the same number in each" if wanted is None else str(wanted)
-        raise BadDataset(f"the lists in {folder} have {found} labels, but must have {expected}: use lists of one set")
+        raise BadDataset(
+            f"the lists in {folder} have {found} labels, but must have {expected}: use lists of one data set"
+        )
     table, rows = _united(tables, folder)
     if label_names is not None:
         table = Table(table.files, table.labels, tuple(label_names))
@@ -126,7 +128,7 @@ def read_list(file: Path, *, strip_prefix: str = "") -> tuple[Table, list[Proble
     try:
         lines = file.read_bytes().splitlines()
     except FileNotFoundError:
-        raise BadDataset(f"there is no list {file}: put it there, or correct the name") from None
+        raise BadDataset(f"there is no list {file}: add it, or correct the name") from None
     except OSError as error:
         raise BadDataset(f"{file} cannot be read: {error.strerror or error}") from None
     n_labels = _count_labels(next((line for line in lines if line.strip()), b""))
@@ -167,7 +169,9 @@ def _united(tables: Mapping[str, Table], folder: Path) -> tuple[Table, dict[str,
                 row = row_of[file] = len(labels)
                 labels.append(table.labels[i])
             elif not np.array_equal(labels[row], table.labels[i]):
-                raise BadDataset(f"the lists in {folder} give {file} two different sets of labels: correct one of them")
+                raise BadDataset(
+                    f"the lists in {folder} have two different sets of labels for {file}: correct one of them"
+                )
             found[i] = row
         rows[split] = found
     return Table(tuple(row_of), np.stack(labels), tables["train"].label_names), rows

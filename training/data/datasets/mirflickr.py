@@ -38,7 +38,7 @@ N_IMAGES = 25000
 _ANNOTATIONS = "mirflickr25k_annotations_v080"
 _HOST = "https://press.liacs.nl/mirflickr/mirflickr25k.v3b"
 ARCHIVES = (
-    Archive(f"{_HOST}/mirflickr25k.zip", "a23d0a8564ee84cda5622a6c2f947785"),  # as its makers' page says
+    Archive(f"{_HOST}/mirflickr25k.zip", "a23d0a8564ee84cda5622a6c2f947785"),  # as given on the authors' page
     Archive(f"{_HOST}/{_ANNOTATIONS}.zip", None, into=_ANNOTATIONS),
 )
 _PUBLISHED = {"hyp2": (1000, 4000, 19581), "deephash": (1000, 4000, 20000)}
@@ -186,9 +186,9 @@ def _read_hyp2(folder: Path) -> dict[str, Table]:
     try:
         order = np.array(json.loads((folder / "flickr.txt").read_text()), np.int64)
     except (ValueError, TypeError) as error:
-        raise BadDataset(f"{folder / 'flickr.txt'} is no permutation of {len(names)} images: {error}") from None
+        raise BadDataset(f"{folder / 'flickr.txt'} is not a permutation of {len(names)} images: {error}") from None
     if not np.array_equal(np.sort(order), np.arange(len(names))):
-        raise BadDataset(f"{folder / 'flickr.txt'} is no permutation of the {len(names)} images of {images}")
+        raise BadDataset(f"{folder / 'flickr.txt'} is not a permutation of the {len(names)} images of {images}")
     parts = {"query": order[:1000], "train": order[1000:5000], "database": order[5000:]}
     none = np.zeros((len(names), 0), np.uint8)
     return {split: Table(tuple(names), none, ()).take(rows) for split, rows in parts.items()}

@@ -25,8 +25,8 @@ from hashseek.training.data.image_table import (
 from hashseek.training.data.splits import Splits
 
 _REMEDY = (
-    "get Groundtruth, ImageList and ConceptsList from lms.comp.nus.edu.sg/research/NUS-WIDE.htm, ask there for the "
-    "images, and put all of it in root"
+    "get Groundtruth, ImageList and ConceptsList from lms.comp.nus.edu.sg/research/NUS-WIDE.htm, request the "
+    "images there, and put everything in root"
 )
 
 
@@ -56,7 +56,7 @@ def nuswide(
         n_query: queries of a random split; None: 100 per label (2,100), or 5,000 for more than 21 labels.
         n_train: its training images; None: 500 per label (10,500), or 10,000 for more than 21 labels.
         split_seed: seed of a random split.
-        train_in_database: training images are in the database too, as in DeepHash-pytorch's lists.
+        train_in_database: training images are also in the database, as in DeepHash-pytorch's lists.
         on_error: "stop" refuses missing images (many have left Flickr), "skip" leaves them out.
 
     Raises:
@@ -141,7 +141,7 @@ def _read_column(file: Path, n_images: int) -> Labels:
 def _most_frequent(table: Table, n_labels: int) -> Table:
     """The images with at least one of the `n_labels` most frequent labels, which keep their order."""
     if not 2 <= n_labels <= len(table.label_names):
-        raise BadConfig(f"n_labels must be 2 to {len(table.label_names)}, not {n_labels}")
+        raise BadConfig(f"n_labels must be 2 to {len(table.label_names)}, got {n_labels}")
     counts = table.labels.sum(axis=0, dtype=np.int64)
     columns = np.sort(np.argsort(-counts, kind="stable")[:n_labels])
     labels = table.labels[:, columns]

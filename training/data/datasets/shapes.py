@@ -27,7 +27,7 @@ BACKGROUNDS = ("sky", "grass", "night")
 LABELS: tuple[str, ...] = (*SHAPES, *COLOURS, *TEXTURES, *BACKGROUNDS)
 VERSION = 2  # increased whenever the same seed gives other pictures or labels
 
-# Co-occurrence is uneven on purpose: real labels come in company. "" is a wall, a plain surface: no label.
+# Co-occurrence is uneven on purpose, as with real labels. "" is a wall, a plain surface: no label.
 _BACKGROUND_ODDS = {"": 0.53, "sky": 0.23, "grass": 0.16, "night": 0.08}
 _THING_COUNT_ODDS = (0.30, 0.36, 0.23, 0.11)  # of 1, 2, 3, 4
 _SHAPE_ODDS = {  # in the order of SHAPES
@@ -85,20 +85,20 @@ def shapes(
 def render_shapes(
     root: Path, *, n_query: int = 400, n_train: int = 3000, n_database: int = 3600, size: int = 128, seed: int = 0
 ) -> Path:
-    """Draw the data set into `root` unless it is there already, and return the path of its `labels.csv`.
+    """Draw the data set into `root` unless it already exists, and return the path of its `labels.csv`.
 
     Writes `images/000000.jpg` and so on, queries first and the database last, and at the end `labels.csv` with the
     columns `file`, `labels` and `split`. An image depends on `seed`, `size` and its number alone. `shapes.json` records
     the request: the same request returns at once, and starts over if it was interrupted.
 
     Raises:
-        BadDataset: a number outside its limits, `root` holds other files, or it cannot be written.
+        BadDataset: a number is outside its limits, `root` holds other files, or it cannot be written.
     """
     request = {"n_query": n_query, "n_train": n_train, "n_database": n_database, "size": size, "seed": seed}
     for name, value in request.items():
         least = 16 if name == "size" else 0
         if not least <= value <= (1024 if name == "size" else 10**7):
-            raise BadDataset(f"{name} is {value}: it must be {'16..1024 pixels' if name == 'size' else '0 or more'}")
+            raise BadDataset(f"{name} must be {'16 to 1024 pixels' if name == 'size' else 'at least 0'}, got {value}")
     request["version"] = VERSION
     stamp, listing, images = root / "shapes.json", root / "labels.csv", root / "images"
     try:
@@ -107,7 +107,7 @@ def render_shapes(
                 return listing
         elif any(path.exists() for path in (stamp, listing, images)):
             raise BadDataset(
-                f"{root} has other files than the shapes {json.dumps(request)}: choose another folder, or delete it"
+                f"{root} has files other than the shapes {json.dumps(request)}: choose another folder, or delete it"
             )
         # The request is written first and the list last: a folder with a request and no list was interrupted.
         write_atomically(stamp, json.dumps(request).encode())
@@ -154,7 +154,7 @@ def plan_scene(rng: np.random.Generator) -> Scene:
             colour = _pick(rng, (*COLOURS, ""), _COLOUR_ODDS[shape])
         if number == 0 or rng.random() >= _SAME_TEXTURE:
             texture = _pick(rng, (*TEXTURES, ""), _TEXTURE_ODDS[shape])
-        # A heart that is upside down is hard to name; the other shapes may be turned at will.
+        # A heart that is upside down is hard to recognise; the other shapes may be rotated freely.
         angle = float(rng.uniform(-0.6, 0.6) if shape == "heart" else rng.uniform(-np.pi, np.pi))
         for _ in range(32):
             radius = rng.uniform(0.165, 0.30) * (1.0, 0.94, 0.86, 0.80)[count - 1]
@@ -162,7 +162,7 @@ def plan_scene(rng: np.random.Generator) -> Scene:
             # Discs at this distance overlap by a tenth of their area, so most of each thing stays visible.
             if all(np.hypot(x - other.x, y - other.y) > 0.8 * (radius + other.radius) for other in things):
                 things.append(Thing(shape, colour, texture, float(x), float(y), float(radius), angle))
-                break  # a thing that finds no room is left out
+                break  # a thing without room is left out
     return Scene(background, tuple(things))
 
 

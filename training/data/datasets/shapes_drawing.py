@@ -71,7 +71,7 @@ def draw_scene(scene: Scene, rng: np.random.Generator, size: int) -> Image.Image
 
 
 def _star_points(radii: tuple[float, ...], count: int) -> Array:
-    """A polygon with `count` corners whose distances from the centre take turns; (count, 2)."""
+    """A polygon with `count` corners whose distances from the centre alternate; (count, 2)."""
     angles = np.arange(count) * (2 * np.pi / count) - np.pi / 2
     points: Array = (np.resize(radii, count) * np.stack((np.cos(angles), np.sin(angles)))).T.astype(np.float32)
     return points
@@ -123,7 +123,7 @@ def _draw_thing(canvas: Image.Image, thing: Thing, rng: np.random.Generator) -> 
 
 
 def _texture(thing: Thing, side: int, box: tuple[int, int, int, int], rng: np.random.Generator) -> Image.Image:
-    """Where in `box` a texture's second colour lies (mode L, 0 or 255); it is turned with the thing."""
+    """Where in `box` a texture's second colour lies (mode L, 0 or 255); it is rotated with the thing."""
     left, top, right, bottom = box
     y, x = (axis.astype(np.float32) / np.float32(side) for axis in np.ogrid[top:bottom, left:right])
     cos, sin = np.float32(np.cos(thing.angle)), np.float32(np.sin(thing.angle))

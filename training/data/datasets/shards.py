@@ -41,7 +41,7 @@ def shards(
         database: the shards of the database.
         label_names: the labels in the order of the columns, or a file with one per line; a number in a shard is an
             index into them, from 0. None takes all labels that occur, sorted.
-        train_in_database: the protocol has training images in the database too.
+        train_in_database: training images are also in the database.
         on_error: "stop" refuses images without labels and labels without an image, "skip" leaves them out.
 
     Raises:
@@ -88,7 +88,7 @@ def _find(patterns: str | Sequence[str], split: str) -> list[Path]:
             "inside them"
         )
     if len(set(found)) < len(found):
-        raise BadConfig(f"{split} names the shard {found[-1]} more than once: name each once")
+        raise BadConfig(f"{split} lists the shard {found[-1]} more than once: list each one once")
     return found
 
 
@@ -153,7 +153,7 @@ def _parse(texts: dict[str, bytes]) -> list[str]:
                 raise ValueError("its .cls file does not hold label numbers")
             return [str(int(number)) for number in numbers]
         return [stripped for part in text.replace("\n", ";").split(";") if (stripped := part.strip())]
-    raise ValueError("it has no labels: no .json, .cls or .txt file of the same name")
+    raise ValueError("it has no labels: there is no .json, .cls or .txt file of the same name")
 
 
 def _all_names(tables: Iterable[Table]) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ def cal500(*, root: str = HOME) -> Splits:
 
 
 def vectors(*, path: str, query_fraction: float = 0.3, split_seed: int = 0) -> Splits:
-    """Any npz file of that layout.
+    """Any npz file with that layout.
 
     Args:
         path: the file; `$NAME` is taken from the environment.
@@ -93,7 +93,7 @@ def _read(
 ) -> tuple[NDArray[np.float32], NDArray[np.uint8], tuple[str, ...], NDArray[np.str_] | None]:
     """X, Y, label names, and the split or None, all checked."""
     if not file.is_file():
-        raise BadDataset(f"{file} is missing: name an npz file with X, Y and label_names")
+        raise BadDataset(f"there is no file {file}: use an npz file with X, Y and label_names")
     try:
         # Opened here, because numpy does not close a damaged archive.
         with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
@@ -107,7 +107,7 @@ def _read(
     x, y, names = found["X"], found["Y"], tuple(str(name) for name in found["label_names"].ravel())
     if x.ndim != 2 or y.ndim != 2 or len(x) != len(y) or y.shape[1] != len(names) or x.size == 0:
         raise BadDataset(
-            f"the arrays of {file} do not fit together: X is {x.shape}, Y {y.shape}, and there are {len(names)} label "
+            f"the arrays of {file} do not match: X is {x.shape}, Y is {y.shape}, and there are {len(names)} label "
             "names; X must be (n, D), Y (n, C)"
         )
     check_label_names(names, source=str(file))
@@ -139,7 +139,7 @@ def _drawn(n: int, query_fraction: float, seed: int, file: Path) -> NDArray[np.b
     n_query = round(n * query_fraction)
     if not 1 <= n_query < n:
         raise BadConfig(
-            f"query_fraction {query_fraction} of the {n} rows of {file} leaves a split empty: it must lie between "
+            f"query_fraction {query_fraction} of the {n} rows of {file} leaves a split empty: it must be between "
             "0 and 1"
         )
     is_query = np.zeros(n, dtype=bool)

@@ -82,10 +82,10 @@ def voc2012(
     folder = Path(expand(root))
     if protocol == "hyp2":
         if lists is not None:
-            raise BadConfig("lists are for protocol = deephash: hyp2 uses the official sets")
+            raise BadConfig("lists are for protocol = deephash, and hyp2 uses the official sets: leave lists out")
         return _official(folder, 2012, download=download, on_error=on_error)
     if lists is None:
-        raise BadConfig("protocol = deephash needs lists, the folder data/voc2012 of DeepHash-pytorch")
+        raise BadConfig("protocol = deephash needs lists: set it to the folder data/voc2012 of DeepHash-pytorch")
 
     def read(mode: OnError) -> Splits:
         return read_lists(
@@ -130,7 +130,7 @@ def _official(root: Path, year: int, *, download: bool, on_error: OnError) -> Sp
 
 
 def _annotated(folder: Path, ids: Sequence[str]) -> Table:
-    """The images `ids` with the labels of all their objects, difficult ones too."""
+    """The images `ids` with the labels of all their objects, including difficult ones."""
     files = [folder / "Annotations" / f"{name}.xml" for name in ids]
     gone = np.flatnonzero(absent(folder / "Annotations", [file.name for file in files]))
     if len(gone):

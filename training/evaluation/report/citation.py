@@ -1,4 +1,4 @@
-"""What a paper needs from a report: the headline in words, the metrics for LaTeX, references for BibTeX."""
+"""Texts of a report for a paper: the headline in words, the metrics for LaTeX, references for BibTeX."""
 
 from collections.abc import Mapping
 
@@ -60,7 +60,7 @@ def parsed(sources: Mapping[str, str]) -> dict[str, dict[str, str]]:
         for text in source.split("; "):
             parts = text.translate(LATEX).split(", ")
             if len(parts) == 1:
-                continue  # "a textbook loss" is no reference
+                continue  # "a textbook loss" is not a reference
             fields = {"note": ", ".join(parts)}
             if len(parts) > 2:
                 author, title = parts[0].replace(" et al.", " and others"), ", ".join(parts[1:-1])

@@ -1,4 +1,4 @@
-"""Compare several reports: metrics of the same protocol only, and query by query where per_query.csv is there."""
+"""Compare several reports with the same protocol, and query by query if per_query.csv exists."""
 
 import csv
 import io
@@ -20,15 +20,15 @@ from hashseek.training.evaluation.report.schema import EvaluationReport, MeanVal
 from hashseek.training.evaluation.report.sections import Section, interval, number, protocol_of, tie_range
 from hashseek.training.report_format import Table
 
-# What must be the same, as (name, value of a report). Checkpoint, K, seed and versions may differ: they are what a
-# comparison is about. The name of the data set is the place of its files, and does not matter.
+# What must be the same, as (name, value of a report). Checkpoint, K, seed and versions may differ: they are the point
+# of a comparison. The name of the data set is the path of its files, and does not matter.
 _HASHES = ("query_sha256", "database_sha256", "splits_sha256")
 _COUNTS = ("queries", "database", "labels")
 _TEST = (
-    "p is that of the paired randomisation test over queries, corrected by Holm's method if more than two methods are "
-    "compared. Reports that differ in the seed of training alone are one method: the mean over its seeds of each query."
+    "p is from the paired randomisation test over queries, with Holm's correction if more than two methods are "
+    "compared. Reports that differ only in the training seed are one method: the mean over its seeds for each query."
 )
-# Metrics of per_query.csv that are compared, and the field of `Score` that is their mean.
+# Metrics of per_query.csv that are compared, and the field of `Score` with their mean.
 _PAIRED = {"AP": "mean_average_precision", "precision": "precision"}
 
 
@@ -49,12 +49,12 @@ class Entry:
 
     @property
     def ns(self) -> list[int]:
-        """The N of its metrics."""
+        """The values of N of its metrics."""
         return [score.n for score in self.report.scores]
 
     @property
     def seed(self) -> int | None:
-        """The seed of its training, if it is known."""
+        """The seed of its training, if known."""
         return self.report.model.get("training_seed")
 
     @property
@@ -66,7 +66,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Group:
-    """Reports of models that were trained in the same way but for the seed; often only one."""
+    """Reports of models that were trained in the same way except for the seed; often only one."""
 
     entries: list[Entry]
 
@@ -82,7 +82,7 @@ class Group:
 
 
 def grouped(entries: Sequence[Entry]) -> list[Group]:
-    """The reports, those that differ in the seed of training alone in one group."""
+    """The reports in groups; those that differ only in the training seed are in one group."""
     groups: list[Group] = []
     for entry in entries:
         for group in groups:
@@ -100,13 +100,13 @@ def load_entries(places: Sequence[Path]) -> list[Entry]:
     """Load reports that can be compared, in the given order.
 
     Args:
-        places: folders that `hashseek evaluate` wrote, or their report.json.
+        places: folders from `hashseek evaluate`, or their report.json.
 
     Raises:
         BadConfig: there are fewer than two, one cannot be read, or two have different protocols.
     """
     if not 2 <= len(places) <= len(string.ascii_uppercase):
-        raise BadConfig(f"2 to {len(string.ascii_uppercase)} reports can be compared, not {len(places)}")
+        raise BadConfig(f"the number of reports must be 2 to {len(string.ascii_uppercase)}, got {len(places)}")
     entries = [_load(letter, place) for letter, place in zip(string.ascii_uppercase, places, strict=False)]
     for other in entries[1:]:
         if reasons := differences(entries[0].report, other.report):
@@ -120,7 +120,7 @@ def load_entries(places: Sequence[Path]) -> list[Entry]:
             )
     if not shared_ns(entries):
         has = "; ".join(f"{entry.letter} has N = {_listed(entry.ns)}" for entry in entries)
-        raise BadConfig(f"the reports have no N in common ({has}): evaluate them with the same -n")
+        raise BadConfig(f"the reports have no N in common ({has}): evaluate them again with the same -n")
     return entries
 
 
@@ -145,7 +145,7 @@ def _protocol_values(report: EvaluationReport) -> dict[str, Any]:
 
 
 def shared_ns(entries: Sequence[Entry]) -> list[int]:
-    """The N that every report has, ascending."""
+    """The values of N that every report has, ascending."""
     return sorted(set.intersection(*(set(entry.ns) for entry in entries)))
 
 
@@ -201,7 +201,7 @@ def read_per_query(path: Path) -> tuple[tuple[str, ...], dict[str, NDArray[np.fl
         metrics = {name: np.array(by_name[name], dtype=np.float64) for name in wanted}
         return tuple(by_name["query"]), metrics
     except (OSError, ValueError, KeyError, csv.Error) as error:
-        raise BadConfig(f"cannot read the table {path} ({error}): evaluate again, or delete it") from None
+        raise BadConfig(f"cannot read the table {path} ({error}): evaluate again, or delete the table") from None
 
 
 def _reports(entries: Sequence[Entry]) -> Table:
@@ -249,7 +249,7 @@ def methods(entries: Sequence[Entry]) -> Table:
 
 
 def _paired(groups: Sequence[Group], ns: Sequence[int]) -> Table:
-    """Each group beside the first: p-values are corrected for the number of groups compared by the same metric."""
+    """Each group compared with the first; p-values are corrected for the number of groups per metric."""
     of_metric: dict[str, list[tuple[str, Comparison]]] = {f"{metric}@{n}": [] for n in ns for metric in _PAIRED}
     for name, found in of_metric.items():
         first = groups[0].per_query(name)
@@ -274,10 +274,10 @@ def _notes(entries: Sequence[Entry], ns: Sequence[int]) -> list[str]:
     notes = []
     for entry in entries:
         if not entry.report.data.get("same_splits_as_in_training", False):
-            notes.append(f"{entry.letter}: the checkpoint was not trained on these splits, or does not say so")
+            notes.append(f"{entry.letter}: the checkpoint was trained on other splits, or does not record them")
         left_out = [n for n in entry.ns if n not in ns]
         if left_out:
-            notes.append(f"{entry.letter}: N = {_listed(left_out)} is left out, because not every report has it")
+            notes.append(f"{entry.letter}: N = {_listed(left_out)} is left out because not every report has it")
         if entry.per_query is None:
             notes.append(f"{entry.letter}: there is no per_query.csv, so it is not compared query by query")
     return notes

@@ -1,4 +1,4 @@
-"""Example queries with their nearest images, the worst queries, and the labels that are mistaken for each other."""
+"""Example queries with their nearest images, the worst queries, and confused labels."""
 
 from collections.abc import Sequence
 

@@ -16,7 +16,7 @@ from hashseek.training.evaluation.report.schema import EvaluationReport
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A report, and what its folder holds beside it.
+    """A report, and the other content of its folder.
 
     `per_query`: columns of equal length. `points`: from `project`. `query_paths`, `database_paths`: the images; empty
     for a data set without images.

@@ -1,6 +1,6 @@
-"""What an evaluation measures on the rankings of its queries: scores, curves, distances and calibration.
+"""Measurements on the rankings of the queries: scores, curves, distances and calibration.
 
-`measure_histograms` does it from counts over the whole database, exactly over ties.
+`measure_histograms` computes them from counts over the whole database, exactly over ties.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ N_POINTS = 60  # of a curve
 
 @dataclass(frozen=True)
 class Measurements:
-    """What the rankings of Q queries are worth.
+    """The measurements of the rankings of Q queries.
 
     `scores`: means over queries at each N. `per_query`: the metrics (Q,) that they are means of, by names such as
     "AP@1000". `n_relevant`: relevant items of each query in the database, (Q,).
@@ -52,7 +52,7 @@ class Measurements:
     def main_n(self) -> int:
         """The N of the headline: 1000, or 100 if the database has fewer than 2000 images, if they were asked for.
 
-        Otherwise the middle one of the N that are smaller than the database: recall over all of it is always 1.
+        Otherwise the middle one of the N that are smaller than the database: recall over the whole of it is always 1.
         """
         ns = [score.n for score in self.scores]
         smaller = [n for n in ns if n < self.n_database] or ns
@@ -76,9 +76,9 @@ def measure_histograms(
     Args:
         found: counted with `graded=True`.
         query_labels: 0/1 (Q, C).
-        ns: how many ranks count, none of them beyond the database.
+        ns: how many ranks count, none of them larger than the database.
         normalizer: see `average_precision`.
-        as_served: AP@N (Q,) in the order that search gives, for each N.
+        as_served: AP@N (Q,) in the order of search, for each N.
         seed: of the bootstrap.
     """
     metrics = metrics_of_histograms(found, ns=ns, normalizer=normalizer)

@@ -67,7 +67,7 @@ def as_html(
 
 
 def frame(hit: ExampleHit) -> str:
-    """The kind of frame around a hit: "good", "some", which is the greener the more labels it shares, or "bad"."""
+    """The kind of frame around a hit: "good", "some" (the more labels it shares, the greener), or "bad"."""
     return "good" if hit.share >= GOOD else "some" if hit.share else "bad"
 
 

@@ -21,7 +21,7 @@ _SHORT = 30  # characters of a legend entry of which two fit side by side
 
 @dataclass(frozen=True)
 class Plot:
-    """Where the page shows a plot, and what it says about it."""
+    """The section of a plot on the page, with its title and caption."""
 
     section: str
     title: str
@@ -32,33 +32,33 @@ PLOTS = {
     "precision_curve": Plot(
         "curves",
         "Top-N precision",
-        "Mean precision among the first N images; a band shows the range over all orders of ties.",
+        "Mean precision among the first N images; the band shows the range over all orders of ties.",
     ),
     "precision_recall": Plot(
         "curves",
         "Precision and recall",
-        "Over rank, and over the radius of a hash lookup (queries that find nothing are left out).",
+        "By rank, and by the radius of a hash lookup (queries that find nothing are left out).",
     ),
     "distances": Plot(
-        "curves", "Hamming distances", "Of pairs that share a label and of pairs that share none; dashed: the means."
+        "curves", "Hamming distances", "For pairs that share a label and pairs that share none; dashed: the means."
     ),
     "calibration": Plot(
         "curves",
         "Precision by distance",
-        "How likely an image at a distance is relevant, and the expected precision within a radius.",
+        "Probability that an image at a given distance is relevant, and expected precision within a radius.",
     ),
     "lengths": Plot(
         "models",
         "mAP by code length",
-        "One point per checkpoint, on the same queries and database; band: worst to best order of ties.",
+        "One point per checkpoint, on the same queries and database; the band shows the worst to best order of ties.",
     ),
     "tsne_codes": Plot(
         "map",
         "t-SNE of the codes",
-        "Database images by Hamming distance. An image with several of these labels has the colour of the rarest.",
+        "Database images by Hamming distance. An image with several of these labels has the colour of the rarest one.",
     ),
     "tsne_outputs": Plot(
-        "map", "t-SNE of the outputs", "The same images by the angle between the model's real outputs."
+        "map", "t-SNE of the outputs", "The same images, projected by the angle between the model's real outputs."
     ),
 }
 
@@ -78,7 +78,7 @@ def draw_all(report: EvaluationReport, points: Points) -> dict[str, "Figure"]:
         for name, draw in drawn.items():
             figure, axes = _new(_SIZE)
             draw(report, axes)
-            # A legend above the axes, where it hides nothing.
+            # The legend is above the axes, where it hides nothing.
             longest = max(len(label) for label in axes.get_legend_handles_labels()[1])
             columns = 2 if longest <= _SHORT else 1
             figure.legend(loc="outside upper left", ncols=columns, handlelength=1.6, columnspacing=1.2)

@@ -27,8 +27,8 @@ def project(
 ) -> Points:
     """Project up to `n_points` images, chosen at random, to the plane: by "codes" and by "outputs".
 
-    Each of the most frequent labels is a group. An image with several of them belongs to the rarest, which says most
-    about it; an image with none of them has group -1. A space with too few or with identical images is left out.
+    Each of the most frequent labels is a group. An image with several of them belongs to the rarest, which is the most
+    informative; an image with none of them has group -1. A space with too few or with identical images is left out.
 
     Args:
         codes: packed (n, code_size).

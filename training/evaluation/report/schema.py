@@ -1,4 +1,4 @@
-"""The values of an evaluation report, and how report.json is read and written.
+"""The values of an evaluation report, and reading and writing of report.json.
 
 `hashseek evaluate` fills an `EvaluationReport`; the page, the Markdown file and `hashseek compare` show it.
 """
@@ -38,7 +38,7 @@ class MeanValue:
 class Score:
     """The metrics of one model at N.
 
-    `as_served` is mAP@N in the order that search gives (ties by ascending id). `tied` is the share of the first N
+    `as_served` is mAP@N in the order of search (ties by ascending id). `tied` is the share of the first N
     ranks, over queries, that belong to the group of ties cut by rank N.
     """
 
@@ -140,7 +140,7 @@ class ExampleHit:
 
 @dataclass(frozen=True)
 class Example:
-    """A query with its nearest images in the order that search gives; `average_precision` is at the headline N."""
+    """A query with its nearest images in the order of search; `average_precision` is at the headline N."""
 
     name: str
     row: int
@@ -177,7 +177,7 @@ class EvaluationReport:
 
     `main_n` is the N of the headline and of everything shown at a single N. `data`, `model`, `seed`, `versions` and
     `command` are the protocol; `notes` are warnings. `held_out` are labels that were never used in training, and
-    `labels_used` says which images and labels count, see `training.data.held_out_labels`.
+    `labels_used` is which images and labels were used, see `training.data.held_out_labels`.
     `models` are this and other checkpoints on the same queries and database. `rankings` are other orders by the same
     model. `sources` are the references of losses and data set, by name.
     """
@@ -222,7 +222,7 @@ class EvaluationReport:
         return self.at_main_n(self.scores)
 
     def at_main_n(self, scores: list[Score]) -> Score:
-        """The one of `scores` at `main_n`."""
+        """The element of `scores` at `main_n`."""
         return next(score for score in scores if score.n == self.main_n)
 
     def as_json(self) -> str:
@@ -245,8 +245,8 @@ def load_report(path: Path) -> EvaluationReport:
         found = TypeAdapter(dict[str, Any]).validate_json(text).get("schema_version")
         if found != SCHEMA_VERSION:
             newer = isinstance(found, int) and found > SCHEMA_VERSION
-            remedy = "upgrade hashseek" if newer else "run `hashseek evaluate` again"
-            raise BadConfig(f"{path} has report schema {found}, but this hashseek reads {SCHEMA_VERSION}: {remedy}")
+            remedy = "update Hashseek" if newer else "run `hashseek evaluate` again"
+            raise BadConfig(f"{path} has report schema {found}, but this Hashseek reads {SCHEMA_VERSION}: {remedy}")
         return TypeAdapter(EvaluationReport).validate_json(text)
     except ValidationError as error:
         where = ".".join(str(part) for part in error.errors()[0]["loc"])

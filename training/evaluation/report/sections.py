@@ -9,13 +9,13 @@ from hashseek.training.evaluation.report.schema import EvaluationReport, MeanVal
 from hashseek.training.report_format import Table
 
 _HYP2 = (
-    " hyp2 is what the evaluation code of HyP2 prints for this checkpoint: ties in the order of an unstable sort, AP "
-    "divided by the relevant images retrieved. The paper's training also scores every fifth epoch on the queries and "
-    "keeps the best; that part is not included, because a run keeps the epochs that are best on validation and last."
+    " hyp2 is the value that HyP2's evaluation code prints for this checkpoint: ties in the order of an unstable sort, "
+    "AP divided by the relevant images retrieved. The paper's training also evaluates every fifth epoch on the queries "
+    "and keeps the best; that is not included, because a run keeps the best epoch on validation and the last epoch."
 )
 _EXPLANATION = (
-    "Metrics are means over queries, and expectations over a random order of equal Hamming distances. ± is half of "
-    "the 95 % bootstrap interval over queries. Worst to best is the range over all orders of equal distances; as "
+    "Metrics are means over queries, and expectations over a random order of images at equal Hamming distance. ± is "
+    "half the width of the 95 % bootstrap interval over queries. Worst to best is the range over all such orders; as "
     "served is the order of search, which breaks ties by ascending id."
 )
 _RADII = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
@@ -23,7 +23,7 @@ _RADII = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a report: a paragraph, tables, a list of sentences, and text to copy; each may be missing."""
+    """A part of a report: a paragraph, tables, a list of notes, and text to copy; each may be missing."""
 
     id: str
     title: str
@@ -34,7 +34,7 @@ class Section:
 
 
 def sections(report: EvaluationReport) -> list[Section]:
-    """All sections in order; the page adds plots and pictures to those that have some."""
+    """All sections in order; the page adds plots and pictures to those that have them."""
     n = report.main_n
     warning = f"Not the usual protocol: {protocol_of(report)}. " if report.held_out else ""
     found = [
@@ -42,7 +42,7 @@ def sections(report: EvaluationReport) -> list[Section]:
         Section(
             "rankings",
             "Rankings",
-            "The whole database, ordered in several ways: hamming compares codes; asymmetric compares the query's real "
+            "The whole database, ranked in several ways: hamming compares codes; asymmetric compares the query's real "
             "outputs with the stored bits; float compares features by their cosine. `hashseek search --rank` has the "
             f"same three.{_HYP2 if any(score.rank == 'hyp2' for score in report.rankings) else ''}",
             [_rankings(report)] if report.rankings else [],
@@ -62,7 +62,7 @@ def sections(report: EvaluationReport) -> list[Section]:
     ]
     if report.notes:
         found.append(Section("notes", "Notes", items=report.notes))
-    text = "Metrics of two reports may be compared if splits, labels, normalizer, ties and N are the same."
+    text = "The metrics of two reports are comparable if splits, labels, normalizer, ties and N are the same."
     return [
         *found,
         Section("protocol", "Protocol", text, [_protocol(report)]),
@@ -71,13 +71,13 @@ def sections(report: EvaluationReport) -> list[Section]:
 
 
 def protocol_of(report: EvaluationReport) -> str:
-    """Which images and labels count."""
+    """Which images and labels are used."""
     names = ", ".join(report.held_out)
     if not report.held_out:
-        return "all; none was held out of training"
+        return "all; none were held out of training"
     return {
         "held-out": "labels held out of training: only queries and database images with one of them, and relevance by "
-        f"these labels alone ({names})",
+        f"these labels only ({names})",
         "seen": f"labels seen in training: only queries and database images without a held-out label ({names})",
         "all": f"all labels, of which {names} were never used in training",
     }[report.labels_used]
@@ -109,7 +109,7 @@ def _rankings(report: EvaluationReport) -> Table:
     for score in report.rankings:
         ap = score.mean_average_precision
         rows.append([score.rank, str(score.n), number(ap), f"{ap - of_hamming[score.n]:+.4f}", number(score.precision)])
-    return Table(["ranking", "N", "mAP@N", "beside hamming", "precision@N"], rows, text_columns=1, bold=2)
+    return Table(["ranking", "N", "mAP@N", "vs. hamming", "precision@N"], rows, text_columns=1, bold=2)
 
 
 def _models(report: EvaluationReport) -> Table:
@@ -180,7 +180,7 @@ def _worst(report: EvaluationReport) -> Table:
 
 
 def _protocol(report: EvaluationReport) -> Table:
-    """What must be the same in two reports to compare them, and how this one was made."""
+    """What must be the same in two reports to compare them, and how this one was produced."""
     rows: dict[str, Any] = {
         "labels used": protocol_of(report),
         "AP normalizer": report.normalizer,

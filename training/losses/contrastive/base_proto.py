@@ -28,13 +28,13 @@ class LBase(ContrastiveLoss):
         loss_i = - sum over k in A(i) of J_ik log p_ik / sum over k in A(i) of J_ik        p as in SupCon
 
     Eq. 1 divides a product by tau that contains it already; here tau is applied once. The code reduces by "valid", the
-    paper by "batch". An anchor without overlap counts 0. A(i) is the batch without i, or exactly the memory.
+    paper by "batch". An anchor without overlap contributes 0. A(i) is the batch without i, or exactly the memory.
     O(B A (D + C)).
     """
 
     source = STUDY
     formula = "Eq. 1"
-    use = "pull in proportion to the overlap of labels, with nothing to learn or to balance"
+    use = "pull in proportion to the overlap of labels, with nothing to learn or balance"
 
     def terms(self, batch: Batch) -> dict[str, Tensor]:
         """The term "base"."""
@@ -53,7 +53,7 @@ class LProto(ContrastiveLoss):
 
         loss_i = - mean over the labels j of i of log q_ij
 
-    A row without labels counts 0 (NaN in the code). Prototypes (C, D) are the parameter `prototypes`. O(B C D).
+    A row without labels contributes 0 (NaN in the code). Prototypes (C, D) are the parameter `prototypes`. O(B C D).
     """
 
     source = STUDY

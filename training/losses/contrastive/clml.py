@@ -19,10 +19,10 @@ class CLML(Loss):
 
     The subgradient of |A|_* is U V' over the singular values above max(eps, machine epsilon * max(N, D) * largest
     one); it is 0 for a label at or below the floor. It respects the upstream gradient, which the published code
-    ignores: under its GradScaler that code trains practically without this term.
+    ignores: under its GradScaler, that code trains practically without this term.
 
     Correction: from `start_epoch` on, a label also counts where sigmoid(logit) >= delta. It only adds labels, has no
-    gradient and is used here only. Add a classification loss of the logits beside this one; it keeps the observed
+    gradient and is used here only. Combine this loss with a classification loss of the logits, which keeps the observed
     labels. If every row has a label the value is at least 0; otherwise it may be negative.
 
     One QR and C + 1 SVDs: O(N^2 D + sum over k of n_k^2 min(N, D)).
@@ -34,7 +34,7 @@ class CLML(Loss):
         "arXiv 2209.01314"
     )
     formula = "Eqs. 4, 6-10; code chuangua/ContrastiveLossMLML 7dcac9a"
-    use = "missing labels: an addition to a classification loss, on the raw features in front of its layer"
+    use = "missing labels: an addition to a classification loss, on the raw features before its layer"
     needs = ("a classification loss of the logits",)
     reads_logits = "optional"
 

@@ -1,4 +1,4 @@
-"""What the contrastive losses share: the contrast set, its log-softmax, label overlaps, reductions.
+"""Shared parts of the contrastive losses: the contrast set, its log-softmax, label overlaps, reductions.
 
 Every score matrix is anchors x contrast rows, B x A. Without a memory the contrast set of row i is the batch without
 row i; the pair (i, i) then has a score of -(largest float) and an overlap of 0, so it drops out of every sum. Sets of
@@ -16,7 +16,7 @@ from hashseek.training.losses.hyperparameters import Choice, Number
 from hashseek.training.losses.numerics import inner_products, normalize
 
 TAU = Number("temperature, divides the cosines", above=0)
-POSITIVES = Choice('"any": rows that share a label with the anchor; "all": those with the same labels', ("any", "all"))
+POSITIVES = Choice('"any": rows that share a label with the anchor; "all": rows with the same labels', ("any", "all"))
 REDUCTIONS = {
     "valid": "the anchors that have a positive",
     "batch": "B",
@@ -32,7 +32,7 @@ def reductions(*names: str) -> Choice:
 
 
 class ContrastiveLoss(Loss):
-    """A loss on a softmax over cosines / tau; by default with a memory in place of the batch as the contrast set."""
+    """A loss on a softmax over cosines / tau; by default, a memory replaces the batch as the contrast set."""
 
     kind = "contrastive"
     memory_kind: ClassVar[Literal["none", "raw", "normalized"]] = "normalized"
@@ -117,9 +117,9 @@ def some(chosen: Tensor) -> Tensor:
 
 
 def label_means(c: Contrast) -> Tensor:
-    """Weights (B, A) of MulSupCon: for every label of an anchor, the mean over the rows that carry it.
+    """Weights (B, A) of MulSupCon: for every label of an anchor, the mean over the rows that have it.
 
-    Row i sums to the number of its labels that some contrast row carries.
+    Row i sums to the number of its labels that some contrast row has.
     """
     carriers = c.ref_y.sum(dim=0)
     if c.in_batch:

@@ -42,7 +42,7 @@ class HBL(ContrastiveLoss):
         loss  = base + mean over all B anchors of lam * HBL_i                 Eq. 7; the base is Eq. 1
 
     The gate is open where P has at least k_min rows and neither soft nor hard is empty. A(i) is the batch without i,
-    or exactly the memory; a batch rarely holds k_min positives, so a queue is meant. The gradient of a margin goes to
+    or exactly the memory; a batch rarely holds k_min positives, so use a queue. The gradient of a margin goes to
     the one row at each maximum and minimum. `reduction` applies to the base only. No published code is available.
     O(B A (D + C)), and O(B A log A) where there are so many labels that overlaps are sorted and not counted.
     """
@@ -56,9 +56,9 @@ class HBL(ContrastiveLoss):
 
     base: Annotated[str, Choice("SupCon with ANY positives, or MulSupCon", ("any", "mulsupcon"))] = "any"
     lam: Annotated[float, Number("weight of the margins, the best on Scene; searched in {0.001 ... 1}", least=0)] = 0.01
-    gamma: Annotated[float, Number("weight of abs beside rel, the best on Scene; searched in {0.5 ... 2}", least=0)] = (
-        0.8
-    )
+    gamma: Annotated[
+        float, Number("weight of abs against rel, the best on Scene; searched in {0.5 ... 2}", least=0)
+    ] = 0.8
     m_rel: Annotated[float, Number("margin between hard and soft positives; 0.05 or 0.1", least=0)] = 0.1
     m_abs: Annotated[float, Number("margin between negatives and hard positives; 0.2 or 0.3", least=0)] = 0.2
     k_min: Annotated[int, Number("positives that an anchor needs; 64, 128 or 256", least=1, whole=True)] = 64
@@ -67,7 +67,7 @@ class HBL(ContrastiveLoss):
     ] = "positives"
     median: Annotated[
         str,
-        Choice("of an even number: mean of the two middle values, or the lower (`torch.median`)", ("mean", "lower")),
+        Choice("median of an even number: mean of the middle two, or the lower (`torch.median`)", ("mean", "lower")),
     ] = "mean"
     reduction: Annotated[str, reductions("batch", "valid", "sum", "labels", "sample")] = "batch"
 

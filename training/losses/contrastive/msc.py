@@ -28,14 +28,14 @@ class MSC(ContrastiveLoss):
         loss_i    = - mean over the labels j of i of
                       [(t_ij - log den_i) + sum over instances k that carry j of f_ik (s_ik - log den_i)] / N_ij
 
-    Prototypes (C, D), the parameter `prototypes`, are not anchors. A row without labels counts 0. Unlike the other
+    Prototypes (C, D), the parameter `prototypes`, are not anchors. A row without labels contributes 0. Unlike the other
     contrastive losses it keeps the batch beside a memory. The published code (audibert-alexandre-fra/Multi-label-
     contrastive-comprehensive 0e509a5) has no queue. O(B (B + Q + C) D + B (B + Q) C).
     """
 
     source = f"Audibert et al., ECML-PKDD 2024; {STUDY}"
     formula = "Eqs. 4-5"
-    use = "rare labels: each label of an image has the same weight, however many rows carry it"
+    use = "rare labels: each label of an image has the same weight, however many rows have it"
     needs = ("prototypes (learned)",)
 
     beta: Annotated[

@@ -40,7 +40,7 @@ class SimDis(ContrastiveLoss):
     formula = "Eqs. 13-16"
     use = 'positives with similar labels count more, but only with mode "outside"; "inside" trains exactly as supcon'
 
-    mode: Annotated[str, Choice("where the factor K stands", ("inside", "outside", "outside_norm"))] = "inside"
+    mode: Annotated[str, Choice("position of the factor K", ("inside", "outside", "outside_norm"))] = "inside"
     tau: Annotated[float, TAU] = 0.07
 
     def terms(self, batch: Batch) -> dict[str, Tensor]:

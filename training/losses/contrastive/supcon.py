@@ -28,7 +28,7 @@ class SupCon(ContrastiveLoss):
         loss_i = - mean over k in P(i) of log p_ik
 
     ANY: P(i) shares at least one label with i. ALL: P(i) has the same labels as i. A(i) is the batch without i, or
-    exactly the memory. An anchor without positives counts 0. HobbitLong's code divides by all
+    exactly the memory. An anchor without positives contributes 0. HobbitLong's code divides by all
     anchors (`reduction = "batch"`); Huang et al. sum over them, at tau 0.07. O(B A (D + C)), with A rows
     in the contrast set.
     """
@@ -75,5 +75,5 @@ class SupConAll(SupCon):
     """SupCon with ALL positives."""
 
     formula = "Khosla Eq. 2; Huang Eqs. 1-3, ALL; code HobbitLong/SupContrast"
-    use = "only the same labels attract: needs a queue where label sets vary, or there are no positives"
+    use = "only the same labels attract: if label sets vary, needs a queue, otherwise there are no positives"
     positives = "all"

@@ -9,7 +9,7 @@ from hashseek.retrieval.errors import BadConfig
 from hashseek.training.losses.hyperparameters import Choice, Number
 
 CENTRES = Choice(
-    'kind of centres; "hadamard" needs K to be a power of 2, "auto" takes it there and "balanced" elsewhere',
+    'kind of centres; "hadamard" needs K to be a power of 2, "auto" uses it if possible, otherwise "balanced"',
     ("auto", "hadamard", "balanced", "bernoulli"),
 )
 SEED = Number("seed of the random centres", least=0, whole=True)
@@ -35,7 +35,7 @@ def make_centres(kind: str, n_classes: int, n_bits: int, *, seed: int) -> Tensor
     power_of_2 = n_bits & (n_bits - 1) == 0
     if kind == "hadamard" and not power_of_2:
         raise BadConfig(
-            f"Hadamard centres need n_bits to be a power of 2, not {n_bits}: set centres to 'balanced' or 'auto'"
+            f"Hadamard centres need n_bits to be a power of 2, got {n_bits}: set centres to 'balanced' or 'auto'"
         )
     if kind == "auto":
         kind = "hadamard" if power_of_2 else "balanced"
@@ -45,7 +45,7 @@ def make_centres(kind: str, n_classes: int, n_bits: int, *, seed: int) -> Tensor
         fixed = torch.cat([matrix, -matrix])[:n_classes]
     draw = _bernoulli if kind == "bernoulli" else _balanced
     best, closest = fixed, math.inf
-    for _ in range(20 if n_classes <= 2048 else 1):  # comparing the sets takes C x C numbers
+    for _ in range(20 if n_classes <= 2048 else 1):  # comparing the sets needs C x C numbers
         if len(fixed) == n_classes:
             break
         centres = torch.cat([fixed, draw(n_classes - len(fixed), n_bits, generator)])

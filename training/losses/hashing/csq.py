@@ -25,7 +25,7 @@ class CSQ(Loss):
 
     source = "Yuan et al., Central Similarity Quantization, CVPR 2020"
     formula = "DeepHash-pytorch ab14068; centres also authors' code (yuanli2333 55cab00)"
-    use = "fixed centres far apart, nothing to learn beside the network; few labels per image"
+    use = "fixed centres far apart, nothing to learn except the network; few labels per image"
     needs = ("centres (fixed)",)
 
     lam: Annotated[

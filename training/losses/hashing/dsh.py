@@ -29,7 +29,7 @@ class DSH(Loss):
     m: Annotated[
         float,
         Number(
-            "margin of the squared distance; none takes 2 K, as the authors do",
+            "margin of the squared distance; none: 2 K, as in the authors' code",
             above=0,
             derived=lambda loss: 2 * loss.n_bits,
         ),
@@ -37,7 +37,7 @@ class DSH(Loss):
     alpha: Annotated[
         float,
         Number(
-            "weight of the quantisation; none takes 0.01 (authors), or 0.1 if dense",
+            "weight of the quantisation; none: 0.01 (authors), or 0.1 if dense",
             least=0,
             derived=lambda loss: 0.1 if loss.dense else 0.01,
         ),

@@ -1,4 +1,4 @@
-"""HashNet: similar and dissimilar pairs weigh the same in total, and tanh grows steeper during training."""
+"""HashNet: similar and dissimilar pairs have the same total weight, and tanh becomes steeper during training."""
 
 import math
 from typing import Annotated, Any
@@ -32,7 +32,7 @@ class HashNet(Loss):
     a: Annotated[
         float,
         Number(
-            "factor of theta; none takes 10 / K as in the authors' code, 0.1 in DeepHash-pytorch",
+            "factor of theta; none: 10 / K as in the authors' code; 0.1 in DeepHash-pytorch",
             above=0,
             derived=lambda loss: 10 / loss.n_bits,
         ),
@@ -40,8 +40,8 @@ class HashNet(Loss):
     continuation: Annotated[
         str,
         Choice(
-            'scale of tanh: "epoch" takes sqrt(1 + epoch // 20) (DeepHash-pytorch); "iteration" counts the batches of '
-            'training in a buffer and takes sqrt(1 + 0.005 it), updated every 200 batches (authors); "none" takes 1',
+            'scale of tanh: "epoch": sqrt(1 + epoch // 20) (DeepHash-pytorch); "iteration": sqrt(1 + 0.005 it), where '
+            'it counts the training batches in a buffer, updated every 200 batches (authors); "none": 1',
             ("epoch", "iteration", "none"),
         ),
     ] = "epoch"
@@ -51,8 +51,8 @@ class HashNet(Loss):
     class_num: Annotated[
         float | None,
         Number(
-            "similar pairs weigh this much and others 1 in one weighted mean, as in the authors' code; none takes "
-            "the two means",
+            "weight of similar pairs, with 1 for others, in one weighted mean, as in the authors' code; none: the "
+            "two means",
             above=0,
         ),
     ] = None

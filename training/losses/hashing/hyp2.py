@@ -36,13 +36,13 @@ class HyP2(Loss):
 
     source = "Xu et al., HyP2 Loss: Beyond Hypersphere Metric Space for Multi-label Image Retrieval, ACM MM 2022"
     formula = "Eqs. 2-4; code JerryXu0129/HyP2-Loss e9c1c24"
-    use = "cheap: it compares with C proxies and the batch alone; few hyperparameters"
+    use = "cheap: it compares only with C proxies and the batch; few hyperparameters"
     needs: ClassVar[tuple[str, ...]] = ("proxies (learned)",)
 
     beta: Annotated[
         float,
         Number(
-            "weight of the pairs of samples beside the proxies; 1.0 for Flickr, 0.5 for VOC (Table 5), useful in "
+            "weight of the pairs of samples relative to the proxies; 1.0 for Flickr, 0.5 for VOC (Table 5), useful in "
             "[0.5, 1.25]",
             least=0,
         ),
@@ -50,7 +50,7 @@ class HyP2(Loss):
     zeta: Annotated[
         float,
         Number(
-            "margin; none takes the exact value for K and C from coding theory, for up to 256 of both",
+            "margin; none: the exact value for K and C from coding theory, for up to 256 of both",
             least=-1,
             most=1,
             derived=lambda loss: best_zeta(loss.n_bits, loss.n_classes),
@@ -65,7 +65,7 @@ class HyP2(Loss):
         super().__init__(**settings)
         if "+" not in self.parts and self.beta != 0.5:
             raise BadConfig(
-                f"beta weighs pairs beside proxies, but parts {self.parts!r} is one term: leave beta={self.beta!r} out"
+                f"beta weighs pairs against proxies, but parts {self.parts!r} is one term: leave out beta={self.beta!r}"
             )
         self.proxies = new_proxies(self.n_classes, self.n_bits) if "proxy" in self.parts else None
 
@@ -118,5 +118,5 @@ class HyP2ProxyPair(HyP2):
     """The proxy and the pair term of HyP2's ablations."""
 
     formula = "Table 5, our formula"
-    use = "ablation of hyp2: all pairs beside the proxies, not only irrelevant ones"
+    use = "ablation of hyp2: all pairs in addition to the proxies, not only irrelevant ones"
     parts = "proxy+pair"

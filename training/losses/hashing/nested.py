@@ -21,12 +21,12 @@ class Nested(nn.Module):
     Args:
         build: builds the loss for a code of the given number of bits.
         n_bits: K, width of the outputs.
-        lengths: prefix lengths, ascending; the last one is K, or the bits behind it would learn nothing.
-        weights: one weight per length; None weighs each 1.
+        lengths: prefix lengths, ascending; the last one is K, otherwise the bits after it would learn nothing.
+        weights: one weight per length; None: all 1.
 
     Raises:
-        BadConfig: lengths that are not ascending whole numbers from 1 to K, another number of weights than lengths,
-            a weight < 0, or no weight above 0.
+        BadConfig: lengths that are not ascending whole numbers from 1 to K, a different number of weights and
+            lengths, a weight < 0, or no weight above 0.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Nested(nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(lengths, list | tuple) or not lengths:
-            raise BadConfig(f"nested.lengths must be a list of numbers of bits, not {lengths!r}")
+            raise BadConfig(f"nested.lengths must be a list of numbers of bits, got {lengths!r}")
         for length in lengths:
             check("a length in nested.lengths", length, Number("a number of bits", least=1, whole=True))
         if any(long <= short for short, long in pairwise(lengths)) or lengths[-1] != n_bits:
@@ -59,7 +59,7 @@ class Nested(nn.Module):
     def forward(self, outputs: Tensor, labels: Tensor, *, memory: object = None, **given: Any) -> dict[str, Tensor]:
         """Terms "<term>@<length>"; the rows of a memory are cut to the same prefixes. See `Loss.forward`."""
         if outputs.ndim != 2 or outputs.shape[1] != self.n_bits:
-            raise BadCodes(f"the loss expects outputs of shape (B, {self.n_bits}), not {tuple(outputs.shape)}")
+            raise BadCodes(f"the loss expects outputs of shape (B, {self.n_bits}), got {tuple(outputs.shape)}")
         held = check_memory(memory, raised(outputs), n_classes=labels.shape[-1], n_bits=self.n_bits)
         terms = {}
         for length, weight, loss in zip(self.lengths, self.weights, self.losses, strict=True):

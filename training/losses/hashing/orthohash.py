@@ -20,7 +20,7 @@ class OrthoHash(Loss):
         centre = - mean over labelled rows of sum over its labels j of
                  (1 / n_i) log softmax over all labels of (s (c_ij - m y_ij)), at j
 
-    Centres are fixed vectors of -1 and 1, a buffer `centres` (C, K) that a checkpoint keeps. Put a batch norm behind
+    Centres are fixed vectors of -1 and 1, a buffer `centres` (C, K) that a checkpoint keeps. Put a batch norm after
     the hash layer, as the authors do: this is only the loss. It has no quantisation term. O(B C K).
     """
 

@@ -36,7 +36,7 @@ def cos(outputs: Tensor) -> Tensor:
 
 
 def square(outputs: Tensor) -> Tensor:
-    """Mean of (|u| - 1)^2: as `l2`, but an output of exactly 0 counts 1; the TensorFlow code of DHN."""
+    """Mean of (|u| - 1)^2: like `l2`, but an output of exactly 0 counts as 1; the TensorFlow code of DHN."""
     return mean((outputs.abs() - 1).square())
 
 
@@ -52,7 +52,7 @@ QUANTIZERS: dict[str, Callable[[Tensor], Tensor]] = {
 class Quantized(nn.Module):
     """A loss plus a quantisation term, `quantization = weight * QUANTIZERS[kind](outputs)`. O(B K).
 
-    If the loss has a term of that name already, the two add up.
+    If the loss already has a term with that name, the two are added.
 
     Args:
         loss: any loss.
@@ -78,6 +78,6 @@ class Quantized(nn.Module):
             term = self.weight * QUANTIZERS[self.kind](raised(outputs))
             if not torch.compiler.is_compiling() and not bool(torch.isfinite(term)):
                 # A loss that reads the logits has not looked at the outputs.
-                raise BadCodes("the outputs hold NaN or infinity: lower the learning rate")
+                raise BadCodes("the outputs have NaN or infinity: lower the learning rate")
             terms["quantization"] = terms["quantization"] + term if "quantization" in terms else term
         return terms

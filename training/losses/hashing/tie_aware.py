@@ -1,4 +1,4 @@
-"""Tie-aware ranking beside the pair likelihood: our own loss for short codes, where most of a ranking is ties."""
+"""Tie-aware ranking with the pair likelihood: our own loss for short codes, where most of a ranking is ties."""
 
 from typing import Annotated
 
@@ -28,7 +28,7 @@ class TieAware(Loss):
 
         AP_i = sum over d of r_d (R_d + (r_d + 1) / 2) / (C_d + (c_d + 1) / 2)  /  sum over d of r_d
 
-    in which half of the others of a tie stand in front of an item. Codes that are exactly -1 and 1 give whole counts.
+    in which half of the other items of a tie are ranked before an item. Codes of exactly -1 and 1 give whole counts.
     Both terms are 0 for a batch of one. O(B^2 (K + C)) time, O(B^2) memory.
     """
 
@@ -36,8 +36,8 @@ class TieAware(Loss):
     formula = "training/losses/hashing/tie_aware.py; no published code"
     use = "the default: it trains the ranking itself, ties included, which is what mAP measures"
 
-    a: Annotated[float, Number("factor of theta; none takes 4.8 / K", above=0, derived=lambda loss: 4.8 / loss.n_bits)]
-    weight: Annotated[float, Number("weight of the term ap; 0 leaves the likelihood alone", least=0)] = 1.0
+    a: Annotated[float, Number("factor of theta; none: 4.8 / K", above=0, derived=lambda loss: 4.8 / loss.n_bits)]
+    weight: Annotated[float, Number("weight of the term ap; 0 leaves only the likelihood", least=0)] = 1.0
 
     def terms(self, batch: Batch) -> dict[str, Tensor]:
         """The terms "pairs" and "ap"."""

@@ -19,21 +19,21 @@ MAX_CLASSES = 256
 def zeta(n_bits: int, n_classes: int) -> float:
     """zeta(K, C) = 1 - 2 d / K, where d is the minimum distance of the best [K, ceil(log2 C)] code.
 
-    One class needs no code; it takes k = 1, that is zeta = -1.
+    A single class needs no code; k = 1 is used, that is zeta = -1.
 
     Raises:
-        BadConfig: K or C lies outside the exact table; give `zeta` yourself there.
+        BadConfig: K or C is outside the exact table; set `zeta` explicitly.
     """
     if n_classes < 1:
-        raise BadConfig(f"HyP2 needs at least 1 label, not {n_classes}")
+        raise BadConfig(f"HyP2 needs at least 1 label, got {n_classes}")
     if n_classes > MAX_CLASSES:
         raise BadConfig(
-            f"zeta is known exactly for at most {MAX_CLASSES} labels, not {n_classes} "
-            "(beyond it the best codes are open problems): set the hyperparameter zeta, between -1 and 1"
+            f"zeta is known exactly for at most {MAX_CLASSES} labels, got {n_classes}: set the hyperparameter "
+            "zeta, between -1 and 1"
         )
     if not 1 <= n_bits <= MAX_BITS:
         raise BadConfig(
-            f"zeta is tabulated for 1 to {MAX_BITS} bits, not {n_bits}: set the hyperparameter zeta, "
+            f"zeta is tabulated for 1 to {MAX_BITS} bits, got {n_bits}: set the hyperparameter zeta, "
             "between -1 and 1, or choose a shorter code"
         )
     dimension = max(1, (n_classes - 1).bit_length())
