@@ -476,6 +476,8 @@ def check_place(folder: Path) -> list[Path]:
     refuse_milvus(folder)
     if folder.exists() and not folder.is_dir():
         raise BadCollection(f"{folder} is a file, not a folder: choose a new or empty folder")
+    if (folder / CATALOG).is_file():
+        raise BadCollection(f"there is already a collection in {folder}: add to it, or choose a new or empty folder")
     leftovers = [*folder.glob(f".{CHECKPOINT}.*"), *folder.glob(f"{CATALOG}.new*"), *folder.glob(f"{CATALOG}-*")]
     if folder.exists() and set(folder.iterdir()) - {*leftovers, folder / CHECKPOINT}:
         raise BadCollection(f"{folder} is not empty and not a collection: choose a new or empty folder")

@@ -21,6 +21,7 @@ from hashseek.indexing.collection import Collection
 from hashseek.indexing.maintenance.backup import Contents, restore, snapshot
 from hashseek.indexing.maintenance.exchange import export, import_
 from hashseek.indexing.maintenance.optimize import optimize
+from hashseek.indexing.milvus_uri import is_in_milvus, parse_uri
 from hashseek.indexing.printing import printable
 from hashseek.retrieval.devices import EncoderOptions
 
@@ -107,7 +108,7 @@ def import_command(
     """Add the images of an export without encoding them. Running it again adds nothing twice."""
     done = import_(file, collection, checkpoint=checkpoint)
     counts = f"added {done.added}, updated {done.updated}, already stored {done.known}"
-    typer.echo(f"{counts}; from {file} into {collection}")
+    typer.echo(f"{counts}; from {file} into {parse_uri(collection) if is_in_milvus(collection) else collection}")
 
 
 @app.command("reencode")

@@ -11,7 +11,7 @@ from safetensors import safe_open
 import hashseek
 from hashseek.indexing.collection import CHECKPOINT, Collection, open_or_create
 from hashseek.indexing.vectors import read_parquet
-from hashseek.retrieval.errors import BadCheckpoint, BadDataset, HashseekError
+from hashseek.retrieval.errors import BadCheckpoint, BadCollection, BadDataset, HashseekError
 from support.in_process import run_command
 from support.vector_files import WIDTH, clustered, save_vectors
 
@@ -191,6 +191,8 @@ def test_vectors_may_be_lists_or_tensors(tmp_path):
         opened.add_vectors(torch.from_numpy(rows[:1] + 1), ["another"])
         assert opened.search_vector(rows[7].tolist(), k=1)[0].image.key == "v7"
         assert len(opened) == 21
+    with pytest.raises(BadCollection):
+        hashseek.create_vector_collection(tmp_path / "c", rows, names, n_bits=16)
 
 
 def test_queries_of_another_width_or_with_nan_are_refused(capsys, tmp_path, indexed_vectors):
