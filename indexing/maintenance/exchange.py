@@ -12,7 +12,6 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from hashseek.retrieval.errors import BadDataset, ForeignCodes, HashseekError
 from hashseek.retrieval.label_files import Problem
 
 FORMAT = 1
-PROBLEMS, KEPT_GROUPS = "hashseek.problems", "hashseek.kept_groups"
+PROBLEMS = "hashseek.problems"
 GROUP = 8192  # rows that are in memory at a time
 _HEX = re.compile(r"[0-9a-f]{64}")
 _MEDIA_TYPE = re.compile(r"image/[\w.+-]{1,80}")
@@ -60,7 +59,6 @@ def export(collection: Collection, file: Path) -> Exported:
             moment = pa.timestamp("s", tz="UTC")
             columns = {"id": pa.int64(), **_imported(frozen.n_bits), "added_at": moment, "changed_at": moment}
             about = _about(frozen.fingerprint, frozen.n_bits, n_images=len(frozen))
-            about[KEPT_GROUPS] = json.dumps(frozen.kept_groups())
             schema = pa.schema(list(columns.items()), metadata=about)
             n_images = n_without_code = 0
             with pa.parquet.ParquetWriter(out, schema, compression="zstd", write_page_checksum=True) as writer:
@@ -152,7 +150,7 @@ def _described(
 def import_(place: Path, folder: Path, *, checkpoint: Path | None) -> IngestReport:
     """Add the images of an export to the collection in `folder`, or to a new one for `checkpoint`.
 
-    Keys, labels, attributes, codes, engines and decisions about near-duplicates are kept; ids and times are new.
+    Keys, labels, attributes, codes and engines are kept; ids and times are new.
     Importing again adds nothing twice.
 
     Args:
@@ -195,26 +193,18 @@ def add_exports(files: Iterable[Path], collection: Store) -> Generator[IngestRep
                 skipped = sum(problem.skipped for problem in export.problems)
                 report = report.plus(IngestReport(skipped=skipped, problems=export.problems))
                 yield report
-                new_ids: dict[int, int | None] = dict.fromkeys(chain.from_iterable(export.kept_groups))
-                for rows in export.rows:
-                    outcome = collection.add([image for _, image in rows], replaced=replaced)
-                    report = report.plus(IngestReport.of(outcome))
-                    new_ids |= {old: new for (old, _), (new, _) in zip(rows, outcome, strict=True) if old in new_ids}
+                for images in export.groups:
+                    report = report.plus(IngestReport.of(collection.add(images, replaced=replaced)))
                     yield report
-                if new_ids and isinstance(collection, Collection):  # a store in Milvus finds no near-duplicates
-                    # Images that were removed have no new id.
-                    kept = [[new for old in group if (new := new_ids[old])] for group in export.kept_groups]
-                    collection.catalog.keep_groups(kept)
     finally:
         collection.drop_files(replaced)
 
 
 @dataclass(frozen=True)
 class OpenExport:
-    """An open export: its images with their old ids, in groups; sets of ids; and, of shards, problems with others."""
+    """An open export: its images, in groups, and, of shards, problems with others."""
 
-    rows: Iterator[list[tuple[int | None, NewImage]]]
-    kept_groups: list[list[int]]
+    groups: Iterator[list[NewImage]]
     problems: list[Problem]
 
 
@@ -235,8 +225,7 @@ def open_export(file: Path, collection: Store | None = None) -> Iterator[OpenExp
     with closing(opened):
         with _unreadable(file):
             about = _checked(opened.schema_arrow)
-            rows = _rows(opened, file, int(about["hashseek.n_bits"]), n_images=int(about["hashseek.n_images"]))
-            kept = [[int(number) for number in group] for group in json.loads(about.get(KEPT_GROUPS, "[]"))]
+            groups = _read_groups(opened, file, int(about["hashseek.n_bits"]), n_images=int(about["hashseek.n_images"]))
             problems = [Problem(**fields) for fields in json.loads(about.get(PROBLEMS, "[]"))]
             fingerprint = about["hashseek.fingerprint"]
         if collection is not None and fingerprint != collection.fingerprint:
@@ -244,11 +233,11 @@ def open_export(file: Path, collection: Store | None = None) -> Iterator[OpenExp
                 f"{file} holds codes of checkpoint {fingerprint[:12]}, not of {collection.fingerprint[:12]}: distances "
                 "between them are meaningless; import it into a collection of its own checkpoint"
             )
-        yield OpenExport(rows, kept, problems)
+        yield OpenExport(groups, problems)
 
 
-def _rows(opened: Any, file: Path, n_bits: int, *, n_images: int) -> Iterator[list[tuple[int | None, NewImage]]]:
-    """Old ids and images, in groups; of an export, those without a key first.
+def _read_groups(opened: Any, file: Path, n_bits: int, *, n_images: int) -> Iterator[list[NewImage]]:
+    """The images in groups; of an export, those without a key first.
 
     After an image with the same content and a key, `add` would treat them as known.
     """
@@ -261,10 +250,10 @@ def _rows(opened: Any, file: Path, n_bits: int, *, n_images: int) -> Iterator[li
                     break
                 if keyed is not None:
                     batch = batch.filter(batch["key"].is_valid() if keyed else batch["key"].is_null())
-                rows = [(row.get("id"), _image(row, n_bits)) for row in batch.to_pylist()]
-            n_read += len(rows)
-            if rows:
-                yield rows
+                images = [_image(row, n_bits) for row in batch.to_pylist()]
+            n_read += len(images)
+            if images:
+                yield images
     if n_read != n_images:
         raise BadDataset(f"{file} has {n_read} of {n_images} rows: write it again")
 

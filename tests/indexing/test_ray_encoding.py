@@ -156,7 +156,7 @@ def test_a_cluster_that_is_not_there_is_refused():
     for address in ("127.0.0.1:1", "127.0.0.1:99999", "nowhere"):
         with pytest.raises(BadConfig, match=address):  # before a hash layer is fitted
             Cluster(address).check()
-    with pytest.raises(BadConfig, match="--ray-gpus is 1.5"):
+    with pytest.raises(BadConfig, match="1.5"):
         Cluster("local", gpus=1.5).check()
 
 

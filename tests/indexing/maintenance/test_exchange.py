@@ -22,7 +22,6 @@ def exported(own_collection, tmp_path):
     """A collection with a real checkpoint, keys, attributes and kept files, and its export."""
     with closing(Collection(own_collection)) as collection:
         fill(collection, 8, start=30, keep=lambda number: True)
-        collection.catalog.keep_groups([[1, 3, 5]])
         collection.remove([3])
         export(collection, tmp_path / "e.parquet")
     return own_collection, tmp_path / "e.parquet"
@@ -63,8 +62,6 @@ def test_a_round_trip_gives_an_equal_collection_without_encoding(exported, check
     assert hashseek("index", "verify", tmp_path / "new")[:2] == (0, "19 images, 0 problems\n")
     code, out, _ = hashseek(*command)
     assert (code, out.split(";")[0]) == (0, "added 0, updated 0, already stored 19")
-    with closing(Collection(tmp_path / "new", read_only=True)) as collection:
-        assert collection.catalog.kept_groups() == [[1, 4]]  # the same images under new ids
 
 
 def test_two_records_of_one_content_are_two_after_an_import_and_one_after_a_shard(tmp_path):
