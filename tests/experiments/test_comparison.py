@@ -144,7 +144,7 @@ def test_both_rankings_of_rows_and_tests_follow_from_the_outputs():
     rows += [{"method": "itq", "n_bits": 12, "seed": seed, "AP": base.tolist()} for seed in range(2)]
     [line] = comparison.tests_of(rows, 12, of_query="AP")
     assert line.startswith("- 12 bits: ITQ")
-    assert line.rpartition(" behind ")[2].startswith(("HyP2, DSH.", "DSH, HyP2."))
+    assert line.rpartition(" significantly worse than ")[2].startswith(("HyP2, DSH.", "DSH, HyP2."))
 
 
 def test_mean_ranks_and_bars_are_those_of_demsar(tmp_path):

@@ -136,7 +136,7 @@ MISTAKES = {
     "index verify {collection} --repair --codes 5": "--codes",
     "index verify {collection} --checkpoint {other}": "--repair",
     "index verify {collection} --repair --checkpoint {other}": "{theirs}",
-    "search {collection} {picture} -k 0": "not 0",
+    "search {collection} {picture} -k 0": "got 0",
     "search {collection} {picture} --max-distance 5 --min-precision 0.5": "0.5",
     "search {collection}": "--id",
     "search {collection} {picture} --id 1": "--id",

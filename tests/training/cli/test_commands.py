@@ -52,7 +52,7 @@ def test_train_then_evaluate(toml, tmp_path, shapes, capsys):
         (["model.backbone=resnet19"], "'resnet19'", True),
         (["model.weights=none.pth"], "none.pth", True),
         (["train.device=quantum"], "'quantum'", True),
-        (["model.size=8"], "not 8", True),
+        (["model.size=8"], "got 8", True),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2_before_torch_is_loaded_where_possible(

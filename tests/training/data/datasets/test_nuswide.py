@@ -130,7 +130,7 @@ def test_an_incomplete_set_is_refused(nus, place, damage, named):
     ("options", "named"),
     [
         ({"n_labels": 82}, "82"),
-        ({"n_labels": 1}, "not 1"),
+        ({"n_labels": 1}, "got 1"),
         ({"n_query": 43}, "n_query 43"),
         ({}, "n_query 2100"),
         ({"n_labels": 81}, "n_query 5000"),

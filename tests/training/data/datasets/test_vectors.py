@@ -68,7 +68,7 @@ def test_the_fingerprint_follows_values_and_labels(write, arrays):
     [
         ({"Y": None}, "Y"),
         ({"label_names": None}, "label_names"),
-        ({"X": np.zeros((29, 4), np.float32)}, r"\(29, 4\), Y \(30, 3\)"),
+        ({"X": np.zeros((29, 4), np.float32)}, r"\(29, 4\), Y is \(30, 3\)"),
         ({"X": np.zeros(30, np.float32)}, r"\(30,\)"),
         ({"label_names": np.array(["a", "b"])}, "2"),
         ({"X": np.full((30, 4), np.nan, np.float32)}, "NaN"),
