@@ -98,7 +98,7 @@ class Query(TypedDict, total=False):
 
 
 class Details(TypedDict, total=False):
-    """What belongs to an image."""
+    """The details of an image."""
 
     key: str
     labels: Sequence[str]
@@ -172,7 +172,7 @@ class _Calls:
     def add_batch(
         images: Sequence[ImageFile], details: Sequence[Details] | None = None
     ) -> _Call[list[AddedImage | ServiceError]]:
-        """Store up to 64 images; for each of them what was stored, or why not. `details`: of each image, in order."""
+        """Store up to 64 images; returns the stored image or the error for each. `details`: one entry per image, in order."""
         files = [("image", _upload(image)) for image in images]
         body = [{name: value for name, value in one.items() if value is not None} for one in details or ()]
         data = {"details": json.dumps(body, default=_plain)} if body else {}
@@ -444,7 +444,7 @@ def _model(model: type[M]) -> Callable[[bytes], M]:
 
 
 def _lines(content: bytes) -> list[AddedImage | ServiceError]:
-    """What a batch answers for each image."""
+    """The answer of a batch for each image."""
     return [_added(json.loads(line)) for line in content.splitlines()]
 
 

@@ -312,7 +312,7 @@ class ImageChanges(NoParameters):
 
 
 class ImageDetails(ImageChanges):
-    """What belongs to one image of several."""
+    """The details of one image of a batch."""
 
     key: Given[str] = Field(default=None, description="Your own name for the image, 1 to 512 characters.")
 

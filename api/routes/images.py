@@ -195,7 +195,9 @@ def add_images(searcher: SearcherDep, form: Annotated[AddManyForm, MULTIPART], r
     """
     n_images, n_details = len(form.image), len(form.details)
     if n_details not in (0, n_images):
-        raise BadConfig(f"there are {n_images} images but {n_details} details: send details for each image or for none")
+        raise BadConfig(
+            f"there are {n_images} images but {n_details} details: send details for every image or for none"
+        )
     place = request.app.state.collections.settings.collection
 
     def lines() -> Iterator[bytes]:
