@@ -172,7 +172,7 @@ class _Calls:
     def add_batch(
         images: Sequence[ImageFile], details: Sequence[Details] | None = None
     ) -> _Call[list[AddedImage | ServiceError]]:
-        """Store up to 64 images; returns the stored image or the error for each. `details`: one entry per image, in order."""
+        """Store up to 64 images; returns the stored image or the error for each. `details`: one per image, in order."""
         files = [("image", _upload(image)) for image in images]
         body = [{name: value for name, value in one.items() if value is not None} for one in details or ()]
         data = {"details": json.dumps(body, default=_plain)} if body else {}
