@@ -544,12 +544,14 @@ def tests_of(rows: Sequence[dict[str, Any]], n_bits: int, *, of_query: str) -> l
         all(np.mean(one) > np.mean(other) for other in rest)
         for one, *rest in zip(*(found[m] for m in ordered), strict=False)
     )
+    p = float(friedmanchisquare(*means.values()).pvalue)
+    friedman = f"is {p:.1g}" if p else "is below 1e-300"  # it underflows with so many queries
     return [
         f"- {n_bits} bits: {METHODS[first].title} is first, for {seeds} of {len(found[first])} seeds. Not "
         f"significantly worse by the randomisation test: {close(by_mean)}; by Wilcoxon's test: {close(by_rank)}. By "
         f"mean rank over queries ({ranks[first]:.2f}, Nemenyi's critical difference {critical:.2f}), it does not "
         f"differ significantly from {', '.join(level) or 'none'}, and is significantly worse than "
-        f"{', '.join(ahead) or 'none'}. Friedman's p is {float(friedmanchisquare(*means.values()).pvalue):.1g}."
+        f"{', '.join(ahead) or 'none'}. Friedman's p {friedman}."
     ]
 
 
