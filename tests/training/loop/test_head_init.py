@@ -66,6 +66,6 @@ def test_heads_and_sizes_that_cannot_be_fitted_are_refused(pictures, tmp_path):
             run_config(pictures, model={"head": head, "head_init": "itq"})
     for n_bits in (54, 600):  # 54 images are trained on; features have 512 numbers
         settings = run_config(pictures, model={"head_init": "pca", "n_bits": n_bits, "size": 48}, loss={"name": "dpsh"})
-        with pytest.raises(BadConfig, match=f"{n_bits} bits .* 54 images .* 512 features"):
+        with pytest.raises(BadConfig, match="54 images and 512 features"):
             fit(settings, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
