@@ -1,6 +1,9 @@
 """Several services on one collection: what one changes the others find, and none stops another."""
 
+import os
+import shutil
 import signal
+import subprocess
 import threading
 from contextlib import closing, contextmanager
 
@@ -10,6 +13,8 @@ import pytest
 from hashseek.indexing.collection import Collection
 from hashseek.retrieval.checkpoint import load_header
 from support.commands import wait_until
+from support.milvus_server import free_port
+from support.paths import ROOT
 from support.pictures import png
 from support.service import add, hits, search
 
@@ -18,6 +23,33 @@ from support.service import add, hits, search
 def two(serve, own_collection):
     """Two services on a folder: [(process, client)]."""
     return [serve(own_collection), serve(own_collection)]
+
+
+@pytest.fixture
+def proxied(two, tmp_path):
+    """A client of Caddy, with the Caddyfile that we ship, in front of both services."""
+    if shutil.which("caddy") is None:
+        pytest.skip("caddy is not installed")
+    port, upstreams = free_port(), " ".join(client.base_url.netloc.decode() for _, client in two)
+    own = {"HASHSEEK_HOST_NAME": f"http://localhost:{port}", "HASHSEEK_UPSTREAMS": f"to {upstreams}"}
+    own |= {"CADDY_ADMIN": f"localhost:{free_port()}", "HOME": str(tmp_path)}
+    command = ["caddy", "run", "--adapter", "caddyfile", "--config", ROOT / "docs" / "deploy" / "Caddyfile"]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(command, env={**os.environ, **own}, stdout=log, stderr=log)
+    try:
+        with httpx.Client(base_url=f"http://localhost:{port}", timeout=60) as client:
+            wait_until(lambda: is_answering(client))
+            yield client
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def is_answering(client):
+    try:
+        return client.get("/healthz/ready").status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 @contextmanager
@@ -96,3 +128,17 @@ def test_a_killed_one_fails_only_its_own_requests(two, own_collection):
     assert {answer.status_code for answer in of_second} == {200}
     with closing(Collection(own_collection, read_only=True)) as collection:
         assert (len(collection), collection.verify()) == (14, [])
+
+
+def test_behind_the_proxy_a_repeated_change_is_done_once_and_one_service_is_enough(proxied, two):
+    for image_id in range(1, 7):  # at random, half of these would reach the other service and get 404
+        for _ in range(3):
+            sent = proxied.delete(f"/v1/images/{image_id}", headers={"Idempotency-Key": f"delete {image_id}"})
+            assert sent.status_code == 204
+    assert proxied.get("/metrics").status_code == 404
+    with searching(proxied, 900) as answers:
+        two[0][0].send(signal.SIGKILL)
+        n = len(answers)
+        wait_until(lambda: len(answers) >= n + 20)
+    failed = [answer for answer in answers if isinstance(answer, Exception) or answer.status_code != 200]
+    assert len(failed) <= 1  # at most the request that was in progress
