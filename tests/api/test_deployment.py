@@ -105,6 +105,18 @@ def test_systemd_accepts_the_unit(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_prometheus_accepts_the_configuration_and_the_alerts(tmp_path):
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed")
+    shutil.copy(DEPLOY / "alerts.yml", tmp_path)
+    (tmp_path / "key").touch()
+    configuration = (DEPLOY / "prometheus.yml").read_text()
+    (tmp_path / "prometheus.yml").write_text(configuration.replace("/run/secrets/prometheus.key", "key"))
+    done = subprocess.run(["promtool", "check", "config", tmp_path / "prometheus.yml"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "3 rules found" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("variable", "expected"),
     [
