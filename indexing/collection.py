@@ -392,10 +392,14 @@ class Collection:
         if not image.path:
             return None
         uri = self.uri_of(image)
-        with suppress(FileNotFoundError):
+        if not is_there(uri):
+            return f"the file of image {image.id} does not exist: {image.path!r}"
+        try:
             if self.owns(image) and sha256_of(Path(uri)) != image.sha256:
                 return f"the content of the file of image {image.id} has changed: {image.path!r}"
-        return None if is_there(uri) else f"the file of image {image.id} does not exist: {image.path!r}"
+        except OSError as error:
+            return f"the file of image {image.id} cannot be read: {image.path!r}: {error.strerror}"
+        return None
 
 
 # ---------------------------------------------------------------- opening and creating

@@ -271,7 +271,7 @@ def parse_labels(value: Any, drop: Sequence[str], used: set[str]) -> tuple[tuple
     if isinstance(value, str) and value.startswith("["):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             remarks.append(f"{value!r:.80} begins like a JSON list but is not one: is it a label?")
     if isinstance(value, list) and (odd := [part for part in value if type(part) not in (str, int)]):
         remarks.append(f"the label {odd[0]!r:.40} is neither text nor a whole number and was left out")

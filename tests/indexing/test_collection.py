@@ -323,7 +323,12 @@ def test_verify_reports_missing_files_and_a_damaged_checkpoint(own_collection):
     sha256 = hashlib.sha256(b"kept").hexdigest()
     collection.add_with_file(replace(image, sha256=sha256), b"kept", suffix=".jpg")
     assert [(finding.kind, finding.image_id) for finding in collection.verify()] == [(FindingKind.FILE, 13)]
-    file_of(collection, collection.catalog.one(14)).write_bytes(b"else")
+    kept = file_of(collection, collection.catalog.one(14))
+    kept.unlink()
+    kept.symlink_to("/proc/self/mem")  # reading it is an I/O error, also for root
+    assert {finding.image_id for finding in collection.verify()} == {13, 14}
+    kept.unlink()
+    kept.write_bytes(b"else")
     weights = own_collection / "checkpoint.safetensors"
     intact = weights.read_bytes()
     for damaged in (b"torn", intact[:-9] + b"x" + intact[-8:]):

@@ -140,6 +140,13 @@ def test_what_is_no_label_in_a_list_is_left_out_and_reported(folder):
     assert [problem.skipped for problem in found.problems] == [False]
 
 
+def test_a_cell_that_only_begins_like_a_json_list_is_one_label_and_reported(folder):
+    cell = "[" * 100_000
+    found = read(write(folder, f"file,labels\na.jpg,{cell}\nb.jpg,[x\n"))
+    assert [item.labels for item in found.items] == [(cell,), ("[x",)]
+    assert [problem.skipped for problem in found.problems] == [False, False]
+
+
 def test_labels_can_be_left_out_by_pattern(folder):
     path = write(folder, "file,labels\na.jpg,sky;sky_r1\nb.jpg,sea_r1\n")
     assert [item.labels for item in read(path, drop_labels=("*_r1",)).items] == [("sky",)]

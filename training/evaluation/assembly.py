@@ -121,6 +121,11 @@ def prepare(candidates: Sequence[Candidate], splits: Splits, options: Evaluation
     first = candidates[0]
     for each in candidates:
         check_kind(each.header, splits, name=each.name)
+        if options.as_trained and each.header.training.get("splits_sha256", splits.fingerprint) != splits.fingerprint:
+            raise BadConfig(
+                f"the data set has changed since {each.name} was trained on it, so it may have seen query "
+                "images in training: restore the data set, or choose one without training images with --data"
+            )
     held_out = first.held_out
     labels_used: LabelPart = (options.labels or "held-out") if held_out else "all"
     if held_out:
@@ -140,11 +145,6 @@ def prepare(candidates: Sequence[Candidate], splits: Splits, options: Evaluation
     for each in candidates:
         trained_on = each.header.training.get("splits_sha256", splits.fingerprint)
         if each.cut_from is None and trained_on != splits.fingerprint:
-            if options.as_trained:
-                raise BadConfig(
-                    f"the data set has changed since {each.name} was trained on it, so it may have seen query "
-                    "images in training: restore the data set, or choose one without training images with --data"
-                )
             notes.append(f"{each.name} was trained on other splits, so it may have seen query images in training")
     return EvaluationTask(options, first.header, splits, query, database, held_out, labels_used, notes)
 
