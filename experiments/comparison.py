@@ -278,8 +278,18 @@ def tune(method: str, n_bits: int, experiment: Experiment, folder: Path) -> None
             scores.append(fit(config, out=out, resume=out.is_dir()).best_score)
         means[settings] = float(np.mean(scores))
     write_atomically(place / f"trials-{n_bits}.csv", (trials / "trials.csv").read_bytes())
-    write_atomically(place / f"chosen-{n_bits}.json", json.dumps(max(means, key=lambda one: means[one])).encode())
+    chosen = [_rounded(setting) for setting in max(means, key=lambda one: means[one])]
+    write_atomically(place / f"chosen-{n_bits}.json", json.dumps(chosen).encode())
     shutil.rmtree(trials)  # the checkpoints are large
+
+
+def _rounded(setting: str) -> str:
+    """The setting with a number of three digits, so that tables can show exactly what the runs used."""
+    name, value = setting.split("=", 1)
+    try:
+        return f"{name}={float(value):.3g}"
+    except ValueError:  # a choice by name
+        return setting
 
 
 def chosen_settings(folder: Path, method: str, tuned: int, *, n_bits: int) -> tuple[str, ...]:
@@ -469,8 +479,17 @@ def as_markdown(folder: Path, *, methods: Sequence[str]) -> str:
         if mean(method, "mAP") >= 0
     ]
     table = table_as_markdown(Table(["method", "d_intra", "d_inter"], distances, text_columns=1))
-    lines += [f"Mean distances in bits at {bits[-1]} bits:", "", table]
+    lines += [f"Mean distances in bits at {bits[-1]} bits:", "", table, *_chosen_table(folder, methods)]
     return "\n".join(lines) + "\n"
+
+
+def _chosen_table(folder: Path, methods: Sequence[str]) -> list[str]:
+    """What each search chose; nothing for a folder without searches."""
+    files = {(method, n): folder / method / f"chosen-{n}.json" for method, n in product(methods, TUNED)}
+    found = {key: ", ".join(json.loads(file.read_text("utf-8"))) for key, file in files.items() if file.is_file()}
+    rows = [[METHODS[m].title, str(n), f"`{chosen}`"] for (m, n), chosen in found.items()]
+    table = table_as_markdown(Table(["method", "bits", "settings"], rows, text_columns=3))
+    return ["", "Settings chosen on validation images:", "", table] if rows else []
 
 
 _TABLES = {

@@ -58,6 +58,9 @@ def test_an_interrupted_comparison_continues_into_one_table(base, tmp_path, monk
     assert [(row["n_bits"], row["seed"]) for row in before] == [(12, 0)]
     table = as_markdown(out, methods=methods)
     assert f"| HyP2 | {before[0]['mAP']:.4f} ± " in table
+    chosen = json.loads((out / "hyp2" / "chosen-12.json").read_text())
+    assert set(chosen) < set(before[0]["settings"]), "the table has what the run used"
+    assert f"| HyP2 | 12 | `{', '.join(chosen)}` |" in table
 
     def broken(*arguments):
         raise KeyboardInterrupt
