@@ -8,7 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 COMMAND = Path(__file__).parents[2] / ".venv-milvus" / "bin" / "milvus-server"
@@ -45,9 +45,22 @@ class MilvusServer:
             RuntimeError: it does not. Some of its ports cannot be chosen, so there can be only one on a machine.
         """
         command = [str(COMMAND), "--data", str(self.folder), "--proxy-port", str(self.port)]
+        environment = dict(os.environ)
+        if (binary := self.folder / "bin" / "milvus").is_file():
+            # Connections that were open when the server was killed keep its port for a minute, and the command would
+            # take the next one. The server itself can listen on it.
+            command = [str(binary), "run", "standalone"]
+            environment |= {
+                "DEPLOY_MODE": "STANDALONE",
+                "METRICS_PORT": str(free_port()),
+                "MILVUS_RUN_DIR": str(self.folder / "run"),
+                "LD_LIBRARY_PATH": str(binary.parent),
+            }
         with (self.folder / "output").open("ab") as output:
             # A session of its own: the command starts the server as a child.
-            self._process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+            self._process = subprocess.Popen(
+                command, stdout=output, stderr=output, start_new_session=True, cwd=self.folder, env=environment
+            )
         until = time.monotonic() + 60
         while time.monotonic() < until and self._process.poll() is None:
             with socket.socket() as client:
@@ -59,7 +72,8 @@ class MilvusServer:
 
     def kill(self) -> None:
         """End it at once."""
-        os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has ended
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
 
