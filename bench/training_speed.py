@@ -49,7 +49,7 @@ from hashseek.training.runs.run_folder import read_log
 BASE = Path("mirflickr25k_mobilenet_v2_hyp2_48_finetuned")
 EPOCHS, FROZEN_EPOCHS = 4, 12
 MIB = 2**20
-FROZEN = ("model.freeze_backbone=true", "model.freeze_batch_norm=false")
+FROZEN = Path("mirflickr25k_mobilenet_v2_hyp2_48")
 
 
 # Data and configuration
@@ -72,11 +72,11 @@ def prepare(folder: Path, n: int) -> None:
         writer.writerows(chosen)
 
 
-def configuration(folder: Path, *settings: str) -> Config:
-    own = [f"data.root={folder}", "data.ignore_columns=[]"]
+def configuration(folder: Path, *settings: str, base: Path = BASE) -> Config:
+    own = [f"data.root={folder}", "data.ignore_columns=[]", "train.batch_size=50"]
     if "HASHSEEK_DATA" not in os.environ:
         own.append("model.weights=none")
-    return load_config(BASE, [*own, *settings])
+    return load_config(base, [*own, *settings])
 
 
 # The plain loop
@@ -108,7 +108,7 @@ class Pictures(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 def plain_loop(folder: Path, *, frozen: bool) -> dict[str, float]:
     """Steps after the first one, which warms up."""
-    config = configuration(folder, *(FROZEN if frozen else ()))
+    config = configuration(folder, base=FROZEN if frozen else BASE)
     device = pick_device()
     model, split, loader = plain_parts(config)
     model.to(device).train()
@@ -158,9 +158,9 @@ def parts(config: Config) -> tuple[HashModel, Split, Preprocessing]:
 def ours(folder: Path, *, frozen: bool) -> dict[str, float]:
     """Epochs after the first one, in which pictures are decoded or features computed."""
     epochs = FROZEN_EPOCHS if frozen else EPOCHS
-    settings = (f"train.epochs={epochs}", *(FROZEN if frozen else ()))
     spent: list[float] = []
-    run = fit(configuration(folder, *settings), out=folder / "run", on_epoch=lambda _: spent.append(cpu_seconds())).run
+    config = configuration(folder, f"train.epochs={epochs}", base=FROZEN if frozen else BASE)
+    run = fit(config, out=folder / "run", on_epoch=lambda _: spent.append(cpu_seconds())).run
     log = read_log(run)
     seconds = sum(record["seconds"] for record in log[1:])
     n = sum(record["images_per_s"] for record in log[1:]) / len(log[1:])

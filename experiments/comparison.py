@@ -364,8 +364,8 @@ def split_scores(query: Outputs, database: Outputs, splits: Splits) -> dict[str,
         "best": float(precision.best.mean()),
         "d_intra": distances.intra,
         "d_inter": distances.inter,
-        "AP": np.round(precision.expected, 6).tolist(),
-        "asymmetric_AP": np.round(asymmetric, 6).tolist(),
+        "AP": np.round(precision.expected, 5).tolist(),
+        "asymmetric_AP": np.round(asymmetric, 5).tolist(),
     }
 
 

@@ -49,7 +49,7 @@ def pick_device(name: str = "auto") -> torch.device:
 
 
 def pick_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """The data type for training: "fp32", "bf16", or "auto" (bf16 if the hardware supports it).
+    """The data type of the backbone: "fp32", "bf16", or "auto", the faster one on this device.
 
     Raises:
         BadConfig: there is no such precision.
@@ -58,24 +58,20 @@ def pick_dtype(precision: str, device: torch.device) -> torch.dtype:
 
     if precision not in PRECISIONS:
         raise BadConfig(f"there is no precision {precision!r}: use one of {', '.join(PRECISIONS)}")
-    if precision == "auto":  # without bf16 matrix units, bf16 is slower than float32
-        on_gpu = device.type == "cuda"
-        fast = torch.cuda.is_bf16_supported() if on_gpu else bool({"avx512_bf16", "amx_bf16"} & cpu_flags())
+    if precision == "auto":
+        fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else fast_bf16()
         return torch.bfloat16 if fast else torch.float32
     return torch.bfloat16 if precision == "bf16" else torch.float32
 
 
-def pick_inference_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """The data type for encoding: "fp32", "bf16", or "auto", the faster one on this device.
+def fast_bf16() -> bool:
+    """Whether this processor computes every backbone measured (docs/benchmarks.md) faster in bf16 than in float32.
 
-    On a CPU, "auto" is bf16 with AMX and float32 without, for every backbone measured (docs/benchmarks.md). It is not
-    measured at start-up: on a busy machine the choice would vary, and one collection should have codes of one engine.
+    Those with AMX do, and AMD's with AVX512_BF16; Intel's with AVX512_BF16 alone do not. It is not measured at
+    start-up: on a busy machine the choice would vary, and one collection should have codes of one precision.
     """
-    import torch
-
-    if precision == "auto" and device.type == "cpu":
-        return torch.bfloat16 if "amx_bf16" in cpu_flags() else torch.float32
-    return pick_dtype(precision, device)
+    features = cpu_features()
+    return "amx_bf16" in features or {"avx512_bf16", "AuthenticAMD"} <= features
 
 
 def n_cores() -> int:
@@ -95,10 +91,11 @@ def _cpu_limit(file: Path) -> int | None:
 
 
 @cache
-def cpu_flags() -> frozenset[str]:
-    """Instruction sets of the processor, such as "avx512_vnni"; empty where Linux does not list them."""
+def cpu_features() -> frozenset[str]:
+    """The processor's vendor and instruction sets, such as "AuthenticAMD" and "avx512_vnni"; empty without Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return frozenset()
-    return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
+    found = {name.strip(): value.split() for name, _, value in (line.partition(":") for line in lines)}
+    return frozenset(found.get("vendor_id", []) + found.get("flags", []))

@@ -60,7 +60,7 @@ def build_engine(
         network: the backbone.
         preprocessing: size, mean and standard deviation of the input.
         device: "auto", "cpu", "cuda" or "cuda:N".
-        precision: "fp32", "bf16" or "auto": the faster one on this device, see `pick_inference_dtype`.
+        precision: "fp32", "bf16" or "auto": the faster one on this device, see `pick_dtype`.
 
     Raises:
         BadConfig: the engine is unknown, or cannot run this network on this device in this precision.

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hashseek.retrieval.devices import pick_device, pick_inference_dtype
+from hashseek.retrieval.devices import pick_device, pick_dtype
 from hashseek.retrieval.engines.openvino_models import load_model, reason_of
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import Pixels, Preprocessing
@@ -36,7 +36,7 @@ class OpenVinoEngine:
     ) -> None:
         check_openvino(device)
         self.device = torch.device("cpu")
-        wanted = pick_inference_dtype(precision, self.device)
+        wanted = pick_dtype(precision, self.device)
         self._ov = _import_openvino()
         self._model = load_model(self._ov, network, preprocessing)
         self._settings: dict[str, Any] = {

@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from hashseek.retrieval.devices import pick_device, pick_inference_dtype
+from hashseek.retrieval.devices import pick_device, pick_dtype
 from hashseek.retrieval.images import Pixels, Preprocessing, normalizer
 from hashseek.retrieval.models.batch_norm_folding import fold
 
@@ -25,7 +25,7 @@ class TorchEngine:
         self, network: nn.Module, preprocessing: Preprocessing, *, device: str = "auto", precision: str = "auto"
     ) -> None:
         self.device = pick_device(device)
-        self.dtype = pick_inference_dtype(precision, self.device)
+        self.dtype = pick_dtype(precision, self.device)
         folded, n_folded = fold(network)
         if self.dtype == torch.bfloat16:
             # Convert once what autocast would convert before every pass; normalisation layers stay in float32.

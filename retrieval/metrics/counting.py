@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hashseek.retrieval.codes import Codes, check_codes
-from hashseek.retrieval.devices import cpu_flags, n_cores, pick_device
+from hashseek.retrieval.devices import cpu_features, n_cores, pick_device
 from hashseek.retrieval.errors import BadCodes
 
 Floats = NDArray[np.float64]
@@ -233,4 +233,4 @@ def _count(
 
 def _has_int8() -> bool:
     """Whether the CPU has int8 matrix instructions; without them torch uses a slow loop."""
-    return bool({"avx512_vnni", "amx_int8"} & cpu_flags())
+    return bool({"avx512_vnni", "amx_int8"} & cpu_features())

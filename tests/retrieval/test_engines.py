@@ -238,8 +238,8 @@ def test_openvino_computes_every_output_to_the_last_bit_as_in_any_other_batch(ba
     """Also with other threads. The weights are plainly random, and 40 images keep every request busy many times."""
     if backbone.startswith("timm:"):
         pytest.importorskip("timm")
-    if precision == "bf16" and "amx_bf16" not in devices.cpu_flags():
-        pytest.skip("this processor does not multiply bf16")
+    if precision == "bf16" and not devices.fast_bf16():
+        pytest.skip("this processor is not fast in bf16")
     loaded = load_checkpoint(plain[backbone])
     pixels = pictures(40, loaded.header.image_preprocessing())
     found = []
@@ -374,8 +374,8 @@ print("torchvision" in sys.modules)
 
 @pytest.mark.parametrize("name", NAMES)
 def test_bf16_flips_few_bits(name, centred):
-    if "amx_bf16" not in devices.cpu_flags():
-        pytest.skip("this processor does not multiply bf16")
+    if not devices.fast_bf16():
+        pytest.skip("this processor is not fast in bf16")
     pixels = pictures(N_PICTURES, PREPROCESSING)
     loaded = load_checkpoint(centred)
     exact = Encoder(loaded, device="cpu", precision="fp32")
@@ -403,15 +403,17 @@ def test_an_encoder_leaves_the_checkpoint_as_it_is_and_takes_no_image(name, chec
     ("flags", "precision", "expected"),
     [
         ({"amx_bf16", "avx512_bf16"}, "auto", torch.bfloat16),
-        ({"avx512_bf16"}, "auto", torch.float32),  # it can, but is slower so
+        ({"GenuineIntel", "avx512_bf16"}, "auto", torch.float32),  # it can, but is slower so
+        ({"AuthenticAMD", "avx512_bf16"}, "auto", torch.bfloat16),
+        ({"AuthenticAMD"}, "auto", torch.float32),
         (set(), "auto", torch.float32),
         (set(), "bf16", torch.bfloat16),
         ({"amx_bf16"}, "fp32", torch.float32),
     ],
 )
 def test_auto_precision_is_the_faster_one(monkeypatch, flags, precision, expected):
-    monkeypatch.setattr(devices, "cpu_flags", lambda: frozenset(flags))
-    assert devices.pick_inference_dtype(precision, CPU) == expected
+    monkeypatch.setattr(devices, "cpu_features", lambda: frozenset(flags))
+    assert devices.pick_dtype(precision, CPU) == expected
 
 
 def test_what_is_not_available_is_refused(monkeypatch, checkpoint):

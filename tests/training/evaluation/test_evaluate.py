@@ -15,7 +15,7 @@ from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.collection import CATALOG, open_or_create
 from hashseek.retrieval.checkpoint import load_checkpoint, save_checkpoint
 from hashseek.retrieval.codes import pack
-from hashseek.retrieval.devices import cpu_flags
+from hashseek.retrieval.devices import fast_bf16
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.images import Preprocessing, decode_for, read_bytes
@@ -117,7 +117,7 @@ def test_training_and_every_evaluation_share_features_and_their_codes_are_those_
     changed = splits.query.paths[0]
     os.utime(changed, ns=(1, 1))
     assert len(report_of(run.best)[1]) == 4
-    if "amx_bf16" in cpu_flags():
+    if fast_bf16():
         assert len(report_of(run.best, precision="bf16")[1]) == 6
     assert of_training in files
 
