@@ -39,6 +39,15 @@ _OF_TRAINED_BACKBONES = (
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_none(cls, values: Any) -> Any:
+        """Without settings of the value "none" whose default is none: TOML and overrides have no other word for it."""
+        unset = {name for name, field in cls.model_fields.items() if field.default is None}
+        if not isinstance(values, dict):
+            return values
+        return {name: value for name, value in values.items() if not (value == "none" and name in unset)}
+
 
 class NamedSection(BaseModel):
     """A section with a `name`; its other keys are keywords of the function that the name stands for."""

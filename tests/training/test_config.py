@@ -54,6 +54,15 @@ def test_a_mistake_in_a_setting_is_one_line_that_names_it(toml, override, named)
     assert "\n" not in str(caught.value)
 
 
+def test_none_unsets_what_a_file_has_set():
+    shipped = Path("mirflickr25k_mobilenet_v2_hyp2_48_finetuned")
+    assert load_config(shipped).optimizer.backbone_lr == 1e-4
+    unset = load_config(shipped, ["optimizer.backbone_lr=none", "model.size=none", "model.mean=none"])
+    assert (unset.optimizer.backbone_lr, unset.model.size, unset.model.mean) == (None, None, None)
+    with pytest.raises(BadConfig):
+        load_config(shipped, ["optimizer.lr=none"])
+
+
 def test_overrides_apply_to_a_dictionary_too_and_leave_it_as_it_was():
     given = {"data": {"name": "shapes"}, "model": {"backbone": "resnet18", "n_bits": 12}}
     config = load_config(given, ["train.seed=7", "model.n_bits=24"])
