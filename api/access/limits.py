@@ -127,10 +127,10 @@ class RequestLimits:
             )
             challenge = {"WWW-Authenticate": "Bearer"}
             return problem(HTTPStatus.UNAUTHORIZED, detail, kind="urn:hashseek:KeyNeeded", headers=challenge)
+        scope.setdefault("state", {})["key"] = key
         if not key.may(role):
             detail = f"the key {key.name!r} has the role {key.role}, but this request needs the role {role}"
             return problem(HTTPStatus.FORBIDDEN, detail, kind="urn:hashseek:RoleNeeded")
-        scope.setdefault("state", {})["key"] = key
         return self._too_often(key)
 
     def _too_often(self, key: Key) -> Response | None:

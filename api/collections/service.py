@@ -113,10 +113,13 @@ class Service:
 
         Raises:
             NotReady: it is still loading.
-            NotLoaded: loading failed, and will not be tried again.
+            NotLoaded: loading failed; it is tried again later.
         """
         if self._failure is not None:
-            raise NotLoaded(f"the collection could not be loaded: {self._failure}; fix that and restart the service")
+            raise NotLoaded(
+                f"the collection could not be loaded: {self._failure}; fix or replace it: the service tries again "
+                f"every {RETRY_SECONDS:.0f} s"
+            )
         searcher = self._searcher
         if searcher is None:
             raise NotReady("the service is starting and still loading its model: try again in a second")
@@ -144,18 +147,21 @@ class Service:
 
     def _keep_loaded(self) -> None:
         """Load the collection, and reload it when another one took its place or it was switched to other codes."""
-        self._load()
-        wait = FOLLOW_SECONDS
-        while not self._stopped.wait(wait):
-            wait = FOLLOW_SECONDS if self._follow() else RETRY_SECONDS
+        loaded = self._load()
+        while not self._stopped.wait(FOLLOW_SECONDS if loaded else RETRY_SECONDS):
+            loaded = self._follow()
 
-    def _load(self) -> None:
+    def _load(self) -> bool:
+        before = self._failure
         try:
             self._searcher = self._open(self.settings.checkpoint)
+            self._failure = None
         except Exception as error:
             self._failure = str(error)
-            log.exception("the collection %s could not be loaded", self.settings.collection)
+            if self._failure != before:  # not again at every attempt
+                log.exception("the collection %s could not be loaded", self.settings.collection)
         self.loaded.set()
+        return self._failure is None
 
     def _keep_merged(self) -> None:
         """Merge the segments of the index when enough has changed. Requests are answered meanwhile."""
@@ -190,13 +196,15 @@ class Service:
             raise
 
     def _follow(self) -> bool:
-        """Reload the collection if it is another one now; returns False if that failed.
+        """Reload the collection if it is another one now, or has never been loaded; returns False if that failed.
 
         Until this is done, the old searcher answers.
         """
         old = self._searcher  # a local reference, dropped at the end: it would keep the old collection open
+        if old is None:
+            return self._load()
         try:
-            if old is not None and not old.collection.is_current():
+            if not old.collection.is_current():
                 self._replace(old)
         except Exception as error:
             log.exception("the collection was replaced or switched to codes that could not be loaded: %s", error)

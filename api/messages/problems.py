@@ -111,6 +111,18 @@ def describe(error: HashseekError, place: Path) -> ProblemDetails:
     return _details(status, detail, f"urn:hashseek:{type(error).__name__}")
 
 
+def describe_os_error(error: OSError) -> ProblemDetails:
+    """What clients see if the service cannot read or write its files, most often because a disk is full."""
+    status = HTTPStatus.INSUFFICIENT_STORAGE if is_full(error) else HTTPStatus.INTERNAL_SERVER_ERROR
+    detail = f"the service could not read or write its files: {error.strerror or error}"
+    return _details(status, detail, "urn:hashseek:Storage")
+
+
+def is_full(error: OSError) -> bool:
+    """Whether the disk or the quota is full."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def install(app: FastAPI) -> None:
     """Make every error of `app` a problem JSON."""
 
@@ -130,6 +142,8 @@ def install(app: FastAPI) -> None:
         elif first["type"] == "extra_forbidden":
             where = "query string" if first["loc"][0] == "query" else "request body"
             detail = f"unknown parameter {name[:40]!r} in the {where}: nothing was done; /docs lists the parameters"
+        elif first["type"] == "json_invalid":
+            detail = f"the request body is not valid JSON: {first['ctx']['error']} at character {first['loc'][-1]}"
         else:
             detail = f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}"
         return problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, kind="urn:hashseek:BadRequest")
@@ -148,11 +162,9 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(OSError)
     def system(request: Request, error: OSError) -> JSONResponse:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        log.error("%s %s failed: %s", request.method, request.url.path, error, exc_info=None if full else error)
-        status = HTTPStatus.INSUFFICIENT_STORAGE if full else HTTPStatus.INTERNAL_SERVER_ERROR
-        detail = f"the service could not read or write its files: {error.strerror or error}"
-        return problem(status, detail, kind="urn:hashseek:Storage")
+        trace = None if is_full(error) else error
+        log.error("%s %s failed: %s", request.method, request.url.path, error, exc_info=trace)
+        return _response(describe_os_error(error))
 
     @app.exception_handler(Exception)
     def unexpected(request: Request, error: Exception) -> JSONResponse:

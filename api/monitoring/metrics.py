@@ -82,13 +82,11 @@ def _note(scope: Scope, status: int, seconds: float) -> None:
     if access.isEnabledFor(logging.INFO):
         request: dict[str, Any] = {
             "client": (scope.get("client") or ("",))[0],
+            "key": key.name if (key := scope.get("state", {}).get("key")) else None,
             "method": scope["method"],
             "path": scope["path"],
             "status": status,
             "milliseconds": round(1000 * seconds, 1),
         }
-        if key := scope.get("state", {}).get("key"):
-            request["key"] = key.name
-        access.info(
-            "%(client)s %(method)s %(path)r %(status)d, %(milliseconds)s ms", request, extra={"request": request}
-        )
+        text = "%(client)s %(key)s %(method)s %(path)r %(status)d, %(milliseconds)s ms"
+        access.info(text, request | {"key": request["key"] or "-"}, extra={"request": request})

@@ -42,7 +42,7 @@ def overview(service: ServiceDep, searcher: SearcherDep) -> Overview:
     return service.computed.get("overview", local(searcher).catalog, lambda: make_overview(local(searcher)))
 
 
-@router.get("/v1/stats")
+@router.get("/v1/stats", dependencies=[NoQueryDep])
 def stats(service: ServiceDep, searcher: SearcherDep) -> Stats:
     """What the collection holds."""
     collection, header = searcher.collection, searcher.encoder.header

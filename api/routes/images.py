@@ -21,14 +21,14 @@ from hashseek.api.messages.parameters import (
     PageParameters,
     read_upload,
 )
-from hashseek.api.messages.problems import FileGone, UnexpectedNumber, describe
+from hashseek.api.messages.problems import FileGone, UnexpectedNumber, describe, describe_os_error
 from hashseek.api.messages.schemas import AddedImage, ImagePage, ImageRecord, ProblemDetails, Removed, shown_path
 from hashseek.api.routes.dependencies import MULTIPART, NoBodyDep, NoQueryDep, SearcherDep, WritableDep, at_most_once
 from hashseek.indexing.catalog import NewImage, StoredImage
 from hashseek.indexing.catalog.records import StoredCode
 from hashseek.indexing.searcher import LoadedFile, Searcher
 from hashseek.indexing.uris import is_there, open_uri
-from hashseek.retrieval.errors import BadCollection, BadConfig, BadImage, HashseekError, UnknownImage
+from hashseek.retrieval.errors import BadConfig, BadImage, HashseekError, UnknownImage
 from hashseek.retrieval.images import decode, memory_to_decode
 
 _SUFFIX = {
@@ -49,6 +49,7 @@ _SIGNATURES = re.compile(
 
 _FILE: dict[int | str, dict[str, Any]] = {
     200: {"description": "The file.", "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}}},
+    206: {"description": "The range that the client asked for."},
     304: {"description": "Not modified: the client already has the file."},
 }
 
@@ -130,7 +131,8 @@ def get_file(
     if not stored.path:
         raise UnknownImage(f"{image_id} is a stored vector, which has no file")
     uri, shown = searcher.collection.uri_of(stored), shown_path(stored.path)
-    headers = {"Cache-Control": "private, max-age=3600", "ETag": f'"{stored.sha256}-{size or 0}"'}
+    # Browsers ask again each time: another picture can take the same id.
+    headers = {"Cache-Control": "private, no-cache", "ETag": f'"{stored.sha256}-{size or 0}"'}
     if headers["ETag"] in request.headers.get("if-none-match", ""):
         return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers=headers)
     if size is None and Path(uri).is_file():
@@ -209,7 +211,7 @@ def add_images(searcher: SearcherDep, form: Annotated[AddManyForm, MULTIPART], r
             except HashseekError as error:
                 line = describe(error, place)
             except OSError as error:
-                line = describe(BadCollection(f"the image could not be stored: {error.strerror or error}"), place)
+                line = describe_os_error(error)
             yield line.model_dump_json().encode() + b"\n"
 
     return StreamingResponse(lines(), media_type=NDJSON)
@@ -229,9 +231,12 @@ def _add(
     else:
         image, query = searcher.encode_file(data, name="the upload")
         encoded = StoredCode(query.code, encoder.engine, query.feature)
-    keeps_attributes = not attributes and key is not None and collection.ids_by_key([key])
-    if (name := _base_name(upload.filename or "")) and not keeps_attributes:
-        attributes = {"filename": name, **attributes}
+    named = {"filename": name} if (name := _base_name(upload.filename or "")) else {}
+    if not attributes and key is not None and (known := collection.ids_by_key([key])):
+        before = collection.one(known[key])
+        attributes = before.attributes if before.sha256 == sha256 else {**before.attributes, **named}
+    else:
+        attributes = {**named, **attributes}
     new = NewImage(
         path="",  # the file is named by its hash
         sha256=sha256,

@@ -19,7 +19,7 @@ export function wanted() {
   const upload = id === null ? (history.state?.upload ?? null) : null;
   const rank = params.get("rank") ?? "";
   const view = id === null && !upload && VIEWS.includes(params.get("view")) ? params.get("view") : null;
-  return { view, radius: whole("radius"), id, upload, max: whole("max_distance"), rank: canRank(rank, id) ? rank : "", filters: filtersOf(params) };
+  return { view, radius: whole("radius"), id, upload, max: whole("max_distance"), rank, filters: filtersOf(params) };
 }
 
 export const filtersOf = (params) => FILTERS.flatMap((name) => params.getAll(name).filter(Boolean).map((value) => [name, value]));

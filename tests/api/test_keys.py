@@ -187,8 +187,10 @@ def test_the_access_log_names_the_key_but_not_its_secret(indexed, file, secret, 
     with keyed(indexed, file, read_only=True) as client, caplog.at_level(logging.INFO, "hashseek.access"):
         client.get("/v1/stats", headers=bearer(good))
         client.get("/v1/stats")
+        client.delete("/v1/stats", headers=bearer(good))
     noted = [record.request for record in caplog.records if record.name == "hashseek.access"]
-    assert [(request["status"], request.get("key")) for request in noted] == [(200, "alice"), (401, None)]
+    assert [(request["status"], request["key"]) for request in noted] == [(200, "alice"), (401, None), (403, "alice")]
+    assert [" alice " in line for line in caplog.messages if "/v1/stats" in line] == [True, False, True]
     assert good not in caplog.text
 
 

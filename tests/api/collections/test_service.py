@@ -247,6 +247,19 @@ def test_a_collection_that_cannot_be_loaded_is_500_with_the_reason_and_never_rea
         assert client.get("/healthz/live").status_code == client.get("/").status_code == 200
 
 
+def test_a_collection_that_could_not_be_loaded_is_loaded_once_it_is_replaced(own_collection, monkeypatch, caplog):
+    monkeypatch.setattr(service, "RETRY_SECONDS", 0.1)
+    good = own_collection.with_name("good")
+    shutil.copytree(own_collection, good)
+    (own_collection / "checkpoint.safetensors").write_bytes(b"torn")
+    with serving(own_collection, ready=False) as client:
+        wait_until(lambda: client.get("/v1/stats").status_code == 500)
+        own_collection.rename(own_collection.with_name("bad"))
+        good.rename(own_collection)
+        wait_until(lambda: client.get("/healthz/ready").status_code == 200)
+        assert len(hits(search(client, png(1), k=50))) == 12
+
+
 def test_a_catalog_that_is_lost_while_serving_is_500(client, own_collection, caplog):
     with closing(sqlite3.connect(own_collection / "catalog.sqlite")) as db, db:
         db.execute("DROP TABLE images")
@@ -277,6 +290,8 @@ def test_a_full_disk_is_507_and_searching_goes_on(small_disk, indexed, caplog):
         large = io.BytesIO()
         Image.effect_noise((1000, 1000), 90).save(large, "PNG")
         assert_problem(add(client, large.getvalue()), 507, "Storage")
+        [line] = client.post("/v1/batch", files={"image": ("large", large.getvalue())}).text.splitlines()
+        assert (json.loads(line)["status"], json.loads(line)["type"]) == (507, "urn:hashseek:Storage")
         assert len(kept_files(folder)) == 1
         assert len(hits(search(client, large.getvalue(), k=50))) == client.get("/v1/stats").json()["n_images"] == 13
     with closing(Collection(folder, read_only=True)) as collection:

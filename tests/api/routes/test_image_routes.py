@@ -319,7 +319,8 @@ def test_the_file_name_of_an_upload_is_kept_as_an_attribute(client, name, kept):
     assert send(png(550))["attributes"] == kept
     assert send(png(550))["change"] == "known"
     assert client.patch("/v1/images/13", json={"attributes": {"n": 1}}).json()["attributes"] == {"n": 1}
-    assert send(png(551))["attributes"] == {"n": 1}  # not given, so they stay
+    assert send(png(550))["change"] == "known"  # not given, so they stay
+    assert send(png(551))["attributes"] == kept | {"n": 1}  # but for the name, which is another file's
     assert send(png(551), attributes='{"n": 2}')["attributes"] == kept | {"n": 2}
     assert send(png(551), attributes='{"n": 2}')["change"] == "known"
 
@@ -432,6 +433,7 @@ def test_a_client_that_has_the_picture_is_not_sent_it_again(reader, query):
     again = reader.get(url, headers={"If-None-Match": f'"other", {first.headers["ETag"]}'})
     assert (again.status_code, again.content, again.headers["ETag"]) == (304, b"", first.headers["ETag"])
     assert reader.get(url, headers={"If-None-Match": '"other"'}).content == first.content
+    assert "no-cache" in first.headers["Cache-Control"]  # another picture may take the same id
 
 
 @pytest.mark.parametrize(

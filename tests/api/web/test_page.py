@@ -504,6 +504,8 @@ def test_a_filter_that_lets_nothing_through_offers_the_way_out(browse, site):
     expect(page.locator("#hits > li").first).to_be_visible()
     page.goto(f"{site}/?where=nonsense")
     expect(page.locator("#error")).to_be_visible()
+    page.goto(f"{site}/?id=7&rank=float")  # it keeps no features: no other order is shown instead
+    expect(page.locator("#error")).to_contain_text("features")
     assert all("422" in message for message in browse.wrong)
     browse.wrong.clear()
 
