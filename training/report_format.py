@@ -32,7 +32,7 @@ def table_as_markdown(table: Table) -> str:
     return "\n".join(lines)
 
 
-def table_as_latex(table: Table, *, label: str) -> str:
+def table_as_latex(table: Table) -> str:
     """The table as a LaTeX `table` with the rules of booktabs, its caption below."""
 
     def row(cells: Sequence[str], bold: int | None = None) -> str:
@@ -45,7 +45,7 @@ def table_as_latex(table: Table, *, label: str) -> str:
     lines = ["% needs \\usepackage{booktabs}", "\\begin{table}", "\\centering", f"\\begin{{tabular}}{{{columns}}}"]
     lines += ["\\toprule", row(table.header), "\\midrule", *(row(cells, table.bold) for cells in table.rows)]
     lines += ["\\bottomrule", "\\end{tabular}", f"\\caption{{{table.caption.translate(LATEX)}}}"]
-    return "\n".join([*lines, f"\\label{{{label}}}", "\\end{table}", ""])
+    return "\n".join([*lines, "\\label{tab:retrieval}", "\\end{table}", ""])
 
 
 LATEX = str.maketrans(

@@ -106,8 +106,6 @@ def sweep(
     check_space(content, distributions, source=source)
     if config.train.devices > 1:
         raise BadConfig(f"train.devices is {config.train.devices}, but a sweep trains in one process: set it to 1")
-    if n_trials < 1:
-        raise BadConfig(f"a sweep needs at least 1 trial, got {n_trials}")
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         _describe(folder, {"config": content, "space": dict(space), "seed": seed, "prune": prune})

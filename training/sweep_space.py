@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from hashseek.retrieval.errors import BadConfig, suggest
 from hashseek.training.config import Config, parse_config, set_value
@@ -19,7 +19,8 @@ from hashseek.training.losses import loss_class
 
 Space = Mapping[str, Any]
 """Ranges and choices by setting, as written in the file."""
-Distributions = dict[str, BaseDistribution]
+Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
+Distributions = dict[str, Distribution]
 
 # These change how trials are scored, so that scores would not be comparable.
 MEASURES = ("train.val_fraction", "train.val_n", "train.val_database")
@@ -76,7 +77,7 @@ def _flat(space: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-def _distribution(key: str, value: Any) -> BaseDistribution:
+def _distribution(key: str, value: Any) -> Distribution:
     try:
         if isinstance(value, list):
             if len(value) < 2 or not all(isinstance(choice, bool | int | float | str) for choice in value):
@@ -93,12 +94,10 @@ def _distribution(key: str, value: Any) -> BaseDistribution:
         ) from None
 
 
-def _ends(distribution: BaseDistribution) -> tuple[Any, ...]:
+def _ends(distribution: Distribution) -> tuple[Any, ...]:
     if isinstance(distribution, CategoricalDistribution):
         return distribution.choices
-    if isinstance(distribution, (FloatDistribution, IntDistribution)):
-        return distribution.low, distribution.high
-    raise TypeError(f"no range: {distribution}")
+    return distribution.low, distribution.high
 
 
 def _check_hyperparameter(key: str, config: Config, space: Distributions) -> None:

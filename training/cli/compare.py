@@ -30,7 +30,7 @@ def compare(
     entries = load_entries(reports)
     text = as_markdown(entries)
     inputs = {entry.path.with_name(name).resolve() for entry in entries for name in (entry.path.name, "per_query.csv")}
-    written = [(out, text), (latex, table_as_latex(methods(entries), label="tab:retrieval"))]
+    written = [(out, text), (latex, table_as_latex(methods(entries)))]
     wanted = [(path, content) for path, content in written if path is not None]
     for path, _ in wanted:
         if path.resolve() in inputs:

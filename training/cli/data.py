@@ -111,9 +111,7 @@ def _purpose(function: Any) -> str:
 
 
 def _as_toml(value: Any) -> str:
-    if value is None:
-        return "none"
-    return json.dumps(list(value) if isinstance(value, tuple) else value)
+    return "none" if value is None else json.dumps(value)
 
 
 def _summary(splits: Splits) -> str:

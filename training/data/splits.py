@@ -104,9 +104,7 @@ def join_splits(
         reason = "no two training images share a label: nothing can be learned"
         problems.append(Problem(source, reason, skipped=False))
     return Splits(
-        train=parts["train"],
-        query=parts["query"],
-        database=parts["database"],
+        **parts,
         label_names=tuple(label_names),
         fingerprint=_fingerprint(parts, files, label_names),
         problems=tuple(problems),
@@ -117,14 +115,7 @@ def join_splits(
 def unlabelled_splits(items: Sequence[Item], *, on_error: OnError) -> Splits:
     """The splits of training images without labels: no queries, no database, C = 0."""
     parts, files = group_items(items, ())
-    return Splits(
-        train=parts["train"],
-        query=parts["query"],
-        database=parts["database"],
-        label_names=(),
-        fingerprint=_fingerprint(parts, files, ()),
-        on_error=on_error,
-    )
+    return Splits(**parts, label_names=(), fingerprint=_fingerprint(parts, files, ()), problems=(), on_error=on_error)
 
 
 def _notes_on_sizes(

@@ -31,11 +31,6 @@ class Candidate:
         """The labels that were never used in its training."""
         return tuple(self.header.training.get("held_out", ()))
 
-    @property
-    def method(self) -> str:
-        """What it was trained with, see `method_of`."""
-        return method_of(self.header)
-
 
 def method_of(header: Header) -> str:
     """What a checkpoint was trained with: the loss, the backbone, and whether that was frozen."""

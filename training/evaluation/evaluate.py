@@ -31,7 +31,7 @@ from hashseek.training.evaluation.assembly import (
     assemble,
     prepare,
 )
-from hashseek.training.evaluation.candidates import load_candidates
+from hashseek.training.evaluation.candidates import load_candidates, method_of
 from hashseek.training.evaluation.published_order import hyp2_order
 from hashseek.training.evaluation.report.folder import Evaluation
 from hashseek.training.evaluation.report.measurements import Measurements, measure_histograms
@@ -117,7 +117,7 @@ def evaluate(
         scores += [_measure(task, _encode(task, _encoder(task, other)))[0].scores for other in compared]
         fields["models"] = [
             ComparedModel(
-                each.method, each.header.n_bits, each.name, each.header.fingerprint, rows, cut_from=each.cut_from
+                method_of(each.header), each.header.n_bits, each.name, each.header.fingerprint, rows, each.cut_from
             )
             for each, rows in zip(candidates, scores, strict=True)
         ]

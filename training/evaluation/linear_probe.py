@@ -20,6 +20,8 @@ from hashseek.training.progress import Progress
 Layer = Literal["features", "outputs"]
 # Strongest first: each probe starts from the previous one.
 DECAYS = (1.0, 0.1, 0.01, 1e-3, 1e-4)
+# Share of the training split on which the weight decay is chosen.
+VAL_FRACTION = 0.2
 
 
 def probe_checkpoint(
@@ -28,7 +30,6 @@ def probe_checkpoint(
     *,
     layer: Layer = "features",
     seed: int = 0,
-    val_fraction: float = 0.2,
     device: str = "auto",
     precision: str = "auto",
     progress: Progress | None = None,
@@ -44,7 +45,6 @@ def probe_checkpoint(
         splits: the data set; the query split is only scored.
         layer: the input of the classifier: the backbone's features (D), or the outputs (K) whose signs are the code.
         seed: of the validation part.
-        val_fraction: share of the training split that is used for validation.
         device, precision: see `Encoder`.
         progress: shows progress bars.
 
@@ -71,12 +71,9 @@ def probe_checkpoint(
 
     train, labels = read(splits.train, "training split")
     query, query_labels = read(splits.query, "query split")
-    n_val = round(val_fraction * len(train))
-    if not 0 < n_val < len(train):
-        raise BadDataset(
-            f"val_fraction = {val_fraction} of {len(train)} training images leaves none for validation or none for "
-            "training: change it, or add images"
-        )
+    n_val = round(VAL_FRACTION * len(train))
+    if not n_val:
+        raise BadDataset(f"a probe needs at least 3 training images, but there are {len(train)}: add images")
     order = np.random.default_rng((seed, 0xA11)).permutation(len(train))
     fit_rows, val_rows = np.sort(order[n_val:]), np.sort(order[:n_val])
     hidden = checkpoint.header.training.get("train", {})

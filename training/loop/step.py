@@ -8,7 +8,6 @@ from torch import Tensor
 
 from hashseek.training.loop.network import Heads, Keys, Network, Objective
 from hashseek.training.loop.parallel import gather, sum_gradients
-from hashseek.training.losses.batches import Memory
 
 Autocast = Callable[[], AbstractContextManager[None]]
 Seeded = tuple[Tensor, Tensor]
@@ -53,39 +52,35 @@ def backward(
             n = len(labels)
             seen, key_inputs = (inputs[:n], seeds[:n]), (inputs[n:], seeds[n:])
 
+    def terms_of(heads: Heads) -> dict[str, Tensor]:
+        """The loss terms of the whole batch; their gradients are passed back to the heads of this process."""
+        memory = None
+        if keys is not None:
+            with autocast():
+                own = _keys(keys, key_inputs, heads, chunk_size)
+            memory = keys.memory(own, labels)
+        everyone = {name: gather(rows) for name, rows in heads.items()}
+        terms: dict[str, Tensor] = objective(everyone, gather(labels), memory=memory, epoch=epoch)
+        torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
+        return terms
+
     if chunk_size is None or len(seen[0]) <= chunk_size:
         with autocast():
             heads = network(*seen)
-        own = _keys(keys, key_inputs, heads, autocast=autocast)
-        terms = _terms(objective, heads, keys, own, labels, epoch=epoch)
-        _total(terms).backward()  # type: ignore[no-untyped-call]
+        terms = terms_of(heads)
     else:
-        terms = _in_chunks(
-            network, objective, keys, seen, key_inputs, labels, epoch=epoch, autocast=autocast, chunk_size=chunk_size
-        )
+        terms = _in_chunks(network, _split(seen, chunk_size), terms_of, autocast)
     sum_gradients(network.parameters())
     return {name: value.detach() for name, value in terms.items()}
 
 
 def _in_chunks(
-    network: Network,
-    objective: Objective,
-    keys: Keys | None,
-    inputs: Seeded,
-    key_inputs: Seeded,
-    labels: Tensor,
-    *,
-    epoch: int,
-    autocast: Autocast,
-    chunk_size: int,
+    network: Network, chunks: list[Seeded], terms_of: Callable[[Heads], dict[str, Tensor]], autocast: Autocast
 ) -> dict[str, Tensor]:
-    chunks = _split(inputs, chunk_size)
     with torch.no_grad(), autocast():
         parts = [network(*chunk) for chunk in chunks]
     heads = {name: torch.cat([part[name] for part in parts]).requires_grad_() for name in parts[0]}
-    own = _keys(keys, key_inputs, heads, autocast=autocast, chunk_size=chunk_size)
-    terms = _terms(objective, heads, keys, own, labels, epoch=epoch)
-    _total(terms).backward()  # type: ignore[no-untyped-call]
+    terms = terms_of(heads)
     start = 0
     for chunk in chunks:
         with autocast():
@@ -103,26 +98,7 @@ def _split(inputs: Seeded, chunk_size: int) -> list[Seeded]:
     return list(zip(*(torch.split(part, chunk_size) for part in inputs), strict=True))
 
 
-def _keys(
-    keys: Keys | None, inputs: Seeded, heads: Heads, *, autocast: Autocast, chunk_size: int | None = None
-) -> Tensor | None:
-    if keys is None:
-        return None
+def _keys(keys: Keys, inputs: Seeded, heads: Heads, chunk_size: int | None) -> Tensor:
     if keys.encoder is None or chunk_size is None:
-        with autocast():
-            return keys.of(*inputs, heads)
-    with autocast():
-        return torch.cat([keys.of(*chunk, heads) for chunk in _split(inputs, chunk_size)])
-
-
-def _terms(
-    objective: Objective, heads: Heads, keys: Keys | None, own: Tensor | None, labels: Tensor, *, epoch: int
-) -> dict[str, Tensor]:
-    memory: Memory | None = None if keys is None or own is None else keys.memory(own, labels)
-    everyone = {name: gather(rows) for name, rows in heads.items()}
-    terms: dict[str, Tensor] = objective(everyone, gather(labels), memory=memory, epoch=epoch)
-    return terms
-
-
-def _total(terms: dict[str, Tensor]) -> Tensor:
-    return torch.stack(list(terms.values())).sum()
+        return keys.of(*inputs, heads)
+    return torch.cat([keys.of(*chunk, heads) for chunk in _split(inputs, chunk_size)])

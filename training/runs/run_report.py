@@ -1,6 +1,6 @@
 """The report of a training run: result, curves, settings, data and versions, as Markdown and as one HTML page.
 
-Everything is read from the run's folder; `tracking` writes the report during the run and at its end.
+`tracking` writes the report during the run and at its end.
 """
 
 import json
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hashseek.retrieval.files import write_atomically
-from hashseek.training.config import Config, parse_config
+from hashseek.training.config import Config
 from hashseek.training.plotting import INK, SERIES, as_svg, style
 from hashseek.training.report_format import Table, render_page, table_as_markdown
 from hashseek.training.runs.run_folder import Run
@@ -16,9 +16,8 @@ from hashseek.training.runs.run_folder import Run
 Rows = list[tuple[str, str]]
 
 
-def write_report(run: Run, records: Sequence[dict[str, Any]]) -> None:
+def write_report(run: Run, config: Config, records: Sequence[dict[str, Any]]) -> None:
     """Write report.md, curves.svg and report.html for the epochs in `records` (at least one)."""
-    config = parse_config(json.loads(run.config.read_text(encoding="utf-8")), source=str(run.config))
     title = f"Run {run.folder.resolve().name}"
     rows = {
         "Result": _result(run, config, records),
@@ -26,7 +25,7 @@ def write_report(run: Run, records: Sequence[dict[str, Any]]) -> None:
         "Data": _data(run),
         "Computed with": _computed_with(run),
     }
-    tables = {name: Table(("", ""), found, text_columns=2) for name, found in rows.items() if found}
+    tables = {name: Table(("", ""), found, text_columns=2) for name, found in rows.items()}
     curves = curves_of(records)
     markdown = [f"# {title}"]
     for name, table in tables.items():
@@ -109,8 +108,6 @@ def _settings(config: Config) -> Rows:
 
 
 def _data(run: Run) -> Rows:
-    if not run.splits.is_file():
-        return []
     splits = json.loads(run.splits.read_text(encoding="utf-8"))
     names, train = splits["label_names"], splits["of_train"]
     return [
@@ -123,8 +120,6 @@ def _data(run: Run) -> Rows:
 
 
 def _computed_with(run: Run) -> Rows:
-    if not run.environment.is_file():
-        return []
     rows: Rows = []
     for start in json.loads(run.environment.read_text(encoding="utf-8")):
         git = start["git"]

@@ -26,7 +26,7 @@ class Tracker:
     """Writes each epoch to TensorBoard and into the run report, for as long as it is open as a context manager."""
 
     def __init__(self, run: Run, config: Config, records: Sequence[Record]) -> None:
-        self._run = run
+        self._run, self._config = run, config
         self._records = list(records)
         self._reported = time.monotonic()
         self._writer: Any = None
@@ -47,12 +47,12 @@ class Tracker:
                 self._writer.add_scalar(name, value, record["epoch"])
             self._writer.flush()
         if time.monotonic() - self._reported > SECONDS_BETWEEN_REPORTS:
-            write_report(self._run, self._records)
+            write_report(self._run, self._config, self._records)
             self._reported = time.monotonic()
 
     def __exit__(self, *_: object) -> None:
         if self._records:
-            write_report(self._run, self._records)
+            write_report(self._run, self._config, self._records)
         if self._writer is not None:
             self._writer.close()
 

@@ -15,7 +15,7 @@ from hashseek.retrieval.metrics import evaluate_codes
 from hashseek.retrieval.scores import stored_features
 from hashseek.retrieval.truncation import truncate
 from hashseek.training.evaluation.assembly import EvaluationOptions
-from hashseek.training.evaluation.candidates import load_candidates
+from hashseek.training.evaluation.candidates import load_candidates, method_of
 from hashseek.training.evaluation.evaluate import evaluate
 from hashseek.training.evaluation.report.markdown import as_markdown
 from hashseek.training.evaluation.report.schema import load_report
@@ -86,7 +86,7 @@ def test_a_nested_checkpoint_shows_each_of_its_lengths(checkpoints, tmp_path):
 def test_a_method_is_what_trained_the_model(checkpoints, tmp_path):
     frozen = save(tmp_path / "frozen", 8, seed=9, model={"freeze_backbone": True})
     unknown = save_vector_model(tmp_path / "unknown", 8, seed=10)
-    names = [each.method for each in load_candidates([checkpoints["first"], frozen, unknown])]
+    names = [method_of(each.header) for each in load_candidates([checkpoints["first"], frozen, unknown])]
     assert names == ["hyp2, mlp:6-16", "hyp2, mlp:6-16, frozen", "unknown loss, mlp:6-16"]
 
 

@@ -83,8 +83,8 @@ def test_the_command_prints_and_writes_the_figures_of_an_image_checkpoint(tmp_pa
 
 def test_what_cannot_be_probed_is_refused(scene, contrastive, tmp_path):
     splits = build_splits("scene", root=str(scene))
-    with pytest.raises(BadDataset):
-        probe_checkpoint(contrastive[0], splits, val_fraction=1.0)
+    with pytest.raises(BadDataset, match="at least 3 training images"):
+        probe_checkpoint(contrastive[0], replace(splits, train=splits.train.take([0, 1])))
     render_shapes(tmp_path, n_query=4, n_train=10, n_database=4, size=32, seed=1)
     with pytest.raises(BadConfig):
         probe_checkpoint(contrastive[0], build_splits("folder", root=str(tmp_path)))

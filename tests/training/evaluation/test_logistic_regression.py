@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from hashseek.retrieval.errors import BadCodes, BadConfig
+from hashseek.retrieval.errors import BadCodes
 from hashseek.training.evaluation.logistic_regression import fit_probe
 
 fit_exactly = partial(fit_probe, tolerance=1e-13, max_iterations=1000)
@@ -69,20 +69,6 @@ def test_labels_that_all_or_no_rows_carry_and_constant_features_give_finite_numb
     assert constant[:, 2].numpy() == pytest.approx(np.full(20, labels[:20, 2].mean().item()), abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("change", "error"),
-    [
-        ({"weight_decay": -1.0}, BadConfig),
-        ({"weight_decay": float("nan")}, BadConfig),
-        ({"features": torch.zeros(4, 3)[0]}, BadCodes),
-        ({"features": torch.zeros(5, 3)}, BadCodes),
-        ({"features": torch.full((4, 3), torch.inf)}, BadCodes),
-        ({"labels": torch.full((4, 2), 3)}, BadCodes),
-    ],
-)
-def test_bad_input_is_refused(change, error):
-    with pytest.raises(error):
-        fit_probe(**{"features": torch.zeros(4, 3), "labels": torch.zeros(4, 2), "weight_decay": 0.1} | change)
-    probe = fit_probe(torch.randn(10, 3), torch.ones(10, 1), weight_decay=1.0)
+def test_features_that_are_not_finite_are_refused():
     with pytest.raises(BadCodes):
-        probe.logits(torch.randn(2, 4))
+        fit_probe(torch.full((4, 3), torch.inf), torch.zeros(4, 2), weight_decay=0.1)

@@ -37,12 +37,7 @@ ARCHIVES = {
         Archive(f"{_HOST}/zips/val2017.zip", "442b8da7639aecaf257c1dceb8ba8c80"),
     ),
 }
-_PUBLISHED = {  # images with at least one object: 122,218 of either year
-    ("hashing", 2014): (5000, 10000, 107218),
-    ("hashing", 2017): (5000, 10000, 107218),
-    ("official", 2014): (40137, 82081, 82081),
-    ("official", 2017): (4952, 117266, 117266),
-}
+_OFFICIAL = {2014: (40137, 82081, 82081), 2017: (4952, 117266, 117266)}  # query, train, database: images with objects
 # Outlines of objects are most of an annotation file, and nothing here needs them.
 _OUTLINE = re.compile(rb'("segmentation"\s*:\s*)(?:\[[\[\]\d\s.,eE+-]*\]|\{[^{}]*\})')
 
@@ -92,12 +87,12 @@ def coco(
         pictures = first_folder(folder, ("images", "."), what=f"MS-COCO {year}")
         table = _annotated(folder, year)
         problems: list[Problem] = []
-        shared = train_in_database
+        published = (5000, 10000, 117218 if train_in_database else 107218)
         if protocol == "official":
+            published = _OFFICIAL[year]
             is_train = np.array([file.startswith("train") for file in table.files])
             rows = {"train": np.flatnonzero(is_train), "query": np.flatnonzero(~is_train)}
             rows["database"] = rows["train"]
-            shared = True
         elif lists is not None:
             listed = {split: read_list(Path(expand(lists)) / NAMES_OF_LISTS[split])[0] for split in NAMES}
             names = {split: listed[split].files for split in NAMES}
@@ -110,17 +105,14 @@ def coco(
                 seed=split_seed,
                 train_in_database=train_in_database,
             )
-        n_query_published, n_train_published, rest = _PUBLISHED[protocol, year]
-        if protocol == "hashing" and train_in_database:
-            rest += n_train_published
         return split_table(
             table,
             rows,
             root=pictures,
             source=f"COCO {year}",
-            train_in_database=shared,
+            train_in_database=train_in_database or protocol == "official",
             drop_queries=drop_queries,
-            published=(n_query_published, n_train_published, rest),
+            published=published,
             problems=problems,
             on_error=mode,
         )

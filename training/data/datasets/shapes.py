@@ -96,9 +96,9 @@ def render_shapes(
     """
     request = {"n_query": n_query, "n_train": n_train, "n_database": n_database, "size": size, "seed": seed}
     for name, value in request.items():
-        least = 16 if name == "size" else 0
-        if not least <= value <= (1024 if name == "size" else 10**7):
-            raise BadDataset(f"{name} must be {'16 to 1024 pixels' if name == 'size' else 'at least 0'}, got {value}")
+        least, most = (16, 1024) if name == "size" else (0, 10**7)
+        if not least <= value <= most:
+            raise BadDataset(f"{name} must be {least} to {most}, got {value}")
     request["version"] = VERSION
     stamp, listing, images = root / "shapes.json", root / "labels.csv", root / "images"
     try:

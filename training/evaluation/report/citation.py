@@ -43,7 +43,7 @@ def as_latex(report: EvaluationReport) -> str:
         rows.append(row(report.baseline_name, report.baseline))
     header = ["method", "bits", *(f"{name}@{score.n}" for name in ("mAP", "precision") for score in report.scores)]
     caption = f"Means over queries and half of their 95 % bootstrap interval, {_protocol(report)}."
-    return table_as_latex(Table(header, rows, text_columns=1, caption=caption), label="tab:retrieval")
+    return table_as_latex(Table(header, rows, text_columns=1, caption=caption))
 
 
 def as_bibtex(report: EvaluationReport) -> str:

@@ -198,7 +198,7 @@ class EvaluationReport:
     confusions: list[Confusion]
     examples: list[Example]
     worst: list[Example]
-    gain: str = "exponential"
+    gain: Literal["exponential"] = "exponential"
     ties: Literal["expected"] = "expected"
     labels_used: Literal["all", "seen", "held-out"] = "all"
     held_out: list[str] = field(default_factory=list)

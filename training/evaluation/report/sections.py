@@ -184,7 +184,7 @@ def _protocol(report: EvaluationReport) -> Table:
     rows: dict[str, Any] = {
         "labels used": protocol_of(report),
         "AP normalizer": report.normalizer,
-        "nDCG gain": "2^shared labels - 1" if report.gain == "exponential" else "shared labels",
+        "nDCG gain": "2^shared labels - 1",
         "N": ", ".join(str(score.n) for score in report.scores),
         "ties": "expectation, with bounds",
         "code length": f"{report.n_bits} bits",
