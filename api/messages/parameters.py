@@ -182,14 +182,6 @@ class SearchForm(SearchParameters):
         description="The image file; several files form one query, the mean of their outputs.",
     )
 
-    def contents(self) -> list[bytes]:
-        """The bytes of each image.
-
-        Raises:
-            BadImage: there are none.
-        """
-        return [read_upload(upload) for upload in self.image]
-
 
 class SearchQuery(NoParameters):
     """What to search with: one of these."""
@@ -255,14 +247,6 @@ class EncodeForm(NoParameters):
     """An image to encode."""
 
     image: UploadFile = Field(description="The image file.")
-
-    def content(self) -> bytes:
-        """The bytes of the image.
-
-        Raises:
-            BadImage: there are none.
-        """
-        return read_upload(self.image)
 
 
 class EncodeBody(NoParameters):
