@@ -53,10 +53,8 @@ class ImageCollection:
         report: how many images `create_collection` added and skipped; otherwise None.
     """
 
-    report: "IngestReport | None" = None
-
-    def __init__(self, searcher: "Searcher") -> None:
-        self.searcher = searcher
+    def __init__(self, searcher: "Searcher", report: "IngestReport | None" = None) -> None:
+        self.searcher, self.report = searcher, report
 
     def __len__(self) -> int:
         return len(self.searcher.collection)
@@ -297,9 +295,7 @@ def create_collection(
         open_for_adding(place, checkpoint=checkpoint, keep_features=keep_features) as collection,
     ):
         report = ImageCollection(Searcher(encoder, collection))._add(sources, labels, on_error, first)
-    created = ImageCollection(Searcher(encoder, Collection(place)))
-    created.report = report
-    return created
+    return ImageCollection(Searcher(encoder, Collection(place)), report)
 
 
 def create_vector_collection(
@@ -341,9 +337,7 @@ def create_vector_collection(
     ):
         searcher = Searcher.open(collection)
         report = ImageCollection(searcher).add_vectors(vectors, ids, labels=labels, attributes=attributes)
-    created = ImageCollection(Searcher(searcher.encoder, Collection(Path(folder))))
-    created.report = report
-    return created
+    return ImageCollection(Searcher(searcher.encoder, Collection(Path(folder))), report)
 
 
 def load_checkpoint(path: str | Path) -> "Checkpoint":
