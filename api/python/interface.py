@@ -373,7 +373,6 @@ def encode(
     from hashseek.retrieval.codes import code_size
     from hashseek.retrieval.encoder import Encoder
     from hashseek.retrieval.errors import BadConfig
-    from hashseek.retrieval.images import preprocess
 
     if isinstance(images, str | bytes | Path):
         raise BadConfig(f"encode expects a list of images: write [{images!r:.60}] for one")
@@ -381,7 +380,7 @@ def encode(
     encoder = Encoder(loaded, **options)
 
     def load(image: "str | Path | bytes | Image") -> tuple[None, "Pixels"]:
-        return None, preprocess(_read(image, encoder.preprocessing), encoder.preprocessing)
+        return None, _pixels_of(image, encoder.preprocessing)
 
     codes = [code for _, code in encoder.stream(images, load, encoder.encode_pixels) if code is not None]
     return np.stack(codes) if codes else np.zeros((0, code_size(encoder.n_bits)), np.uint8)
@@ -461,12 +460,12 @@ def _as_array(vectors: "Vectors | Sequence[Any]") -> "Vectors":
         raise BadDataset("the vectors have different lengths: all rows must have the same length") from None
 
 
-def _read(image: "str | Path | bytes | Image", preprocessing: "Preprocessing") -> "Image":
-    """An image from any source, decoded as by `index add`."""
-    from hashseek.retrieval.images import as_decoded, decode_for, read_bytes
+def _pixels_of(image: "str | Path | bytes | Image", preprocessing: "Preprocessing") -> "Pixels":
+    """The network's input for an image from any source, as for `index add`."""
+    from hashseek.retrieval.images import as_decoded, decode_for, preprocess, read_bytes
 
     if isinstance(image, str | Path):
-        return decode_for(read_bytes(Path(image)), preprocessing, name=str(image))[0].image
+        return decode_for(read_bytes(Path(image)), preprocessing, name=str(image))[1]
     if isinstance(image, bytes):
-        return decode_for(image, preprocessing)[0].image
-    return as_decoded(image)
+        return decode_for(image, preprocessing)[1]
+    return preprocess(as_decoded(image), preprocessing)
