@@ -27,6 +27,7 @@ from hashseek.api.settings import Settings
 def create_app(settings: Settings) -> FastAPI:
     """The HTTP service for one collection or several. Loading begins when the application starts."""
     collections = Collections(settings)
+    problem = {problems.MEDIA_TYPE: {"schema": ProblemDetails.model_json_schema()}}
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -43,17 +44,12 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=lifespan,
         generate_unique_id_function=lambda route: route.name,  # stable, for generated clients
         responses={
-            code: {
-                "description": "An error, as problem JSON.",
-                "content": {problems.MEDIA_TYPE: {"schema": ProblemDetails.model_json_schema()}},
-            }
-            for code in ("4XX", "5XX")
-        }
-        | {
+            "4XX": {"description": "An error, as problem JSON.", "content": problem},
+            "5XX": {"description": "An error, as problem JSON.", "content": problem},
             "400": {
                 "description": "The request cannot be parsed; a plain-text answer if even its first line cannot.",
-                "content": {problems.MEDIA_TYPE: {"schema": ProblemDetails.model_json_schema()}, "text/plain": {}},
-            }
+                "content": {**problem, "text/plain": {}},
+            },
         },
     )
     app.state.collections = collections

@@ -65,7 +65,7 @@ def calibrate_collection(
     if unknown := [label for label in labels if label not in known]:
         raise BadConfig(f"no image of the collection has the label {', '.join(unknown)}: correct --labels")
     names = tuple(dict.fromkeys(labels)) or tuple(known)
-    stored = catalog.changes(after_id=0, after_generation=-1)
+    stored = catalog.all_codes()
     if len(stored.ids) * len(names) > _MAX_LABEL_BYTES:
         raise BadConfig(
             f"{len(names)} labels of {len(stored.ids)} images do not fit in memory: name the labels that decide "

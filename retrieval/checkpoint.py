@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from hashseek.retrieval.errors import BadCheckpoint
-from hashseek.retrieval.files import write_atomically
+from hashseek.retrieval.files import checksum_of, write_atomically
 from hashseek.retrieval.images import Preprocessing
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def save_checkpoint(
         "scores": header.scores,
         "fingerprint": header.fingerprint,
     }
-    content["checksum"] = _checksum(content)
+    content["checksum"] = checksum_of(content)
     tensors = {name: tensor.cpu().contiguous() for name, tensor in model.state_dict().items()}
     write_atomically(path, save(tensors, metadata={"hashseek": json.dumps(content)}))
     return header
@@ -293,11 +293,6 @@ def _as_json(preprocessing: Preprocessing | None) -> dict[str, Any] | None:
     return None if preprocessing is None else preprocessing.as_dict()
 
 
-def _checksum(content: dict[str, Any]) -> str:
-    kept = {key: value for key, value in content.items() if key != "checksum"}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
-
-
 def _read(path: Path, *, weights: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not path.is_file():
         raise BadCheckpoint(f"there is no checkpoint {path}: train one with `hashseek train`, or correct the path")
@@ -329,7 +324,7 @@ def _parse(path: Path, content: dict[str, Any]) -> Header:
         raise BadCheckpoint(
             f"{path} has checkpoint format {version}, but this Hashseek reads up to {FORMAT_VERSION}: update Hashseek"
         )
-    if content.get("checksum") != _checksum(content):
+    if content.get("checksum") != checksum_of(content):
         raise BadCheckpoint(f"{path} has been modified: its header does not match its checksum")
     preprocessing = content["preprocessing"]
     return Header(

@@ -1,12 +1,14 @@
-"""Atomic writes, which leave the old or the complete new file after a crash; a lock between processes; the cache."""
+"""Atomic writes, which leave the old or the complete new file after a crash; hashes; locks of folders; the cache."""
 
 import fcntl
 import hashlib
+import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 
 def write_atomically(path: Path, content: bytes | memoryview, *, within: Path | None = None) -> None:
@@ -46,6 +48,12 @@ def sha256_of(file: Path) -> str:
     """Hexadecimal SHA-256 of a file's content."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def checksum_of(content: Mapping[str, Any]) -> str:
+    """Hexadecimal SHA-256 of a JSON object without its own field `checksum`."""
+    kept = {name: value for name, value in content.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
 def fsync_folder(folder: Path) -> None:

@@ -29,7 +29,6 @@ DEFAULT_K = 10
 MAX_QUERIES = 64  # of one request
 MAX_URL = 2000  # characters
 MAX_BATCH = 64  # images that are stored by one request
-MAX_FILES = 16  # that are one query together
 MAX_FILES = 16  # that together form one query
 MAX_RADIUS = 8  # of near-duplicates
 MAX_IN_GROUP = 100  # images of a group of near-duplicates in an answer, or to keep
@@ -65,13 +64,15 @@ class NoParameters(BaseModel):
 
 
 class FilterParameters(NoParameters):
-    """Which images."""
+    """Which images: the arguments of `make_filter`, some under shorter names."""
 
-    label: list[Word] = Field(default=[], max_length=64, description=FILTER_HELP["all_labels"], examples=[["cat"]])
-    any_label: Given[list[Word]] = Field(
-        default=None, min_length=1, max_length=64, description=FILTER_HELP["any_labels"]
+    all_labels: list[Word] = Field(
+        default=[], alias="label", max_length=64, description=FILTER_HELP["all_labels"], examples=[["cat"]]
     )
-    without: list[Word] = Field(default=[], max_length=64, description=FILTER_HELP["no_labels"])
+    any_labels: Given[list[Word]] = Field(
+        default=None, alias="any_label", min_length=1, max_length=64, description=FILTER_HELP["any_labels"]
+    )
+    no_labels: list[Word] = Field(default=[], alias="without", max_length=64, description=FILTER_HELP["no_labels"])
     where: list[Word] = Field(default=[], max_length=64, description=FILTER_HELP["where"], examples=[["year>=2015"]])
     ids: Given[list[int]] = Field(
         default=None, alias="id", min_length=1, max_length=1000, description=FILTER_HELP["ids"]
@@ -88,16 +89,7 @@ class FilterParameters(NoParameters):
         Raises:
             BadConfig: an invalid condition or time.
         """
-        return make_filter(
-            all_labels=self.label,
-            any_labels=self.any_label,
-            no_labels=self.without,
-            where=self.where,
-            ids=self.ids,
-            keys=self.keys,
-            added_after=self.added_after,
-            added_before=self.added_before,
-        )
+        return make_filter(**{name: getattr(self, name) for name in FILTER_HELP})
 
 
 class SearchParameters(FilterParameters):
@@ -190,14 +182,6 @@ class SearchForm(SearchParameters):
         description="The image file; several files form one query, the mean of their outputs.",
     )
 
-    def contents(self) -> list[bytes]:
-        """The bytes of each image.
-
-        Raises:
-            BadImage: there are none.
-        """
-        return [read_upload(upload) for upload in self.image]
-
 
 class SearchQuery(NoParameters):
     """What to search with: one of these."""
@@ -263,14 +247,6 @@ class EncodeForm(NoParameters):
     """An image to encode."""
 
     image: UploadFile = Field(description="The image file.")
-
-    def content(self) -> bytes:
-        """The bytes of the image.
-
-        Raises:
-            BadImage: there are none.
-        """
-        return read_upload(self.image)
 
 
 class EncodeBody(NoParameters):

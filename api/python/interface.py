@@ -53,10 +53,8 @@ class ImageCollection:
         report: how many images `create_collection` added and skipped; otherwise None.
     """
 
-    report: "IngestReport | None" = None
-
-    def __init__(self, searcher: "Searcher") -> None:
-        self.searcher = searcher
+    def __init__(self, searcher: "Searcher", report: "IngestReport | None" = None) -> None:
+        self.searcher, self.report = searcher, report
 
     def __len__(self) -> int:
         return len(self.searcher.collection)
@@ -297,9 +295,7 @@ def create_collection(
         open_for_adding(place, checkpoint=checkpoint, keep_features=keep_features) as collection,
     ):
         report = ImageCollection(Searcher(encoder, collection))._add(sources, labels, on_error, first)
-    created = ImageCollection(Searcher(encoder, Collection(place)))
-    created.report = report
-    return created
+    return ImageCollection(Searcher(encoder, Collection(place)), report)
 
 
 def create_vector_collection(
@@ -341,9 +337,7 @@ def create_vector_collection(
     ):
         searcher = Searcher.open(collection)
         report = ImageCollection(searcher).add_vectors(vectors, ids, labels=labels, attributes=attributes)
-    created = ImageCollection(Searcher(searcher.encoder, Collection(Path(folder))))
-    created.report = report
-    return created
+    return ImageCollection(Searcher(searcher.encoder, Collection(Path(folder))), report)
 
 
 def load_checkpoint(path: str | Path) -> "Checkpoint":
@@ -379,7 +373,6 @@ def encode(
     from hashseek.retrieval.codes import code_size
     from hashseek.retrieval.encoder import Encoder
     from hashseek.retrieval.errors import BadConfig
-    from hashseek.retrieval.images import preprocess
 
     if isinstance(images, str | bytes | Path):
         raise BadConfig(f"encode expects a list of images: write [{images!r:.60}] for one")
@@ -387,7 +380,7 @@ def encode(
     encoder = Encoder(loaded, **options)
 
     def load(image: "str | Path | bytes | Image") -> tuple[None, "Pixels"]:
-        return None, preprocess(_read(image, encoder.preprocessing), encoder.preprocessing)
+        return None, _pixels_of(image, encoder.preprocessing)
 
     codes = [code for _, code in encoder.stream(images, load, encoder.encode_pixels) if code is not None]
     return np.stack(codes) if codes else np.zeros((0, code_size(encoder.n_bits)), np.uint8)
@@ -467,12 +460,12 @@ def _as_array(vectors: "Vectors | Sequence[Any]") -> "Vectors":
         raise BadDataset("the vectors have different lengths: all rows must have the same length") from None
 
 
-def _read(image: "str | Path | bytes | Image", preprocessing: "Preprocessing") -> "Image":
-    """An image from any source, decoded as by `index add`."""
-    from hashseek.retrieval.images import as_decoded, decode_for, read_bytes
+def _pixels_of(image: "str | Path | bytes | Image", preprocessing: "Preprocessing") -> "Pixels":
+    """The network's input for an image from any source, as for `index add`."""
+    from hashseek.retrieval.images import as_decoded, decode_for, preprocess, read_bytes
 
     if isinstance(image, str | Path):
-        return decode_for(read_bytes(Path(image)), preprocessing, name=str(image))[0].image
+        return decode_for(read_bytes(Path(image)), preprocessing, name=str(image))[1]
     if isinstance(image, bytes):
-        return decode_for(image, preprocessing)[0].image
-    return as_decoded(image)
+        return decode_for(image, preprocessing)[1]
+    return preprocess(as_decoded(image), preprocessing)

@@ -18,6 +18,7 @@ from hashseek.api.messages.parameters import (
     SearchForm,
     SearchParameters,
     SearchQuery,
+    read_upload,
 )
 from hashseek.api.messages.schemas import Encoded, SearchAnswer, SearchAnswers, hit_content
 from hashseek.api.routes.dependencies import MULTIPART, NoQueryDep, SearcherDep, ServiceDep, at_most_once
@@ -100,7 +101,7 @@ def search(service: ServiceDep, searcher: SearcherDep, form: Annotated[SearchFor
     image_key, code, vector and url, or a list of up to 64 queries.
     """
     options = form.options(max_k=service.settings.max_k)
-    answer = searcher.search_files(form.contents(), options, name="the upload")
+    answer = searcher.search_files([read_upload(image) for image in form.image], options, name="the upload")
     return _json(_content(service, searcher, options, answer))
 
 
@@ -127,7 +128,7 @@ def encode_vector(searcher: SearcherDep, body: EncodeBody) -> Encoded:
 def encode(searcher: SearcherDep, form: Annotated[EncodeForm, MULTIPART]) -> Encoded:
     """The code of an uploaded image, or of a vector sent as JSON. Nothing is stored."""
     started = time.perf_counter()
-    return _encoded(searcher, searcher.query_of(form.content(), name="the upload"), started)
+    return _encoded(searcher, searcher.query_of(read_upload(form.image), name="the upload"), started)
 
 
 def _encoded(searcher: Searcher, query: Encoding, started: float) -> Encoded:

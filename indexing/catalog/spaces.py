@@ -173,10 +173,8 @@ class CodeSpaces:
             CatalogDamaged: features have different lengths.
         """
         rows: list[tuple[int, bytes]] = []
-        query, space = (
-            "SELECT image_id, feature FROM features WHERE space_id = ? AND image_id IN",
-            space_id or self.own.id,
-        )
+        query = "SELECT image_id, feature FROM features WHERE space_id = ? AND image_id IN"
+        space = self.own.id if space_id is None else space_id
         with self._db.reading() as db:
             for chunk in in_chunks([int(i) for i in ids]):
                 rows += db.execute(f"{query} ({placeholders(chunk)})", (space, *chunk))

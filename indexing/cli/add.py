@@ -5,13 +5,13 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -38,7 +38,8 @@ from hashseek.indexing.cli.output import Output
 from hashseek.indexing.cli.vectors import add_vectors
 from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.dry_run import dry_run as open_dry_run
-from hashseek.indexing.fitting import MAX_FITTED, fit_to_sources, plan_collection
+from hashseek.indexing.fit_options import FitOptions, Network
+from hashseek.indexing.fitting import MAX_FITTED, FirstFit, fit_to_sources, plan_collection
 from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.ingest.batch import IngestReport, ingest
 from hashseek.indexing.ingest.loading import Fetch
@@ -52,9 +53,13 @@ from hashseek.indexing.printing import printable
 from hashseek.indexing.ray_encoding import Cluster, encode_shards
 from hashseek.indexing.remote import MAX_BYTES, SECONDS, fetch, is_remote
 from hashseek.indexing.searcher import Searcher
-from hashseek.retrieval.checkpoint import Header, load_header
+from hashseek.retrieval.checkpoint import load_header
+from hashseek.retrieval.devices import EncoderOptions
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.label_files import OnError
+
+if TYPE_CHECKING:
+    from hashseek.retrieval.encoder import Encoder
 
 REFIT_FACTOR = 4  # a collection that has grown by this factor may gain from a refit
 
@@ -153,121 +158,91 @@ def add(
     Exit codes: 0 if images were stored (now or earlier), 1 if there were none to store, 2 if the command was refused,
     3 with --strict if an image was skipped, 130 or 143 if the command was stopped.
     """
-    if prune and not watch:
-        raise BadConfig("--prune needs --watch: add it, or leave out --prune")
-    excluded: dict[str, object] = {"--dry-run": dry_run, "--split": split, "--key-from": key_from}
-    excluded["--trust-mtime"] = trust_mtime
-    if watch:
-        refuse("--watch", excluded)
+    given: dict[str, object] = {"--watch": watch, "--prune": prune, "--ray": ray, "--vectors": vectors, "--ids": ids}
+    given |= {"--dry-run": dry_run, "--trust-mtime": trust_mtime, "--split": split, "--key-from": key_from}
+    given |= {"--errors": errors, "--strict": strict, "--on-error stop": on_error == "stop", "paths of images": paths}
+    given |= {"--backbone": backbone, "--weights": weights, "--preprocessing": preprocessing}
+    given |= {"--keep-features": keep_features, "--checkpoint": checkpoint}
+    fit = fit_options(bits, backbone, weights, preprocessing)
+    _refuse_combinations(collection, fit, given | not_default(device, precision, engine))
     cluster = None if ray is None else Cluster(ray, ray_workers, ray_cpus, ray_gpus)
     if cluster is not None:
-        not_by_ray = {"--vectors": vectors, "--watch": watch, "--dry-run": dry_run, "--trust-mtime": trust_mtime}
-        refuse("--ray", not_by_ray | {"--keep-features": keep_features, "--on-error stop": on_error == "stop"})
         cluster.check()
-    fit = fit_options(bits, backbone, weights, preprocessing)
-    if not vectors and (ids or not paths):
-        raise BadConfig("--ids needs --vectors" if ids else "nothing to add: give images, or vectors with --vectors")
-    if checkpoint is not None and fit:
+    options = encoder_options(device, precision, engine)
+    get = partial(fetch, allow_private=allow_private, max_bytes=url_megabytes * 2**20, seconds=url_seconds)
+    labels, is_new = label or [], not (collection / CATALOG).is_file()
+    if fit and not is_new:
+        fit.check_agrees(collection)
+    if vectors is not None:
+        add_vectors(
+            collection, vectors, ids, bits=fit.bits, checkpoint=checkpoint, keep_features=keep_features, labels=labels
+        )
+        return
+    sources = _Sources(paths or [], split, labels, key_from, on_error)
+    sources.check(are_folders=watch)
+    started = time.monotonic()
+    with ExitStack() as stack:
+        output = Output(stack.enter_context(errors.open("w", encoding="utf-8")) if errors else None)
+        plan = None
+        if is_new and checkpoint is None:
+            sources.refuse_problems()
+            plan = plan_collection(collection, fit, sources.found())
+        if dry_run:
+            report = _dry_run(collection, checkpoint, sources, get, output, trust_mtime=trust_mtime)
+            _exit_with_code(report, strict=strict)
+            return
+        first = None if plan is None else _fit(sources, plan, get, output, options)
+        with nullcontext(checkpoint) if first is None else first.fitting.checkpoint() as made:
+            opened = stack.enter_context(open_for_adding(collection, checkpoint=made, keep_features=keep_features))
+        n_total = None if watch else sources.total(output)
+        encoder = _encoder(opened, first, cluster, options)
+        stop = stack.enter_context(_stop_on_signals())
+        run = _Run(opened, sources, encoder, first, get, output, n_total, stop)
+        if watch:
+            report = run.follow_folders(prune=prune, every=every)
+        elif cluster is not None:
+            report = run.encode_on(cluster, options, shards, shard_size)
+        else:
+            report = run.add_all(trust_mtime=trust_mtime)
+        opened.save_index()
+        seconds = f"; {time.monotonic() - started:.1f} s" if first is not None else ""
+        typer.echo(f"{_outcome(report)}; {opened.place} holds {len(opened)} images{seconds}")
+        if stop.code:
+            typer.echo("stopped: run the same command again to continue; nothing is stored twice", err=True)
+            raise typer.Exit(stop.code)
+        _suggest(opened, is_new=first is not None)
+    _exit_with_code(report, strict=strict)
+
+
+_NOT_FOR_WATCH = ("--dry-run", "--split", "--key-from", "--trust-mtime")
+_NOT_FOR_RAY = ("--vectors", "--watch", "--dry-run", "--trust-mtime", "--keep-features", "--on-error stop")
+_NOT_FOR_VECTORS = (
+    *_NOT_FOR_WATCH,
+    *("paths of images", "--backbone", "--weights", "--watch", "--preprocessing", "--errors", "--strict"),
+    *("--device", "--precision", "--engine"),
+)
+
+
+def _refuse_combinations(collection: Path, fit: FitOptions, given: Mapping[str, object]) -> None:
+    """Refuse options that do not go together; `given`: their values by name."""
+    if given["--prune"] and not given["--watch"]:
+        raise BadConfig("--prune needs --watch: add it, or leave out --prune")
+    if given["--ids"] and not given["--vectors"]:
+        raise BadConfig("--ids needs --vectors")
+    if not given["--vectors"] and not given["paths of images"]:
+        raise BadConfig("nothing to add: give images, or vectors with --vectors")
+    for mode, others in (("--watch", _NOT_FOR_WATCH), ("--ray", _NOT_FOR_RAY), ("--vectors", _NOT_FOR_VECTORS)):
+        if given[mode]:
+            refuse(mode, {name: given.get(name) for name in others})
+    if given["--checkpoint"] and fit:
         raise BadConfig(
             "--checkpoint already has a hash layer: leave out --bits, --backbone, --weights and --preprocessing"
         )
     if is_in_milvus(collection):
         uri = parse_uri(collection)
-        refuse(f"the collection {uri}", {"--watch": watch, "--dry-run": dry_run})
-        if checkpoint is None:
+        refuse(f"the collection {uri}", {name: given[name] for name in ("--watch", "--dry-run")})
+        if not given["--checkpoint"]:
             raise BadConfig(f"{uri} keeps no checkpoint: give the one for its codes with --checkpoint")
-    options = encoder_options(device, precision, engine)
-    get = partial(fetch, allow_private=allow_private, max_bytes=url_megabytes * 2**20, seconds=url_seconds)
-    if vectors is not None:
-        excluded |= {"paths of images": paths, "--backbone": backbone, "--weights": weights, "--watch": watch}
-        excluded |= {"--preprocessing": preprocessing, "--errors": errors, "--strict": strict}
-        refuse("--vectors", excluded | not_default(device, precision, engine))
-        if (collection / CATALOG).is_file() and fit:
-            fit.check_agrees(collection)
-        mine = label or []
-        add_vectors(
-            collection, vectors, ids, bits=fit.bits, checkpoint=checkpoint, keep_features=keep_features, labels=mine
-        )
-        return
-    assert paths is not None
-    folders = [_watchable(path) for path in paths] if watch else []
-    sources = _Sources(paths, split, label or [], key_from, on_error)
-    sources.check()
-    started = time.monotonic()
-    with ExitStack() as stack:
-        output = Output(stack.enter_context(errors.open("w", encoding="utf-8")) if errors else None)
-        plan = None
-        if not (collection / CATALOG).is_file() and checkpoint is None:
-            sources.refuse_problems()
-            plan = plan_collection(collection, fit, sources.found())
-        elif fit:
-            fit.check_agrees(collection)
-        if dry_run:
-            _dry_run(collection, checkpoint, sources, get, output, trust_mtime=trust_mtime, strict=strict)
-            return
-        first = None
-        if plan is not None:
-            with fit_progress(output) as progress:
-                first = fit_to_sources(
-                    sources.found(), *plan, on_error=on_error, fetch=get, progress=progress, **options
-                )
-            print_fit(first.fitting)
-        with ExitStack() as scratch:
-            made = checkpoint if first is None else scratch.enter_context(first.fitting.checkpoint())
-            opened = stack.enter_context(open_for_adding(collection, checkpoint=made, keep_features=keep_features))
-        n_total = None if watch else sources.total(output)
-        encoder = None
-        if cluster is None:  # else its workers encode
-            encoder = Searcher.open(opened, **options).image_encoder if first is None else first.fitting.encoder
-        elif opened.keeps_features:
-            raise BadConfig(f"{collection} keeps features, which --ray does not support: leave out --ray")
-        stop = stack.enter_context(_stop_on_signals())
-
-        def store(found: Iterable[Found], *, trust_mtime: bool = False) -> Generator[IngestReport, None, None]:
-            assert encoder is not None
-            images = found if first is None else first.reuse(found)
-            return ingest(opened, encoder, images, on_error=on_error, trust_mtime=trust_mtime, fetch=get)
-
-        if watch:
-            assert isinstance(opened, Collection)
-            watched = Watch(opened.catalog, folders, ignore=opened.folder / FILES, labels=label or [])
-            report = _follow_folders(watched, opened, store, stop, output, prune=prune, every=every)
-        else:
-            if cluster is None:
-                steps = store(until(sources.found(), stop.event.is_set), trust_mtime=trust_mtime)
-            else:
-                name = parse_uri(collection).name if is_in_milvus(collection) else str(collection)
-                place = shards or Path(f"{name}.shards")
-                with output.progress("encoding") as show:
-                    files = encode_shards(
-                        sources.found(),
-                        place,
-                        collection=opened,
-                        cluster=cluster,
-                        options=options,
-                        fetch=get,
-                        shard_size=shard_size,
-                        stopped=stop.event.is_set,
-                        progress=lambda done, more: show(done, n_total, more),
-                    )
-                if files:
-                    typer.echo(f"{place}: {sum(files.values())} images in {len(files)} shards")
-                steps = add_exports((file for file in files if not stop.event.is_set()), opened)
-            reports = stack.enter_context(closing(steps))
-            report = output.follow(reports, n_total)
-        opened.save_index()
-        n_images = len(opened)
-        seconds = f"; {time.monotonic() - started:.1f} s" if first is not None else ""
-        typer.echo(f"{_outcome(report)}; {opened.place} holds {n_images} images{seconds}")
-        if not stop.code:
-            if first is not None:
-                _suggest(opened)
-            elif isinstance(opened, Collection):
-                _suggest_refit(opened, load_header(opened.checkpoint))
-    if stop.code:
-        typer.echo("stopped: run the same command again to continue; nothing is stored twice", err=True)
-        raise typer.Exit(stop.code)
-    _exit_with_code(report, strict=strict)
 
 
 @dataclass(frozen=True)
@@ -280,8 +255,11 @@ class _Sources:
     key_from: KeyFrom | None
     on_error: OnError
 
-    def check(self) -> None:
-        """Refuse paths that do not exist."""
+    def check(self, *, are_folders: bool) -> None:
+        """Refuse paths that do not exist, and for --watch those that are not folders."""
+        for path in self.paths:
+            if are_folders and not Path(path).is_dir():
+                raise BadConfig(f"{path} is not a folder: --watch needs folders")
         find_sources(self.paths, split=self.split)
 
     def refuse_problems(self) -> None:
@@ -300,8 +278,128 @@ class _Sources:
         return count_images(self.paths, split=self.split, on_error=self.on_error)
 
 
-def _suggest(collection: Store) -> None:
-    """Print the two commands that come next."""
+@dataclass
+class _Stop:
+    """Whether a signal asked to stop, and the matching exit code."""
+
+    event: threading.Event = field(default_factory=threading.Event)
+    code: int = 0
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Adds the images to an open collection, in one of three ways, until they are added or a signal asks to stop.
+
+    Args:
+        encoder: None if the workers of a cluster encode.
+        first: the images that were encoded for the fit of a new collection.
+        n_total: the number of images, if known.
+    """
+
+    collection: Store
+    sources: _Sources
+    encoder: "Encoder | None"
+    first: FirstFit | None
+    fetch: Fetch
+    output: Output
+    n_total: int | None
+    stop: _Stop
+
+    def add_all(self, *, trust_mtime: bool) -> IngestReport:
+        """Encode the images here and add them."""
+        with closing(self._ingest(self.sources.found(), trust_mtime=trust_mtime)) as reports:
+            return self.output.follow(reports, self.n_total)
+
+    def encode_on(
+        self, cluster: Cluster, options: EncoderOptions, shards: Path | None, shard_size: int
+    ) -> IngestReport:
+        """Encode the images on a cluster, into files in the folder `shards`, and add those."""
+        place = self.collection.place
+        folder = shards or Path(f"{parse_uri(place).name if is_in_milvus(place) else place}.shards")
+        with self.output.progress("encoding") as show:
+            files = encode_shards(
+                self.sources.found(),
+                folder,
+                collection=self.collection,
+                cluster=cluster,
+                options=options,
+                fetch=self.fetch,
+                shard_size=shard_size,
+                stopped=self.stop.event.is_set,
+                progress=lambda done, more: show(done, self.n_total, more),
+            )
+        if files:
+            typer.echo(f"{folder}: {sum(files.values())} images in {len(files)} shards")
+        with closing(add_exports((file for file in files if not self.stop.event.is_set()), self.collection)) as reports:
+            return self.output.follow(reports, self.n_total)
+
+    def follow_folders(self, *, prune: bool, every: float) -> IngestReport:
+        """Keep the collection in sync with the folders until stopped; returns the sum of all rounds."""
+        collection, total = self.collection, IngestReport()
+        assert isinstance(collection, Collection)
+        folders, own_files = [Path(path) for path in self.sources.paths], collection.folder / FILES
+        watch = Watch(collection.catalog, folders, ignore=own_files, labels=self.sources.labels)
+        while True:
+            report, deleted = IngestReport(), list[int]()
+            with closing(self._ingest(watch.changes())) as reports:
+                for report in reports:
+                    self.output.show(report.problems)
+                    watch.settle(report)
+            if prune and not self.stop.event.is_set() and (deleted := watch.deleted()):
+                collection.remove(deleted, missing_ok=True)
+            if report.done or deleted:
+                typer.echo(
+                    f"{_outcome(report)}, removed {len(deleted)}; {collection.folder} holds {len(collection)} images"
+                )
+            if not total.done and report.done:  # for a new collection, other processes would build it each time
+                collection.save_index()
+            elif collection.kind not in APPROXIMATE:  # these take long to build, and this process does not search
+                collection.merge_segments()
+            total = total.plus(report)
+            if self.stop.event.wait(every):
+                return total
+
+    def _ingest(self, sources: Iterable[Found], *, trust_mtime: bool = False) -> Generator[IngestReport, None, None]:
+        assert self.encoder is not None
+        found = until(sources, self.stop.event.is_set)
+        images = found if self.first is None else self.first.reuse(found)
+        return ingest(
+            self.collection,
+            self.encoder,
+            images,
+            on_error=self.sources.on_error,
+            trust_mtime=trust_mtime,
+            fetch=self.fetch,
+        )
+
+
+def _fit(sources: _Sources, plan: tuple[Network, int], get: Fetch, output: Output, options: EncoderOptions) -> FirstFit:
+    """The hash layer for a new collection, fitted to the images."""
+    with fit_progress(output) as progress:
+        first = fit_to_sources(
+            sources.found(), *plan, on_error=sources.on_error, fetch=get, progress=progress, **options
+        )
+    print_fit(first.fitting)
+    return first
+
+
+def _encoder(
+    collection: Store, first: FirstFit | None, cluster: Cluster | None, options: EncoderOptions
+) -> "Encoder | None":
+    """The encoder for the images; None if the workers of a cluster encode them."""
+    if cluster is None:
+        return Searcher.open(collection, **options).image_encoder if first is None else first.fitting.encoder
+    if collection.keeps_features:
+        raise BadConfig(f"{collection.place} keeps features, which --ray does not support: leave out --ray")
+    return None
+
+
+def _suggest(collection: Store, *, is_new: bool) -> None:
+    """Print the two commands that come next; for an older collection, recommend a refit if that may help."""
+    if not is_new:
+        if isinstance(collection, Collection):
+            _suggest_refit(collection)
+        return
     path = next((image.path for image in collection.browse(None, limit=1)[0]), "")
     if path:
         name = shlex.quote(collection.place)
@@ -309,9 +407,9 @@ def _suggest(collection: Store) -> None:
         typer.echo(f"next:\n  hashseek search {name} {printable(image)}\n  hashseek serve {name}")
 
 
-def _suggest_refit(collection: Collection, header: Header) -> None:
+def _suggest_refit(collection: Collection) -> None:
     """Recommend a refit if the hash layer was fitted to a small part of the images."""
-    n_fitted = header.training.get("fit", {}).get("n_images", MAX_FITTED)
+    n_fitted = load_header(collection.checkpoint).training.get("fit", {}).get("n_images", MAX_FITTED)
     if n_fitted < MAX_FITTED and REFIT_FACTOR * n_fitted <= len(collection):
         typer.echo(
             f"the hash layer was fitted to only {n_fitted:,} images: for better results, refit it with "
@@ -327,8 +425,7 @@ def _dry_run(
     output: Output,
     *,
     trust_mtime: bool,
-    strict: bool,
-) -> None:
+) -> IngestReport:
     """Print what would happen."""
     with open_dry_run(folder, checkpoint=checkpoint) as (target, stand_in):
         reports = ingest(
@@ -338,7 +435,7 @@ def _dry_run(
         report = output.follow(reports, sources.total(output))
     outcome = _outcome(report, prefix="would be ")
     typer.echo(f"dry run: {outcome}; nothing was written; {folder} holds {n_images} images")
-    _exit_with_code(report, strict=strict)
+    return report
 
 
 def _exit_with_code(report: IngestReport, *, strict: bool) -> None:
@@ -353,53 +450,6 @@ def _exit_with_code(report: IngestReport, *, strict: bool) -> None:
 def _outcome(report: IngestReport, prefix: str = "") -> str:
     updated = f"{prefix}updated {report.updated}, " if report.updated else ""
     return f"{prefix}added {report.added}, {updated}already stored {report.known}, skipped {report.skipped}"
-
-
-def _watchable(path: str) -> Path:
-    if not Path(path).is_dir():
-        raise BadConfig(f"{path} is not a folder: --watch needs folders")
-    return Path(path)
-
-
-def _follow_folders(
-    watch: Watch,
-    collection: Collection,
-    store: Callable[[Iterable[Found]], Generator[IngestReport, None, None]],
-    stop: "_Stop",
-    output: Output,
-    *,
-    prune: bool,
-    every: float,
-) -> IngestReport:
-    """Keep the collection in sync with the folders until stopped; returns the sum of all rounds."""
-    total = IngestReport()
-    while True:
-        report, deleted = IngestReport(), list[int]()
-        with closing(store(until(watch.changes(), stop.event.is_set))) as reports:
-            for report in reports:
-                output.show(report.problems)
-                watch.settle(report)
-        if prune and not stop.event.is_set() and (deleted := watch.deleted()):
-            collection.remove(deleted, missing_ok=True)
-        if report.done or deleted:
-            typer.echo(
-                f"{_outcome(report)}, removed {len(deleted)}; {collection.folder} holds {len(collection)} images"
-            )
-        if not total.done and report.done:  # for a new collection, other processes would build it each time
-            collection.save_index()
-        elif collection.kind not in APPROXIMATE:  # these take long to build, and this process does not search
-            collection.merge_segments()
-        total = total.plus(report)
-        if stop.event.wait(every):
-            return total
-
-
-@dataclass
-class _Stop:
-    """Whether a signal asked to stop, and the matching exit code."""
-
-    event: threading.Event = field(default_factory=threading.Event)
-    code: int = 0
 
 
 @contextmanager

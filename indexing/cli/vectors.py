@@ -7,9 +7,9 @@ from pathlib import Path
 
 import typer
 
+from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.cli.output import Output
-from hashseek.indexing.collection import CATALOG, Collection, check_place
-from hashseek.indexing.ingest.batch import IngestReport
+from hashseek.indexing.collection import CATALOG, check_place
 from hashseek.indexing.opening import open_for_adding
 from hashseek.indexing.searcher import Answer, Searcher, SearchOptions
 from hashseek.indexing.vectors import check, fitted_checkpoint, read_array, read_entries, read_parquet, store
@@ -27,7 +27,7 @@ def add_vectors(
     checkpoint: Path | None,
     keep_features: bool,
     labels: list[str],
-) -> IngestReport:
+) -> None:
     """Add the vectors of a file to the collection in `folder`, or to a new one whose hash layer is fitted to them."""
     started = time.monotonic()
     is_parquet = file.suffix.lower() == ".parquet"
@@ -63,15 +63,14 @@ def add_vectors(
             f"added {report.added}, updated {report.updated}, already stored {report.known}; {opened.place} holds "
             f"{len(opened)} vectors; {time.monotonic() - started:.1f} s"
         )
-    return report
 
 
 def _own_checkpoint(folder: Path) -> Path | None:
     """The checkpoint of the collection in `folder`; None if there is none yet."""
     if not (folder / CATALOG).is_file():
         return None
-    with closing(Collection(folder, read_only=True)) as opened:
-        return opened.checkpoint
+    with closing(Catalog(folder / CATALOG, read_only=True)) as catalog:
+        return catalog.checkpoint
 
 
 def read_queries(file: Path) -> Vectors:

@@ -3,7 +3,6 @@
 Hold the lock of the collection's folder to read or write them, or files of two processes would mix.
 """
 
-import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +14,7 @@ from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.index.hamming_index import MAPPED, HammingIndex, load_index, save_index
 from hashseek.indexing.index.segments import View, empty, whole
 from hashseek.retrieval.errors import BadCollection, BadConfig
-from hashseek.retrieval.files import fsync_folder, sha256_of, write_atomically
+from hashseek.retrieval.files import checksum_of, fsync_folder, sha256_of, write_atomically
 
 _MANIFEST = "manifest.json"
 
@@ -89,7 +88,7 @@ class IndexFiles:
             "sha256": {file.name: sha256_of(file) for file in files},
         }
         # IndexVersion last: a manifest that does not match the files next to it is not trusted.
-        content = json.dumps(manifest | {"checksum": _checksum(manifest)}, indent=2)
+        content = json.dumps(manifest | {"checksum": checksum_of(manifest)}, indent=2)
         write_atomically(self.folder / _MANIFEST, content.encode())
         for other in {*self.folder.iterdir()} - {*files, self.folder / _MANIFEST}:  # of an earlier kind or format
             if other.is_file():
@@ -114,7 +113,7 @@ class IndexFiles:
         """The manifest, if it is complete and fits the catalog as it is now."""
         with _as_bad_collection():
             manifest: dict[str, Any] = json.loads((self.folder / _MANIFEST).read_text(encoding="utf-8"))
-            if manifest.pop("checksum") != _checksum(manifest):
+            if manifest["checksum"] != checksum_of(manifest):
                 raise BadCollection("its manifest does not match its own checksum")
             if manifest["space"] != self.catalog.space.id and manifest["catalog"] == self.catalog.uuid:
                 raise OldIndex("it belongs to the code space that was used before the last switch")
@@ -142,7 +141,3 @@ def _as_bad_collection() -> Iterator[None]:
 
 def _version(manifest: dict[str, Any]) -> IndexVersion:
     return IndexVersion(manifest["generation"], manifest["kind"])
-
-
-def _checksum(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

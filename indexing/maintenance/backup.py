@@ -23,20 +23,19 @@ import uuid
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from hashseek.indexing.catalog import Catalog
-from hashseek.indexing.catalog.database import Database
+from hashseek.indexing.catalog.database import Database, now
 from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.kept_files import FILES
 from hashseek.indexing.maintenance.scratch import new_file, scratch_directory
 from hashseek.indexing.milvus_uri import refuse_milvus
 from hashseek.retrieval.checkpoint import check_intact
 from hashseek.retrieval.errors import BadCheckpoint, BadCollection
-from hashseek.retrieval.files import fsync_folder
+from hashseek.retrieval.files import checksum_of, fsync_folder
 
 log = logging.getLogger("hashseek")
 
@@ -168,10 +167,9 @@ def _pack(collection: Collection, tar: tarfile.TarFile, copy: Path) -> Contents:
             else:
                 sums[name] = _pack_file(tar, collection.folder / name, name)
     sums[CATALOG] = _pack_file(tar, copy, CATALOG)
-    created_at = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    contents = Contents(created_at, generation, n_images, tuple(sorted(lost)))
+    contents = Contents(now(), generation, n_images, tuple(sorted(lost)))
     last = {**vars(contents), "sha256": sums}
-    _pack_json(tar, _LAST, last | {"checksum": _checksum(last)})
+    _pack_json(tar, _LAST, last | {"checksum": checksum_of(last)})
     return contents
 
 
@@ -267,7 +265,7 @@ def _unpack(file: Path, tar: tarfile.TarFile, folder: Path) -> Contents:
         ):
             raise _damaged(file, f"{member.name!r} does not belong in it")
         sums[member.name] = _unpack_file(tar, member, folder)
-    if last.get("checksum") != _checksum({key: value for key, value in last.items() if key != "checksum"}):
+    if last.get("checksum") != checksum_of(last):
         raise _damaged(file, "its end is missing or has been changed")
     lost = {*last["lost"]}
     for name, found in sums.items():
@@ -304,10 +302,6 @@ def _json(file: Path, tar: tarfile.TarFile, member: tarfile.TarInfo) -> dict[str
     if not isinstance(content, dict):
         raise _damaged(file, f"{member.name} cannot be read")
     return content
-
-
-def _checksum(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _damaged(file: Path, reason: str) -> BadCollection:

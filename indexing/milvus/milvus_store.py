@@ -357,10 +357,9 @@ class MilvusStore:
         effort: int | None = None,
     ) -> list[tuple[Distances, Ids]]:
         """The k nearest of each query, see `Collection.search`; `effort` is the number of lists that IVF reads."""
-        return [
-            _arrays(self._nearest(code, max_distance, among, effort).search(k, radius=self._radius(max_distance)))[:2]
-            for code in query_codes
-        ]
+        radius = self._radius(max_distance)
+        found = [self._nearest(code, max_distance, among, effort).search(k, radius=radius) for code in query_codes]
+        return [_arrays(hits, query_codes.shape[1])[:2] for hits in found]
 
     def candidates(
         self,
@@ -462,10 +461,9 @@ def _redescribed(row: Row, labels: Sequence[str] | None, attributes: Mapping[str
     return row | new, True
 
 
-def _arrays(found: list[Found], n_bytes: int = 0) -> tuple[Distances, Ids, Codes]:
-    codes = b"".join(one.code for one in found) if n_bytes else b""
+def _arrays(found: list[Found], n_bytes: int) -> tuple[Distances, Ids, Codes]:
     return (
         np.array([one.distance for one in found], np.int32),
         np.array([one.id for one in found], np.int64),
-        np.frombuffer(codes, np.uint8).reshape(len(found) if n_bytes else 0, n_bytes or 1),
+        np.frombuffer(b"".join(one.code for one in found), np.uint8).reshape(len(found), n_bytes),
     )

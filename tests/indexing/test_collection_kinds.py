@@ -152,7 +152,7 @@ def test_an_unusable_index_of_another_process_is_overwritten(fault, filled, tmp_
     else:
         del manifest["checksum"]
         manifest |= {"catalog": "another"} if "collection" in fault else {"generation": 99}
-        content = manifest | {"checksum": index_files._checksum(manifest)}
+        content = manifest | {"checksum": index_files.checksum_of(manifest)}
         (tmp_path / "index" / "manifest.json").write_text(json.dumps(content))
     adder.save_index()
     assert manifest_of(tmp_path)["kind"] == "ivf"
@@ -245,7 +245,7 @@ def test_an_unsupported_kind_falls_back_to_exact(filled, tmp_path, monkeypatch, 
     manifest = json.loads((tmp_path / "index" / "manifest.json").read_text())
     del manifest["checksum"]
     manifest["kind"] = "gpu"
-    content = manifest | {"checksum": index_files._checksum(manifest)}
+    content = manifest | {"checksum": index_files.checksum_of(manifest)}
     (tmp_path / "index" / "manifest.json").write_text(json.dumps(content))
     monkeypatch.setattr("hashseek.indexing.index.gpu.faiss.get_num_gpus", lambda: 0)
     again = Collection(tmp_path)

@@ -277,7 +277,7 @@ def test_leftovers_of_a_killed_snapshot_are_deleted_a_day_later(start, own_colle
     place = tmp_path / "backups"
     place.mkdir()
     die = "import os, signal, hashseek.indexing.maintenance.backup\n"
-    die += "hashseek.indexing.maintenance.backup._checksum = lambda *_: os.kill(os.getpid(), signal.SIGKILL)"
+    die += "hashseek.indexing.maintenance.backup.checksum_of = lambda *_: os.kill(os.getpid(), signal.SIGKILL)"
     assert start("index", "snapshot", own_collection, place / "x", before=die).wait() == -signal.SIGKILL
     [leftover] = place.iterdir()
     assert start("index", "snapshot", own_collection, place / "a.tar").wait() == 0
