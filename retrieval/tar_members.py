@@ -14,7 +14,7 @@ from hashseek.retrieval.errors import BadDataset, BadImage
 
 _MARK = "::"
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
-_MEMBER = re.compile(r"(.+?\.tar)::(\d{1,18})\+(\d{1,18})/.+", re.DOTALL | re.IGNORECASE)
+_MEMBER = re.compile(r"(.+?\.tar)::(\d{1,18})\+(\d{1,18})/(.+)", re.DOTALL | re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,12 @@ class Member:
 def member_path(shard: Path, place: str) -> Path:
     """The path of the member at `place` (`OFFSET+SIZE/NAME`) of `shard`, whose name must end in `.tar` or `.TAR`."""
     return Path(f"{shard}::{place}")
+
+
+def without_place(path: str) -> str:
+    """`path`, of a member without its place in the tar, which changes when the tar is rewritten: `SHARD::NAME`."""
+    found = _MEMBER.fullmatch(path) if _MARK in path else None
+    return path if found is None else f"{found[1]}{_MARK}{found[4]}"
 
 
 def find_member(path: Path) -> Member | None:

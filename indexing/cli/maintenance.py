@@ -107,6 +107,7 @@ def import_command(
 ) -> None:
     """Add the images of an export without encoding them. Running it again adds nothing twice."""
     done = import_(file, collection, checkpoint=checkpoint)
+    Output().show(done.problems)
     counts = f"added {done.added}, updated {done.updated}, already stored {done.known}"
     typer.echo(f"{counts}; from {file} into {parse_uri(collection) if is_in_milvus(collection) else collection}")
 

@@ -6,7 +6,7 @@ killed loses nothing it reported, and running the same command again continues w
 
 import logging
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -88,7 +88,8 @@ def ingest(
         BadImage: an image cannot be used and `on_error` is "stop"; earlier batches stay committed.
     """
     loader = Loader(collection, encoder.preprocessing, 2 * encoder.batch_size, fetch)
-    run = _Run(collection, encoder, on_error)
+    writer = Writer(collection)
+    run = _Run(writer, encoder, on_error)
     batch: list[LoadedImage | Problem] = []
     n_bytes, since = 0, time.monotonic()
     try:
@@ -102,19 +103,83 @@ def ingest(
         if batch:
             yield run.store(batch)
     finally:
-        run.drop_replaced_files()
+        writer.drop_replaced_files()
+
+
+class Writer:
+    """Adds images to a collection, batch by batch, and notes those that are not stored as their source specifies."""
+
+    def __init__(self, collection: "Target") -> None:
+        self.collection = collection
+        self._replaced: set[str] = set()  # files that the collection kept and no longer needs
+        self._first_added: int | None = None  # ids only grow, so images with a higher one were added since
+        self._updated: set[int] = set()
+
+    def add(self, images: list[NewImage], names: Sequence[tuple[str, str]] | None = None) -> IngestReport:
+        """Commit a batch; returns the changes, and notes.
+
+        `names`: what to call each image in a note, and its URI; by default both are its path.
+        """
+        names = names or [(image.path, image.path) for image in images]
+        keys = [image.key for image in images if image.key is not None]
+        stored_keys = set(self.collection.ids_by_key(keys) if keys else ())
+        paths = [image.path for image in images] if self.collection.indexes_paths else []
+        before = self.collection.records_by_path(paths)
+        outcome = self.collection.add(images, replaced=self._replaced) if images else []
+        notes = {**_other_contents(images, outcome, before), **self._notes(images, outcome, stored_keys)}
+        report = IngestReport.of(outcome)
+        report.problems = [Problem(names[n][0], notes[n], skipped=False, uri=names[n][1]) for n in sorted(notes)]
+        return report
+
+    def drop_replaced_files(self) -> None:
+        """Delete kept files that were replaced; only at the end, because a later image may have one of them."""
+        try:
+            self.collection.drop_files(self._replaced)
+        except (HashseekError, OSError) as error:  # if the run fails, its own error is the one to report
+            log.warning("replaced files were not deleted (`hashseek index optimize` will): %s", error)
+
+    def _notes(self, images: list[NewImage], outcome: Sequence[tuple[int, Change]], keys: set[str]) -> dict[int, str]:
+        """Notes on images that lost their labels or attributes, or that replaced another one of this run, by number.
+
+        `keys`: those of the images that were stored before this batch.
+        """
+        notes: dict[int, str] = {}
+        kept: list[int] = []
+        for n, (image, (image_id, change)) in enumerate(zip(images, outcome, strict=True)):
+            is_new = self._first_added is not None and image_id >= self._first_added
+            if change == "added":
+                self._first_added = image_id if self._first_added is None else self._first_added
+            elif change == "updated" and image.key in keys and (is_new or image_id in self._updated):
+                notes[n] = f"the key {image.key!r:.80} was used earlier in this run; this image replaces that one"
+            elif image.key is None and (image.labels or image.attributes):
+                kept.append(n)
+            if change == "updated" and not is_new:
+                self._updated.add(image_id)
+            if image.key is not None:
+                keys.add(image.key)
+        records = self.collection.get([outcome[n][0] for n in kept])
+        for n, record in zip(kept, records, strict=True):
+            image = images[n]
+            differs = {
+                "labels": record and image.labels and set(image.labels) != set(record.labels),
+                "attributes": record and image.attributes and not same_attributes(image.attributes, record.attributes),
+            }
+            if changed := " and ".join(name for name, other in differs.items() if other):
+                notes[n] = (
+                    f"the same content is stored as image {outcome[n][0]} with different {changed}, which were kept: "
+                    "give this image a key to store its own (--key-from path)"
+                )
+        return notes
 
 
 @dataclass
 class _Run:
     """The state of one run of `ingest`."""
 
-    collection: "Target"
+    writer: Writer
     encoder: "Encoder | DryRunEncoder"
     on_error: OnError
     report: IngestReport = field(default_factory=IngestReport)
-    replaced: set[str] = field(default_factory=set)  # files that the collection kept and no longer needs
-    first_added: int | None = None  # id; ids only grow, so images with a higher one were added since
 
     def store(self, batch: Sequence[LoadedImage | Problem]) -> IngestReport:
         """Encode and commit a batch; the running report that includes it."""
@@ -124,30 +189,15 @@ class _Run:
             raise BadImage(f"{bad[0]} (use --on-error skip to leave such images out)")
         loaded = [step for step in batch if isinstance(step, LoadedImage)]
         new = self._encode(loaded)
-        keys = [image.key for _, image in new if image.key is not None]
-        stored_keys = set(self.collection.ids_by_key(keys) if keys and self.first_added is not None else ())
-        paths = [image.path for _, image in new] if self.collection.indexes_paths else []
-        before = self.collection.records_by_path(paths)
-        outcome = self.collection.add([image for _, image in new], replaced=self.replaced) if new else []
-        others = IngestReport(
-            known=len(loaded) - len(new),
-            skipped=len(bad),
-            problems=[*problems, *_other_contents(new, outcome, before), *self._notes(new, outcome, stored_keys)],
-        )
-        self.report = self.report.plus(IngestReport.of(outcome)).plus(others)
+        stored = self.writer.add([image for _, image in new], [(source.name, str(source.uri)) for source, _ in new])
+        others = IngestReport(known=len(loaded) - len(new), skipped=len(bad), problems=problems + stored.problems)
+        self.report = self.report.plus(stored).plus(others)
         return self.report
-
-    def drop_replaced_files(self) -> None:
-        """Delete kept files that the run replaced; only at its end, because a later source may name one of them."""
-        try:
-            self.collection.drop_files(self.replaced)
-        except (HashseekError, OSError) as error:  # if the run fails, its own error is the one to report
-            log.warning("replaced files were not deleted (`hashseek index optimize` will): %s", error)
 
     def _encode(self, loaded: Iterable[LoadedImage]) -> list[tuple[ImageSource, NewImage]]:
         """The images with their codes; content that was stored since it was loaded is not encoded again."""
         pixels = {one.image.sha256: one.pixels for one in loaded if one.image and one.pixels is not None}
-        look_up = self.collection.code_by_hash
+        look_up = self.writer.collection.code_by_hash
         codes = {sha256: known for sha256 in pixels if (known := look_up(sha256)) is not None}
         fresh = [sha256 for sha256 in pixels if sha256 not in codes]
         if fresh:
@@ -161,59 +211,24 @@ class _Run:
 
     def _encode_pixels(self, pixels: Pixels) -> list[StoredCode]:
         engine = self.encoder.engine
-        if not self.collection.keeps_features:
+        if not self.writer.collection.keeps_features:
             return [StoredCode(code, engine, None) for code in self.encoder.encode_pixels(pixels)]
         both = zip(*self.encoder.encode_with_features(pixels), strict=True)
         return [StoredCode(code, engine, feature) for code, feature in both]
 
-    def _notes(
-        self, new: Sequence[tuple[ImageSource, NewImage]], outcome: Sequence[tuple[int, Change]], keys: set[str]
-    ) -> Iterator[Problem]:
-        """Notes on images that were not stored as their source specifies, or that replaced another one of this run.
-
-        `keys`: those of the images that were stored before this batch, if the run has added any image by then.
-        """
-        kept: list[tuple[ImageSource, int]] = []
-        for (source, image), (image_id, change) in zip(new, outcome, strict=True):
-            if change == "added" and self.first_added is None:
-                self.first_added = image_id
-            elif (
-                change == "updated"
-                and image.key in keys
-                and self.first_added is not None
-                and image_id >= self.first_added
-            ):
-                reason = f"the key {image.key!r:.80} was used earlier in this run; this image replaces that one"
-                yield Problem(source.name, reason, skipped=False, uri=str(source.uri))
-            elif change != "added" and image.key is None and (image.labels or image.attributes):
-                kept.append((source, image_id))
-            if image.key is not None:
-                keys.add(image.key)
-        records = self.collection.get([image_id for _, image_id in kept])
-        for (source, image_id), record in zip(kept, records, strict=True):
-            differs = {
-                "labels": record and source.labels and set(source.labels) != set(record.labels),
-                "attributes": record
-                and source.attributes
-                and not same_attributes(source.attributes, record.attributes),
-            }
-            if names := " and ".join(name for name, other in differs.items() if other):
-                reason = (
-                    f"the same content is stored as image {image_id} with different {names}, which were kept: give "
-                    "this image a key to store its own (--key-from path)"
-                )
-                yield Problem(source.name, reason, skipped=False, uri=str(source.uri))
-
 
 def _other_contents(
-    new: Sequence[tuple[ImageSource, NewImage]],
-    outcome: Sequence[tuple[int, Change]],
-    before: Mapping[str, FileRecord],
-) -> Iterator[Problem]:
-    """Notes on new images whose path also belongs to a record with other content; `before`: the records of paths."""
-    for (source, image), (_, change) in zip(new, outcome, strict=True):
+    images: list[NewImage], outcome: Sequence[tuple[int, Change]], before: Mapping[str, FileRecord]
+) -> dict[int, str]:
+    """Notes, by number, on new images whose path also belongs to a record with other content.
+
+    `before`: the records of the paths.
+    """
+    notes: dict[int, str] = {}
+    for n, (image, (_, change)) in enumerate(zip(images, outcome, strict=True)):
         record = before.get(image.path)
         # Under keys, one content may have several records; otherwise the image would be known, or its key be adopted.
-        if change == "added" and record is not None and None in (image.key, record.key):
-            reason = f"image {record.id} has this path but other content: remove that image"
-            yield Problem(source.name, reason, skipped=False, uri=str(source.uri))
+        other = image.key is None or (image.adopts and record is not None and record.key is None)
+        if change == "added" and record is not None and other:
+            notes[n] = f"image {record.id} has this path but other content: remove that image"
+    return notes

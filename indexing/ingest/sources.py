@@ -22,7 +22,7 @@ from hashseek.indexing.uris import stored_path
 from hashseek.retrieval.errors import BadConfig, BadDataset, BadImage
 from hashseek.retrieval.images import SUFFIXES
 from hashseek.retrieval.label_files import Problem, refuse
-from hashseek.retrieval.tar_members import Member, list_members, member_path, read_member
+from hashseek.retrieval.tar_members import Member, list_members, member_path, read_member, without_place
 
 Found = ImageSource | Problem
 KeyFrom = Literal["path", "name"]
@@ -86,7 +86,7 @@ def describe(
             key = found.key
             if key is None and key_from is not None:
                 path = stored_path(found.uri)
-                key = path if key_from == "path" else PurePosixPath(path).name
+                key = without_place(path) if key_from == "path" else PurePosixPath(path).name
             found = replace(found, key=key, labels=tuple(dict.fromkeys((*found.labels, *labels))))
         yield found
 

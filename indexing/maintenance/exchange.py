@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from hashseek.indexing.catalog import Catalog, NewImage, StoredImage
 from hashseek.indexing.catalog.records import VECTOR_TYPE
 from hashseek.indexing.collection import CATALOG, Collection
-from hashseek.indexing.ingest.batch import IngestReport
+from hashseek.indexing.ingest.batch import IngestReport, Writer
 from hashseek.indexing.ingest.manifests import load_pyarrow
 from hashseek.indexing.maintenance.scratch import new_file
 from hashseek.indexing.opening import Store, open_for_adding
@@ -173,9 +173,11 @@ def import_(place: Path, folder: Path, *, checkpoint: Path | None) -> IngestRepo
     with open_export(files[0]):  # it is refused before a collection is created
         pass
     with open_for_adding(folder, checkpoint=checkpoint) as collection:
-        *_, report = add_exports(files, collection)
+        problems: list[Problem] = []
+        for report in add_exports(files, collection):
+            problems += report.problems
         collection.save_index()
-    return report
+    return replace(report, problems=problems)
 
 
 def add_exports(files: Iterable[Path], collection: Store) -> Generator[IngestReport, None, None]:
@@ -186,7 +188,7 @@ def add_exports(files: Iterable[Path], collection: Store) -> Generator[IngestRep
     Raises:
         BadDataset, ForeignCodes: see `import_`.
     """
-    report, replaced = IngestReport(), set[str]()  # kept files that a later row may name
+    report, writer = IngestReport(), Writer(collection)
     try:
         for file in files:
             with open_export(file, collection) as export:
@@ -194,10 +196,10 @@ def add_exports(files: Iterable[Path], collection: Store) -> Generator[IngestRep
                 report = report.plus(IngestReport(skipped=skipped, problems=export.problems))
                 yield report
                 for images in export.groups:
-                    report = report.plus(IngestReport.of(collection.add(images, replaced=replaced)))
+                    report = report.plus(writer.add(images))
                     yield report
     finally:
-        collection.drop_files(replaced)
+        writer.drop_replaced_files()
 
 
 @dataclass(frozen=True)

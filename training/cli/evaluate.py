@@ -67,7 +67,11 @@ def evaluate(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the report. Default: evaluation-NAME next to the checkpoint.")
+        Path | None,
+        typer.Option(
+            help="Folder of the report. Default: evaluation-NAME next to the checkpoint; --data, --labels and "
+            "--normalizer are added to it."
+        ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     precision: Annotated[Literal["auto", "fp32", "bf16"], typer.Option(help="Precision of the network.")] = "auto",
@@ -117,7 +121,9 @@ def evaluate(
     from hashseek.training.evaluation.evaluate import keep_calibration
     from hashseek.training.evaluation.report.markdown import summary
 
-    folder = out or checkpoints[0].parent / f"evaluation-{checkpoints[0].stem}"
+    # Other data or labels are another result, which must not replace the first.
+    other = [Path(data).resolve().stem if data else "", labels or "", normalizer if normalizer != "retrieved" else ""]
+    folder = out or checkpoints[0].parent / "-".join(["evaluation", checkpoints[0].stem, *filter(None, other)])
     folder.mkdir(parents=True, exist_ok=True)
     evaluation = run(
         checkpoints[0], splits, how, others=checkpoints[1:], lengths=lengths, baseline=baseline, n_points=points

@@ -129,14 +129,26 @@ def untrained_model(checkpoint: Checkpoint) -> HashModel:
     """The model as it was before its first training step.
 
     Raises:
-        BadConfig: the checkpoint has no training configuration.
+        BadConfig: the checkpoint has no training configuration, began with a fitted hash layer, or was truncated.
     """
+    header = checkpoint.header
     notes = ("splits_sha256", "held_out")  # stored next to the configuration
-    training = {key: value for key, value in checkpoint.header.training.items() if key not in notes}
+    training = {key: value for key, value in header.training.items() if key not in notes}
     if not training:
         raise BadConfig("the checkpoint has no training configuration, so its untrained model cannot be rebuilt")
+    config = parse_config(training, source="the checkpoint's configuration")
+    if config.model.head_init != "random":
+        raise BadConfig(
+            f"training started from a hash layer fitted to the training images (model.head_init = "
+            f"{config.model.head_init!r}), not from an untrained model: choose another --baseline"
+        )
+    if config.model.n_bits != header.n_bits:
+        raise BadConfig(
+            f"the checkpoint was truncated from {config.model.n_bits} to {header.n_bits} bits: choose another "
+            "--baseline, or evaluate the whole checkpoint"
+        )
     with torch.random.fork_rng():
-        model = initial_model(parse_config(training, source="the checkpoint's configuration")).eval()
+        model = initial_model(config).eval()
     trained = checkpoint.model.backbone
     if isinstance(model.backbone, Mlp) and isinstance(trained, Mlp):
         model.backbone.standardize(trained.mean, trained.std)  # training does not learn the statistics of the input

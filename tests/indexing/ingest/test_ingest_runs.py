@@ -271,3 +271,12 @@ def test_a_key_that_occurs_twice_in_a_run_is_noted(make, tmp_path):
     [note] = run(collection, plan).problems
     assert (note.where, note.skipped, note.uri) == ("list line 5", False, str(other))
     assert collection.catalog.by_key("new").path == str(other)
+
+
+def test_a_key_that_occurs_twice_is_noted_in_every_run_however_old_its_record_is(make, tmp_path):
+    collection, first, other = make("collection"), write(tmp_path / "a", b"one"), write(tmp_path / "b", b"two")
+    run(collection, [ImageSource(first), ImageSource(other)])
+    for _ in range(2):
+        report = run(collection, [ImageSource(first, key="k"), ImageSource(other, key="k")])
+        assert [note.uri for note in report.problems] == [str(other)]
+        assert (report.added, report.skipped) == (0, 0)

@@ -192,3 +192,14 @@ def test_an_export_counts_images_without_a_code(exported, hashseek, tmp_path):
     code, out, err = hashseek("index", "export", folder, tmp_path / "holes.parquet")
     assert (code, out) == (0, f"{tmp_path}/holes.parquet: 19 images\n")
     assert err.startswith("2 ")
+
+
+def test_labels_that_an_import_does_not_store_are_noted(tmp_path):
+    [image] = new_images(random_codes(np.random.default_rng(0), 1, 12))
+    for name, label in (("a", "of a"), ("b", "of b")):
+        with closing(code_collection(tmp_path / name, n_bits=12)) as collection:
+            collection.add([replace(image, labels=(label,))])
+            if name == "a":
+                export(collection, tmp_path / "e.parquet")
+    report = import_(tmp_path / "e.parquet", tmp_path / "b", checkpoint=None)
+    assert (report.known, [note.uri for note in report.problems]) == (1, [image.path])

@@ -37,7 +37,8 @@ def test_train_then_evaluate(toml, tmp_path, shapes, capsys):
     code, out, err = run_command(capsys, "evaluate", checkpoint, "-n", 5, "--baseline", "untrained", "--data", shapes)
     assert code == 0, err
     assert "Before training" in out
-    assert (tmp_path / "run" / "evaluation-best" / "report.json").is_file()
+    assert (tmp_path / "run" / f"evaluation-best-{Path(shapes).name}" / "report.json").is_file()
+    assert not (tmp_path / "run" / "evaluation-best").exists()  # of the data it was trained on
 
 
 @pytest.mark.parametrize(

@@ -129,3 +129,13 @@ def test_where_itq_is_not_possible_the_report_says_so_and_asking_for_it_is_refus
     assert any("ITQ" in note for note in made.notes)
     with pytest.raises(BadConfig, match="untrained"):
         evaluate(longer, VECTOR_SPLITS, OPTIONS, baseline="itq", n_points=0)
+
+
+def test_only_a_model_that_began_untrained_and_whole_has_an_untrained_baseline(tmp_path):
+    began = {"backbone": "mlp:6-16", "n_bits": 8}
+    plain = save(tmp_path / "plain", 8, model=began)
+    assert evaluate(plain, VECTOR_SPLITS, OPTIONS, baseline="untrained", n_points=0).report.baseline
+    for name, other in (("fitted", {"head_init": "itq"}), ("cut", {"n_bits": 16})):
+        checkpoint = save(tmp_path / name, 8, model={**began, **other})
+        with pytest.raises(BadConfig):
+            evaluate(checkpoint, VECTOR_SPLITS, OPTIONS, baseline="untrained", n_points=0)

@@ -57,7 +57,7 @@ def parsed(sources: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """The BibTeX fields of sources such as "Xu et al., TITLE, ACM MM 2022"; several are separated by semicolons."""
     found: dict[str, dict[str, str]] = {}
     for name, source in sources.items():
-        for text in source.split("; "):
+        for place, text in enumerate(source.split("; "), start=1):
             parts = text.translate(LATEX).split(", ")
             if len(parts) == 1:
                 continue  # "a textbook loss" is not a reference
@@ -65,7 +65,7 @@ def parsed(sources: Mapping[str, str]) -> dict[str, dict[str, str]]:
             if len(parts) > 2:
                 author, title = parts[0].replace(" et al.", " and others"), ", ".join(parts[1:-1])
                 fields = {"author": author, "title": f"{{{title}}}", "howpublished": parts[-1]}
-            found[name if name not in found else f"{name}-2"] = fields
+            found[name if place == 1 else f"{name}-{place}"] = fields
     return found
 
 

@@ -82,17 +82,19 @@ class Group:
 
 
 def grouped(entries: Sequence[Entry]) -> list[Group]:
-    """The reports in groups; those that differ only in the training seed are in one group."""
-    groups: list[Group] = []
+    """The reports in groups; those that differ only in the training seed are in one group.
+
+    If two of them have the same seed, such as the best and the last epoch of a run, all stay alone: it is unknown which
+    of them belong together.
+    """
+    alike: dict[Any, list[Entry]] = {}
     for entry in entries:
-        for group in groups:
-            first = group.entries[0]
-            seen = [other.seed for other in group.entries]
-            if None not in entry.settings and entry.settings == first.settings and entry.seed not in seen:
-                group.entries.append(entry)
-                break
-        else:
-            groups.append(Group([entry]))
+        key = entry.letter if None in entry.settings else entry.settings
+        alike.setdefault(key, []).append(entry)
+    groups: list[Group] = []
+    for found in alike.values():
+        together = len({entry.seed for entry in found}) == len(found)
+        groups += [Group(found)] if together else [Group([entry]) for entry in found]
     return groups
 
 

@@ -230,3 +230,10 @@ def test_the_same_seed_twice_is_two_methods(tmp_path):
         evaluated(checkpoint).write(tmp_path / str(place))
     table = rows(as_markdown(load_entries([tmp_path / "0", tmp_path / "1"])), "Methods")
     assert [row[0] for row in table] == ["A", "B"]
+    # As the best and the last epoch of one run, and one of another seed: it could belong to either.
+    checkpoint = save_vector_model(tmp_path / "2.m", 8, seed=2, training={**training, "train": {"seed": 1}})
+    evaluated(checkpoint).write(tmp_path / "2")
+    table = rows(as_markdown(load_entries([tmp_path / "2", tmp_path / "0", tmp_path / "1"])), "Methods")
+    assert [row[0] for row in table] == ["A", "B", "C"]
+    table = rows(as_markdown(load_entries([tmp_path / "2", tmp_path / "0"])), "Methods")
+    assert [row[0] for row in table] == ["A,B"]
