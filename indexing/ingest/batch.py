@@ -112,8 +112,8 @@ class Writer:
     def __init__(self, collection: "Target") -> None:
         self.collection = collection
         self._replaced: set[str] = set()  # files that the collection kept and no longer needs
-        self._first_added: int | None = None  # ids only grow, so images with a higher one were added since
-        self._updated: set[int] = set()
+        self._first_added: int | None = None  # in a folder ids only grow: images with a higher one were added since
+        self._written: set[int] = set()  # other images that were added or updated
 
     def add(self, images: list[NewImage], names: Sequence[tuple[str, str]] | None = None) -> IngestReport:
         """Commit a batch; returns the changes, and notes.
@@ -148,13 +148,14 @@ class Writer:
         for n, (image, (image_id, change)) in enumerate(zip(images, outcome, strict=True)):
             is_new = self._first_added is not None and image_id >= self._first_added
             if change == "added":
-                self._first_added = image_id if self._first_added is None else self._first_added
-            elif change == "updated" and image.key in keys and (is_new or image_id in self._updated):
+                if self._first_added is None and self.collection.indexes_paths:  # not in Milvus
+                    self._first_added = image_id
+            elif change == "updated" and image.key in keys and (is_new or image_id in self._written):
                 notes[n] = f"the key {image.key!r:.80} was used earlier in this run; this image replaces that one"
             elif image.key is None and (image.labels or image.attributes):
                 kept.append(n)
-            if change == "updated" and not is_new:
-                self._updated.add(image_id)
+            if change != "known" and (self._first_added is None or image_id < self._first_added):
+                self._written.add(image_id)
             if image.key is not None:
                 keys.add(image.key)
         records = self.collection.get([outcome[n][0] for n in kept])

@@ -11,6 +11,7 @@ import pytest
 
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.ingest.batch import ingest
+from hashseek.indexing.ingest.manifests import ImageSource
 from hashseek.indexing.ingest.sources import describe, find_sources
 from hashseek.indexing.maintenance.exchange import export
 from hashseek.indexing.milvus import connection
@@ -21,6 +22,7 @@ from hashseek.indexing.opening import open_store
 from hashseek.indexing.searcher import Searcher
 from hashseek.retrieval.errors import BadCollection, BadConfig, ForeignCodes
 from support.collections import new_images, random_codes
+from support.pictures import save
 from support.service import add, hits, search, serving
 
 pytestmark = [pytest.mark.milvus, pytest.mark.xdist_group("milvus")]
@@ -100,6 +102,21 @@ def test_an_export_of_a_folder_is_imported(hashseek, milvus_name, checkpoint, in
                 [same] = [one for one in collection.browse(None, limit=20)[0] if one.sha256 == image.sha256]
                 assert (image.path, image.labels) == (collection.uri_of(same), same.labels)
                 assert store.code(image.id).tolist() == collection.code(same.id).tolist()
+
+
+def test_only_a_key_that_occurs_twice_in_a_run_is_noted(milvus_name, checkpoint, tmp_path):
+    def problems(*keys: str, first: int) -> list[str]:
+        sources = [ImageSource(save(tmp_path / f"{first + n}.png", first + n), key=key) for n, key in enumerate(keys)]
+        reports = list(ingest(store, encoder, sources))
+        assert sum(report.skipped for report in reports) == 0
+        return [problem.uri for report in reports for problem in report.problems]
+
+    with closing(open_store(Path(milvus_name), checkpoint=checkpoint, create=True)) as store:
+        encoder = Searcher.open(store, device="cpu").image_encoder
+        stored = [f"k{number}" for number in range(8)]  # their ids are hashes, above and below that of the new one
+        assert problems(*stored, first=0) == []
+        assert problems("new", *stored, first=20) == []
+        assert problems("newer", *stored, "newer", first=40) == [str(tmp_path / "49.png")]
 
 
 def test_the_service_answers_from_milvus_and_refuses_uploads(milvus_name, checkpoint, pictures):
