@@ -434,7 +434,7 @@ def _check_same_budget(folder: Path, experiment: Experiment) -> None:
     """Raise BadConfig if the folder's runs had another data set or budget: their rows would not be comparable."""
     file = folder / "experiment.json"
     budget = {name: value for name, value in asdict(experiment).items() if name not in ("bits", "n_seeds")}
-    budget |= {"base": list(experiment.base), "protocol": 5}  # earlier ones had other spaces and rows
+    budget |= {"base": list(experiment.base), "protocol": 6}  # earlier ones had other spaces, rows and sizes
     if experiment.data not in DATA:  # a file of the user's own, which may change
         budget["configuration"] = experiment.config().model_dump(mode="json")
     if not file.is_file():

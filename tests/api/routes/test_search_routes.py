@@ -416,3 +416,8 @@ def test_uploads_that_are_too_large_or_of_unknown_length_are_refused_unread(read
     assert_problem(reader.post("/v1/search", content=iter([b"--x\r\n"]), headers=headers), 411)
     for length in ("many", "-5", "1e3"):
         assert_problem(reader.post("/v1/search", content=b"", headers={**headers, "Content-Length": length}), 400)
+
+
+def test_a_body_that_is_not_json_says_where(reader):
+    response = reader.post("/v1/search", content=b'{"image_id": 1,', headers={"Content-Type": "application/json"})
+    assert_problem(response, 422, "BadRequest", "at character")
