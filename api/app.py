@@ -15,7 +15,7 @@ from hashseek.api.access.limits import RequestLimits
 from hashseek.api.access.repeats import HEADER, RepeatedChanges
 from hashseek.api.collections.collections import Collections
 from hashseek.api.messages import problems
-from hashseek.api.messages.schemas import ProblemDetails
+from hashseek.api.messages.schemas import NDJSON, ProblemDetails
 from hashseek.api.monitoring import metrics
 from hashseek.api.monitoring.logs import ID_HEADER
 from hashseek.api.routes import collections as collection_routes
@@ -55,9 +55,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.collections = collections
     problems.install(app)
     app.add_middleware(RepeatedChanges)
-    app.add_middleware(
-        GZipMiddleware, minimum_size=1000, compresslevel=1, exclude_content_types=("image/*", images.NDJSON)
-    )
+    app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=1, exclude_content_types=("image/*", NDJSON))
     app.add_middleware(RequestLimits, settings)
     if settings.allowed_origins:  # outside the limits, since a browser's preflight request has no key
         app.add_middleware(

@@ -268,6 +268,11 @@ class _Connection(Generic[H]):
         self.retries = retries
         self._headers = _headers(api_key)
         self._http: H = http or self._new(timeout=timeout)
+        self._answered = False  # whether the service has answered anything yet
+
+    def _may_try_again(self, outcome: "_Outcome", attempt: int) -> bool:
+        self._answered |= isinstance(outcome, httpx.Response)
+        return attempt < self.retries and _is_temporary(outcome, answered=self._answered)
 
     def _headers_of(self, call: _Call[Any]) -> dict[str, str]:
         return self._headers if call.method == "GET" else {**self._headers, "Idempotency-Key": uuid4().hex}
@@ -281,8 +286,9 @@ class Client(_Connection[httpx.Client]):
         collection: the name of the collection, if the service has several.
         api_key: needed if the service requires keys; default: the environment variable HASHSEEK_API_KEY.
         timeout: seconds to wait for an answer.
-        retries: how often a request is repeated while it is answered with 429, 502, 503 or 504, or if the connection
-            breaks. A change has an Idempotency-Key, so it is made only once.
+        retries: how often a request is repeated while it is answered with 429, 502, 503 or 504, if the connection
+            breaks, or if a service that has answered before cannot be reached, since it may be restarting. A change has
+            an Idempotency-Key, so it is made only once.
         http: the client to use instead of a new `httpx.Client`; for example one with your own certificates.
 
     Raises (every method):
@@ -335,7 +341,7 @@ class Client(_Connection[httpx.Client]):
                 outcome = self._http.request(call.method, url, headers=headers, **call.content)
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 outcome = error
-            if attempt == self.retries or not _is_temporary(outcome):
+            if not self._may_try_again(outcome, attempt):
                 break
             time.sleep(_wait(outcome, attempt))
         return _read(call, outcome, self.url)
@@ -391,20 +397,25 @@ class AsyncClient(_Connection[httpx.AsyncClient]):
                 outcome = await self._http.request(call.method, url, headers=headers, **call.content)
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 outcome = error
-            if attempt == self.retries or not _is_temporary(outcome):
+            if not self._may_try_again(outcome, attempt):
                 break
             await asyncio.sleep(_wait(outcome, attempt))
         return _read(call, outcome, self.url)
 
 
-_Outcome = httpx.Response | httpx.HTTPError | httpx.InvalidURL
+def _is_temporary(outcome: "_Outcome", *, answered: bool) -> bool:
+    """Whether the service is busy or being restarted, or the connection broke after it was established.
 
-
-def _is_temporary(outcome: _Outcome) -> bool:
-    """Whether the service is busy or being restarted, or the connection broke after it was established."""
+    A refused connection is a restart if the service has answered before, otherwise most often a wrong URL.
+    """
+    if isinstance(outcome, httpx.ConnectError):
+        return answered
     if isinstance(outcome, Exception):
         return isinstance(outcome, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError)
     return outcome.status_code in (429, 502, 503, 504)  # 502 and 504 come from a proxy
+
+
+_Outcome = httpx.Response | httpx.HTTPError | httpx.InvalidURL
 
 
 def _wait(outcome: _Outcome, attempt: int) -> float:

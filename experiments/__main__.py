@@ -9,7 +9,6 @@ import typer
 from hashseek.api.cli import run
 from hashseek.retrieval.errors import BadConfig
 from hashseek.training.data.datasets import vectors
-from hashseek.training.progress import Progress
 
 reproduce = typer.Typer(no_args_is_help=True)
 
@@ -76,32 +75,62 @@ def losses(
     epochs: Annotated[int, typer.Option(min=1, help="Epochs of each run.")] = 30,
     jobs: Annotated[int, typer.Option(min=1, help="Number of methods to run in parallel.")] = 2,
     out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/DATA. Finished runs are kept.")] = None,
-    finetuned: Annotated[
-        bool,
-        typer.Option(help="With mirflickr: then fine-tune the network with HyP2 and the five strongest other methods."),
-    ] = True,
 ) -> None:
     """Every hashing and contrastive loss on the same data under one protocol, compared with untrained layers.
 
     On photographs the network is a frozen MobileNet v2 (mirflickr), on another split of the same photographs
     (mirflickr-second), or SqueezeNet (mirflickr-squeezenet, mirflickr-squeezenet-second); on vectors (scene, yeast) it
     is an MLP trained from scratch. Hyperparameters are chosen on a validation part of the training split, with the same
-    number of trials for each method. Each run is scored on the query split once. Which methods are fine-tuned depends
-    on their validation scores at the longest code.
+    number of trials for each method. Each run is scored on the query split once.
     """
-    from experiments.comparison import METHODS, Experiment, as_markdown, run, write_plots
-    from experiments.finetuned import FOLDER, run_finetuned, strongest
+    from experiments.comparison import METHODS, Experiment, run
 
     methods, folder = _known(method, METHODS), out or Path("runs") / Path(data).stem
     experiment = Experiment(data, tuple(bits or (12, 24, 36, 48)), seeds, trials, epochs)
     run(folder, experiment, methods=methods, jobs=jobs, say=_say)
-    if finetuned and data == "mirflickr":
-        run_finetuned(folder, strongest(folder, methods, 5), progress=Progress())
+    _show(folder, methods)
+
+
+@reproduce.command("finetuned")
+def finetuned(
+    method: Annotated[
+        list[str] | None,
+        typer.Option("--method", help="Only this method; may be repeated. Default: HyP2 and the five strongest."),
+    ] = None,
+    bits: Annotated[list[int] | None, typer.Option(help="Code length; may be repeated. Default: 48 12.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of runs per method and length.")] = 3,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of runs in parallel.")] = 2,
+    out: Annotated[Path, typer.Option(help="Run folder of the comparison; finished runs are kept.")] = Path(
+        "runs/mirflickr"
+    ),
+) -> None:
+    """Fine-tune the whole network on MIRFLICKR with the settings that the comparison `losses` has chosen.
+
+    Which methods are the strongest is decided by their validation scores at the longest code of the comparison. Each
+    run is scored on the query split once.
+    """
+    from experiments.comparison import METHODS, TUNED
+    from experiments.finetuned import FOLDER, run_finetuned, strongest
+
+    lengths = tuple(bits or TUNED[::-1])
+    if unknown := set(lengths) - set(TUNED):
+        raise BadConfig(f"no settings are searched at {min(unknown)} bits: choose among {TUNED[0]} and {TUNED[1]}")
+    methods = _known(method, METHODS) if method else strongest(out, list(METHODS), 5)
+    if absent := [name for name in methods for n in lengths if not (out / name / f"chosen-{n}.json").is_file()]:
+        raise BadConfig(f"{out} has no chosen settings of {absent[0]}: run `python -m experiments losses` first")
+    if not methods:
+        raise BadConfig(f"{out} has no comparison: run `python -m experiments losses` first, or choose another --out")
+    run_finetuned(out, methods, lengths=lengths, seeds=seeds, jobs=jobs, say=_say)
+    _show(out / FOLDER, methods)
+
+
+def _show(folder: Path, methods: list[str]) -> None:
+    """Write the diagrams of a comparison, and print its tables."""
+    from experiments.comparison import as_markdown, write_plots
+
     for file in write_plots(folder, methods=methods):
         _say(f"wrote {file}")
     typer.echo(as_markdown(folder, methods=methods), nl=False)
-    if (folder / FOLDER).is_dir():
-        typer.echo("\nFine-tuned:\n\n" + as_markdown(folder / FOLDER, methods=methods), nl=False)
 
 
 def _known(chosen: list[str] | None, methods: Collection[str]) -> list[str]:

@@ -1,15 +1,20 @@
 """Fine-tuning, in addition to the frozen comparison: HyP2 and the strongest other methods, training the whole network.
 
 Every loss gets the same network, batches, optimizer and epochs, and the hyperparameters and start of the hash layer
-that its search on the frozen backbone chose. The images are used in their own size of 128 px: enlarged to 224, as for
-the frozen network, they take 2.4 times as long.
+that its search on the frozen backbone chose.
 """
 
+import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
+from typing import Any
+
+import torch
 
 from experiments.comparison import METHODS, TUNED, chosen_settings, rows_of, split_scores
 from hashseek.retrieval.checkpoint import load_checkpoint
@@ -22,7 +27,6 @@ from hashseek.training.runs.run_folder import write_records
 
 FOLDER = "finetuned"
 BASE = Path("mirflickr25k_mobilenet_v2_tie_aware_48_finetuned")
-SIZE = "model.size=128"
 
 
 def strongest(folder: Path, methods: Sequence[str], n: int) -> list[str]:
@@ -43,15 +47,17 @@ def run_finetuned(
     *,
     lengths: Sequence[int] = TUNED[::-1],
     seeds: int = 3,
+    jobs: int = 2,
     base: Sequence[str] = (),
-    progress: Progress | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Fine-tune every method and score it once on the query split; finished runs are kept, others continue.
+    """`fine_tune` every method, `jobs` runs at a time; finished runs are kept, others continue.
 
-    The rows are those of a comparison in `folder` / FOLDER, for `as_markdown`.
+    All methods are trained with one seed before the next. The rows are those of a comparison in `folder` / FOLDER, for
+    `as_markdown`.
 
     Args:
-        folder: of the comparison; the frozen runs in it have chosen the hyperparameters.
+        folder: of the comparison, whose searches have chosen the hyperparameters.
         methods: keys of `METHODS`.
         lengths: some of `TUNED`.
         seeds: runs of each method at each length.
@@ -60,24 +66,42 @@ def run_finetuned(
     Raises:
         HashseekError: what a training run refuses.
     """
-    progress = progress or Progress(quiet=True)
-    for n_bits, seed, method in product(lengths, range(seeds), methods):
-        place = folder / FOLDER / method
-        rows = rows_of(place.parent, method)
-        if any((row["n_bits"], row["seed"]) == (n_bits, seed) for row in rows):
-            continue
-        chosen = chosen_settings(folder, method, n_bits, n_bits=n_bits)
-        of_loss = [setting for setting in chosen if setting.startswith(("loss.", "model.head_init"))]
-        of_run = (f"model.n_bits={n_bits}", f"train.seed={seed}")
-        config = load_config(BASE, (SIZE, *METHODS[method].settings, *of_loss, *of_run, *base))
-        out = place / f"{n_bits}-{seed}"
-        result = fit(config, out=out, resume=out.is_dir(), progress=progress)
-        splits = build_splits(config.data.name, **config.data.options())
-        checkpoint = load_checkpoint(result.run.best)
-        encoder = SplitEncoder(checkpoint, device="auto", precision=config.train.precision)
-        query = encoder.encode(splits.query, progress, "queries")
-        database = encoder.encode(splits.database, progress, "database")
-        scores = split_scores(query.outputs, database.outputs, splits)
-        row = {"method": method, "n_bits": n_bits, "seed": seed, **scores, "validation": result.best_score}
-        write_records(place / "rows.jsonl", [*rows, row])
-        shutil.rmtree(out)
+    rows = {method: rows_of(folder / FOLDER, method) for method in methods}
+    wanted = [
+        (method, n_bits, seed)
+        for seed, n_bits, method in product(range(seeds), lengths, methods)
+        if not any((row["n_bits"], row["seed"]) == (n_bits, seed) for row in rows[method])
+    ]
+    if not wanted:
+        return
+    # Two runs with a thread each process more images than one run with two threads.
+    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        running = {pool.submit(fine_tune, folder, *run, base=base): run for run in wanted}
+        for future in as_completed(running):
+            method, n_bits, seed = running[future]
+            rows[method].append(future.result())
+            write_records(folder / FOLDER / method / "rows.jsonl", rows[method])
+            shutil.rmtree(_run_folder(folder, method, n_bits, seed))
+            say(f"{METHODS[method].title}, {n_bits} bits, seed {seed}: fine-tuned")
+
+
+def fine_tune(folder: Path, method: str, n_bits: int, seed: int, *, base: Sequence[str] = ()) -> dict[str, Any]:
+    """Fine-tune a method and score it on the query split; an interrupted run continues. See `run_finetuned`."""
+    torch.set_num_threads(1)
+    chosen = chosen_settings(folder, method, n_bits, n_bits=n_bits)
+    of_loss = [setting for setting in chosen if setting.startswith(("loss.", "model.head_init"))]
+    of_run = (f"model.n_bits={n_bits}", f"train.seed={seed}")
+    config = load_config(BASE, (*METHODS[method].settings, *of_loss, *of_run, *base))
+    out = _run_folder(folder, method, n_bits, seed)
+    result = fit(config, out=out, resume=out.is_dir())
+    splits = build_splits(config.data.name, **config.data.options())
+    encoder = SplitEncoder(load_checkpoint(result.run.best), device="auto", precision=config.train.precision)
+    progress = Progress(quiet=True)
+    query, database = (encoder.encode(split, progress, "images").outputs for split in (splits.query, splits.database))
+    scores = split_scores(query, database, splits)
+    return {"method": method, "n_bits": n_bits, "seed": seed, **scores, "validation": result.best_score}
+
+
+def _run_folder(folder: Path, method: str, n_bits: int, seed: int) -> Path:
+    return folder / FOLDER / method / f"{n_bits}-{seed}"

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from hashseek.indexing.catalog import (
     Catalog,
+    CatalogLocked,
     CatalogReplaced,
     Change,
     Finding,
@@ -168,6 +169,8 @@ class Collection:
         try:
             [outcome] = self.add([replace(image, path=path)])
         except CatalogReplaced:  # the file is in a folder that is not ours any more, and may be an image's
+            raise
+        except CatalogLocked:  # deleting the file would wait for the same lock; `optimize` deletes it
             raise
         except BaseException:
             self.drop_files({path})
@@ -376,7 +379,9 @@ class Collection:
                     reason = f"{file} has the fingerprint {found[:12]}, but its codes {space.fingerprint[:12]}"
                     findings.append(Finding(FindingKind.CHECKPOINT, reason))
             except HashseekError as error:
-                findings.append(Finding(FindingKind.CHECKPOINT, str(error)))
+                remedy = f"copy it from elsewhere: `hashseek index verify {self.folder} --repair --checkpoint FILE`"
+                reason = str(error) if file.is_file() else f"the checkpoint {file} does not exist"
+                findings.append(Finding(FindingKind.CHECKPOINT, f"{reason}; {remedy}"))
         after = 0
         while page := self.catalog.page(after=after, limit=1000):
             suspects = [image for image in page if self._problem_of_file(image)]

@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hashseek.api.access.limits import needed_role
 from hashseek.api.messages.problems import problem
+from hashseek.api.messages.schemas import NDJSON
 
 HEADER = "Idempotency-Key"
 MAX_LENGTH = 255
@@ -22,7 +23,8 @@ class RepeatedChanges:
     """Repeats the earlier answer to a change whose Idempotency-Key the same client has sent before.
 
     The latest 16 MiB of answers are kept in memory. Errors are not kept, since nothing was changed: such a change is
-    tried again. Bodies are not compared, because those of forms differ each time they are sent.
+    tried again. So is a batch, whose images may have failed one by one; those that were stored are found as known.
+    Bodies are not compared, because those of forms differ each time they are sent.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -65,7 +67,9 @@ class RepeatedChanges:
         return messages
 
     def _keep(self, name: _Name, answer: list[Message]) -> None:
-        if answer[0]["status"] >= HTTPStatus.BAD_REQUEST or answer[-1].get("more_body"):  # or the client left
+        start, is_whole = answer[0], not answer[-1].get("more_body")  # the client may have left
+        is_batch = Headers(raw=start["headers"]).get("content-type") == NDJSON
+        if start["status"] >= HTTPStatus.BAD_REQUEST or is_batch or not is_whole:
             return
         self._answers[name] = answer
         self._n_bytes += _size(name, answer)

@@ -103,19 +103,22 @@ def _details(status: int, detail: str, kind: str) -> ProblemDetails:
     return ProblemDetails(type=kind, title=title, status=int(status), detail=detail, request_id=request_id.get())
 
 
-def describe(error: HashseekError, place: Path) -> ProblemDetails:
-    """What clients see of an error about the collection at `place`, or about one of those in that folder."""
+def describe(request: Request, error: HashseekError | OSError) -> ProblemDetails:
+    """What the client sees of an error. What no client can fix is also logged.
+
+    An OSError means that the service cannot read or write its files, most often because a disk is full.
+    """
+    if isinstance(error, OSError):
+        log.error("%s %s failed: %s", request.method, request.url.path, error, exc_info=not is_full(error))
+        status = HTTPStatus.INSUFFICIENT_STORAGE if is_full(error) else HTTPStatus.INTERNAL_SERVER_ERROR
+        detail = f"the service could not read or write its files: {error.strerror or error}"
+        return _details(status, detail, "urn:hashseek:Storage")
     status = next(code for kind, code in STATUS.items() if isinstance(error, kind))
-    # Clients need not know where the collection is.
+    if isinstance(error, BadCollection) and status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        log.error("%s %s: %s", request.method, request.url.path, error)
+    place = request.app.state.collections.settings.collection  # clients need not know where it is
     detail = without_uri(place, str(error)) if is_in_milvus(place) else _without_folder(place, str(error))
     return _details(status, detail, f"urn:hashseek:{type(error).__name__}")
-
-
-def describe_os_error(error: OSError) -> ProblemDetails:
-    """What clients see if the service cannot read or write its files, most often because a disk is full."""
-    status = HTTPStatus.INSUFFICIENT_STORAGE if is_full(error) else HTTPStatus.INTERNAL_SERVER_ERROR
-    detail = f"the service could not read or write its files: {error.strerror or error}"
-    return _details(status, detail, "urn:hashseek:Storage")
 
 
 def is_full(error: OSError) -> bool:
@@ -127,11 +130,9 @@ def install(app: FastAPI) -> None:
     """Make every error of `app` a problem JSON."""
 
     @app.exception_handler(HashseekError)
-    def ours(request: Request, error: HashseekError) -> JSONResponse:
-        described = describe(error, request.app.state.collections.settings.collection)
-        if isinstance(error, BadCollection) and described.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            log.error("%s %s: %s", request.method, request.url.path, error)  # no client can fix it
-        return _response(described)
+    @app.exception_handler(OSError)
+    def known(request: Request, error: HashseekError | OSError) -> JSONResponse:
+        return _response(describe(request, error))
 
     @app.exception_handler(RequestValidationError)
     def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
@@ -159,12 +160,6 @@ def install(app: FastAPI) -> None:
         if request.method == "OPTIONS":
             return Response(status_code=HTTPStatus.NO_CONTENT, headers=headers)
         return problem(error.status_code, f"this path allows only {headers['Allow']}", headers=headers)
-
-    @app.exception_handler(OSError)
-    def system(request: Request, error: OSError) -> JSONResponse:
-        trace = None if is_full(error) else error
-        log.error("%s %s failed: %s", request.method, request.url.path, error, exc_info=trace)
-        return _response(describe_os_error(error))
 
     @app.exception_handler(Exception)
     def unexpected(request: Request, error: Exception) -> JSONResponse:

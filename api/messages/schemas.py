@@ -10,6 +10,7 @@ if TYPE_CHECKING:  # these load torch, which a client does not need
     from hashseek.indexing.searcher import Hit
 
 
+NDJSON = "application/x-ndjson"  # of an answer with a line of JSON for each image
 url_prefix: ContextVar[str] = ContextVar("url_prefix", default="")  # of the answering collection: /collections/NAME
 
 

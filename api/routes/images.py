@@ -21,8 +21,16 @@ from hashseek.api.messages.parameters import (
     PageParameters,
     read_upload,
 )
-from hashseek.api.messages.problems import FileGone, UnexpectedNumber, describe, describe_os_error
-from hashseek.api.messages.schemas import AddedImage, ImagePage, ImageRecord, ProblemDetails, Removed, shown_path
+from hashseek.api.messages.problems import FileGone, UnexpectedNumber, describe
+from hashseek.api.messages.schemas import (
+    NDJSON,
+    AddedImage,
+    ImagePage,
+    ImageRecord,
+    ProblemDetails,
+    Removed,
+    shown_path,
+)
 from hashseek.api.routes.dependencies import MULTIPART, NoBodyDep, NoQueryDep, SearcherDep, WritableDep, at_most_once
 from hashseek.indexing.catalog import NewImage, StoredImage
 from hashseek.indexing.catalog.records import StoredCode
@@ -53,7 +61,6 @@ _FILE: dict[int | str, dict[str, Any]] = {
     304: {"description": "Not modified: the client already has the file."},
 }
 
-NDJSON = "application/x-ndjson"
 _LINE = {"oneOf": [model.model_json_schema() for model in (AddedImage, ProblemDetails)]}
 
 router = APIRouter(prefix="/v1/images", tags=["images"])
@@ -200,7 +207,6 @@ def add_images(searcher: SearcherDep, form: Annotated[AddManyForm, MULTIPART], r
         raise BadConfig(
             f"there are {n_images} images but {n_details} details: send details for every image or for none"
         )
-    place = request.app.state.collections.settings.collection
 
     def lines() -> Iterator[bytes]:
         for number, upload in enumerate(form.image):
@@ -208,10 +214,8 @@ def add_images(searcher: SearcherDep, form: Annotated[AddManyForm, MULTIPART], r
             labels, attributes = about.labels or [], about.attributes or {}
             try:
                 line: BaseModel = _add(searcher, upload, labels=labels, key=about.key, attributes=attributes)
-            except HashseekError as error:
-                line = describe(error, place)
-            except OSError as error:
-                line = describe_os_error(error)
+            except (HashseekError, OSError) as error:
+                line = describe(request, error)
             yield line.model_dump_json().encode() + b"\n"
 
     return StreamingResponse(lines(), media_type=NDJSON)

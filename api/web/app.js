@@ -32,6 +32,7 @@ async function show() {
   const upload = now.upload && (await find(now.upload));
   if (signal.aborted) return;
   if (now.upload && !upload) ui.notice.textContent = "The picture for this search is no longer available. Choose it again.";
+  if (now.unknown.length) ui.notice.textContent = `Parts of the URL are not known to this page and were ignored: ${now.unknown.join(", ")}.`;
   const searching = now.id !== null || Boolean(upload);
   showQuery(now, upload);
   showFilters();
@@ -63,9 +64,10 @@ async function refresh() {
 }
 
 async function take(fileList) {
-  const files = [...fileList].slice(0, MOST_FILES);
+  const files = [...fileList];
   if (stats && ofVectors()) return fail(new Error("This collection holds vectors, so it cannot be searched with a picture."));
   if (!files.length || !files.every(({ type }) => /^(image\/|$)/.test(type))) return fail(new Error("That is not a picture file."));
+  if (files.length > MOST_FILES) return fail(new Error(`${files.length} pictures were chosen. At most ${MOST_FILES} can be searched with together.`));
   const upload = await keep(files);
   return go(urlWith({ view: null, radius: null, id: null, max: null }), { upload });
 }

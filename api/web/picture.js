@@ -2,6 +2,7 @@
 
 import { alike, urlWith } from "/web/url.js";
 import { bytes, clearMessages, confirmed, counted, fail, pairs, percent, splitLabels, ui } from "/web/dom.js";
+import { showFilters } from "/web/filters.js";
 import { chips, day, described } from "/web/pictures.js";
 import { hits, query, showAgain } from "/web/search.js";
 import { api, imagePath, json, loadStats, mayChange, noun, titled } from "/web/service.js";
@@ -23,7 +24,8 @@ export function openPicture(image) {
   ui.pictureMore.hidden = image.id === query.id;
   ui.pictureOriginal.href = url ?? "";
   ui.pictureOriginal.hidden = url === null;
-  ui.pictureRelabel.hidden = ui.pictureDelete.hidden = !mayChange();
+  ui.pictureDelete.hidden = !mayChange();
+  ui.pictureRelabel.hidden = !mayChange() || image.labels.some((label) => label.includes(";")); // it separates labels here
   const place = placeOf(image);
   ui.steps.hidden = place < 0;
   ui.previous.disabled = place <= 0;
@@ -70,10 +72,12 @@ ui.relabel.onsubmit = async (event) => {
   const image = open;
   try {
     const { labels } = await api(imagePath(image.id), json("PATCH", { labels: splitLabels(ui.newLabels.value) }));
+    if (image.id === query.id) return await changed(); // every hit shows which labels it shares with the query
     image.labels = labels;
     showAgain(image);
     if (open === image) showLabels();
     await loadStats();
+    showFilters(); // it suggests labels
   } catch (error) {
     ui.relabelError.textContent = error.message;
   }

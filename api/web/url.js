@@ -7,6 +7,7 @@ import { ofVectors, stats } from "/web/service.js";
 
 const VIEWS = ["duplicates", "overview"]; // besides searches and the list of all pictures
 export const FILTERS = ["label", "any_label", "without", "where"];
+const KNOWN = ["view", "radius", "id", "max_distance", "rank", ...FILTERS];
 
 let show = null;
 let moved = false; // whether the reader followed a link, which may be gone when its target is shown
@@ -19,7 +20,8 @@ export function wanted() {
   const upload = id === null ? (history.state?.upload ?? null) : null;
   const rank = params.get("rank") ?? "";
   const view = id === null && !upload && VIEWS.includes(params.get("view")) ? params.get("view") : null;
-  return { view, radius: whole("radius"), id, upload, max: whole("max_distance"), rank, filters: filtersOf(params) };
+  const unknown = [...new Set(params.keys())].filter((name) => !KNOWN.includes(name));
+  return { view, radius: whole("radius"), id, upload, max: whole("max_distance"), rank, filters: filtersOf(params), unknown };
 }
 
 export const filtersOf = (params) => FILTERS.flatMap((name) => params.getAll(name).filter(Boolean).map((value) => [name, value]));

@@ -308,6 +308,7 @@ class Catalog:
 
         Raises:
             UnknownImage: it is not stored, or has no code in this space.
+            SpaceRetired: it has none because the space is no longer active.
         """
         row = None
         if 0 <= image_id < 2**63:
@@ -317,6 +318,11 @@ class Catalog:
                 ).fetchone()
         if row is None:
             self.one(image_id)  # it is not stored, or its code is still to be computed
+            if not self.is_current():  # the codes may have been dropped
+                raise SpaceRetired(
+                    f"the collection {self.path.parent} was switched to another checkpoint after it was opened, and "
+                    f"the codes of checkpoint {self.fingerprint[:12]} were deleted: try again"
+                )
             raise UnknownImage(f"image {image_id} has no code of checkpoint {self.fingerprint[:12]} in the collection")
         return self._codes([row[0]])
 

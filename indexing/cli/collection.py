@@ -16,6 +16,7 @@ from hashseek.indexing.cli.fitting import refit
 from hashseek.indexing.cli.maintenance import app as maintenance
 from hashseek.indexing.cli.maintenance import repair_and_print
 from hashseek.indexing.cli.options import (
+    AllowPrivate,
     CollectionArgument,
     Device,
     Engine,
@@ -115,9 +116,10 @@ def verify(
         bool, typer.Option("--repair", help="Repair what can be repaired; exit with code 1 if problems remain.")
     ] = False,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="With --repair: another copy of the collection's checkpoint.")
+        Path | None, typer.Option(help="With --repair: another copy of a checkpoint of the collection.")
     ] = None,
     codes: Annotated[int, typer.Option(min=0, help="Re-encode this many random images and compare their codes.")] = 0,
+    allow_private: AllowPrivate = False,
     device: Device = "auto",
     precision: Precision = "auto",
     engine: Engine = "auto",
@@ -128,12 +130,13 @@ def verify(
         refuse("--repair", {"--codes": codes})
     if checkpoint is not None and not repair:
         raise BadConfig("--checkpoint needs --repair: add it, or leave out --checkpoint")
-    if not_default(device, precision, engine) and not (codes or repair):
+    if (allow_private or not_default(device, precision, engine)) and not (codes or repair):
         raise BadConfig(
-            "--device, --precision and --engine need --codes or --repair: add one of those, or leave these out"
+            "--allow-private, --device, --precision and --engine need --codes or --repair: add one of those, or leave "
+            "these out"
         )
     if repair:
-        repair_and_print(collection, checkpoint, options)
+        repair_and_print(collection, checkpoint, options, allow_private=allow_private)
         return
     with closing(Collection(collection, read_only=True)) as opened:
         problems = opened.verify()
@@ -144,7 +147,7 @@ def verify(
             from hashseek.indexing.maintenance.recheck import recheck
 
             encoder = Searcher.open(opened, **options).image_encoder
-            found = recheck(opened, encoder, codes)
+            found = recheck(opened, encoder, codes, allow_private=allow_private)
             problems += found.findings
             for problem in found.findings:
                 typer.echo(printable(str(problem)))

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hashseek.indexing.cli.options import CollectionArgument, Device, Engine, Precision, encoder_options, not_default
+from hashseek.indexing.cli.options import (
+    AllowPrivate,
+    CollectionArgument,
+    Device,
+    Engine,
+    Precision,
+    encoder_options,
+    not_default,
+)
 from hashseek.indexing.cli.output import Output
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.index.duplicates import not_kept
@@ -29,6 +37,7 @@ def duplicates(
     everything: Annotated[
         bool, typer.Option("--all", help="Also print groups whose images were all marked as kept.")
     ] = False,
+    allow_private: AllowPrivate = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print each group as a JSON list, one per line.")] = False,
     device: Device = "auto",
     precision: Precision = "auto",
@@ -39,8 +48,8 @@ def duplicates(
     With --flips, each image is printed with its orientation relative to the first of its group.
     """
     encoding = encoder_options(device, precision, engine)
-    if not_default(device, precision, engine) and not flips:
-        raise BadConfig("--device, --precision and --engine need --flips: add it, or leave these out")
+    if (allow_private or not_default(device, precision, engine)) and not flips:
+        raise BadConfig("--allow-private, --device, --precision and --engine need --flips: add it, or leave these out")
     with closing(Collection(collection, read_only=True)) as opened:
         kept = [] if everything else opened.catalog.kept_groups()
         if not flips:
@@ -51,7 +60,7 @@ def duplicates(
 
         encoder = Searcher.open(opened, **encoding).image_encoder
         with Output().progress("encoding") as progress:
-            found = flipped_groups(opened, encoder, radius=radius, progress=progress)
+            found = flipped_groups(opened, encoder, radius=radius, allow_private=allow_private, progress=progress)
         for group in not_kept(found.groups, kept):
             _print_group(opened, group, as_json=as_json)
         for image_id, problem in found.unreadable.items():

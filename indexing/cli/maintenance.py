@@ -180,11 +180,13 @@ def drop_space_command(collection: CollectionArgument, space: SpaceArgument) -> 
     typer.echo(f"deleted space {space} of {collection}")
 
 
-def repair_and_print(collection: Path, checkpoint: Path | None, options: EncoderOptions) -> None:
+def repair_and_print(
+    collection: Path, checkpoint: Path | None, options: EncoderOptions, *, allow_private: bool
+) -> None:
     """`index verify --repair`: repair, print what was done and what remains; exit with code 1 if anything remains."""
     from hashseek.indexing.maintenance.repair import repair
 
-    report = repair(collection, checkpoint=checkpoint, **options)
+    report = repair(collection, checkpoint=checkpoint, allow_private=allow_private, **options)
     for line in report.done:
         typer.echo(printable(line))
     _print_some([str(finding) for finding in report.left])

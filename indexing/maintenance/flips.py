@@ -67,7 +67,12 @@ class Flipped:
 
 
 def flipped_groups(
-    collection: Collection, encoder: Encoder, *, radius: int, progress: Callable[[int, int], object] = lambda *_: None
+    collection: Collection,
+    encoder: Encoder,
+    *,
+    radius: int,
+    allow_private: bool = False,
+    progress: Callable[[int, int], object] = lambda *_: None,
 ) -> Flipped:
     """Groups as in `Collection.duplicates` that also link mirrored and turned copies.
 
@@ -75,6 +80,7 @@ def flipped_groups(
         collection: may be open read-only.
         encoder: of its checkpoint.
         radius: bits by which the codes of two linked images may differ.
+        allow_private: also fetch images from URLs in private networks.
         progress: called after each image with the number of images done, and of all.
 
     Raises:
@@ -93,7 +99,8 @@ def flipped_groups(
         return np.stack([encoder.encode_pixels(orientation.of(pixels)) for orientation in _ENCODED], axis=1)
 
     images = _images(collection, index.ids[order])
-    for done, (image, codes, problem) in enumerate(encode_stored(collection, encoder, images, encode), start=1):
+    encoded = encode_stored(collection, encoder, images, encode, allow_private=allow_private)
+    for done, (image, codes, problem) in enumerate(encoded, start=1):
         if codes is None:
             unreadable[image.id] = problem
         else:

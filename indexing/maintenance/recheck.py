@@ -34,7 +34,7 @@ class Recheck:
     findings: tuple[Finding, ...]
 
 
-def recheck(collection: Collection, encoder: Encoder, n: int) -> Recheck:
+def recheck(collection: Collection, encoder: Encoder, n: int, *, allow_private: bool = False) -> Recheck:
     """Encode `n` random images of `collection` again (or all, if it has fewer) and compare their codes.
 
     Images whose file does not exist are left out; `Collection.verify` names them.
@@ -43,6 +43,7 @@ def recheck(collection: Collection, encoder: Encoder, n: int) -> Recheck:
         collection: may be open read-only.
         encoder: of its checkpoint, with any engine.
         n: at least 1.
+        allow_private: also fetch images from URLs in private networks.
     """
     ids = collection.catalog.all_codes().ids
     chosen = np.sort(np.random.default_rng().choice(ids, min(n, len(ids)), replace=False)).tolist()
@@ -52,7 +53,8 @@ def recheck(collection: Collection, encoder: Encoder, n: int) -> Recheck:
         page = [image for image in collection.catalog.get(chosen[start : start + _BATCH]) if image is not None]
         stored = collection.catalog.spaces.codes_of([image.id for image in page])
         present = [image for image in page if image.id in stored and is_there(collection.uri_of(image))]
-        for image, code, problem in encode_stored(collection, encoder, present, encoder.encode_pixels):
+        encoded = encode_stored(collection, encoder, present, encoder.encode_pixels, allow_private=allow_private)
+        for image, code, problem in encoded:
             if code is None:
                 message = f"the code of image {image.id} cannot be checked: {problem}"
                 findings.append(Finding(FindingKind.WRONG_CODE, message, image.id))

@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Unpack
 
-from hashseek.indexing.catalog import Catalog, CatalogDamaged, Finding, FindingKind
+from hashseek.indexing.catalog import Catalog, CatalogDamaged, Finding, FindingKind, Space
 from hashseek.indexing.catalog.database import Database
 from hashseek.indexing.catalog.integrity import repair_rows
-from hashseek.indexing.collection import CATALOG, Collection, check_checkpoint
+from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.maintenance.optimize import delete_unneeded
 from hashseek.indexing.maintenance.reencode import Reencoded, encode_missing
 from hashseek.indexing.milvus_uri import refuse_milvus
-from hashseek.retrieval.checkpoint import load_checkpoint
+from hashseek.retrieval.checkpoint import load_checkpoint, load_header
 from hashseek.retrieval.devices import EncoderOptions
 from hashseek.retrieval.encoder import Encoder
-from hashseek.retrieval.errors import HashseekError
+from hashseek.retrieval.errors import ForeignCodes, HashseekError
 from hashseek.retrieval.files import write_atomically
 
 
@@ -28,35 +28,36 @@ class Repaired:
     left: list[Finding] = field(default_factory=list)
 
 
-def repair(folder: Path, *, checkpoint: Path | None = None, **options: Unpack[EncoderOptions]) -> Repaired:
+def repair(
+    folder: Path, *, checkpoint: Path | None = None, allow_private: bool = False, **options: Unpack[EncoderOptions]
+) -> Repaired:
     """Repair the collection in `folder` as far as possible.
 
     Args:
         folder: of the collection.
-        checkpoint: another copy of its checkpoint, if its own copy is lost.
+        checkpoint: another copy of the checkpoint of one of its code spaces, if its own copy is lost.
+        allow_private: also fetch images from URLs in private networks.
         options: of the encoder, for images whose codes are missing.
 
     Raises:
         CatalogDamaged: SQLite cannot read the catalog.
         BadCollection: there is no collection, or no space or permission to write.
-        ForeignCodes: `checkpoint` did not compute the collection's codes; nothing was done.
+        ForeignCodes: `checkpoint` did not compute codes of the collection; nothing was done.
     """
     refuse_milvus(folder)
     path = folder / CATALOG
-    if checkpoint is not None:
-        with closing(Catalog(path, read_only=True)) as catalog:
-            check_checkpoint(catalog, checkpoint)
+    own = None if checkpoint is None else folder / _space_of(path, checkpoint).checkpoint
     report = Repaired(_repair_catalog(path))
     with closing(Collection(folder, read_only=True)) as collection:  # a writer would delete an outdated manifest
         rebuild = any(finding.kind is FindingKind.SEARCH_INDEX for finding in collection.verify())
     with closing(Collection(folder)) as collection:
-        if checkpoint is not None:
+        if checkpoint is not None and own is not None:
             load_checkpoint(checkpoint)  # checks that its weights are intact
-            own, data = collection.checkpoint, checkpoint.read_bytes()
+            data = checkpoint.read_bytes()
             if not own.is_file() or own.read_bytes() != data:
                 write_atomically(own, data)
                 report.done.append(f"copied the checkpoint {checkpoint} to {own}")
-        _encode_missing(collection, report, options)
+        _encode_missing(collection, report, allow_private, options)
         if n_deleted := delete_unneeded(collection):
             report.done.append(f"deleted {n_deleted} files that no image needs")
         if report.done or rebuild:
@@ -64,6 +65,20 @@ def repair(folder: Path, *, checkpoint: Path | None = None, **options: Unpack[En
             report.done.append("rebuilt the index")
         report.left += collection.verify()
     return report
+
+
+def _space_of(path: Path, checkpoint: Path) -> Space:
+    """The code space in the catalog at `path` whose codes `checkpoint` computed."""
+    fingerprint = load_header(checkpoint).fingerprint
+    with closing(Catalog(path, read_only=True)) as catalog:
+        spaces = {space.fingerprint: space for space in catalog.spaces.all()}
+    if fingerprint not in spaces:
+        held = ", ".join(known[:12] for known in spaces)
+        raise ForeignCodes(
+            f"the collection {path.parent} holds codes of checkpoint {held}, not of {fingerprint[:12]}: give a copy of "
+            "the collection's own checkpoint"
+        )
+    return spaces[fingerprint]
 
 
 def _repair_catalog(path: Path) -> list[str]:
@@ -91,7 +106,7 @@ def _integrity(db: sqlite3.Connection) -> str:
     return str(db.execute("PRAGMA integrity_check(1)").fetchone()[0])
 
 
-def _encode_missing(collection: Collection, report: Repaired, options: EncoderOptions) -> None:
+def _encode_missing(collection: Collection, report: Repaired, allow_private: bool, options: EncoderOptions) -> None:
     """Encode images that have no code, if their files exist."""
     space = collection.catalog.space
     state = Reencoded(space, collection.catalog.spaces.n_missing(space.id))
@@ -103,7 +118,7 @@ def _encode_missing(collection: Collection, report: Repaired, options: EncoderOp
         message = f"{state.total} images have no code and cannot be encoded: {error}"
         report.left.append(Finding(FindingKind.MISSING_CODE, message))
         return
-    for _ in encode_missing(collection, encoder, state):
+    for _ in encode_missing(collection, encoder, state, allow_private=allow_private):
         pass
     if state.encoded:
         report.done.append(f"encoded {state.encoded} images whose codes were missing")

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import signal
 import socket
 import threading
 import time
@@ -135,6 +136,19 @@ def test_it_waits_for_a_service_that_is_starting(own_collection, monkeypatch):
         started = time.monotonic()
         assert hashseek.Client(URL, http=client, retries=60).add(png(602), key="k").change == "added"
         assert time.monotonic() - started > 1  # as Retry-After says
+
+
+def test_it_waits_for_a_service_that_is_restarted(serve, own_collection):
+    process, client = serve(own_collection)
+    port = client.base_url.port
+    with hashseek.Client(str(client.base_url), retries=60) as remote:
+        images = remote.stats().n_images
+        process.send(signal.SIGTERM)
+        process.wait()
+        again = threading.Timer(0.5, lambda: serve(own_collection, "--port", port, ready=False))
+        again.start()
+        assert remote.stats().n_images == images
+        again.join()
 
 
 def test_errors_name_the_service_and_the_reason(reader):

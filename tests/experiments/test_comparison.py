@@ -100,20 +100,25 @@ def test_hyp2_and_the_strongest_others_are_fine_tuned_once(base, tmp_path, monke
     def stopped(*arguments, **settings):
         raise KeyboardInterrupt
 
-    tiny = {"base": (*base, "model.freeze_batch_norm=false", "train.epochs=2"), "lengths": [12]}
+    tiny = (*base, "model.freeze_batch_norm=false", "train.epochs=2")
     place = out / finetuned.FOLDER / "hashnet"
     with monkeypatch.context() as patched:
         patched.setattr(finetuned, "split_scores", stopped)
         with pytest.raises(KeyboardInterrupt):
-            finetuned.run_finetuned(out, ["hashnet"], **tiny)
+            finetuned.fine_tune(out, "hashnet", 12, 0, base=tiny)
     config = json.loads((place / "12-0" / "config.json").read_text())
     assert (config["loss"]["continuation"], config["optimizer"]["lr"]) == ("iteration", 0.001)
     fit = MagicMock(wraps=finetuned.fit)
-    monkeypatch.setattr(finetuned, "fit", fit)
-    finetuned.run_finetuned(out, ["hashnet"], seeds=2, **tiny)
-    finetuned.run_finetuned(out, ["hashnet"], seeds=2, **tiny)
-    assert [call.kwargs["resume"] for call in fit.call_args_list] == [True, False]
+    with monkeypatch.context() as patched:
+        patched.setattr(finetuned, "fit", fit)
+        row = finetuned.fine_tune(out, "hashnet", 12, 0, base=tiny)
+    assert fit.call_args.kwargs["resume"]
+    finetuned.run_finetuned(out, ["hashnet"], lengths=[12], seeds=2, base=tiny)
     rows = rows_of(place.parent, "hashnet")
+    assert rows[0] == row
+    assert [path.name for path in place.iterdir()] == ["rows.jsonl"]
+    monkeypatch.setattr(finetuned, "fine_tune", None)  # everything is finished
+    finetuned.run_finetuned(out, ["hashnet"], lengths=[12], seeds=2, base=tiny)
     assert [(row["method"], row["n_bits"], row["seed"]) for row in rows] == [("hashnet", 12, 0), ("hashnet", 12, 1)]
     assert all(0 < row["worst"] <= row["mAP"] <= row["best"] <= 1 for row in rows)
     both = np.array([row["mAP"] for row in rows])

@@ -6,6 +6,7 @@ import json
 import shutil
 import sqlite3
 import threading
+import time
 from contextlib import closing
 
 import pytest
@@ -15,7 +16,7 @@ import hashseek.indexing.index.collection_index
 from hashseek.api.collections import service
 from hashseek.api.collections.service import Service, Shared
 from hashseek.api.settings import Settings
-from hashseek.indexing.catalog import database
+from hashseek.indexing.catalog import Catalog, database
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.index import segments
 from hashseek.indexing.searcher import SearchOptions
@@ -155,6 +156,10 @@ def test_a_service_follows_its_collection_to_another_model_while_it_serves(
     during = search(client, data, k=99).json()  # while the new model is loading
     assert (during["fingerprint"], during["hits"]) == (before["fingerprint"], before["hits"])
     assert_problem(add(client, png(900)), 503, "SpaceRetired")
+    assert client.get("/v1/images/1/similar").status_code == 200
+    Catalog(own_collection / "catalog.sqlite").spaces.drop(1)
+    assert_problem(client.get("/v1/images/1/similar"), 503, "SpaceRetired")
+    assert_problem(client.get("/v1/images/99/similar"), 404, "UnknownImage")
     assert client.get("/healthz/ready").status_code == 200
     stop, answers = threading.Event(), []
 
@@ -269,15 +274,23 @@ def test_a_catalog_that_is_lost_while_serving_is_500(client, own_collection, cap
 
 
 def test_a_locked_catalog_is_503_for_changes_while_searches_go_on(own_collection, monkeypatch):
-    monkeypatch.setattr(database, "BUSY_SECONDS", 0.2)
+    busy = 2.0
+    monkeypatch.setattr(database, "BUSY_SECONDS", busy)
     with serving(own_collection) as client:
         with closing(sqlite3.connect(own_collection / "catalog.sqlite", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
+            started = time.monotonic()
             assert_problem(add(client, png(700)), 503, "CatalogLocked")
+            assert time.monotonic() - started < 2 * busy, "the lock is waited for once"
+            files, headers = {"image": ("a.png", png(701))}, {"Idempotency-Key": "a"}
+            [line] = client.post("/v1/batch", files=files, headers=headers).text.splitlines()
+            assert (json.loads(line)["status"], json.loads(line)["type"]) == (503, "urn:hashseek:CatalogLocked")
             assert_problem(client.delete("/v1/images/1"), 503, "CatalogLocked")
             assert len(hits(search(client, png(1), k=50))) == 12
             other.execute("ROLLBACK")
         assert add(client, png(700)).status_code == 201
+        [line] = client.post("/v1/batch", files=files, headers=headers).text.splitlines()
+        assert json.loads(line)["change"] == "added", "a failed line is tried again"
 
 
 def test_a_full_disk_is_507_and_searching_goes_on(small_disk, indexed, caplog):
@@ -292,6 +305,7 @@ def test_a_full_disk_is_507_and_searching_goes_on(small_disk, indexed, caplog):
         assert_problem(add(client, large.getvalue()), 507, "Storage")
         [line] = client.post("/v1/batch", files={"image": ("large", large.getvalue())}).text.splitlines()
         assert (json.loads(line)["status"], json.loads(line)["type"]) == (507, "urn:hashseek:Storage")
+        assert "POST /v1/batch" in caplog.text
         assert len(kept_files(folder)) == 1
         assert len(hits(search(client, large.getvalue(), k=50))) == client.get("/v1/stats").json()["n_images"] == 13
     with closing(Collection(folder, read_only=True)) as collection:

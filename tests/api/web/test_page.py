@@ -288,6 +288,7 @@ def test_adding_relabelling_and_deleting(browse, own_site):
     page.press("#newLabels", "Enter")
     expect(page.locator("#pictureLabels")).to_contain_text("fresh")
     assert ask(page, f"/v1/images/{N + 1}")["labels"] == ["even", "fresh"]
+    expect(page.locator("#names option[value=fresh]")).to_have_count(1)
     page.locator("#pictureDelete").click()
     page.keyboard.press("Enter")  # the first button keeps it
     assert ask(page, "/v1/stats")["n_images"] == N + 1
@@ -297,6 +298,32 @@ def test_adding_relabelling_and_deleting(browse, own_site):
     assert ask(page, "/v1/stats")["n_images"] == N
     page.locator("#clear").click()
     expect(page.locator("#storedTitle")).to_contain_text(f"{N} pictures")
+
+
+def test_new_labels_of_the_query_are_compared_with_those_of_the_hits(browse, own_site):
+    page = browse(f"{own_site}/?id=1")
+    shared = page.locator("#hits .chip.shared")
+    expect(shared.first).to_be_visible()
+    page.locator("#queryOpen").click()
+    page.locator("#pictureRelabel").click()
+    page.fill("#newLabels", "of its own")
+    page.press("#newLabels", "Enter")
+    expect(page.locator("#queryLabels")).to_have_text("of its own")
+    expect(shared).to_have_count(0)
+    # Two labels, were they typed here.
+    httpx.patch(f"{own_site}/v1/images/1", json={"labels": ["a; b"]}).raise_for_status()
+    page.reload(wait_until="networkidle")
+    page.locator("#queryOpen").click()
+    expect(page.locator("#pictureDelete")).to_be_visible()
+    expect(page.locator("#pictureRelabel")).to_be_hidden()
+
+
+def test_what_the_page_cannot_do_is_said(browse, site):
+    page = browse(f"{site}/?label=even&added_after=2030-01-01")
+    expect(page.locator("#notice")).to_contain_text("added_after")
+    data = encoded(draw(1), "JPEG")
+    page.set_input_files("#file", [{"name": f"{n}.jpg", "mimeType": "image/jpeg", "buffer": data} for n in range(17)])
+    expect(page.locator("#error")).to_contain_text("17")
 
 
 def groups_shown(page):

@@ -14,7 +14,7 @@ import pytest
 from hashseek.api.app import create_app
 from hashseek.api.settings import Settings
 from hashseek.indexing.collection import Collection
-from support.collections import file_of, new_images
+from support.collections import file_of, new_images, sql
 from support.commands import wait_until
 from support.pictures import save
 from support.web import serving
@@ -199,6 +199,26 @@ def test_a_list_of_urls_is_downloaded_and_stored(hashseek, web, tmp_path, pictur
     assert [record.path for record in records(folder)] == urls[:3]
     code, out, _ = hashseek("index", "add", folder, pictures, urls[0], "--allow-private", "--device", "cpu")
     assert (code, out.split(";")[0]) == (0, "added 9, already stored 4, skipped 0")
+
+
+def test_private_urls_are_read_again_only_if_allowed(hashseek, web, tmp_path, checkpoint):
+    folder = tmp_path / "collection"
+    add = ("index", "add", folder, f"{web}/picture 00.jpg", f"{web}/picture 01.jpg", "--allow-private")
+    assert hashseek(*add, "--checkpoint", checkpoint, "--device", "cpu")[0] == 0
+    for command in (
+        ("verify", folder, "--codes", 2),
+        ("verify", folder, "--repair"),
+        ("duplicates", folder, "--radius", 4, "--flips"),
+    ):
+        if "--repair" in command:
+            sql(folder / "catalog.sqlite", "DELETE FROM codes WHERE image_id = 2")
+        code, out, err = hashseek("index", *command)
+        assert "--allow-private" in out + err
+        code, out, err = hashseek("index", *command, "--allow-private")
+        assert (code, "--allow-private" in out + err) == (0, False), command
+    assert hashseek("index", "verify", folder)[0] == 0
+    for command in (("verify", folder), ("duplicates", folder, "--radius", 4)):
+        assert hashseek("index", *command, "--allow-private")[0] == 2
 
 
 def test_the_service_shows_images_in_tars_and_downloads_nothing_private(hashseek, web, tmp_path, pictures, checkpoint):

@@ -10,8 +10,10 @@ from hashseek.indexing.catalog import CatalogDamaged, FindingKind
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.maintenance.repair import repair
 from hashseek.retrieval.checkpoint import load_header
+from hashseek.retrieval.errors import ForeignCodes
 from support.collections import code_collection, new_images, random_codes, sql
 from support.faults import content
+from support.models import tiny_checkpoint
 
 
 def damage_catalog(folder, *statements):
@@ -112,6 +114,22 @@ def test_problems_that_cannot_be_repaired_are_reported(own_collection, hashseek)
     assert left == {(missing, 2), (missing, 3), (uncoded, 3), (uncoded, None)}
     code, _, err = hashseek("index", "verify", own_collection, "--repair", "--device", "cpu")
     assert (code, err.count("\n"), "Traceback" in err) == (1, 4, False)
+
+
+def test_the_checkpoint_of_any_code_space_is_restored(own_collection, other_checkpoint, checkpoint, tmp_path, hashseek):
+    assert hashseek("index", "reencode", own_collection, "--checkpoint", other_checkpoint, "--device", "cpu")[0] == 0
+    copies = sorted(own_collection.glob("*.safetensors"))
+    contents = [copy.read_bytes() for copy in copies]
+    assert len(copies) == 2
+    for copy in copies:
+        copy.unlink()
+    code, out, _ = hashseek("index", "verify", own_collection)
+    assert (code, out.count("--repair --checkpoint")) == (1, 2)
+    assert len(run_repair(own_collection, checkpoint=checkpoint).left) == 1
+    assert run_repair(own_collection, checkpoint=other_checkpoint).left == []
+    assert [copy.read_bytes() for copy in copies] == contents
+    with pytest.raises(ForeignCodes):
+        run_repair(own_collection, checkpoint=tiny_checkpoint(tmp_path / "third.safetensors", n_bits=36, seed=3))
 
 
 # ---------------------------------------------------------------- a damaged catalog
