@@ -24,16 +24,14 @@ def zeta(n_bits: int, n_classes: int) -> float:
     Raises:
         BadConfig: K or C is outside the exact table; set `zeta` explicitly.
     """
-    if n_classes < 1:
-        raise BadConfig(f"HyP2 needs at least 1 label, got {n_classes}")
     if n_classes > MAX_CLASSES:
         raise BadConfig(
             f"zeta is known exactly for at most {MAX_CLASSES} labels, got {n_classes}: set the hyperparameter "
             "zeta, between -1 and 1"
         )
-    if not 1 <= n_bits <= MAX_BITS:
+    if n_bits > MAX_BITS:
         raise BadConfig(
-            f"zeta is tabulated for 1 to {MAX_BITS} bits, got {n_bits}: set the hyperparameter zeta, "
+            f"zeta is tabulated for at most {MAX_BITS} bits, got {n_bits}: set the hyperparameter zeta, "
             "between -1 and 1, or choose a shorter code"
         )
     dimension = max(1, (n_classes - 1).bit_length())
