@@ -44,7 +44,7 @@ from hashseek.training.data.training_images import Images
 from hashseek.training.loop.fit import fit, initial_model
 from hashseek.training.losses import build_loss
 from hashseek.training.runs.environment import device_name
-from hashseek.training.runs.run_folder import read_log
+from hashseek.training.runs.run_folder import read_records
 
 BASE = Path("mirflickr25k_mobilenet_v2_hyp2_48_finetuned")
 EPOCHS, FROZEN_EPOCHS = 4, 12
@@ -161,7 +161,7 @@ def ours(folder: Path, *, frozen: bool) -> dict[str, float]:
     spent: list[float] = []
     config = configuration(folder, f"train.epochs={epochs}", base=FROZEN if frozen else BASE)
     run = fit(config, out=folder / "run", on_epoch=lambda _: spent.append(cpu_seconds())).run
-    log = read_log(run)
+    log = read_records(run.log)
     seconds = sum(record["seconds"] for record in log[1:])
     n = sum(record["images_per_s"] for record in log[1:]) / len(log[1:])
     n_images = round(0.9 * len(build_splits("folder", root=str(folder)).train)) * len(log[1:])

@@ -51,7 +51,7 @@ from hashseek.training.data.datasets import Splits, build_splits
 from hashseek.training.data.training_images import Images
 from hashseek.training.loop.fit import fit, initial_model
 from hashseek.training.report_format import Table, table_as_markdown
-from hashseek.training.runs.run_folder import read_log, read_records, write_records
+from hashseek.training.runs.run_folder import read_records, write_records
 from hashseek.training.sweep import sweep
 
 Space = dict[str, Any]
@@ -305,7 +305,7 @@ def trained(settings: Sequence[str], experiment: Experiment, out: Path, inputs: 
     result = fit(config, out=out, resume=out.is_dir())
     model = load_checkpoint(result.run.best).model.eval()
     function = model.outputs if inputs.splits.query.vectors is None else model
-    seconds = sum(row["seconds"] for row in read_log(result.run))
+    seconds = sum(row["seconds"] for row in read_records(result.run.log))
     shutil.rmtree(out)  # some megabytes each, and there are hundreds
     with torch.inference_mode():
         scores = scores_of(lambda rows: function(torch.from_numpy(rows)).numpy(), inputs)

@@ -38,7 +38,7 @@ from hashseek.training.loop.epoch import Diverged, OutOfMemory
 from hashseek.training.loop.fit import Stop, fit
 from hashseek.training.loop.network import is_unsupervised
 from hashseek.training.progress import Progress
-from hashseek.training.runs.run_folder import Run, differences, read_log
+from hashseek.training.runs.run_folder import Run, differences, read_records
 from hashseek.training.sweep_space import Distributions, Space, check_space, parse_space, with_values
 
 # Trials drawn at random before the sampler models the results, and trials before any is pruned. They must not depend on
@@ -208,7 +208,7 @@ def _run_trial(study: optuna.Study, trial: optuna.Trial, content: dict[str, Any]
         if pruned:
             raise Stop
 
-    earlier = read_log(run)
+    earlier = read_records(run.log)
     try:
         for record in earlier:
             report(record)
@@ -222,7 +222,7 @@ def _run_trial(study: optuna.Study, trial: optuna.Trial, content: dict[str, Any]
     trial.set_user_attr("seconds", sum(record["seconds"] for record in earlier) + time.perf_counter() - started)
     if pruned:
         study.tell(trial, state=TrialState.PRUNED)
-        return f"pruned after {len(read_log(run))} epochs"
+        return f"pruned after {len(read_records(run.log))} epochs"
     study.tell(trial, result.best_score)
     return f"validation mAP {result.best_score:.4f}"
 

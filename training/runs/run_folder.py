@@ -93,11 +93,6 @@ def read_records(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
 
 
-def read_log(run: Run) -> list[dict[str, Any]]:
-    """The epochs in the log."""
-    return read_records(run.log)
-
-
 def _load_state(path: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)

@@ -17,7 +17,7 @@ from hashseek.retrieval.errors import BadConfig, BadDataset, HashseekError
 from hashseek.training.data.datasets.shapes import render_shapes
 from hashseek.training.loop.epoch import Diverged
 from hashseek.training.loop.fit import fit
-from hashseek.training.runs.run_folder import Run, read_log
+from hashseek.training.runs.run_folder import Run, read_records
 from support.commands import wait_until
 from support.models import EVERYTHING, run_config
 
@@ -47,7 +47,7 @@ def own_pictures(pictures, tmp_path) -> Path:
 
 def test_a_run_leaves_config_log_and_two_checkpoints_and_the_loss_falls(pictures, tmp_path):
     result = fit(config(pictures, train__epochs=6), out=tmp_path / "run")
-    log = read_log(result.run)
+    log = read_records(result.run.log)
     assert [record["epoch"] for record in log] == list(range(1, 7))
     assert log[-1]["loss"] < log[0]["loss"]
     assert log[0]["loss"] == pytest.approx(log[0]["loss_proxy"] + log[0]["loss_irrelevant"])
@@ -59,7 +59,7 @@ def test_a_run_leaves_config_log_and_two_checkpoints_and_the_loss_falls(pictures
 
 
 def without_times(run: Run) -> list[dict]:
-    return [{k: v for k, v in row.items() if k not in ("seconds", "images_per_s")} for row in read_log(run)]
+    return [{k: v for k, v in row.items() if k not in ("seconds", "images_per_s")} for row in read_records(run.log)]
 
 
 @pytest.mark.parametrize("how", ["kill -9", "exception"])
@@ -71,7 +71,7 @@ def test_an_interrupted_run_resumes_to_the_state_of_an_uninterrupted_one(picture
     if how == "kill -9":
         (tmp_path / "config.toml").write_text(tomli_w.dumps(settings.model_dump(mode="json", exclude_none=True)))
         command = start("train", tmp_path / "config.toml", "--out", broken.folder)
-        wait_until(lambda: len(read_log(broken)) >= 1 or command.ended)
+        wait_until(lambda: len(read_records(broken.log)) >= 1 or command.ended)
         command.send(signal.SIGKILL)
         assert command.wait() == -signal.SIGKILL, command.err
     else:
@@ -81,7 +81,7 @@ def test_an_interrupted_run_resumes_to_the_state_of_an_uninterrupted_one(picture
 
         with pytest.raises(KeyboardInterrupt):
             fit(settings, out=broken.folder, on_epoch=interrupt)
-    assert 1 <= len(read_log(broken)) < 3
+    assert 1 <= len(read_records(broken.log)) < 3
     resumed = fit(settings, out=broken.folder, resume=True).run
     for name in ("best", "last"):
         ours, theirs = load_file(getattr(resumed, name)), load_file(getattr(uninterrupted, name))
@@ -172,7 +172,7 @@ def test_patience_stops_a_run_that_does_not_get_better(pictures, tmp_path):
     still = config(pictures, optimizer={"lr": 1e-30, "proxy_lr": 1e-30}, train={"epochs": 9, "patience": 2})
     for resume in (False, True):
         result = fit(still, out=tmp_path / "run", resume=resume)
-        assert len(read_log(result.run)) == result.best_epoch + 2 == 3
+        assert len(read_records(result.run.log)) == result.best_epoch + 2 == 3
 
 
 def test_vectors_train_and_their_mistakes_are_named(tmp_path):
@@ -194,7 +194,7 @@ def test_vectors_train_and_their_mistakes_are_named(tmp_path):
         )
 
     save()
-    losses = [row["loss"] for row in read_log(fit(settings("mlp:9-16"), out=tmp_path / "run").run)]
+    losses = [row["loss"] for row in read_records(fit(settings("mlp:9-16"), out=tmp_path / "run").run.log)]
     assert losses[-1] < losses[0]
     with pytest.raises(BadConfig, match="vectors of 8"):
         fit(settings("mlp:8-16"), out=tmp_path / "b")

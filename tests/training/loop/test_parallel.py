@@ -17,7 +17,7 @@ from hashseek.training.loop.parallel import launch, n_batches, own_part, sum_gra
 from hashseek.training.loop.sync_batch_norm import share_batch_norm
 from hashseek.training.loop.validation import validation_part
 from hashseek.training.losses.memory import gather_rows
-from hashseek.training.runs.run_folder import Run, read_log
+from hashseek.training.runs.run_folder import Run, read_records
 from support.models import EVERYTHING
 from support.models import run_config as config
 
@@ -32,7 +32,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def curves(run: Run, part: str) -> np.ndarray:
-    return np.array([[value for key, value in row.items() if part in key] for row in read_log(run)])
+    return np.array([[value for key, value in row.items() if part in key] for row in read_records(run.log)])
 
 
 @pytest.mark.parametrize("head", ["linear_bn", "linear"])

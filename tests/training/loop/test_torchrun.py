@@ -17,7 +17,7 @@ from hashseek.retrieval.errors import BadConfig
 from hashseek.training.config import Config
 from hashseek.training.data.datasets.shapes import render_shapes
 from hashseek.training.loop.fit import Stop, fit
-from hashseek.training.runs.run_folder import Run, read_log
+from hashseek.training.runs.run_folder import Run, read_records
 from support.models import EVERYTHING, run_config
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -37,7 +37,7 @@ def config(pictures: Path, **sections) -> Config:
 
 
 def curve(run: Run) -> np.ndarray:
-    rows = [[value for key, value in row.items() if "loss" in key] for row in read_log(run)]
+    rows = [[value for key, value in row.items() if "loss" in key] for row in read_records(run.log)]
     assert len(rows) == EPOCHS
     return np.array(rows)
 

@@ -16,7 +16,7 @@ from hashseek.training.data.datasets.shapes import render_shapes
 from hashseek.training.evaluation.assembly import EvaluationOptions
 from hashseek.training.evaluation.evaluate import evaluate
 from hashseek.training.loop.fit import fit
-from hashseek.training.runs.run_folder import read_log
+from hashseek.training.runs.run_folder import read_records
 from hashseek.training.sweep import sweep
 from support.models import run_config
 
@@ -42,7 +42,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_folder_of_pictures_is_enough(pictures, tmp_path, sections):
     data = {"name": "pictures", "root": str(pictures)}
     result = fit(config(pictures, **sections, data=data), out=tmp_path / "run")
-    log = read_log(result.run)
+    log = read_records(result.run.log)
     assert len(log) == 4
     assert not any(key.startswith("val_") for record in log for key in record)
     best, last = load_file(result.run.best), load_file(result.run.last)

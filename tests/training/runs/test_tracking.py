@@ -16,7 +16,7 @@ from hashseek.training.data.datasets.shapes import render_shapes
 from hashseek.training.loop.fit import Stop, fit
 from hashseek.training.runs import tracking
 from hashseek.training.runs.environment import git_state
-from hashseek.training.runs.run_folder import Run, read_log
+from hashseek.training.runs.run_folder import Run, read_records
 from hashseek.training.runs.tracking import scalars
 from support.models import run_config
 
@@ -40,7 +40,7 @@ def points(run: Run) -> dict[str, list[tuple[int, float]]]:
 
 def of_log(run: Run) -> dict[str, list[tuple[int, float]]]:
     found: dict[str, list[tuple[int, float]]] = {}
-    for record in read_log(run):
+    for record in read_records(run.log):
         for name, value in scalars(record).items():
             found.setdefault(name, []).append((record["epoch"], pytest.approx(value, rel=1e-6)))
     return found
@@ -109,13 +109,13 @@ def test_on_epoch_sees_saved_epochs_and_stop_ends_the_run(pictures, tmp_path, mo
     run = Run(tmp_path / "run")
 
     def on_epoch(record):
-        assert read_log(run)[-1] == record
+        assert read_records(run.log)[-1] == record
         assert f"| epochs | {record['epoch']} of 4 |" in run.report.read_text()
         if record["epoch"] == 3:
             raise Stop
 
     result = fit(config(pictures), out=run.folder, on_epoch=on_epoch)
-    assert [record["epoch"] for record in read_log(run)] == [1, 2, 3]
+    assert [record["epoch"] for record in read_records(run.log)] == [1, 2, 3]
     assert result.run.last.is_file()
     with pytest.raises(BadConfig, match="train.devices is 2"):
         fit(config(pictures, train={"devices": 2}), out=tmp_path / "other", on_epoch=on_epoch)
@@ -123,7 +123,7 @@ def test_on_epoch_sees_saved_epochs_and_stop_ends_the_run(pictures, tmp_path, mo
 
 def test_the_folder_and_the_report_describe_the_run(pictures, tmp_path):
     result = fit(config(pictures, loss={"beta": 0.7}), out=tmp_path / "run")
-    run, log = result.run, read_log(result.run)
+    run, log = result.run, read_records(result.run.log)
     splits = json.loads(run.splits.read_text())
     assert splits["sizes"] == {"train": 60, "query": 6, "database": 8}
     assert splits["of_train"] == {"learnt_from": 54, "validated_on": 6}
