@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hashseek.retrieval.errors import BadCodes, BadConfig
 from hashseek.training.losses.batches import Memory, check_batch
-from hashseek.training.losses.hyperparameters import Flag, Number, check
+from hashseek.training.losses.hyperparameters import Number, check
 from hashseek.training.losses.numerics import normalize
 
 
@@ -33,9 +33,6 @@ class KeyQueue(nn.Module):
         until_full: leave the queue out until it is full, as MulSupCon's code does; by default its filled part counts.
         normalized: divide keys by their L2 norm; False keeps them as they are, for the losses on inner products and
             distances (DSH, DPSH, DHN, HashNet, IDHN).
-
-    Raises:
-        BadConfig: size < 1, or a switch that is neither true nor false.
     """
 
     keys: Tensor
@@ -47,10 +44,6 @@ class KeyQueue(nn.Module):
         self, *, n_classes: int, n_bits: int, size: int = 4096, until_full: bool = False, normalized: bool = True
     ) -> None:
         super().__init__()
-        for name, value in (("n_classes", n_classes), ("n_bits", n_bits), ("size", size)):
-            check(name, value, Number(name, least=1, whole=True))
-        for name, flag in (("until_full", until_full), ("normalized", normalized)):
-            check(name, flag, Flag(name))
         self.n_classes = n_classes
         self.n_bits = n_bits
         self.size = size

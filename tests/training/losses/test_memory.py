@@ -136,9 +136,6 @@ def test_bad_keys():
     for bad in ((keys[:, :4], labels), (keys, 2 * labels), (keys * torch.nan, labels)):
         with pytest.raises(BadCodes):
             queue.enqueue(*bad)
-    for hyper in ({"size": 0}, {"until_full": 1}, {"normalized": 1}):
-        with pytest.raises(BadConfig, match=next(iter(hyper))):
-            queue_of(**{"size": 6, **hyper})
 
 
 def encoder():
