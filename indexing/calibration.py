@@ -71,8 +71,7 @@ def calibrate_collection(
             f"{len(names)} labels of {len(stored.ids)} images do not fit in memory: name the labels that decide "
             "relevance with --labels"
         )
-    order = np.argsort(stored.ids)
-    ids, codes = stored.ids[order], stored.codes[order]
+    ids = stored.ids
     matrix = np.zeros((len(ids), len(names)), np.uint8)
     for column, name in enumerate(names):
         matrix[np.isin(ids, catalog.ids_where(Filter(any_labels=(name,))), assume_unique=True), column] = 1
@@ -82,7 +81,7 @@ def calibrate_collection(
             f"{len(labelled)} images of the collection have {'one of these labels' if labels else 'a label'}, and a "
             "calibration needs at least 2: add images with labels, or use `hashseek evaluate --calibrate`"
         )
-    codes, matrix = codes[labelled], matrix[labelled]
+    codes, matrix = stored.codes[labelled], matrix[labelled]
     queries = np.sort(np.random.default_rng((seed, 0xCA1)).permutation(len(labelled))[:n_queries])
     found = histograms(codes[queries], codes, matrix[queries], matrix, n_bits=collection.n_bits)
     calibration = calibrate(without_self(found, matrix[queries]))

@@ -88,24 +88,23 @@ def flipped_groups(
     """
     index = collection.index.merged()
     upright = {int(ids[0]): ids for ids in groups(index, radius=radius)}
-    order = np.argsort(index.ids)
-    first_of = index.ids[order]  # of the group without flips, by ascending id
+    first_of = index.ids.copy()  # of the group without flips, by row of the index
     for first, ids in upright.items():
-        first_of[np.searchsorted(index.ids, ids, sorter=order)] = first
+        first_of[index.rows_of(ids)] = first
     links: dict[int, dict[int, Orientation]] = {}
     unreadable: dict[int, str] = {}
 
     def encode(pixels: Pixels) -> Codes:  # (B, 6, code_size)
         return np.stack([encoder.encode_pixels(orientation.of(pixels)) for orientation in _ENCODED], axis=1)
 
-    images = _images(collection, index.ids[order])
+    images = _images(collection, index.ids)
     encoded = encode_stored(collection, encoder, images, encode, allow_private=allow_private)
     for done, (image, codes, problem) in enumerate(encoded, start=1):
         if codes is None:
             unreadable[image.id] = problem
         else:
-            first = int(first_of[np.searchsorted(index.ids, image.id, sorter=order)])
-            for other, orientation in _links(index, codes, radius, order, first_of):
+            [first] = first_of[index.rows_of(np.array([image.id]))].tolist()
+            for other, orientation in _links(index, codes, radius, first_of):
                 if other != first:
                     links.setdefault(first, {}).setdefault(other, orientation)
                     links.setdefault(other, {}).setdefault(first, orientation.inverse())
@@ -120,11 +119,11 @@ def _images(collection: Collection, ids: Ids) -> Iterator[StoredImage]:
 
 
 def _links(
-    index: HammingIndex, codes: NDArray[np.uint8], radius: int, order: Ids, first_of: Ids
+    index: HammingIndex, codes: NDArray[np.uint8], radius: int, first_of: Ids
 ) -> Iterator[tuple[int, Orientation]]:
     """(first image of a group, orientation) of the groups that hold the image in another orientation."""
     for orientation, (_, found) in zip(_ENCODED, index.range(codes, radius=radius), strict=True):
-        for first in np.unique(first_of[np.searchsorted(index.ids, found, sorter=order)]):
+        for first in np.unique(first_of[index.rows_of(found)]):
             yield int(first), orientation
 
 
