@@ -39,7 +39,7 @@ class Reg(ContrastiveLoss):
                     - sum over l with Lambda_il > 0 of max(0, sigma_il - Lambda_il) s_il      penalty, sigma detached
 
     so the gradient at s_il is min(0, sigma - Lambda) on positives and sigma elsewhere: no positive is pushed away.
-    The penalty lowers the value without bound: do not choose a model by it, look at `repulsed` instead.
+    The penalty lowers the value without bound: do not choose a model by it.
     Eqs. 16 and 18 print no minus before the logarithm; this has it. Table 6 has alpha 0 and 1. O(n A (D + C)) time,
     O(n A) memory with A = n.
 
@@ -86,19 +86,6 @@ class Reg(ContrastiveLoss):
         # Algorithm 2 forgets the division by |S_i| in the logarithmic sum, not in the comparison.
         log_weights = weights * n_labels[:, None] if self.reg_algorithm2 else None
         return regularised(scores, weights, log_weights, valid, self.reduction, penalty=self.penalty)
-
-    @torch.no_grad()
-    def repulsed(self, outputs: Tensor, labels: Tensor, *, memory: object = None) -> Tensor:
-        """Share (0-dim) of the positive pairs that the plain loss pushes apart, sigma > Lambda (PRR, App. A.2).
-
-        About 0.38 at tau = 0.1 in the paper; 0 without positive pairs. Outputs (B, D), labels (B, C).
-        """
-        with torch.autocast(outputs.device.type, enabled=False):
-            batch = self._checked(outputs, labels, memory, logits=None, epoch=0)
-            scores, weights, *_ = self._scores_and_weights(batch)
-            positive = weights > 0
-            pushed = positive & (scores.log_softmax(dim=1).exp() > weights)
-            return pushed.sum() / positive.sum().clamp_min(1)
 
     def _scores_and_weights(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Tempered scores (n, A) without self, Lambda (n, A), numbers of labels (n,) and which anchors count (n,)."""

@@ -34,7 +34,6 @@ def test_three_rows_and_two_prototypes_worked_by_hand():
     excess = math.e / (2 * math.e + 2) - 1 / 4
     assert terms["penalty"].item() == pytest.approx(-2 * excess / 5, abs=1e-12)
     assert set(build(Reg, 2, 2, penalty=False)(*HAND)) == {"contrast"}
-    assert loss.repulsed(*HAND).item() == pytest.approx(2 / 12)  # 2, 4, 2, 2 and 2 positive pairs
 
 
 @pytest.mark.parametrize("alpha", [-1.0, 0.0, 0.5, 1.0])
