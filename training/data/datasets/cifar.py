@@ -1,7 +1,6 @@
 """Data set `cifar10`: 60,000 pictures of 32 x 32 pixels with one of 10 labels each, in DeepHash-pytorch's splits."""
 
 import codecs
-import hashlib
 import io
 import pickle
 import tarfile
@@ -13,11 +12,11 @@ import numpy as np
 from PIL import Image
 
 from hashseek.retrieval.errors import BadDataset
-from hashseek.retrieval.files import cache_folder, write_atomically
+from hashseek.retrieval.files import write_atomically
 from hashseek.retrieval.tar_members import list_members, member_path
 from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.download import Archive, read_or_download
-from hashseek.training.data.file_digests import digest_files
+from hashseek.training.data.file_digests import cached_file, digest_files
 from hashseek.training.data.image_table import Incomplete, Table, draw_per_label, prepared
 from hashseek.training.data.splits import NAMES, Split, Splits, join_splits
 
@@ -109,7 +108,7 @@ def _as_tar(folder: Path) -> Path:
     missing = [batch.name for batch in batches if not batch.is_file()]
     if missing:
         raise Incomplete(f"{folder} does not hold {', '.join(missing)}")
-    tar = cache_folder() / "datasets" / f"cifar10-{hashlib.sha256(digest_files(batches).encode()).hexdigest()}.tar"
+    tar = cached_file("datasets", "cifar10", digest_files(batches), suffix=".tar")
     if tar.is_file():
         return tar
     buffer = io.BytesIO()
