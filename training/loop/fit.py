@@ -8,7 +8,7 @@ import copy
 import math
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,8 +110,7 @@ def _fit(fabric: Fabric, config: Config, out: Path, resume: bool, shown: Progres
     job = _prepare(fabric, config, out, resume, shown)
     if fabric.device.type == "cpu":
         keep_freed_memory()
-    with ExitStack() as stack:
-        tracker = stack.enter_context(Tracker(job.run, config, job.state.records)) if fabric.is_global_zero else None
+    with Tracker(job.run, config, job.state.records) if fabric.is_global_zero else nullcontext() as tracker:
         _train(fabric, config, job, shown, on_epoch, tracker)
     fabric.barrier()
     return Result(job.run, job.state.best_epoch, job.state.best_score)
