@@ -117,3 +117,9 @@ def cache_folder() -> Path:
     if "HASHSEEK_CACHE" in os.environ:
         return Path(os.environ["HASHSEEK_CACHE"])
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "hashseek"
+
+
+def cached_file(folder: str, *parts: object, suffix: str = "") -> Path:
+    """The file in `folder` of the cache that depends on `parts`."""
+    key = hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest()
+    return cache_folder() / folder / f"{key}{suffix}"

@@ -19,7 +19,7 @@ from torch import nn
 
 from hashseek.retrieval.checkpoint import digest_weights
 from hashseek.retrieval.errors import BadConfig
-from hashseek.retrieval.files import cache_folder, delete_oldest, mark_used, write_atomically
+from hashseek.retrieval.files import cached_file, delete_oldest, mark_used, write_atomically
 from hashseek.retrieval.images import Preprocessing, normalizer
 from hashseek.retrieval.models import timm_backbones
 from hashseek.retrieval.models.backbones import is_from_outside
@@ -65,7 +65,7 @@ def _file(network: Network, preprocessing: Preprocessing) -> Path:
     packages = ["openvino", "torch", "torchvision", *(["timm"] if str(network.name).startswith("timm:") else [])]
     versions = [(package, version(package)) for package in packages]
     key = json.dumps([_FORMAT, versions, network.name, digest_weights(network.tensors), preprocessing.as_dict()])
-    return cache_folder() / "openvino" / f"{hashlib.sha256(key.encode()).hexdigest()}.model"
+    return cached_file("openvino", key, suffix=".model")
 
 
 def _read(file: Path) -> bytes | None:

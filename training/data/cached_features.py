@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from hashseek.retrieval.checkpoint import digest_weights
 from hashseek.retrieval.engines import Engine, build_engine
-from hashseek.retrieval.files import delete_oldest, mark_used, write_atomically
+from hashseek.retrieval.files import cached_file, delete_oldest, mark_used, write_atomically
 from hashseek.retrieval.images import Preprocessing
 from hashseek.retrieval.load_ahead import load_ahead
 from hashseek.retrieval.models.backbones import is_from_outside
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.retrieval.models.network import Network
-from hashseek.training.data.file_digests import cached_file, digest_files
+from hashseek.training.data.file_digests import digest_files
 from hashseek.training.data.training_images import Images
 
 _CPU = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""Equal files, and the paths of cached files, which depend on other files."""
+"""Digests of files: over many for the name of a cached file, and of their contents to find equal ones."""
 
 import hashlib
 from collections import defaultdict
@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 
 from hashseek.retrieval.errors import BadDataset, BadImage
-from hashseek.retrieval.files import cache_folder
 from hashseek.retrieval.images import read_bytes
 from hashseek.retrieval.load_ahead import load_ahead
 from hashseek.retrieval.tar_members import find_member, stored_in
@@ -32,12 +31,6 @@ def digest_files(paths: Sequence[Path]) -> str:
     for path in paths:
         digest.update(f"{path.absolute()} {stored(stored_in(path))}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
-
-
-def cached_file(folder: str, *parts: object, suffix: str = "") -> Path:
-    """The file in `folder` of the cache that depends on `parts`."""
-    key = hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest()
-    return cache_folder() / folder / f"{key}{suffix}"
 
 
 def equal_files(paths: Collection[Path], *, advance: Callable[[int], None] = lambda _: None) -> list[list[Path]]:

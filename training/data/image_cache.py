@@ -13,9 +13,9 @@ import numpy as np
 from filelock import FileLock
 
 from hashseek.retrieval.errors import BadConfig
-from hashseek.retrieval.files import fsync_folder
+from hashseek.retrieval.files import cached_file, fsync_folder
 from hashseek.retrieval.images import Pixels, Preprocessing
-from hashseek.training.data.file_digests import cached_file, digest_files
+from hashseek.training.data.file_digests import digest_files
 
 # Bytes to leave free for the run's own files.
 RESERVE = 2**30

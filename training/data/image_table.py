@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hashseek.retrieval.errors import BadConfig, BadDataset
-from hashseek.retrieval.files import write_atomically
+from hashseek.retrieval.files import cached_file, write_atomically
 from hashseek.retrieval.label_files import OnError, Problem
-from hashseek.training.data.file_digests import cached_file, digest_files
+from hashseek.training.data.file_digests import digest_files
 from hashseek.training.data.splits import NAMES, Split, Splits, join_splits
 
 Labels = NDArray[np.uint8]

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hashseek.retrieval.errors import BadConfig, BadDataset, BadImage
-from hashseek.retrieval.files import write_atomically
+from hashseek.retrieval.files import cached_file, write_atomically
 from hashseek.retrieval.images import Pixels, Preprocessing, decode_for, read_bytes
 from hashseek.retrieval.label_files import OnError, Problem, refuse
 from hashseek.retrieval.load_ahead import load_ahead
 from hashseek.training.data.augmentation import Augmentation, augment, crop_batch, draw_crop
-from hashseek.training.data.file_digests import cached_file, digest_files
+from hashseek.training.data.file_digests import digest_files
 from hashseek.training.data.image_cache import cache_file, check_disk, write_images
 from hashseek.training.data.splits import Split
 

@@ -12,11 +12,11 @@ import numpy as np
 from PIL import Image
 
 from hashseek.retrieval.errors import BadDataset
-from hashseek.retrieval.files import write_atomically
+from hashseek.retrieval.files import cached_file, write_atomically
 from hashseek.retrieval.tar_members import list_members, member_path
 from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.download import Archive, read_or_download
-from hashseek.training.data.file_digests import cached_file, digest_files
+from hashseek.training.data.file_digests import digest_files
 from hashseek.training.data.image_table import Incomplete, Table, draw_per_label, prepared
 from hashseek.training.data.splits import NAMES, Split, Splits, join_splits
 
