@@ -69,7 +69,7 @@ def build_engine(
     name = _chosen(name)
     if name == "openvino" or (name == "auto" and pick_device(device).type == "cpu" and has_openvino()):
         try:
-            return OpenVinoEngine(network, preprocessing, device=device, precision=precision)
+            return OpenVinoEngine(network, preprocessing, precision=precision)
         except BadConfig as error:
             if name == "openvino":
                 raise

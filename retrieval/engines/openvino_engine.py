@@ -25,16 +25,13 @@ class OpenVinoEngine:
     """See `Engine`. Converting a network takes some seconds, reading a converted one from the cache tenths of a second.
 
     Args:
-        network, preprocessing, device, precision: see `build_engine`.
+        network, preprocessing, precision: see `build_engine`, which has checked that OpenVINO is installed.
 
     Raises:
-        BadConfig: OpenVINO is not installed or cannot convert this network, or the device or precision does not exist.
+        BadConfig: OpenVINO cannot convert this network, or cannot run it in this precision.
     """
 
-    def __init__(
-        self, network: Network, preprocessing: Preprocessing, *, device: str = "auto", precision: str = "auto"
-    ) -> None:
-        check_openvino(device)
+    def __init__(self, network: Network, preprocessing: Preprocessing, *, precision: str) -> None:
         self.device = torch.device("cpu")
         wanted = pick_dtype(precision, self.device)
         self._ov = _import_openvino()

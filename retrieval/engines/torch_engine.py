@@ -21,9 +21,7 @@ class TorchEngine:
         BadConfig: there is no such device or precision.
     """
 
-    def __init__(
-        self, network: nn.Module, preprocessing: Preprocessing, *, device: str = "auto", precision: str = "auto"
-    ) -> None:
+    def __init__(self, network: nn.Module, preprocessing: Preprocessing, *, device: str, precision: str) -> None:
         self.device = pick_device(device)
         self.dtype = pick_dtype(precision, self.device)
         folded, n_folded = fold(network)
