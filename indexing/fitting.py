@@ -191,9 +191,7 @@ def fit_head(model: HashModel, features: Features) -> tuple[dict[str, Any], str]
     Returns:
         (how it was fitted, for the header of its checkpoint; why weighted ITQ was not used, empty if it was).
     """
-    import torch
-
-    from hashseek.retrieval.models.pretrained_weights import copy_state
+    from hashseek.retrieval.models.heads import fill_head
 
     (n, width), n_bits = features.shape, model.n_bits
     method, fallback = "weighted_itq", ""
@@ -205,7 +203,7 @@ def fit_head(model: HashModel, features: Features) -> tuple[dict[str, Any], str]
             f"{n:,} vectors of {width:,} numbers are too few or too alike to learn {n_bits} bits",
         )
         layer = fit_hash_layer(features, n_bits=n_bits, method=method, seed=SEED)
-    copy_state(model.head, {"weight": torch.from_numpy(layer.weight), "bias": torch.from_numpy(layer.bias)})
+    fill_head(model.head, layer)
     return {"method": method, "labels": "none", "seed": SEED}, fallback
 
 

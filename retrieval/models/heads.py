@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.hash_layers import HashLayer
 from hashseek.retrieval.models import MAX_WIDTH
 from hashseek.retrieval.models.mlp import BatchNorm
 
@@ -42,3 +43,8 @@ def build_head(name: str, *, n_features: int, n_bits: int) -> nn.Module:
     raise BadConfig(
         f"there is no head {name!r}: use linear, normalized, linear_bn, mlp or mlp:WIDTH (1 to {MAX_WIDTH:,})"
     )
+
+
+def fill_head(head: nn.Module, layer: HashLayer) -> None:
+    """Copy a fitted hash layer into a head `linear` or `normalized`."""
+    head.load_state_dict({"weight": torch.from_numpy(layer.weight), "bias": torch.from_numpy(layer.bias)})

@@ -14,9 +14,8 @@ from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.hash_layers import fit_hash_layer
 from hashseek.retrieval.models.hash_model import HashModel
-from hashseek.retrieval.models.heads import build_head
+from hashseek.retrieval.models.heads import build_head, fill_head
 from hashseek.retrieval.models.mlp import Mlp, n_inputs_of
-from hashseek.retrieval.models.pretrained_weights import copy_state
 from hashseek.retrieval.scores import Features, stored_features
 from hashseek.training.config import parse_config
 from hashseek.training.data.cached_features import features_of
@@ -121,7 +120,7 @@ def itq_head(features: Features, n_bits: int, *, seed: int) -> nn.Module:
         raise BadConfig("the network returns features that are not finite numbers: use other weights")
     layer = fit_hash_layer(features.astype(np.float32), n_bits=n_bits, method="itq", seed=seed)
     head = build_head("normalized", n_features=features.shape[1], n_bits=n_bits)
-    copy_state(head, {"weight": torch.from_numpy(layer.weight), "bias": torch.from_numpy(layer.bias)})
+    fill_head(head, layer)
     return head.eval()
 
 

@@ -3,11 +3,11 @@
 import numpy as np
 import torch
 from lightning_fabric import Fabric
-from torch import nn
 
 from hashseek.retrieval.errors import BadConfig
-from hashseek.retrieval.hash_layers import Features, fit_hash_layer
+from hashseek.retrieval.hash_layers import Features, HashLayer, fit_hash_layer
 from hashseek.retrieval.models.hash_model import HashModel
+from hashseek.retrieval.models.heads import fill_head
 from hashseek.training.config import Config
 from hashseek.training.data.batches import TrainingData
 from hashseek.training.losses.memory import gather_rows
@@ -46,16 +46,11 @@ def fit_head(fabric: Fabric, config: Config, model: HashModel, data: TrainingDat
             advance(len(part))
         features = gather_rows(torch.cat(parts))
         size = model.outputs(features).square().mean().sqrt().item()
-    weight, bias = fabric.broadcast(_fitted(features.cpu().numpy(), config, size=size))
-    head = model.head
-    assert isinstance(head, nn.Linear)  # the configuration was checked
-    with torch.no_grad():
-        head.weight.copy_(torch.from_numpy(weight))
-        head.bias.copy_(torch.from_numpy(bias))
+    fill_head(model.head, fabric.broadcast(_fitted(features.cpu().numpy(), config, size=size)))
 
 
-def _fitted(features: Features, config: Config, *, size: float) -> tuple[Features, Features]:
-    """Weight (K, D) and bias (K,) whose outputs have the root mean square `size`."""
+def _fitted(features: Features, config: Config, *, size: float) -> HashLayer:
+    """The layer, scaled so that its outputs have the root mean square `size`."""
     layer = fit_hash_layer(features, n_bits=config.model.n_bits, method=config.model.head_init, seed=config.train.seed)
     if config.model.head == "normalized":
         bias, outputs = layer.bias, layer(features)
@@ -63,4 +58,4 @@ def _fitted(features: Features, config: Config, *, size: float) -> tuple[Feature
         bias = -(layer.weight @ features.mean(axis=0))
         outputs = features @ layer.weight.T + bias
     scale = np.float32(size / np.sqrt(np.square(outputs).mean()))
-    return layer.weight * scale, bias * scale
+    return HashLayer(layer.weight * scale, bias * scale)
