@@ -93,15 +93,7 @@ def calibrate_collection(
 def store_calibration(
     catalog: Catalog, calibration: Calibration, *, source: str, labels: Sequence[str], n_images: int
 ) -> StoredCalibration:
-    """Store a calibration with the codes that the catalog was opened on, in place of an earlier one.
-
-    Raises:
-        BadCodes: it is for codes of another length.
-    """
-    if calibration.n_bits != catalog.n_bits:
-        raise BadCodes(
-            f"a calibration of {calibration.n_bits}-bit codes cannot be used for codes of {catalog.n_bits} bits"
-        )
+    """Store a calibration of the codes that the catalog was opened on, in place of an earlier one."""
     stored = StoredCalibration(calibration, source, tuple(labels), n_images, now())
     catalog.spaces.set_calibration(asdict(stored))
     return stored
