@@ -33,6 +33,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from hashseek.retrieval.devices import cpu_name
 from hashseek.training.losses import LOSSES, build_loss, loss_class
 from hashseek.training.losses.memory import KeyQueue
 
@@ -236,11 +237,9 @@ def verdict(value: float, limit: float) -> str:
 
 
 def machine() -> str:
-    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    cpu = names[0].partition(":")[2].strip() if names else platform.processor()
     load = os.getloadavg()[0]
     return (
-        f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}, {cpu}, {os.cpu_count()} cores, load {load:.1f}, "
+        f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}, {cpu_name()}, {os.cpu_count()} cores, load {load:.1f}, "
         f"torch {torch.__version__}, Python {platform.python_version()}"
     )
 

@@ -6,6 +6,7 @@ torch is imported inside the functions: commands that only need `n_cores` start 
 from __future__ import annotations
 
 import os
+import platform
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
@@ -90,12 +91,21 @@ def _cpu_limit(file: Path) -> int | None:
     return max(1, quota // period)
 
 
-@cache
 def cpu_features() -> frozenset[str]:
     """The processor's vendor and instruction sets, such as "AuthenticAMD" and "avx512_vnni"; empty without Linux."""
+    return frozenset(f"{_cpu().get('vendor_id', '')} {_cpu().get('flags', '')}".split())
+
+
+def cpu_name() -> str:
+    """The model name of the processor."""
+    return _cpu().get("model name") or platform.processor() or platform.machine()
+
+
+@cache
+def _cpu() -> dict[str, str]:
+    """What Linux knows about the processor, by name; nothing on other systems."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
-        return frozenset()
-    found = {name.strip(): value.split() for name, _, value in (line.partition(":") for line in lines)}
-    return frozenset(found.get("vendor_id", []) + found.get("flags", []))
+        return {}
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hashseek.retrieval.devices import n_cores
+from hashseek.retrieval.devices import cpu_name, n_cores
 
 PACKAGES = ("hashseek", "torch", "torchvision", "numpy", "lightning-fabric", "pillow", "timm")
 _CODE = Path(__file__).resolve().parents[2]
@@ -40,17 +40,9 @@ def command_line() -> str:
     return shlex.join([program, *sys.argv[1:]])
 
 
-@cache
 def device_name(device: torch.device) -> str:
     """The model name of the device."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
 
 
 @cache
