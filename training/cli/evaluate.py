@@ -10,6 +10,15 @@ import typer
 
 from hashseek.retrieval.errors import BadConfig
 
+DataOption = Annotated[
+    str | None,
+    typer.Option(
+        help="The data set: a folder with labels.csv, a name, or a TOML file. Default: the one it was trained on."
+    ),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Precision = Annotated[Literal["auto", "fp32", "bf16"], typer.Option(help="Precision of the network.")]
+
 
 def evaluate(
     checkpoints: Annotated[
@@ -20,12 +29,7 @@ def evaluate(
             help="Checkpoints from `hashseek train`. The report is about the first and compares it with the others.",
         ),
     ],
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="The data set: a folder with labels.csv, a name, or a TOML file. Default: the one it was trained on."
-        ),
-    ] = None,
+    data: DataOption = None,
     n: Annotated[
         list[str] | None,
         typer.Option("--n", "-n", help="N of mAP@N, or all; may be repeated. Default: 10, 100, 1000 and 5000."),
@@ -73,8 +77,8 @@ def evaluate(
             "--normalizer are added to it."
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    precision: Annotated[Literal["auto", "fp32", "bf16"], typer.Option(help="Precision of the network.")] = "auto",
+    device: Device = "auto",
+    precision: Precision = "auto",
 ) -> None:
     """Evaluate how well a checkpoint retrieves images, and write a report.
 

@@ -6,30 +6,26 @@ from typing import Annotated, Literal
 
 import typer
 
+from hashseek.training.cli.evaluate import DataOption, Device, Precision, data_options
+
 
 def probe(
     checkpoint: Annotated[
         Path, typer.Argument(exists=True, dir_okay=False, help="A checkpoint from `hashseek train`.")
     ],
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="The data set: a folder with labels.csv, a name, or a TOML file. Default: the one it was trained on."
-        ),
-    ] = None,
+    data: DataOption = None,
     layer: Annotated[
         Literal["features", "outputs"],
         typer.Option(help="Input of the classifier: the backbone's features, or the outputs whose signs are the code."),
     ] = "features",
     seed: Annotated[int, typer.Option(help="Seed of the validation part, on which the weight decay is chosen.")] = 0,
     out: Annotated[Path | None, typer.Option(dir_okay=False, help="Also write the metrics to this JSON file.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    precision: Annotated[Literal["auto", "fp32", "bf16"], typer.Option(help="Precision of the network.")] = "auto",
+    device: Device = "auto",
+    precision: Precision = "auto",
 ) -> None:
     """Train a linear classifier on the frozen encoder, and print its F1, Hamming loss, p@1 and mAP on the queries."""
     from hashseek.retrieval.checkpoint import load_checkpoint
     from hashseek.retrieval.files import write_atomically
-    from hashseek.training.cli.evaluate import data_options
     from hashseek.training.data.datasets import build_splits
     from hashseek.training.evaluation.linear_probe import probe_checkpoint
     from hashseek.training.progress import Progress
