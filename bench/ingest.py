@@ -138,8 +138,7 @@ def from_nothing(
 
 def hashseek(*arguments: str) -> None:
     """Run a command in its own process."""
-    start = "from hashseek.api.cli import main; main()"
-    subprocess.run([sys.executable, "-c", start, *arguments], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "hashseek", *arguments], check=True, capture_output=True)
 
 
 def resident() -> float:

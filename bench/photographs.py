@@ -20,12 +20,7 @@ NAME = sys.argv[1] if len(sys.argv) > 1 else "mirflickr25k_mobilenet_v2_hyp2_48"
 
 def hashseek(*arguments: object) -> list[str]:
     """The command line of a subcommand."""
-    return [
-        sys.executable,
-        "-c",
-        "from hashseek.api.cli import main; main()",
-        *(str(argument) for argument in arguments),
-    ]
+    return [sys.executable, "-m", "hashseek", *(str(argument) for argument in arguments)]
 
 
 def step(*arguments: object) -> None:

@@ -17,7 +17,7 @@ import resource
 import sqlite3
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
@@ -411,8 +411,8 @@ def machine(when: str) -> None:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=10_000_000, help="codes to search (default 10,000,000)")
     parser.add_argument("--graph-rows", type=int, default=200_000, help="codes for approximate kinds (200,000)")
     parser.add_argument("--duplicate-rows", type=int, default=1_000_000, help="codes for near-duplicates (1,000,000)")
@@ -424,7 +424,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--plot", type=Path, help="write curves over N and K to this SVG or PNG")
     parser.add_argument("--cpu", action="store_true", help="measure CPU time of all threads, for a busy machine")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     if options.cpu:
         global clock
         clock = time.process_time

@@ -79,7 +79,7 @@ def fill(collection: Collection, n: int) -> None:
 @contextmanager
 def serving(folder: Path, *options: str) -> Iterator[tuple[int, int, IO[str]]]:
     """A ready `hashseek serve`; its port, process id and log. Fails if it does not end cleanly on SIGTERM."""
-    command = [sys.executable, "-c", "from hashseek.api.cli import main; main()", "serve", str(folder), "--port", "0"]
+    command = [sys.executable, "-m", "hashseek", "serve", str(folder), "--port", "0"]
     started = time.perf_counter()
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen([*command, *options], stderr=log, text=True)
@@ -213,7 +213,7 @@ class Bench:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=int, default=4_000, help="photographs in the collection")
     parser.add_argument("--codes", type=int, default=0, help="add records with random codes up to this total")
     parser.add_argument("--engine", default="auto", help="auto, torch or openvino")
