@@ -575,8 +575,10 @@ def tests_of(rows: Sequence[dict[str, Any]], n_bits: int, *, of_query: str) -> l
 
 
 def mean_and_deviation(values: Sequence[float] | NDArray[np.float64]) -> str:
-    """The mean and the standard deviation, as a cell of a table; nothing where there are no values."""
-    return f"{np.mean(values):.4f} ± {deviation(values):.4f}" if len(values) else ""
+    """The mean and the standard deviation, as a cell of a table; a single value alone, and nothing without values."""
+    if len(values) < 2:
+        return "".join(f"{value:.4f}" for value in values)
+    return f"{np.mean(values):.4f} ± {deviation(values):.4f}"
 
 
 def deviation(values: Sequence[float] | NDArray[np.float64]) -> float:

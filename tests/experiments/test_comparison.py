@@ -19,6 +19,7 @@ from hashseek.training.data.datasets.shapes import render_shapes
 from hashseek.training.data.splits import Split, Splits
 from hashseek.training.runs.run_folder import write_records
 
+RESULTS = Path(comparison.__file__).parent / "results"
 # By its path, it is a configuration of one's own, which has no foreign gallery.
 OWN = str(Path(configs.__file__).parent / "mirflickr25k_mobilenet_v2_tie_aware_48.toml")
 
@@ -57,7 +58,7 @@ def test_an_interrupted_comparison_continues_into_one_table(base, tmp_path, monk
     before = rows_of(out, "hyp2")
     assert [(row["n_bits"], row["seed"]) for row in before] == [(12, 0)]
     table = as_markdown(out, methods=methods)
-    assert f"| HyP2 | {before[0]['mAP']:.4f} ± " in table
+    assert f"| HyP2 | {before[0]['mAP']:.4f} |" in table
     chosen = json.loads((out / "hyp2" / "chosen-12.json").read_text())
     assert set(chosen) < set(before[0]["settings"]), "the table has what the run used"
     assert f"| HyP2 | 12 | `{', '.join(chosen)}` |" in table
@@ -124,6 +125,15 @@ def test_hyp2_and_the_strongest_others_are_fine_tuned_once(base, tmp_path, monke
     both = np.array([row["mAP"] for row in rows])
     cell = f"{both.mean():.4f} ± {both.std(ddof=1):.4f}"
     assert f"| {METHODS['hashnet'].title} | {cell} |" in as_markdown(place.parent, methods=["hashnet"])
+
+
+def test_the_published_table_of_fine_tuning_is_that_of_its_rows():
+    rows, table = RESULTS / "mirflickr" / finetuned.FOLDER, RESULTS / "mirflickr-finetuned.md"
+    methods = [method for method in METHODS if rows_of(rows, method)]
+    assert as_markdown(rows, methods=methods) in table.read_text(encoding="utf-8")
+    for method in methods:
+        for row in rows_of(rows, method):
+            assert row["mAP"] == pytest.approx(np.mean(row["AP"]), abs=1e-5)
 
 
 def test_both_rankings_of_rows_and_tests_follow_from_the_outputs():
