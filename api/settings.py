@@ -140,11 +140,12 @@ class Settings:
                 )
 
     def as_toml(self) -> str:
-        """The settings as a file for `--config`. None of them is a secret."""
+        """The settings as a file for `--config`, with comments for those that are not set. None of them is a secret."""
         import tomli_w
 
         values = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
-        return tomli_w.dumps({name: value for name, value in values.items() if value is not None})
+        unset = "".join(f"# {name} is not set\n" for name, value in values.items() if value is None)
+        return tomli_w.dumps({name: value for name, value in values.items() if value is not None}) + unset
 
 
 def _is_loopback(host: str) -> bool:

@@ -16,12 +16,18 @@ from hashseek.indexing.cli.fitting import refit
 from hashseek.indexing.cli.maintenance import app as maintenance
 from hashseek.indexing.cli.maintenance import repair_and_print
 from hashseek.indexing.cli.options import (
+    AddedAfter,
+    AddedBefore,
     AllowPrivate,
     CollectionArgument,
     Device,
     Engine,
     Precision,
     StoreArgument,
+    Where,
+    WithAnyLabel,
+    WithLabel,
+    WithoutLabel,
     encoder_options,
     not_default,
     refuse,
@@ -47,13 +53,43 @@ def remove(
     collection: StoreArgument,
     ids: Annotated[list[int] | None, typer.Argument(help="Ids of images.")] = None,
     key: Annotated[list[str] | None, typer.Option(help="Key of an image; may be repeated.")] = None,
+    label: WithLabel = None,
+    any_label: WithAnyLabel = None,
+    without: WithoutLabel = None,
+    where: Where = None,
+    added_after: AddedAfter = None,
+    added_before: AddedBefore = None,
+    expected: Annotated[
+        int | None, typer.Option(help="With a filter: the number of images that pass it; otherwise none is removed.")
+    ] = None,
 ) -> None:
-    """Remove images from a collection: all of them, or none if one does not exist."""
-    if not ids and not key:
-        raise BadConfig("no images were given: give their ids, or keys with --key")
+    """Remove images from a collection: those with these ids and keys, or all that pass the filters.
+
+    All of them are removed, or none if one does not exist.
+    """
+    among = make_filter(
+        all_labels=label or (),
+        any_labels=any_label or None,
+        no_labels=without or (),
+        where=where or (),
+        added_after=added_after,
+        added_before=added_before,
+    )
+    if bool(ids or key) == (among is not None):
+        raise BadConfig("give either images, by id or with --key, or filters such as --label")
+    if expected is not None and among is None:
+        raise BadConfig("--expected is for filters: leave it out")
     with closing(open_store(collection)) as opened:
-        named = dict.fromkeys([*(ids or []), *(opened.by_key(name).id for name in key or [])])
-        opened.remove(list(named))
+        if among is None:
+            named = list(dict.fromkeys([*(ids or []), *(opened.by_key(name).id for name in key or [])]))
+        else:
+            named = opened.ids_where(among).tolist()
+            if len(named) != expected:
+                raise BadConfig(
+                    f"nothing was removed: {len(named)} images pass the filters; to remove them, add --expected "
+                    f"{len(named)}"
+                )
+        opened.remove(named, missing_ok=among is not None)  # another process may just have removed one
         opened.save_index()
         typer.echo(f"removed {len(named)}; {opened.place} holds {len(opened)} images")
 
@@ -197,13 +233,13 @@ def search(
     oversample: Annotated[
         int, typer.Option(help="asymmetric and float reorder the oversample x k nearest images by Hamming distance.")
     ] = OVERSAMPLE,
-    label: Annotated[list[str] | None, typer.Option(help=FILTER_HELP["all_labels"])] = None,
-    any_label: Annotated[list[str] | None, typer.Option(help=FILTER_HELP["any_labels"])] = None,
-    without: Annotated[list[str] | None, typer.Option(help=FILTER_HELP["no_labels"])] = None,
-    where: Annotated[list[str] | None, typer.Option(help=FILTER_HELP["where"])] = None,
+    label: WithLabel = None,
+    any_label: WithAnyLabel = None,
+    without: WithoutLabel = None,
+    where: Where = None,
     key: Annotated[list[str] | None, typer.Option(help=FILTER_HELP["keys"])] = None,
-    added_after: Annotated[str | None, typer.Option(help=FILTER_HELP["added_after"])] = None,
-    added_before: Annotated[str | None, typer.Option(help=FILTER_HELP["added_before"])] = None,
+    added_after: AddedAfter = None,
+    added_before: AddedBefore = None,
     device: Device = "auto",
     precision: Precision = "auto",
     engine: Engine = "auto",

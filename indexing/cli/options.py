@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from hashseek.indexing.catalog.filters import FILTER_HELP
 from hashseek.retrieval.devices import EncoderOptions
 from hashseek.retrieval.errors import BadConfig
 
@@ -28,6 +29,12 @@ Engine = Annotated[
 AllowPrivate = Annotated[
     bool, typer.Option("--allow-private", help="Also download from this machine and private networks.")
 ]
+WithLabel = Annotated[list[str] | None, typer.Option(help=FILTER_HELP["all_labels"])]
+WithAnyLabel = Annotated[list[str] | None, typer.Option(help=FILTER_HELP["any_labels"])]
+WithoutLabel = Annotated[list[str] | None, typer.Option(help=FILTER_HELP["no_labels"])]
+Where = Annotated[list[str] | None, typer.Option(help=FILTER_HELP["where"])]
+AddedAfter = Annotated[str | None, typer.Option(help=FILTER_HELP["added_after"])]
+AddedBefore = Annotated[str | None, typer.Option(help=FILTER_HELP["added_before"])]
 
 
 def refuse(option: str, others: Mapping[str, object]) -> None:

@@ -117,6 +117,23 @@ def test_removing_takes_all_or_none_and_verifying_lists_damage(hashseek, own_col
     assert hashseek("index", "verify", own_collection)[0] == 0
 
 
+def test_removing_by_filter_needs_the_expected_number(hashseek, own_collection):
+    with closing(Collection(own_collection, read_only=True)) as collection:
+        records = [image for image in collection.catalog.get(list(range(1, N_PICTURES + 1))) if image is not None]
+    kept = [image.id for image in records if not {"even", "three"} <= set(image.labels)]
+    n = N_PICTURES - len(kept)
+    assert 0 < n < N_PICTURES
+    command = ("index", "remove", own_collection, "--label", "even", "--label", "three")
+    for wrong in ((), ("--expected", n + 1)):
+        code, _, err = hashseek(*command, *wrong)
+        assert (code, f"--expected {n}" in err) == (2, True)
+        assert hashseek("index", "verify", own_collection)[:2] == (0, f"{N_PICTURES} images, 0 problems\n")
+    code, out, _ = hashseek(*command, "--expected", n)
+    assert (code, out) == (0, f"removed {n}; {own_collection} holds {len(kept)} images\n")
+    with closing(Collection(own_collection, read_only=True)) as collection:
+        assert collection.catalog.all_codes().ids.tolist() == kept
+
+
 # arguments, separated by spaces -> what the message must name: the value, the option or the remedy
 MISTAKES = {
     "trian": "'train'",
@@ -131,6 +148,8 @@ MISTAKES = {
     "index verify {collection} --engine openvino": "--engine",
     "index add {collection} {tmp} --errors {tmp}/no/x": "{tmp}/no",
     "index remove {collection}": "--key",
+    "index remove {collection} 1 --label even": "--label",
+    "index remove {collection} 1 --expected 1": "--expected",
     "index remove {collection} 99999999999999999999": "image 99999999999999999999",
     "index stats {tmp}": "hashseek index add {tmp} ",
     "index verify {collection} --repair --codes 5": "--codes",
