@@ -249,6 +249,9 @@ def _awaited(make: Callable[P, _Call[T]]) -> Callable[Concatenate["AsyncClient",
     return method
 
 
+_Outcome = httpx.Response | httpx.HTTPError | httpx.InvalidURL
+
+
 class _Connection(Generic[H]):
     """Setup that both clients share."""
 
@@ -270,7 +273,7 @@ class _Connection(Generic[H]):
         self._http: H = http or self._new(timeout=timeout)
         self._answered = False  # whether the service has answered anything yet
 
-    def _may_try_again(self, outcome: "_Outcome", attempt: int) -> bool:
+    def _may_try_again(self, outcome: _Outcome, attempt: int) -> bool:
         self._answered |= isinstance(outcome, httpx.Response)
         return attempt < self.retries and _is_temporary(outcome, answered=self._answered)
 
@@ -403,7 +406,7 @@ class AsyncClient(_Connection[httpx.AsyncClient]):
         return _read(call, outcome, self.url)
 
 
-def _is_temporary(outcome: "_Outcome", *, answered: bool) -> bool:
+def _is_temporary(outcome: _Outcome, *, answered: bool) -> bool:
     """Whether the service is busy or being restarted, or the connection broke after it was established.
 
     A refused connection is a restart if the service has answered before, otherwise most often a wrong URL.
@@ -413,9 +416,6 @@ def _is_temporary(outcome: "_Outcome", *, answered: bool) -> bool:
     if isinstance(outcome, Exception):
         return isinstance(outcome, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError)
     return outcome.status_code in (429, 502, 503, 504)  # 502 and 504 come from a proxy
-
-
-_Outcome = httpx.Response | httpx.HTTPError | httpx.InvalidURL
 
 
 def _wait(outcome: _Outcome, attempt: int) -> float:

@@ -168,9 +168,9 @@ class Collection:
             raise CatalogReplaced(self.catalog.path) from None
         try:
             [outcome] = self.add([replace(image, path=path)])
-        except CatalogReplaced:  # the file is in a folder that is not ours any more, and may be an image's
-            raise
-        except CatalogLocked:  # deleting the file would wait for the same lock; `optimize` deletes it
+        except (CatalogReplaced, CatalogLocked):
+            # The folder is not ours any more and the file may be an image's; or deleting it would wait for the same
+            # lock, so it is left to `optimize`.
             raise
         except BaseException:
             self.drop_files({path})

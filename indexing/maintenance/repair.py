@@ -46,14 +46,15 @@ def repair(
     """
     refuse_milvus(folder)
     path = folder / CATALOG
-    own = None if checkpoint is None else folder / _space_of(path, checkpoint).checkpoint
+    if checkpoint is not None:
+        _space_of(path, checkpoint)  # refuses a foreign one before anything is changed
     report = Repaired(_repair_catalog(path))
     with closing(Collection(folder, read_only=True)) as collection:  # a writer would delete an outdated manifest
         rebuild = any(finding.kind is FindingKind.SEARCH_INDEX for finding in collection.verify())
     with closing(Collection(folder)) as collection:
-        if checkpoint is not None and own is not None:
+        if checkpoint is not None:
             load_checkpoint(checkpoint)  # checks that its weights are intact
-            data = checkpoint.read_bytes()
+            own, data = folder / _space_of(path, checkpoint).checkpoint, checkpoint.read_bytes()
             if not own.is_file() or own.read_bytes() != data:
                 write_atomically(own, data)
                 report.done.append(f"copied the checkpoint {checkpoint} to {own}")

@@ -130,7 +130,10 @@ def test_hyp2_and_the_strongest_others_are_fine_tuned_once(base, tmp_path, monke
 def test_the_published_table_of_fine_tuning_is_that_of_its_rows():
     rows, table = RESULTS / "mirflickr" / finetuned.FOLDER, RESULTS / "mirflickr-finetuned.md"
     methods = [method for method in METHODS if rows_of(rows, method)]
-    assert as_markdown(rows, methods=methods) in table.read_text(encoding="utf-8")
+    published = set(table.read_text(encoding="utf-8").splitlines())
+    cells = [line for line in as_markdown(rows, methods=methods).splitlines() if line.startswith("|")]
+    assert len(cells) > len(methods)
+    assert set(cells) <= published  # not the tests: processors round their sums differently
     for method in methods:
         for row in rows_of(rows, method):
             assert row["mAP"] == pytest.approx(np.mean(row["AP"]), abs=1e-5)
