@@ -502,12 +502,13 @@ _OF_QUERY = {"mAP": "AP", "asymmetric": "asymmetric_AP"}
 
 
 def per_query_of(rows: Sequence[dict[str, Any]], n_bits: int, of_query: str) -> dict[str, list[list[float]]]:
-    """The AP of each query for each seed of each method at a length."""
-    found: dict[str, list[list[float]]] = {}
+    """The AP of each query at a length, for each method and each seed that every method has finished."""
+    found: dict[str, dict[int, list[float]]] = {}
     for row in rows:
         if row["n_bits"] == n_bits:
-            found.setdefault(row["method"], []).append(row[of_query])
-    return found
+            found.setdefault(row["method"], {})[row["seed"]] = row[of_query]
+    seeds = sorted(set.intersection(*map(set, found.values()))) if found else []
+    return {method: [of_seed[seed] for seed in seeds] for method, of_seed in found.items() if seeds}
 
 
 def mean_ranks(means: Mapping[str, NDArray[np.float64]]) -> tuple[dict[str, float], float]:
@@ -561,7 +562,7 @@ def tests_of(rows: Sequence[dict[str, Any]], n_bits: int, *, of_query: str) -> l
 
     seeds = sum(
         all(np.mean(one) > np.mean(other) for other in rest)
-        for one, *rest in zip(*(found[m] for m in ordered), strict=False)
+        for one, *rest in zip(*(found[m] for m in ordered), strict=True)
     )
     p = float(friedmanchisquare(*means.values()).pvalue)
     friedman = f"is {p:.1g}" if p else "is below 1e-300"  # it underflows with so many queries
