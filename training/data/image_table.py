@@ -140,8 +140,8 @@ def _load(file: Path) -> Table | None:
 # --- splits --------------------------------------------------------------------------------------------------
 
 
-def draw(n: int, *, n_query: int, n_train: int, seed: int, train_in_database: bool = False) -> dict[str, Rows]:
-    """Random rows of n images: queries, training images, and the rest (or all but the queries) as database.
+def draw(n: int, *, n_query: int, n_train: int, seed: int) -> dict[str, Rows]:
+    """Random rows of n images: queries, training images, and the rest as database.
 
     Raises:
         BadConfig: a split would be empty.
@@ -155,13 +155,11 @@ def draw(n: int, *, n_query: int, n_train: int, seed: int, train_in_database: bo
     return {
         "query": order[:n_query],
         "train": order[n_query : n_query + n_train],
-        "database": order[n_query if train_in_database else n_query + n_train :],
+        "database": order[n_query + n_train :],
     }
 
 
-def draw_per_label(
-    labels: Labels, *, n_query: int, n_train: int, seed: int, train_in_database: bool = False
-) -> dict[str, Rows]:
+def draw_per_label(labels: Labels, *, n_query: int, n_train: int, seed: int) -> dict[str, Rows]:
     """Like `draw`, with equally many queries and training images for each label, rarest label first.
 
     An image is chosen for one of its labels and may have others.
@@ -192,8 +190,6 @@ def draw_per_label(
     rows["database"] = order[free[order]]
     if not len(rows["database"]):
         raise BadConfig(f"n_query {n_query} and n_train {n_train} leave no image of {n} for the database: lower them")
-    if train_in_database:
-        rows["database"] = np.concatenate([rows["train"], rows["database"]])
     return rows
 
 

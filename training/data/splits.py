@@ -86,7 +86,8 @@ def join_splits(
         files: for each split, the names of its images relative to the data set, for the fingerprint.
         label_names: one per column of the labels.
         source: the data set's name in messages.
-        train_in_database: whether training images may be in the database; queries never may.
+        train_in_database: training images are also in the database; those that are missing there are added to it.
+            Otherwise, none may be there. Queries never may.
         published: published sizes of query, train and database; other sizes are reported in a note.
         problems: problems found while reading.
         on_error: whether images that turn out to be broken later are skipped.
@@ -98,6 +99,8 @@ def join_splits(
     for split in NAMES:
         if not len(parts[split]):
             raise BadDataset(f"{source} has no image in its {split} split: train, query and database all need images")
+    if train_in_database:
+        parts, files = _with_training_images(parts, files)
     _check_overlap(parts, source=source, train_in_database=train_in_database)
     problems = [*problems, *_notes_on_sizes(parts, source=source, published=published)]
     if parts["train"].labels.sum(axis=0).max() <= 1:
@@ -116,6 +119,21 @@ def unlabelled_splits(items: Sequence[Item], *, on_error: OnError) -> Splits:
     """The splits of training images without labels: no queries, no database, C = 0."""
     parts, files = group_items(items, ())
     return Splits(**parts, label_names=(), fingerprint=_fingerprint(parts, files, ()), problems=(), on_error=on_error)
+
+
+def _with_training_images(
+    parts: Mapping[str, Split], files: Mapping[str, Sequence[str]]
+) -> tuple[dict[str, Split], dict[str, list[str]]]:
+    """Parts and files with the training images that the database lacks put in front of it."""
+    train, database = parts["train"], parts["database"]
+    known = set(database.paths)
+    rows = [row for row, path in enumerate(train.paths) if path not in known]
+    added = train.take(rows)
+    whole = Split(
+        added.paths + database.paths, np.concatenate([added.labels, database.labels]), added.where + database.where
+    )
+    named = [files["train"][row] for row in rows] + list(files["database"])
+    return {**parts, "database": whole}, {**files, "database": named}
 
 
 def _notes_on_sizes(

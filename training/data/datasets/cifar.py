@@ -32,6 +32,7 @@ SIZES = {  # query, train, database
 # What a pickled array consists of; anything else in a pickle could run code.
 _ALLOWED = {
     ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
+    ("numpy._core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],  # written by NumPy 2
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
     ("_codecs", "encode"): codecs.encode,
@@ -83,10 +84,9 @@ def _drawn(folder: Path, protocol: str, *, n_query: int | None, n_train: int | N
         n_query=sizes[0] if n_query is None else n_query,
         n_train=len(LABELS) if whole else sizes[1] if n_train is None else n_train,
         seed=seed,
-        train_in_database=protocol != "cifar10",
     )
     if whole:
-        rows["train"] = rows["database"]
+        rows["train"] = np.concatenate([rows["train"], rows["database"]])
     parts, files = {}, {}
     for split in NAMES:
         chosen = table.take(rows[split])

@@ -98,13 +98,7 @@ def coco(
             names = {split: listed[split].files for split in NAMES}
             rows, problems = rows_of(table, names, source=str(folder), on_error=mode)
         else:
-            rows = draw(
-                len(table.files),
-                n_query=n_query,
-                n_train=n_train,
-                seed=split_seed,
-                train_in_database=train_in_database,
-            )
+            rows = draw(len(table.files), n_query=n_query, n_train=n_train, seed=split_seed)
         return split_table(
             table,
             rows,

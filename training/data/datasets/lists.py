@@ -47,7 +47,7 @@ def lists(
         database: name of the list of the database.
         label_names: names of the columns, or a file with one per line; None numbers them from 0.
         strip_prefix: prefix to remove from the paths, such as `./data/coco/`.
-        train_in_database: training images are also in the database, as in DeepHash-pytorch's NUS-WIDE.
+        train_in_database: training images are also in the database; those that its list lacks are added.
         drop_queries: leave queries out of the database, where HashNet's COCO list repeats them.
         on_error: "stop" refuses bad lines and missing images, "skip" leaves them out.
 

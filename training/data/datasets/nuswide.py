@@ -56,7 +56,7 @@ def nuswide(
         n_query: queries of a random split; None: 100 per label (2,100), or 5,000 for more than 21 labels.
         n_train: its training images; None: 500 per label (10,500), or 10,000 for more than 21 labels.
         split_seed: seed of a random split.
-        train_in_database: training images are also in the database, as in DeepHash-pytorch's lists.
+        train_in_database: training images are also in the database, as in DeepHash-pytorch.
         on_error: "stop" refuses missing images (many have left Flickr), "skip" leaves them out.
 
     Raises:
@@ -82,9 +82,9 @@ def nuswide(
     n_train = (500 * n_labels if per_label else 10000) if n_train is None else n_train
     sizes = {"n_query": n_query, "n_train": n_train, "seed": split_seed}
     if per_label:
-        rows = draw_per_label(table.labels, **sizes, train_in_database=train_in_database)
+        rows = draw_per_label(table.labels, **sizes)
     else:
-        rows = draw(len(table.files), **sizes, train_in_database=train_in_database)
+        rows = draw(len(table.files), **sizes)
     pictures = first_folder(folder, ("Flickr", "images", "Images"), what="the pictures of NUS-WIDE")
     return split_table(
         _placed(table, pictures),

@@ -41,7 +41,7 @@ def shards(
         database: the shards of the database.
         label_names: the labels in the order of the columns, or a file with one per line; a number in a shard is an
             index into them, from 0. None takes all labels that occur, sorted.
-        train_in_database: training images are also in the database.
+        train_in_database: training images are also in the database; those that its shards lack are added.
         on_error: "stop" refuses images without labels and labels without an image, "skip" leaves them out.
 
     Raises:

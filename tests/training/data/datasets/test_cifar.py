@@ -55,6 +55,13 @@ def test_every_picture_has_its_pixels_and_its_label(tmp_path, own_cache):
     assert tar.stat().st_ino == written
 
 
+def test_batches_pickled_again_by_numpy_2_are_read(root):
+    splits = build_splits("cifar10", root=str(root), n_query=20, n_train=60)
+    for batch in (root / "cifar-10-batches-py").iterdir():
+        batch.write_bytes(batch.read_bytes().replace(b"numpy.core", b"numpy._core"))
+    assert build_splits("cifar10", root=str(root), n_query=20, n_train=60).fingerprint == splits.fingerprint
+
+
 class Runs:
     def __reduce__(self):
         return print, ("code of a pickle ran",)

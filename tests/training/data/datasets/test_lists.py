@@ -105,6 +105,14 @@ def test_missing_images_are_refused_or_left_out(root):
     assert problem.missing
 
 
+def test_training_images_that_the_database_lacks_are_added_to_it(root):
+    plain = build_splits("lists", root=str(root))
+    splits = build_splits("lists", root=str(root), train_in_database=True)
+    assert splits.database.paths == plain.train.paths + plain.database.paths
+    np.testing.assert_array_equal(splits.database.labels, np.concatenate([plain.train.labels, plain.database.labels]))
+    assert splits.fingerprint != plain.fingerprint
+
+
 def test_training_images_in_the_database_must_be_said_and_queries_may_not_be_there(root):
     write(root, "database", [line(i) for i in range(12) if i not in (4, 5)])
     with pytest.raises(BadDataset, match=r"4 .*images/00.jpg"):

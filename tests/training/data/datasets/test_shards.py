@@ -215,6 +215,7 @@ def test_a_shard_cut_anywhere_is_never_half_read(root, part):
 def test_overlapping_splits_and_wrong_patterns_are_refused(root):
     both = {"database": [f"{root}/database-*.tar", f"{root}/train-*.tar"]}
     assert sizes(build_splits("shards", train_in_database=True, **globs(root) | both)) == (2, 7, 12)
+    assert sizes(build_splits("shards", train_in_database=True, **globs(root))) == (2, 7, 12)
     (root / "train-002.tgz").touch()
     for wrong, named in (
         (both, "7 .*train-000.tar"),
