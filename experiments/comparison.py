@@ -568,10 +568,10 @@ def tests_of(rows: Sequence[dict[str, Any]], n_bits: int, *, of_query: str) -> l
     friedman = f"is {p:.1g}" if p else "is below 1e-300"  # it underflows with so many queries
     return [
         f"- {n_bits} bits: {METHODS[first].title} is first, for {seeds} of {len(found[first])} seeds. Not "
-        f"significantly worse by the randomisation test: {close(by_mean)}; by Wilcoxon's test: {close(by_rank)}. By "
-        f"mean rank over queries ({ranks[first]:.2f}, Nemenyi's critical difference {critical:.2f}), it does not "
-        f"differ significantly from {', '.join(level) or 'none'}, and is significantly worse than "
-        f"{', '.join(ahead) or 'none'}. Friedman's p {friedman}."
+        f"significantly worse by the randomisation test: {close(by_mean)}; by Wilcoxon's one-sided test: "
+        f"{close(by_rank)}. By mean rank over queries ({ranks[first]:.2f}, Nemenyi's critical difference "
+        f"{critical:.2f}), it does not differ significantly from {', '.join(level) or 'none'}, and is "
+        f"significantly worse than {', '.join(ahead) or 'none'}. Friedman's p {friedman}."
     ]
 
 

@@ -22,8 +22,8 @@ Space = Mapping[str, Any]
 Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
 Distributions = dict[str, Distribution]
 
-# These change how trials are scored, so that scores would not be comparable.
-MEASURES = ("train.val_fraction", "train.val_n", "train.val_database")
+# These change how trials are scored, so that scores would not be comparable: the validation split is drawn by the seed.
+MEASURES = ("train.val_fraction", "train.val_n", "train.val_database", "train.seed")
 SECTIONS = ("model", "loss", "partner", "projection", "memory", "optimizer", "train")
 
 

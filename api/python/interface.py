@@ -411,7 +411,7 @@ def evaluate(
     checkpoint: str | Path,
     *,
     data: str | Path | None = None,
-    ns: Sequence[int] = (10, 100, 1000),
+    ns: Iterable[int | Literal["all"]] = (10, 100, 1000),
     out: str | Path | None = None,
     device: str = "auto",
     precision: Literal["auto", "fp32", "bf16"] = "auto",
@@ -421,14 +421,14 @@ def evaluate(
     Args:
         checkpoint: its path.
         data: a folder with labels.csv, the name of a data set, or a TOML file; default: the data it was trained on.
-        ns: the values of N for mAP@N and the other metrics.
+        ns: the values of N for mAP@N and the other metrics; "all" is the size of the database.
         out: the folder to write the report to, with its page and tables.
         device, precision: see `encode`.
 
     Raises:
         HashseekError: a bad checkpoint, bad data, or a value outside its limits.
     """
-    from hashseek.training.cli.evaluate import data_options
+    from hashseek.training.cli.evaluate import data_options, parse_ns
     from hashseek.training.data.datasets import build_splits
     from hashseek.training.evaluation import evaluate
     from hashseek.training.evaluation.assembly import EvaluationOptions
@@ -439,7 +439,11 @@ def evaluate(
         path,
         build_splits(name, **options),
         EvaluationOptions(
-            str(options.get("root", name)), ns=ns, device=device, precision=precision, as_trained=data is None
+            str(options.get("root", name)),
+            ns=parse_ns([str(n) for n in ns]),
+            device=device,
+            precision=precision,
+            as_trained=data is None,
         ),
         n_points=1000 if out is not None else 0,
     )

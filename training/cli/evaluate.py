@@ -87,7 +87,7 @@ def evaluate(
     alone = len(checkpoints) == 1 and baseline in ("auto", "none") and not (lengths or calibrate or protocol or out)
     if url is not None and not alone:
         raise BadConfig("--url needs one checkpoint, without --baseline, --lengths, --calibrate, --protocol or --out")
-    ns = _parse_ns(n) if n else None
+    ns = parse_ns(n) if n else None
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)  # fail before the work if this is not possible
 
@@ -95,11 +95,18 @@ def evaluate(
     from hashseek.training.evaluation.assembly import DEFAULT_NS, EvaluationOptions
     from hashseek.training.progress import Progress
 
-    if calibrate is not None:
+    if calibrate is not None or url is not None:
         from hashseek.retrieval.checkpoint import load_header
         from hashseek.training.evaluation.evaluate import check_calibrates
 
-        check_calibrates(calibrate, load_header(checkpoints[0]).fingerprint)
+        header = load_header(checkpoints[0])
+        if header.training.get("held_out") and labels != "all":
+            raise BadConfig(
+                f"{'--url' if calibrate is None else '--calibrate'} needs the whole database, but {checkpoints[0]} was "
+                "trained with labels held out and is evaluated on part of it: set --labels all"
+            )
+        if calibrate is not None:
+            check_calibrates(calibrate, header.fingerprint)
     name, options = data_options(checkpoints[0], data)
     if data is None:
         _check_same_data(checkpoints)
@@ -183,10 +190,12 @@ def _check_same_data(checkpoints: Sequence[Path]) -> None:
             )
 
 
-def _parse_ns(words: list[str]) -> tuple[int | None, ...]:
+def parse_ns(words: Sequence[str]) -> tuple[int | None, ...]:
     """The values of N in ascending order, None for "all"."""
     for word in words:
         if word != "all" and not (word.isdecimal() and int(word)):
-            raise BadConfig(f"-n must be a positive integer or all, got {word!r}")
+            raise BadConfig(f"N must be a positive integer or all, got {word!r}")
+    if not words:
+        raise BadConfig("name at least one N, a positive integer or all")
     numbers = sorted({int(word) for word in words if word != "all"})
     return *numbers, *([None] if "all" in words else [])

@@ -82,6 +82,17 @@ def test_a_collection_takes_images_of_every_kind(working_folder):
         hashseek.encode([np.zeros((8, 8, 3), np.uint8)], "model.safetensors")
 
 
+def test_the_values_of_n_are_numbers_or_all(working_folder, capsys):
+    def evaluate(ns):
+        return hashseek.evaluate("model.safetensors", data="my-pictures", ns=ns, device="cpu")
+
+    assert [score.n for score in evaluate(np.array([10, 5])).scores] == [5, 10]
+    assert [score.n for score in evaluate([10, "all"]).scores] == [10, 15]
+    for wrong in ([], [0], [2.5], ["many"]):
+        with pytest.raises(BadConfig):
+            evaluate(wrong)
+
+
 def test_an_opened_image_is_encoded_as_its_file_is(tmp_path, checkpoint):
     turned, grey, clear = (tmp_path / name for name in ("turned.jpg", "grey.png", "clear.png"))
     exif = Image.Exif()

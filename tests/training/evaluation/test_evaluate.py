@@ -252,3 +252,24 @@ def test_the_calibration_of_a_report_is_stored_in_a_collection_of_its_checkpoint
     assert report.data["query_sha256"][:12] in kept.source
     code, _, said = run_command(capsys, *arguments, "--out", tmp_path / "none", "--calibrate", indexed)
     assert (code, len(said.splitlines())) == (2, 1)  # codes of another checkpoint
+
+
+def test_a_calibration_or_a_service_needs_the_whole_database_where_labels_were_held_out(world, tmp_path, capsys):
+    model = load_checkpoint(world[1])
+    checkpoint = tmp_path / "held-out.safetensors"
+    data = {"name": "folder", "root": str(world[0])}
+    training = {"data": data, "held_out": [build_splits(**data).label_names[0]]}
+    save_checkpoint(checkpoint, model.model, model.header.preprocessing, label_names=("a",), training=training)
+    open_or_create(tmp_path / "collection", checkpoint=checkpoint).close()
+    common = ("evaluate", checkpoint, "-n", "5", "--points", "0", "--device", "cpu", "--baseline", "none")
+    calibrate = ("--calibrate", tmp_path / "collection")
+    for option in (calibrate, ("--url", "http://127.0.0.1:1")):
+        for labels in ((), ("--labels", "seen"), ("--labels", "held-out")):
+            code, _, said = run_command(capsys, *common, *option, *labels)
+            assert (code, len(said.splitlines())) == (2, 1)
+            assert "--labels all" in said
+    with closing(Catalog(tmp_path / "collection" / CATALOG)) as catalog:
+        assert stored_calibration(catalog.spaces) is None
+    assert run_command(capsys, *common, *calibrate, "--labels", "all")[0] == 0
+    with closing(Catalog(tmp_path / "collection" / CATALOG)) as catalog:
+        assert stored_calibration(catalog.spaces).n_images == 60
