@@ -6,8 +6,10 @@ has changed since the index was built.
 """
 
 import json
+import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +150,13 @@ class Catalog:
                     f"no longer accepts codes of checkpoint {self.fingerprint[:12]}: nothing was stored, try again"
                 )
             storing = Storing(db, self.space.id, generation, now(), self.keeps_features, self.folder)
-            return [storing.store(image, text) for image, text in zip(images, texts, strict=True)]
+            outcome = [storing.store(image, text) for image, text in zip(images, texts, strict=True)]
+            kept = self.kept_groups() if storing.replaced_ids else []
+            if not storing.replaced_ids.isdisjoint(chain.from_iterable(kept)):
+                # Other pictures now: nobody has decided about them.
+                left = [[image_id for image_id in group if image_id not in storing.replaced_ids] for group in kept]
+                _store_kept_groups(db, [group for group in left if len(group) > 1])
+            return outcome
 
     def describe(
         self, image_id: int, *, labels: Sequence[str] | None = None, attributes: Mapping[str, Any] | None = None
@@ -401,10 +409,14 @@ class Catalog:
                 self.one(image_id)
             kept = self.kept_groups()
             kept += [sorted(group) for group in groups if not any(set(group) <= set(other) for other in kept)]
-            db.execute("INSERT OR REPLACE INTO meta VALUES ('kept_groups', ?)", (json.dumps(kept),))
+            _store_kept_groups(db, kept)
 
     def _codes(self, blobs: Sequence[bytes]) -> Codes:
         size = code_size(self.n_bits)
         if not all(isinstance(blob, bytes) and len(blob) == size for blob in blobs):
             raise CatalogDamaged(self.path, f"a code of {self.n_bits} bits does not have {size} bytes")
         return np.frombuffer(b"".join(blobs), np.uint8).reshape(-1, size)
+
+
+def _store_kept_groups(db: sqlite3.Connection, groups: Sequence[Sequence[int]]) -> None:
+    db.execute("INSERT OR REPLACE INTO meta VALUES ('kept_groups', ?)", (json.dumps(groups),))

@@ -47,6 +47,7 @@ class NewImage:
         mtime_ns: modification time of the file when it was read; None if it is not a file.
         engine: what computed the code, see `hashseek.retrieval.encoder`; empty if unknown.
         feature: (D,) from `hashseek.retrieval.scores.stored_features`; needed by a collection that keeps features.
+        is_record: a whole record, as in an export: labels and attributes replace stored ones even if they are empty.
         adopts: a new key goes to the record without a key that has this path and content; not in Milvus, where the key
             decides the id.
     """
@@ -64,6 +65,7 @@ class NewImage:
     mtime_ns: int | None = None
     engine: str = ""
     feature: NDArray[np.float16] | None = None
+    is_record: bool = False
     adopts: bool = False
 
 

@@ -34,6 +34,7 @@ class Storing:
         time: the time of the records.
         keep_features: also store features.
         folder: of the collection.
+        replaced_ids: the images whose content was replaced so far.
     """
 
     db: sqlite3.Connection
@@ -42,6 +43,7 @@ class Storing:
     time: str
     keep_features: bool
     folder: Path
+    replaced_ids: set[int] = field(default_factory=set)
     _engines: dict[str, int | None] = field(default_factory=dict)
     _indexed: set[str] = field(default_factory=set)
 
@@ -87,7 +89,8 @@ class Storing:
         else:
             differs = True
             self._replace(image_id, image)
-        if self.describe(image_id, image.labels or None, None if attributes == "{}" else attributes):
+        labels = image.labels if image.labels or image.is_record else None
+        if self.describe(image_id, labels, attributes if attributes != "{}" or image.is_record else None):
             return image_id, "updated"
         if not differs:
             return image_id, "known"
@@ -152,6 +155,7 @@ class Storing:
         self.db.execute("DELETE FROM codes WHERE space_id IN (SELECT id FROM spaces) AND image_id = ?", (image_id,))
         self._insert_code(image_id, image)
         note_update(self.db, image_id, self.generation)
+        self.replaced_ids.add(image_id)
 
     def _insert_code(self, image_id: int, image: NewImage) -> None:
         row = (self.space_id, image_id, image.code.tobytes(), self._engine_of(image))

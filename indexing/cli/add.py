@@ -441,7 +441,11 @@ def _dry_run(
 def _exit_with_code(report: IngestReport, *, strict: bool) -> None:
     if report.added + report.updated + report.known == 0:
         if not report.skipped:
-            typer.echo("hashseek: no images were found in these paths", err=True)
+            typer.echo(
+                "hashseek: no images were found in these paths; tar files and lists in a folder have to be named: "
+                "'FOLDER/*.tar'",
+                err=True,
+            )
         raise typer.Exit(1)
     if strict and report.skipped:
         raise typer.Exit(3)

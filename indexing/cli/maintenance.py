@@ -142,7 +142,11 @@ def follow_change(collection: Collection, steps: "Iterator[Reencoded]", *, drop_
     folder, old = collection.folder, collection.catalog.space
     report = next(steps, None)
     if report is None:
-        typer.echo(f"{folder} already has this hash layer: nothing was changed")
+        others = [str(space.id) for space in collection.catalog.spaces.all() if space.id != old.id]
+        drop = (
+            f"; `hashseek index drop-space {folder} SPACE` deletes other codes: {', '.join(others)}" if others else ""
+        )
+        typer.echo(f"{folder} already uses this checkpoint: no code was changed{drop}")
         return
     with Output().progress("encoding") as progress:
         for report in steps:

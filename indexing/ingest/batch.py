@@ -152,7 +152,7 @@ class Writer:
                     self._first_added = image_id
             elif change == "updated" and image.key in keys and (is_new or image_id in self._written):
                 notes[n] = f"the key {image.key!r:.80} was used earlier in this run; this image replaces that one"
-            elif image.key is None and (image.labels or image.attributes):
+            elif image.key is None and (image.is_record or image.labels or image.attributes):
                 kept.append(n)
             if change != "known" and (self._first_added is None or image_id < self._first_added):
                 self._written.add(image_id)
@@ -161,9 +161,12 @@ class Writer:
         records = self.collection.get([outcome[n][0] for n in kept])
         for n, record in zip(kept, records, strict=True):
             image = images[n]
+            if record is None:  # removed since
+                continue
             differs = {
-                "labels": record and image.labels and set(image.labels) != set(record.labels),
-                "attributes": record and image.attributes and not same_attributes(image.attributes, record.attributes),
+                "labels": set(image.labels) != set(record.labels) and (image.labels or image.is_record),
+                "attributes": not same_attributes(image.attributes, record.attributes)
+                and (image.attributes or image.is_record),
             }
             if changed := " and ".join(name for name, other in differs.items() if other):
                 notes[n] = (

@@ -150,8 +150,9 @@ def _described(
 def import_(place: Path, folder: Path, *, checkpoint: Path | None) -> IngestReport:
     """Add the images of an export to the collection in `folder`, or to a new one for `checkpoint`.
 
-    Keys, labels, attributes, codes and engines are kept; ids and times are new.
-    Importing again adds nothing twice.
+    Keys, labels, attributes, codes and engines are kept; ids and times are new. Importing again adds nothing twice. An
+    image of an export with a stored key replaces that record's labels and attributes; without a key, a stored image
+    with the same content keeps its own, with a note.
 
     Args:
         place: an export, or a folder of them (`*.parquet`, by name), such as the one from `index add --ray`.
@@ -307,7 +308,9 @@ def _image(row: dict[str, Any], n_bits: int) -> NewImage:
         labels=tuple(row["labels"] or ()),
         code=check_codes(np.frombuffer(row["code"], np.uint8)[None], n_bits)[0],
         key=row["key"],
-        adopts="id" not in row,  # the images of an export are different ones, those of a shard are of `index add`
+        # The images of an export are different ones, and whole records; those of a shard are of `index add`.
+        is_record="id" in row,
+        adopts="id" not in row,
         attributes=json.loads(row["attributes"] or "{}"),
         engine=row["engine"] or "",
         mtime_ns=row.get("mtime_ns"),

@@ -27,7 +27,7 @@ from hashseek.retrieval.codes import Codes, code_size
 from hashseek.retrieval.devices import EncoderOptions
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.engines import check_engine
-from hashseek.retrieval.errors import BadCheckpoint, BadCollection, BadConfig, BadImage
+from hashseek.retrieval.errors import BadCheckpoint, BadCollection, BadImage
 from hashseek.retrieval.files import locked, write_atomically
 from hashseek.retrieval.images import Pixels, decode_for
 from hashseek.retrieval.truncation import truncate
@@ -70,6 +70,8 @@ def reencode(
 ) -> Iterator[Reencoded]:
     """Encode all images of `collection` with `checkpoint`, then switch searches to the new codes; yields progress.
 
+    Yields nothing if the checkpoint is already in use: an interrupted switch is then completed.
+
     Args:
         collection: to be re-encoded.
         checkpoint: the new one.
@@ -82,7 +84,6 @@ def reencode(
 
     Raises:
         BadCheckpoint: the checkpoint cannot be used.
-        BadConfig: it is already in use.
         BadCollection: another process is re-encoding the collection with this checkpoint.
     """
     header = load_header(checkpoint)
@@ -92,7 +93,8 @@ def reencode(
     check_engine(engine, device=options.get("device", "auto"), precision=options.get("precision", "auto"))
     catalog = collection.catalog
     if header.fingerprint == catalog.spaces.active().fingerprint:
-        raise BadConfig(f"{collection.folder} already uses the checkpoint {checkpoint}: there is nothing to do")
+        collection.save_index()
+        return
     with _locked_space(collection, checkpoint, header) as space:
         report = Reencoded(space, catalog.spaces.n_missing(space.id))
         yield report
@@ -112,7 +114,7 @@ def reencode(
         if encoder is not None:  # images that were added just before the switch, in place of failed ones
             yield from encode_missing(collection, encoder, report, allow_private=allow_private)
         with closing(Collection(collection.folder)) as switched:
-            switched.build_index(collection.kind)
+            switched.save_index()
         yield report
 
 

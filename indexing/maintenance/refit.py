@@ -66,8 +66,6 @@ def change_codes(
     """
     with fitting.checkpoint() as path:
         fingerprint = fitting.encoder.fingerprint
-        if fingerprint == collection.catalog.spaces.active().fingerprint:
-            return
         drop_half_built(collection, but=fingerprint)
         yield from reencode(
             collection,

@@ -3,6 +3,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -56,6 +57,21 @@ def test_a_kept_group_comes_back_only_with_another_image(copies):
     collection.close()
     with serving(copies) as client:
         assert groups(client) == [[1, 14, 16], [2, 15]]
+
+
+def test_nobody_has_decided_about_a_picture_that_replaced_a_kept_one(own_collection):
+    with closing(Collection(own_collection)) as collection:
+        code = collection.catalog.code(1)
+        pictures = [
+            replace(image, key=f"k{n}") for n, image in enumerate(new_images(code.repeat(3, axis=0), start=100))
+        ]
+        ids = [image_id for image_id, _ in collection.add(pictures)]
+        kept = [ids, [1, 2], [1, ids[0]]]
+        collection.catalog.keep_groups(kept)
+        collection.add([replace(pictures[1], labels=("a",)), replace(pictures[2], path="/moved.jpg")])
+        assert collection.catalog.kept_groups() == [sorted(group) for group in kept]
+        collection.add([replace(pictures[0], sha256="f" * 64)])
+        assert collection.catalog.kept_groups() == [ids[1:], [1, 2]]
 
 
 def test_the_client_and_the_command_leave_kept_groups_out(copies, serve, hashseek):

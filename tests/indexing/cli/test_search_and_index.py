@@ -129,6 +129,7 @@ def test_removing_by_filter_needs_the_expected_number(hashseek, own_collection):
         assert (code, f"--expected {n}" in err) == (2, True)
         assert hashseek("index", "verify", own_collection)[:2] == (0, f"{N_PICTURES} images, 0 problems\n")
     code, out, _ = hashseek(*command, "--expected", n)
+    assert hashseek(*command, "--expected", n)[0] == 2  # done
     assert (code, out) == (0, f"removed {n}; {own_collection} holds {len(kept)} images\n")
     with closing(Collection(own_collection, read_only=True)) as collection:
         assert collection.catalog.all_codes().ids.tolist() == kept

@@ -203,3 +203,21 @@ def test_labels_that_an_import_does_not_store_are_noted(tmp_path):
                 export(collection, tmp_path / "e.parquet")
     report = import_(tmp_path / "e.parquet", tmp_path / "b", checkpoint=None)
     assert (report.known, [note.uri for note in report.problems]) == (1, [image.path])
+
+
+def test_a_later_export_replaces_labels_and_attributes_also_by_none(tmp_path):
+    keyed, keyless = new_images(random_codes(np.random.default_rng(0), 2, 12), labels=("old",))
+    keyed = replace(keyed, key="k", attributes={"year": 2020})
+    code_collection(tmp_path / "b", n_bits=12).close()
+    with closing(code_collection(tmp_path / "a", n_bits=12)) as collection:
+        ids = [image_id for image_id, _ in collection.add([keyed, keyless])]
+        export(collection, tmp_path / "1.parquet")
+        for image_id in ids:
+            collection.catalog.describe(image_id, labels=(), attributes={})
+        export(collection, tmp_path / "2.parquet")
+    import_(tmp_path / "1.parquet", tmp_path / "b", checkpoint=None)
+    report = import_(tmp_path / "2.parquet", tmp_path / "b", checkpoint=None)
+    assert (report.updated, report.known, [note.uri for note in report.problems]) == (1, 1, [keyless.path])
+    with closing(Collection(tmp_path / "b")) as collection:
+        replica = collection.by_key("k")
+    assert (replica.labels, replica.attributes) == ((), {})
