@@ -442,8 +442,8 @@ def _exit_with_code(report: IngestReport, *, strict: bool) -> None:
     if report.added + report.updated + report.known == 0:
         if not report.skipped:
             typer.echo(
-                "hashseek: no images were found in these paths; tar files and lists in a folder have to be named: "
-                "'FOLDER/*.tar'",
+                "hashseek: no images were found in these paths; name tar files and lists themselves, for "
+                "example 'FOLDER/*.tar'",
                 err=True,
             )
         raise typer.Exit(1)

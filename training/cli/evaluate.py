@@ -87,6 +87,8 @@ def evaluate(
     alone = len(checkpoints) == 1 and baseline in ("auto", "none") and not (lengths or calibrate or protocol or out)
     if url is not None and not alone:
         raise BadConfig("--url needs one checkpoint, without --baseline, --lengths, --calibrate, --protocol or --out")
+    if (url is not None or calibrate is not None) and labels != "all":
+        _check_whole_database(checkpoints[0], option="--calibrate" if url is None else "--url")
     ns = parse_ns(n) if n else None
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)  # fail before the work if this is not possible
@@ -95,18 +97,11 @@ def evaluate(
     from hashseek.training.evaluation.assembly import DEFAULT_NS, EvaluationOptions
     from hashseek.training.progress import Progress
 
-    if calibrate is not None or url is not None:
+    if calibrate is not None:
         from hashseek.retrieval.checkpoint import load_header
         from hashseek.training.evaluation.evaluate import check_calibrates
 
-        header = load_header(checkpoints[0])
-        if header.training.get("held_out") and labels != "all":
-            raise BadConfig(
-                f"{'--url' if calibrate is None else '--calibrate'} needs the whole database, but {checkpoints[0]} was "
-                "trained with labels held out and is evaluated on part of it: set --labels all"
-            )
-        if calibrate is not None:
-            check_calibrates(calibrate, header.fingerprint)
+        check_calibrates(calibrate, load_header(checkpoints[0]).fingerprint)
     name, options = data_options(checkpoints[0], data)
     if data is None:
         _check_same_data(checkpoints)
@@ -145,6 +140,16 @@ def evaluate(
         keep_calibration(calibrate, evaluation.report)
         typer.echo(f"stored the calibration in {calibrate}", err=True)
     typer.echo(f"wrote the report to {page}", err=True)
+
+
+def _check_whole_database(checkpoint: Path, *, option: str) -> None:
+    from hashseek.retrieval.checkpoint import load_header
+
+    if load_header(checkpoint).training.get("held_out"):
+        raise BadConfig(
+            f"{option} needs the whole database, but labels were held out of the training of {checkpoint}, so it is "
+            "evaluated on a part: set --labels all"
+        )
 
 
 def _check_service(url: str, checkpoint: Path, splits: Any, options: Any) -> int:
