@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from zlib import crc32
 
 import numpy as np
@@ -60,21 +60,23 @@ Outputs = NDArray[np.float32]
 N = 1000
 FINALISTS, VALIDATIONS = 3, 3  # number of best trials, each scored on this number of validation parts
 TUNED = (12, 48)  # the lengths at which settings are searched; others use those of the nearest
-# Validation images are searched among each other: among the images trained on, settings that memorise look best.
-_HELD_OUT = ("train.val_fraction=0.3", "train.val_database=held-out")
+_HELD_OUT = 0.3  # the share of the training images that searches validate on
 
 
 @dataclass(frozen=True)
 class Data:
     """The data for a comparison: a configuration, overrides of it, and the N of the validation mAP@N.
 
-    gallery: overrides that select unrelated images, which are searched among each other.
+    gallery: overrides that select unrelated images, which are searched among each other. val_database: where validation
+    images are searched. As in the test: new images among each other, or among the images trained on where these are
+    the database. With the wrong one, settings that memorise look too good, or too bad.
     """
 
     config: Path
     val_n: int
     overrides: tuple[str, ...] = ()
     gallery: tuple[str, ...] = ()
+    val_database: Literal["training", "held-out"] = "held-out"
 
 
 # Of the same sizes as the first split. It was drawn once, with a seed that was not chosen by any result.
@@ -109,8 +111,8 @@ DATA = {
     "mirflickr-second": _mirflickr(*_SECOND),
     "mirflickr-squeezenet": _mirflickr(*_SQUEEZENET),
     "mirflickr-squeezenet-second": _mirflickr(*_SQUEEZENET, *_SECOND),
-    "scene": Data(Path("scene_mlp_tie_aware_48"), 300),
-    "yeast": Data(Path("yeast_mlp_tie_aware_48"), 300),
+    "scene": Data(Path("scene_mlp_tie_aware_48"), 700, val_database="training"),  # N: 700 of 848, and of 1,050
+    "yeast": Data(Path("yeast_mlp_tie_aware_48"), 700, val_database="training"),
 }
 
 
@@ -262,7 +264,8 @@ def tune(method: str, n_bits: int, experiment: Experiment, folder: Path) -> None
     if (place / f"chosen-{n_bits}.json").is_file():
         return
     data, entry = data_of(experiment.data), METHODS[method]
-    tuning = (*_HELD_OUT, f"train.val_n={data.val_n}", f"model.n_bits={n_bits}", *entry.settings)
+    validation = (f"train.val_fraction={_HELD_OUT}", f"train.val_database={data.val_database}")
+    tuning = (*validation, f"train.val_n={data.val_n}", f"model.n_bits={n_bits}", *entry.settings)
     content = read_config(data.config, (*experiment.settings, *tuning))
     trials = place / f"search-{n_bits}"
     seed = crc32(f"{method} {n_bits}".encode())  # otherwise all methods would try the same rates

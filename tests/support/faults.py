@@ -30,7 +30,7 @@ from support.commands import Command, wait_until
 from support.paths import ROOT
 from support.pictures import draw
 
-OPERATIONS = ("first", "add", "delete", "optimize", "reencode", "refit", "snapshot")
+OPERATIONS = ("first", "add", "build", "delete", "optimize", "reencode", "refit", "snapshot")
 
 # Runs in the process that will be killed and writes to the ledger what was acknowledged and what was begun: between the
 # commit and the acknowledgement, either outcome is right.

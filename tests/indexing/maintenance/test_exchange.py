@@ -1,5 +1,6 @@
 """An export holds every record and code; imported, it is the same collection, and nothing was encoded."""
 
+import signal
 from contextlib import closing
 from dataclasses import replace
 
@@ -62,6 +63,27 @@ def test_a_round_trip_gives_an_equal_collection_without_encoding(exported, check
     assert hashseek("index", "verify", tmp_path / "new")[:2] == (0, "19 images, 0 problems\n")
     code, out, _ = hashseek(*command)
     assert (code, out.split(";")[0]) == (0, "added 0, updated 0, already stored 19")
+
+
+def test_an_import_that_is_killed_is_completed_by_repeating_it(exported, checkpoint, start, hashseek, tmp_path):
+    folder, file = exported
+    after_group_2 = (
+        "import os, signal\n"
+        "import hashseek.indexing.maintenance.exchange as exchange\n"
+        "exchange.GROUP, calls, original = 5, [], exchange.Writer.add\n"
+        "def add(self, images):\n"
+        "    report = original(self, images)\n"
+        "    calls.append(1)\n"
+        "    return report if len(calls) < 2 else os.kill(os.getpid(), signal.SIGKILL)\n"
+        "exchange.Writer.add = add\n"
+    )
+    command = ("index", "import", file, tmp_path / "new", "--checkpoint", checkpoint)
+    assert start(*command, before=after_group_2).wait() == -signal.SIGKILL
+    with closing(Collection(tmp_path / "new", read_only=True)) as collection:
+        assert len(collection) == 10
+    code, out, _ = hashseek(*command)
+    assert (code, out.split(";")[0]) == (0, "added 9, updated 0, already stored 10")
+    assert records(tmp_path / "new") == records(folder)
 
 
 def test_two_records_of_one_content_are_two_after_an_import_and_one_after_a_shard(tmp_path):
