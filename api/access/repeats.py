@@ -49,27 +49,29 @@ class RepeatedChanges:
             for message in self._answers[name]:
                 await send(_copy(message))
         else:
-            self._in_progress.add(name)
-            try:
-                self._keep(name, await self._answered(scope, receive, send))
-            finally:
-                self._in_progress.discard(name)
+            await self._answer(name, scope, receive, send)
 
-    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> list[Message]:
+    async def _answer(self, name: _Name, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the service answer."""
         messages: list[Message] = []
 
         async def note(message: Message) -> None:
             messages.append(_copy(message))
+            if _is_last(message):  # before it is sent: a client with the whole answer may repeat its request at once
+                self._in_progress.discard(name)
+                self._keep(name, messages)
             await send(message)
 
-        await self.app(scope, receive, note)
-        return messages
+        self._in_progress.add(name)
+        try:
+            await self.app(scope, receive, note)
+        finally:
+            if not messages or not _is_last(messages[-1]):  # it failed, or the client left
+                self._in_progress.discard(name)
 
     def _keep(self, name: _Name, answer: list[Message]) -> None:
-        start, is_whole = answer[0], not answer[-1].get("more_body")  # the client may have left
-        is_batch = Headers(raw=start["headers"]).get("content-type") == NDJSON
-        if start["status"] >= HTTPStatus.BAD_REQUEST or is_batch or not is_whole:
+        is_batch = Headers(raw=answer[0]["headers"]).get("content-type") == NDJSON
+        if answer[0]["status"] >= HTTPStatus.BAD_REQUEST or is_batch:
             return
         self._answers[name] = answer
         self._n_bytes += _size(name, answer)
@@ -79,6 +81,10 @@ class RepeatedChanges:
 
 def _size(name: _Name, answer: list[Message]) -> int:
     return _OVERHEAD + sum(map(len, name)) + sum(len(message.get("body", b"")) for message in answer)
+
+
+def _is_last(message: Message) -> bool:
+    return message["type"] == "http.response.body" and not message.get("more_body")
 
 
 def _may_change(scope: Scope) -> bool:

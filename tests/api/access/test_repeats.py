@@ -79,6 +79,44 @@ def test_a_change_in_progress_is_not_begun_again(serve, own_collection):
     assert upload(client, 77, "b").json()["change"] == "known"
 
 
+@pytest.mark.parametrize(("status", "n_runs"), [(200, 1), (422, 2)])
+def test_a_change_is_over_when_its_answer_is(status, n_runs):
+    """Although the service still cleans up: a client with the whole answer may repeat its request at once."""
+    runs = []
+
+    async def app(scope, receive, send):
+        runs.append(scope)
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        await send({"type": "http.response.body", "body": b"b"})
+        await done.wait()
+
+    async def answered():
+        messages, is_whole = [], asyncio.Event()
+
+        async def send(message):
+            messages.append(message)
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                is_whole.set()
+
+        headers = [(b"idempotency-key", b"a")]
+        scope = {"type": "http", "method": "POST", "path": "/v1/images", "query_string": b"", "headers": headers}
+        tasks.append(asyncio.create_task(repeated(scope, None, send)))
+        await asyncio.wait_for(is_whole.wait(), 60)
+        return messages
+
+    async def twice():
+        first, second = await answered(), await answered()
+        done.set()
+        await asyncio.gather(*tasks)
+        return first, second
+
+    repeated, done, tasks = repeats.RepeatedChanges(app), asyncio.Event(), []
+    first, second = asyncio.run(twice())
+    assert first == second
+    assert len(runs) == n_runs
+
+
 def test_old_answers_are_forgotten(client, monkeypatch):
     monkeypatch.setattr(repeats, "_KEPT_BYTES", 3500)
     assert removal(client, key("a")).is_success
