@@ -28,14 +28,15 @@ from hashseek.indexing.remote import fetch
 from hashseek.retrieval.checkpoint import Checkpoint, Header, save_checkpoint
 from hashseek.retrieval.codes import pack
 from hashseek.retrieval.devices import EncoderOptions
+from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadCheckpoint, BadConfig, BadDataset, BadImage
 from hashseek.retrieval.hash_layers import fit_hash_layer, normalized
 from hashseek.retrieval.images import Pixels, Preprocessing, read_bytes
 from hashseek.retrieval.label_files import OnError, Problem
+from hashseek.retrieval.models.fully_connected import as_arrays, head_of
 from hashseek.retrieval.scores import stored_features
 
 if TYPE_CHECKING:
-    from hashseek.retrieval.encoder import Encoder
     from hashseek.retrieval.models.hash_model import HashModel
 
 MAX_FITTED = 20_000  # pictures
@@ -110,7 +111,6 @@ class Fitting:
     """
 
     def __init__(self, network: Network, **options: Unpack[EncoderOptions]) -> None:
-        from hashseek.retrieval.encoder import Encoder
         from hashseek.retrieval.models.backbones import default_preprocessing
         from hashseek.retrieval.models.hash_model import HashModel
         from hashseek.retrieval.models.pretrained_weights import load_backbone_weights
@@ -125,7 +125,7 @@ class Fitting:
         load_backbone_weights(self.model.backbone, name=network.backbone, weights=network.weights)
         self.model.check_input_size(self.preprocessing.size)
         header = Header(network.backbone, network.n_bits, self.preprocessing, (), fingerprint="", head="normalized")
-        self.encoder: Encoder = Encoder(Checkpoint.of(self.model, header), **options)
+        self.encoder = Encoder(Checkpoint.of(self.model, header), **options)
         self.record: dict[str, Any] = {}
         self.n_images, self.fallback = 0, ""
 
@@ -168,7 +168,8 @@ class Fitting:
         record, self.fallback = fit_head(self.model, features)
         self.record = record | {"n_images": len(features)} | self.network.describe()
         self.n_images = len(features)
-        codes = pack(self.encoder.apply_head(features, self.encoder.head))
+        self.encoder.head = head_of("normalized", as_arrays(self.model.head))
+        codes = pack(self.encoder.head(features))
         parts = zip(found, codes, stored_features(features), strict=True)
         return {sha256: StoredCode(code, self.encoder.engine, feature) for sha256, code, feature in parts}
 

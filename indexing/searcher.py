@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, Self, Unpack, cast, get_args
+from typing import Literal, NamedTuple, Self, Unpack, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,16 +26,12 @@ from hashseek.indexing.opening import Store
 from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.codes import Codes, check_codes, pack, unpack
 from hashseek.retrieval.devices import EncoderOptions, n_cores
+from hashseek.retrieval.encoder import Encoder, VectorEncoder
 from hashseek.retrieval.errors import BadConfig, ForeignCodes, HashseekError, UnknownImage
 from hashseek.retrieval.images import Pixels, decode_for, memory_to_decode
 from hashseek.retrieval.micro_batches import MicroBatches
 from hashseek.retrieval.scores import Features, asymmetric_scores, best, cosines, stored_features
-from hashseek.retrieval.vectors import as_float32
-
-if TYPE_CHECKING:
-    from hashseek.retrieval.encoder import Encoder, VectorEncoder
-    from hashseek.retrieval.vectors import Vectors
-
+from hashseek.retrieval.vectors import Vectors, as_float32
 
 Rank = Literal["hamming", "asymmetric", "float"]
 RANKS: tuple[Rank, ...] = get_args(Rank)
@@ -505,10 +501,6 @@ def open_encoder(
     """
     source = collection.checkpoint if checkpoint is None else checkpoint
     check_checkpoint(collection, source)
-
-    # These load torch; bad arguments should be reported before that.
-    from hashseek.retrieval.encoder import Encoder, VectorEncoder
-
     loaded = load_checkpoint(source)
     is_of_vectors = loaded.header.preprocessing is None  # vectors are encoded in only one way
     return VectorEncoder(loaded) if is_of_vectors else Encoder(loaded, **options)

@@ -17,23 +17,30 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
 from hashseek.retrieval.errors import BadCheckpoint
 from hashseek.retrieval.files import checksum_of, write_atomically
 from hashseek.retrieval.images import Preprocessing
+from hashseek.retrieval.models.fully_connected import FullyConnected, Weights, as_arrays, head_of
+from hashseek.retrieval.models.names import (
+    check_image_backbone,
+    is_from_outside,
+    is_trusted,
+    is_vector_backbone,
+    widths_of,
+)
+from hashseek.retrieval.models.network import Network
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
     from hashseek.retrieval.models.hash_model import HashModel
-    from hashseek.retrieval.models.network import Network
 
 FORMAT_VERSION = 2
 
@@ -58,12 +65,10 @@ class Header:
             BadCheckpoint: the model encodes vectors.
         """
         if self.preprocessing is None:
-            from hashseek.retrieval.models.mlp import n_inputs_of
-
             raise BadCheckpoint(
-                f"this checkpoint encodes vectors of {n_inputs_of(self.backbone)} numbers, not images: give it vectors "
-                "(`hashseek index add --vectors`, `hashseek search --vector`, `hashseek evaluate` with its own data "
-                "set), or use a checkpoint and a collection for images"
+                f"this checkpoint encodes vectors of {widths_of(self.backbone)[0]} numbers, not images: give it "
+                "vectors (`hashseek index add --vectors`, `hashseek search --vector`, `hashseek evaluate` with its own "
+                "data set), or use a checkpoint and a collection for images"
             )
         return self.preprocessing
 
@@ -78,22 +83,20 @@ class Header:
                 "this checkpoint encodes images, not vectors: create a separate collection for vectors "
                 "(`hashseek index add NEW --vectors FILE`)"
             )
-        from hashseek.retrieval.models.mlp import n_inputs_of
-
-        return n_inputs_of(self.backbone)
+        return widths_of(self.backbone)[0]
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A header and the weights of a model, which is built on first use: importing torchvision takes seconds."""
+    """A header and the weights of a model, which is built on first use: importing PyTorch takes seconds."""
 
     header: Header
-    tensors: Mapping[str, Tensor]
+    tensors: Weights
 
     @classmethod
     def of(cls, model: HashModel, header: Header) -> Checkpoint:
         """The checkpoint of a model that is already built. They share their weights."""
-        checkpoint = cls(header, model.state_dict())
+        checkpoint = cls(header, as_arrays(model))
         vars(checkpoint)["model"] = model.eval()
         return checkpoint
 
@@ -104,73 +107,59 @@ class Checkpoint:
         Raises:
             BadCheckpoint: the weights do not fit the model.
         """
+        import torch
+
         from hashseek.retrieval.models.hash_model import HashModel
+        from hashseek.retrieval.models.pretrained_weights import copy_state
 
         header = self.header
         model = HashModel(backbone=header.backbone, n_bits=header.n_bits, head=header.head)
-        self._fill(model, self.tensors)
+        wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        if wanted != {name: values.shape for name, values in self.tensors.items()}:
+            raise BadCheckpoint(
+                f"the checkpoint {header.fingerprint[:12]} has been modified: its weights are not those of a "
+                f"{header.backbone} with {header.n_bits} bits"
+            )
+        copy_state(model, {name: torch.from_numpy(values) for name, values in self.tensors.items()})
         return model.eval()
 
     @property
-    def head(self) -> nn.Module:
-        """The model's head in evaluation mode: its own if it is built, which may have been trained further."""
-        from hashseek.retrieval.models.heads import build_head
-
-        if "model" in vars(self):
-            return self.model.head
-        head = build_head(self.header.head, n_features=self.n_features, n_bits=self.header.n_bits)
-        self._fill(head, self._part("head."))
-        return head.eval()
+    def head(self) -> FullyConnected:
+        """The model's head in evaluation mode."""
+        return head_of(self.header.head, self.part("head."))
 
     @property
     def n_features(self) -> int:
         """D, the width of the features: the input width of the head's first layer."""
-        return next((tensor.shape[1] for _, tensor in sorted(self._part("head.").items()) if tensor.ndim == 2), 0)
+        return next((values.shape[1] for _, values in sorted(self.part("head.").items()) if values.ndim == 2), 0)
 
     def network(self) -> Network:
         """The model's backbone for an engine."""
-        from hashseek.retrieval.models.network import Network
+        return Network(lambda: self.model.backbone, self.part("backbone."), self.header.backbone)
 
-        if "model" in vars(self):
-            return Network.of(self.model.backbone, self.header.backbone)
-        return Network(lambda: self.model.backbone, self._part("backbone."), self.header.backbone)
+    def part(self, prefix: str) -> Weights:
+        """The weights whose names begin with "backbone." or "head.", without that prefix.
 
-    def _part(self, prefix: str) -> dict[str, Tensor]:
-        return {name.removeprefix(prefix): tensor for name, tensor in self.tensors.items() if name.startswith(prefix)}
-
-    def _fill(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-        from hashseek.retrieval.models.pretrained_weights import copy_state
-
-        wanted = {name: tensor.shape for name, tensor in module.state_dict().items()}
-        if wanted != {name: tensor.shape for name, tensor in tensors.items()}:
-            raise BadCheckpoint(
-                f"the checkpoint {self.header.fingerprint[:12]} has been modified: its weights are not those of a "
-                f"{self.header.backbone} with {self.header.n_bits} bits"
-            )
-        copy_state(module, tensors)
+        If the model is built, it may have been trained further, so its weights count.
+        """
+        weights = as_arrays(self.model) if "model" in vars(self) else self.tensors
+        return {name.removeprefix(prefix): values for name, values in weights.items() if name.startswith(prefix)}
 
 
-def fingerprint(model: HashModel, preprocessing: Preprocessing | None) -> str:
+def fingerprint_of(header: Header, tensors: Weights) -> str:
     """Hexadecimal SHA-256 over everything that decides a code: weights, architecture, K and preprocessing."""
-    return _fingerprint(_describe(model), preprocessing, model.state_dict())
-
-
-def _fingerprint(model: Mapping[str, Any], preprocessing: Preprocessing | None, tensors: Mapping[str, Tensor]) -> str:
-    description = {"model": model, "preprocessing": _as_json(preprocessing)}
+    description = {"model": _describe(header), "preprocessing": _as_json(header.preprocessing)}
     digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode())
     digest.update(digest_weights(tensors).encode())
     return digest.hexdigest()
 
 
-def digest_weights(tensors: Mapping[str, Tensor]) -> str:
-    """Hexadecimal SHA-256 over names, types, shapes and values of the tensors of a state dict."""
-    import torch
-
+def digest_weights(tensors: Weights) -> str:
+    """Hexadecimal SHA-256 over names, types, shapes and values of a state dict."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        values = tensor.detach().cpu().reshape(-1).contiguous()
-        digest.update(values.view(torch.uint8).numpy().tobytes())  # NumPy has no bfloat16
+    for name, values in sorted(tensors.items()):
+        digest.update(f"{name} torch.{values.dtype} {values.shape}\n".encode())  # PyTorch's name of the type
+        digest.update(values.tobytes())
     return digest.hexdigest()
 
 
@@ -194,26 +183,24 @@ def save_checkpoint(
     Returns:
         The header that was written.
     """
-    from safetensors.torch import save
-
-    from hashseek.retrieval.models.backbones import is_vector_backbone
-
     if (preprocessing is None) != is_vector_backbone(model.backbone_name):
         raise ValueError(f"a checkpoint of {model.backbone_name} cannot have the preprocessing {preprocessing}")
+    tensors = {name: np.array(values, order="C") for name, values in as_arrays(model).items()}
     header = Header(
         backbone=model.backbone_name,
         n_bits=model.n_bits,
         preprocessing=preprocessing,
         label_names=label_names,
-        fingerprint=fingerprint(model, preprocessing),
+        fingerprint="",
         training=training or {},
         scores=scores or {},
         head=model.head_name,
     )
+    header = replace(header, fingerprint=fingerprint_of(header, tensors))
     content: dict[str, Any] = {
         # The oldest version that can represent it, so that an older Hashseek can read it where possible.
         "format_version": 1 if model.head_name == "linear" and preprocessing is not None else 2,
-        "model": _describe(model),
+        "model": _describe(header),
         "preprocessing": _as_json(preprocessing),
         "label_names": list(label_names),
         "training": header.training,
@@ -221,7 +208,6 @@ def save_checkpoint(
         "fingerprint": header.fingerprint,
     }
     content["checksum"] = checksum_of(content)
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in model.state_dict().items()}
     write_atomically(path, save(tensors, metadata={"hashseek": json.dumps(content)}))
     return header
 
@@ -247,10 +233,6 @@ def load_checkpoint(path: Path | str) -> Checkpoint:
             module that is not imported.
         BadConfig: there is no such backbone, or its package is missing.
     """
-    # Here, not above: commands that only read headers start without torch.
-    from hashseek.retrieval.models.backbones import is_from_outside, is_trusted
-    from hashseek.retrieval.models.published_weights import check_image_backbone
-
     path = Path(path)
     header, tensors = _read_intact(path)
     if header.preprocessing is not None:
@@ -272,10 +254,10 @@ def check_intact(path: Path) -> Header:
     return _read_intact(path)[0]
 
 
-def _read_intact(path: Path) -> tuple[Header, dict[str, Tensor]]:
+def _read_intact(path: Path) -> tuple[Header, Weights]:
     content, tensors = _read(path, weights=True)
     header = _parse(path, content)
-    found = _fingerprint(content["model"], header.preprocessing, tensors)
+    found = fingerprint_of(header, tensors)
     if found != header.fingerprint:
         raise BadCheckpoint(
             f"{path} has been modified: its content has the fingerprint {found[:12]}, but its header has "
@@ -284,26 +266,25 @@ def _read_intact(path: Path) -> tuple[Header, dict[str, Tensor]]:
     return header, tensors
 
 
-def _describe(model: HashModel) -> dict[str, Any]:
-    head = {} if model.head_name == "linear" else {"head": model.head_name}
-    return {"backbone": model.backbone_name, "n_bits": model.n_bits, **head}
+def _describe(header: Header) -> dict[str, Any]:
+    head = {} if header.head == "linear" else {"head": header.head}
+    return {"backbone": header.backbone, "n_bits": header.n_bits, **head}
 
 
 def _as_json(preprocessing: Preprocessing | None) -> dict[str, Any] | None:
     return None if preprocessing is None else preprocessing.as_dict()
 
 
-def _read(path: Path, *, weights: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _read(path: Path, *, weights: bool) -> tuple[dict[str, Any], Weights]:
     if not path.is_file():
         raise BadCheckpoint(f"there is no checkpoint {path}: train one with `hashseek train`, or correct the path")
     if not os.access(path, os.R_OK):
         raise BadCheckpoint(f"the checkpoint {path} cannot be read: permission denied")
     try:
-        with safe_open(path, framework="pt" if weights else "np") as opened:
+        with safe_open(path, framework="np") as opened:
             metadata = opened.metadata() or {}
-            names = opened.keys() if weights else ()
-            tensors = {name: opened.get_tensor(name).clone() for name in names}  # a copy, since the file may change
-    except (SafetensorError, OSError) as error:
+            tensors = {name: opened.get_tensor(name) for name in (opened.keys() if weights else ())}
+    except (SafetensorError, OSError, TypeError) as error:  # TypeError: a type that NumPy lacks
         raise BadCheckpoint(f"{path} is truncated or not a safetensors file: {error}") from None
     if "hashseek" not in metadata:
         raise BadCheckpoint(

@@ -1,12 +1,13 @@
 """Which device and precision to compute with, and how many processor cores there are.
 
-torch is imported inside the functions: commands that only need `n_cores` start without it.
+torch is imported inside the functions that need it, because that takes seconds.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import sys
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
@@ -49,20 +50,37 @@ def pick_device(name: str = "auto") -> torch.device:
     return device
 
 
-def pick_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """The data type of the backbone: "fp32", "bf16", or "auto", the faster one on this device.
+def is_cpu(name: str = "auto") -> bool:
+    """Whether `pick_device` returns the CPU. torch is imported only if this machine may have a GPU.
+
+    Raises:
+        BadConfig: see `pick_device`.
+    """
+    if name == "cpu" or (name == "auto" and not _may_have_gpu()):
+        return True
+    return pick_device(name).type == "cpu"
+
+
+def _may_have_gpu() -> bool:
+    """False only if Linux certainly has no device that torch could use: NVIDIA's, a Jetson's, AMD's, or one of WSL."""
+    return sys.platform != "linux" or any(any(Path("/dev").glob(name)) for name in ("nvidia*", "nvhost*", "kfd", "dxg"))
+
+
+def in_bf16(precision: str, *, cpu: bool) -> bool:
+    """Whether a backbone runs in bf16 instead of float32: "fp32", "bf16", or "auto", the faster one on this device.
 
     Raises:
         BadConfig: there is no such precision.
     """
-    import torch
-
     if precision not in PRECISIONS:
         raise BadConfig(f"there is no precision {precision!r}: use one of {', '.join(PRECISIONS)}")
-    if precision == "auto":
-        fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else fast_bf16()
-        return torch.bfloat16 if fast else torch.float32
-    return torch.bfloat16 if precision == "bf16" else torch.float32
+    if precision != "auto":
+        return precision == "bf16"
+    if cpu:
+        return fast_bf16()
+    import torch
+
+    return bool(torch.cuda.is_bf16_supported())
 
 
 def fast_bf16() -> bool:
@@ -73,6 +91,14 @@ def fast_bf16() -> bool:
     """
     features = cpu_features()
     return "amx_bf16" in features or {"avx512_bf16", "AuthenticAMD"} <= features
+
+
+def n_threads() -> int:
+    """Threads of an encoder: as many as torch uses if it is loaded, otherwise OMP_NUM_THREADS, or one per core."""
+    if "torch" in sys.modules:
+        return int(sys.modules["torch"].get_num_threads())
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    return max(1, int(wanted)) if wanted.isdecimal() else n_cores()
 
 
 def n_cores() -> int:

@@ -1,20 +1,22 @@
-"""Encoders: turn images, or vectors, into packed codes with the model of one checkpoint."""
+"""Encoders: turn images, or vectors, into packed codes with the model of one checkpoint.
+
+An engine computes the features of images; everything else runs in NumPy. With OpenVINO, torch is often not imported.
+"""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor, nn
 
 from hashseek.retrieval.checkpoint import Checkpoint, Header
 from hashseek.retrieval.codes import Codes, pack
 from hashseek.retrieval.engines import build_engine
 from hashseek.retrieval.images import Pixels, preprocess
 from hashseek.retrieval.load_ahead import load_ahead
+from hashseek.retrieval.models.fully_connected import mlp_of
 from hashseek.retrieval.scores import Features, stored_features
 from hashseek.retrieval.vectors import Vectors, as_float32, check_vectors
 
@@ -32,8 +34,6 @@ class _WithHeader:
 
     def __init__(self, header: Header) -> None:
         self.header = header
-        # A pass already uses every core: two at once would only compete.
-        self._lock = threading.Lock()
 
     @property
     def n_bits(self) -> int:
@@ -47,7 +47,7 @@ class _WithHeader:
 
 
 class VectorEncoder(_WithHeader):
-    """Encodes vectors with the model of one checkpoint, in float32 on the CPU. Safe to call from several threads.
+    """Encodes vectors with the model of one checkpoint. Safe to call from several threads.
 
     Args:
         checkpoint: from `load_checkpoint`.
@@ -60,12 +60,12 @@ class VectorEncoder(_WithHeader):
         BadCheckpoint: the checkpoint encodes images.
     """
 
-    engine = "torch cpu float32"
+    engine = "numpy cpu float64"
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint.header)
         self.width = checkpoint.header.vector_width()
-        self._model = checkpoint.model.cpu()
+        self._backbone, self._head = mlp_of(checkpoint.part("backbone.")), checkpoint.head
 
     def features_and_outputs(self, vectors: Vectors) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Features (B, F) and real outputs (B, K) of vectors (B, D).
@@ -74,9 +74,8 @@ class VectorEncoder(_WithHeader):
             BadDataset: see `check_vectors`.
         """
         check_vectors(vectors, width=self.width)
-        with self._lock:
-            features = _by_row(self._model.features, as_float32(vectors), torch.device("cpu"))
-            return features, _by_row(self._model.outputs, features, torch.device("cpu"))
+        features = self._backbone(as_float32(vectors))
+        return features, self._head(features)
 
 
 class Encoder(_WithHeader):
@@ -85,14 +84,14 @@ class Encoder(_WithHeader):
     Args:
         checkpoint: from `load_checkpoint`.
         device: "auto", "cpu", "cuda" or "cuda:N".
-        precision: "auto" (the faster one on this device), "fp32" or "bf16". The head always runs in float32.
+        precision: "auto" (the faster one on this device), "fp32" or "bf16". The head always runs in float64.
         engine: the library that runs the backbone, "auto", "torch" or "openvino", see `hashseek.retrieval.engines`.
         batch_size: images per network pass; None: what suits the engine.
 
     Attributes:
         backbone: the engine that runs it.
         engine: its library, device and precision in one string, such as "torch cpu bfloat16 folded".
-        device, dtype: where and in which type the backbone runs.
+        head: features (B, D) -> outputs (B, K). Each row depends on its own features alone, to the last bit.
 
     Raises:
         BadCheckpoint: the checkpoint encodes vectors, not images.
@@ -115,26 +114,21 @@ class Encoder(_WithHeader):
             engine, checkpoint.network(), self.preprocessing, device=device, precision=precision
         )
         self.batch_size = batch_size or self.backbone.batch_size
-        self.engine, self.device, self.dtype = self.backbone.name, self.backbone.device, self.backbone.dtype
-        self.head = checkpoint.head.to(self.device)
+        self.engine = self.backbone.name
+        self.head = checkpoint.head
+        # A pass already uses every core: two at once would only compete.
+        self._lock = threading.Lock()
 
     def features(self, pixels: Pixels) -> NDArray[np.float32]:
         """Features (B, D) of the backbone for preprocessed uint8 pixels (B, 3, size, size)."""
-        with self._lock:
-            return self._features(pixels)
-
-    def _features(self, pixels: Pixels) -> NDArray[np.float32]:
         starts = range(0, len(pixels), self.batch_size)
-        rows = [self.backbone(pixels[i : i + self.batch_size]) for i in starts]
+        with self._lock:
+            rows = [self.backbone(pixels[i : i + self.batch_size]) for i in starts]
         return np.concatenate(rows) if rows else np.zeros((0, self.n_features), np.float32)
 
     def outputs(self, pixels: Pixels) -> NDArray[np.float32]:
         """Real outputs (B, K) of preprocessed uint8 pixels (B, 3, size, size)."""
         return self.features_and_outputs(pixels)[1]
-
-    def apply_head(self, features: NDArray[np.float32], head: nn.Module) -> NDArray[np.float32]:
-        """Float32 outputs (B, K) of a head for features (B, D). Each depends on its own row alone, to the last bit."""
-        return _by_row(head.to(self.device), features, self.device)
 
     def encode_pixels(self, pixels: Pixels) -> Codes:
         """Packed codes (B, code_size) of preprocessed uint8 pixels (B, 3, size, size)."""
@@ -147,9 +141,8 @@ class Encoder(_WithHeader):
 
     def features_and_outputs(self, pixels: Pixels) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Features (B, D) and real outputs (B, K) of preprocessed uint8 pixels (B, 3, size, size)."""
-        with self._lock:
-            features = self._features(pixels)
-            return features, self.apply_head(features, self.head)
+        features = self.features(pixels)
+        return features, self.head(features)
 
     def encode(self, images: Sequence[Image.Image]) -> Codes:
         """Packed codes (B, code_size) of RGB images of any size."""
@@ -195,30 +188,3 @@ def _flush(
     found = iter(function(np.stack(loaded)) if loaded else ())
     for result, pixels in waiting:
         yield result, None if pixels is None else next(found)
-
-
-# The number of threads belongs to the whole process: two callers at once would leave it at 1.
-_ONE_THREAD = threading.Lock()
-
-
-def _by_row(
-    function: Callable[[Tensor], Tensor], rows: NDArray[np.float32], device: torch.device
-) -> NDArray[np.float32]:
-    """The results (B, ...) of a function for rows (B, D), computed one row at a time and in one thread.
-
-    The order of additions in a matrix product depends on its size and on the number of threads, so the rounding of an
-    output near 0, and with it a bit, would depend on the rest of the batch. Several threads would be slower, too: they
-    wait for each other after each row.
-    """
-    with _ONE_THREAD:
-        n_threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            with torch.inference_mode():
-                # Copies, not views: the memory alignment of a row also decides the order of additions.
-                parts = [function(torch.tensor(row[None], device=device)) for row in rows]
-                found = torch.cat(parts) if parts else function(torch.tensor(rows, device=device))
-        finally:
-            torch.set_num_threads(n_threads)
-    result: NDArray[np.float32] = found.cpu().numpy()
-    return result

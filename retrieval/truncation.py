@@ -1,13 +1,9 @@
 """Shorter codes from a nested checkpoint: its first bits are a code of their own."""
 
-import copy
 from dataclasses import replace
 
-from torch import nn
-
-from hashseek.retrieval.checkpoint import Checkpoint, fingerprint
+from hashseek.retrieval.checkpoint import Checkpoint, fingerprint_of
 from hashseek.retrieval.errors import BadCheckpoint
-from hashseek.retrieval.models.mlp import BatchNorm
 
 
 def lengths_of(checkpoint: Checkpoint) -> tuple[int, ...]:
@@ -34,28 +30,10 @@ def truncate(checkpoint: Checkpoint, n_bits: int) -> Checkpoint:
             f"the checkpoint was trained for codes of {', '.join(map(str, lengths))} bits, not of {n_bits}: choose one "
             f"of them, or train with loss.nested = {{lengths = [{n_bits}, {checkpoint.header.n_bits}]}}"
         )
-    model = copy.deepcopy(checkpoint.model)
-    model.n_bits = n_bits
-    if isinstance(model.head, nn.Linear):
-        model.head = _first(model.head, n_bits)
-    else:
-        layers = list(model.head.children())
-        last = max(index for index, layer in enumerate(layers) if isinstance(layer, nn.Linear))
-        cut = [_first(layer, n_bits) if index >= last else layer for index, layer in enumerate(layers)]
-        model.head = nn.Sequential(*cut)
-    header = replace(checkpoint.header, n_bits=n_bits, fingerprint=fingerprint(model, checkpoint.header.preprocessing))
-    return Checkpoint.of(model, header)
-
-
-def _first(layer: nn.Module, n_bits: int) -> nn.Module:
-    """The part of a linear layer, or of batch norm, that computes the first outputs."""
-    if isinstance(layer, nn.Linear):
-        cut = type(layer)(layer.in_features, n_bits)
-        cut.load_state_dict({name: tensor[:n_bits] for name, tensor in layer.state_dict().items()})
-        return cut
-    if isinstance(layer, BatchNorm):
-        norm = BatchNorm(n_bits)
-        state = layer.state_dict()
-        norm.load_state_dict({name: tensor[:n_bits] if tensor.ndim else tensor for name, tensor in state.items()})
-        return norm
-    return layer
+    last = "head.2." if checkpoint.header.head.startswith("mlp") else "head."  # layers with one row per bit
+    tensors = {
+        name: values[:n_bits] if name.startswith(last) and values.ndim else values
+        for name, values in checkpoint.tensors.items()
+    }
+    header = replace(checkpoint.header, n_bits=n_bits)
+    return Checkpoint(replace(header, fingerprint=fingerprint_of(header, tensors)), tensors)

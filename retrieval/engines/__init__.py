@@ -13,12 +13,10 @@ import os
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from hashseek.retrieval.devices import pick_device, pick_dtype
+from hashseek.retrieval.devices import in_bf16, is_cpu
 from hashseek.retrieval.engines.openvino_engine import OpenVinoEngine, check_openvino, has_openvino
-from hashseek.retrieval.engines.torch_engine import TorchEngine
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import Pixels, Preprocessing
 from hashseek.retrieval.models.network import Network
@@ -33,8 +31,6 @@ class Engine(Protocol):
 
     name: str
     batch_size: int
-    device: torch.device
-    dtype: torch.dtype
 
     def __call__(self, pixels: Pixels) -> NDArray[np.float32]:
         """Features (B, D) of preprocessed uint8 pixels (B, 3, size, size), B >= 1. Not thread-safe."""
@@ -60,20 +56,22 @@ def build_engine(
         network: the backbone.
         preprocessing: size, mean and standard deviation of the input.
         device: "auto", "cpu", "cuda" or "cuda:N".
-        precision: "fp32", "bf16" or "auto": the faster one on this device, see `pick_dtype`.
+        precision: "fp32", "bf16" or "auto": the faster one on this device, see `in_bf16`.
 
     Raises:
         BadConfig: the engine is unknown, or cannot run this network on this device in this precision.
     """
     check_engine(name, device=device, precision=precision)
     name = _chosen(name)
-    if name == "openvino" or (name == "auto" and pick_device(device).type == "cpu" and has_openvino()):
+    if name == "openvino" or (name == "auto" and is_cpu(device) and has_openvino()):
         try:
             return OpenVinoEngine(network, preprocessing, precision=precision)
         except BadConfig as error:
             if name == "openvino":
                 raise
             _log.warning("encoding with torch: %s", error)
+    from hashseek.retrieval.engines.torch_engine import TorchEngine
+
     return TorchEngine(network.build(), preprocessing, device=device, precision=precision)
 
 
@@ -86,8 +84,8 @@ def check_engine(name: str, *, device: str = "auto", precision: str = "auto") ->
     name = _chosen(name)
     if name not in ENGINES:
         raise BadConfig(f"there is no engine {name!r}: use one of {', '.join(ENGINES)}")
-    pick_device(device)
-    pick_dtype(precision, torch.device("cpu"))
+    is_cpu(device)
+    in_bf16(precision, cpu=True)
     if name == "openvino":
         check_openvino(device)
 

@@ -11,10 +11,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from hashseek.retrieval.devices import pick_device, pick_dtype
+from hashseek.retrieval.devices import in_bf16, is_cpu, n_threads
 from hashseek.retrieval.engines.openvino_models import load_model, reason_of
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import Pixels, Preprocessing
@@ -32,24 +31,22 @@ class OpenVinoEngine:
     """
 
     def __init__(self, network: Network, preprocessing: Preprocessing, *, precision: str) -> None:
-        self.device = torch.device("cpu")
-        wanted = pick_dtype(precision, self.device)
+        wanted = "bf16" if in_bf16(precision, cpu=True) else "f32"
         self._ov = _import_openvino()
         self._model = load_model(self._ov, network, preprocessing)
         self._settings: dict[str, Any] = {
-            "INFERENCE_PRECISION_HINT": "bf16" if wanted == torch.bfloat16 else "f32",
-            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+            "INFERENCE_PRECISION_HINT": wanted,
+            "INFERENCE_NUM_THREADS": n_threads(),
             "ENABLE_CPU_PINNING": False,  # two processes with one thread each would share a core
         }
         # A single image gets all threads; many images get one or a few threads each. Both give the same numbers.
         alone = self._compiled("LATENCY")
         self._request = alone.create_infer_request()
         found = str(alone.get_property("INFERENCE_PRECISION_HINT").get_type_name())
-        self.dtype = {"bf16": torch.bfloat16, "f32": torch.float32}[found]
-        if self.dtype != wanted:
+        if found != wanted:
             raise BadConfig(f"OpenVINO runs in {found} on this processor, not {precision}: use --precision auto")
         self.batch_size = 128  # large, because some cores idle at the end of a batch
-        self.name = f"openvino cpu {str(self.dtype).removeprefix('torch.')}"
+        self.name = f"openvino cpu {'bfloat16' if found == 'bf16' else 'float32'}"
 
     def _compiled(self, hint: str) -> Any:
         try:
@@ -90,7 +87,7 @@ def _features(outputs: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def check_openvino(device: str) -> None:
     """Raise `BadConfig` unless the package is installed and `device` is "auto" or a CPU."""
-    if device != "auto" and pick_device(device).type != "cpu":
+    if device != "auto" and not is_cpu(device):
         raise BadConfig(f"the engine openvino runs on the CPU, not on {device}: use --device cpu")
     if not has_openvino():
         raise BadConfig("the engine openvino is not installed: run pip install openvino, or use --engine torch")

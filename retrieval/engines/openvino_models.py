@@ -2,7 +2,11 @@
 
 A file holds a SHA-256 over the rest, the length of the graph, the graph (XML) and the weights. Nothing in it depends on
 the processor or the precision. Files may be deleted at any time; the most recently used ones are kept.
+
+PyTorch is imported to convert a network, but not to read a converted one.
 """
+
+from __future__ import annotations
 
 import hashlib
 import json
@@ -11,19 +15,19 @@ import tempfile
 import warnings
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import nn
 
 from hashseek.retrieval.checkpoint import digest_weights
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.files import cached_file, delete_oldest, mark_used, write_atomically
 from hashseek.retrieval.images import Preprocessing, normalizer
-from hashseek.retrieval.models import timm_backbones
-from hashseek.retrieval.models.backbones import is_from_outside
+from hashseek.retrieval.models.names import TIMM, is_from_outside
 from hashseek.retrieval.models.network import Network
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _FORMAT = 1  # raise it when the conversion changes
 _KEPT_BYTES = 2 * 2**30
@@ -62,7 +66,7 @@ def load_model(ov: Any, network: Network, preprocessing: Preprocessing) -> Any:
 
 
 def _file(network: Network, preprocessing: Preprocessing) -> Path:
-    packages = ["openvino", "torch", "torchvision", *(["timm"] if str(network.name).startswith("timm:") else [])]
+    packages = ["openvino", "torch", "torchvision", *(["timm"] if str(network.name).startswith(TIMM) else [])]
     versions = [(package, version(package)) for package in packages]
     key = json.dumps([_FORMAT, versions, network.name, digest_weights(network.tensors), preprocessing.as_dict()])
     return cached_file("openvino", key, suffix=".model")
@@ -91,12 +95,16 @@ def _as_bytes(ov: Any, model: Any) -> bytes:
 
 
 def _converted(ov: Any, network: nn.Module, preprocessing: Preprocessing) -> Any:
+    import torch
+
+    from hashseek.retrieval.models.timm_backbones import for_one_size
+
     size = preprocessing.size
     network = network.cpu().eval()
     try:
         with warnings.catch_warnings(), torch.inference_mode():
             warnings.simplefilter("ignore")  # PyTorch's own deprecations, which OpenVINO triggers
-            fixed = timm_backbones.for_one_size(network, size)
+            fixed = for_one_size(network, size)
             exported = torch.export.export(fixed, (torch.zeros(1, 3, size, size),))
             model = ov.convert_model(exported)
         model.reshape([1, 3, size, size])
@@ -120,6 +128,8 @@ def _converted(ov: Any, network: nn.Module, preprocessing: Preprocessing) -> Any
 
 def _difference(ov: Any, model: Any, network: nn.Module, preprocessing: Preprocessing) -> float:
     """Largest difference from PyTorch's features of a random image, as a share of the largest feature."""
+    import torch
+
     size = preprocessing.size
     pixels = np.random.default_rng(0).integers(0, 256, (1, 3, size, size), dtype=np.uint8)
     with torch.inference_mode():

@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from hashseek.retrieval.devices import pick_device, pick_dtype
+from hashseek.retrieval.devices import in_bf16, pick_device
 from hashseek.retrieval.images import Pixels, Preprocessing, normalizer
 from hashseek.retrieval.models.batch_norm_folding import fold
 
@@ -23,9 +23,9 @@ class TorchEngine:
 
     def __init__(self, network: nn.Module, preprocessing: Preprocessing, *, device: str, precision: str) -> None:
         self.device = pick_device(device)
-        self.dtype = pick_dtype(precision, self.device)
+        self._half = in_bf16(precision, cpu=self.device.type == "cpu")
         folded, n_folded = fold(network)
-        if self.dtype == torch.bfloat16:
+        if self._half:
             # Convert once what autocast would convert before every pass; normalisation layers stay in float32.
             for module in folded.modules():
                 if type(module) in (nn.Conv2d, nn.Linear):
@@ -33,15 +33,14 @@ class TorchEngine:
         self._network = folded.to(self.device).to(memory_format=torch.channels_last)
         self._normalize = normalizer(preprocessing, self.device)
         self.batch_size = 64 if self.device.type == "cpu" else 256
-        kind = str(self.dtype).removeprefix("torch.")
+        kind = "bfloat16" if self._half else "float32"
         self.name = f"torch {self.device.type} {kind}{' folded' if n_folded else ''}"
 
     def __call__(self, pixels: Pixels) -> NDArray[np.float32]:
         """Features (B, D) of preprocessed uint8 pixels (B, 3, size, size)."""
         step = _IMAGES_PER_THREAD * torch.get_num_threads() if self.device.type == "cpu" else len(pixels)
-        half = self.dtype == torch.bfloat16
         rows = []
-        with torch.inference_mode(), torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):
+        with torch.inference_mode(), torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._half):
             for start in range(0, len(pixels), step):
                 part = torch.from_numpy(pixels[start : start + step])
                 features: torch.Tensor = self._network(self._normalize(part))

@@ -10,14 +10,13 @@ kinds of names:
     my_module:function  a function from outside the package that returns (nn.Module, feature width)
 """
 
-import os
-
 from torch import nn
 
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import Preprocessing
 from hashseek.retrieval.models import mlp, timm_backbones
-from hashseek.retrieval.models.published_weights import FILES, PIXELS, unknown_backbone
+from hashseek.retrieval.models.names import PIXELS, TIMM, built, is_from_outside, is_vector_backbone, unknown_backbone
+from hashseek.retrieval.models.published_weights import FILES
 from hashseek.retrieval.plugins import load_named
 
 # The weights of these networks expect mean = std = 0.5. torchvision uses ImageNet's and converts them inside the
@@ -72,23 +71,13 @@ def build_backbone(name: str) -> tuple[nn.Module, int]:
         return mlp.build(name)
     if name == PIXELS:
         return nn.AdaptiveAvgPool2d(8), 3 * 8 * 8
-    if name.startswith(timm_backbones.PREFIX):
+    if name.startswith(TIMM):
         return timm_backbones.build(name)
     if is_from_outside(name):
         return _from_outside(name)
     if name not in FILES:
         raise unknown_backbone(name)
     return _torchvision(name)
-
-
-def is_vector_backbone(name: str) -> bool:
-    """Whether the backbone accepts vectors instead of images."""
-    return name.startswith(mlp.PREFIXES)
-
-
-def is_from_outside(name: str) -> bool:
-    """Whether `name` is "module:function", a function from outside the package."""
-    return ":" in name and not is_vector_backbone(name) and not name.startswith(timm_backbones.PREFIX)
 
 
 def default_preprocessing(name: str, *, weights: str = "default") -> Preprocessing | None:
@@ -104,7 +93,7 @@ def default_preprocessing(name: str, *, weights: str = "default") -> Preprocessi
     """
     if is_vector_backbone(name):
         return None
-    if name.startswith(timm_backbones.PREFIX):
+    if name.startswith(TIMM):
         return timm_backbones.preprocessing(name)
     if name == PIXELS:
         return Preprocessing(size=64, mean=(0, 0, 0), std=(1, 1, 1), crop_fraction=1.0)
@@ -130,21 +119,9 @@ def _torchvision_preprocessing(name: str, weights: str) -> Preprocessing:
     )
 
 
-def is_trusted(name: str) -> bool:
-    """Whether a checkpoint may have the backbone `name`, "module:function": loading it runs that function.
-
-    It may if this process has built that backbone already, as training does, or if the environment variable
-    HASHSEEK_PLUGINS (module names, separated by commas) has its module.
-    """
-    return name in _built or name.partition(":")[0] in os.environ.get("HASHSEEK_PLUGINS", "").split(",")
-
-
-_built: set[str] = set()
-
-
 def _from_outside(name: str) -> tuple[nn.Module, int]:
     made = load_named(name, kind="backbone")()
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module) and isinstance(made[1], int)):
         raise BadConfig(f"the backbone {name!r} must return (nn.Module, feature width), not {type(made).__name__}")
-    _built.add(name)
+    built.add(name)
     return made

@@ -9,9 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hashseek.retrieval.errors import BadConfig
-from hashseek.retrieval.models import MAX_WIDTH
-
-PREFIXES = ("mlp:", "mlp_bn:")
+from hashseek.retrieval.models.names import MLP_BN, widths_of
 
 
 class BatchNorm(nn.BatchNorm1d):
@@ -65,26 +63,11 @@ class Mlp(nn.Module):
         return features
 
 
-def n_inputs_of(name: str) -> int:
-    """Length of the vectors that the backbone `name` accepts."""
-    return _widths(name)[0]
-
-
 def build(name: str) -> tuple[Mlp, int]:
     """The backbone `name`, such as mlp:294-512-512, and the width of its features.
 
     Raises:
         BadConfig: the widths are not whole numbers from 1 to 100,000.
     """
-    widths = _widths(name)
-    return Mlp(widths[0], tuple(widths[1:]), batch_norm=name.startswith("mlp_bn:")), widths[-1]
-
-
-def _widths(name: str) -> list[int]:
-    parts = name.partition(":")[2].split("-")
-    if not all(part.isdecimal() and 1 <= int(part) <= MAX_WIDTH for part in parts):
-        raise BadConfig(
-            f"write the backbone {name!r} as mlp:INPUT-HIDDEN-..., such as mlp:294-512-512, with widths from 1 to "
-            f"{MAX_WIDTH:,}"
-        )
-    return [int(part) for part in parts]
+    widths = widths_of(name)
+    return Mlp(widths[0], tuple(widths[1:]), batch_norm=name.startswith(MLP_BN)), widths[-1]

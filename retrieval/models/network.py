@@ -1,15 +1,20 @@
 """The backbone that an engine runs."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Self
+from __future__ import annotations
 
-from torch import Tensor, nn
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from hashseek.retrieval.models.fully_connected import Weights, as_arrays
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True)
 class Network:
-    """A backbone that may not be built yet. With OpenVINO's cache, neither it nor torchvision is often needed.
+    """A backbone that may not be built yet. With OpenVINO's cache, neither it nor PyTorch is often needed.
 
     Args:
         build: returns the backbone: normalised images (B, 3, size, size) -> features (B, D, ...).
@@ -18,10 +23,10 @@ class Network:
     """
 
     build: Callable[[], nn.Module]
-    tensors: Mapping[str, Tensor]
+    tensors: Weights
     name: str | None = None
 
     @classmethod
     def of(cls, module: nn.Module, name: str | None = None) -> Self:
         """A backbone that is built."""
-        return cls(lambda: module, module.state_dict(), name)
+        return cls(lambda: module, as_arrays(module), name)

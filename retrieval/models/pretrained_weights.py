@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from hashseek.retrieval.errors import BadCheckpoint, HashseekError
 from hashseek.retrieval.models import timm_backbones
 from hashseek.retrieval.models.backbones import Removed
-from hashseek.retrieval.models.published_weights import FILES, PIXELS, SUFFIXES, fetch_weights
+from hashseek.retrieval.models.names import PIXELS, TIMM
+from hashseek.retrieval.models.published_weights import FILES, SUFFIXES, fetch_weights
 
 # Heads in addition to the classifier, which some networks use only in training.
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
@@ -33,7 +34,7 @@ def load_backbone_weights(backbone: nn.Module, *, name: str, weights: str) -> No
     """
     if weights == "none" or (weights == "default" and name == PIXELS):
         return
-    if weights == "default" and name not in FILES and not name.startswith(timm_backbones.PREFIX):
+    if weights == "default" and name not in FILES and not name.startswith(TIMM):
         raise BadCheckpoint(f"there are no published weights for {name}: set model.weights to none or a file")
     downloads = weights == "default" or weights in weight_sets(name)
     state = _downloaded(name, weights) if downloads else _read_state(Path(weights))
@@ -52,7 +53,7 @@ def _torchvision_sets(name: str) -> Any:
 
 
 def _downloaded(name: str, weights: str) -> dict[str, Tensor]:
-    if not name.startswith(timm_backbones.PREFIX):
+    if not name.startswith(TIMM):
         file = FILES[name] if weights == "default" else _torchvision_sets(name)[weights].url.rpartition("/")[2]
         return _read_state(fetch_weights(file))
     try:
@@ -96,7 +97,7 @@ def _load_matching(backbone: nn.Module, state: dict[str, Tensor], *, name: str, 
     prefixed = {f"features.{key}": value for key, value in state.items()}
     if not wanted.keys() & state.keys() and wanted.keys() & prefixed.keys():
         state = prefixed  # a file of the convolutional layers only
-    if name.startswith(timm_backbones.PREFIX):
+    if name.startswith(TIMM):
         state = timm_backbones.converted(backbone, state)
     if state and all(key.startswith(("backbone.", "head.")) for key in state):  # a Hashseek checkpoint
         state = {key.removeprefix("backbone."): value for key, value in state.items() if key.startswith("backbone.")}
@@ -127,7 +128,7 @@ def copy_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 def left_out_prefixes(backbone: nn.Module, name: str) -> tuple[str, ...]:
     """Prefixes of the keys that the backbone does not have: those of the classifier and of auxiliary heads."""
-    if name.startswith(timm_backbones.PREFIX):
+    if name.startswith(TIMM):
         places = timm_backbones.classifiers(name)
     else:
         places = tuple(place for place, module in backbone.named_modules() if isinstance(module, Removed))

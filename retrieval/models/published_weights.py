@@ -4,41 +4,14 @@ Importing torchvision takes seconds; a misspelt name or a missing file is report
 torchvision itself looks for them.
 """
 
-import difflib
-import importlib.util
 import os
 from pathlib import Path
 
 from hashseek.retrieval.download import download
-from hashseek.retrieval.errors import BadCheckpoint, BadConfig
+from hashseek.retrieval.errors import BadCheckpoint
 
-PIXELS = "pixels"  # the backbone that is no network
 SUFFIXES = (".safetensors", ".pth", ".pt")
 _SOURCE = "https://download.pytorch.org/models/"
-
-
-def unknown_backbone(name: str) -> BadConfig:
-    """The error for a backbone that does not exist, with the closest names."""
-    close = difflib.get_close_matches(name, FILES, n=3)
-    hint = f"did you mean {' or '.join(close)}?" if close else "try resnet50 or mobilenet_v2;"
-    return BadConfig(
-        f"there is no backbone {name!r}: {hint} other names are those of torchvision's classification networks, "
-        'pixels, timm:NAME, mlp:WIDTHS and "module:function"'
-    )
-
-
-def check_image_backbone(name: str) -> None:
-    """Refuse a backbone that cannot exist, or does not accept images.
-
-    Raises:
-        BadConfig: there is no network of that name, it is for vectors, or its package is missing.
-    """
-    if name.startswith(("mlp:", "mlp_bn:")):
-        raise BadConfig(f"the backbone {name} is for vectors, not images: choose one for images")
-    if name.startswith("timm:") and importlib.util.find_spec("timm") is None:
-        raise BadConfig(f"the backbone {name} needs the package timm: run pip install 'hashseek[timm]'")
-    if ":" not in name and name != PIXELS and name not in FILES:
-        raise unknown_backbone(name)
 
 
 def cached(file: str) -> Path:
@@ -63,7 +36,7 @@ def fetch_weights(file: str) -> Path:
         raise BadCheckpoint(
             f"the weights {file} could not be downloaded ({error}): try again, copy the file to {path.parent}, or use "
             "a local file (--weights FILE, in training model.weights=FILE); without weights, index with "
-            f"--backbone {PIXELS}, and train with model.weights=none"
+            f"--backbone pixels, and train with model.weights=none"
         ) from None
     return path
 

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import Preprocessing
-
-PREFIX = "timm:"
+from hashseek.retrieval.models.names import TIMM
 
 
 def build(name: str) -> tuple[nn.Module, int]:
@@ -102,7 +101,7 @@ def _find(name: str) -> tuple[Any, str, dict[str, Any]]:
         timm = importlib.import_module("timm")
     except ImportError:
         raise BadConfig(f"the backbone {name} needs the package timm: run pip install 'hashseek[timm]'") from None
-    model_name = name.removeprefix(PREFIX)
+    model_name = name.removeprefix(TIMM)
     architecture = model_name.partition(".")[0]
     if not timm.is_model(architecture):
         close = difflib.get_close_matches(architecture, timm.list_models(), n=3)

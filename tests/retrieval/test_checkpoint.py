@@ -9,10 +9,18 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from hashseek.retrieval.checkpoint import Checkpoint, fingerprint, load_checkpoint, load_header, save_checkpoint
+from hashseek.retrieval.checkpoint import (
+    Checkpoint,
+    Header,
+    fingerprint_of,
+    load_checkpoint,
+    load_header,
+    save_checkpoint,
+)
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadCheckpoint
 from hashseek.retrieval.images import Preprocessing, normalizer
+from hashseek.retrieval.models.fully_connected import as_arrays
 from hashseek.retrieval.models.hash_model import HashModel
 from support.in_process import run_command
 
@@ -30,6 +38,11 @@ def path(model, tmp_path) -> Path:
     file = tmp_path / "model.safetensors"
     save_checkpoint(file, model, PREPROCESSING, label_names=("a", "b"), training={"x": 1}, scores={"val_mAP@5": 0.5})
     return file
+
+
+def fingerprint(model: HashModel, preprocessing: Preprocessing | None) -> str:
+    header = Header(model.backbone_name, model.n_bits, preprocessing, (), "", head=model.head_name)
+    return fingerprint_of(header, as_arrays(model))
 
 
 def rewrite(path: Path, change, tensors=None) -> None:

@@ -19,8 +19,9 @@ from hashseek.retrieval.engines import Engine, build_engine
 from hashseek.retrieval.files import cached_file, delete_oldest, mark_used, write_atomically
 from hashseek.retrieval.images import Preprocessing
 from hashseek.retrieval.load_ahead import load_ahead
-from hashseek.retrieval.models.backbones import is_from_outside
+from hashseek.retrieval.models.fully_connected import as_arrays
 from hashseek.retrieval.models.hash_model import HashModel
+from hashseek.retrieval.models.names import is_from_outside
 from hashseek.retrieval.models.network import Network
 from hashseek.training.data.file_digests import digest_files
 from hashseek.training.data.training_images import Images
@@ -95,6 +96,6 @@ def _read(file: Path) -> NDArray[np.float32] | None:
 
 def _file(model: HashModel, images: Images, engine: Engine) -> Path:
     library = engine.name.split()[0]
-    parts = [model.backbone_name, digest_weights(model.backbone.state_dict()), engine.name, version(library)]
+    parts = [model.backbone_name, digest_weights(as_arrays(model.backbone)), engine.name, version(library)]
     parts += [json.dumps(images.preprocessing.as_dict(), sort_keys=True), digest_files(images.split.paths)]
     return cached_file("features", json.dumps(parts), suffix=".npy")

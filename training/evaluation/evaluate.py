@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from torch import nn
 
 from hashseek.indexing.calibration import check_same_codes, store_calibration
 from hashseek.indexing.catalog import Catalog
@@ -19,6 +18,7 @@ from hashseek.indexing.index.hamming_index import HammingIndex, Ids, build_index
 from hashseek.retrieval.checkpoint import Checkpoint
 from hashseek.retrieval.errors import BadConfig, HashseekError
 from hashseek.retrieval.metrics import bit_statistics, gains_of, histograms
+from hashseek.retrieval.models.fully_connected import FullyConnected
 from hashseek.retrieval.scores import Scores, asymmetric_scores, best, cosines
 from hashseek.training.data.image_table import Rows
 from hashseek.training.data.splits import Split, Splits
@@ -170,7 +170,7 @@ def _encoder(task: EvaluationTask, checkpoint: Checkpoint) -> SplitEncoder:
 
 
 def _encode(
-    task: EvaluationTask, encoder: SplitEncoder, *, head: nn.Module | None = None, database: Split | None = None
+    task: EvaluationTask, encoder: SplitEncoder, *, head: FullyConnected | None = None, database: Split | None = None
 ) -> _EncodedData:
     """Both splits, by the checkpoint's head or another one."""
     progress = task.options.progress
@@ -179,7 +179,7 @@ def _encode(
     return _EncodedData(encoder, query, found)
 
 
-def _itq_head(task: EvaluationTask, encoder: SplitEncoder, *, required: bool) -> nn.Module | None:
+def _itq_head(task: EvaluationTask, encoder: SplitEncoder, *, required: bool) -> FullyConnected | None:
     """A hash layer fitted by ITQ to the training images without their labels; if it is not possible, None and a note.
 
     Raises:

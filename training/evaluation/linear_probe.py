@@ -66,7 +66,7 @@ def probe_checkpoint(
             split = without_broken(split, on_error=splits.on_error, source=title)[0]
         found = encoder.features(split, progress, title)
         if layer == "outputs":
-            found = encoder.outputs(found, checkpoint.model.head)
+            found = checkpoint.head(found)
         return torch.tensor(found), split.labels
 
     train, labels = read(splits.train, "training split")

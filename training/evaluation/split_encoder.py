@@ -6,17 +6,18 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from hashseek.retrieval.checkpoint import Checkpoint, Header
 from hashseek.retrieval.codes import Codes, pack
-from hashseek.retrieval.encoder import Encoder
+from hashseek.retrieval.encoder import Encoder, VectorEncoder
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.hash_layers import fit_hash_layer
+from hashseek.retrieval.models.fully_connected import FullyConnected, head_of, mlp_of
 from hashseek.retrieval.models.hash_model import HashModel
-from hashseek.retrieval.models.heads import build_head, fill_head
-from hashseek.retrieval.models.mlp import Mlp, n_inputs_of
+from hashseek.retrieval.models.mlp import Mlp
+from hashseek.retrieval.models.names import widths_of
 from hashseek.retrieval.scores import Features, stored_features
+from hashseek.retrieval.vectors import as_float32
 from hashseek.training.config import parse_config
 from hashseek.training.data.cached_features import features_of
 from hashseek.training.data.splits import Split, Splits
@@ -53,36 +54,29 @@ class SplitEncoder:
         self.encoder = None
         if checkpoint.header.preprocessing is not None:
             self.encoder = Encoder(checkpoint, device=device, precision=precision)
-        self.model = checkpoint.model.eval()
+        self.checkpoint, self.model = checkpoint, checkpoint.model.eval()
 
     @property
     def computed_in(self) -> str:
         """Engine, device and precision."""
-        return "float32 on cpu" if self.encoder is None else self.encoder.engine
+        return VectorEncoder.engine if self.encoder is None else self.encoder.engine
 
     def features(self, split: Split, progress: Progress, title: str) -> NDArray[np.float32]:
         """Features (n, D) of a split, in its order; those of images from the cache if available."""
-        if self.encoder is None:
-            with torch.inference_mode():
-                found: NDArray[np.float32] = self.model.features(torch.from_numpy(split.vectors)).float().numpy()
-                return found
+        if split.vectors is not None:
+            return mlp_of(self.checkpoint.part("backbone."))(as_float32(split.vectors))
+        assert self.encoder is not None
         images = Images(split, self.encoder.preprocessing, cache="none")
         with progress.task(title, len(split)) as advance:
             return features_of(self.model, images, engine=self.encoder.backbone, advance=advance)
 
-    def outputs(self, features: NDArray[np.float32], head: nn.Module) -> NDArray[np.float32]:
-        """Outputs (n, K) of a head for features (n, D)."""
-        if self.encoder is not None:
-            return self.encoder.apply_head(features, head)
-        with torch.inference_mode():
-            found: NDArray[np.float32] = head(torch.from_numpy(features)).numpy()
-            return found
-
-    def encode(self, split: Split, progress: Progress, title: str, *, head: nn.Module | None = None) -> EncodedSplit:
+    def encode(
+        self, split: Split, progress: Progress, title: str, *, head: FullyConnected | None = None
+    ) -> EncodedSplit:
         """Outputs and codes of a split, in its order, by the checkpoint's head or another one."""
         found = self.features(split, progress, title)
         blocks = [stored_features(found[start : start + _ROWS]) for start in range(0, len(found), _ROWS)]
-        outputs = self.outputs(found, head or self.model.head)
+        outputs = (head or self.checkpoint.head)(found)
         return EncodedSplit(pack(outputs), outputs, split.labels, np.concatenate(blocks))
 
 
@@ -105,12 +99,12 @@ def check_kind(header: Header, splits: Splits, *, name: str) -> None:
     """Raise `BadConfig` unless the data set has what the checkpoint encodes: images, or vectors of its width."""
     vectors = splits.query.vectors
     has = "images" if vectors is None else f"vectors of {vectors.shape[1]} numbers"
-    needs = "images" if header.preprocessing is not None else f"vectors of {n_inputs_of(header.backbone)} numbers"
+    needs = "images" if header.preprocessing is not None else f"vectors of {widths_of(header.backbone)[0]} numbers"
     if has != needs:
         raise BadConfig(f"{name} encodes {needs}, but the data set has {has}: choose another data set")
 
 
-def itq_head(features: Features, n_bits: int, *, seed: int) -> nn.Module:
+def itq_head(features: Features, n_bits: int, *, seed: int) -> FullyConnected:
     """A hash layer fitted by ITQ to features (n, D), without labels: the baseline that a trained one has to beat.
 
     Raises:
@@ -119,9 +113,7 @@ def itq_head(features: Features, n_bits: int, *, seed: int) -> nn.Module:
     if not np.isfinite(features).all():
         raise BadConfig("the network returns features that are not finite numbers: use other weights")
     layer = fit_hash_layer(features.astype(np.float32), n_bits=n_bits, method="itq", seed=seed)
-    head = build_head("normalized", n_features=features.shape[1], n_bits=n_bits)
-    fill_head(head, layer)
-    return head.eval()
+    return head_of("normalized", {"weight": layer.weight, "bias": layer.bias})
 
 
 def untrained_model(checkpoint: Checkpoint) -> HashModel:

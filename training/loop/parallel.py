@@ -27,7 +27,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 from torch.multiprocessing.spawn import ProcessExitedException
 
-from hashseek.retrieval.devices import n_cores, pick_device, pick_dtype
+from hashseek.retrieval.devices import in_bf16, n_cores, pick_device
 from hashseek.retrieval.errors import BadConfig, HashseekError
 from hashseek.training.losses.memory import gather_rows
 from hashseek.training.torchrun import Torchrun, torchrun
@@ -56,7 +56,7 @@ def launch(function: Callable[..., T], *arguments: Any, device: str, devices: in
             f"train.devices is {devices}, but torchrun started {started.n_processes} processes: set it to that number"
         )
     check_devices(chosen, devices if started is None else started.n_here)
-    mixed = pick_dtype(precision, chosen) == torch.bfloat16
+    mixed = in_bf16(precision, cpu=chosen.type == "cpu")
     options: dict[str, Any] = {"accelerator": chosen.type, "precision": "bf16-mixed" if mixed else "32-true"}
     if devices == 1:
         fabric = Fabric(devices=1 if chosen.type == "cpu" else [chosen.index or 0], **options)

@@ -15,13 +15,9 @@ from torchvision.models import regnet
 from hashseek.retrieval.checkpoint import load_checkpoint, save_checkpoint
 from hashseek.retrieval.errors import BadCheckpoint, BadConfig
 from hashseek.retrieval.images import Preprocessing
-from hashseek.retrieval.models.backbones import (
-    Removed,
-    build_backbone,
-    default_preprocessing,
-    is_vector_backbone,
-)
+from hashseek.retrieval.models.backbones import Removed, build_backbone, default_preprocessing
 from hashseek.retrieval.models.hash_model import HashModel
+from hashseek.retrieval.models.names import is_vector_backbone
 from hashseek.retrieval.models.pretrained_weights import left_out_prefixes, load_backbone_weights, weight_sets
 from hashseek.training.loop.fit import fit
 from support.models import run_config
@@ -216,7 +212,7 @@ def test_a_backbone_from_outside_is_trained_saved_and_loaded_by_its_module(monke
     assert loaded.model.n_features == 5
     assert loaded.header.image_preprocessing().mean == IMAGENET["mean"]
     monkeypatch.delitem(sys.modules, "my_backbones")
-    monkeypatch.setattr("hashseek.retrieval.models.backbones._built", set())  # as in another process
+    monkeypatch.setattr("hashseek.retrieval.models.names.built", set())  # as in another process
     with pytest.raises(BadCheckpoint, match="HASHSEEK_PLUGINS=my_backbones"):
         load_checkpoint(run.best)
     assert "my_backbones" not in sys.modules

@@ -9,15 +9,10 @@ import torch
 from torch import nn
 from torchvision import models
 
-from hashseek.retrieval.errors import BadCheckpoint, BadConfig
+from hashseek.retrieval.errors import BadCheckpoint
 from hashseek.retrieval.models import published_weights
 from hashseek.retrieval.models.pretrained_weights import load_backbone_weights
-from hashseek.retrieval.models.published_weights import (
-    FILES,
-    cached,
-    check_image_backbone,
-    fetch_weights,
-)
+from hashseek.retrieval.models.published_weights import FILES, cached, fetch_weights
 from support.web import serving
 
 
@@ -34,12 +29,6 @@ def test_the_table_has_the_networks_and_files_of_torchvision(monkeypatch, tmp_pa
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         assert cached(FILES["resnet18"]).parent == Path(torch.hub.get_dir()) / "checkpoints"
-
-
-@pytest.mark.parametrize("name", ["mobilenet", "mlp:10-10", "mlp_bn:10-10", ""])
-def test_names_that_are_no_network_for_images_are_refused(name):
-    with pytest.raises(BadConfig):
-        check_image_backbone(name)
 
 
 def test_weights_arrive_whole_or_not_at_all(monkeypatch, tmp_path):

@@ -1,0 +1,75 @@
+"""What the name of a backbone says, without importing torch. `hashseek.retrieval.models.backbones` lists the kinds."""
+
+import difflib
+import importlib.util
+import os
+
+from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.models import MAX_WIDTH
+from hashseek.retrieval.models.published_weights import FILES
+
+PIXELS = "pixels"  # the backbone that is no network
+TIMM = "timm:"
+MLP, MLP_BN = "mlp:", "mlp_bn:"
+
+
+def is_vector_backbone(name: str) -> bool:
+    """Whether the backbone accepts vectors instead of images."""
+    return name.startswith((MLP, MLP_BN))
+
+
+def is_from_outside(name: str) -> bool:
+    """Whether `name` is "module:function", a function from outside the package."""
+    return ":" in name and not is_vector_backbone(name) and not name.startswith(TIMM)
+
+
+def is_trusted(name: str) -> bool:
+    """Whether a checkpoint may have the backbone `name`, "module:function": loading it runs that function.
+
+    It may if this process has built that backbone already, as training does, or if the environment variable
+    HASHSEEK_PLUGINS (module names, separated by commas) has its module.
+    """
+    return name in built or name.partition(":")[0] in os.environ.get("HASHSEEK_PLUGINS", "").split(",")
+
+
+built: set[str] = set()
+"""Backbones from outside that this process has built."""
+
+
+def widths_of(name: str) -> list[int]:
+    """Length of the vectors that the backbone mlp:294-512-512 accepts, and widths of its layers.
+
+    Raises:
+        BadConfig: the widths are not whole numbers from 1 to 100,000.
+    """
+    parts = name.partition(":")[2].split("-")
+    if not all(part.isdecimal() and 1 <= int(part) <= MAX_WIDTH for part in parts):
+        raise BadConfig(
+            f"write the backbone {name!r} as mlp:INPUT-HIDDEN-..., such as mlp:294-512-512, with widths from 1 to "
+            f"{MAX_WIDTH:,}"
+        )
+    return [int(part) for part in parts]
+
+
+def check_image_backbone(name: str) -> None:
+    """Refuse a backbone that cannot exist, or does not accept images.
+
+    Raises:
+        BadConfig: there is no network of that name, it is for vectors, or its package is missing.
+    """
+    if is_vector_backbone(name):
+        raise BadConfig(f"the backbone {name} is for vectors, not images: choose one for images")
+    if name.startswith(TIMM) and importlib.util.find_spec("timm") is None:
+        raise BadConfig(f"the backbone {name} needs the package timm: run pip install 'hashseek[timm]'")
+    if ":" not in name and name != PIXELS and name not in FILES:
+        raise unknown_backbone(name)
+
+
+def unknown_backbone(name: str) -> BadConfig:
+    """The error for a backbone that does not exist, with the closest names."""
+    close = difflib.get_close_matches(name, FILES, n=3)
+    hint = f"did you mean {' or '.join(close)}?" if close else "try resnet50 or mobilenet_v2;"
+    return BadConfig(
+        f"there is no backbone {name!r}: {hint} other names are those of torchvision's classification networks, "
+        'pixels, timm:NAME, mlp:WIDTHS and "module:function"'
+    )
