@@ -1,5 +1,6 @@
 """`python -m experiments`: runs published experiments and prints our scores next to the published ones."""
 
+import json
 from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Literal
@@ -93,10 +94,7 @@ def losses(
 
 @reproduce.command("finetuned")
 def finetuned(
-    method: Annotated[
-        list[str] | None,
-        typer.Option("--method", help="Only this method; may be repeated. Default: HyP2 and the five strongest."),
-    ] = None,
+    method: Methods = None,
     bits: Annotated[list[int] | None, typer.Option(help="Code length; may be repeated. Default: 48 12.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of runs per method and length.")] = 3,
     jobs: Annotated[int, typer.Option(min=1, help="Number of runs in parallel.")] = 2,
@@ -106,22 +104,48 @@ def finetuned(
 ) -> None:
     """Fine-tune the whole network on MIRFLICKR with the settings that the comparison `losses` has chosen.
 
-    Which methods are the strongest is decided by their validation scores at the longest code of the comparison. Each
-    run is scored on the query split once.
+    By default, the six methods of docs/explanation/reproduction.md. Each run is scored on the query split once.
     """
     from experiments.comparison import METHODS, TUNED
-    from experiments.finetuned import FOLDER, run_finetuned, strongest
+    from experiments.finetuned import CHOSEN, FOLDER, run_finetuned
 
     lengths = tuple(bits or TUNED[::-1])
     if unknown := set(lengths) - set(TUNED):
         raise BadConfig(f"no settings are searched at {min(unknown)} bits: choose among {TUNED[0]} and {TUNED[1]}")
-    methods = _known(method, METHODS) if method else strongest(out, list(METHODS), 5)
+    methods = _known(method, METHODS) if method else list(CHOSEN)
     if absent := [name for name in methods for n in lengths if not (out / name / f"chosen-{n}.json").is_file()]:
         raise BadConfig(f"{out} has no chosen settings of {absent[0]}: run `python -m experiments losses` first")
-    if not methods:
-        raise BadConfig(f"{out} has no comparison: run `python -m experiments losses` first, or choose another --out")
+    _check_data(out)
     run_finetuned(out, methods, lengths=lengths, seeds=seeds, jobs=jobs, say=_say)
     _show(out / FOLDER, methods)
+
+
+@reproduce.command("hyp2-tables")
+def hyp2_tables(
+    seeds: Annotated[int, typer.Option(min=1, help="Number of runs per variant and length.")] = 3,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of variants to run in parallel.")] = 2,
+    out: Annotated[Path, typer.Option(help="Run folder of the comparison; finished runs are kept.")] = Path(
+        "runs/mirflickr"
+    ),
+) -> None:
+    """HyP2's Tables 5 and 6 on MIRFLICKR, with the settings that the comparison `losses` has chosen for HyP2."""
+    from experiments import hyp2_tables as tables
+    from experiments.comparison import TUNED, Experiment
+
+    if absent := [n for n in TUNED if not (out / "hyp2" / f"chosen-{n}.json").is_file()]:
+        raise BadConfig(
+            f"{out} has no chosen settings of hyp2 at {absent[0]} bits: run `python -m experiments losses` first"
+        )
+    _check_data(out)
+    tables.run(out, Experiment(n_seeds=seeds), jobs=jobs, say=_say)
+    typer.echo(tables.as_markdown(out), nl=False)
+
+
+def _check_data(folder: Path) -> None:
+    """Refuse the settings that a comparison on other data has chosen."""
+    file = folder / "experiment.json"
+    if file.is_file() and (data := json.loads(file.read_text(encoding="utf-8"))["data"]) != "mirflickr":
+        raise BadConfig(f"{folder} is a comparison on {data}, but this command is for mirflickr: choose another --out")
 
 
 def _show(folder: Path, methods: list[str]) -> None:

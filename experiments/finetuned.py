@@ -1,7 +1,7 @@
-"""Fine-tuning, in addition to the frozen comparison: HyP2 and the strongest other methods, training the whole network.
+"""Fine-tuning, in addition to the frozen comparison: our loss, HyP2 and four others, training the whole network.
 
-Every loss gets the same network, batches, optimizer and epochs, and the hyperparameters and start of the hash layer
-that its search on the frozen backbone chose.
+Every loss gets the same network, random hash layer, batches, optimizer and epochs, and its own hyperparameters, which
+its search on the frozen backbone has chosen.
 """
 
 import os
@@ -11,7 +11,6 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import torch
@@ -26,19 +25,8 @@ from hashseek.training.progress import Progress
 from hashseek.training.runs.run_folder import write_records
 
 FOLDER = "finetuned"
+CHOSEN = ("tie_aware", "hyp2", "dpsh", "dhn", "hashnet", "simdis")  # the methods whose results are published
 BASE = Path("mirflickr25k_mobilenet_v2_tie_aware_48_finetuned")
-
-
-def strongest(folder: Path, methods: Sequence[str], n: int) -> list[str]:
-    """HyP2, and the n other methods whose frozen runs of the longest code are best on the validation part."""
-    scores: dict[str, float] = {}
-    for method in methods:
-        rows = rows_of(folder, method)
-        if rows and METHODS[method].fitted is None:
-            longest = max(row["n_bits"] for row in rows)
-            scores[method] = mean(row["validation"] for row in rows if row["n_bits"] == longest)
-    others = sorted((method for method in scores if method != "hyp2"), key=lambda method: -scores[method])
-    return [*(["hyp2"] if "hyp2" in scores else []), *others[:n]]
 
 
 def run_finetuned(
@@ -90,7 +78,7 @@ def fine_tune(folder: Path, method: str, n_bits: int, seed: int, *, base: Sequen
     """Fine-tune a method and score it on the query split; an interrupted run continues. See `run_finetuned`."""
     torch.set_num_threads(1)
     chosen = chosen_settings(folder, method, n_bits, n_bits=n_bits)
-    of_loss = [setting for setting in chosen if setting.startswith(("loss.", "model.head_init"))]
+    of_loss = [setting for setting in chosen if setting.startswith("loss.")]
     of_run = (f"model.n_bits={n_bits}", f"train.seed={seed}")
     config = load_config(BASE, (*METHODS[method].settings, *of_loss, *of_run, *base))
     out = _run_folder(folder, method, n_bits, seed)

@@ -277,10 +277,13 @@ class TrainSection(_Section):
 
 
 class TrackingSection(_Section):
-    """Logging of a run in addition to the log in its folder."""
+    """What a run keeps in addition to its log and its best and last checkpoint."""
 
     tensorboard: bool = Field(
         default=True, description="write an event file to RUN/tensorboard: `tensorboard --logdir runs`"
+    )
+    keep_every: int | None = Field(
+        default=None, ge=1, description="also keep the checkpoint of every Nth epoch, as RUN/epoch-N.safetensors"
     )
 
 

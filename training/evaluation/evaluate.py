@@ -5,7 +5,7 @@ This is the only module of `training` that imports `indexing`: a report has to m
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +17,7 @@ from hashseek.indexing.collection import CATALOG
 from hashseek.indexing.index.hamming_index import HammingIndex, Ids, build_index
 from hashseek.retrieval.checkpoint import Checkpoint
 from hashseek.retrieval.errors import BadConfig, HashseekError
-from hashseek.retrieval.metrics import bit_statistics, gains_of, histograms
+from hashseek.retrieval.metrics import Normalizer, bit_statistics, gains_of, histograms
 from hashseek.retrieval.models.fully_connected import FullyConnected
 from hashseek.retrieval.scores import Scores, asymmetric_scores, best, cosines
 from hashseek.training.data.image_table import Rows
@@ -112,9 +112,14 @@ def evaluate(
             "baseline_precision": measured.curves.precision,
             "baseline_recall": measured.curves.recall,
         }
+    authors = _authors_scores(task, model, found) if options.protocol else []
     if len(candidates) > 1:
         scores = [found.scores]
-        scores += [_measure(task, _encode(task, _encoder(task, other)))[0].scores for other in compared]
+        for other in compared:
+            encoded = _encode(task, _encoder(task, other))
+            measured = _measure(task, encoded)[0]
+            scores.append(measured.scores)
+            authors += _authors_scores(task, encoded, measured) if options.protocol else []
         fields["models"] = [
             ComparedModel(
                 method_of(each.header), each.header.n_bits, each.name, each.header.fingerprint, rows, each.cut_from
@@ -129,7 +134,7 @@ def evaluate(
         computed_in=model.encoder.computed_in,
         points=_project(task, database, n_points),
         bits=bit_statistics(database.codes, n_bits=model.n_bits, outputs=database.outputs),
-        rankings=_rankings(task, model, found),
+        rankings=sorted([*_rankings(task, model, found), *_with_best(authors, task.ns)], key=lambda score: score.n),
         **fields,
     )
 
@@ -247,7 +252,7 @@ def _rank(task: EvaluationTask, model: _EncodedData, n_relevant: Rows) -> Rankin
 def _rankings(task: EvaluationTask, model: _EncodedData, found: Measurements) -> list[RankingScore]:
     """All rankings of the whole database, at each N."""
     query, database = model.query, model.database
-    scores = [
+    hamming = [
         RankingScore("hamming", score.n, score.mean_average_precision.expected, score.precision.expected)
         for score in found.scores
     ]
@@ -258,27 +263,54 @@ def _rankings(task: EvaluationTask, model: _EncodedData, found: Measurements) ->
     def by_cosine(chosen: slice) -> Scores:
         return cosines(database.features, query.features[chosen])
 
-    rows, block = np.arange(len(database)), max(1, SCORES_PER_BLOCK // len(database))
+    rows = np.arange(len(database))
 
     def ranked(score: Callable[[slice], Scores]) -> Callable[[slice], Ids]:
         return lambda chosen: np.stack([best(row, rows, max(task.ns)) for row in score(chosen)])
 
-    def hyp2(chosen: slice) -> Ids:
+    rankings = {"asymmetric": ranked(asymmetric), "float": ranked(by_cosine)}
+    return [*hamming, *(one for rank, order in rankings.items() for one in _scores(task, model, found, rank, order))]
+
+
+def _authors_scores(task: EvaluationTask, model: _EncodedData, found: Measurements) -> list[RankingScore]:
+    """What the evaluation code of HyP2 prints for these codes, at each N."""
+    query, database = model.query, model.database
+
+    def order(chosen: slice) -> Ids:
         return np.stack([hyp2_order(code, database.codes)[: max(task.ns)] for code in query.codes[chosen]])
 
-    rankings: dict[str, Callable[[slice], Ids]] = {"asymmetric": ranked(asymmetric), "float": ranked(by_cosine)}
-    if task.options.protocol == "hyp2":
-        rankings["hyp2"] = hyp2
-    for rank, order in rankings.items():
-        parts = []
-        for start in range(0, len(query), block):
-            chosen = slice(start, start + block)
-            parts.append(gains_of(order(chosen), query.labels[chosen], database.labels) > 0)
-        hits = np.concatenate(parts)
-        values = task.average_precision(hits, found.n_relevant, "retrieved" if rank == "hyp2" else None)
-        for n, ap in zip(task.ns, values, strict=True):
-            scores.append(RankingScore(rank, n, float(ap.mean()), float(hits[:, :n].mean())))
-    return sorted(scores, key=lambda score: score.n)
+    return _scores(task, model, found, "hyp2", order, normalizer="retrieved")
+
+
+def _with_best(authors: list[RankingScore], ns: Sequence[int]) -> list[RankingScore]:
+    """The authors' figures for the first checkpoint; of several, also the best, which HyP2's training keeps."""
+    if len(authors) <= len(ns):
+        return authors
+    of_n = [[one for one in authors if one.n == n] for n in ns]
+    best_ones = [max(several, key=lambda one: one.mean_average_precision) for several in of_n]
+    return [*authors[: len(ns)], *(replace(one, rank="hyp2-best") for one in best_ones)]
+
+
+def _scores(
+    task: EvaluationTask,
+    model: _EncodedData,
+    found: Measurements,
+    rank: str,
+    order: Callable[[slice], Ids],
+    normalizer: Normalizer | None = None,
+) -> list[RankingScore]:
+    """Scores of a ranking at each N; `order` returns the first rows for some of the queries."""
+    query, database = model.query, model.database
+    block, parts = max(1, SCORES_PER_BLOCK // len(database)), []
+    for start in range(0, len(query), block):
+        chosen = slice(start, start + block)
+        parts.append(gains_of(order(chosen), query.labels[chosen], database.labels) > 0)
+    hits = np.concatenate(parts)
+    values = task.average_precision(hits, found.n_relevant, normalizer)
+    return [
+        RankingScore(rank, n, float(ap.mean()), float(hits[:, :n].mean()))
+        for n, ap in zip(task.ns, values, strict=True)
+    ]
 
 
 def _project(task: EvaluationTask, database: EncodedSplit, n_points: int) -> Points:

@@ -239,6 +239,8 @@ def _train(
         if tracker is not None:
             if is_best:
                 _save(run.best, job, config, record)
+            if config.tracking.keep_every and record["epoch"] % config.tracking.keep_every == 0:
+                _save(run.epoch(record["epoch"]), job, config, record)
             # The state comes last: if we are killed before it is written, this epoch is repeated with the same result.
             write_records(run.log, state.records)
             tracker.epoch(record)

@@ -9,6 +9,7 @@ report.md, .html    one page about the run, with curves.svg
 state.pt            weights, optimizer, log and best score after the last finished epoch
 best.safetensors    checkpoint of the best epoch on the validation part
 last.safetensors    checkpoint of the last epoch
+epoch-5.safetensors checkpoint of an epoch, if tracking.keep_every is set
 """
 
 import io
@@ -39,6 +40,10 @@ class Run:
         self.state = folder / "state.pt"
         self.best = folder / "best.safetensors"
         self.last = folder / "last.safetensors"
+
+    def epoch(self, number: int) -> Path:
+        """The checkpoint of an epoch, counted from 1."""
+        return self.folder / f"epoch-{number}.safetensors"
 
 
 def saved_state(run: Run, config: Config, *, resume: bool) -> dict[str, Any] | None:

@@ -98,4 +98,20 @@ def test_the_report_has_the_figure_beside_ours(tmp_path):
         found = next(score for score in report.rankings if (score.rank, score.n) == ("hyp2", n))
         assert found.mean_average_precision == pytest.approx(np.mean(scores))
     assert "every fifth epoch" in as_markdown(report)
+    assert all(score.rank != "hyp2-best" for score in report.rankings)
     assert "hyp2" not in as_markdown(evaluate(checkpoint, VECTOR_SPLITS, replace(options, protocol=None)).report)
+
+
+def test_the_best_of_several_checkpoints_is_chosen_at_each_n(tmp_path):
+    checkpoints = [save_vector_model(tmp_path / f"model-{seed}", 3, seed=seed) for seed in range(3)]
+    options = EvaluationOptions("v", ns=(5, 20), protocol="hyp2")
+
+    def figures(report, rank):
+        return {score.n: score.mean_average_precision for score in report.rankings if score.rank == rank}
+
+    alone = [figures(evaluate(one, VECTOR_SPLITS, options, n_points=0).report, "hyp2") for one in checkpoints]
+    first, *others = checkpoints
+    together = evaluate(first, VECTOR_SPLITS, options, others=others, n_points=0).report
+    assert figures(together, "hyp2") == alone[0]
+    assert figures(together, "hyp2-best") == {n: max(found[n] for found in alone) for n in (5, 20)}
+    assert len({found[20] for found in alone}) == 3

@@ -45,8 +45,8 @@ def own_pictures(pictures, tmp_path) -> Path:
     return shutil.copytree(pictures, tmp_path / "data")
 
 
-def test_a_run_leaves_config_log_and_two_checkpoints_and_the_loss_falls(pictures, tmp_path):
-    result = fit(config(pictures, train__epochs=6), out=tmp_path / "run")
+def test_a_run_leaves_config_log_and_checkpoints_and_the_loss_falls(pictures, tmp_path):
+    result = fit(config(pictures, train__epochs=6, tracking__keep_every=4), out=tmp_path / "run")
     log = read_records(result.run.log)
     assert [record["epoch"] for record in log] == list(range(1, 7))
     assert log[-1]["loss"] < log[0]["loss"]
@@ -55,6 +55,9 @@ def test_a_run_leaves_config_log_and_two_checkpoints_and_the_loss_falls(pictures
     assert result.best_epoch == int(np.argmax(scores)) + 1
     assert load_header(result.run.best).scores == {"epoch": result.best_epoch, "val_mAP@1000": max(scores)}
     assert load_header(result.run.last).scores["epoch"] == 6
+    assert load_header(result.run.epoch(4)).scores == {"epoch": 4, "val_mAP@1000": scores[3]}
+    names = {path.name for path in result.run.folder.glob("*.safetensors")}
+    assert names == {"best.safetensors", "last.safetensors", "epoch-4.safetensors"}
     assert json.loads(result.run.config.read_text())["model"]["n_bits"] == 12
 
 

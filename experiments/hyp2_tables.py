@@ -1,0 +1,157 @@
+"""HyP2's Tables 5 and 6 in the setting of the comparison: ablations, beta, and distances to the centres of labels.
+
+All variants have the learning rates and the dropout that the search of HyP2 chose at the nearest length, and start from
+ITQ. The paper fine-tunes AlexNet on all of Flickr-25k, so only the order of the variants can be compared.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from experiments.comparison import (
+    TUNED,
+    Experiment,
+    chosen_settings,
+    load_inputs,
+    mean_and_deviation,
+    rows_of,
+    split_scores,
+)
+from hashseek.retrieval.checkpoint import load_checkpoint
+from hashseek.training.loop.fit import fit
+from hashseek.training.report_format import Table, table_as_markdown
+from hashseek.training.runs.run_folder import write_records
+
+FOLDER = "hyp2-tables"
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "pair": ("loss.name=hyp2_pair",),
+    "proxy": ("loss.name=hyp2_proxy",),
+    "proxy + pair": ("loss.name=hyp2_proxy_pair",),
+    **{f"HyP2, beta {beta:.2f}": ("loss.name=hyp2", f"loss.beta={beta}") for beta in (0.5, 0.75, 1.0, 1.25)},
+}
+
+# "HyP2 Loss: Beyond Hypersphere Metric Space for Multi-label Image Retrieval" (ACM MM 2022), Flickr-25k, AlexNet, at
+# 12, 24, 36 and 48 bits. Table 5, mAP@1000; Table 6, mean l2 distances (its row HyP2 is with beta 1).
+PAPER: dict[str, dict[str, tuple[float, ...]]] = {
+    "mAP": {
+        "pair": (0.779, 0.832, 0.837, 0.847),
+        "proxy": (0.787, 0.834, 0.856, 0.871),
+        "proxy + pair": (0.817, 0.851, 0.857, 0.870),
+        "HyP2, beta 0.50": (0.838, 0.876, 0.893, 0.896),
+        "HyP2, beta 0.75": (0.842, 0.877, 0.891, 0.896),
+        "HyP2, beta 1.00": (0.845, 0.881, 0.893, 0.901),
+        "HyP2, beta 1.25": (0.841, 0.877, 0.891, 0.897),
+    },
+    "centre_intra": {
+        "pair": (3.043, 3.453, 4.320, 4.749),
+        "proxy": (2.094, 2.695, 3.174, 3.763),
+        "proxy + pair": (2.387, 2.792, 3.351, 3.734),
+        "HyP2, beta 1.00": (1.859, 2.395, 2.877, 3.237),
+    },
+    "centre_inter": {
+        "pair": (2.264, 2.868, 3.480, 4.152),
+        "proxy": (2.564, 3.322, 4.144, 4.890),
+        "proxy + pair": (2.402, 2.995, 3.524, 3.837),
+        "HyP2, beta 1.00": (3.633, 4.331, 4.560, 5.202),
+    },
+}
+_TITLES = {
+    "mAP": "Table 5: mAP@1000 by Hamming distance",
+    "centre_intra": "Table 6, d_intra: mean distance of a code (-1, 1) to the centres of its labels",
+    "centre_inter": "Table 6, d_inter: mean distance of a centre to the nearest one of a label on other images",
+}
+BITS = (12, 24, 36, 48)
+
+
+def centre_distances(outputs: NDArray[np.float32], labels: NDArray[np.uint8]) -> dict[str, float]:
+    """d_intra and d_inter of HyP2's Table 6, of codes in {-1, 1}; a centre is the mean code of the images of a label.
+
+    The paper does not say what makes a centre irrelevant, nor whether outputs or codes are meant. Here, two labels are
+    irrelevant to each other if no image has both.
+
+    Args:
+        outputs: (N, K).
+        labels: 0/1 (N, C).
+    """
+    codes, member = np.where(outputs > 0, 1.0, -1.0), labels.astype(np.float64)
+    used = member.any(axis=0)
+    member = member[:, used]
+    centres = member.T @ codes / member.sum(axis=0)[:, None]
+    to_centres = _distances(codes, centres)
+    between = np.where(member.T @ member > 0, np.inf, _distances(centres, centres)).min(axis=1)
+    return {
+        "centre_intra": float((to_centres * member).sum() / member.sum()),
+        "centre_inter": float(between[np.isfinite(between)].mean()) if np.isfinite(between).any() else float("nan"),
+    }
+
+
+def _distances(rows: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:
+    squared = (rows**2).sum(axis=1)[:, None] + (others**2).sum(axis=1) - 2 * rows @ others.T
+    result: NDArray[np.float64] = np.sqrt(np.maximum(squared, 0))
+    return result
+
+
+def run_variant(variant: str, experiment: Experiment, folder: Path) -> None:
+    """Train a variant at every length with every seed; each run adds a row in `folder` / FOLDER.
+
+    Args:
+        variant: a key of `VARIANTS`.
+        experiment: of the comparison in `folder`, which has chosen the settings of HyP2.
+    """
+    torch.set_num_threads(1)
+    place = folder / FOLDER
+    rows = rows_of(place, variant)
+    done = {(row["n_bits"], row["seed"]) for row in rows}
+    inputs = replace(load_inputs(experiment), gallery=None)
+    for n_bits, seed in product(experiment.bits, range(experiment.n_seeds)):
+        if (n_bits, seed) in done:
+            continue
+        tuned = min(TUNED, key=lambda length: abs(length - n_bits))
+        chosen = [one for one in chosen_settings(folder, "hyp2", tuned, n_bits=n_bits) if "loss." not in one]
+        out = place / variant / f"{n_bits}-{seed}"
+        of_run = (f"model.n_bits={n_bits}", f"train.seed={seed}")
+        result = fit(experiment.config(*chosen, *VARIANTS[variant], *of_run), out=out, resume=out.is_dir())
+        head = load_checkpoint(result.run.best).head
+        shutil.rmtree(out)
+        query, database = head(inputs.query), head(inputs.database)
+        scores = split_scores(query, database, inputs.splits)
+        centres = centre_distances(database, inputs.splits.database.labels)
+        rows.append({"n_bits": n_bits, "seed": seed, "mAP": scores["mAP"], **centres})
+        write_records(place / variant / "rows.jsonl", rows)
+
+
+def run(folder: Path, experiment: Experiment, *, jobs: int, say: Callable[[str], None] = lambda _: None) -> None:
+    """`run_variant` for each variant, `jobs` at a time."""
+    load_inputs(experiment)  # before variants run side by side, or each would compute the features
+    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        running = {pool.submit(run_variant, variant, experiment, folder): variant for variant in VARIANTS}
+        for future in as_completed(running):
+            future.result()
+            say(f"{running[future]}: done")
+
+
+def as_markdown(folder: Path) -> str:
+    """The tables of all finished runs: the paper's figures, then ours, means and deviations over seeds."""
+    rows = {variant: rows_of(folder / FOLDER, variant) for variant in VARIANTS}
+    return "\n".join(_table(key, rows) for key in PAPER)
+
+
+def _table(key: str, rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    cells = []
+    for variant, paper in PAPER[key].items():
+        ours = [[row[key] for row in rows[variant] if row["n_bits"] == n_bits] for n_bits in BITS]
+        cells.append([variant, "paper", *(f"{value:.3f}" for value in paper)])
+        cells.append([variant, "ours", *(mean_and_deviation(values) for values in ours)])
+    header = ["variant", "", *(f"{n_bits} bits" for n_bits in BITS)]
+    return f"{_TITLES[key]}.\n\n{table_as_markdown(Table(header, cells, text_columns=2))}"

@@ -1,0 +1,56 @@
+"""HyP2's Tables 5 and 6: distances worked by hand, variants trained once, and paper and ours side by side."""
+
+import json
+
+import numpy as np
+import pytest
+
+from experiments import __main__ as program
+from experiments import hyp2_tables as tables
+from experiments.comparison import Experiment, rows_of
+from hashseek.retrieval.errors import BadConfig
+
+
+def test_distances_to_centres_are_those_worked_by_hand():
+    # Codes of label a: (1, 1) and (1, -1), so its centre is (1, 0). Label b: (-1, -1). Label c shares an image with a,
+    # and its centre is (1, 1). Label d has no image.
+    outputs = np.array([[3, 2], [1, 0], [-1, -5]], np.float32)
+    labels = np.array([[1, 0, 1, 0], [1, 0, 0, 0], [0, 1, 0, 0]], np.uint8)
+    found = tables.centre_distances(outputs, labels)
+    assert found["centre_intra"] == pytest.approx((1 + 1 + 0 + 0) / 4)
+    # a to b: (2, 1); b to a: the same, nearer than c; c to b: (2, 2).
+    assert found["centre_inter"] == pytest.approx((2 * 5**0.5 + 8**0.5) / 3)
+    together = tables.centre_distances(outputs, np.ones((3, 2), np.uint8))
+    assert np.isnan(together["centre_inter"])
+
+
+def test_a_variant_is_trained_once_with_the_settings_of_hyp2(base, own, tmp_path, monkeypatch):
+    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "hyp2").mkdir()
+    chosen = ["optimizer.lr=0.02", "loss.beta=0.5", "optimizer.proxy_lr=0.01"]
+    (tmp_path / "hyp2" / "chosen-12.json").write_text(json.dumps(chosen))
+    experiment = Experiment(own, bits=(12,), n_seeds=2, epochs=1, base=base)
+    tables.run_variant("HyP2, beta 1.00", experiment, tmp_path)
+    place = tmp_path / tables.FOLDER
+    rows = rows_of(place, "HyP2, beta 1.00")
+    assert [(row["n_bits"], row["seed"]) for row in rows] == [(12, 0), (12, 1)]
+    assert all(0 < row["mAP"] <= 1 and row["centre_intra"] > 0 for row in rows)
+    monkeypatch.setattr(tables, "fit", None)  # everything is finished
+    tables.run_variant("HyP2, beta 1.00", experiment, tmp_path)
+    printed = tables.as_markdown(tmp_path)
+    mean = np.mean([row["mAP"] for row in rows])
+    assert f"| HyP2, beta 1.00 | ours | {mean:.4f} ± " in printed
+    assert "| HyP2, beta 1.00 | paper | 0.845 | 0.881 | 0.893 | 0.901 |" in printed
+
+
+@pytest.mark.parametrize("command", [program.finetuned, program.hyp2_tables])
+def test_settings_of_other_data_are_refused(command, tmp_path):
+    with pytest.raises(BadConfig):  # no settings at all
+        command(out=tmp_path)
+    for method in ("tie_aware", "hyp2", "dpsh", "dhn", "hashnet", "simdis"):
+        (tmp_path / method).mkdir()
+        for n_bits in (12, 48):
+            (tmp_path / method / f"chosen-{n_bits}.json").write_text("[]")
+    (tmp_path / "experiment.json").write_text(json.dumps({"data": "scene"}))
+    with pytest.raises(BadConfig, match="scene"):
+        command(out=tmp_path)
