@@ -109,7 +109,7 @@ def describe(request: Request, error: HashseekError | OSError) -> ProblemDetails
     An OSError means that the service cannot read or write its files, most often because a disk is full.
     """
     if isinstance(error, OSError):
-        log.error("%s %s failed: %s", request.method, request.url.path, error, exc_info=not is_full(error))
+        log.error("%s %s failed: %s", request.method, request.url.path, error, exc_info=None if is_full(error) else error)
         status = HTTPStatus.INSUFFICIENT_STORAGE if is_full(error) else HTTPStatus.INTERNAL_SERVER_ERROR
         detail = f"the service could not read or write its files: {error.strerror or error}"
         return _details(status, detail, "urn:hashseek:Storage")
