@@ -70,3 +70,8 @@ def test_operations_have_stable_names(reader):
         "similar",
         "stats",
     ]
+
+
+def test_the_document_is_made_before_the_first_request(reader):
+    """Made for a request, it would block all others for 200 ms."""
+    assert reader.app.openapi_schema == reader.get("/openapi.json").json()
