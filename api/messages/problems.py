@@ -36,7 +36,7 @@ class NotLoaded(HashseekError):
 
 
 class ReadOnly(HashseekError):
-    """The service was started read-only."""
+    """The collection may not be changed."""
 
 
 class UnknownCollection(HashseekError):
