@@ -22,7 +22,7 @@ from pydantic_core import CoreSchema
 
 from hashseek.indexing.catalog.filters import FILTER_HELP, Filter, make_filter
 from hashseek.indexing.catalog.records import MAX_KEY, MAX_LABEL, MAX_LABELS
-from hashseek.indexing.searcher import OVERSAMPLE, Rank, SearchOptions
+from hashseek.indexing.searcher import OVERSAMPLE, Combine, Rank, SearchOptions
 from hashseek.retrieval.errors import BadConfig, BadImage
 
 DEFAULT_K = 10
@@ -179,7 +179,12 @@ class SearchForm(SearchParameters):
     image: list[UploadFile] = Field(
         min_length=1,
         max_length=MAX_FILES,
-        description="The image file; several files form one query, the mean of their outputs.",
+        description="The image file; several files form one query, see combine.",
+    )
+    combine: Combine = Field(
+        default="mean",
+        description="With several files: mean searches with the mean of their outputs, union with each of them; a hit "
+        "then has its least distance and its highest score. A union has no histogram.",
     )
 
 
