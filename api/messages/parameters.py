@@ -173,10 +173,17 @@ def read_upload(upload: UploadFile) -> bytes:
     return data
 
 
+def _files_only(given: Any) -> Any:
+    """Refuse text in place of a file."""
+    if isinstance(given, str) or (isinstance(given, list) and any(isinstance(one, str) for one in given)):
+        raise ValueError("must be a file, not text: send it with a file name, as curl -F image=@FILE does")
+    return given
+
+
 class SearchForm(SearchParameters):
     """A search with uploaded images."""
 
-    image: list[UploadFile] = Field(
+    image: Annotated[list[UploadFile], BeforeValidator(_files_only)] = Field(
         min_length=1,
         max_length=MAX_FILES,
         description="The image file; several files form one query, see combine.",
@@ -251,7 +258,7 @@ class SearchBody(SearchParameters, SearchQuery):
 class EncodeForm(NoParameters):
     """An image to encode."""
 
-    image: UploadFile = Field(description="The image file.")
+    image: Annotated[UploadFile, BeforeValidator(_files_only)] = Field(description="The image file.")
 
 
 class EncodeBody(NoParameters):
@@ -301,7 +308,7 @@ class ImageDetails(ImageChanges):
 class AddManyForm(NoParameters):
     """Images to store."""
 
-    image: list[UploadFile] = Field(min_length=1, max_length=MAX_BATCH, description="The image files.")
+    image: Annotated[list[UploadFile], BeforeValidator(_files_only)] = Field(min_length=1, max_length=MAX_BATCH, description="The image files.")
     details: Json[list[ImageDetails]] = Field(
         default=[],
         description="A JSON list with the key, labels and attributes of each image, in the order of the images.",

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import hashseek
-
 from hashseek.indexing import remote
 from hashseek.indexing.collection import Collection, open_or_create
 from hashseek.indexing.searcher import Query, Searcher, SearchOptions
