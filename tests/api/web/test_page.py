@@ -1,5 +1,6 @@
 """The search page in a real browser, with a real service."""
 
+import os
 import re
 import shutil
 from contextlib import closing
@@ -104,6 +105,13 @@ def shown(page):
     return [int(label.split()[-1]) for label in labels]
 
 
+def photograph(page, name):
+    """Save what the page shows, if HASHSEEK_SCREENSHOTS names a folder."""
+    if folder := os.environ.get("HASHSEEK_SCREENSHOTS"):
+        page.wait_for_load_state("networkidle")
+        page.screenshot(path=Path(folder) / f"{name}.png")
+
+
 def add_filter(page, kind, text):
     page.select_option("#kind", kind)
     page.fill("#condition", text)
@@ -122,6 +130,7 @@ def test_hits_are_those_of_the_service_without_the_query_with_ranks_and_ties(bro
     first = shown(page)
     assert first == [hit["id"] for hit in others[: len(first)]]
     distances = [hit["distance"] for hit in others]
+    photograph(page, "results")
     ranks = page.locator("#hits .rank > [aria-hidden]").all_text_contents()
     assert any("–" in rank for rank in ranks)
     for rank, distance in zip(ranks, distances, strict=False):
@@ -368,6 +377,7 @@ def test_duplicates_are_decided_group_by_group(browse, own_site):
     page.wait_for_url(re.compile(f"radius={radius}"))
     expect(page.locator("#groups > li")).to_have_count(min(len(expected), 20))
     assert groups_shown(page) == expected[:20]
+    photograph(page, "duplicates")
     first, rest = expected[0], expected[1:]
     page.locator("#groups input").first.press("Space")
     page.locator("#groups").get_by_role("button", name="Delete 1 picture").press("Enter")
@@ -403,6 +413,7 @@ def test_the_overview_has_a_map_whose_dots_lead_to_searches(browse, site):
     dots = page.locator("#map path").evaluate_all("paths => paths.map((path) => path.getAttribute('d'))")
     assert sum(path.count("h0") for path in dots) == N
     page.locator("#legend").get_by_role("button", name="three").press("Enter")
+    photograph(page, "overview")
     dots = page.locator("#map path").evaluate_all("paths => paths.map((path) => path.getAttribute('d'))")
     assert sorted(path.count("h0") for path in dots)[-2:] == [N // 3, N - N // 3]
     box = page.locator("#map").bounding_box()
@@ -552,6 +563,7 @@ def test_on_a_phone_the_pictures_begin_near_the_top_and_nothing_is_cut_off(brows
     page = browse(f"{site}/?id=7", **PHONE)
     expect(page.locator("#hits > li").first).to_be_visible()
     assert place_of(page, "#hits") < 300
+    photograph(page, "phone")
     assert not page.locator("#radius").is_visible()
     page.locator("#panel summary").click()
     expect(page.locator("#radius")).to_be_visible()
@@ -572,6 +584,8 @@ def test_axe_finds_nothing_that_keeps_anybody_out(browse, own_site, scheme, widt
         assert [(found["id"], [node["html"] for node in found["nodes"]]) for found in violations] == []
 
     expect(page.locator("#storedList img").first).to_be_visible()
+    if (scheme, width) == ("dark", 1280):
+        photograph(page, "dark")
     check()
     page.goto(f"{own_site}/?id=7&label=odd&without=three&max_distance=47")
     page.locator("#hits .frame").first.click()
