@@ -70,30 +70,18 @@ class FilterParameters(NoParameters):
         default=[], alias="label", max_length=64, description=FILTER_HELP["all_labels"], examples=[["cat"]]
     )
     any_labels: Given[list[Word]] = Field(
-        default=None,
-        alias="any_label",
-        min_length=1,
-        max_length=64,
-        description=FILTER_HELP["any_labels"],
-        examples=[["cat", "dog"]],
+        default=None, alias="any_label", min_length=1, max_length=64, description=FILTER_HELP["any_labels"]
     )
-    no_labels: list[Word] = Field(
-        default=[], alias="without", max_length=64, description=FILTER_HELP["no_labels"], examples=[["drawing"]]
-    )
+    no_labels: list[Word] = Field(default=[], alias="without", max_length=64, description=FILTER_HELP["no_labels"])
     where: list[Word] = Field(default=[], max_length=64, description=FILTER_HELP["where"], examples=[["year>=2015"]])
     ids: Given[list[int]] = Field(
-        default=None, alias="id", min_length=1, max_length=1000, description=FILTER_HELP["ids"], examples=[[3, 7]]
+        default=None, alias="id", min_length=1, max_length=1000, description=FILTER_HELP["ids"]
     )
     keys: Given[list[Word]] = Field(
-        default=None,
-        alias="key",
-        min_length=1,
-        max_length=1000,
-        description=FILTER_HELP["keys"],
-        examples=[["shop/4711"]],
+        default=None, alias="key", min_length=1, max_length=1000, description=FILTER_HELP["keys"]
     )
     added_after: Given[str] = Field(default=None, description=FILTER_HELP["added_after"], examples=["2026-01-31"])
-    added_before: Given[str] = Field(default=None, description=FILTER_HELP["added_before"], examples=["2026-12-31"])
+    added_before: Given[str] = Field(default=None, description=FILTER_HELP["added_before"])
 
     def among(self) -> Filter | None:
         """The filter; None if every image passes.
@@ -111,51 +99,40 @@ class SearchParameters(FilterParameters):
         default=None,
         ge=1,
         description=f"Number of results; default {DEFAULT_K}, or the service's own limit if that is lower.",
-        examples=[5],
     )
     offset: int = Field(
-        default=0,
-        ge=0,
-        description="Number of best results to skip. k + offset has the same limit as k.",
-        examples=[10],
+        default=0, ge=0, description="Number of best results to skip. k + offset has the same limit as k."
     )
-    max_distance: Given[int] = Field(
-        default=None, ge=0, description="Largest Hamming distance, in bits.", examples=[12]
-    )
+    max_distance: Given[int] = Field(default=None, ge=0, description="Largest Hamming distance, in bits.")
     min_precision: Given[float] = Field(
         default=None,
         ge=0,
         le=1,
         description="Instead of max_distance: use the largest radius within which this share of the images is expected "
         "to be relevant. The collection needs a calibration (`hashseek index calibrate`).",
-        examples=[0.8],
     )
     effort: Given[int] = Field(
         default=None,
         description="For approximate indexes: how thoroughly to search. /v1/stats lists some values. An exact index "
         "does not accept it.",
-        examples=[16],
     )
     rank: Given[Rank] = Field(
         default=None,
         description="How hits are ordered: hamming (by distance), asymmetric (the query's outputs against the stored "
         "bits) or float (the cosine of features, which the collection must keep). Default: asymmetric for an uploaded "
         "image, hamming for a stored one.",
-        examples=["hamming"],
     )
     oversample: int = Field(
         default=OVERSAMPLE,
         ge=1,
         le=100,
         description="asymmetric and float reorder the oversample x k nearest images by Hamming distance.",
-        examples=[20],
     )
     include: list[Literal["histogram"]] = Field(
         default=[],
         max_length=1,
         description="histogram: the number of images that pass the filters at each Hamming distance from 0 to n_bits, "
         "regardless of max_distance.",
-        examples=[["histogram"]],
     )
 
     def options(self, *, max_k: int, n_queries: int = 1) -> SearchOptions:
@@ -215,32 +192,23 @@ class SearchForm(SearchParameters):
         default="mean",
         description="With several files: mean searches with the mean of their outputs, union with each of them; a hit "
         "then has its least distance and its highest score. A union has no histogram.",
-        examples=["union"],
     )
 
 
 class SearchQuery(NoParameters):
     """What to search with: one of these."""
 
-    image_id: Given[int] = Field(default=None, description="The id of a stored image.", examples=[12])
+    image_id: Given[int] = Field(default=None, description="The id of a stored image.")
     image_key: Given[str] = Field(
-        default=None,
-        min_length=1,
-        max_length=MAX_KEY,
-        description="The key of a stored image.",
-        examples=["shop/4711"],
+        default=None, min_length=1, max_length=MAX_KEY, description="The key of a stored image."
     )
     code: Given[str] = Field(
         default=None,
         pattern="^([0-9a-fA-F]{2}){1,128}$",
         description="A code in hex, as returned by /v1/encode: bit j is bit j % 8 of byte j // 8.",
-        examples=["b1c47f3a0d22"],
     )
     vector: Given[list[FiniteFloat]] = Field(
-        default=None,
-        min_length=1,
-        description="A vector with as many numbers as those of the collection.",
-        examples=[[0.12, -0.5, 0.03]],
+        default=None, min_length=1, description="A vector with as many numbers as those of the collection."
     )
 
 
@@ -262,19 +230,12 @@ class SearchBody(SearchParameters, SearchQuery):
         min_length=1,
         max_length=MAX_URL,
         description="An http or https URL of a picture, on a host that the service allows (--url-host).",
-        examples=["https://images.example/cat.jpg"],
     )
     queries: Given[list[SearchQuery]] = Field(
-        default=None,
-        min_length=1,
-        max_length=MAX_QUERIES,
-        description="Several queries; each is answered separately.",
-        examples=[[{"image_key": "shop/4711"}, {"code": "b1c47f3a0d22"}]],
+        default=None, min_length=1, max_length=MAX_QUERIES, description="Several queries; each is answered separately."
     )
     fingerprint: Given[str] = Field(
-        default=None,
-        description="Fingerprint of the checkpoint of the codes; 409 if the collection has another one.",
-        examples=["9f2c" * 16],
+        default=None, description="Fingerprint of the checkpoint of the codes; 409 if the collection has another one."
     )
 
     @model_validator(mode="after")
@@ -304,9 +265,7 @@ class EncodeBody(NoParameters):
     """A vector to encode."""
 
     vector: list[FiniteFloat] = Field(
-        min_length=1,
-        description="A vector with as many numbers as those of the collection.",
-        examples=[[0.12, -0.5, 0.03]],
+        min_length=1, description="A vector with as many numbers as those of the collection."
     )
 
 
@@ -362,17 +321,15 @@ class AddManyForm(NoParameters):
 class DeleteParameters(FilterParameters):
     """Which images to delete."""
 
-    expected: int = Field(
-        ge=1, description="Number of images that pass the filters. If it differs: 409, none deleted.", examples=[3]
-    )
+    expected: int = Field(ge=1, description="Number of images that pass the filters. If it differs: 409, none deleted.")
 
 
 class PageParameters(FilterParameters):
     """Which stored images to list."""
 
-    after: int = Field(default=0, ge=0, le=2**63 - 1, description="Only ids above this one.", examples=[24])
-    offset: int = Field(default=0, ge=0, le=2**63 - 1, description="Number of these to skip.", examples=[48])
-    limit: int = Field(default=24, ge=1, le=1000, description="Largest number of images to return.", examples=[100])
+    after: int = Field(default=0, ge=0, le=2**63 - 1, description="Only ids above this one.")
+    offset: int = Field(default=0, ge=0, le=2**63 - 1, description="Number of these to skip.")
+    limit: int = Field(default=24, ge=1, le=1000, description="Largest number of images to return.")
 
 
 class NewCollection(NoParameters):
@@ -389,17 +346,15 @@ class NewCollection(NoParameters):
 class DeleteCollection(NoParameters):
     """Confirmation of the collection to delete."""
 
-    confirm: str = Field(description="The name again; otherwise nothing is deleted.", examples=["shop"])
+    confirm: str = Field(description="The name again; otherwise nothing is deleted.")
 
 
 class DuplicateParameters(NoParameters):
     """Which groups of near-duplicates to list."""
 
-    radius: int = Field(
-        ge=0, le=MAX_RADIUS, description="Bits by which two linked images may differ; 0: equal codes.", examples=[2]
-    )
-    limit: int = Field(default=20, ge=1, le=100, description="Largest number of groups to return.", examples=[50])
-    offset: int = Field(default=0, ge=0, le=2**63 - 1, description="Number of first groups to skip.", examples=[20])
+    radius: int = Field(ge=0, le=MAX_RADIUS, description="Bits by which two linked images may differ; 0: equal codes.")
+    limit: int = Field(default=20, ge=1, le=100, description="Largest number of groups to return.")
+    offset: int = Field(default=0, ge=0, le=2**63 - 1, description="Number of first groups to skip.")
 
 
 class KeptGroup(NoParameters):
@@ -412,9 +367,5 @@ class FileParameters(NoParameters):
     """How to return an image file."""
 
     size: Given[int] = Field(
-        default=None,
-        ge=16,
-        le=1024,
-        description="Return a thumbnail whose longer side has this many pixels.",
-        examples=[256],
+        default=None, ge=16, le=1024, description="Return a thumbnail whose longer side has this many pixels."
     )

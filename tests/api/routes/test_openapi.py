@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from hashseek.api.messages import parameters
 from hashseek.api.messages.schemas import AddedImage, Encoded, ImageRecord, ProblemDetails, SearchAnswer
 
 # What only the service can know, such as whether bytes are a picture, no schema can say.
@@ -84,20 +83,3 @@ def test_the_document_is_made_before_the_first_request(reader):
 def test_examples_of_answers_are_complete(model):
     for example in model.model_json_schema()["examples"]:
         assert model.model_validate(example).model_dump() == example
-
-
-def test_each_field_of_a_request_has_an_example(reader):
-    models = [found for found in vars(parameters).values() if isinstance(found, type)]
-    fields = {
-        name: (one.annotation, one.examples)
-        for model in models
-        if issubclass(model, parameters.NoParameters)
-        and "examples" not in model.model_config.get("json_schema_extra", {})
-        for name, one in model.model_fields.items()
-    }
-    assert {
-        name for name, (kind, examples) in fields.items() if not examples and "UploadFile" not in str(kind)
-    } == set()
-    search = reader.get("/openapi.json").json()["paths"]["/v1/images/{image_id}/similar"]["get"]
-    shown = {one["name"] for one in search["parameters"] if "example" in one or "examples" in one["schema"]}
-    assert shown == {one["name"] for one in search["parameters"] if one["in"] == "query"}
