@@ -34,6 +34,7 @@ def create_app(settings: Settings) -> FastAPI:
         # Each waiting upload holds a thread, and some must be left for other requests.
         to_thread.current_default_thread_limiter().total_tokens = settings.max_uploads + 16
         collections.start()
+        app.openapi()  # kept; made for the first request, it would block all others for 200 ms
         yield
         collections.stop()
 

@@ -88,6 +88,12 @@ class SearchOptions(Filters, total=False):
     include: Sequence[Literal["histogram"]]
 
 
+class FileSearchOptions(SearchOptions, total=False):
+    """How to search with image files."""
+
+    combine: Literal["mean", "union"]
+
+
 class Query(TypedDict, total=False):
     """What to search with: one of these."""
 
@@ -123,8 +129,8 @@ class _Calls:
     """The requests of both clients."""
 
     @staticmethod
-    def search(*images: ImageFile, **options: Unpack[SearchOptions]) -> _Call[SearchAnswer]:
-        """The stored images most similar to an image, or to several together (the mean of their outputs)."""
+    def search(*images: ImageFile, **options: Unpack[FileSearchOptions]) -> _Call[SearchAnswer]:
+        """The stored images most similar to an image, or to several together: the mean of their outputs, or a union."""
         files = [("image", _upload(image)) for image in images]
         return _Call("POST", "/v1/search", _model(SearchAnswer), {"files": files, "data": _fields(options)})
 

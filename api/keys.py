@@ -58,7 +58,9 @@ def read_keys(file: Path) -> dict[str, Key]:
         content: Mapping[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
         return {name: Key(name=name, **entry) for name, entry in content.items()}
     except FileNotFoundError:
-        raise BadConfig(f"there is no key file {file}: create it with `hashseek keys create NAME`") from None
+        raise BadConfig(
+            f"there is no key file {file}: create it with `hashseek keys create NAME --keys {file}`"
+        ) from None
     except ValidationError as error:
         first = error.errors()[0]
         raise BadConfig(f"{file}: {first['loc'][-1]} is {first['input']!r}: {first['msg']}") from None

@@ -2,7 +2,7 @@
 
 Pictures of every kind with flipped bytes, cut off, spliced, two kinds in one file, with huge sizes in the header, with
 many frames or scans, and small files that decode to 80 megapixels. Requests with endless, huge or wrong headers, wrong
-lengths, broken chunks, paths that lead elsewhere, guessed keys; and connections that send a byte a second.
+lengths, broken chunks, paths that lead elsewhere, guessed keys; and connections that send their headers or body slowly.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from http_load import BOUNDARY, answer, connect, post, request, with_key
 from PIL import Image, ImageDraw
 
 THREADS = 6  # that send pictures
-N_SLOW = 100  # connections that send a byte a second
+N_SLOW = 100  # connections that send a byte of their headers a second, and as many a byte of their body
 EVIL = (
     "../../etc/passwd",
     "/etc/passwd",
@@ -232,11 +232,12 @@ def attack(order: dict[str, Any]) -> dict[str, Any]:
             guess = rng.choice((secret[:-1], secret.lower(), "hsk_" + rng.randbytes(32).hex(), "", "\xff"))
             counts["guessed key", exchange(port, with_key(request("GET", "/v1/stats"), guess), 60)[0]] += 1
 
-    def send_slowly() -> None:
+    def send_slowly(first: bytes) -> None:
         slow: list[socket.socket] = []
         while time.monotonic() < end:
             while len(slow) < N_SLOW:
                 slow.append(connect(port))
+                slow[-1].sendall(first)
             for connection in slow[:]:
                 try:
                     connection.sendall(b"G")
@@ -248,7 +249,9 @@ def attack(order: dict[str, Any]) -> dict[str, Any]:
         for connection in slow:
             connection.close()
 
-    threads = [threading.Thread(target=work) for work in (*[send_pictures] * THREADS, send_requests, send_slowly)]
+    head, _, body = with_key(post("/v1/search", sound()["PNG"]), secret).partition(b"\r\n\r\n")
+    threads = [threading.Thread(target=work) for work in (*[send_pictures] * THREADS, send_requests)]
+    threads += [threading.Thread(target=send_slowly, args=(first,)) for first in (b"", head + b"\r\n\r\n" + body[:2])]
     for thread in threads:
         thread.start()
     for thread in threads:

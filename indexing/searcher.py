@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, Self, Unpack, cast, get_args
+from typing import Any, Literal, NamedTuple, Self, Unpack, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ from hashseek.retrieval.vectors import Vectors, as_float32
 
 Rank = Literal["hamming", "asymmetric", "float"]
 RANKS: tuple[Rank, ...] = get_args(Rank)
+Combine = Literal["mean", "union"]
 OVERSAMPLE = 10
 # Number of images whose features are in memory at the same time.
 _FEATURES_AT_ONCE = 10_000
@@ -327,17 +328,27 @@ class Searcher:
         query = _with_stored_code(self.encode_file(data, name=name)[1], stored)
         return self.answer(query, options, 1000 * (time.perf_counter() - started))
 
-    def search_files(self, files: Sequence[bytes], options: SearchOptions, *, name: str = "the image") -> Answer:
-        """The hits of several image files as one query: the mean of their outputs and of their features.
+    def search_files(
+        self, files: Sequence[bytes], options: SearchOptions, *, combine: Combine = "mean", name: str = "the image"
+    ) -> Answer:
+        """The hits of several image files together.
+
+        With "mean", they are one query: the mean of their outputs and of their features. With "union", a stored image
+        has its least distance to one of the files, and its highest score.
 
         Raises:
-            BadConfig, BadImage, BadCheckpoint: see `search_file`.
+            BadConfig: see `search_file`; or a histogram of a union.
+            BadImage, BadCheckpoint: see `search_file`.
         """
         if len(files) == 1:
             return self.search_file(files[0], options, name=name)
+        if options.histogram and combine == "union":
+            raise BadConfig("a union has no histogram: leave it out, or combine by mean")
         self.check(options)
         started = time.perf_counter()
         queries = [self.query_of(data, name=f"{name} (number {number})") for number, data in enumerate(files, start=1)]
+        if combine == "union":
+            return self.answer_union(queries, options, 1000 * (time.perf_counter() - started))
         outputs = np.stack([query.outputs for query in queries if query.outputs is not None])
         features = np.stack([query.feature for query in queries if query.feature is not None]).astype(np.float32)
         [query] = _queries(features.mean(axis=0, keepdims=True), outputs.mean(axis=0, keepdims=True))
@@ -420,12 +431,20 @@ class Searcher:
         Raises:
             BadConfig: see `search`.
         """
-        started = time.perf_counter()
+        return self.answer_union([query], options, encode_ms)
+
+    def answer_union(self, queries: Sequence[Query], options: SearchOptions, encode_ms: float = 0.0) -> Answer:
+        """The hits of the union of queries of the same kind, see `search_files`. The histogram is of the first.
+
+        Raises:
+            BadConfig: see `search`.
+        """
+        started, query = time.perf_counter(), queries[0]
         rank = self.check(options, stored=query.outputs is None)
         if rank == "float" and query.feature is None:
             raise BadConfig("the ranking float needs features, which a code does not have: rank by hamming")
         with self._stage("search"):
-            distances, ids, scores, is_exact = self._ranked(query, rank, options)
+            distances, ids, scores, is_exact = self._ranked(queries, rank, options)
         with self._stage("records"):
             records = self.collection.get(ids.tolist())
             stored = stored_calibration(self.collection) if len(ids) else None
@@ -438,25 +457,29 @@ class Searcher:
         search_ms = 1000 * (time.perf_counter() - started)
         return Answer(tuple(hits), encode_ms, search_ms, rank, is_exact, len(ids) == options.k, counts)
 
-    def _ranked(self, query: Query, rank: Rank, options: SearchOptions) -> Ranked:
-        code, k, offset = query.code[None], options.k, options.offset
+    def _ranked(self, queries: Sequence[Query], rank: Rank, options: SearchOptions) -> Ranked:
+        k, offset = options.k, options.offset
         max_distance, among, effort = self._max_distance(options), options.among, options.effort
         is_exact = among is not None or max_distance is not None or self.collection.finds_all
         if rank == "hamming":
-            [(distances, ids)] = self.collection.search(
-                code, k=offset + k, max_distance=max_distance, among=among, effort=effort
-            )
-            return Ranked(distances[offset:], ids[offset:], [None] * len(ids[offset:]), is_exact)
+            codes = np.stack([query.code for query in queries])
+            found = self.collection.search(codes, k=offset + k, max_distance=max_distance, among=among, effort=effort)
+            distances, ids = (part[offset : offset + k] for part in _union(found))
+            return Ranked(distances, ids, [None] * len(ids), is_exact)
         size = options.oversample * k
         n = offset + k + size if offset else size
-        distances, ids, codes = self.collection.candidates(
-            code, n=n, max_distance=max_distance, among=among, effort=effort
-        )
+        candidates = [
+            self.collection.candidates(query.code[None], n=n, max_distance=max_distance, among=among, effort=effort)
+            for query in queries
+        ]
+        distances, ids, codes = _union(candidates)
+        n_kept = int(distances.searchsorted(distances[n - 1], "right")) if len(ids) > n else len(ids)
+        distances, ids, codes = distances[:n_kept], ids[:n_kept], codes[:n_kept]
         rows, scores = [np.zeros(0, np.int64)], [np.zeros(0)]
         for start, stop in _blocks(distances, size):
             if start < offset + k and stop > offset:
                 block = slice(start, stop)
-                of_block = self._scores(query, rank, codes[block], ids[block])
+                of_block = np.max([self._scores(query, rank, codes[block], ids[block]) for query in queries], axis=0)
                 chosen = best(of_block, ids[block], offset + k - start)[max(offset - start, 0) :]
                 rows.append(start + chosen)
                 scores.append(of_block[chosen])
@@ -514,6 +537,16 @@ def _blocks(distances: Distances, size: int) -> Iterator[tuple[int, int]]:
         stop = int(distances.searchsorted(last, "right"))
         yield start, stop
         start = stop
+
+
+def _union(found: Sequence[tuple[NDArray[Any], ...]]) -> tuple[NDArray[Any], ...]:
+    """Results (distances, ids, ...) of several queries as those of one: each id once with its least distance."""
+    if len(found) == 1:
+        return found[0]
+    distances, ids, *others = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    order = np.lexsort((ids, distances))
+    chosen = order[np.sort(np.unique(ids[order], return_index=True)[1])]
+    return tuple(part[chosen] for part in (distances, ids, *others))
 
 
 def _queries(features: NDArray[np.float32], outputs: NDArray[np.float32]) -> list[Query]:

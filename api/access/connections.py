@@ -8,6 +8,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEADER_SECONDS = 10.0  # until the headers of a request have arrived, from its first byte or the start of the connection
 BODY_SECONDS = 120.0  # until its body has arrived
+IDLE_SECONDS = 10.0  # until more of its body arrives
 MAX_HEADERS = 2**18  # bytes of the headers of a request; the parser keeps them all. One read may return as many
 _FILES = 65_536
 
@@ -18,6 +19,7 @@ class Connection(HttpToolsProtocol):
     max_connections = 1000
     _header_bytes: int | None = 0  # received so far; None while a body arrives
     _deadline: asyncio.TimerHandle | None = None
+    _body_end = 0.0  # when the body must have arrived
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Close the connection at once if too many are open."""
@@ -44,7 +46,13 @@ class Connection(HttpToolsProtocol):
         """Called when its headers have arrived."""
         super().on_headers_complete()
         self._header_bytes = None
-        self._expect(BODY_SECONDS)
+        self._body_end = self.loop.time() + BODY_SECONDS
+        self._expect_body()
+
+    def on_body(self, body: bytes) -> None:
+        """Called when more of its body has arrived."""
+        super().on_body(body)
+        self._expect_body()
 
     def on_message_complete(self) -> None:
         """Called when it has arrived completely."""
@@ -56,13 +64,19 @@ class Connection(HttpToolsProtocol):
         self._expect(None)
         super().connection_lost(exc)
 
+    def _expect_body(self) -> None:
+        self._expect(min(IDLE_SECONDS, self._body_end - self.loop.time()))
+
     def _expect(self, seconds: float | None) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
         self._deadline = None if seconds is None else self.loop.call_later(seconds, self._too_slow)
 
     def _too_slow(self) -> None:
-        self.transport.abort()
+        if self.flow.read_paused and self.loop.time() < self._body_end:  # the service is slow, not the client
+            self._expect_body()
+        else:
+            self.transport.abort()
 
 
 def limit_connections() -> type[Connection]:

@@ -23,6 +23,10 @@ _OPEN = re.compile(r"/|/healthz/(live|ready)|/openapi\.json|/(docs|redoc)(/.*)?|
 _READING = re.compile(r"/v1/(search|encode|session)(/.*)?")
 _READ_METHODS = ("GET", "HEAD", "OPTIONS")
 
+# Bytes of a body that is read before its request counts as in progress. Otherwise a few connections that send such
+# bodies slowly would keep all others out.
+_SMALL = 2**16
+
 _HEADERS = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin"}
 
 
@@ -66,7 +70,8 @@ class RequestLimits:
     - `keys`, `rate_limit`, `rate_burst`: who may do what, and how often. The key is then `request.state.key`.
     - `allowed_origins`: other sites whose pages may send changes and searches.
     - `max_upload_bytes`: limit of a body.
-    - `max_uploads`: how many requests with a body, or that change something, may be in progress.
+    - `max_uploads`: how many requests with a body, or that change something, may be in progress. One with a small body
+      is in progress once the body has arrived.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
@@ -96,7 +101,10 @@ class RequestLimits:
 
         refusal = self._wrong_host(headers) or self._no_right(scope)
         if refusal is None and changing:
-            refusal = self._foreign_page(headers) or self._wrong_body(headers) or self._too_many()
+            refusal = self._foreign_page(headers) or self._wrong_body(headers)
+            if refusal is None and int(headers.get("content-length", 0)) <= _SMALL:
+                receive = await _read_ahead(receive)
+            refusal = refusal or self._too_many()
         if refusal is not None:
             await refusal(scope, receive, answer)
             return
@@ -169,6 +177,18 @@ class RequestLimits:
             return None
         detail = f"the service is already processing {self.max_changing} uploads and changes: try again in a second"
         return problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, kind="urn:hashseek:Overloaded")
+
+
+async def _read_ahead(receive: Receive) -> Receive:
+    """`receive` after all messages of the body have arrived, or the client has left."""
+    messages = [await receive()]
+    while messages[-1].get("more_body"):
+        messages.append(await receive())
+
+    async def again() -> Message:
+        return messages.pop(0) if messages else await receive()
+
+    return again
 
 
 def secret_of(request: HTTPConnection) -> str | None:

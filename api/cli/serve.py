@@ -9,7 +9,6 @@ import socket
 import sys
 import warnings
 from contextlib import ExitStack, closing, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,10 +58,6 @@ serve.__signature__ = inspect.Signature([*options(), *_own])  # type: ignore[att
 def run(settings: Settings) -> None:
     """Serve until stopped. Bad settings are refused before the server starts."""
     folders = settings.folders()
-    files = {settings.collection, *folders.values(), *(folder / CATALOG for folder in folders.values())}
-    if not settings.read_only and all(map(Path.exists, files)) and not all(os.access(file, os.W_OK) for file in files):
-        _say(f"{settings.collection} is not writable by this user: it is served read-only", settings)
-        settings = replace(settings, read_only=True)
     settings.check()
     if "" not in folders and settings.checkpoint:
         raise BadConfig(f"--checkpoint is for a single collection, but {settings.collection} has several: leave it out")
@@ -117,7 +112,7 @@ def _codes_of(settings: Settings, stack: ExitStack) -> "tuple[Catalog | Store, P
 
         store = stack.enter_context(closing(open_store(settings.collection, checkpoint=settings.checkpoint)))
         return store, store.checkpoint
-    opened = Catalog(settings.collection / CATALOG, read_only=settings.read_only)
+    opened = Catalog(settings.collection / CATALOG, read_only=True)
     catalog = stack.enter_context(closing(opened))
     return catalog, settings.checkpoint or catalog.checkpoint
 

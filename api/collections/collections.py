@@ -10,8 +10,8 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from hashseek.api.collections.service import FOLLOW_SECONDS, Service, Shared
-from hashseek.api.messages.problems import CollectionExists, UnknownCollection
+from hashseek.api.collections.service import FOLLOW_SECONDS, Service, Shared, why_read_only
+from hashseek.api.messages.problems import CollectionExists, ReadOnly, UnknownCollection
 from hashseek.api.monitoring import metrics
 from hashseek.api.settings import Settings
 from hashseek.indexing.collection import open_or_create
@@ -67,6 +67,11 @@ class Collections:
         if service is None or service.leaving:
             raise UnknownCollection(f"there is no collection {name[:80]!r}: /v1/collections lists the existing ones")
         return service
+
+    def check_writable(self) -> None:
+        """Raise `ReadOnly` if none may be created or deleted."""
+        if reason := why_read_only(self.settings):
+            raise ReadOnly(reason)
 
     def create(self, name: str, *, like: str) -> Service:
         """Create an empty collection with the checkpoint of another one; it keeps features if the other one does.

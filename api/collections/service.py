@@ -1,6 +1,7 @@
 """A collection that is served: holds its searcher, and keeps it up to date in background threads."""
 
 import logging
+import os
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -9,11 +10,12 @@ from urllib.parse import quote
 from weakref import WeakValueDictionary, finalize
 
 from hashseek.api.collections.computed import Computed
-from hashseek.api.messages.problems import NotLoaded, NotReady
+from hashseek.api.messages.problems import NotLoaded, NotReady, ReadOnly
 from hashseek.api.messages.schemas import CollectionSummary
 from hashseek.api.monitoring import metrics
-from hashseek.api.settings import Settings
+from hashseek.api.settings import CATALOG, Settings
 from hashseek.indexing.index.approximate import APPROXIMATE
+from hashseek.indexing.kept_files import FILES
 from hashseek.indexing.milvus.connection import StoreUnavailable
 from hashseek.indexing.milvus_uri import is_in_milvus, parse_uri
 from hashseek.indexing.opening import Store, open_store
@@ -30,6 +32,17 @@ RETRY_SECONDS = 30.0  # until a failed load or merge is tried again
 FOLLOW_SECONDS = 0.5  # between two checks whether the collection is still the same
 MERGE_SECONDS = 1.0  # between two checks whether the index needs a merge
 STOP_SECONDS = 5.0  # to wait for a running merge when the service stops
+
+
+def why_read_only(settings: Settings) -> str | None:
+    """Why the collection, or the folder of several, may not be changed; None if it may."""
+    folder = settings.collection
+    if settings.read_only:
+        return "the service was started read-only: start it without --read-only to change a collection"
+    for path in (folder, folder / CATALOG, folder / FILES):
+        if os.access(path, os.F_OK) and not os.access(path, os.W_OK):
+            return f"{path} is not writable by the user of the service: make this user its owner to change it"
+    return None
 
 
 class Shared:
@@ -74,6 +87,7 @@ class Service:
         self.in_use, self.leaving, self.loaded = 0, False, threading.Event()
         self._shared = shared
         self.computed = Computed()
+        self._read_only = why_read_only(settings)
         self._searcher: Searcher | None = None
         self._failure: str | None = None
         self._stopped = threading.Event()
@@ -99,7 +113,7 @@ class Service:
             log.warning("the index was being rebuilt and was not written: the next start will build it")
             return
         collection = self._searcher.collection
-        if not self.settings.read_only:
+        if not self.read_only:
             try:
                 if collection.kind not in APPROXIMATE:  # those were written when they were built
                     collection.save_index()
@@ -124,6 +138,16 @@ class Service:
         if searcher is None:
             raise NotReady("the service is starting and still loading its model: try again in a second")
         return searcher
+
+    @property
+    def read_only(self) -> bool:
+        """Whether it may not be changed."""
+        return self._read_only is not None
+
+    def check_writable(self) -> None:
+        """Raise `ReadOnly` if it may not be changed."""
+        if self._read_only is not None:
+            raise ReadOnly(self._read_only)
 
     @property
     def n_images(self) -> int | None:
@@ -181,22 +205,28 @@ class Service:
             return
         collection = searcher.collection
         # An approximate index takes so long to build that it is written at once. The others wait for `stop`.
-        if collection.kind in APPROXIMATE and not self.settings.read_only:
+        if collection.kind in APPROXIMATE and not self.read_only:
             collection.save_index()
         else:
             collection.merge_segments()
 
     def _open(self, checkpoint: Path | None) -> Searcher:
-        settings = self.settings
-        collection = open_store(settings.collection, checkpoint=settings.checkpoint, read_only=settings.read_only)
+        settings, reason = self.settings, why_read_only(self.settings)
+        collection = open_store(settings.collection, checkpoint=settings.checkpoint, read_only=reason is not None)
         try:
-            return self._shared.searcher(collection, settings, checkpoint)
+            searcher = self._shared.searcher(collection, settings, checkpoint)
         except BaseException:
             collection.close()
             raise
+        self._read_only = reason
+        if reason and not settings.read_only:
+            log.warning("a collection is served read-only: %s", reason)
+        return searcher
 
     def _follow(self) -> bool:
-        """Reload the collection if it is another one now, or has never been loaded; returns False if that failed.
+        """Reload the collection if it is another one or may (not) be written now, or has never been loaded.
+
+        Returns False if that failed.
 
         Until this is done, the old searcher answers.
         """
@@ -204,7 +234,7 @@ class Service:
         if old is None:
             return self._load()
         try:
-            if not old.collection.is_current():
+            if not old.collection.is_current() or why_read_only(self.settings) != self._read_only:
                 self._replace(old)
         except Exception as error:
             log.exception("the collection was replaced or switched to codes that could not be loaded: %s", error)
@@ -216,4 +246,4 @@ class Service:
         # Requests that began with the old searcher end with it. The last one to drop it closes its collection.
         finalize(old, old.collection.close).atexit = False
         self._searcher = new
-        log.warning("the collection now answers with the codes of checkpoint %s", new.encoder.fingerprint[:12])
+        log.warning("the collection was opened again, with the codes of checkpoint %s", new.encoder.fingerprint[:12])

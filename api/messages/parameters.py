@@ -22,7 +22,7 @@ from pydantic_core import CoreSchema
 
 from hashseek.indexing.catalog.filters import FILTER_HELP, Filter, make_filter
 from hashseek.indexing.catalog.records import MAX_KEY, MAX_LABEL, MAX_LABELS
-from hashseek.indexing.searcher import OVERSAMPLE, Rank, SearchOptions
+from hashseek.indexing.searcher import OVERSAMPLE, Combine, Rank, SearchOptions
 from hashseek.retrieval.errors import BadConfig, BadImage
 
 DEFAULT_K = 10
@@ -173,13 +173,25 @@ def read_upload(upload: UploadFile) -> bytes:
     return data
 
 
+def _files_only(given: Any) -> Any:
+    """Refuse text in place of a file."""
+    if isinstance(given, str) or (isinstance(given, list) and any(isinstance(one, str) for one in given)):
+        raise ValueError("must be a file, not text: send it with a file name, as curl -F image=@FILE does")
+    return given
+
+
 class SearchForm(SearchParameters):
     """A search with uploaded images."""
 
-    image: list[UploadFile] = Field(
+    image: Annotated[list[UploadFile], BeforeValidator(_files_only)] = Field(
         min_length=1,
         max_length=MAX_FILES,
-        description="The image file; several files form one query, the mean of their outputs.",
+        description="The image file; several files form one query, see combine.",
+    )
+    combine: Combine = Field(
+        default="mean",
+        description="With several files: mean searches with the mean of their outputs, union with each of them; a hit "
+        "then has its least distance and its highest score. A union has no histogram.",
     )
 
 
@@ -246,7 +258,7 @@ class SearchBody(SearchParameters, SearchQuery):
 class EncodeForm(NoParameters):
     """An image to encode."""
 
-    image: UploadFile = Field(description="The image file.")
+    image: Annotated[UploadFile, BeforeValidator(_files_only)] = Field(description="The image file.")
 
 
 class EncodeBody(NoParameters):
@@ -296,7 +308,9 @@ class ImageDetails(ImageChanges):
 class AddManyForm(NoParameters):
     """Images to store."""
 
-    image: list[UploadFile] = Field(min_length=1, max_length=MAX_BATCH, description="The image files.")
+    image: Annotated[list[UploadFile], BeforeValidator(_files_only)] = Field(
+        min_length=1, max_length=MAX_BATCH, description="The image files."
+    )
     details: Json[list[ImageDetails]] = Field(
         default=[],
         description="A JSON list with the key, labels and attributes of each image, in the order of the images.",

@@ -36,7 +36,7 @@ class NotLoaded(HashseekError):
 
 
 class ReadOnly(HashseekError):
-    """The service was started read-only."""
+    """The collection may not be changed."""
 
 
 class UnknownCollection(HashseekError):
@@ -109,7 +109,9 @@ def describe(request: Request, error: HashseekError | OSError) -> ProblemDetails
     An OSError means that the service cannot read or write its files, most often because a disk is full.
     """
     if isinstance(error, OSError):
-        log.error("%s %s failed: %s", request.method, request.url.path, error, exc_info=not is_full(error))
+        log.error(
+            "%s %s failed: %s", request.method, request.url.path, error, exc_info=None if is_full(error) else error
+        )
         status = HTTPStatus.INSUFFICIENT_STORAGE if is_full(error) else HTTPStatus.INTERNAL_SERVER_ERROR
         detail = f"the service could not read or write its files: {error.strerror or error}"
         return _details(status, detail, "urn:hashseek:Storage")
@@ -135,7 +137,7 @@ def install(app: FastAPI) -> None:
         return _response(describe(request, error))
 
     @app.exception_handler(RequestValidationError)
-    def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+    def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"][1:]) or "body"
         if first["type"] == "missing":
@@ -143,10 +145,16 @@ def install(app: FastAPI) -> None:
         elif first["type"] == "extra_forbidden":
             where = "query string" if first["loc"][0] == "query" else "request body"
             detail = f"unknown parameter {name[:40]!r} in the {where}: nothing was done; /docs lists the parameters"
-        elif first["type"] == "json_invalid":
+        elif first["type"] == "json_invalid" and isinstance(first["loc"][-1], int):  # a place in the body, not a field
             detail = f"the request body is not valid JSON: {first['ctx']['error']} at character {first['loc'][-1]}"
+        elif first["type"] == "json_invalid":
+            detail = f"{name} is not valid JSON: {first['ctx']['error']}"
         else:
-            detail = f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}"
+            message = str(first["ctx"]["error"] if first["type"] == "value_error" else first["msg"])
+            detail = f"{name}: {message[0].lower()}{message[1:]}"
+        kind = request.headers.get("content-type", "")
+        if first["loc"][0] == "body" and not kind.startswith(("application/json", "multipart/form-data")):
+            detail += "; JSON needs the header Content-Type: application/json"
         return problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, kind="urn:hashseek:BadRequest")
 
     @app.exception_handler(HTTPException)

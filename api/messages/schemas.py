@@ -3,7 +3,8 @@
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel
+from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic.config import JsonDict
 
 if TYPE_CHECKING:  # these load torch, which a client does not need
     from hashseek.indexing.catalog import StoredImage
@@ -11,6 +12,45 @@ if TYPE_CHECKING:  # these load torch, which a client does not need
 
 
 NDJSON = "application/x-ndjson"  # of an answer with a line of JSON for each image
+_FINGERPRINT = "9f2c" * 16  # of the examples
+_SUMMARY: JsonDict = {
+    "id": 12,
+    "key": "shop/4711",
+    "path": "cat.jpg",
+    "labels": ["cat"],
+    "attributes": {"year": 2015},
+    "width": 640,
+    "height": 480,
+    "url": "/v1/images/12/file",
+}
+_RECORD: JsonDict = {
+    **_SUMMARY,
+    "bytes": 81_234,
+    "sha256": "5e1d" * 16,
+    "media_type": "image/jpeg",
+    "added_at": "2026-01-31T12:00:00Z",
+    "changed_at": "2026-01-31T12:00:00Z",
+}
+_ANSWER: JsonDict = {
+    "n_bits": 48,
+    "n_images": 25_000,
+    "fingerprint": _FINGERPRINT,
+    "encode_ms": 9.8,
+    "search_ms": 1.2,
+    "ranked_by": "asymmetric",
+    "is_exact": True,
+    "next_offset": 1,
+    "histogram": None,
+    "hits": [{**_SUMMARY, "rank": 1, "distance": 3, "score": 31.5, "relevance": 0.91}],
+}
+_CODE: JsonDict = {"code": "b1c47f3a0d22", "n_bits": 48, "fingerprint": _FINGERPRINT, "encode_ms": 9.8}
+_PROBLEM: JsonDict = {
+    "type": "urn:hashseek:UnknownImage",
+    "title": "Not Found",
+    "status": 404,
+    "detail": "there is no image 99",
+    "request_id": "1c2d3e4f5a6b7c8d",
+}
 url_prefix: ContextVar[str] = ContextVar("url_prefix", default="")  # of the answering collection: /collections/NAME
 
 
@@ -43,6 +83,8 @@ class ImageSummary(BaseModel):
 class ImageRecord(ImageSummary):
     """A stored image."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [_RECORD]})
+
     bytes: int
     sha256: str
     media_type: str
@@ -57,6 +99,8 @@ class ImageRecord(ImageSummary):
 
 class AddedImage(ImageRecord):
     """A stored image, and whether the request added it, updated it, or found that it was already stored ("known")."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{**_RECORD, "created": True, "change": "added"}]})
 
     created: bool
     change: Literal["added", "updated", "known"]
@@ -112,6 +156,8 @@ class SearchAnswer(BaseModel):
     null unless it was asked for, or if the collection is in Milvus.
     """
 
+    model_config = ConfigDict(json_schema_extra={"examples": [_ANSWER]})
+
     n_bits: int
     n_images: int
     fingerprint: str
@@ -132,6 +178,8 @@ class SearchAnswers(BaseModel):
 
 class Encoded(BaseModel):
     """A code in hex: bit j is bit j % 8 of byte j // 8. Only codes of the same fingerprint can be compared."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_CODE]})
 
     code: str
     n_bits: int
@@ -277,6 +325,8 @@ class Health(BaseModel):
 
 class ProblemDetails(BaseModel):
     """An error (RFC 9457): `type` is for programs, `detail` for people."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_PROBLEM]})
 
     type: str
     title: str

@@ -7,7 +7,7 @@ from starlette.concurrency import run_in_threadpool
 
 from hashseek.api.messages.parameters import DeleteCollection, NewCollection
 from hashseek.api.messages.schemas import CollectionList, CollectionSummary
-from hashseek.api.routes.dependencies import CollectionsDep, NoQueryDep, WritableDep
+from hashseek.api.routes.dependencies import CollectionsDep, NoQueryDep, WritableFolderDep
 from hashseek.retrieval.errors import BadConfig
 
 router = APIRouter(prefix="/v1/collections", tags=["collections"])
@@ -20,18 +20,19 @@ def list_collections(collections: CollectionsDep) -> CollectionList:
     return CollectionList(collections=[service.summary() for service in collections])
 
 
-@changes.post("", status_code=status.HTTP_201_CREATED, dependencies=[WritableDep, NoQueryDep])
+@changes.post("", status_code=status.HTTP_201_CREATED, dependencies=[WritableFolderDep, NoQueryDep])
 def create_collection(collections: CollectionsDep, body: NewCollection) -> CollectionSummary:
     """Create an empty collection with the checkpoint of another one."""
     return collections.create(body.name, like=body.like).summary()
 
 
-@changes.delete("/{name}", status_code=status.HTTP_204_NO_CONTENT, dependencies=[WritableDep])
+@changes.delete("/{name}", status_code=status.HTTP_204_NO_CONTENT, dependencies=[WritableFolderDep])
 async def delete_collection(
     name: str, collections: CollectionsDep, parameters: Annotated[DeleteCollection, Query()]
 ) -> None:
     """Delete a collection with everything in its folder. Requests in progress are answered first; new ones get 404."""
     service = collections.get(name)
+    service.check_writable()
     if parameters.confirm != name:
         raise BadConfig(f"nothing was deleted: confirm must be the collection's name, got {parameters.confirm[:80]!r}")
     service.leaving = True  # here, on the event loop, where no request is about to begin with it

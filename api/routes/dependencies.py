@@ -12,7 +12,6 @@ from hashseek.api.access.repeats import HEADER, MAX_LENGTH
 from hashseek.api.collections.collections import Collections
 from hashseek.api.collections.service import Service
 from hashseek.api.messages.parameters import NoParameters
-from hashseek.api.messages.problems import ReadOnly
 from hashseek.api.messages.schemas import url_prefix
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.searcher import Searcher
@@ -66,20 +65,24 @@ async def name_collection(collection: Annotated[str, Path(description="Name of t
     """Tell the OpenAPI document that the path has a name; `get_service` reads it."""
 
 
-async def require_writable(
-    collections: CollectionsDep,
-    _: Annotated[
-        str | None,
-        Header(
-            alias=HEADER,
-            max_length=MAX_LENGTH,
-            description="A new value for each change; a change sent again with the same value is made only once.",
-        ),
-    ] = None,
-) -> None:
-    """Raise `ReadOnly` if the service may not change its collections. `RepeatedChanges` reads the header."""
-    if collections.settings.read_only:
-        raise ReadOnly("the service was started read-only: start it without --read-only to add or remove images")
+_RepeatHeader = Annotated[  # read by `RepeatedChanges`
+    str | None,
+    Header(
+        alias=HEADER,
+        max_length=MAX_LENGTH,
+        description="A new value for each change; a change sent again with the same value is made only once.",
+    ),
+]
+
+
+async def require_writable(service: ServiceDep, _: _RepeatHeader = None) -> None:
+    """Raise `ReadOnly` if the collection may not be changed."""
+    service.check_writable()
+
+
+async def require_writable_folder(collections: CollectionsDep, _: _RepeatHeader = None) -> None:
+    """Raise `ReadOnly` if no collection may be created or deleted."""
+    collections.check_writable()
 
 
 async def refuse_query(_: Annotated[NoParameters, Query()]) -> None:
@@ -105,6 +108,7 @@ def at_most_once(*names: str) -> Any:
 
 
 WritableDep = Depends(require_writable)
+WritableFolderDep = Depends(require_writable_folder)
 NoQueryDep = Depends(refuse_query)
 NoBodyDep = Depends(refuse_body)
 MULTIPART = Form(media_type="multipart/form-data")

@@ -56,7 +56,7 @@ def stats(service: ServiceDep, searcher: SearcherDep) -> Stats:
         engine=searcher.encoder.engine,
         labels=collection.label_counts(),
         engines=collection.engines(),
-        read_only=service.settings.read_only,
+        read_only=service.read_only,
         keeps_features=collection.keeps_features,
         expected_precision=None if stored is None else list(stored.calibration.within_radius),
         version=version("hashseek"),

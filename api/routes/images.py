@@ -90,7 +90,8 @@ def delete_images(searcher: SearcherDep, parameters: Annotated[DeleteParameters,
     ids = searcher.collection.ids_where(among).tolist()
     if len(ids) != parameters.expected:
         raise UnexpectedNumber(
-            f"nothing was deleted: {len(ids):,} images pass the filters, not {parameters.expected:,}"
+            f"nothing was deleted: the number of images that pass the filters is {len(ids):,}, "
+            f"not {parameters.expected:,}"
         )
     searcher.collection.remove(ids, missing_ok=True)
     return Removed(removed=len(ids))

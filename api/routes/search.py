@@ -101,7 +101,8 @@ def search(service: ServiceDep, searcher: SearcherDep, form: Annotated[SearchFor
     image_key, code, vector and url, or a list of up to 64 queries.
     """
     options = form.options(max_k=service.settings.max_k)
-    answer = searcher.search_files([read_upload(image) for image in form.image], options, name="the upload")
+    files = [read_upload(image) for image in form.image]
+    answer = searcher.search_files(files, options, combine=form.combine, name="the upload")
     return _json(_content(service, searcher, options, answer))
 
 

@@ -49,7 +49,7 @@ async function show() {
     arrived();
   } catch (error) {
     if (signal.aborted) return;
-    for (const other of sections) other.hidden = true; // hits of another query beside this error would mislead
+    for (const other of [...sections, ui.radius, ui.crop]) other.hidden = true; // hits of another query beside this error would mislead
     fail(error, show);
   }
 }

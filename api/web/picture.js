@@ -3,7 +3,7 @@
 import { alike, urlWith } from "/web/url.js";
 import { bytes, clearMessages, confirmed, counted, fail, pairs, percent, splitLabels, ui } from "/web/dom.js";
 import { showFilters } from "/web/filters.js";
-import { chips, day, described } from "/web/pictures.js";
+import { chips, day, described, named } from "/web/pictures.js";
 import { hits, query, showAgain } from "/web/search.js";
 import { api, imagePath, json, loadStats, mayChange, noun, titled } from "/web/service.js";
 import { forgetStored } from "/web/uploads.js";
@@ -84,8 +84,8 @@ ui.relabel.onsubmit = async (event) => {
 };
 
 ui.pictureDelete.onclick = async () => {
-  const { id, path, key } = open;
-  if (!(await confirmed(`Delete this ${noun()}?`, `${titled(id)} (${key || path}) will be removed from the collection. This cannot be undone.`))) return;
+  const { id } = open;
+  if (!(await confirmed(`Delete this ${noun()}?`, `${titled(id)} (${named(open)}) will be removed from the collection. This cannot be undone.`))) return;
   ui.picture.close();
   clearMessages();
   try {

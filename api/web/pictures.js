@@ -2,7 +2,8 @@
 
 import { el, unseen } from "/web/dom.js";
 
-export const named = (image) => image.key || image.path.split("/").pop();
+// An upload is stored under a name made of its content; an attribute has its own.
+export const named = (image) => image.key || image.attributes.filename || image.path.split("/").pop();
 export const described = (image) => image.labels.join(", ") || named(image);
 export const day = (time, more = {}) => new Date(time).toLocaleString("en-GB", { dateStyle: "medium", ...more });
 

@@ -34,7 +34,8 @@ function draw() {
   ui.within.textContent = text;
   ui.max.ariaValueText = text;
   const expected = stats.expected_precision?.[isAll ? stats.n_bits : radius];
-  ui.expected.textContent = expected === undefined || !found ? "" : `About ${percent(expected)} expected to be relevant`;
+  // The calibration is of all pictures; those that pass a filter may be relevant more or less often.
+  ui.expected.textContent = expected === undefined || !found || wanted().filters.length ? "" : `About ${percent(expected)} expected to be relevant`;
 }
 
 let pending = false;

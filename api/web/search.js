@@ -42,7 +42,7 @@ export function showQuery({ id }, upload) {
     ui.queryOpen.disabled = true;
     ui.queryOpen.hidden = ofVectors();
     ui.queryOpen.replaceChildren(...(ofVectors() ? [] : urls.map((url) => queryImage(upload ? url : `${url}?size=512`))));
-    ui.crop.hidden = ofVectors() || urls.length > 1;
+    ui.crop.hidden = true; // offered with the answer
     ui.queryLabels.replaceChildren();
     ui.queryTitle.textContent = title;
     ui.queryNote.textContent = files.length > 1 ? "New pictures, searched with their mean" : files.length ? `New picture, ${bytes(files[0].size)}` : "";
@@ -122,6 +122,7 @@ function showSummary({ n_images, n_bits, encode_ms, search_ms, is_exact }) {
     ["Search", `${ms(search_ms)}${is_exact || ranked !== "hamming" ? "" : ", approximate"}`],
     ["Ordered by", RANKINGS[ranked]],
   ]);
+  ui.crop.hidden = ofVectors() || query.urls.length > 1;
   ui.addOpen.hidden = query.upload?.files.length !== 1 || query.upload.stored !== null || !mayChange();
   ui.nothing.hidden = hits.length > 0;
   ui.unlimit.hidden = n_images === 0 || (max === null && !filters.length);

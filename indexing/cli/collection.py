@@ -86,7 +86,9 @@ def remove(
             named = opened.ids_where(among).tolist()
             if len(named) != expected:
                 remedy = f"; to remove them, add --expected {len(named)}" if named else ""
-                raise BadConfig(f"nothing was removed: {len(named)} images pass the filters{remedy}")
+                raise BadConfig(
+                    f"nothing was removed: the number of images that pass the filters is {len(named)}{remedy}"
+                )
         opened.remove(named, missing_ok=among is not None)  # another process may just have removed one
         opened.save_index()
         typer.echo(f"removed {len(named)}; {opened.place} holds {len(opened)} images")

@@ -104,21 +104,28 @@ def test_hits_are_those_of_a_loop_over_all_images(rank, oversample, filled):
                     assert answer.rank == rank
 
 
+@pytest.mark.parametrize("n_queries", [1, 3])
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize(("k", "oversample"), [(7, 1), (7, 3), (10, 1000)])
-def test_pages_neither_overlap_nor_leave_anything_out(rank, k, oversample, filled):
-    """The first page is the search without an offset, and all pages together are one order of all images."""
+def test_pages_neither_overlap_nor_leave_anything_out(rank, k, oversample, n_queries, filled):
+    """The first page is the search without an offset, and all pages together are one order of all images.
+
+    In a union, each image counts with its least distance and its highest score.
+    """
     searcher, ids, codes, features = filled
-    query = a_query(searcher.collection.n_bits, 1)
-    values = by_hand(query, rank, ids, codes, features, searcher.collection.n_bits)
+    queries = [a_query(searcher.collection.n_bits, seed) for seed in range(1, n_queries + 1)]
+    of_each = [by_hand(query, rank, ids, codes, features, searcher.collection.n_bits) for query in queries]
+    values = {i: (min(one[i][0] for one in of_each), max(one[i][1] for one in of_each)) for i in ids.tolist()}
     pages, offset = [], 0
     while not pages or pages[-1].is_full:
-        pages.append(searcher.answer(query, SearchOptions(k, rank=rank, oversample=oversample, offset=offset)))
+        pages.append(searcher.answer_union(queries, SearchOptions(k, rank=rank, oversample=oversample, offset=offset)))
         offset += k
     hits = [hit for page in pages for hit in page.hits]
     assert [hit.rank for hit in hits] == list(range(1, len(ids) + 1))
     assert sorted(hit.image.id for hit in hits) == ids.tolist()
-    assert pages[0].hits == searcher.answer(query, SearchOptions(k, rank=rank, oversample=oversample)).hits
+    assert pages[0].hits == searcher.answer_union(queries, SearchOptions(k, rank=rank, oversample=oversample)).hits
+    scores = [hit.score for hit in hits]
+    assert scores == [None if rank == "hamming" else values[hit.image.id][1] for hit in hits]
     assert [page.is_exact for page in pages] == [rank == "hamming" or oversample == 1000] * len(pages)
     found = [(hit.image.id, hit.distance) for hit in hits]
     if rank == "hamming":

@@ -80,6 +80,40 @@ def test_a_connection_that_sends_too_slowly_is_closed(serve, indexed, sent):
     assert len(process.err.splitlines()) == 1
 
 
+def connected(client, stack, sent):
+    """A connection on which this was sent."""
+    connection = stack.enter_context(socket.create_connection((client.base_url.host, client.base_url.port)))
+    connection.sendall(sent)
+    return connection
+
+
+def test_small_bodies_that_do_not_arrive_keep_nobody_out(serve, indexed):
+    _, client = serve(indexed, "--read-only", "--max-uploads", 4)
+    with ExitStack() as stack:
+        slow = [connected(client, stack, HEADERS + b"; boundary=x\r\n\r\n--") for _ in range(8)]
+        wait_until(lambda: figures(client)["hashseek_requests_in_progress",] == 9)
+        assert hits(client.post("/v1/search", files={"image": png(1)}))
+        assert hits(client.post("/v1/search", json={"image_id": 1}))
+        slow[0].sendall(b"x" * 898)
+        assert slow[0].recv(1000).startswith(b"HTTP/1.1 4")
+
+
+def test_a_body_that_stops_is_closed_soon_but_one_that_goes_on_is_read(serve, indexed):
+    impatient = "import hashseek.api.access.connections as c; c.IDLE_SECONDS = 2"
+    _, client = serve(indexed, "--read-only", "--max-uploads", 2, before=impatient)
+    large = HEADERS.replace(b"900", b"900000") + b"; boundary=x\r\n\r\n--"
+    with ExitStack() as stack:
+        stopped = [connected(client, stack, large) for _ in range(2)]
+        wait_until(lambda: figures(client)["hashseek_requests_in_progress",] == 3)
+        wait_until(lambda: client.post("/v1/search", files={"image": png(1)}).is_success)
+        assert [connection.recv(1000) for connection in stopped] == [b"", b""]
+        going = connected(client, stack, HEADERS + b"; boundary=x\r\n\r\n")
+        for _ in range(9):
+            time.sleep(0.3)
+            going.sendall(b"x" * 100)
+        assert going.recv(1000).startswith(b"HTTP/1.1 4")
+
+
 @pytest.mark.parametrize("head", [b"GET /", b"GET / HTTP/1.1\r\nX: ", b"GET / HTTP/1.1\r\nX"])
 def test_a_connection_with_endless_headers_is_closed(serve, indexed, head):
     """The parser of the headers keeps them whole, so a single connection could fill the memory within the 10 s."""

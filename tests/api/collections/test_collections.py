@@ -173,6 +173,40 @@ def test_a_read_only_service_creates_and_deletes_nothing(folder):
         assert_problem(delete(client, "a"), 403, "ReadOnly")
 
 
+def test_each_one_that_may_not_be_written_is_read_only_by_itself(serve, folder, indexed):
+    """As for a user who does not own it; its files alone are enough."""
+    (folder / "a" / "files").mkdir(exist_ok=True)
+    (folder / "a" / "files").chmod(0o555)
+    process, client = serve(folder, before="drop_rights()")
+
+    def states():
+        return {name: client.get(f"/collections/{name}/v1/stats").json()["read_only"] for name in listed(client)}
+
+    assert states() == {"a": True, "b c": False}
+    refused = add_to(client, "a", 70)
+    assert_problem(refused, 403, "ReadOnly", "a/files")
+    assert "--read-only" not in refused.text
+    assert_problem(client.patch("/collections/a/v1/images/1", json={"labels": []}), 403, "ReadOnly")
+    assert_problem(client.delete("/collections/a/v1/images/1"), 403, "ReadOnly")
+    assert_problem(delete(client, "a"), 403, "ReadOnly")
+    assert add_to(client, "b c", 70).status_code == 201
+    hidden = folder / ".new"
+    shutil.copytree(indexed, hidden, ignore=OF_READERS)
+    (hidden / "catalog.sqlite").chmod(0o444)
+    hidden.rename(folder / "new")
+    wait_until(lambda: "new" in listed(client))
+    (folder / "a" / "files").chmod(0o755)
+    wait_until(lambda: states() == {"a": False, "b c": False, "new": True})
+    assert add_to(client, "a", 70).status_code == 201
+    assert_problem(add_to(client, "new", 70), 403, "ReadOnly")
+    folder.chmod(0o555)
+    assert_problem(client.post("/v1/collections", json={"name": "more", "like": "a"}), 403, "ReadOnly")
+    assert_problem(delete(client, "a"), 403, "ReadOnly")
+    assert states() == {"a": False, "b c": False, "new": True}
+    folder.chmod(0o755)
+    assert "Traceback" not in process.err
+
+
 @contextmanager
 def asking(base, paths, n_threads):
     """Threads that request the paths all the time; gives a list of (path, status, start, end)."""

@@ -312,6 +312,13 @@ def test_a_full_disk_is_507_and_searching_goes_on(small_disk, indexed, caplog):
         assert len(collection) == 13
 
 
+def test_the_log_says_where_a_storage_error_came_from(client, own_collection, caplog):
+    (own_collection / "files").write_text("not a folder")
+    assert_problem(add(client, png(700)), 500, "Storage")
+    [record] = [record for record in caplog.records if record.exc_info]
+    assert isinstance(record.exc_info[1], FileExistsError)
+
+
 def test_an_unexpected_error_is_500_without_details(client, monkeypatch, caplog):
     monkeypatch.setattr(Service, "searcher", property(lambda self: 1 / 0))
     response = client.get("/v1/stats")

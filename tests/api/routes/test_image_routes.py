@@ -464,3 +464,24 @@ def test_no_answer_tells_the_folders_of_the_server(own_collection, pictures, tmp
         for answer in answers:
             assert b"secret" not in answer.content, answer.text
             assert str(own_collection).encode() not in answer.content
+
+
+@pytest.mark.parametrize(
+    ("request_", "values"),
+    [
+        ({"url": "/v1/images", "files": {"image": ("a.png", png(1))}, "data": {"attributes": "no"}}, ["attributes is"]),
+        ({"url": "/v1/images", "files": {"image": (None, "hello")}}, ["image: must be a file"]),
+        ({"url": "/v1/encode", "files": {"image": (None, "hello")}}, ["image: must be a file"]),
+        ({"url": "/v1/search", "files": {"image": (None, "hello")}}, ["image: must be a file"]),
+        ({"url": "/v1/batch", "files": {"image": (None, "hello")}}, ["image: must be a file"]),
+        ({"url": "/v1/search", "content": b'{"image_id": 1}'}, ["Content-Type", "application/json"]),
+        (
+            {"url": "/v1/images/1", "content": b'{"labels": []}', "method": "PATCH"},
+            ["Content-Type", "application/json"],
+        ),
+        ({"url": "/v1/search", "json": {"image_id": None}}, ["body: null"]),
+        ({"url": "/v1/search", "content": b"{", "headers": {"Content-Type": "application/json"}}, ["character 1"]),
+    ],
+)
+def test_a_problem_names_the_field_and_what_is_wrong_with_it(client, request_, values):
+    assert_problem(client.request(**{"method": "POST", **request_}), 422, "BadRequest", *values)

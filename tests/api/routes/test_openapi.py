@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from hashseek.api.messages.schemas import AddedImage, Encoded, ImageRecord, ProblemDetails, SearchAnswer
+
 # What only the service can know, such as whether bytes are a picture, no schema can say.
 CHECKS = ("--exclude-checks", "positive_data_acceptance")
 
@@ -70,3 +72,14 @@ def test_operations_have_stable_names(reader):
         "similar",
         "stats",
     ]
+
+
+def test_the_document_is_made_before_the_first_request(reader):
+    """Made for a request, it would block all others for 200 ms."""
+    assert reader.app.openapi_schema == reader.get("/openapi.json").json()
+
+
+@pytest.mark.parametrize("model", [AddedImage, Encoded, ImageRecord, ProblemDetails, SearchAnswer])
+def test_examples_of_answers_are_complete(model):
+    for example in model.model_json_schema()["examples"]:
+        assert model.model_validate(example).model_dump() == example

@@ -10,6 +10,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
+import hashseek
 from hashseek.indexing import remote
 from hashseek.indexing.collection import Collection, open_or_create
 from hashseek.indexing.searcher import Query, Searcher, SearchOptions
@@ -332,6 +333,27 @@ def test_several_pictures_are_searched_with_the_mean_of_their_outputs(reader, in
     assert hits(reader.post("/v1/search", files=images[:1], data={"k": 12})) == hits(search(reader, files[0], k=12))
     assert_problem(reader.post("/v1/search", files=[*images, ("image", b"no")]), 422, "BadImage", "number 4")
     assert_problem(reader.post("/v1/search", files=images[:1] * 17), 422, "BadRequest", "image")
+
+
+@pytest.mark.parametrize("rank", ["hamming", "asymmetric"])
+def test_a_union_has_the_best_of_the_hits_of_each_picture(reader, rank):
+    images = [("image", ("picture", png(seed))) for seed in (590, 591, 3)]
+    options = {"k": 12, "rank": rank, "combine": "union"}
+    best = {}
+    for image in images:
+        for hit in hits(reader.post("/v1/search", files=[image], data=options)):
+            value = (-(hit["score"] or 0), hit["distance"] if rank == "hamming" else 0, hit["id"])
+            best[hit["id"]] = min(value, best.get(hit["id"], value))
+    expected = [image_id for *_, image_id in sorted(best.values())]
+    found = [hit["id"] for hit in hits(reader.post("/v1/search", files=images, data=options))]
+    assert found == expected
+    answer = reader.post("/v1/search", files=images, data={**options, "k": 4, "offset": 4})
+    assert [hit["id"] for hit in hits(answer)] == expected[4:8]
+    assert answer.json()["next_offset"] == 8
+    refused = reader.post("/v1/search", files=images, data={**options, "include": "histogram"})
+    assert_problem(refused, 422, "BadConfig")
+    remote = hashseek.Client("http://localhost", http=reader)
+    assert [hit.id for hit in remote.search(*(png(seed) for seed in (590, 591, 3)), **options).hits] == expected
 
 
 @pytest.mark.parametrize(
