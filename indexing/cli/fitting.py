@@ -22,7 +22,9 @@ Backbone = Annotated[
 ]
 Weights = Annotated[
     str | None,
-    typer.Option(help="Weights file for --backbone; default: the published weights, which are downloaded once."),
+    typer.Option(
+        help="Weights file of --backbone, or a checkpoint; default: the published weights, which are downloaded once."
+    ),
 ]
 PreprocessingOption = Annotated[
     str | None,

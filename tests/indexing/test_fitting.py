@@ -210,6 +210,7 @@ def test_options_that_cannot_be_right_are_refused(tmp_path, weights, checkpoint)
         (FitOptions(backbone="my_module:function"), BadCheckpoint),
         (FitOptions(weights=str(tmp_path / "none.pth")), BadCheckpoint),
         (FitOptions(weights=str(tmp_path / "weights.bin")), BadCheckpoint),
+        (FitOptions(weights=str(weights)), BadConfig),
         (FitOptions(backbone="resnet18", weights=str(checkpoint)), BadCheckpoint),
         (FitOptions(preprocessing={"std": (0, 1, 1)}), BadConfig),
         (FitOptions(preprocessing={"mena": (0, 1, 1)}), BadConfig),

@@ -94,9 +94,10 @@ finally:
 @pytest.mark.parametrize(
     ("paths", "options", "named"),
     [
-        ("pictures", (), "mobilenet_v3_large-5c1a4163.pth"),
+        ("pictures", (), "http://127.0.0.1:9/mobilenet_v3_large-5c1a4163.pth"),
         ("pictures", ("--backbone", "resnet5"), "resnet50"),
         ("pictures", ("--weights", "none.safetensors"), "none.safetensors"),
+        ("pictures", ("--weights", "WEIGHTS"), "--backbone"),
         ("pictures", ("--preprocessing", "means=0.5"), "means=0.5"),
         ("pictures", ("--bits", "0"), "0"),
         ("pictures", ("--checkpoint", "model.safetensors", "--bits", "64"), "--checkpoint"),
@@ -104,7 +105,8 @@ finally:
         ("alike", (), "3 images"),
     ],
 )
-def test_what_cannot_work_is_refused_before_torch_is_imported(tmp_path, pictures, paths, options, named):
+def test_what_cannot_work_is_refused_before_torch_is_imported(tmp_path, pictures, weights, paths, options, named):
+    options = [str(weights) if option == "WEIGHTS" else option for option in options]
     (tmp_path / "empty").mkdir()
     for name in "abc":
         save(tmp_path / "alike" / f"{name}.png", 1)
