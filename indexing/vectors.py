@@ -201,7 +201,7 @@ def fitted_checkpoint(vectors: Vectors, n_bits: int) -> Iterator[tuple[Path, str
     from hashseek.retrieval.models.hash_model import HashModel
 
     model = HashModel(backbone=f"mlp:{vectors.shape[1]}", n_bits=n_bits, head="normalized").eval()
-    record, reason = fit_head(model, features)
+    record, reason = fit_head(model, features, what="vectors")
     with saved(model, None, record | {"n_vectors": len(features)}) as (path, _):
         yield path, reason
 

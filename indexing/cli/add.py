@@ -39,7 +39,7 @@ from hashseek.indexing.cli.vectors import add_vectors
 from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.dry_run import dry_run as open_dry_run
 from hashseek.indexing.fit_options import FitOptions, Network
-from hashseek.indexing.fitting import MAX_FITTED, FirstFit, fit_to_sources, plan_collection
+from hashseek.indexing.fitting import FirstFit, fit_to_sources, plan_collection, refit_may_help
 from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.ingest.batch import IngestReport, ingest
 from hashseek.indexing.ingest.loading import Fetch
@@ -60,8 +60,6 @@ from hashseek.retrieval.label_files import OnError
 
 if TYPE_CHECKING:
     from hashseek.retrieval.encoder import Encoder
-
-REFIT_FACTOR = 4  # a collection that has grown by this factor may gain from a refit
 
 
 def add(
@@ -409,10 +407,11 @@ def _suggest(collection: Store, *, is_new: bool) -> None:
 
 def _suggest_refit(collection: Collection) -> None:
     """Recommend a refit if the hash layer was fitted to a small part of the images."""
-    n_fitted = load_header(collection.checkpoint).training.get("fit", {}).get("n_images", MAX_FITTED)
-    if n_fitted < MAX_FITTED and REFIT_FACTOR * n_fitted <= len(collection):
+    header = load_header(collection.checkpoint)
+    if refit_may_help(header, len(collection)):
         typer.echo(
-            f"the hash layer was fitted to only {n_fitted:,} images: for better results, refit it with "
+            f"the hash layer was fitted to only {header.training['fit']['n_images']:,} images: for better results, "
+            "refit it with "
             f"`hashseek index refit {shlex.quote(collection.place)}`"
         )
 

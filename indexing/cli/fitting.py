@@ -117,4 +117,4 @@ def print_fit(fitting: Fitting) -> None:
         f"{fitting.network.backbone}"
     )
     if fitting.fallback:
-        typer.echo(f"{fitting.fallback}; when the collection has grown, run `hashseek index refit`")
+        typer.echo(f"{fitting.fallback}, with `hashseek index refit`")
