@@ -34,7 +34,7 @@ from hashseek.indexing.cli.options import (
     not_default,
     refuse,
 )
-from hashseek.indexing.cli.output import Output
+from hashseek.indexing.cli.output import Output, print_next
 from hashseek.indexing.cli.vectors import add_vectors
 from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.dry_run import dry_run as open_dry_run
@@ -49,7 +49,6 @@ from hashseek.indexing.kept_files import FILES
 from hashseek.indexing.maintenance.exchange import add_exports
 from hashseek.indexing.milvus_uri import is_in_milvus, parse_uri
 from hashseek.indexing.opening import Store, open_for_adding
-from hashseek.indexing.printing import printable
 from hashseek.indexing.ray_encoding import Cluster, encode_shards
 from hashseek.indexing.remote import MAX_BYTES, SECONDS, fetch, is_remote
 from hashseek.indexing.searcher import Searcher
@@ -400,9 +399,7 @@ def _suggest(collection: Store, *, is_new: bool) -> None:
         return
     path = next((image.path for image in collection.browse(None, limit=1)[0]), "")
     if path:
-        name = shlex.quote(collection.place)
-        image = "PICTURE.jpg" if is_remote(path) else shlex.quote(path)
-        typer.echo(f"next:\n  hashseek search {name} {printable(image)}\n  hashseek serve {name}")
+        print_next(collection.place, "PICTURE.jpg" if is_remote(path) else shlex.quote(path))
 
 
 def _suggest_refit(collection: Collection) -> None:

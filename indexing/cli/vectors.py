@@ -1,5 +1,6 @@
 """`index add --vectors` and `search --vector`: vectors computed by another program."""
 
+import shlex
 import time
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -8,7 +9,7 @@ from pathlib import Path
 import typer
 
 from hashseek.indexing.catalog import Catalog
-from hashseek.indexing.cli.output import Output
+from hashseek.indexing.cli.output import Output, print_next
 from hashseek.indexing.collection import CATALOG, check_place
 from hashseek.indexing.opening import open_for_adding
 from hashseek.indexing.searcher import Answer, Searcher, SearchOptions
@@ -63,6 +64,8 @@ def add_vectors(
             f"added {report.added}, updated {report.updated}, already stored {report.known}; {opened.place} holds "
             f"{len(opened)} vectors; {time.monotonic() - started:.1f} s"
         )
+        if own is None:
+            print_next(opened.place, f"--of-key {shlex.quote(entries[0].id)}")
 
 
 def _own_checkpoint(folder: Path) -> Path | None:

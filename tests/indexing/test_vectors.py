@@ -1,6 +1,7 @@
 """Collections of vectors: from files to hits, what is refused, and commands that need images."""
 
 import json
+import shlex
 from contextlib import closing
 
 import numpy as np
@@ -77,6 +78,9 @@ def test_from_files_to_hits_on_the_command_line(capsys, tmp_path):
     code, out, err = run_command(capsys, *command)
     assert (code, err) == (0, "")
     assert "added 60, updated 0, already stored 0" in out
+    *_, search, serve = out.splitlines()  # the printed commands
+    assert run_command(capsys, *shlex.split(search)[1:])[0] == 0
+    assert serve == f"  hashseek serve {folder}"
     # Again; with an id per line; and with one vector and one id changed.
     assert "added 0, updated 0, already stored 60" in run_command(capsys, *command)[1]
     (tmp_path / "plain.csv").write_text("".join(f"v{i}\n" for i in range(60)))
