@@ -47,7 +47,7 @@ def add_vectors(
     own = _own_checkpoint(folder) or checkpoint
     if own is None:
         check_place(folder)
-    check(vectors, entries, width=None if own is None else load_header(own).vector_width(), name=str(file))
+    check(vectors, entries, header=None if own is None else load_header(own), name=str(file))
     with ExitStack() as stack:
         if own is None:
             checkpoint, fallback = stack.enter_context(fitted_checkpoint(vectors, bits))
