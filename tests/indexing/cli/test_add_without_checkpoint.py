@@ -39,6 +39,8 @@ def test_pictures_alone_make_a_collection_that_the_printed_commands_search(hashs
     assert re.match("fitted 6 bits to 12 images without labels", fitted)
     assert re.fullmatch(rf"added 12, already stored 0, skipped 0; {folder} holds 12 images; [\d.]+ s", counts)
     assert serve == f"  hashseek serve '{folder}'"
+    fitted = json.loads(hashseek("index", "stats", folder, "--json")[1])["fit"]
+    assert fitted == {"method": "weighted_itq", "images": 12, "backbone": "squeezenet1_1"}
     image = search.partition("' ")[2].strip("'")
     code, out, _ = hashseek("search", folder, image, "-k", 3, "--device", "cpu")
     assert code == 0
