@@ -196,7 +196,7 @@ def test_torch_gives_an_image_one_code_alone_in_any_batch_and_again(precision, c
 def plain(tmp_path_factory) -> dict[str, Path]:
     """Checkpoints of 64 bits as they come from the generator of random numbers, by backbone."""
     folder = tmp_path_factory.mktemp("plain")
-    for backbone in ("squeezenet1_1", "timm:test_vit"):
+    for backbone in ("squeezenet1_1", "mobilenet_v3_large", "timm:test_vit"):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(7)
             model = HashModel(backbone=backbone, n_bits=64).eval()
@@ -231,7 +231,7 @@ def test_openvino_computes_every_output_to_the_last_bit_as_in_any_other_batch(ba
         np.testing.assert_array_equal(outputs, found[0])
 
 
-@pytest.mark.parametrize("backbone", ["squeezenet1_1", "timm:test_vit"])
+@pytest.mark.parametrize("backbone", ["squeezenet1_1", "mobilenet_v3_large", "timm:test_vit"])
 def test_engines_and_batches_change_float32_outputs_by_rounding_alone(backbone, plain):
     if backbone.startswith("timm:"):
         pytest.importorskip("timm")
