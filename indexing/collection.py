@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -479,10 +480,19 @@ def check_place(folder: Path) -> list[Path]:
     """Check that a collection can be created in `folder`; returns the leftovers of an interrupted creation.
 
     Raises:
-        BadCollection: it is a file, or contains anything else.
+        BadCollection: it is a file, contains anything else, or cannot be created.
         BadConfig: it is a Milvus URI.
     """
     refuse_milvus(folder)
+    if not folder.exists():
+        parent = next(place for place in folder.absolute().parents if place.exists())
+        try:
+            TemporaryDirectory(dir=parent).cleanup()  # permissions do not tell: root may write everywhere but to /proc
+        except OSError as error:
+            raise BadCollection(
+                f"{folder} cannot be created, because nothing can be written to {parent} ({error.strerror}): choose "
+                "another place"
+            ) from None
     if folder.exists() and not folder.is_dir():
         raise BadCollection(f"{folder} is a file, not a folder: choose a new or empty folder")
     if (folder / CATALOG).is_file():

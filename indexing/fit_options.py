@@ -29,8 +29,8 @@ class FitOptions:
 
     Args:
         n_bits: K; None: `DEFAULT_BITS`.
-        backbone: a network for images; None: that of `weights` if they are a checkpoint, else
-            `DEFAULT_BACKBONE`.
+        backbone: a network for images; None: that of `weights` if they are a checkpoint, `DEFAULT_BACKBONE` if they
+            are no file. Plain weights in a file need its name.
         weights: "default" (the published ones, like None), "none" (random), or a file, see `load_backbone_weights`.
         preprocessing: the fields of `Preprocessing` in which the weights differ from the backbone's published ones.
     """
@@ -123,13 +123,18 @@ def find_network(options: FitOptions) -> Network:
     """The network that the options name. Does not import torch.
 
     Raises:
-        BadConfig: there is no such backbone, or a value is outside its limits.
+        BadConfig: there is no such backbone, the weights need its name, or a value is outside its limits.
         BadCheckpoint: there is no such file, it belongs to another backbone, or the backbone has no published weights.
     """
     check_n_bits(options.bits)
     weights = options.weights or "default"
     file = None if weights in ("default", "none") else Path(weights)
     own = None if file is None else _checked_weights(file)
+    if file is not None and own is None and options.backbone is None:
+        raise BadConfig(
+            f"{file} is not a checkpoint of Hashseek, so it does not name its network: add --backbone NAME, such as "
+            f"{DEFAULT_BACKBONE}"
+        )
     backbone = options.backbone or (DEFAULT_BACKBONE if own is None else own.backbone)
     check_image_backbone(backbone)
     if own is not None and own.backbone != backbone:

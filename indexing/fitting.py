@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from hashseek.retrieval.models.hash_model import HashModel
 
 MAX_FITTED = 20_000  # pictures
+REFIT_FACTOR = 4  # a collection that has grown by this factor may gain from a refit
 SEED = 0
 
 Features = NDArray[np.float32]
@@ -165,7 +166,7 @@ class Fitting:
             )
         if all_alike(features):
             raise too_few(len(features), problems)
-        record, self.fallback = fit_head(self.model, features)
+        record, self.fallback = fit_head(self.model, features, what="images")
         self.record = record | {"n_images": len(features)} | self.network.describe()
         self.n_images = len(features)
         self.encoder.head = head_of("normalized", as_arrays(self.model.head))
@@ -186,8 +187,8 @@ def all_alike(features: Features) -> bool:
     return bool(np.abs(rows - rows[0]).max() < 1e-6)
 
 
-def fit_head(model: HashModel, features: Features) -> tuple[dict[str, Any], str]:
-    """Fit the hash layer of a model to features (N, D).
+def fit_head(model: HashModel, features: Features, *, what: Literal["images", "vectors"]) -> tuple[dict[str, Any], str]:
+    """Fit the hash layer of a model to features (N, D) of images, or vectors.
 
     Returns:
         (how it was fitted, for the header of its checkpoint; why weighted ITQ was not used, empty if it was).
@@ -199,13 +200,27 @@ def fit_head(model: HashModel, features: Features) -> tuple[dict[str, Any], str]
     try:
         layer = fit_hash_layer(features, n_bits=n_bits, method=method, seed=SEED)
     except BadConfig:
-        method, fallback = (
-            "random",
-            f"{n:,} vectors of {width:,} numbers are too few or too alike to learn {n_bits} bits",
-        )
+        method = "random"
         layer = fit_hash_layer(features, n_bits=n_bits, method=method, seed=SEED)
+        if n_bits > width:
+            fallback = (
+                f"{n_bits} bits cannot be learned from features of {width:,} numbers: use --bits {width} or fewer"
+            )
+        elif n <= n_bits:
+            fallback = f"{n:,} {what} are too few to learn {n_bits} bits: use more than {n_bits} {what}, or fewer bits"
+        else:
+            fallback = f"{n:,} {what} are too alike to learn {n_bits} bits: use more different {what}, or fewer bits"
     fill_head(model.head, layer)
-    return {"method": method, "labels": "none", "seed": SEED}, fallback
+    return {"method": method, "labels": "none", "seed": SEED, "width": width}, fallback
+
+
+def refit_may_help(header: Header, n_images: int) -> bool:
+    """Whether a refit may improve the codes of a collection with this checkpoint that now holds `n_images`."""
+    fit = header.training.get("fit", {})
+    n_fitted = fit.get("n_images", MAX_FITTED)
+    if fit.get("method") == "random":  # for weighted ITQ, there were too few images, or features too short or alike
+        return bool(n_fitted <= header.n_bits < n_images and header.n_bits <= fit.get("width", header.n_bits))
+    return bool(n_fitted < MAX_FITTED and REFIT_FACTOR * n_fitted <= n_images)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from hashseek.indexing.opening import Store
 from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.codes import Codes, check_codes, pack, unpack
 from hashseek.retrieval.devices import EncoderOptions, n_cores
-from hashseek.retrieval.encoder import Encoder, VectorEncoder
+from hashseek.retrieval.encoder import Encoder, VectorEncoder, WithHeader
 from hashseek.retrieval.errors import BadConfig, ForeignCodes, HashseekError, UnknownImage
 from hashseek.retrieval.images import Pixels, decode_for, memory_to_decode
 from hashseek.retrieval.micro_batches import MicroBatches
@@ -229,7 +229,7 @@ class Searcher:
         ForeignCodes: the collection's codes were computed with another checkpoint.
     """
 
-    def __init__(self, encoder: Encoder | VectorEncoder, collection: Store) -> None:
+    def __init__(self, encoder: WithHeader, collection: Store) -> None:
         if collection.fingerprint != encoder.fingerprint:
             raise ForeignCodes(
                 f"codes of checkpoint {collection.fingerprint[:12]} cannot be searched with checkpoint "
@@ -252,6 +252,15 @@ class Searcher:
             ForeignCodes: the checkpoint did not make the collection's codes.
         """
         return cls(open_encoder(collection, checkpoint, **options), collection)
+
+    @classmethod
+    def of_stored(cls, collection: Store, *, checkpoint: Path | None = None) -> Self:
+        """A searcher that loads no network and can search only with stored images and codes.
+
+        Raises:
+            ForeignCodes: see `open`.
+        """
+        return cls(WithHeader(check_checkpoint(collection, checkpoint or collection.checkpoint)), collection)
 
     @property
     def image_encoder(self) -> Encoder:

@@ -19,6 +19,7 @@ from hashseek.indexing.fitting import all_alike, fit_head, sample, saved
 from hashseek.indexing.ingest.batch import IngestReport
 from hashseek.indexing.ingest.manifests import Row, attributes_of, key_of, labels_of, load_pyarrow, rows_of
 from hashseek.indexing.opening import Store
+from hashseek.retrieval.checkpoint import Header
 from hashseek.retrieval.codes import check_n_bits, pack
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.label_files import Problem
@@ -90,7 +91,8 @@ def read_parquet(path: Path) -> Vectors:
     """The column `vector` of a Parquet file, whose rows are lists of numbers of equal length.
 
     Raises:
-        BadDataset: there is no such column, or a row has another length. The message counts rows from 0.
+        BadDataset: there is no such column, or a row has no vector, or one of another length. The message counts rows
+            from 0.
     """
     pa = load_pyarrow()
     try:
@@ -98,9 +100,12 @@ def read_parquet(path: Path) -> Vectors:
             if VECTOR not in file.schema_arrow.names:
                 raise BadDataset(f"{path} has no column `{VECTOR}`: it must hold lists of numbers")
             column = file.read(columns=[VECTOR]).column(0).combine_chunks()
+        missing = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
         lengths = pa.compute.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
     except (pa.ArrowException, OSError) as error:
         raise BadDataset(f"{path} is not a valid Parquet file with lists in the column `{VECTOR}`: {error}") from None
+    if len(missing):
+        raise BadDataset(f"row {missing[0]} (counted from 0) of {path} has no vector: add one or leave the row out")
     odd = np.flatnonzero(lengths != lengths[:1])
     if len(odd):
         raise BadDataset(
@@ -155,16 +160,37 @@ def _entry(row: Row, where: str) -> tuple[Entry, list[str]]:
     return Entry(key, labels, attributes), remarks
 
 
-def check(vectors: Vectors, entries: Sequence[Entry], *, width: int | None = None, name: str = "the vectors") -> None:
+def check(
+    vectors: Vectors, entries: Sequence[Entry], *, header: Header | None = None, name: str = "the vectors"
+) -> None:
     """Refuse bad vectors and entries before anything is stored.
 
+    Args:
+        vectors: (N, D).
+        entries: one for each vector.
+        header: of the checkpoint that will encode them; None: one that is fitted to them.
+        name: the array's name in messages.
+
     Raises:
-        BadDataset: see `check_vectors`; the numbers of vectors and ids differ, an id occurs twice, or an id or
-            attributes exceed their limits. The message names the first such row, counted from 0.
+        BadDataset: see `check_vectors`; the numbers of vectors and ids differ, an id occurs twice, an id or attributes
+            exceed their limits, or a vector of zeros where only directions count. The message names the first such row,
+            counted from 0.
+        BadCheckpoint: the checkpoint encodes images.
     """
-    check_vectors(vectors, width=width, name=name)
+    check_vectors(vectors, width=None if header is None else header.vector_width(), name=name)
+    if header is None or header.head == "normalized":
+        for start in range(0, len(vectors), BATCH):
+            zeros = np.flatnonzero(~as_float32(vectors[start : start + BATCH]).any(axis=1))
+            if len(zeros):
+                raise BadDataset(
+                    f"row {start + zeros[0]} (counted from 0) of {name} is all zeros and has no direction to compare: "
+                    "correct it or leave it out"
+                )
     if len(entries) != len(vectors):
-        raise BadDataset(f"there are {len(vectors):,} vectors but {len(entries):,} ids: list one id for each row")
+        raise BadDataset(
+            f"there are {len(vectors):,} vectors but {len(entries):,} ids: list one id for each row (the first line of "
+            "a file of one column counts as an id unless it is `id` or `key`)"
+        )
     rows: dict[str, int] = {}
     for row, entry in enumerate(entries):
         if entry.id in rows:
@@ -201,7 +227,7 @@ def fitted_checkpoint(vectors: Vectors, n_bits: int) -> Iterator[tuple[Path, str
     from hashseek.retrieval.models.hash_model import HashModel
 
     model = HashModel(backbone=f"mlp:{vectors.shape[1]}", n_bits=n_bits, head="normalized").eval()
-    record, reason = fit_head(model, features)
+    record, reason = fit_head(model, features, what="vectors")
     with saved(model, None, record | {"n_vectors": len(features)}) as (path, _):
         yield path, reason
 

@@ -25,12 +25,14 @@ R = TypeVar("R")
 S = TypeVar("S")
 
 
-class _WithHeader:
-    """The base of both encoders.
+class WithHeader:
+    """The base of both encoders; by itself, it stands for one that is not needed, because nothing is encoded.
 
     Args:
         header: of the checkpoint.
     """
+
+    engine = ""
 
     def __init__(self, header: Header) -> None:
         self.header = header
@@ -46,7 +48,7 @@ class _WithHeader:
         return self.header.fingerprint
 
 
-class VectorEncoder(_WithHeader):
+class VectorEncoder(WithHeader):
     """Encodes vectors with the model of one checkpoint. Safe to call from several threads.
 
     Args:
@@ -78,7 +80,7 @@ class VectorEncoder(_WithHeader):
         return features, self._head(features)
 
 
-class Encoder(_WithHeader):
+class Encoder(WithHeader):
     """Encodes images with the model of one checkpoint. Safe to call from several threads.
 
     Args:

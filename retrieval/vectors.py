@@ -36,8 +36,8 @@ def check_vectors(vectors: Vectors, *, width: int | None = None, name: str = "th
         )
     if width is not None and vectors.shape[1] != width:
         raise BadDataset(
-            f"{name} have {vectors.shape[1]:,} numbers per row, but the collection has vectors of {width:,}: use "
-            "vectors from the same model"
+            f"the rows of {name} have {vectors.shape[1]:,} numbers, but those of the collection {width:,}: use vectors "
+            "from the same model"
         )
     for start in range(0, len(vectors), _BLOCK):
         with np.errstate(over="ignore", invalid="ignore"):

@@ -1,9 +1,11 @@
 """Subcommand `demo`: train, index, evaluate and serve on the built-in data set, with the commands a user would type."""
 
+import json
 import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -36,23 +38,36 @@ def demo(
     _step("index", "add", collection, data / "labels.csv", "--split", "database", "--checkpoint", checkpoint)
     # The same pictures as if they had no labels: a hash layer is fitted to their colours, with no network to download.
     _step("index", "add", unlabelled, data / "labels.csv", "--split", "database", "--backbone", "pixels", "--bits", 48)
-    if _is_about(checkpoint, report):
+    both, values = (checkpoint, unlabelled / "checkpoint.safetensors"), report.with_name("report.json")
+    if _is_about(both, values):
         typer.echo(report.read_text(encoding="utf-8"))
     else:
-        both = (checkpoint, unlabelled / "checkpoint.safetensors")
         _step("evaluate", *both, "-n", 100, "-n", 1000, "--out", report.parent)
     typer.echo(f"checkpoint  {checkpoint}")
     typer.echo(f"report      {report}")
-    typer.echo(f"collection  {collection}")
     typer.echo(f"done in {time.perf_counter() - started:.0f} s")
+    for line, place in zip(gain(values), (collection, unlabelled), strict=True):
+        typer.echo(f"{line}  hashseek serve {shlex.quote(str(place))}")
     if serve:
         _step("serve", collection, "--port", port)
 
 
-def _is_about(checkpoint: Path, report: Path) -> bool:
+def gain(report: Path) -> list[str]:
+    """What report.json says about each of the two checkpoints, the trained one and the fitted one, in one line."""
+    found, lines = json.loads(report.read_text(encoding="utf-8")), []
+    for how, model in zip(("with labels", "without labels"), found["models"], strict=True):
+        score = next(score for score in model["scores"] if score["n"] == found["main_n"])
+        lines.append(f"{how:14}  mAP@{score['n']} {score['mean_average_precision']['expected']:.3f}")
+    return lines
+
+
+def _is_about(checkpoints: Iterable[Path], report: Path) -> bool:
     from hashseek.retrieval.checkpoint import load_header
 
-    return report.is_file() and load_header(checkpoint).fingerprint in report.read_text(encoding="utf-8")
+    if not report.is_file():
+        return False
+    text = report.read_text(encoding="utf-8")
+    return all(load_header(checkpoint).fingerprint in text for checkpoint in checkpoints)
 
 
 def _step(*arguments: object) -> None:

@@ -175,7 +175,7 @@ class ImageCollection:
 
         encoder, vectors = self.searcher.vector_encoder, _as_array(vectors)
         entries = make_entries(ids, labels, attributes)
-        check(vectors, entries, width=encoder.width)
+        check(vectors, entries, header=encoder.header)
         *_, report = store(self.searcher.collection, encoder, vectors, entries)
         self.searcher.collection.save_index()
         return report

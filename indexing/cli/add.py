@@ -34,12 +34,12 @@ from hashseek.indexing.cli.options import (
     not_default,
     refuse,
 )
-from hashseek.indexing.cli.output import Output
+from hashseek.indexing.cli.output import Output, print_next
 from hashseek.indexing.cli.vectors import add_vectors
 from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.dry_run import dry_run as open_dry_run
 from hashseek.indexing.fit_options import FitOptions, Network
-from hashseek.indexing.fitting import MAX_FITTED, FirstFit, fit_to_sources, plan_collection
+from hashseek.indexing.fitting import FirstFit, fit_to_sources, plan_collection, refit_may_help
 from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.ingest.batch import IngestReport, ingest
 from hashseek.indexing.ingest.loading import Fetch
@@ -49,7 +49,6 @@ from hashseek.indexing.kept_files import FILES
 from hashseek.indexing.maintenance.exchange import add_exports
 from hashseek.indexing.milvus_uri import is_in_milvus, parse_uri
 from hashseek.indexing.opening import Store, open_for_adding
-from hashseek.indexing.printing import printable
 from hashseek.indexing.ray_encoding import Cluster, encode_shards
 from hashseek.indexing.remote import MAX_BYTES, SECONDS, fetch, is_remote
 from hashseek.indexing.searcher import Searcher
@@ -60,8 +59,6 @@ from hashseek.retrieval.label_files import OnError
 
 if TYPE_CHECKING:
     from hashseek.retrieval.encoder import Encoder
-
-REFIT_FACTOR = 4  # a collection that has grown by this factor may gain from a refit
 
 
 def add(
@@ -402,17 +399,16 @@ def _suggest(collection: Store, *, is_new: bool) -> None:
         return
     path = next((image.path for image in collection.browse(None, limit=1)[0]), "")
     if path:
-        name = shlex.quote(collection.place)
-        image = "PICTURE.jpg" if is_remote(path) else shlex.quote(path)
-        typer.echo(f"next:\n  hashseek search {name} {printable(image)}\n  hashseek serve {name}")
+        print_next(collection.place, "PICTURE.jpg" if is_remote(path) else shlex.quote(path))
 
 
 def _suggest_refit(collection: Collection) -> None:
     """Recommend a refit if the hash layer was fitted to a small part of the images."""
-    n_fitted = load_header(collection.checkpoint).training.get("fit", {}).get("n_images", MAX_FITTED)
-    if n_fitted < MAX_FITTED and REFIT_FACTOR * n_fitted <= len(collection):
+    header = load_header(collection.checkpoint)
+    if refit_may_help(header, len(collection)):
         typer.echo(
-            f"the hash layer was fitted to only {n_fitted:,} images: for better results, refit it with "
+            f"the hash layer was fitted to only {header.training['fit']['n_images']:,} images: for better results, "
+            "refit it with "
             f"`hashseek index refit {shlex.quote(collection.place)}`"
         )
 

@@ -1,7 +1,7 @@
 """The subcommands of `index`, and `search`. Modules that load torch are imported when a command needs them."""
 
 import json
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -37,7 +37,8 @@ from hashseek.indexing.collection import Collection
 from hashseek.indexing.opening import Store, open_store
 from hashseek.indexing.printing import printable
 from hashseek.indexing.searcher import OVERSAMPLE, Answer, Rank, Searcher, SearchOptions, check_rank
-from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.checkpoint import load_header
+from hashseek.retrieval.errors import BadCheckpoint, BadConfig
 from hashseek.retrieval.images import read_bytes
 
 app = typer.Typer()
@@ -120,6 +121,7 @@ def stats(
             "fingerprint": opened.fingerprint,
             "index": opened.describe_index(),
             "features": "kept" if opened.keeps_features else "not kept",
+            **_fit(opened),
             "spaces": _spaces(opened),
             "engines": {name or "unknown": n for name, n in opened.engines().items()},
             "labels": opened.label_counts(),
@@ -130,6 +132,19 @@ def stats(
     for key, value in content.items():
         shown = _line(value) if isinstance(value, dict) else value
         typer.echo(f"{key:12} {printable(str(shown))}")
+
+
+def _fit(opened: Store) -> dict[str, Any]:
+    """The entry `fit`: how the hash layer was fitted, to how many images or vectors, and the backbone; or {}."""
+    header = None
+    if isinstance(opened, Collection):
+        with suppress(BadCheckpoint):  # missing or damaged, which `index verify` reports
+            header = load_header(opened.checkpoint)
+    if header is None or "fit" not in header.training:
+        return {}
+    record = header.training["fit"]
+    counts = {name: record[f"n_{name}"] for name in ("images", "vectors") if f"n_{name}" in record}
+    return {"fit": {"method": record["method"], **counts, "backbone": header.backbone}}
 
 
 def _spaces(opened: Store) -> dict[str, str]:
@@ -268,13 +283,14 @@ def search(
         vectors = None if vector is None else read_queries(vector)
         if stored_key is not None:
             stored_id = opened.by_key(stored_key).id
-        searcher = Searcher.open(opened, checkpoint=checkpoint, **encoding)
         if stored_id is not None:
-            answers = [_similar(searcher, stored_id, options)]
-        elif vectors is not None:
-            answers = search_vectors(searcher, vectors, options, name=str(vector))
+            answers = [_similar(Searcher.of_stored(opened, checkpoint=checkpoint), stored_id, options)]
         else:
-            answers = [searcher.search_file(data, options, name=str(image))]
+            searcher = Searcher.open(opened, checkpoint=checkpoint, **encoding)
+            if vectors is not None:
+                answers = search_vectors(searcher, vectors, options, name=str(vector))
+            else:
+                answers = [searcher.search_file(data, options, name=str(image))]
     if as_json:
         contents = [_as_json(answer, opened) for answer in answers]
         typer.echo(json.dumps(contents[0] if len(contents) == 1 else contents, indent=2))

@@ -22,7 +22,9 @@ Backbone = Annotated[
 ]
 Weights = Annotated[
     str | None,
-    typer.Option(help="Weights file for --backbone; default: the published weights, which are downloaded once."),
+    typer.Option(
+        help="Weights file of --backbone, or a checkpoint; default: the published weights, which are downloaded once."
+    ),
 ]
 PreprocessingOption = Annotated[
     str | None,
@@ -115,4 +117,4 @@ def print_fit(fitting: Fitting) -> None:
         f"{fitting.network.backbone}"
     )
     if fitting.fallback:
-        typer.echo(f"{fitting.fallback}; when the collection has grown, run `hashseek index refit`")
+        typer.echo(f"{fitting.fallback}, with `hashseek index refit`")

@@ -154,7 +154,9 @@ def follow_change(collection: Collection, steps: "Iterator[Reencoded]", *, drop_
     if report.switched and drop_old:
         drop_space(collection, old.id)
     _print_some(list(report.failed.values()))
-    done = f"encoded {report.encoded}, truncated {report.truncated} longer codes, {len(report.failed)} failed"
+    truncated = f", truncated {report.truncated} longer codes" if report.truncated else ""
+    failed = f", {len(report.failed)} failed" if report.failed else ""
+    done = f"encoded {report.encoded}{truncated}{failed}"
     if not report.switched:
         typer.echo(
             f"{done}; not switched: restore the files and run this again, or add --without-missing to leave them out"

@@ -1,6 +1,7 @@
 """What `index add` shows: progress and problems."""
 
 import json
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -77,3 +78,9 @@ class Output:
             self._n_shown += 1
         if self._file is not None:
             self._file.flush()
+
+
+def print_next(place: str, query: str) -> None:
+    """Print the two commands that come after creating a collection; `query`: arguments of `hashseek search`."""
+    name = shlex.quote(place)
+    typer.echo(f"next:\n  hashseek search {name} {printable(query)}\n  hashseek serve {name}")

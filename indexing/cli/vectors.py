@@ -1,5 +1,6 @@
 """`index add --vectors` and `search --vector`: vectors computed by another program."""
 
+import shlex
 import time
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -8,7 +9,7 @@ from pathlib import Path
 import typer
 
 from hashseek.indexing.catalog import Catalog
-from hashseek.indexing.cli.output import Output
+from hashseek.indexing.cli.output import Output, print_next
 from hashseek.indexing.collection import CATALOG, check_place
 from hashseek.indexing.opening import open_for_adding
 from hashseek.indexing.searcher import Answer, Searcher, SearchOptions
@@ -46,14 +47,14 @@ def add_vectors(
     own = _own_checkpoint(folder) or checkpoint
     if own is None:
         check_place(folder)
-    check(vectors, entries, width=None if own is None else load_header(own).vector_width(), name=str(file))
+    check(vectors, entries, header=None if own is None else load_header(own), name=str(file))
     with ExitStack() as stack:
         if own is None:
             checkpoint, fallback = stack.enter_context(fitted_checkpoint(vectors, bits))
             typer.echo(f"fitted {bits} bits to vectors of {vectors.shape[1]:,} numbers without labels")
             if fallback:
                 typer.echo(
-                    f"{fallback}: the hash layer is a random rotation, which needs more bits for the same quality"
+                    f"the hash layer is a random rotation, which needs more bits for the same quality: {fallback}"
                 )
         opened = stack.enter_context(open_for_adding(folder, checkpoint=checkpoint, keep_features=keep_features))
         encoder = Searcher.open(opened).vector_encoder
@@ -63,6 +64,8 @@ def add_vectors(
             f"added {report.added}, updated {report.updated}, already stored {report.known}; {opened.place} holds "
             f"{len(opened)} vectors; {time.monotonic() - started:.1f} s"
         )
+        if own is None:
+            print_next(opened.place, f"--of-key {shlex.quote(entries[0].id)}")
 
 
 def _own_checkpoint(folder: Path) -> Path | None:

@@ -1,7 +1,8 @@
 """OpenVINO's form of a backbone. Converting takes seconds, so the result is cached in `$HASHSEEK_CACHE/openvino`.
 
 A file holds a SHA-256 over the rest, the length of the graph, the graph (XML) and the weights. Nothing in it depends on
-the processor or the precision. Files may be deleted at any time; the most recently used ones are kept.
+the processor or the precision. Files may be deleted at any time; the most recently used ones are kept. For a network
+that cannot be converted, a file with the reason saves the next start from trying again.
 
 PyTorch is imported to convert a network, but not to read a converted one.
 """
@@ -13,6 +14,8 @@ import json
 import logging
 import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,7 +55,7 @@ def load_model(ov: Any, network: Network, preprocessing: Preprocessing) -> Any:
     file = _file(network, preprocessing)
     content = _read(file)
     if content is None:
-        model = _converted(ov, network.build(), preprocessing)
+        model = _converted_or_remembered(ov, network, preprocessing, file.with_suffix(".reason"))
         try:
             content = _as_bytes(ov, model)
             write_atomically(file, content)
@@ -85,6 +88,19 @@ def _read(file: Path) -> bytes | None:
     return content
 
 
+def _converted_or_remembered(ov: Any, network: Network, preprocessing: Preprocessing, reason: Path) -> Any:
+    """The converted network. Why one cannot be converted is written to the file `reason`, and read from there."""
+    with suppress(OSError):
+        raise BadConfig(reason.read_text(encoding="utf-8"))
+    built = network.build()
+    try:
+        return _converted(ov, built, preprocessing)
+    except BadConfig as error:
+        with suppress(OSError):
+            write_atomically(reason, f"{error} (to try again, delete {reason})".encode())
+        raise
+
+
 def _as_bytes(ov: Any, model: Any) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         graph = Path(folder, "model.xml")
@@ -106,7 +122,8 @@ def _converted(ov: Any, network: nn.Module, preprocessing: Preprocessing) -> Any
             warnings.simplefilter("ignore")  # PyTorch's own deprecations, which OpenVINO triggers
             fixed = for_one_size(network, size)
             exported = torch.export.export(fixed, (torch.zeros(1, 3, size, size),))
-            model = ov.convert_model(exported)
+            with _root_log_level():
+                model = ov.convert_model(exported)
         model.reshape([1, 3, size, size])
         steps = ov.preprocess.PrePostProcessor(model)
         pixels = steps.input()
@@ -124,6 +141,16 @@ def _converted(ov: Any, network: nn.Module, preprocessing: Preprocessing) -> Any
             f"OpenVINO converts this backbone wrongly (its features differ by {difference:.1%}): use --engine torch"
         )
     return model
+
+
+@contextmanager
+def _root_log_level() -> Iterator[None]:
+    """Restore the level of the root logger: `ov.convert_model` raises it, and leaves it so if it fails."""
+    level = logging.root.level
+    try:
+        yield
+    finally:
+        logging.root.setLevel(level)
 
 
 def _difference(ov: Any, model: Any, network: nn.Module, preprocessing: Preprocessing) -> float:

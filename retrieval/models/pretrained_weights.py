@@ -111,8 +111,11 @@ def _load_matching(backbone: nn.Module, state: dict[str, Tensor], *, name: str, 
         if key in state and state[key].shape != wanted[key].shape
     ]
     if problems:
-        shown = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" if len(problems) > 8 else "")
-        raise BadCheckpoint(f"the weights {source} do not fit the backbone {name}: {shown}")
+        more = f"; and {len(problems) - 2:,} more" if len(problems) > 2 else ""
+        raise BadCheckpoint(
+            f"the weights {source} do not fit the backbone {name} ({'; '.join(problems[:2])}{more}): name the network "
+            "that they belong to (--backbone NAME, in training model.backbone=NAME)"
+        )
     copy_state(backbone, state)
 
 

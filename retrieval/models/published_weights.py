@@ -34,9 +34,9 @@ def fetch_weights(file: str) -> Path:
         download(_SOURCE + file, path, algorithm="sha256", digest=path.stem.rpartition("-")[2])
     except OSError as error:
         raise BadCheckpoint(
-            f"the weights {file} could not be downloaded ({error}): try again, copy the file to {path.parent}, or use "
-            "a local file (--weights FILE, in training model.weights=FILE); without weights, index with "
-            f"--backbone pixels, and train with model.weights=none"
+            f"the weights {_SOURCE}{file} could not be downloaded ({error}): try again, copy the file to "
+            f"{path.parent}, or use a local file (--backbone NAME --weights FILE, in training model.weights=FILE); "
+            "without weights, index with --backbone pixels, and train with model.weights=none"
         ) from None
     return path
 

@@ -7,12 +7,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hashseek.indexing.catalog import CatalogReplaced, FindingKind, NewImage
-from hashseek.indexing.collection import Collection, open_or_create
+from hashseek.indexing.collection import Collection, check_place, open_or_create
 from hashseek.indexing.index import collection_index, hamming_index, index_files, segments
 from hashseek.indexing.ingest.batch import IngestReport
 from hashseek.indexing.maintenance.exchange import export, import_
@@ -500,6 +501,15 @@ def test_an_index_is_not_read_while_another_process_writes_it(saved):
         with locked(folder.parent):  # another folder's lock is free
             pass
     assert opening.done()
+
+
+def test_a_place_in_which_no_folder_can_be_created_is_refused_and_others_are_left_as_they_are(tmp_path):
+    (tmp_path / "file").touch()
+    for place in (Path("/proc/x"), Path("/proc/x/y"), tmp_path / "file" / "x"):
+        with pytest.raises(BadCollection):
+            check_place(place)
+    assert check_place(tmp_path / "a" / "b") == []
+    assert {path.name for path in tmp_path.iterdir()} == {"file"}
 
 
 def test_other_folders_and_files_are_refused_and_not_changed(tmp_path, checkpoint):

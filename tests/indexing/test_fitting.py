@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 import shutil
 from collections import Counter
 from contextlib import closing, nullcontext
@@ -21,10 +22,11 @@ from hashseek.indexing.fitting import fit_to_sources, plan_collection
 from hashseek.indexing.ingest import loading
 from hashseek.indexing.ingest.batch import ingest
 from hashseek.indexing.ingest.sources import find_sources
-from hashseek.retrieval.checkpoint import load_checkpoint, load_header
+from hashseek.retrieval.checkpoint import Header, load_checkpoint, load_header
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadCheckpoint, BadCodes, BadCollection, BadConfig, BadDataset, BadImage
 from hashseek.retrieval.images import decode_for
+from hashseek.retrieval.models.hash_model import HashModel
 from support.dataset_files import write_tar
 from support.pictures import draw, png, save
 
@@ -135,6 +137,39 @@ def test_few_pictures_get_a_random_rotation_and_the_fit_does_not_depend_on_chanc
     assert fit(tmp_path / "c", weights, pictures, n_bits=6).fitting.fallback == ""
 
 
+@pytest.mark.parametrize(
+    ("n", "width", "n_bits", "named"),
+    [(50, 16, 24, {16, 24}), (20, 64, 20, {20}), (19, 64, 20, {19, 20}), (99, 64, 20, {99, 20}), (21, 64, 20, set())],
+)
+def test_the_reason_for_a_random_rotation_names_the_numbers_that_matter(n, width, n_bits, named):
+    features = np.random.default_rng(0).standard_normal((n, width)).astype(np.float32)
+    if n == 99:
+        features[2:] = features[1]
+    model = HashModel(backbone=f"mlp:{width}", n_bits=n_bits, head="normalized")
+    record, fallback = fitting.fit_head(model, features, what="vectors")
+    assert {int(number) for number in re.findall(r"\d+", fallback)} == named
+    assert record["method"] == ("random" if named else "weighted_itq")
+
+
+@pytest.mark.parametrize(
+    ("fit", "n_images", "helps"),
+    [
+        ({"method": "random", "n_images": 100, "width": 576}, 128, False),
+        ({"method": "random", "n_images": 100, "width": 576}, 129, True),
+        ({"method": "random", "n_images": 5, "width": 576}, 25, False),
+        ({"method": "random", "n_images": 100, "width": 96}, 9000, False),  # 128 bits of 96 numbers
+        ({"method": "random", "n_images": 300, "width": 576}, 9000, False),  # they were too alike
+        ({"method": "weighted_itq", "n_images": 200}, 799, False),
+        ({"method": "weighted_itq", "n_images": 200}, 800, True),
+        ({"method": "weighted_itq", "n_images": fitting.MAX_FITTED}, 10**6, False),
+        ({}, 10**6, False),
+    ],
+)
+def test_a_refit_is_recommended_when_it_may_help(fit, n_images, helps):
+    header = Header("resnet18", 128, None, (), fingerprint="", training={"fit": fit} if fit else {})
+    assert fitting.refit_may_help(header, n_images) is helps
+
+
 def test_pictures_to_which_nothing_can_be_fitted_are_refused(tmp_path, weights, pictures):
     alike = tmp_path / "alike"
     for name in "abc":
@@ -210,6 +245,7 @@ def test_options_that_cannot_be_right_are_refused(tmp_path, weights, checkpoint)
         (FitOptions(backbone="my_module:function"), BadCheckpoint),
         (FitOptions(weights=str(tmp_path / "none.pth")), BadCheckpoint),
         (FitOptions(weights=str(tmp_path / "weights.bin")), BadCheckpoint),
+        (FitOptions(weights=str(weights)), BadConfig),
         (FitOptions(backbone="resnet18", weights=str(checkpoint)), BadCheckpoint),
         (FitOptions(preprocessing={"std": (0, 1, 1)}), BadConfig),
         (FitOptions(preprocessing={"mena": (0, 1, 1)}), BadConfig),

@@ -1,6 +1,7 @@
 """Collections of vectors: from files to hits, what is refused, and commands that need images."""
 
 import json
+import shlex
 from contextlib import closing
 
 import numpy as np
@@ -77,6 +78,9 @@ def test_from_files_to_hits_on_the_command_line(capsys, tmp_path):
     code, out, err = run_command(capsys, *command)
     assert (code, err) == (0, "")
     assert "added 60, updated 0, already stored 0" in out
+    *_, search, serve = out.splitlines()  # the printed commands
+    assert run_command(capsys, *shlex.split(search)[1:])[0] == 0
+    assert serve == f"  hashseek serve {folder}"
     # Again; with an id per line; and with one vector and one id changed.
     assert "added 0, updated 0, already stored 60" in run_command(capsys, *command)[1]
     (tmp_path / "plain.csv").write_text("".join(f"v{i}\n" for i in range(60)))
@@ -131,6 +135,9 @@ def test_parquet_gives_the_same_codes(capsys, tmp_path):
         assert second.catalog.by_key("v7").attributes == {"year": 7}
     ragged = pyarrow.table({"id": ["a", "b", "c"], "vector": [[1.0, 2.0], [3.0], None]})
     parquet.write_table(ragged, tmp_path / "ragged.parquet")
+    with pytest.raises(BadDataset, match="row 2"):  # which has none
+        read_parquet(tmp_path / "ragged.parquet")
+    parquet.write_table(ragged.slice(0, 2), tmp_path / "ragged.parquet")
     with pytest.raises(BadDataset, match="row 1"):
         read_parquet(tmp_path / "ragged.parquet")
 
@@ -147,11 +154,13 @@ def _with(row: int, value: float):
         (_with(17, np.nan), None, "row 17"),
         (_with(0, -np.inf), None, "row 0"),
         (_with(29, 1e30), None, "row 29"),
+        (np.where(np.arange(30)[:, None] == 11, 0, clustered(30)), None, "row 11"),
         (clustered(30)[0], None, "(24,)"),
         (clustered(30).astype(str), None, "(30, 24)"),
         (clustered(30)[:0], None, "(0, 24)"),
         (clustered(30), [*range(29), 3], "rows 3 and 29"),
         (clustered(30), range(29), "29"),
+        (clustered(30), ["name", *range(30)], "`id` or `key`"),
         (clustered(30), ["x" * 600, *range(29)], "row 0"),
     ],
 )
@@ -245,6 +254,7 @@ def test_a_trained_checkpoint_of_vectors_makes_a_collection(tmp_path):
     vectors = np.random.default_rng(0).standard_normal((50, 6))
     with hashseek.open_collection(tmp_path / "c", checkpoint=trained) as opened:
         opened.add_vectors(vectors, [str(i) for i in range(50)])
+        opened.add_vectors(np.zeros((1, 6)), ["zeros"])  # the trained layers see more than directions
         for row in (0, 49):
             nearest = opened.search_vector(vectors[row], rank="hamming", k=50)
             assert str(row) in [hit.image.key for hit in nearest if hit.distance == 0]

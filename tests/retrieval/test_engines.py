@@ -1,6 +1,7 @@
 """Encoder engines: folding changes nothing, codes do not depend on the batch, and engines agree."""
 
 import copy
+import logging
 import os
 import subprocess
 import sys
@@ -195,7 +196,7 @@ def test_torch_gives_an_image_one_code_alone_in_any_batch_and_again(precision, c
 def plain(tmp_path_factory) -> dict[str, Path]:
     """Checkpoints of 64 bits as they come from the generator of random numbers, by backbone."""
     folder = tmp_path_factory.mktemp("plain")
-    for backbone in ("squeezenet1_1", "timm:test_vit"):
+    for backbone in ("squeezenet1_1", "mobilenet_v3_large", "timm:test_vit"):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(7)
             model = HashModel(backbone=backbone, n_bits=64).eval()
@@ -230,7 +231,7 @@ def test_openvino_computes_every_output_to_the_last_bit_as_in_any_other_batch(ba
         np.testing.assert_array_equal(outputs, found[0])
 
 
-@pytest.mark.parametrize("backbone", ["squeezenet1_1", "timm:test_vit"])
+@pytest.mark.parametrize("backbone", ["squeezenet1_1", "mobilenet_v3_large", "timm:test_vit"])
 def test_engines_and_batches_change_float32_outputs_by_rounding_alone(backbone, plain):
     if backbone.startswith("timm:"):
         pytest.importorskip("timm")
@@ -263,6 +264,21 @@ def test_auto_is_openvino_on_a_cpu_and_torch_for_what_it_cannot_convert(monkeypa
     monkeypatch.setenv("HASHSEEK_ENGINE", "steam")
     with pytest.raises(BadConfig):
         check_engine("auto")
+
+
+class Antialiased(nn.Module):
+    """Can be exported, but OpenVINO has no such operation."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.interpolate(x, size=(8, 8), mode="bicubic", antialias=True).mean((2, 3))
+
+
+def test_openvino_silences_no_logger_when_it_fails(caplog, monkeypatch):
+    monkeypatch.delenv("HASHSEEK_ENGINE")
+    level = logging.root.level
+    assert build_engine("auto", Network.of(Antialiased()), PREPROCESSING, device="cpu").name.startswith("torch cpu ")
+    assert logging.root.level == level
+    assert logged(caplog) == ["WARNING"]
 
 
 def test_a_network_that_openvino_converts_wrongly_runs_on_torch(monkeypatch):
@@ -306,6 +322,23 @@ print(sorted({{"torch", "torchvision"}} & {{*sys.modules}}))
         # The code of a network from outside may change.
         build_engine("openvino", Network.of(one, "module:Outside"), PREPROCESSING, device="cpu")
         assert not own_cache.exists()
+
+    def test_a_network_that_cannot_be_converted_is_not_tried_again(self, own_cache, caplog, monkeypatch):
+        network = Network.of(Antialiased(), "antialiased")
+        monkeypatch.delenv("HASHSEEK_ENGINE")
+        with pytest.raises(BadConfig):
+            build_engine("openvino", network, PREPROCESSING, device="cpu")
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.export, "export", None)
+            assert build_engine("auto", network, PREPROCESSING, device="cpu").name.startswith("torch cpu ")
+        [message] = [record.getMessage() for record in caplog.records if record.name == "hashseek"]
+        [file] = own_cache.glob("openvino/*")
+        assert "aten." in message  # the reason
+        assert str(file) in message
+        file.unlink()
+        with pytest.raises(BadConfig):
+            build_engine("openvino", network, PREPROCESSING, device="cpu")
+        assert file.is_file()
 
     def test_a_damaged_file_is_written_again(self, own_cache, caplog, monkeypatch):
         network, pixels = Network.of(Small(), "small"), pictures(3, PREPROCESSING)

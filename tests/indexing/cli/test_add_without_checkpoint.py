@@ -39,6 +39,8 @@ def test_pictures_alone_make_a_collection_that_the_printed_commands_search(hashs
     assert re.match("fitted 6 bits to 12 images without labels", fitted)
     assert re.fullmatch(rf"added 12, already stored 0, skipped 0; {folder} holds 12 images; [\d.]+ s", counts)
     assert serve == f"  hashseek serve '{folder}'"
+    fitted = json.loads(hashseek("index", "stats", folder, "--json")[1])["fit"]
+    assert fitted == {"method": "weighted_itq", "images": 12, "backbone": "squeezenet1_1"}
     image = search.partition("' ")[2].strip("'")
     code, out, _ = hashseek("search", folder, image, "-k", 3, "--device", "cpu")
     assert code == 0
@@ -94,9 +96,10 @@ finally:
 @pytest.mark.parametrize(
     ("paths", "options", "named"),
     [
-        ("pictures", (), "mobilenet_v3_large-5c1a4163.pth"),
+        ("pictures", (), "http://127.0.0.1:9/mobilenet_v3_large-5c1a4163.pth"),
         ("pictures", ("--backbone", "resnet5"), "resnet50"),
         ("pictures", ("--weights", "none.safetensors"), "none.safetensors"),
+        ("pictures", ("--weights", "WEIGHTS"), "--backbone"),
         ("pictures", ("--preprocessing", "means=0.5"), "means=0.5"),
         ("pictures", ("--bits", "0"), "0"),
         ("pictures", ("--checkpoint", "model.safetensors", "--bits", "64"), "--checkpoint"),
@@ -104,7 +107,8 @@ finally:
         ("alike", (), "3 images"),
     ],
 )
-def test_what_cannot_work_is_refused_before_torch_is_imported(tmp_path, pictures, paths, options, named):
+def test_what_cannot_work_is_refused_before_torch_is_imported(tmp_path, pictures, weights, paths, options, named):
+    options = [str(weights) if option == "WEIGHTS" else option for option in options]
     (tmp_path / "empty").mkdir()
     for name in "abc":
         save(tmp_path / "alike" / f"{name}.png", 1)

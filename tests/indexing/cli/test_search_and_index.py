@@ -269,6 +269,7 @@ def test_help_is_fast_and_loads_nothing_heavy():
         ("index", "add", "{collection}", "{tmp}", "--device", "abacus"),
         ("index", "stats", "{collection}"),
         ("search", "{collection}", "{tmp}/none.jpg"),
+        ("search", "{collection}", "--id", "1"),
     ],
     ids=" ".join,
 )
@@ -277,7 +278,7 @@ def test_what_needs_no_model_does_not_load_torch(arguments, indexed, tmp_path):
     out = run_python(
         "import contextlib, sys\nfrom hashseek.api.cli import main\n"
         f"with contextlib.suppress(SystemExit): main({given!r})\n"
-        "heavy = ('torch', 'scipy', 'sklearn', 'matplotlib', 'fastapi')\n"
+        "heavy = ('torch', 'openvino', 'scipy', 'sklearn', 'matplotlib', 'fastapi')\n"
         "print(*(name for name in heavy if name in sys.modules))"
     )
     assert out.splitlines()[-1] == ""
