@@ -61,7 +61,7 @@ class NoParameters(BaseModel):
         for value in values.values() if isinstance(values, dict) else ():  # a JSON body may be anything
             if value is None:
                 raise ValueError("null is not allowed: leave the field out")
-            if isinstance(value, bool):  # it would count as 0 or 1
+            if any(isinstance(one, bool) for one in (value if isinstance(value, list) else [value])):  # as 0 or 1
                 raise ValueError("true and false are not allowed: no field takes them")
         return values
 
