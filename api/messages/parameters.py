@@ -57,9 +57,12 @@ class NoParameters(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_null(cls, values: Any) -> Any:
-        if isinstance(values, dict) and None in values.values():  # a JSON body may be anything
-            raise ValueError("null is not allowed: leave the field out")
+    def _refuse_null_and_bool(cls, values: Any) -> Any:
+        for value in values.values() if isinstance(values, dict) else ():  # a JSON body may be anything
+            if value is None:
+                raise ValueError("null is not allowed: leave the field out")
+            if any(isinstance(one, bool) for one in (value if isinstance(value, list) else [value])):  # as 0 or 1
+                raise ValueError("true and false are not allowed: no field takes them")
         return values
 
 
