@@ -144,7 +144,7 @@ def run(folder: Path, experiment: Experiment, *, jobs: int, say: Callable[[str],
 def as_markdown(folder: Path) -> str:
     """The tables of all finished runs: the paper's figures, then ours, means and deviations over seeds."""
     rows = {variant: rows_of(folder / FOLDER, variant) for variant in VARIANTS}
-    return "\n".join(_table(key, rows) for key in PAPER)
+    return "\n\n".join(_table(key, rows) for key in PAPER) + "\n"
 
 
 def _table(key: str, rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
