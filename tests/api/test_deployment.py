@@ -16,7 +16,7 @@ import yaml
 
 from hashseek.api.keys import create
 from hashseek.api.settings import options
-from hashseek.indexing.milvus_uri import parse_uri
+from hashseek.indexing.milvus_uri import is_in_milvus, parse_uri
 from support.paths import ROOT
 from support.pictures import png
 from support.service import hits, search, serving
@@ -181,6 +181,10 @@ def test_the_manifests_fit_together_and_the_image():
     known = {parameter.annotation.__metadata__[0].envvar for parameter in options()}
     set_here = {variable["name"] for variable in CONTAINER["env"]}
     assert set_here - known == {"HASHSEEK_CONFIG", "HASHSEEK_MILVUS_TOKEN", "OMP_NUM_THREADS"}
+    [extras] = re.findall(r"pip install .*'\.\[([\w,]+)\]'$", image, re.M)
+    assert is_in_milvus(CONTAINER["args"][1])
+    assert "milvus" in extras.split(",")
+    assert "milvus" in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
 def test_the_settings_for_kubernetes_are_read_and_its_probes_are_answered(hashseek, indexed, tmp_path):
