@@ -172,7 +172,7 @@ def test_the_manifests_fit_together_and_the_image():
     assert MANIFESTS["Service"]["spec"]["selector"].items() <= POD["metadata"]["labels"].items()
     assert MANIFESTS["Service"]["spec"]["ports"][0]["targetPort"] == port["name"]
     budget = MANIFESTS["PodDisruptionBudget"]["spec"]
-    assert budget["selector"]["matchLabels"].items() <= POD["metadata"]["labels"].items()
+    assert budget["selector"]["matchLabels"] == POD["metadata"]["labels"]  # pods of another model do not count
     assert budget["minAvailable"] < MANIFESTS["Deployment"]["spec"]["replicas"]
     volumes = {volume["name"] for volume in spec["volumes"]}
     for container in (CONTAINER, *spec["initContainers"]):
@@ -210,10 +210,13 @@ def test_the_settings_for_kubernetes_are_read_and_its_probes_are_answered(hashse
 
 def test_the_deployment_of_another_model_shares_nothing_with_the_first():
     """What the guide makes of it with sed."""
-    other = manifests((KUBERNETES / "deployment.yaml").read_text().replace("m1", "m2"))["Deployment"]
-    kubernetes_validate.validate(other, "1.37", strict=True)
+    others = manifests((KUBERNETES / "deployment.yaml").read_text().replace("m1", "m2"))
+    for kind, found in others.items():
+        kubernetes_validate.validate(found, "1.37", strict=True)
+        assert found["metadata"]["name"] != MANIFESTS[kind]["metadata"]["name"]
+    other = others["Deployment"]
     labels, service = other["spec"]["template"]["metadata"]["labels"], MANIFESTS["Service"]["spec"]["selector"]
-    assert other["metadata"]["name"] != MANIFESTS["Deployment"]["metadata"]["name"]
+    assert others["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
     assert other["spec"]["selector"]["matchLabels"] == labels
     assert not service.items() <= labels.items()
     assert {**service, "model": "m2"}.items() <= labels.items()  # after `kubectl patch service`
