@@ -118,7 +118,7 @@ def stats(
             "fingerprint": opened.fingerprint,
             "index": opened.describe_index(),
             "features": "kept" if opened.keeps_features else "not kept",
-            "spaces": _spaces(opened),
+            **({"spaces": _spaces(opened)} if isinstance(opened, Collection) else {}),
             "engines": {name or "unknown": n for name, n in opened.engines().items()},
             "labels": opened.label_counts(),
         }
@@ -130,10 +130,8 @@ def stats(
         typer.echo(f"{key:12} {printable(str(shown))}")
 
 
-def _spaces(opened: Store) -> dict[str, str]:
-    """The code spaces of a collection in a folder, by number."""
-    if not isinstance(opened, Collection):
-        return {}
+def _spaces(opened: Collection) -> dict[str, str]:
+    """The code spaces of a collection, by number."""
     own, spaces = opened.catalog.space.id, opened.catalog.spaces.all()
     states = {space.id: "in use" if space.id == own else space.state for space in spaces}
     return {str(one.id): f"{one.fingerprint[:12]} ({one.n_bits} bits, {states[one.id]})" for one in spaces}
