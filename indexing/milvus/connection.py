@@ -30,7 +30,7 @@ class Connection:
     """A connection to the server of a URI. Safe to use from several threads.
 
     Attributes:
-        is_stale: the collection has been replaced; all calls are refused.
+        is_stale: the collection has been dropped or replaced; all calls are refused.
     """
 
     def __init__(self, uri: MilvusUri) -> None:
@@ -84,7 +84,9 @@ class Connection:
 
     def _call(self, method: str, seconds: float, arguments: dict[str, Any]) -> Any:
         if self.is_stale:
-            raise StoreUnavailable(f"the collection {self.uri} has been replaced since it was opened: open it again")
+            raise StoreUnavailable(
+                f"the collection {self.uri} was dropped or replaced since it was opened: open it again"
+            )
         until = time.monotonic() + seconds
         while True:
             left = max(until - time.monotonic(), 1.0)
@@ -94,8 +96,7 @@ class Connection:
                 code, text = getattr(error, "code", None), _message(error)
                 if code in _NOT_FOUND:
                     raise BadCollection(
-                        f"there is no collection {self.uri}: create it with `hashseek index add "
-                        f"{self.uri} ... --checkpoint FILE`"
+                        f"there is no collection {self.uri}: create it with `hashseek index add` and its URI"
                     ) from None
                 if time.monotonic() + _PAUSE_SECONDS >= until:
                     raise StoreUnavailable(

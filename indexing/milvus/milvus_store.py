@@ -106,7 +106,7 @@ class MilvusStore:
 
     def _prepare(self) -> None:
         """Build the indexes and load the collection, unless that is done."""
-        if not self._connection.read("list_indexes", field_name=CODE):
+        if not {*of_rows.INDEXED} <= {*self._connection.read("list_indexes")}:  # another process may be creating them
             self._connection.write("create_index", index_params=of_rows.make_indexes(self.uri.index or "flat"))
         self.kind = str(self._connection.read("describe_index", index_name=CODE)["index_type"])
         wanted = self.uri.index
@@ -432,13 +432,17 @@ class MilvusStore:
     def is_current(self) -> bool:
         """Whether the collection is still the one that was opened; True if the server does not answer.
 
-        If it is not, nothing more is read from it: the new one may have codes of another checkpoint.
+        If it is not, nothing more is read from it: a new one may have codes of another checkpoint.
         """
+        if self._connection.is_stale:
+            return False
         try:
             if self._describe()["description"] == self._description["description"]:
                 return True
         except StoreUnavailable:
             return True
+        except BadCollection:
+            pass  # it was dropped
         self._connection.is_stale = True
         return False
 
