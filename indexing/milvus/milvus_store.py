@@ -68,7 +68,7 @@ class MilvusStore:
         self._counts: tuple[dict[str, int], dict[str, int]] = {}, {}
         self._lock = threading.Lock()
         header = None if checkpoint is None else load_header(checkpoint)  # refused before anything is created
-        self._connection = Connection(uri)
+        self._connection = Connection(uri, is_patient=create)  # for whoever adds, lookups wait as long as writes
         try:
             if create and header is not None and not self._connection.read("has_collection"):
                 self._create(header.fingerprint, header.n_bits)
@@ -427,7 +427,9 @@ class MilvusStore:
 
     def check_readable(self) -> object:
         """Raise `BadCollection` if records cannot be read now."""
-        return self._query("id == 0", ["id"], 1, "Eventually")
+        return self._connection.probe(
+            "query", filter="id == 0", output_fields=["id"], consistency_level="Eventually", limit=1
+        )
 
     def is_current(self) -> bool:
         """Whether the collection is still the one that was opened; True if the server does not answer.
