@@ -20,7 +20,7 @@ COPY training training
 COPY indexing indexing
 COPY api api
 RUN if [ "$VARIANT" = cpu ]; then sed -i '/"faiss-gpu/d; s/\("faiss-cpu[^;"]*\);[^"]*/\1/' pyproject.toml; fi \
-    && pip install --no-cache-dir ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} .
+    && pip install --no-cache-dir ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} '.[milvus]'
 
 FROM python:3.12-slim-bookworm
 RUN useradd --system --uid 10001 --create-home hashseek \

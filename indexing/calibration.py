@@ -126,8 +126,8 @@ def radius_for(stored: StoredCalibration | None, precision: float) -> int:
     """
     if stored is None:
         raise BadConfig(
-            "this collection has no calibration, which a search by precision needs: run `hashseek index calibrate` on "
-            "it, or limit the distance instead (--max-distance, max_distance)"
+            "this collection has no calibration, which a search by precision needs: limit the distance instead "
+            "(--max-distance, max_distance), or run `hashseek index calibrate` if the collection is in a folder"
         )
     radius = stored.calibration.radius(precision)
     if radius is None:

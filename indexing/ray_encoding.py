@@ -2,8 +2,8 @@
 
 The sources are cut into shards, which depend on nothing but the sources. A worker encodes a shard as `index add` does,
 and this process writes the returned Parquet file atomically, under a name that identifies its content. Finished files
-are skipped on the next run; Ray restarts a worker that dies and assigns its shard again. The pictures must have the
-same paths on all machines of the cluster, which need Hashseek installed; nothing else is shared.
+are skipped on the next run; the shard of a worker that dies is given to another one. The pictures must have the same
+paths on all machines of the cluster, which need Hashseek installed; nothing else is shared.
 """
 
 import hashlib
@@ -13,9 +13,11 @@ import os
 import signal
 import socket
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -38,7 +40,10 @@ if TYPE_CHECKING:
     from hashseek.retrieval.encoder import Encoder
 
 _OBJECT_STORE = 2**28  # bytes; a shard with its codes has less than a thousandth
-_RETRIES = 4  # of a shard whose worker dies
+_TRIES = 5  # of a shard whose worker dies
+_START_SECONDS = 300.0  # for which workers may start while none works
+
+_Part = tuple[str, list[Found]]  # name and images of a shard
 
 
 @dataclass(frozen=True)
@@ -70,17 +75,20 @@ class Cluster:
         try:  # Ray itself would try for two minutes and end the process
             socket.create_connection((host, int(port)), timeout=10).close()
         except (OSError, OverflowError) as error:
-            raise self._nothing_there(error) from None
+            raise self._not_connected(error) from None
 
-    def _nothing_there(self, error: Exception) -> BadConfig:
+    def _not_connected(self, error: Exception) -> BadConfig:
         reason = str(error).partition("\n")[0]
-        return BadConfig(f"there is no Ray cluster at {self.address!r} ({reason}): use --ray local to start one")
+        return BadConfig(
+            f"could not connect to a Ray cluster at {self.address!r} ({reason}): check the address, and the token if "
+            "the cluster needs one (RAY_AUTH_MODE=token), or use --ray local to start one"
+        )
 
     def connect(self) -> int:
         """Connect to Ray; returns the number of workers.
 
         Raises:
-            BadConfig: there is no Ray cluster there, or no worker fits.
+            BadConfig: Ray cannot be reached there, or refuses the token, or no worker fits.
         """
         import ray
 
@@ -95,8 +103,8 @@ class Cluster:
             ray.init(self.address, log_to_driver=False, logging_level="error", **options)
             with suppress(ValueError):  # this is not the main thread
                 signal.signal(signal.SIGTERM, handler)  # Ray's would abort
-        except (OSError, RuntimeError, ValueError) as error:
-            raise self._nothing_there(error) from None
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            raise self._not_connected(error) from None
         found = ray.cluster_resources()
         each = {"CPU": self.cpus, "GPU": self.gpus}
         fit = min(int(found.get(kind, 0) / amount) for kind, amount in each.items() if amount)
@@ -127,7 +135,7 @@ def encode_shards(
 
     Args:
         sources: what to encode.
-        folder: created if it is missing.
+        folder: created with the first file if it is missing.
         collection: its checkpoint encodes.
         cluster: what computes.
         options: of the encoders; without a GPU, the device "auto" is the CPU.
@@ -138,19 +146,18 @@ def encode_shards(
 
     Raises:
         BadConfig: there is no such cluster.
-        HashseekError: a shard killed its worker several times.
+        HashseekError: a shard lost its worker several times, or no worker is left.
     """
     if options["device"] == "auto":
         options = {**options, "device": "cuda" if cluster.gpus else "cpu"}
     if options["engine"] == "auto":  # what it means must not depend on the host
         options = {**options, "engine": os.environ.get("HASHSEEK_ENGINE", "auto")}
-    folder.mkdir(parents=True, exist_ok=True)
     what = [FORMAT, collection.fingerprint, *options.values()]
     finished = {file.stem.rpartition("-")[2]: file for file in folder.glob("*.parquet")}
     sizes: dict[str, int] = {}
     n_done = 0
 
-    def missing() -> Iterator[tuple[str, list[Found]]]:
+    def missing() -> Iterator[_Part]:
         nonlocal n_done
         for found in _shards(sources, shard_size):
             if stopped():
@@ -164,6 +171,7 @@ def encode_shards(
 
     for name, content in _encoded(missing(), collection.checkpoint, cluster, options, fetch):
         finished[name] = folder / f"{name}.parquet"
+        folder.mkdir(parents=True, exist_ok=True)
         write_atomically(finished[name], content)
         n_done += sizes[name]
         progress(n_done, f", {len(sizes):,} shards")
@@ -205,7 +213,7 @@ def _name(part: Sequence[Found], what: Sequence[object]) -> str:
 
 
 def _encoded(
-    parts: Iterator[tuple[str, list[Found]]],
+    parts: Iterator[_Part],
     checkpoint: Path,
     cluster: Cluster,
     options: EncoderOptions,
@@ -219,30 +227,70 @@ def _encoded(
 
     n_workers = cluster.connect()
     try:
-        start = ray.remote(num_cpus=cluster.cpus, num_gpus=cluster.gpus, max_restarts=-1, max_task_retries=_RETRIES)
+        worker = ray.remote(num_cpus=cluster.cpus, num_gpus=cluster.gpus)(_Worker)
+        start = partial(worker.remote, options, fetch, max(1, int(cluster.cpus)))
         weights = [ray.put(checkpoint.read_bytes())]  # in a list, so that a worker fetches them only once
-        idle = [start(_Worker).remote(options, fetch, max(1, int(cluster.cpus))) for _ in range(n_workers)]
-        running: dict[Any, tuple[str, Any]] = {}
-        remaining = chain([first], parts)
-        while True:
-            while idle and (part := next(remaining, None)) is not None:
-                actor = idle.pop()
-                running[actor.encode.remote(weights, part[1])] = part[0], actor
-            if not running:
-                return
-            [done], _ = ray.wait(list(running))
-            name, actor = running.pop(done)
-            idle.append(actor)
-            yield name, ray.get(done)
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause from None
-    except ray.exceptions.RayActorError as error:
-        raise HashseekError(
-            f"a worker died {_RETRIES + 1} times ({str(error).splitlines()[0]}): if it ran out of memory, use fewer "
-            "workers (--ray-workers) or smaller shards (--shard-size); finished shards are kept"
-        ) from None
+        yield from _Pool(start, n_workers, weights).encode(chain([first], parts))
     finally:
         ray.shutdown()
+
+
+class _Pool:
+    """Workers that encode shards. One that dies is replaced by another, which starts when the cluster has room."""
+
+    def __init__(self, start: Callable[[], Any], n_workers: int, weights: list[Any]) -> None:
+        self._start, self._weights = start, weights
+        self._idle: list[Any] = []
+        self._running: dict[Any, tuple[Any, _Part | None]] = {}  # a worker and its shard, or None if it starts
+        self._lost: list[_Part] = []
+        self._deaths = Counter[str]()  # by the name of the shard; "" while starting
+        for _ in range(n_workers):
+            self._add_worker()
+
+    def _add_worker(self) -> None:
+        worker = self._start()
+        self._running[worker.__ray_ready__.remote()] = worker, None
+
+    def encode(self, parts: Iterator[_Part]) -> Iterator[tuple[str, bytes]]:
+        """(name, content) of each shard, in the order in which they are finished."""
+        import ray
+
+        while True:
+            while self._idle and (part := self._lost.pop() if self._lost else next(parts, None)) is not None:
+                worker = self._idle.pop()
+                self._running[worker.encode.remote(self._weights, part[1])] = worker, part
+            is_encoding = any(part is not None for _, part in self._running.values())
+            if self._idle and not is_encoding:
+                return
+            done, _ = ray.wait(list(self._running), timeout=None if is_encoding else _START_SECONDS)
+            if not done:
+                raise HashseekError(
+                    f"no worker started within {_START_SECONDS:.0f} s: check `ray status`; finished shards are kept"
+                )
+            worker, part = self._running.pop(done[0])
+            try:
+                content = ray.get(done[0])
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from None
+            except ray.exceptions.RayError as error:  # the worker or its machine
+                self._replace_worker(part, error)
+                continue
+            self._idle.append(worker)
+            if part is not None:
+                yield part[0], content
+
+    def _replace_worker(self, part: _Part | None, error: Exception) -> None:
+        name = "" if part is None else part[0]
+        self._deaths[name] += 1
+        if self._deaths[name] == _TRIES:
+            raise HashseekError(
+                f"workers died {_TRIES} times {'with the same shard' if name else 'while starting'} "
+                f"({str(error).splitlines()[-1][:160]}): check Ray's logs and the memory there; fewer workers "
+                "(--ray-workers) and smaller shards (--shard-size) need less; finished shards are kept"
+            )
+        if part is not None:
+            self._lost.append(part)
+        self._add_worker()
 
 
 class _Worker:

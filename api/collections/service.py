@@ -183,7 +183,12 @@ class Service:
         except Exception as error:
             self._failure = str(error)
             if self._failure != before:  # not again at every attempt
-                log.exception("the collection %s could not be loaded", self.settings.collection)
+                log.error(
+                    "the collection %s could not be loaded: %s",
+                    self.settings.collection,
+                    error,
+                    exc_info=_is_unexpected(error),
+                )
         self.loaded.set()
         return self._failure is None
 
@@ -196,8 +201,7 @@ class Service:
                 wait = MERGE_SECONDS
             except Exception as error:
                 wait = RETRY_SECONDS
-                unexpected = not isinstance(error, HashseekError | OSError)
-                log.warning("the segments of the index could not be merged: %s", error, exc_info=unexpected)
+                log.warning("the segments of the index could not be merged: %s", error, exc_info=_is_unexpected(error))
 
     def _merge(self) -> None:
         searcher = self._searcher  # a local reference keeps its collection open meanwhile
@@ -237,7 +241,11 @@ class Service:
             if not old.collection.is_current() or why_read_only(self.settings) != self._read_only:
                 self._replace(old)
         except Exception as error:
-            log.exception("the collection was replaced or switched to codes that could not be loaded: %s", error)
+            log.error(
+                "the collection was replaced or switched to codes that could not be loaded: %s",
+                error,
+                exc_info=_is_unexpected(error),
+            )
             return False
         return True
 
@@ -247,3 +255,8 @@ class Service:
         finalize(old, old.collection.close).atexit = False
         self._searcher = new
         log.warning("the collection was opened again, with the codes of checkpoint %s", new.encoder.fingerprint[:12])
+
+
+def _is_unexpected(error: Exception) -> bool:
+    """Whether its message does not say enough, so that a log needs its traceback."""
+    return not isinstance(error, HashseekError | OSError)

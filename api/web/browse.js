@@ -4,7 +4,7 @@
 import { alike, wanted } from "/web/url.js";
 import { afterPause, counted, el, fail, inside, number, ui } from "/web/dom.js";
 import { described, thumbnail } from "/web/pictures.js";
-import { api, noun, stats } from "/web/service.js";
+import { api, inFolder, noun, stats } from "/web/service.js";
 
 const BLOCK = 120; // pictures fetched at a time
 const HIGHEST = 15_000_000; // pixels that browsers lay out reliably
@@ -28,7 +28,7 @@ export async function browse(signal, y) {
   ui.stored.hidden = total === 0;
   ui.empty.hidden = total > 0;
   ui.emptyTitle.textContent = filters.length ? `No ${noun()} matches the filters` : "The collection is empty";
-  ui.emptyText.textContent = filters.length ? "Remove one of them." : stats.read_only || stats.holds === "vectors"
+  ui.emptyText.textContent = filters.length ? "Remove one of them." : stats.read_only || stats.holds === "vectors" || !inFolder()
     ? "Items appear here once they have been indexed." : "Index a folder of pictures from the command line, or choose one here and add it.";
   draw();
   scrollTo(0, y);

@@ -5,7 +5,7 @@ import { bytes, counted, el, fail, inside, ms, number, pairs, percent, ui, unsee
 import { openPicture } from "/web/picture.js";
 import { chips, named, thumbnail } from "/web/pictures.js";
 import { showRadius, withinDistance } from "/web/radius.js";
-import { api, imagePath, mayChange, noun, ofVectors, stats, titled } from "/web/service.js";
+import { api, imagePath, inFolder, mayChange, noun, ofVectors, stats, titled } from "/web/service.js";
 
 const PAGE = 48;
 const CHIPS = 5; // labels on a hit before "+n"; the dialog has them all
@@ -123,7 +123,7 @@ function showSummary({ n_images, n_bits, encode_ms, search_ms, is_exact }) {
     ["Ordered by", RANKINGS[ranked]],
   ]);
   ui.crop.hidden = ofVectors() || query.urls.length > 1;
-  ui.addOpen.hidden = query.upload?.files.length !== 1 || query.upload.stored !== null || !mayChange();
+  ui.addOpen.hidden = query.upload?.files.length !== 1 || query.upload.stored !== null || !mayChange() || !inFolder();
   ui.nothing.hidden = hits.length > 0;
   ui.unlimit.hidden = n_images === 0 || (max === null && !filters.length);
   ui.unlimit.textContent = max === null ? "Search without filters" : "Search without a limit";

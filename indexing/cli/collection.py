@@ -121,8 +121,7 @@ def stats(
             "fingerprint": opened.fingerprint,
             "index": opened.describe_index(),
             "features": "kept" if opened.keeps_features else "not kept",
-            **_fit(opened),
-            "spaces": _spaces(opened),
+            **(_of_folder(opened) if isinstance(opened, Collection) else {}),
             "engines": {name or "unknown": n for name, n in opened.engines().items()},
             "labels": opened.label_counts(),
         }
@@ -134,26 +133,18 @@ def stats(
         typer.echo(f"{key:12} {printable(str(shown))}")
 
 
-def _fit(opened: Store) -> dict[str, Any]:
-    """The entry `fit`: how the hash layer was fitted, to how many images or vectors, and the backbone; or {}."""
-    header = None
-    if isinstance(opened, Collection):
-        with suppress(BadCheckpoint):  # missing or damaged, which `index verify` reports
-            header = load_header(opened.checkpoint)
-    if header is None or "fit" not in header.training:
-        return {}
-    record = header.training["fit"]
-    counts = {name: record[f"n_{name}"] for name in ("images", "vectors") if f"n_{name}" in record}
-    return {"fit": {"method": record["method"], **counts, "backbone": header.backbone}}
-
-
-def _spaces(opened: Store) -> dict[str, str]:
-    """The code spaces of a collection in a folder, by number."""
-    if not isinstance(opened, Collection):
-        return {}
+def _of_folder(opened: Collection) -> dict[str, Any]:
+    """How the hash layer of a collection in a folder was fitted, if it was, and its code spaces, by number."""
+    found: dict[str, Any] = {}
+    with suppress(BadCheckpoint):  # missing or damaged, which `index verify` reports
+        header = load_header(opened.checkpoint)
+        if record := header.training.get("fit"):
+            counts = {name: record[f"n_{name}"] for name in ("images", "vectors") if f"n_{name}" in record}
+            found["fit"] = {"method": record["method"], **counts, "backbone": header.backbone}
     own, spaces = opened.catalog.space.id, opened.catalog.spaces.all()
     states = {space.id: "in use" if space.id == own else space.state for space in spaces}
-    return {str(one.id): f"{one.fingerprint[:12]} ({one.n_bits} bits, {states[one.id]})" for one in spaces}
+    shown = {str(one.id): f"{one.fingerprint[:12]} ({one.n_bits} bits, {states[one.id]})" for one in spaces}
+    return {**found, "spaces": shown}
 
 
 def _line(content: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from hashseek.retrieval.errors import BadCollection, BadConfig
 
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 20.0  # for a call with all its retries
+PROBE_SECONDS = 3.0  # a probe of the service must be answered within 5
 WRITE_SECONDS = 90.0  # a server takes about half a minute to restart
 _PAUSE_SECONDS = 0.5  # between two tries
 _NOT_FOUND = (100, 800)  # collection, database
@@ -30,11 +31,11 @@ class Connection:
     """A connection to the server of a URI. Safe to use from several threads.
 
     Attributes:
-        is_stale: the collection has been replaced; all calls are refused.
+        is_stale: the collection has been dropped or replaced; all calls are refused.
     """
 
-    def __init__(self, uri: MilvusUri) -> None:
-        """Connect.
+    def __init__(self, uri: MilvusUri, *, is_patient: bool = False) -> None:
+        """Connect; with `is_patient`, reads may take as long as writes.
 
         Raises:
             BadConfig: pymilvus is not installed.
@@ -48,6 +49,7 @@ class Connection:
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)  # it would log each try with its traceback
         self.uri = uri
         self.is_stale = False
+        self._read_seconds = WRITE_SECONDS if is_patient else READ_SECONDS
         self._invalid = (pymilvus.exceptions.ParamError, pymilvus.exceptions.DataNotMatchException)
         self._errors = (pymilvus.MilvusException, grpc.RpcError, grpc.FutureTimeoutError)
         self._client = self._connect(pymilvus.MilvusClient)
@@ -70,21 +72,27 @@ class Connection:
         self._client.close()
 
     def read(self, method: str, **arguments: Any) -> Any:
-        """Call a method of the client for this collection; reads are tried for `READ_SECONDS`.
+        """Call a method of the client for this collection; reads are tried for `READ_SECONDS`, or as long as writes.
 
         Raises:
             StoreUnavailable: the server does not answer, or only with errors.
             BadCollection: there is no such collection, or Milvus refuses the call.
         """
-        return self._call(method, READ_SECONDS, arguments)
+        return self._call(method, self._read_seconds, arguments)
 
     def write(self, method: str, **arguments: Any) -> Any:
         """Like `read`, for calls that change something: tried for `WRITE_SECONDS`."""
         return self._call(method, WRITE_SECONDS, arguments)
 
+    def probe(self, method: str, **arguments: Any) -> Any:
+        """Like `read`, tried for `PROBE_SECONDS`."""
+        return self._call(method, PROBE_SECONDS, arguments)
+
     def _call(self, method: str, seconds: float, arguments: dict[str, Any]) -> Any:
         if self.is_stale:
-            raise StoreUnavailable(f"the collection {self.uri} has been replaced since it was opened: open it again")
+            raise StoreUnavailable(
+                f"the collection {self.uri} was dropped or replaced since it was opened: open it again"
+            )
         until = time.monotonic() + seconds
         while True:
             left = max(until - time.monotonic(), 1.0)
@@ -94,8 +102,7 @@ class Connection:
                 code, text = getattr(error, "code", None), _message(error)
                 if code in _NOT_FOUND:
                     raise BadCollection(
-                        f"there is no collection {self.uri}: create it with `hashseek index add "
-                        f"{self.uri} ... --checkpoint FILE`"
+                        f"there is no collection {self.uri}: create it with `hashseek index add` and its URI"
                     ) from None
                 if time.monotonic() + _PAUSE_SECONDS >= until:
                     raise StoreUnavailable(

@@ -68,7 +68,7 @@ class MilvusStore:
         self._counts: tuple[dict[str, int], dict[str, int]] = {}, {}
         self._lock = threading.Lock()
         header = None if checkpoint is None else load_header(checkpoint)  # refused before anything is created
-        self._connection = Connection(uri)
+        self._connection = Connection(uri, is_patient=create)  # for whoever adds, lookups wait as long as writes
         try:
             if create and header is not None and not self._connection.read("has_collection"):
                 self._create(header.fingerprint, header.n_bits)
@@ -106,7 +106,7 @@ class MilvusStore:
 
     def _prepare(self) -> None:
         """Build the indexes and load the collection, unless that is done."""
-        if not self._connection.read("list_indexes", field_name=CODE):
+        if not {*of_rows.INDEXED} <= {*self._connection.read("list_indexes")}:  # another process may be creating them
             self._connection.write("create_index", index_params=of_rows.make_indexes(self.uri.index or "flat"))
         self.kind = str(self._connection.read("describe_index", index_name=CODE)["index_type"])
         wanted = self.uri.index
@@ -427,18 +427,24 @@ class MilvusStore:
 
     def check_readable(self) -> object:
         """Raise `BadCollection` if records cannot be read now."""
-        return self._query("id == 0", ["id"], 1, "Eventually")
+        return self._connection.probe(
+            "query", filter="id == 0", output_fields=["id"], consistency_level="Eventually", limit=1
+        )
 
     def is_current(self) -> bool:
         """Whether the collection is still the one that was opened; True if the server does not answer.
 
-        If it is not, nothing more is read from it: the new one may have codes of another checkpoint.
+        If it is not, nothing more is read from it: a new one may have codes of another checkpoint.
         """
+        if self._connection.is_stale:
+            return False
         try:
             if self._describe()["description"] == self._description["description"]:
                 return True
         except StoreUnavailable:
             return True
+        except BadCollection:
+            pass  # it was dropped
         self._connection.is_stale = True
         return False
 

@@ -15,6 +15,7 @@ Row = dict[str, Any]
 N_IDS = 2**53  # ids are below this: JavaScript rounds larger numbers
 CODE = "code"
 N_LISTS = 1024  # of BIN_IVF_FLAT
+INDEXED = (CODE, "sha256")  # fields; their indexes have the same names
 _TEXT = {"key": 2048, "path": 65_535, "sha256": 64, "media_type": 255, "engine": 255, "added_at": 32, "changed_at": 32}
 _INTEGERS = ("width", "height", "bytes", "mtime_ns")
 RECORD = ["id", *_TEXT, *_INTEGERS, "labels", "attributes"]

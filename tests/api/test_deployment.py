@@ -16,7 +16,7 @@ import yaml
 
 from hashseek.api.keys import create
 from hashseek.api.settings import options
-from hashseek.indexing.milvus_uri import parse_uri
+from hashseek.indexing.milvus_uri import is_in_milvus, parse_uri
 from support.paths import ROOT
 from support.pictures import png
 from support.service import hits, search, serving
@@ -172,7 +172,7 @@ def test_the_manifests_fit_together_and_the_image():
     assert MANIFESTS["Service"]["spec"]["selector"].items() <= POD["metadata"]["labels"].items()
     assert MANIFESTS["Service"]["spec"]["ports"][0]["targetPort"] == port["name"]
     budget = MANIFESTS["PodDisruptionBudget"]["spec"]
-    assert budget["selector"]["matchLabels"].items() <= POD["metadata"]["labels"].items()
+    assert budget["selector"]["matchLabels"] == POD["metadata"]["labels"]  # pods of another model do not count
     assert budget["minAvailable"] < MANIFESTS["Deployment"]["spec"]["replicas"]
     volumes = {volume["name"] for volume in spec["volumes"]}
     for container in (CONTAINER, *spec["initContainers"]):
@@ -181,6 +181,10 @@ def test_the_manifests_fit_together_and_the_image():
     known = {parameter.annotation.__metadata__[0].envvar for parameter in options()}
     set_here = {variable["name"] for variable in CONTAINER["env"]}
     assert set_here - known == {"HASHSEEK_CONFIG", "HASHSEEK_MILVUS_TOKEN", "OMP_NUM_THREADS"}
+    [extras] = re.findall(r"pip install .*'\.\[([\w,]+)\]'$", image, re.M)
+    assert is_in_milvus(CONTAINER["args"][1])
+    assert "milvus" in extras.split(",")
+    assert "milvus" in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
 def test_the_settings_for_kubernetes_are_read_and_its_probes_are_answered(hashseek, indexed, tmp_path):
@@ -206,10 +210,13 @@ def test_the_settings_for_kubernetes_are_read_and_its_probes_are_answered(hashse
 
 def test_the_deployment_of_another_model_shares_nothing_with_the_first():
     """What the guide makes of it with sed."""
-    other = manifests((KUBERNETES / "deployment.yaml").read_text().replace("m1", "m2"))["Deployment"]
-    kubernetes_validate.validate(other, "1.37", strict=True)
+    others = manifests((KUBERNETES / "deployment.yaml").read_text().replace("m1", "m2"))
+    for kind, found in others.items():
+        kubernetes_validate.validate(found, "1.37", strict=True)
+        assert found["metadata"]["name"] != MANIFESTS[kind]["metadata"]["name"]
+    other = others["Deployment"]
     labels, service = other["spec"]["template"]["metadata"]["labels"], MANIFESTS["Service"]["spec"]["selector"]
-    assert other["metadata"]["name"] != MANIFESTS["Deployment"]["metadata"]["name"]
+    assert others["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
     assert other["spec"]["selector"]["matchLabels"] == labels
     assert not service.items() <= labels.items()
     assert {**service, "model": "m2"}.items() <= labels.items()  # after `kubectl patch service`

@@ -22,6 +22,8 @@ from hashseek.indexing.opening import open_store
 from hashseek.indexing.searcher import Searcher
 from hashseek.retrieval.errors import BadCollection, BadConfig, ForeignCodes
 from support.collections import new_images, random_codes
+from support.commands import wait_until
+from support.models import tiny_checkpoint
 from support.pictures import save
 from support.service import add, hits, search, serving
 
@@ -86,6 +88,7 @@ def test_commands_find_the_same_in_milvus_as_in_a_folder(hashseek, milvus_name, 
     assert answers[0][0][1] == 0
     stats = json.loads(hashseek("index", "stats", milvus_name, "--json")[1])
     assert (stats["images"], stats["bits"], stats["labels"]) == (12, 48, {"mine": 12})
+    assert "spaces" not in stats
     first = open_store(Path(milvus_name)).browse(None, limit=1)[0][0].id
     assert hashseek("index", "remove", milvus_name, first)[1] == f"removed 1; {milvus_name} holds 11 images\n"
     assert hashseek("search", milvus_name, picture)[0] == 2  # it keeps no checkpoint
@@ -164,13 +167,73 @@ def test_what_does_not_fit_is_refused(milvus_name, checkpoint, other_checkpoint)
             with pytest.raises(BadCollection):
                 store._connection.read(call, **arguments)
         assert time.monotonic() - started < connection.READ_SECONDS  # none was tried again
-        # Another collection of that name has codes of another checkpoint: nothing is read from it.
-        store._connection.write("drop_collection")
-        with closing(MilvusStore(uri, checkpoint=other_checkpoint, create=True)) as other:
-            other.add(images)
-        assert not store.is_current()
-        with pytest.raises(BadCollection):
+
+
+def test_nothing_is_read_from_a_collection_that_took_the_place_of_another(milvus_name, checkpoint, tmp_path):
+    uri = parse_uri(milvus_name)
+    same_length = tiny_checkpoint(tmp_path / "other.safetensors", n_bits=48, seed=3)
+    before, after, checked = (MilvusStore(uri, checkpoint=checkpoint, create=True) for _ in range(3))
+    assert checked.is_current()
+    before._connection.write("drop_collection")
+    assert not checked.is_current()
+    with closing(MilvusStore(uri, checkpoint=same_length, create=True)) as other:
+        other.add(new_images(random_codes(np.random.default_rng(0), 1, 48)))
+    assert not after.is_current()
+    for store in (checked, after):
+        with pytest.raises(StoreUnavailable):
             store.search(np.zeros((1, 6), np.uint8), k=1)
+        assert not store.is_current()  # until another one is opened
+    for store in (before, after, checked):
+        store.close()
+
+
+def test_a_service_whose_collection_is_dropped_answers_again_when_it_is_back(
+    milvus_name, checkpoint, pictures, caplog, monkeypatch
+):
+    monkeypatch.setattr("hashseek.api.collections.service.RETRY_SECONDS", 0.5)
+    place, data = Path(milvus_name), min(pictures.glob("*.jpg")).read_bytes()
+    with (
+        closing(open_store(place, checkpoint=checkpoint, create=True)) as store,
+        serving(place, checkpoint=checkpoint) as client,
+    ):
+        store._connection.write("drop_collection")
+        answers = []
+        wait_until(lambda: answers.append(search(client, data)) or answers[-1].status_code == 503)
+        assert all(parse_uri(place).server not in answer.text for answer in answers)
+        assert client.get("/healthz/ready").status_code == 503
+        wait_until(lambda: "could not be loaded" in caplog.text)
+        with closing(open_store(place, checkpoint=checkpoint, create=True)):
+            wait_until(lambda: client.get("/healthz/ready").status_code == 200)
+        assert hits(search(client, data)) == []
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
+def test_an_index_add_goes_on_when_the_server_starts_again(start, milvus_process, checkpoint, pictures):
+    uri = f"{milvus_process.uri}/added"
+    wait_before_a_lookup = """
+import os, time
+from hashseek.indexing.milvus import connection
+from hashseek.indexing.milvus.milvus_store import MilvusStore
+connection.READ_SECONDS = 1.0
+look_up = MilvusStore.code_by_hash
+def wait(store, sha256):
+    open("before", "w").close()
+    while not os.path.exists("killed"):
+        time.sleep(0.01)
+    return look_up(store, sha256)
+MilvusStore.code_by_hash = wait
+"""
+    arguments = ("index", "add", uri, pictures, "--checkpoint", checkpoint, "--device", "cpu")
+    command = start(*arguments, before=wait_before_a_lookup)
+    wait_until((command.folder / "before").exists)
+    milvus_process.kill()
+    (command.folder / "killed").touch()
+    time.sleep(3)
+    milvus_process.start()
+    assert command.wait() == 0, command.err
+    with closing(MilvusStore(parse_uri(uri))) as store:
+        assert len(store) == 12
+        store._connection.write("drop_collection")
 
 
 def test_a_collection_of_another_program_is_refused(milvus_name, checkpoint):
@@ -194,13 +257,16 @@ def test_an_add_goes_on_when_the_server_starts_again(milvus_process, checkpoint,
     uri = parse_uri(f"{milvus_process.uri}/restarted")
     with closing(MilvusStore(uri, checkpoint=checkpoint, create=True)) as store:
         store.add(images[:100])
-        milvus_process.kill()
-        monkeypatch.setattr(connection, "READ_SECONDS", 2.0)
-        started = time.monotonic()
-        with pytest.raises(StoreUnavailable):
-            store.one(1)
-        assert time.monotonic() - started < 10
-        monkeypatch.undo()
+        with closing(MilvusStore(uri)) as reader:
+            milvus_process.kill()
+            started = time.monotonic()
+            with pytest.raises(StoreUnavailable):
+                reader.check_readable()
+            assert time.monotonic() - started < 5  # as long as a probe waits
+            monkeypatch.setattr(reader._connection, "_read_seconds", 2.0)
+            with pytest.raises(StoreUnavailable):
+                reader.one(1)
+            assert time.monotonic() - started < 10
         outcome: list[object] = []
         adding = threading.Thread(target=lambda: outcome.extend(store.add(images[100:])))
         adding.start()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from hashseek.indexing.ray_encoding import Cluster, _shards
 from hashseek.indexing.remote import fetch
 from hashseek.indexing.searcher import Searcher
 from hashseek.retrieval.errors import BadConfig
+from support.commands import wait_until
 from support.pictures import labels_of, png, save
 
 NEEDS_RAY = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install 'hashseek[ray]'")
@@ -149,6 +151,65 @@ def test_workers_that_die_and_runs_that_stop_lose_nothing_and_codes_are_those_of
     assert times(shards) == kept
     outcome = import_(shards, tmp_path / "imported", checkpoint=checkpoint)
     assert (outcome.added, outcome.known) == (63, 10)
+
+
+@NEEDS_RAY
+@pytest.mark.timeout(600)
+def test_the_shard_of_a_machine_that_dies_is_encoded_by_another(checkpoint, own_cache, tmp_path, monkeypatch):
+    from ray.cluster_utils import Cluster as Machines
+
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    size = {"num_cpus": 1, "object_store_memory": 2**27}
+    machines = Machines(initialize_head=True, head_node_args=size)
+    other = machines.add_node(**size, node_ip_address="127.0.0.2")
+
+    def on_request(number: int) -> None:
+        """The first worker waits until the other one encodes too; then the other machine dies."""
+        if number == 1:
+            wait_until(lambda: len(busy_workers(str(own_cache))) == 2)
+            machines.remove_node(other, allow_graceful=False)
+
+    files = [save(tmp_path / "pictures" / f"{number:02}.png", number) for number in range(30)]
+    command = [sys.executable, "-m", "hashseek", "index", "add", "new", "list.jsonl", "--checkpoint", str(checkpoint)]
+    command += ["--allow-private", "--url-seconds", "300", "--engine", ENGINE, "--shard-size", "4"]
+    command += ["--ray", machines.address]
+    try:
+        with server(on_request) as url:
+            rows = [{"url": url}, *({"file": str(file)} for file in files)]
+            (tmp_path / "list.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
+    finally:
+        machines.shutdown()
+    assert done.returncode == 0, done.stderr
+    assert "added 31, already stored 0, skipped 0" in done.stdout
+
+
+@NEEDS_RAY
+@pytest.mark.timeout(600)
+def test_a_cluster_that_refuses_the_token_is_named_and_nothing_is_left(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 32)
+    start = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--head", "--block"]
+    start += ["--port=0", "--num-cpus=1", f"--object-store-memory={2**27}", "--include-dashboard=false"]
+    save(tmp_path / "picture.png", 1)
+    log = tmp_path / "log.txt"
+    with log.open("wb") as out, subprocess.Popen(start, stdout=out, stderr=out) as head:
+        try:
+            wait_until(lambda: re.search(r"--address='(.+?)'", log.read_text()))
+            address = re.search(r"--address='(.+?)'", log.read_text())[1]
+            command = [sys.executable, "-m", "hashseek", "index", "add", "new", "picture.png", "--ray", address]
+            done = subprocess.run(
+                [*command, "--checkpoint", str(checkpoint)],
+                env=os.environ | {"RAY_AUTH_TOKEN": "1" * 32},
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+            )
+        finally:
+            head.terminate()
+    assert done.returncode == 2
+    assert address in done.stderr.splitlines()[-1]
+    assert {path.name for path in tmp_path.iterdir()} == {"log.txt", "picture.png"}
 
 
 @NEEDS_RAY

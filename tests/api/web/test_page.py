@@ -473,6 +473,9 @@ def test_what_a_collection_in_milvus_refuses_is_not_offered(browse, site, milvus
         page = browse(url)
         expect(page.locator("#empty")).to_be_visible()
         assert page.locator(links).locator("visible=true").count() == 0
+        page.set_input_files("#file", {"name": "new.png", "mimeType": "image/png", "buffer": encoded(draw(77))})
+        expect(page.locator("#nothing")).to_be_visible()
+        expect(page.locator("#addOpen")).to_be_hidden()  # the service would answer 422
 
 
 def test_a_service_with_keys_asks_for_one_and_shows_what_it_allows(browse, many, tmp_path, capsys):
