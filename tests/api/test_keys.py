@@ -11,7 +11,7 @@ from starlette.routing import Mount
 
 from hashseek.api.access.limits import RateLimit, needed_role
 from hashseek.api.keys import ROLES, create, hash_of, read_keys, revoke
-from hashseek.api.routes.dependencies import require_writable
+from hashseek.api.routes.dependencies import require_writable, require_writable_folder
 from hashseek.api.settings import Settings
 from hashseek.retrieval.errors import BadConfig
 from support.pictures import png
@@ -57,7 +57,9 @@ def routes(found, prefix=""):
             route, Mount
         )
         for method in getattr(route, "methods", None) or {"GET"}:
-            changes = isinstance(route, APIRoute) and any(d.dependency is require_writable for d in route.dependencies)
+            changes = isinstance(route, APIRoute) and any(
+                d.dependency in (require_writable, require_writable_folder) for d in route.dependencies
+            )
             yield method, path, changes
 
 

@@ -253,7 +253,7 @@ def test_a_stored_file_is_found_by_its_stored_code_and_first(keeping, pictures, 
         assert (first.image.id, first.distance) == (6, 0)
     new = searcher.search_file(encoded(draw(40), "PNG"), SearchOptions(3)).hits
     assert [hit.image.id for hit in new] == [h.image.id for h in searcher.search([draw(40)], SearchOptions(3))[0].hits]
-    monkeypatch.setattr(encoder, "_features", None)  # nothing may be encoded from here on
+    monkeypatch.setattr(encoder, "features", None)  # nothing may be encoded from here on
     for rank in ("hamming", "float"):
         answer = searcher.search_file(data, SearchOptions(3, rank=rank))
         assert (answer.encode_ms, answer.rank) == (0, rank)

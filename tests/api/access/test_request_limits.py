@@ -64,7 +64,7 @@ def test_more_uploads_than_allowed_are_refused_until_one_is_done(serve, indexed)
     _, client = serve(indexed, "--read-only", "--max-uploads", 1)
     search = {"files": {"image": png(1)}}
     with socket.create_connection((client.base_url.host, client.base_url.port), timeout=60) as slow:
-        head = b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000\r\nExpect: 100-continue\r\n"
+        head = b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 90000\r\nExpect: 100-continue\r\n"
         slow.sendall(head + b"Content-Type: multipart/form-data; boundary=x\r\n\r\n")
         assert slow.recv(1000).startswith(b"HTTP/1.1 100")  # it was accepted, and its body is waited for
         refused = client.post("/v1/search", **search)

@@ -226,7 +226,7 @@ def test_a_killed_reencoding_continues(start, hashseek, own_collection, other_ch
         assert looking.n_bits == 48
         assert looking.verify() == []
     code, out, _ = hashseek(*command)
-    assert (code, out.split(",")[0]) == (0, f"encoded {12 - done}")
+    assert (code, out.split(";")[0]) == (0, f"encoded {12 - done}")
     with closing(Collection(own_collection, read_only=True)) as again:
         assert (again.n_bits, again.verify()) == (36, [])
         assert len(again.catalog.spaces.all()) == 2
@@ -329,7 +329,7 @@ def test_an_image_without_a_code_gets_one_when_its_content_is_added_again(
 def test_the_commands(own_collection, other_checkpoint, hashseek):
     code, out, err = hashseek("index", "reencode", own_collection, "--checkpoint", other_checkpoint, "--device", "cpu")
     assert (code, "Traceback" in err) == (0, False)
-    assert numbers(out) == ["12", "0", "0"]
+    assert out.startswith("encoded 12;")
     assert f"`hashseek index drop-space {own_collection} 1`" in out
     assert json.loads(hashseek("index", "stats", own_collection, "--json")[1])["bits"] == 36
     assert hashseek("index", "switch", own_collection, 1)[0] == 0
