@@ -68,6 +68,15 @@ def test_help_and_refusals_are_quick_and_import_nothing_heavy(arguments, seconds
     assert float(used) < seconds
 
 
+@pytest.mark.parametrize(
+    "module", ["hashseek.api.app", "hashseek.indexing.cli.collection", "hashseek.retrieval.metrics"]
+)
+def test_serving_and_searching_load_no_torch(module):
+    """It would take two seconds and 500 MB."""
+    program = f"import sys, hashseek.{module}\nprint('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"
+
+
 def test_torch_and_faiss_compute_in_one_process():
     import faiss
     import numpy as np

@@ -4,19 +4,25 @@ One matrix product gives both. The row of an item holds its bits and its labels;
 for each bit and a weight for each label. Their product is `distance + stride * shared labels`, a small integer that is
 exact in float32 and in int8. A block of these keys is counted while it is still in the cache, so the Q x N matrix never
 exists and nothing is sorted.
+
+PyTorch is imported when something is counted: a service needs only the types.
 """
+
+from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from hashseek.retrieval.codes import Codes, check_codes
 from hashseek.retrieval.devices import cpu_features, n_cores, pick_device
 from hashseek.retrieval.errors import BadCodes
+
+if TYPE_CHECKING:
+    import torch
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -104,6 +110,8 @@ def histograms(
     if n_threads == 1 or len(query_codes) * len(database_codes) < _PAIRS_WORTH_A_THREAD:
         count(np.arange(len(query_codes)))
     else:
+        import torch
+
         # Each of these threads works on its own queries, so torch must not start further threads inside them.
         before = torch.get_num_threads()
         try:
@@ -175,22 +183,22 @@ class _Keys:
         return self.n_gains * self.query_weight * self.item_weight
 
     @classmethod
-    def plan(cls, query_labels: Labels, database_labels: Labels, *, n_bits: int) -> "_Keys":
+    def plan(cls, query_labels: Labels, database_labels: Labels, *, n_bits: int) -> _Keys:
         most = min(int(labels.sum(axis=1, dtype=np.int64).max()) for labels in (query_labels, database_labels))
         small = next(w for w in range(1, 128) if -(-(n_bits + 1) // w) < 128)
         return cls(n_bits, most + 1, small, -(-(n_bits + 1) // small))
 
-    def items(self, codes: Codes, labels: Labels) -> Tensor:
+    def items(self, codes: Codes, labels: Labels) -> NDArray[np.int8]:
         """(n, K + C) int8: bits, then weighted labels."""
         bits = np.unpackbits(codes, axis=1, count=self.n_bits, bitorder="little").view(np.int8)
-        return torch.from_numpy(np.concatenate((bits, labels.astype(np.int8) * np.int8(self.item_weight)), axis=1))
+        return np.concatenate((bits, labels.astype(np.int8) * np.int8(self.item_weight)), axis=1)
 
-    def queries(self, codes: Codes, labels: Labels) -> tuple[Tensor, Tensor]:
+    def queries(self, codes: Codes, labels: Labels) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
         """(K + C, n) int8, and what to add to the product, (n,): the ones of the query, and the start of its keys."""
         bits = np.unpackbits(codes, axis=1, count=self.n_bits, bitorder="little").view(np.int8)
         columns = np.concatenate((1 - 2 * bits, labels.astype(np.int8) * np.int8(self.query_weight)), axis=1).T
         added = bits.sum(axis=1, dtype=np.int64) + np.arange(len(codes)) * self.n
-        return torch.from_numpy(np.ascontiguousarray(columns)), torch.from_numpy(added)
+        return np.ascontiguousarray(columns), added
 
 
 def _count(
@@ -203,6 +211,8 @@ def _count(
     device: torch.device,
 ) -> NDArray[np.int32]:
     """Counts (q, gains, K + 1): one block of items after the other, each against all queries."""
+    import torch
+
     on_cpu = device.type == "cpu"
     in_int8 = on_cpu and _has_int8()
     # Counting a block also costs its number of bins, so blocks must not be shorter. Float32 is exact below 2**24.
@@ -211,13 +221,13 @@ def _count(
     blocks = []
     for start in range(0, len(query_codes), n_queries):
         chosen = slice(start, start + n_queries)
-        columns, added = keys.queries(query_codes[chosen], query_labels[chosen])
+        columns, added = map(torch.from_numpy, keys.queries(query_codes[chosen], query_labels[chosen]))
         kind = torch.int8 if in_int8 else torch.float32
         blocks.append((columns.to(device, kind), added.to(device, torch.int32 if in_int8 else torch.float32)))
     counts = [torch.zeros(len(added) * keys.n, dtype=torch.int64, device=device) for _, added in blocks]
     for start in range(0, len(database_codes), n_items):
         chosen = slice(start, start + n_items)
-        items = keys.items(database_codes[chosen], database_labels[chosen]).to(device)
+        items = torch.from_numpy(keys.items(database_codes[chosen], database_labels[chosen])).to(device)
         items = items if in_int8 else items.float()
         for (columns, added), sums in zip(blocks, counts, strict=True):
             # Keys are ordered by item, then query: neighbours go to different bins and do not wait for each other.
