@@ -73,7 +73,7 @@ def test_help_and_refusals_are_quick_and_import_nothing_heavy(arguments, seconds
 )
 def test_serving_and_searching_load_no_torch(module):
     """It would take two seconds and 500 MB."""
-    program = f"import sys, hashseek.{module}\nprint('torch' in sys.modules)"
+    program = f"import sys, {module}\nprint('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"
 
 
