@@ -116,17 +116,31 @@ class Checkpoint:
         model = HashModel(backbone=header.backbone, n_bits=header.n_bits, head=header.head)
         wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         if wanted != {name: values.shape for name, values in self.tensors.items()}:
-            raise BadCheckpoint(
-                f"the checkpoint {header.fingerprint[:12]} has been modified: its weights are not those of a "
-                f"{header.backbone} with {header.n_bits} bits"
-            )
+            raise self._modified()
         copy_state(model, {name: torch.from_numpy(values) for name, values in self.tensors.items()})
         return model.eval()
 
     @property
     def head(self) -> FullyConnected:
-        """The model's head in evaluation mode."""
-        return head_of(self.header.head, self.part("head."))
+        """The model's head in evaluation mode.
+
+        Raises:
+            BadCheckpoint: the weights do not fit the head.
+        """
+        try:
+            head = head_of(self.header.head, self.part("head."))
+            n_bits = head(np.zeros((1, self.n_features), np.float32)).shape[1]
+        except (KeyError, ValueError):  # missing weights, or shapes that do not fit together
+            raise self._modified() from None
+        if n_bits != self.header.n_bits:
+            raise self._modified()
+        return head
+
+    def _modified(self) -> BadCheckpoint:
+        return BadCheckpoint(
+            f"the checkpoint {self.header.fingerprint[:12]} has been modified: its weights are not those of a "
+            f"{self.header.backbone} with {self.header.n_bits} bits"
+        )
 
     @property
     def n_features(self) -> int:

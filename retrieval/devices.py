@@ -67,7 +67,11 @@ def _may_have_gpu() -> bool:
 
 
 def in_bf16(precision: str, *, cpu: bool) -> bool:
-    """Whether a backbone runs in bf16 instead of float32: "fp32", "bf16", or "auto", the faster one on this device.
+    """Whether a backbone runs in bf16 instead of float32.
+
+    Args:
+        precision: "fp32", "bf16", or "auto": the faster one on this device.
+        cpu: whether the device is the CPU.
 
     Raises:
         BadConfig: there is no such precision.

@@ -218,3 +218,22 @@ def test_a_changed_checkpoint_is_refused(path, change, tensors):
     rewrite(path, change, tensors)
     with pytest.raises(BadCheckpoint):
         load_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda head: {"weight": head["weight"][:5]},
+        lambda head: {name: values[:5] for name, values in head.items()},
+        lambda head: {"weight": head["weight"]},
+        lambda head: {},
+    ],
+)
+def test_a_head_that_does_not_fit_is_refused_although_its_fingerprint_is_right(path, change):
+    loaded = load_checkpoint(path)
+    head = loaded.part("head.")
+    kept = {name: values for name, values in loaded.tensors.items() if not name.startswith("head.")}
+    changed = change(head)
+    forged = Checkpoint(loaded.header, {**kept, **{f"head.{name}": values for name, values in changed.items()}})
+    with pytest.raises(BadCheckpoint):
+        _ = forged.head
