@@ -13,7 +13,7 @@ import json
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from operator import index
@@ -26,6 +26,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from hashseek.api.messages.schemas import (
+    NDJSON,
     AddedImage,
     DuplicateGroups,
     Encoded,
@@ -45,6 +46,10 @@ H = TypeVar("H", httpx.Client, httpx.AsyncClient)
 ImageFile = str | Path | bytes
 
 _PAGE = 1000  # records in one answer
+_BATCH = 64  # images in one request
+_BATCH_BYTES = 2**24  # of their files, unless one image is larger; half of a service's default limit
+_TEMPORARY = (429, 502, 503, 504)  # 502 and 504 come from a proxy
+_INVALID = (400, 413, 422)  # answers to a batch that is too large, or has invalid details
 _LONGEST_WAIT = 60.0  # seconds before a request is sent again
 
 
@@ -111,6 +116,8 @@ class Details(TypedDict, total=False):
     attributes: Mapping[str, Any]
 
 
+Image = ImageFile | tuple[ImageFile, Details]
+
 _LISTS = {"label", "any_label", "without", "where", "id", "key", "include"}
 _ONE_OF = {"any_label", "id", "key"}  # an image must match one value of each of these
 
@@ -175,14 +182,13 @@ class _Calls:
         return _Call("POST", "/v1/images", _model(AddedImage), {"files": {"image": _upload(image)}, "data": data})
 
     @staticmethod
-    def add_batch(
-        images: Sequence[ImageFile], details: Sequence[Details] | None = None
-    ) -> _Call[list[AddedImage | ServiceError]]:
-        """Store up to 64 images; returns the stored image or the error for each. `details`: one per image, in order."""
-        files = [("image", _upload(image)) for image in images]
-        body = [{name: value for name, value in one.items() if value is not None} for one in details or ()]
-        data = {"details": json.dumps(body, default=_plain)} if body else {}
-        return _Call("POST", "/v1/batch", _lines, {"files": files, "data": data})
+    def batch(images: Sequence[Image]) -> _Call[list[AddedImage | HashseekError]]:
+        """Store up to 64 images: `add_many` sends this."""
+        given = [image if isinstance(image, tuple) else (image, Details()) for image in images]
+        files = [("image", _upload(image)) for image, _ in given]
+        details = [{name: value for name, value in one.items() if value is not None} for _, one in given]
+        data = {"details": json.dumps(details, default=_plain)} if any(details) else {}
+        return _Call("POST", "/v1/batch", _results, {"files": files, "data": data})
 
     @staticmethod
     def get(image: int | str) -> _Call[ImageRecord]:
@@ -255,6 +261,61 @@ def _awaited(make: Callable[P, _Call[T]]) -> Callable[Concatenate["AsyncClient",
     return method
 
 
+class _Batches:
+    """Batches of images, which are read as they are needed. A batch that is refused is divided and sent again."""
+
+    def __init__(self, images: Iterable[Image]) -> None:
+        self._new = _in_batches(images)
+        self._divided: list[list[Image]] = []  # the next one last
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> list[Image]:
+        return self._divided.pop() if self._divided else next(self._new)
+
+    def divide(self, batch: list[Image], error: HashseekError) -> list[AddedImage | HashseekError]:
+        """The results of a batch that failed: the error of a single image. Several are divided to find the bad ones.
+
+        Raises:
+            ServiceError: `error`, if no image is the reason for it.
+        """
+        if isinstance(error, ServiceError) and error.status not in _INVALID:
+            raise error
+        if len(batch) == 1:
+            return [error]
+        half = len(batch) // 2
+        self._divided += [batch[half:], batch[:half]]
+        return []
+
+
+def _in_batches(images: Iterable[Image]) -> Iterator[list[Image]]:
+    batch: list[Image] = []
+    n_bytes = 0
+    for image in images:
+        size = _size(image[0] if isinstance(image, tuple) else image)
+        if batch and n_bytes + size > _BATCH_BYTES:
+            yield batch
+            batch, n_bytes = [], 0
+        batch.append(image)
+        n_bytes += size
+        if len(batch) == _BATCH:
+            yield batch
+            batch, n_bytes = [], 0
+    if batch:
+        yield batch
+
+
+def _size(image: ImageFile) -> int:
+    """Bytes of a file; 0 if it cannot be read, which `_upload` reports."""
+    if isinstance(image, bytes):
+        return len(image)
+    try:
+        return Path(image).stat().st_size
+    except OSError:
+        return 0
+
+
 _Outcome = httpx.Response | httpx.HTTPError | httpx.InvalidURL
 
 
@@ -323,7 +384,6 @@ class Client(_Connection[httpx.Client]):
     encode = _blocking(_Calls.encode)
     encode_vector = _blocking(_Calls.encode_vector)
     add = _blocking(_Calls.add)
-    add_batch = _blocking(_Calls.add_batch)
     get = _blocking(_Calls.get)
     change = _blocking(_Calls.change)
     delete = _blocking(_Calls.delete)
@@ -333,6 +393,22 @@ class Client(_Connection[httpx.Client]):
     duplicates = _blocking(_Calls.duplicates)
     keep_duplicates = _blocking(_Calls.keep_duplicates)
     stats = _blocking(_Calls.stats)
+
+    def add_many(self, images: Iterable[Image]) -> Iterator[AddedImage | HashseekError]:
+        """Store any number of images; yields the stored image or the error for each, in order.
+
+        Args:
+            images: files, or (file, details) such as ("cat.jpg", {"key": "shop/4711", "labels": ["cat"]}). They are
+                read while they are sent, at most 64 files or 16 MiB at a time, or a single larger file.
+
+        If a request is sent again, images that it had stored before are reported as "known".
+        """
+        for batch in (batches := _Batches(images)):
+            try:
+                results = self._send(_Calls.batch(batch))
+            except HashseekError as error:
+                results = batches.divide(batch, error)
+            yield from results
 
     def images(self, **filters: Unpack[Filters]) -> Iterator[ImageRecord]:
         """All stored images that pass the filters, by ascending id; asked for as they are needed."""
@@ -357,7 +433,7 @@ class Client(_Connection[httpx.Client]):
 
 
 class AsyncClient(_Connection[httpx.AsyncClient]):
-    """`Client` for asyncio: its methods are coroutines, and `images` is an asynchronous iterator."""
+    """`Client` for asyncio: its methods are coroutines; `images` and `add_many` are asynchronous iterators."""
 
     _new = httpx.AsyncClient
 
@@ -378,7 +454,6 @@ class AsyncClient(_Connection[httpx.AsyncClient]):
     encode = _awaited(_Calls.encode)
     encode_vector = _awaited(_Calls.encode_vector)
     add = _awaited(_Calls.add)
-    add_batch = _awaited(_Calls.add_batch)
     get = _awaited(_Calls.get)
     change = _awaited(_Calls.change)
     delete = _awaited(_Calls.delete)
@@ -388,6 +463,16 @@ class AsyncClient(_Connection[httpx.AsyncClient]):
     duplicates = _awaited(_Calls.duplicates)
     keep_duplicates = _awaited(_Calls.keep_duplicates)
     stats = _awaited(_Calls.stats)
+
+    async def add_many(self, images: Iterable[Image]) -> AsyncIterator[AddedImage | HashseekError]:
+        """`Client.add_many` as an asynchronous iterator over an ordinary iterable."""
+        for batch in (batches := _Batches(images)):
+            try:
+                results = await self._send(_Calls.batch(batch))
+            except HashseekError as error:
+                results = batches.divide(batch, error)
+            for result in results:
+                yield result
 
     async def images(self, **filters: Unpack[Filters]) -> AsyncIterator[ImageRecord]:
         """All stored images that pass the filters, by ascending id; asked for as they are needed."""
@@ -421,7 +506,9 @@ def _is_temporary(outcome: _Outcome, *, answered: bool) -> bool:
         return answered
     if isinstance(outcome, Exception):
         return isinstance(outcome, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError)
-    return outcome.status_code in (429, 502, 503, 504)  # 502 and 504 come from a proxy
+    if outcome.headers.get("Content-Type") == NDJSON:  # a batch, some of whose images may be sent again
+        return any(json.loads(line).get("status") in _TEMPORARY for line in outcome.iter_lines())
+    return outcome.status_code in _TEMPORARY
 
 
 def _wait(outcome: _Outcome, attempt: int) -> float:
@@ -460,12 +547,12 @@ def _model(model: type[M]) -> Callable[[bytes], M]:
     return model.model_validate_json
 
 
-def _lines(content: bytes) -> list[AddedImage | ServiceError]:
+def _results(content: bytes) -> list[AddedImage | HashseekError]:
     """The answer of a batch for each image."""
-    return [_added(json.loads(line)) for line in content.splitlines()]
+    return [_result(json.loads(line)) for line in content.splitlines()]
 
 
-def _added(line: dict[str, Any]) -> AddedImage | ServiceError:
+def _result(line: dict[str, Any]) -> AddedImage | ServiceError:
     if "id" in line:
         return AddedImage.model_validate(line)
     return ServiceError(line["detail"], status=line["status"], kind=line["type"].removeprefix("urn:hashseek:"))

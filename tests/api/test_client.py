@@ -4,8 +4,11 @@ import asyncio
 import inspect
 import signal
 import socket
+import sqlite3
 import threading
 import time
+from contextlib import closing
+from hashlib import sha256
 
 import httpx
 import numpy as np
@@ -15,7 +18,8 @@ import hashseek
 from hashseek.api import client as client_module
 from hashseek.api.client import Filters, Query, SearchOptions
 from hashseek.api.collections.service import Service
-from hashseek.api.messages.parameters import FilterParameters, SearchParameters, SearchQuery
+from hashseek.api.messages.parameters import MAX_BATCH, FilterParameters, SearchParameters, SearchQuery
+from hashseek.api.settings import Settings
 from hashseek.retrieval.errors import BadConfig, BadImage
 from support.pictures import png
 from support.service import serving
@@ -81,11 +85,107 @@ def test_numbers_of_numpy_are_numbers(remote):
         remote.change(added.id, attributes={"taken": object()})
 
 
-def test_a_batch_says_of_each_image_what_became_of_it(remote):
-    added, refused = remote.add_batch([png(600), b"no picture"], [{"key": "a", "labels": ["x"]}, {}])
-    assert (added.key, added.labels, added.change) == ("a", ["x"], "added")
-    assert (refused.status, refused.kind) == (422, "BadImage")
-    assert [one.change for one in remote.add_batch([png(600), png(601)])] == ["known", "added"]
+@pytest.fixture(params=["Client", "AsyncClient"])
+def add_many(request):
+    """`add_many` of either client: (url, images) -> results."""
+
+    async def add(url, images):
+        async with hashseek.AsyncClient(url, retries=60) as remote:
+            return [result async for result in remote.add_many(images)]
+
+    def add_all(url, images):
+        if request.param == "AsyncClient":
+            return asyncio.run(add(url, images))
+        with hashseek.Client(url, retries=60) as remote:
+            return list(remote.add_many(images))
+
+    return add_all
+
+
+def test_many_images_are_read_as_they_are_sent_and_each_has_its_result(serve, own_collection, add_many, tmp_path):
+    limit = 300_000
+    _, client = serve(own_collection, "--max-upload-bytes", limit)
+    (tmp_path / "made.png").write_bytes(png(600))
+    n_stored = []
+
+    def large(seed):
+        return png(seed) + bytes(limit // 30)  # a batch of these reaches the limit
+
+    def images():
+        yield tmp_path / "made.png", {"key": "a", "labels": ["x"], "attributes": {"n": np.int64(1)}}
+        yield b"no picture"
+        yield tmp_path / "missing.png"
+        yield png(601), {"key": None, "labels": ["x" * 1000]}
+        yield b"\x89PNG" + bytes(limit)
+        for seed in range(140):
+            n_stored.append(client.get("/v1/stats").json()["n_images"] - 12)
+            yield large(seed)
+
+    results = add_many(str(client.base_url), images())
+    first, *wrong = results[:5]
+    assert (first.key, first.labels, first.change) == ("a", ["x"], "added")
+    assert first.attributes == {"filename": "made.png", "n": 1}
+    assert [getattr(one, "kind", None) for one in wrong] == ["BadImage", None, "BadRequest", "TooLarge"]
+    assert str(tmp_path / "missing.png") in str(wrong[1])
+    assert [one.sha256 for one in results[5:]] == [sha256(large(seed)).hexdigest() for seed in range(140)]
+    assert {one.change for one in results[5:]} == {"added"}
+    assert max(n - before for n, before in enumerate(n_stored, 5)) <= 63 + len(wrong)
+
+
+def test_a_batch_is_within_the_limits_of_a_service():
+    sizes = [*[1] * 70, *[6 * 2**20] * 3, 2**25, 1]
+    batches = list(client_module._in_batches(map(bytes, sizes)))
+    assert (
+        [[len(image) for image in batch] for batch in batches]
+        == [
+            sizes[:64],
+            sizes[64:72],  # one more would have 18 MiB
+            sizes[72:73],
+            sizes[73:74],
+            sizes[74:],
+        ]
+    )
+    assert client_module._BATCH == MAX_BATCH
+    assert Settings.max_upload_bytes >= 2 * client_module._BATCH_BYTES
+
+
+def test_a_batch_that_breaks_off_is_sent_again_and_nothing_is_stored_twice(serve, own_collection, add_many):
+    dies_after_three = """
+import os, signal
+from hashseek.indexing.collection import Collection
+def add(self, *args, stored=[], original=Collection.add_with_file, **options):
+    if len(stored) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    stored.append(original(self, *args, **options))
+    return stored[-1]
+Collection.add_with_file = add
+"""
+    process, client = serve(own_collection, before=dies_after_three)
+    port = client.base_url.port
+
+    def restart():
+        process.wait()
+        serve(own_collection, "--port", port, ready=False)
+
+    again = threading.Thread(target=restart)
+    again.start()
+    results = add_many(str(client.base_url), [(png(600 + n), {"key": f"{n}"}) for n in range(5)])
+    again.join()
+    assert [one.key for one in results] == list("01234")
+    assert [one.change for one in results] == [*["known"] * 3, *["added"] * 2]
+    assert client.get("/v1/stats").json()["n_images"] == 12 + 5
+
+
+def test_an_image_that_met_a_busy_service_is_sent_again(serve, own_collection, add_many):
+    _, client = serve(own_collection, before="import hashseek.indexing.catalog.database as d; d.BUSY_SECONDS = 0.1")
+    with closing(
+        sqlite3.connect(own_collection / "catalog.sqlite", isolation_level=None, check_same_thread=False)
+    ) as other:
+        other.execute("BEGIN IMMEDIATE")
+        threading.Timer(1.5, lambda: other.execute("ROLLBACK")).start()
+        results = add_many(str(client.base_url), [png(600), png(601)])
+    assert [one.sha256 for one in results] == [sha256(png(600)).hexdigest(), sha256(png(601)).hexdigest()]
+    assert client.get("/v1/stats").json()["n_images"] == 12 + 2
 
 
 def test_what_would_search_or_delete_more_than_was_meant_is_refused(remote):
@@ -101,7 +201,7 @@ def test_what_would_search_or_delete_more_than_was_meant_is_refused(remote):
 def test_both_clients_have_the_same_methods_and_get_the_same_answers(reader):
     methods = {name for name, _ in inspect.getmembers(hashseek.Client, callable) if not name.startswith("_")}
     assert methods == {name for name in vars(hashseek.AsyncClient) if not name.startswith("_")}
-    for name in methods - {"close", "images"}:
+    for name in methods - {"close", "images", "add_many"}:
         first, second = (getattr(kind, name) for kind in (hashseek.Client, hashseek.AsyncClient))
         assert str(inspect.signature(first)) == str(inspect.signature(second))
         assert first.__doc__ == second.__doc__
