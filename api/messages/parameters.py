@@ -73,18 +73,32 @@ class FilterParameters(NoParameters):
         default=[], alias="label", max_length=64, description=FILTER_HELP["all_labels"], examples=[["cat"]]
     )
     any_labels: Given[list[Word]] = Field(
-        default=None, alias="any_label", min_length=1, max_length=64, description=FILTER_HELP["any_labels"]
+        default=None,
+        alias="any_label",
+        min_length=1,
+        max_length=64,
+        description=FILTER_HELP["any_labels"],
+        examples=[["cat", "dog"]],
     )
-    no_labels: list[Word] = Field(default=[], alias="without", max_length=64, description=FILTER_HELP["no_labels"])
+    no_labels: list[Word] = Field(
+        default=[], alias="without", max_length=64, description=FILTER_HELP["no_labels"], examples=[["drawing"]]
+    )
     where: list[Word] = Field(default=[], max_length=64, description=FILTER_HELP["where"], examples=[["year>=2015"]])
     ids: Given[list[int]] = Field(
-        default=None, alias="id", min_length=1, max_length=1000, description=FILTER_HELP["ids"]
+        default=None, alias="id", min_length=1, max_length=1000, description=FILTER_HELP["ids"], examples=[[3, 7]]
     )
     keys: Given[list[Word]] = Field(
-        default=None, alias="key", min_length=1, max_length=1000, description=FILTER_HELP["keys"]
+        default=None,
+        alias="key",
+        min_length=1,
+        max_length=1000,
+        description=FILTER_HELP["keys"],
+        examples=[["shop/4711"]],
     )
     added_after: Given[str] = Field(default=None, description=FILTER_HELP["added_after"], examples=["2026-01-31"])
-    added_before: Given[str] = Field(default=None, description=FILTER_HELP["added_before"])
+    added_before: Given[str] = Field(
+        default=None, description=FILTER_HELP["added_before"], examples=["2026-02-28T12:00:00Z"]
+    )
 
     def among(self) -> Filter | None:
         """The filter; None if every image passes.
@@ -102,22 +116,27 @@ class SearchParameters(FilterParameters):
         default=None,
         ge=1,
         description=f"Number of results; default {DEFAULT_K}, or the service's own limit if that is lower.",
+        examples=[5],
     )
     offset: int = Field(
         default=0, ge=0, description="Number of best results to skip. k + offset has the same limit as k."
     )
-    max_distance: Given[int] = Field(default=None, ge=0, description="Largest Hamming distance, in bits.")
+    max_distance: Given[int] = Field(
+        default=None, ge=0, description="Largest Hamming distance, in bits.", examples=[12]
+    )
     min_precision: Given[float] = Field(
         default=None,
         ge=0,
         le=1,
         description="Instead of max_distance: use the largest radius within which this share of the images is expected "
         "to be relevant. The collection needs a calibration (`hashseek index calibrate`).",
+        examples=[0.9],
     )
     effort: Given[int] = Field(
         default=None,
         description="For approximate indexes: how thoroughly to search. /v1/stats lists some values. An exact index "
         "does not accept it.",
+        examples=[64],
     )
     rank: Given[Rank] = Field(
         default=None,
@@ -201,17 +220,21 @@ class SearchForm(SearchParameters):
 class SearchQuery(NoParameters):
     """What to search with: one of these."""
 
-    image_id: Given[int] = Field(default=None, description="The id of a stored image.")
+    image_id: Given[int] = Field(default=None, description="The id of a stored image.", examples=[12])
     image_key: Given[str] = Field(
-        default=None, min_length=1, max_length=MAX_KEY, description="The key of a stored image."
+        default=None, min_length=1, max_length=MAX_KEY, description="The key of a stored image.", examples=["shop/4711"]
     )
     code: Given[str] = Field(
         default=None,
         pattern="^([0-9a-fA-F]{2}){1,128}$",
         description="A code in hex, as returned by /v1/encode: bit j is bit j % 8 of byte j // 8.",
+        examples=["b1c47f3a0d22"],
     )
     vector: Given[list[FiniteFloat]] = Field(
-        default=None, min_length=1, description="A vector with as many numbers as those of the collection."
+        default=None,
+        min_length=1,
+        description="A vector with as many numbers as those of the collection.",
+        examples=[[0.5, -1.25, 3]],
     )
 
 
@@ -233,12 +256,19 @@ class SearchBody(SearchParameters, SearchQuery):
         min_length=1,
         max_length=MAX_URL,
         description="An http or https URL of a picture, on a host that the service allows (--url-host).",
+        examples=["https://pictures.example/cat.jpg"],
     )
     queries: Given[list[SearchQuery]] = Field(
-        default=None, min_length=1, max_length=MAX_QUERIES, description="Several queries; each is answered separately."
+        default=None,
+        min_length=1,
+        max_length=MAX_QUERIES,
+        description="Several queries; each is answered separately.",
+        examples=[[{"image_id": 12}, {"image_key": "shop/4711"}]],
     )
     fingerprint: Given[str] = Field(
-        default=None, description="Fingerprint of the checkpoint of the codes; 409 if the collection has another one."
+        default=None,
+        description="Fingerprint of the checkpoint of the codes; 409 if the collection has another one.",
+        examples=["9f2c" * 16],
     )
 
     @model_validator(mode="after")
@@ -268,7 +298,9 @@ class EncodeBody(NoParameters):
     """A vector to encode."""
 
     vector: list[FiniteFloat] = Field(
-        min_length=1, description="A vector with as many numbers as those of the collection."
+        min_length=1,
+        description="A vector with as many numbers as those of the collection.",
+        examples=[[0.5, -1.25, 3]],
     )
 
 
@@ -297,15 +329,22 @@ class ImageChanges(NoParameters):
     model_config = ConfigDict(json_schema_extra={"examples": [{"labels": ["cat"], "attributes": {"year": 2015}}]})
 
     labels: Given[list[Label]] = Field(
-        default=None, max_length=MAX_LABELS, description="The new labels, replacing all old ones."
+        default=None,
+        max_length=MAX_LABELS,
+        description="The new labels, replacing all old ones.",
+        examples=[["cat", "grey"]],
     )
-    attributes: Given[dict[str, Any]] = Field(default=None, description="The new attributes, replacing all old ones.")
+    attributes: Given[dict[str, Any]] = Field(
+        default=None, description="The new attributes, replacing all old ones.", examples=[{"year": 2015}]
+    )
 
 
 class ImageDetails(ImageChanges):
     """The details of one image of a batch."""
 
-    key: Given[str] = Field(default=None, description="Your own name for the image, 1 to 512 characters.")
+    key: Given[str] = Field(
+        default=None, description="Your own name for the image, 1 to 512 characters.", examples=["shop/4711"]
+    )
 
 
 class AddManyForm(NoParameters):
@@ -324,13 +363,15 @@ class AddManyForm(NoParameters):
 class DeleteParameters(FilterParameters):
     """Which images to delete."""
 
-    expected: int = Field(ge=1, description="Number of images that pass the filters. If it differs: 409, none deleted.")
+    expected: int = Field(
+        ge=1, description="Number of images that pass the filters. If it differs: 409, none deleted.", examples=[12]
+    )
 
 
 class PageParameters(FilterParameters):
     """Which stored images to list."""
 
-    after: int = Field(default=0, ge=0, le=2**63 - 1, description="Only ids above this one.")
+    after: int = Field(default=0, ge=0, le=2**63 - 1, description="Only ids above this one.", examples=[24])
     offset: int = Field(default=0, ge=0, le=2**63 - 1, description="Number of these to skip.")
     limit: int = Field(default=24, ge=1, le=1000, description="Largest number of images to return.")
 
@@ -349,13 +390,15 @@ class NewCollection(NoParameters):
 class DeleteCollection(NoParameters):
     """Confirmation of the collection to delete."""
 
-    confirm: str = Field(description="The name again; otherwise nothing is deleted.")
+    confirm: str = Field(description="The name again; otherwise nothing is deleted.", examples=["shop"])
 
 
 class DuplicateParameters(NoParameters):
     """Which groups of near-duplicates to list."""
 
-    radius: int = Field(ge=0, le=MAX_RADIUS, description="Bits by which two linked images may differ; 0: equal codes.")
+    radius: int = Field(
+        ge=0, le=MAX_RADIUS, description="Bits by which two linked images may differ; 0: equal codes.", examples=[2]
+    )
     limit: int = Field(default=20, ge=1, le=100, description="Largest number of groups to return.")
     offset: int = Field(default=0, ge=0, le=2**63 - 1, description="Number of first groups to skip.")
 
@@ -370,5 +413,9 @@ class FileParameters(NoParameters):
     """How to return an image file."""
 
     size: Given[int] = Field(
-        default=None, ge=16, le=1024, description="Return a thumbnail whose longer side has this many pixels."
+        default=None,
+        ge=16,
+        le=1024,
+        description="Return a thumbnail whose longer side has this many pixels.",
+        examples=[256],
     )
