@@ -39,6 +39,10 @@ MAX_BYTES = 256 * 2**20
 # scans of 100 megapixels took 6 s on one core, 20 scans 1 s.
 MAX_SCANS = 100
 MAX_SCANNED = 20 * MAX_PIXELS  # pixels times scans
+# Pixels of a run-length encoded BMP. Pillow decodes them in Python: 41 KB that give 100 megapixels took 11 s.
+MAX_RUN_LENGTH = 10_000_000
+_RUN_LENGTH = (1, 2)  # in the header of a BMP
+MAX_PROFILES = 10  # colour profiles of a PNG; Pillow unpacks each: with 1 MiB of them, opening took 2 s, twice
 _BAND = 64  # rows
 
 # `decode` checks the size in the header itself, with a clearer error.
@@ -134,12 +138,13 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
     A JPEG may be decoded smaller than it is (DCT scaling) as long as both sides keep `at_least` pixels; 0 keeps all.
 
     Raises:
-        BadImage: empty, not an image, damaged, of more than `max_pixels` pixels, or a JPEG of too many scans.
+        BadImage: empty, not an image, damaged, of more than `max_pixels` pixels, a JPEG of too many scans, a PNG of
+            too many colour profiles, or a large run-length encoded BMP.
     """
     if not data:
         raise BadImage(f"{name} is empty (0 bytes)")
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+        with _open(data, name) as opened:
             width, height = opened.size
             if width * height > max_pixels:
                 raise BadImage(
@@ -154,6 +159,11 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
                         f"{name} is a JPEG with {n_scans:,} scans; the limit for {width} x {height} pixels is {most}: "
                         "save it again"
                     )
+            if opened.format == "BMP" and opened.info["compression"] in _RUN_LENGTH and width * height > MAX_RUN_LENGTH:
+                raise BadImage(
+                    f"{name} is a run-length encoded BMP of {width} x {height} pixels; the limit is "
+                    f"{MAX_RUN_LENGTH:,}: save it as PNG"
+                )
             media_type = Image.MIME.get(opened.format or "", "application/octet-stream")
             if at_least:
                 opened.draft("RGB", (at_least, at_least))
@@ -170,6 +180,14 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
         raise BadImage(f"{name} is not an image in a supported format ({kinds})") from None
     except Exception as error:  # decoders raise nearly anything on damaged data
         raise BadImage(f"{name} is damaged and cannot be decoded: {error}") from None
+
+
+def _open(data: bytes, name: str) -> Image.Image:
+    if data.startswith(b"\x89PNG") and (n_profiles := data.count(b"iCCP")) > MAX_PROFILES:
+        raise BadImage(
+            f"{name} is a PNG with {n_profiles:,} colour profiles; the limit is {MAX_PROFILES}: save it again"
+        )
+    return Image.open(io.BytesIO(data), formats=FORMATS)
 
 
 def _count_scans(data: bytes, most: int) -> int:
@@ -192,7 +210,7 @@ def _count_scans(data: bytes, most: int) -> int:
 def memory_to_decode(data: bytes, *, at_least: int = 0) -> int:
     """About the most memory that `decode` needs, in bytes, by the header; 0 for an image that it would refuse."""
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+        with _open(data, "the image") as opened:
             whole = opened.width * opened.height
             if at_least:
                 opened.draft("RGB", (at_least, at_least))

@@ -6,7 +6,7 @@ import struct
 import subprocess
 import sys
 import zlib
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +22,7 @@ from hashseek.retrieval.images import (
     Preprocessing,
     decode,
     decode_for,
+    memory_to_decode,
     normalizer,
     preprocess,
     read_bytes,
@@ -257,6 +258,29 @@ def test_a_jpeg_of_many_scans_is_refused(most, scanned, monkeypatch):
     for torn in (with_scans(most + 1), with_scans(most + 1, segment)):
         with pytest.raises(BadImage, match=f"{most + 1} scans"):
             decode(torn)
+
+
+def test_a_png_of_many_colour_profiles_is_refused():
+    data = encoded(draw(0), "PNG", icc_profile=bytes(1000))
+    start = data.index(b"iCCP") - 4
+    end = start + 12 + int.from_bytes(data[start : start + 4])
+    for n_more, is_refused in ((9, False), (10, True)):
+        made = data[:end] + n_more * data[start:end] + data[end:]
+        assert (memory_to_decode(made) == 0) == is_refused
+        with pytest.raises(BadImage, match="11 colour profiles") if is_refused else nullcontext():
+            assert decode(made).image.size == (96, 72)
+
+
+@pytest.mark.parametrize("compression", [1, 2])
+def test_a_large_bmp_in_run_lengths_is_refused(compression, monkeypatch):
+    header = bytearray(encoded(Image.new("P", (96, 72)), "BMP")[: 54 + 1024])
+    header[28], header[30] = 8 // compression, compression
+    data = bytes(header) + 72 * b"\x60\x00\x00\x00"  # 96 times 0, end of the row
+    assert decode(data).image.size == (96, 72)
+    monkeypatch.setattr(images, "MAX_RUN_LENGTH", 96 * 72 - 1)
+    with pytest.raises(BadImage, match="96 x 72 pixels; the limit is 6,911"):
+        decode(data)
+    assert decode(encoded(draw(0), "BMP")).image.size == (96, 72)
 
 
 def test_the_limit_on_pixels_is_exact():
