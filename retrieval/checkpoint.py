@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +30,7 @@ from safetensors.numpy import save
 from hashseek.retrieval.errors import BadCheckpoint
 from hashseek.retrieval.files import checksum_of, write_atomically
 from hashseek.retrieval.images import Preprocessing
-from hashseek.retrieval.models.fully_connected import FullyConnected, Weights, as_arrays, head_of
+from hashseek.retrieval.models.fully_connected import FullyConnected, Weights, as_arrays, head_of, mlp_of
 from hashseek.retrieval.models.names import (
     check_image_backbone,
     is_from_outside,
@@ -125,16 +126,29 @@ class Checkpoint:
         """The model's head in evaluation mode.
 
         Raises:
-            BadCheckpoint: the weights do not fit the head.
+            BadCheckpoint: the weights do not fit the head, or contain NaN.
         """
+        return self._checked(lambda: head_of(self.header.head, self.part("head.")), self.n_features, self.header.n_bits)
+
+    @property
+    def vector_backbone(self) -> FullyConnected:
+        """The backbone of a model of vectors in evaluation mode.
+
+        Raises:
+            BadCheckpoint: the model encodes images, or the weights do not fit the backbone or contain NaN.
+        """
+        return self._checked(lambda: mlp_of(self.part("backbone.")), self.header.vector_width(), self.n_features)
+
+    def _checked(self, build: Callable[[], FullyConnected], n_inputs: int, n_outputs: int) -> FullyConnected:
         try:
-            head = head_of(self.header.head, self.part("head."))
-            n_bits = head(np.zeros((1, self.n_features), np.float32)).shape[1]
+            layers = build()
+            with np.errstate(all="ignore"):
+                outputs = layers(np.zeros((1, n_inputs), np.float32))
         except (KeyError, ValueError):  # missing weights, or shapes that do not fit together
             raise self._modified() from None
-        if n_bits != self.header.n_bits:
+        if outputs.shape != (1, n_outputs) or np.isnan(outputs).any():
             raise self._modified()
-        return head
+        return layers
 
     def _modified(self) -> BadCheckpoint:
         return BadCheckpoint(
@@ -144,7 +158,9 @@ class Checkpoint:
 
     @property
     def n_features(self) -> int:
-        """D, the width of the features: the input width of the head's first layer."""
+        """D, the width of the features: for vectors by the backbone's name, else that of the head's input."""
+        if self.header.preprocessing is None:
+            return widths_of(self.header.backbone)[-1]
         return next((values.shape[1] for _, values in sorted(self.part("head.").items()) if values.ndim == 2), 0)
 
     def network(self) -> Network:

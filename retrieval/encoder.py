@@ -16,7 +16,6 @@ from hashseek.retrieval.codes import Codes, pack
 from hashseek.retrieval.engines import build_engine
 from hashseek.retrieval.images import Pixels, preprocess
 from hashseek.retrieval.load_ahead import load_ahead
-from hashseek.retrieval.models.fully_connected import mlp_of
 from hashseek.retrieval.scores import Features, stored_features
 from hashseek.retrieval.vectors import Vectors, as_float32, check_vectors
 
@@ -59,7 +58,7 @@ class VectorEncoder(WithHeader):
         width: D, the length of a vector.
 
     Raises:
-        BadCheckpoint: the checkpoint encodes images.
+        BadCheckpoint: the checkpoint encodes images, or its weights do not fit together.
     """
 
     engine = "numpy cpu float64"
@@ -67,7 +66,7 @@ class VectorEncoder(WithHeader):
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint.header)
         self.width = checkpoint.header.vector_width()
-        self._backbone, self._head = mlp_of(checkpoint.part("backbone.")), checkpoint.head
+        self._backbone, self._head = checkpoint.vector_backbone, checkpoint.head
 
     def features_and_outputs(self, vectors: Vectors) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Features (B, F) and real outputs (B, K) of vectors (B, D).

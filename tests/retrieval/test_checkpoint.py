@@ -17,7 +17,7 @@ from hashseek.retrieval.checkpoint import (
     load_header,
     save_checkpoint,
 )
-from hashseek.retrieval.encoder import Encoder
+from hashseek.retrieval.encoder import Encoder, VectorEncoder
 from hashseek.retrieval.errors import BadCheckpoint
 from hashseek.retrieval.images import Preprocessing, normalizer
 from hashseek.retrieval.models.fully_connected import as_arrays
@@ -237,3 +237,26 @@ def test_a_head_that_does_not_fit_is_refused_although_its_fingerprint_is_right(p
     forged = Checkpoint(loaded.header, {**kept, **{f"head.{name}": values for name, values in changed.items()}})
     with pytest.raises(BadCheckpoint):
         _ = forged.head
+
+
+@pytest.mark.parametrize("change", ["a missing one", "one less", "of another layer", "NaN"])
+@pytest.mark.parametrize("name", ["mean", "std", "layers.0.weight", "layers.0.bias"])
+def test_a_backbone_of_vectors_that_does_not_fit_is_refused_although_its_fingerprint_is_right(of_vectors, name, change):
+    loaded = load_checkpoint(of_vectors)
+    VectorEncoder(loaded)
+    tensors = {one: values.copy() for one, values in loaded.tensors.items()}
+    values = tensors.pop(f"backbone.{name}")
+    if change != "a missing one":
+        shape = values.shape[1:]
+        changed = {"one less": values[1:], "of another layer": np.ones((7, *shape), np.float32), "NaN": values}[change]
+        changed.flat[0] = np.nan if change == "NaN" else changed.flat[0]
+        tensors[f"backbone.{name}"] = changed
+    with pytest.raises(BadCheckpoint, match="mlp:294-16 with 20 bits"):
+        VectorEncoder(Checkpoint(loaded.header, tensors))
+
+
+def test_a_head_for_other_features_is_refused(of_vectors):
+    loaded = load_checkpoint(of_vectors)
+    weight = loaded.tensors["head.weight"][:, :9]
+    with pytest.raises(BadCheckpoint):
+        VectorEncoder(Checkpoint(loaded.header, {**loaded.tensors, "head.weight": weight}))

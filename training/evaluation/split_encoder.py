@@ -12,7 +12,7 @@ from hashseek.retrieval.codes import Codes, pack
 from hashseek.retrieval.encoder import Encoder, VectorEncoder
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.hash_layers import fit_hash_layer
-from hashseek.retrieval.models.fully_connected import FullyConnected, head_of, mlp_of
+from hashseek.retrieval.models.fully_connected import FullyConnected, head_of
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.retrieval.models.mlp import Mlp
 from hashseek.retrieval.models.names import widths_of
@@ -64,7 +64,7 @@ class SplitEncoder:
     def features(self, split: Split, progress: Progress, title: str) -> NDArray[np.float32]:
         """Features (n, D) of a split, in its order; those of images from the cache if available."""
         if split.vectors is not None:
-            return mlp_of(self.checkpoint.part("backbone."))(as_float32(split.vectors))
+            return self.checkpoint.vector_backbone(as_float32(split.vectors))
         assert self.encoder is not None
         images = Images(split, self.encoder.preprocessing, cache="none")
         with progress.task(title, len(split)) as advance:
