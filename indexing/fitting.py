@@ -21,7 +21,7 @@ from hashseek.indexing.catalog import NewImage
 from hashseek.indexing.catalog.records import StoredCode
 from hashseek.indexing.collection import CHECKPOINT, check_place
 from hashseek.indexing.fit_options import FitOptions, Network, changed, find_network
-from hashseek.indexing.ingest.loading import Fetch, LoadedImage, Loader, Stamp, checked_path, stamp_of
+from hashseek.indexing.ingest.loading import Fetch, LoadedImage, Loader, Stamp, stamp_of
 from hashseek.indexing.ingest.manifests import ImageSource
 from hashseek.indexing.ingest.sources import Found
 from hashseek.indexing.remote import fetch
@@ -239,12 +239,12 @@ class FirstFit:
 
     Args:
         fitting: with the fitted layer.
-        encoded: the images to which it was fitted, with their codes, and with size and time of their files before they
-            were read; `reuse` removes them.
+        encoded: the images to which it was fitted, with their codes, and with their sources and the size and time of
+            their files before they were read; `reuse` removes them.
     """
 
     fitting: Fitting
-    encoded: dict[Place, tuple[Stamp | None, NewImage]]
+    encoded: dict[Place, tuple[ImageSource, Stamp | None, NewImage]]
 
     def reuse(self, sources: Iterable[Found]) -> Iterator[Found | LoadedImage]:
         """The sources for `ingest`; images that were encoded need not be read again unless their files have changed."""
@@ -252,15 +252,10 @@ class FirstFit:
             yield found if isinstance(found, Problem) else self._as_encoded(found)
 
     def _as_encoded(self, source: ImageSource) -> ImageSource | LoadedImage:
-        stamp, image = self.encoded.pop(source.uri, (None, None))
-        if image is None or stamp != _stamp(source):
+        if source.uri not in self.encoded:
             return source
-        try:
-            path = checked_path(source)
-        except (BadImage, BadConfig):  # loading it will report that
-            return source
-        labels, key, attributes = source.labels, source.key, source.attributes
-        return LoadedImage(source, replace(image, path=path, labels=labels, key=key, attributes=attributes))
+        before, stamp, image = self.encoded.pop(source.uri)
+        return LoadedImage(source, image) if (before, stamp) == (source, _stamp(source)) else source
 
 
 def fit_to_sources(
@@ -312,7 +307,8 @@ def fit_to_sources(
 
     codes = fitting.fit(images(), min(n_sources, MAX_FITTED), progress)
     encoded = {
-        source.uri: (stamps[source.uri], replace(image, **codes[image.sha256]._asdict())) for source, image in loaded
+        source.uri: (source, stamps[source.uri], replace(image, **codes[image.sha256]._asdict()))
+        for source, image in loaded
     }
     return FirstFit(fitting, encoded)
 

@@ -241,7 +241,9 @@ class Searcher:
         self.cores = Budget(n_cores())
         self.observe: Callable[[str, float], object] = lambda _name, _value: None
         self._encode_one = MicroBatches(
-            lambda pixels: self.image_encoder.features_and_outputs(pixels), lambda n: self.observe("batch", n)
+            lambda pixels: self.image_encoder.features_and_outputs(pixels),
+            encoder.backbone.online_batch_size if isinstance(encoder, Encoder) else 1,
+            lambda n: self.observe("batch", n),
         )
 
     @classmethod

@@ -26,11 +26,13 @@ class Engine(Protocol):
     """Computes the features of a backbone.
 
     `name` consists of engine, device and precision. A collection stores it with every code, so it must stay the same
-    from version to version. `batch_size` is a good number of images per call.
+    from version to version. `batch_size` is a good number of images per call if many are to be encoded, and
+    `online_batch_size` the most if somebody waits for each of them.
     """
 
     name: str
     batch_size: int
+    online_batch_size: int
 
     def __call__(self, pixels: Pixels) -> NDArray[np.float32]:
         """Features (B, D) of preprocessed uint8 pixels (B, 3, size, size), B >= 1. Not thread-safe."""

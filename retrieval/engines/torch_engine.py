@@ -32,7 +32,7 @@ class TorchEngine:
                     module.to(torch.bfloat16)
         self._network = folded.to(self.device).to(memory_format=torch.channels_last)
         self._normalize = normalizer(preprocessing, self.device)
-        self.batch_size = 64 if self.device.type == "cpu" else 256
+        self.batch_size = self.online_batch_size = 64 if self.device.type == "cpu" else 256
         kind = "bfloat16" if self._half else "float32"
         self.name = f"torch {self.device.type} {kind}{' folded' if n_folded else ''}"
 

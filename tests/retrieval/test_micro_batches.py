@@ -1,5 +1,7 @@
 """Encoding together what several threads bring."""
 
+import os
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,7 +25,7 @@ def test_each_thread_gets_its_own_row_and_those_that_come_during_a_pass_share_th
         values = pixels.reshape(len(pixels), -1).astype(np.float32)
         return values[:, :2], -values[:, :3]
 
-    together = MicroBatches(encode, sizes.append)
+    together = MicroBatches(encode, 64, sizes.append)
     with ThreadPoolExecutor(50) as threads:
         first = threads.submit(together, image(0))
         assert began.wait(20)  # alone: it does not wait for others
@@ -40,13 +42,49 @@ def test_each_thread_gets_its_own_row_and_those_that_come_during_a_pass_share_th
     assert sum(sizes) == 250
 
 
+@pytest.mark.parametrize("largest", [1, 3])
+def test_a_pass_has_at_most_the_largest_number_of_images(largest):
+    sizes, go_on = [], threading.Event()
+
+    def encode(pixels):
+        assert go_on.wait(20)
+        values = pixels.reshape(len(pixels), -1).astype(np.float32)
+        return values[:, :1], values[:, :1]
+
+    together = MicroBatches(encode, largest, sizes.append)
+    with ThreadPoolExecutor(20) as threads:
+        found = [threads.submit(together, image(number)) for number in range(20)]
+        wait_until(lambda: len(together._waiting) >= 19 - largest)
+        go_on.set()
+        assert [one.result()[0][0, 0] for one in found] == list(range(20))
+    assert max(sizes) == largest
+    assert sum(sizes) == 20
+
+
+def test_passes_run_in_one_thread_that_yields_to_others():
+    threads_used = set()
+
+    def encode(pixels):
+        thread = threading.get_native_id()
+        threads_used.add((thread, os.getpriority(os.PRIO_PROCESS, thread)))
+        return pixels[:, 0, 0], pixels[:, 0, 0]
+
+    together = MicroBatches(encode, 2, lambda n: None)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda number: together(image(number)), range(20)))
+    [(thread, niceness)] = threads_used
+    assert thread != threading.get_native_id()
+    if sys.platform == "linux":
+        assert niceness > os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
 def test_an_error_reaches_every_thread_of_its_pass_and_none_later():
     def encode(pixels):
         if pixels.max() == 9:
             raise MemoryError("no room")
         return pixels[:, 0, 0], pixels[:, 0, 0]
 
-    together = MicroBatches(encode, lambda n: None)
+    together = MicroBatches(encode, 64, lambda n: None)
     with pytest.raises(MemoryError):
         together(image(9))
     assert together(image(1))[0].tolist() == [[1] * 4]
