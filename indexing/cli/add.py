@@ -5,7 +5,7 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Container, Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,20 +25,22 @@ from hashseek.indexing.cli.fitting import (
     print_fit,
 )
 from hashseek.indexing.cli.options import (
+    ENCODING,
     AllowPrivate,
     Device,
     Engine,
     Precision,
     StoreArgument,
     encoder_options,
-    not_default,
+    given_options,
     refuse,
+    refuse_without,
 )
 from hashseek.indexing.cli.output import Output, print_next
 from hashseek.indexing.cli.vectors import add_vectors
 from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.dry_run import dry_run as open_dry_run
-from hashseek.indexing.fit_options import FitOptions, Network
+from hashseek.indexing.fit_options import Network
 from hashseek.indexing.fitting import FirstFit, fit_to_sources, plan_collection, refit_may_help
 from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.ingest.batch import IngestReport, ingest
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
 
 
 def add(
+    context: typer.Context,
     collection: StoreArgument,
     paths: Annotated[
         list[str] | None,
@@ -155,13 +158,8 @@ def add(
     Exit codes: 0 if images were stored (now or earlier), 1 if there were none to store, 2 if the command was refused,
     3 with --strict if an image was skipped, 130 or 143 if the command was stopped.
     """
-    given: dict[str, object] = {"--watch": watch, "--prune": prune, "--ray": ray, "--vectors": vectors, "--ids": ids}
-    given |= {"--dry-run": dry_run, "--trust-mtime": trust_mtime, "--split": split, "--key-from": key_from}
-    given |= {"--errors": errors, "--strict": strict, "--on-error stop": on_error == "stop", "paths of images": paths}
-    given |= {"--backbone": backbone, "--weights": weights, "--preprocessing": preprocessing}
-    given |= {"--keep-features": keep_features, "--checkpoint": checkpoint}
+    _refuse_combinations(collection, given_options(context))
     fit = fit_options(bits, backbone, weights, preprocessing)
-    _refuse_combinations(collection, fit, given | not_default(device, precision, engine))
     cluster = None if ray is None else Cluster(ray, ray_workers, ray_cpus, ray_gpus)
     if cluster is not None:
         cluster.check()
@@ -212,33 +210,28 @@ def add(
 
 
 _NOT_FOR_WATCH = ("--dry-run", "--split", "--key-from", "--trust-mtime")
-_NOT_FOR_RAY = ("--vectors", "--watch", "--dry-run", "--trust-mtime", "--keep-features", "--on-error stop")
-_NOT_FOR_VECTORS = (
-    *_NOT_FOR_WATCH,
-    *("paths of images", "--backbone", "--weights", "--watch", "--preprocessing", "--errors", "--strict"),
-    *("--device", "--precision", "--engine"),
-)
+_NETWORK = ("--backbone", "--weights", "--preprocessing")
+_NOT_WITH = {
+    "--watch": _NOT_FOR_WATCH,
+    "--ray": ("--vectors", "--watch", "--dry-run", "--trust-mtime", "--keep-features", "--on-error"),
+    "--vectors": ("paths", "--watch", *_NOT_FOR_WATCH, *_NETWORK, *ENCODING, "--errors", "--strict"),
+    "--checkpoint": ("--bits", *_NETWORK),
+}
 
 
-def _refuse_combinations(collection: Path, fit: FitOptions, given: Mapping[str, object]) -> None:
-    """Refuse options that do not go together; `given`: their values by name."""
-    if given["--prune"] and not given["--watch"]:
-        raise BadConfig("--prune needs --watch: add it, or leave out --prune")
-    if given["--ids"] and not given["--vectors"]:
-        raise BadConfig("--ids needs --vectors")
-    if not given["--vectors"] and not given["paths of images"]:
+def _refuse_combinations(collection: Path, given: Container[str]) -> None:
+    """Refuse options that do not go together; `given`: their names."""
+    refuse_without(["--watch"], ["--prune"], given)
+    refuse_without(["--vectors"], ["--ids"], given)
+    if "--vectors" not in given and "paths" not in given:
         raise BadConfig("nothing to add: give images, or vectors with --vectors")
-    for mode, others in (("--watch", _NOT_FOR_WATCH), ("--ray", _NOT_FOR_RAY), ("--vectors", _NOT_FOR_VECTORS)):
-        if given[mode]:
-            refuse(mode, {name: given.get(name) for name in others})
-    if given["--checkpoint"] and fit:
-        raise BadConfig(
-            "--checkpoint already has a hash layer: leave out --bits, --backbone, --weights and --preprocessing"
-        )
+    for option, others in _NOT_WITH.items():
+        if option in given:
+            refuse(option, others, given)
     if is_in_milvus(collection):
         uri = parse_uri(collection)
-        refuse(f"the collection {uri}", {name: given[name] for name in ("--watch", "--dry-run")})
-        if not given["--checkpoint"]:
+        refuse(f"the collection {uri}", ["--watch", "--dry-run"], given)
+        if "--checkpoint" not in given:
             raise BadConfig(f"{uri} keeps no checkpoint: give the one for its codes with --checkpoint")
 
 

@@ -16,6 +16,7 @@ from hashseek.indexing.cli.fitting import refit
 from hashseek.indexing.cli.maintenance import app as maintenance
 from hashseek.indexing.cli.maintenance import repair_and_print
 from hashseek.indexing.cli.options import (
+    ENCODING,
     AddedAfter,
     AddedBefore,
     AllowPrivate,
@@ -29,8 +30,9 @@ from hashseek.indexing.cli.options import (
     WithLabel,
     WithoutLabel,
     encoder_options,
-    not_default,
+    given_options,
     refuse,
+    refuse_without,
 )
 from hashseek.indexing.cli.vectors import read_queries, search_vectors
 from hashseek.indexing.collection import Collection
@@ -153,6 +155,7 @@ def _line(content: dict[str, Any]) -> str:
 
 @app.command()
 def verify(
+    context: typer.Context,
     collection: CollectionArgument,
     repair: Annotated[
         bool, typer.Option("--repair", help="Repair what can be repaired; exit with code 1 if problems remain.")
@@ -167,17 +170,11 @@ def verify(
     engine: Engine = "auto",
 ) -> None:
     """Check that catalog, codes, index, checkpoint and image files agree; exit with code 1 if they do not."""
-    options = encoder_options(device, precision, engine)
+    options, given = encoder_options(device, precision, engine), given_options(context)
+    refuse_without(["--repair"], ["--checkpoint"], given)
+    refuse_without(["--codes", "--repair"], ["--allow-private", *ENCODING], given)
     if repair:
-        refuse("--repair", {"--codes": codes})
-    if checkpoint is not None and not repair:
-        raise BadConfig("--checkpoint needs --repair: add it, or leave out --checkpoint")
-    if (allow_private or not_default(device, precision, engine)) and not (codes or repair):
-        raise BadConfig(
-            "--allow-private, --device, --precision and --engine need --codes or --repair: add one of those, or leave "
-            "these out"
-        )
-    if repair:
+        refuse("--repair", ["--codes"], given)
         repair_and_print(collection, checkpoint, options, allow_private=allow_private)
         return
     with closing(Collection(collection, read_only=True)) as opened:
@@ -203,6 +200,7 @@ def verify(
 
 
 def search(
+    context: typer.Context,
     collection: StoreArgument,
     image: Annotated[Path | None, typer.Argument(help="The image to search with.")] = None,
     vector: Annotated[
@@ -267,7 +265,7 @@ def search(
     if len(given) != 1:
         raise BadConfig(f"give exactly one query, not {' and '.join(given) or 'none'}: {', '.join(queries)}")
     if image is None:
-        refuse(given[0], not_default(device, precision, engine))
+        refuse(given[0], ENCODING, given_options(context))
     with closing(open_store(collection, checkpoint=checkpoint, read_only=True)) as opened:
         check_rank(opened, options, stored=image is None and vector is None)
         data = b"" if image is None else read_bytes(image)
