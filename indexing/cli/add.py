@@ -178,18 +178,15 @@ def add(
     started = time.monotonic()
     with ExitStack() as stack:
         output = Output(stack.enter_context(errors.open("w", encoding="utf-8")) if errors else None)
-        plan = None
-        if is_new and checkpoint is None:
-            sources.refuse_problems()
-            plan = plan_collection(collection, fit, sources.found())
+        n_total = None if watch else sources.total(output)
+        plan = plan_collection(collection, fit, sources.found()) if is_new and checkpoint is None else None
         if dry_run:
-            report = _dry_run(collection, checkpoint, sources, get, output, trust_mtime=trust_mtime)
+            report = _dry_run(collection, checkpoint, sources, get, output, n_total, trust_mtime=trust_mtime)
             _exit_with_code(report, strict=strict)
             return
         first = None if plan is None else _fit(sources, plan, get, output, options)
         with nullcontext(checkpoint) if first is None else first.fitting.checkpoint() as made:
             opened = stack.enter_context(open_for_adding(collection, checkpoint=made, keep_features=keep_features))
-        n_total = None if watch else sources.total(output)
         encoder = _encoder(opened, first, cluster, options)
         stop = stack.enter_context(_stop_on_signals())
         run = _Run(opened, sources, encoder, first, get, output, n_total, stop)
@@ -251,11 +248,6 @@ class _Sources:
             if are_folders and not Path(path).is_dir():
                 raise BadConfig(f"{path} is not a folder: --watch needs folders")
         find_sources(self.paths, split=self.split)
-
-    def refuse_problems(self) -> None:
-        """With --on-error stop, refuse lists with problems."""
-        if self.on_error == "stop":
-            count_images(self.paths, split=self.split, on_error="stop")
 
     def found(self) -> Iterator[Found]:
         """The images with their labels and keys, and problems; each call finds them again."""
@@ -386,23 +378,16 @@ def _encoder(
 
 def _suggest(collection: Store, *, is_new: bool) -> None:
     """Print the two commands that come next; for an older collection, recommend a refit if that may help."""
-    if not is_new:
-        if isinstance(collection, Collection):
-            _suggest_refit(collection)
+    if is_new:
+        path = next((image.path for image in collection.browse(None, limit=1)[0]), "")
+        if path:
+            print_next(collection.place, "PICTURE.jpg" if is_remote(path) else shlex.quote(path))
         return
-    path = next((image.path for image in collection.browse(None, limit=1)[0]), "")
-    if path:
-        print_next(collection.place, "PICTURE.jpg" if is_remote(path) else shlex.quote(path))
-
-
-def _suggest_refit(collection: Collection) -> None:
-    """Recommend a refit if the hash layer was fitted to a small part of the images."""
     header = load_header(collection.checkpoint)
-    if refit_may_help(header, len(collection)):
+    if isinstance(collection, Collection) and refit_may_help(header, len(collection)):
         typer.echo(
             f"the hash layer was fitted to only {header.training['fit']['n_images']:,} images: for better results, "
-            "refit it with "
-            f"`hashseek index refit {shlex.quote(collection.place)}`"
+            f"refit it with `hashseek index refit {shlex.quote(collection.place)}`"
         )
 
 
@@ -412,6 +397,7 @@ def _dry_run(
     sources: _Sources,
     get: Fetch,
     output: Output,
+    n_total: int | None,
     *,
     trust_mtime: bool,
 ) -> IngestReport:
@@ -421,7 +407,7 @@ def _dry_run(
             target, stand_in, sources.found(), on_error=sources.on_error, trust_mtime=trust_mtime, fetch=get
         )
         n_images = len(target)
-        report = output.follow(reports, sources.total(output))
+        report = output.follow(reports, n_total)
     outcome = _outcome(report, prefix="would be ")
     typer.echo(f"dry run: {outcome}; nothing was written; {folder} holds {n_images} images")
     return report
