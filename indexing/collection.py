@@ -24,14 +24,11 @@ from hashseek.indexing.catalog import (
     CatalogLocked,
     CatalogReplaced,
     Change,
-    Finding,
-    FindingKind,
     NewImage,
     StoredImage,
     create_catalog,
 )
 from hashseek.indexing.catalog.filters import Chosen, Filter
-from hashseek.indexing.catalog.integrity import UNREADABLE
 from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.index.code_layouts import Subset
 from hashseek.indexing.index.collection_index import CollectionIndex
@@ -364,34 +361,33 @@ class Collection:
             "generation": view.generation,
         }
 
-    def verify(self) -> list[Finding]:
+    def verify(self) -> list[str]:
         """Disagreements between catalog, codes, index, checkpoints and image files; empty if there are none.
 
         Reads every checkpoint and every file that the collection keeps; of other files, only whether they exist.
         """
-        findings = self.catalog.verify()
-        if any(finding.kind in UNREADABLE for finding in findings):
-            return findings
-        findings += self.index.verify()
+        problems, is_readable = self.catalog.verify()
+        if not is_readable:
+            return problems
+        problems += self.index.verify()
         for space in self.catalog.spaces.all():
             file = self.folder / space.checkpoint
             try:
                 if (found := check_intact(file).fingerprint) != space.fingerprint:
-                    reason = f"{file} has the fingerprint {found[:12]}, but its codes {space.fingerprint[:12]}"
-                    findings.append(Finding(FindingKind.CHECKPOINT, reason))
+                    problems.append(f"{file} has the fingerprint {found[:12]}, but its codes {space.fingerprint[:12]}")
             except HashseekError as error:
                 remedy = f"copy it from elsewhere: `hashseek index verify {self.folder} --repair --checkpoint FILE`"
                 reason = str(error) if file.is_file() else f"the checkpoint {file} does not exist"
-                findings.append(Finding(FindingKind.CHECKPOINT, f"{reason}; {remedy}"))
+                problems.append(f"{reason}; {remedy}")
         after = 0
         while page := self.catalog.page(after=after, limit=1000):
             suspects = [image for image in page if self._problem_of_file(image)]
             # Read again: another process may have replaced or removed the image together with its file.
             for old, new in zip(suspects, self.catalog.get([image.id for image in suspects]), strict=True):
                 if new is not None and new.path == old.path and (message := self._problem_of_file(new)):
-                    findings.append(Finding(FindingKind.FILE, message, old.id))
+                    problems.append(message)
             after = page[-1].id
-        return findings
+        return problems
 
     def _problem_of_file(self, image: StoredImage) -> str | None:
         """The problem with an image's file; None if there is none, or for a vector, which has no file."""

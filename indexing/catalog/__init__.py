@@ -10,7 +10,6 @@ from hashseek.indexing.catalog.database import (
     as_hashseek_error,
     create_catalog,
 )
-from hashseek.indexing.catalog.integrity import Finding, FindingKind
 from hashseek.indexing.catalog.records import Change, Changes, NewImage, Space, StoredImage
 
 __all__ = [
@@ -22,8 +21,6 @@ __all__ = [
     "Change",
     "Changes",
     "DiskFull",
-    "Finding",
-    "FindingKind",
     "NewImage",
     "Space",
     "SpaceRetired",

@@ -18,7 +18,7 @@ import numpy as np
 from hashseek.indexing.catalog.attributes import Ids
 from hashseek.indexing.catalog.database import CatalogDamaged, Database, now
 from hashseek.indexing.catalog.filters import Chosen, Filter, choose, ids_where
-from hashseek.indexing.catalog.integrity import Finding, check_rows
+from hashseek.indexing.catalog.integrity import check_rows
 from hashseek.indexing.catalog.records import (
     IMAGE_COLUMNS,
     MAX_KEY,
@@ -120,8 +120,8 @@ class Catalog:
         """Copy the catalog to a single new file, in a consistent state, while others may use it."""
         self._db.copy_to(copy)
 
-    def verify(self) -> list[Finding]:
-        """What is wrong with the file and its rows; empty if nothing is."""
+    def verify(self) -> tuple[list[str], bool]:
+        """What is wrong with the file and its rows, and whether all records and codes can be read, see `check_rows`."""
         with self._db.snapshot() as db:
             return check_rows(db, self.space)
 

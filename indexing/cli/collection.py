@@ -181,18 +181,18 @@ def verify(
         problems = opened.verify()
         n_images = len(opened)
         for problem in problems:
-            typer.echo(printable(str(problem)))
+            typer.echo(printable(problem))
         if codes and n_images:
             from hashseek.indexing.maintenance.recheck import recheck
 
             encoder = Searcher.open(opened, **options).image_encoder
-            found = recheck(opened, encoder, codes, allow_private=allow_private)
-            problems += found.findings
-            for problem in found.findings:
-                typer.echo(printable(str(problem)))
+            differ, wrong = recheck(opened, encoder, codes, allow_private=allow_private)
+            problems += wrong
+            for problem in wrong:
+                typer.echo(printable(problem))
             typer.echo(
-                f"{found.n_images} images encoded again by {encoder.engine}: {found.n_differ} of "
-                f"{found.n_images * opened.n_bits} bits differ, in one image at most {found.most}"
+                f"{len(differ)} images encoded again by {encoder.engine}: {sum(differ)} of "
+                f"{len(differ) * opened.n_bits} bits differ, in one image at most {max(differ, default=0)}"
             )
     typer.echo(f"{n_images} images, {len(problems)} problems")
     if problems:

@@ -195,7 +195,7 @@ def repair_and_print(
     report = repair(collection, checkpoint=checkpoint, allow_private=allow_private, **options)
     for line in report.done:
         typer.echo(printable(line))
-    _print_some([str(finding) for finding in report.left])
+    _print_some(report.left)
     typer.echo(f"{len(report.done)} repairs, {len(report.left)} problems left")
     if report.left:
         raise typer.Exit(1)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hashseek.indexing.catalog import Catalog, Finding, FindingKind
+from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.index.hamming_index import HammingIndex, check_kind
 from hashseek.indexing.index.index_files import IndexFiles, IndexVersion, OldIndex
@@ -117,16 +117,17 @@ class CollectionIndex:
         self._catalog.set_index_kind(kind)
         self._write(view)
 
-    def verify(self) -> list[Finding]:
+    def verify(self) -> list[str]:
         """Compare the index in memory and on disk with the catalog."""
-        findings = []
+        problems = []
         for _ in range(_TRIES):
             view, stored = self.current(), self._catalog.all_codes()
             if stored.generation == view.generation:
                 index = merge(view, "exact").built.index
                 if not (np.array_equal(index.ids, stored.ids) and np.array_equal(index.codes, stored.codes)):
-                    message = f"the index with {len(index)} images differs from the catalog with {len(stored.ids)}"
-                    findings.append(Finding(FindingKind.SEARCH_INDEX, message))
+                    problems.append(
+                        f"the index with {len(index)} images differs from the catalog with {len(stored.ids)}"
+                    )
                 break
         if self._files_count():
             try:
@@ -134,8 +135,8 @@ class CollectionIndex:
                     self._files.load(read_all=True)
             except BadCollection as error:
                 if self._files_count():  # otherwise another process replaced it just now
-                    findings.append(Finding(FindingKind.SEARCH_INDEX, f"the index on disk will be rebuilt: {error}"))
-        return findings
+                    problems.append(f"the index on disk will be rebuilt: {error}")
+        return problems
 
     def _files_count(self) -> bool:
         """Whether there are index files, and for these codes: another process may have switched the code space."""

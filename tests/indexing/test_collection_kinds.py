@@ -7,7 +7,6 @@ from typing import get_args, get_type_hints
 import numpy as np
 import pytest
 
-from hashseek.indexing.catalog import FindingKind
 from hashseek.indexing.cli.collection import build
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.index import collection_index, index_files, segments
@@ -116,7 +115,7 @@ def test_a_kind_that_another_process_built_stays(kind, filled, tmp_path, monkeyp
     manifest = manifest_of(tmp_path)
     assert (manifest["kind"], manifest["n_images"]) == (kind, 571)
     assert adder.search(codes[3:4], k=1)[0][1].tolist() == [4]
-    assert [problem for problem in adder.verify() if problem.kind is FindingKind.SEARCH_INDEX] == []
+    assert adder.index.verify() == []
 
 
 def test_a_kind_that_another_process_builds_while_this_one_merges_stays(filled, tmp_path, monkeypatch):
@@ -156,7 +155,7 @@ def test_an_unusable_index_of_another_process_is_overwritten(fault, filled, tmp_
         (tmp_path / "index" / "manifest.json").write_text(json.dumps(content))
     adder.save_index()
     assert manifest_of(tmp_path)["kind"] == "ivf"
-    assert [problem for problem in adder.verify() if problem.kind is FindingKind.SEARCH_INDEX] == []
+    assert adder.index.verify() == []
     with closing(Collection(tmp_path)) as again:
         assert again.describe_index()["built"] == 509
         assert again.search(codes[3:4], k=1)[0][1].tolist() == [4]
@@ -189,7 +188,7 @@ def test_searches_are_exact_until_a_damaged_structure_is_rebuilt(fault, filled, 
     assert (distances.tolist(), ids.tolist()) == (wanted[0].tolist(), wanted[1].tolist())
     again.save_index()
     assert (again.describe_index()["built"], manifest_of(tmp_path)["n_images"]) == (500, 500)
-    assert [problem for problem in again.verify() if problem.kind is FindingKind.SEARCH_INDEX] == []
+    assert again.index.verify() == []
     again.close()
 
 
@@ -236,7 +235,7 @@ def test_an_index_is_written_after_an_earlier_failure(kind, filled, tmp_path, mo
         assert again.search(codes[3:4], k=1)[0][1].tolist() == [4]
     collection.save_index()
     assert (manifest_of(tmp_path)["kind"], manifest_of(tmp_path)["n_images"]) == (kind, 590)
-    assert [problem for problem in collection.verify() if problem.kind is FindingKind.SEARCH_INDEX] == []
+    assert collection.index.verify() == []
 
 
 def test_an_unsupported_kind_falls_back_to_exact(filled, tmp_path, monkeypatch, caplog):
