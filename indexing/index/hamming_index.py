@@ -18,7 +18,13 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from hashseek.indexing.index.approximate import APPROXIMATE, Approximate, default_effort, measure_recall
+from hashseek.indexing.index.approximate import (
+    APPROXIMATE,
+    Approximate,
+    default_effort,
+    measure_recall,
+    search_structure,
+)
 from hashseek.indexing.index.code_layouts import DistinctCodes, PlainCodes, Subset, arrange
 from hashseek.indexing.index.exact_scan import Distances, nearest, padded_size, suits_nearest
 from hashseek.indexing.index.gpu import Gpu
@@ -223,7 +229,7 @@ class HammingIndex:
             nothing = np.zeros((len(xq), k), np.int32)
             return nothing, nothing.astype(np.int64), np.zeros(len(xq), np.bool_)
         asked = k if among is None else min(len(self), k + 16 + k // 4)
-        distances, rows = approximate.search(xq, k=asked, effort=effort)
+        distances, rows = search_structure(approximate, xq, k=asked, effort=effort)
         usable = rows >= 0
         if among is not None:
             usable &= among.mask[rows]
