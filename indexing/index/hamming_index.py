@@ -113,14 +113,10 @@ class HammingIndex:
                 the lowest that had a good recall on a sample when the index was built.
 
         Raises:
-            BadCodes: queries of another width, or k < 1.
-            BadConfig: an effort that this kind does not support.
+            BadCodes: queries of another width.
+            BadConfig: an effort outside the limits of an approximate kind; other kinds ignore it.
         """
         xq = self._padded(query_codes)
-        if k < 1:
-            raise BadCodes(f"k is the number of results and must be at least 1, got {k}")
-        if effort is not None and self.kind not in APPROXIMATE:
-            raise BadConfig(f"effort is only for approximate indexes, not for kind {self.kind}: leave it out")
         if among is not None and among.n == len(self):
             among = None
         k = min(k, len(self) if among is None else among.n)
@@ -157,13 +153,9 @@ class HammingIndex:
         Exact in every kind. With `k`, at most the k nearest of them; with `ties`, also all at the distance of the k-th.
 
         Raises:
-            BadCodes: queries of another width, radius < 0 or k < 1.
+            BadCodes: queries of another width.
         """
         xq = self._padded(query_codes)
-        if radius < 0:
-            raise BadCodes(f"radius is in bits and must be at least 0, got {radius}")
-        if k is not None and k < 1:
-            raise BadCodes(f"k is the number of results and must be at least 1, got {k}")
         if among is not None and among.n == len(self):
             among = None
         k = len(self) if k is None else min(k, len(self))
