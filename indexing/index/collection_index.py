@@ -14,11 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from hashseek.indexing.catalog import Catalog
+from hashseek.indexing.index import gpu
 from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.index.hamming_index import HammingIndex, check_kind
 from hashseek.indexing.index.index_files import IndexFiles, IndexVersion, OldIndex
-from hashseek.indexing.index.segments import View, empty, joined, merge, no_view
-from hashseek.retrieval.errors import BadCollection, BadConfig
+from hashseek.indexing.index.segments import View, joined, merge, no_view
+from hashseek.retrieval.errors import BadCollection
 from hashseek.retrieval.files import locked
 
 log = logging.getLogger("hashseek")
@@ -47,18 +48,13 @@ class CollectionIndex:
         self._lock = threading.Lock()
         self._saved: IndexVersion | None = None  # the version that is both on disk and in memory
         self._saved_index: weakref.ref[HammingIndex] | None = None
-        self._supported = {"exact"}  # kinds that are known to work on this machine
         self._view = self._open(read_only=read_only)
 
     @property
     def kind(self) -> str:
-        """The kind that the index should have; exact if this machine does not support that kind."""
+        """The kind that the index should have; exact instead of gpu without a GPU."""
         kind = self._catalog.index_kind()
-        if kind not in self._supported:
-            with suppress(BadConfig):
-                empty(self._n_bits, kind)
-                self._supported.add(kind)
-        return kind if kind in self._supported else "exact"
+        return "exact" if kind == "gpu" and not gpu.is_available() else kind
 
     def current(self) -> View:
         """The view, updated with everything that this or another process has committed."""
