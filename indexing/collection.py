@@ -242,7 +242,7 @@ class Collection:
             effort: of an approximate index, see `HammingIndex.search`; not used with `max_distance` or `among`.
 
         Raises:
-            BadConfig: an effort that the index does not support, or an invalid filter.
+            BadConfig: an effort that the index does not support, or a filter with an invalid time.
         """
         view = self.index.current()
         parts = self._hits(view, query_codes, k, max_distance, among, effort)
@@ -284,7 +284,7 @@ class Collection:
         Exact in every kind of index: every code is compared.
 
         Raises:
-            BadConfig: an invalid filter.
+            BadConfig: a filter with an invalid time.
         """
         view = self.index.current()
         chosen = self._subsets(view, among)
@@ -306,7 +306,7 @@ class Collection:
         """The results of the built and the fresh segment for each query; with `ties`, all at the distance of the k-th.
 
         Raises:
-            BadConfig: the index does not support `effort`, or not this value; or the filter is invalid.
+            BadConfig: the index does not support `effort`, or not this value; or the filter has an invalid time.
         """
         if effort is not None and view.kind not in APPROXIMATE:
             raise BadConfig(f"effort is only for approximate indexes, not for kind {view.kind}: leave it out")

@@ -295,7 +295,7 @@ class Catalog:
         """Ids (ascending) of the images that pass a filter.
 
         Raises:
-            BadConfig: the filter has an invalid condition.
+            BadConfig: the filter has an invalid time.
         """
         with self._db.snapshot() as db:
             return ids_where(db, chosen)
@@ -304,7 +304,7 @@ class Catalog:
         """The ids of images that pass a filter, or of those that do not, whichever is found faster.
 
         Raises:
-            BadConfig: the filter has an invalid condition.
+            BadConfig: the filter has an invalid time.
         """
         with self._db.snapshot() as db:
             return choose(db, chosen)
