@@ -18,7 +18,7 @@ from hashseek.indexing.catalog.database import now
 from hashseek.indexing.catalog.filters import Filter
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.opening import Store
-from hashseek.retrieval.errors import BadCodes, BadConfig, ForeignCodes
+from hashseek.retrieval.errors import BadCodes, BadConfig
 
 if TYPE_CHECKING:  # the metrics load torch
     from hashseek.retrieval.metrics import Calibration
@@ -138,12 +138,3 @@ def radius_for(stored: StoredCalibration | None, precision: float) -> int:
             f"{best} bits; ask for less, or limit the distance instead (--max-distance, max_distance)"
         )
     return radius
-
-
-def check_same_codes(catalog: Catalog, fingerprint: str) -> None:
-    """Raise `ForeignCodes` unless the checkpoint with this fingerprint made the catalog's codes."""
-    if catalog.fingerprint != fingerprint:
-        raise ForeignCodes(
-            f"the collection {catalog.path.parent} has codes of checkpoint {catalog.fingerprint[:12]}, this one is "
-            f"{fingerprint[:12]}: calibrate it with its own checkpoint"
-        )
