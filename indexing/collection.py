@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,19 @@ log = logging.getLogger("hashseek")
 
 CATALOG, CHECKPOINT, INDEX = "catalog.sqlite", "checkpoint.safetensors", "index"
 _CACHED_FILTERS = 8
+
+
+class Limits(TypedDict, total=False):
+    """Which images a search may find, and how thoroughly it looks.
+
+    max_distance: in bits; images further away are left out. Exact in every kind of index.
+    among: ids (in any order) or a filter that results must match. Exact in every kind of index.
+    effort: of an approximate index, see `HammingIndex.search`; not used with `max_distance` or `among`.
+    """
+
+    max_distance: int | None
+    among: Ids | Filter | None
+    effort: int | None
 
 
 class Collection:
@@ -223,40 +236,22 @@ class Collection:
 
     # ------------------------------------------------------------ searching
 
-    def search(
-        self,
-        query_codes: Codes,
-        *,
-        k: int,
-        max_distance: int | None = None,
-        among: Ids | Filter | None = None,
-        effort: int | None = None,
-    ) -> list[tuple[Distances, Ids]]:
+    def search(self, query_codes: Codes, *, k: int, **limits: Unpack[Limits]) -> list[tuple[Distances, Ids]]:
         """For each query at most the k nearest: (distances, ids), nearest first, equal distances by ascending id.
 
         Args:
             query_codes: packed (Q, code_size), of this collection's checkpoint.
             k: at least 1; if larger than the collection, everything is returned.
-            max_distance: in bits; images further away are left out. Exact in every kind of index.
-            among: ids (in any order) or a filter that results must match. Exact in every kind of index.
-            effort: of an approximate index, see `HammingIndex.search`; not used with `max_distance` or `among`.
+            limits: see `Limits`.
 
         Raises:
             BadConfig: an effort that the index does not support, or a filter with an invalid time.
         """
         view = self.index.current()
-        parts = self._hits(view, query_codes, k, max_distance, among, effort)
+        parts = self._hits(view, query_codes, k, **limits)
         return [merged_hits(built, fresh, k) for built, fresh in zip(*parts, strict=True)]
 
-    def candidates(
-        self,
-        query_code: Codes,
-        *,
-        n: int,
-        max_distance: int | None = None,
-        among: Ids | Filter | None = None,
-        effort: int | None = None,
-    ) -> tuple[Distances, Ids, Codes]:
+    def candidates(self, query_code: Codes, *, n: int, **limits: Unpack[Limits]) -> tuple[Distances, Ids, Codes]:
         """The `n` nearest images and all others at the distance of the last: (distances, ids, packed codes).
 
         For ranking them by another score. Without `max_distance` and `among`, an approximate index may miss some.
@@ -264,13 +259,13 @@ class Collection:
         Args:
             query_code: packed (1, code_size), of this collection's checkpoint.
             n: at least 1.
-            max_distance, among, effort: as for `search`.
+            limits: see `Limits`.
 
         Raises:
             BadConfig: see `search`.
         """
         view = self.index.current()
-        [built], [fresh] = self._hits(view, query_code, n, max_distance, among, effort, ties=True)
+        [built], [fresh] = self._hits(view, query_code, n, ties=True, **limits)
         distances, ids = merged_hits(built, fresh, n, ties=True)
         codes = np.empty((len(ids), query_code.shape[1]), np.uint8)
         for segment, found in ((view.built, built), (view.fresh, fresh)):
@@ -297,11 +292,11 @@ class Collection:
         view: View,
         query_codes: Codes,
         k: int,
-        max_distance: int | None,
-        among: Ids | Filter | None,
-        effort: int | None,
         *,
         ties: bool = False,
+        max_distance: int | None = None,
+        among: Ids | Filter | None = None,
+        effort: int | None = None,
     ) -> list[list[tuple[Distances, Ids]]]:
         """The results of the built and the fresh segment for each query; with `ties`, all at the distance of the k-th.
 

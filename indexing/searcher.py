@@ -19,7 +19,7 @@ from hashseek.indexing.calibration import radius_for, stored_calibration
 from hashseek.indexing.catalog import StoredImage
 from hashseek.indexing.catalog.filters import Filter
 from hashseek.indexing.catalog.records import StoredCode
-from hashseek.indexing.collection import check_checkpoint
+from hashseek.indexing.collection import Limits, check_checkpoint
 from hashseek.indexing.index.exact_scan import Distances
 from hashseek.indexing.index.hamming_index import Ids
 from hashseek.indexing.opening import Store
@@ -454,19 +454,17 @@ class Searcher:
 
     def _ranked(self, queries: Sequence[Query], rank: Rank, options: SearchOptions) -> Ranked:
         k, offset = options.k, options.offset
-        max_distance, among, effort = self._max_distance(options), options.among, options.effort
+        max_distance, among = self._max_distance(options), options.among
+        limits: Limits = {"max_distance": max_distance, "among": among, "effort": options.effort}
         is_exact = among is not None or max_distance is not None or self.collection.finds_all
         if rank == "hamming":
             codes = np.stack([query.code for query in queries])
-            found = self.collection.search(codes, k=offset + k, max_distance=max_distance, among=among, effort=effort)
+            found = self.collection.search(codes, k=offset + k, **limits)
             distances, ids = (part[offset : offset + k] for part in _union(found))
             return Ranked(distances, ids, [None] * len(ids), is_exact)
         size = options.oversample * k
         n = offset + k + size if offset else size
-        candidates = [
-            self.collection.candidates(query.code[None], n=n, max_distance=max_distance, among=among, effort=effort)
-            for query in queries
-        ]
+        candidates = [self.collection.candidates(query.code[None], n=n, **limits) for query in queries]
         distances, ids, codes = _union(candidates)
         n_kept = int(distances.searchsorted(distances[n - 1], "right")) if len(ids) > n else len(ids)
         distances, ids, codes = distances[:n_kept], ids[:n_kept], codes[:n_kept]
