@@ -10,16 +10,13 @@ import typer
 
 from hashseek.indexing.catalog.filters import FILTER_HELP, make_filter
 from hashseek.indexing.cli.add import add
-from hashseek.indexing.cli.calibrate import calibrate
 from hashseek.indexing.cli.duplicates import duplicates
 from hashseek.indexing.cli.fitting import refit
 from hashseek.indexing.cli.maintenance import app as maintenance
-from hashseek.indexing.cli.maintenance import repair_and_print
 from hashseek.indexing.cli.options import (
     ENCODING,
     AddedAfter,
     AddedBefore,
-    AllowPrivate,
     CollectionArgument,
     Device,
     Engine,
@@ -32,7 +29,6 @@ from hashseek.indexing.cli.options import (
     encoder_options,
     given_options,
     refuse,
-    refuse_without,
 )
 from hashseek.indexing.cli.vectors import read_queries, search_vectors
 from hashseek.indexing.collection import Collection
@@ -46,7 +42,6 @@ from hashseek.retrieval.images import read_bytes
 app = typer.Typer()
 app.add_typer(maintenance)
 app.command()(add)
-app.command()(calibrate)
 app.command()(refit)
 app.command()(duplicates)
 
@@ -151,52 +146,6 @@ def _of_folder(opened: Collection) -> dict[str, Any]:
 
 def _line(content: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in content.items())
-
-
-@app.command()
-def verify(
-    context: typer.Context,
-    collection: CollectionArgument,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Repair what can be repaired; exit with code 1 if problems remain.")
-    ] = False,
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="With --repair: another copy of a checkpoint of the collection.")
-    ] = None,
-    codes: Annotated[int, typer.Option(min=0, help="Re-encode this many random images and compare their codes.")] = 0,
-    allow_private: AllowPrivate = False,
-    device: Device = "auto",
-    precision: Precision = "auto",
-    engine: Engine = "auto",
-) -> None:
-    """Check that catalog, codes, index, checkpoint and image files agree; exit with code 1 if they do not."""
-    options, given = encoder_options(device, precision, engine), given_options(context)
-    refuse_without(["--repair"], ["--checkpoint"], given)
-    refuse_without(["--codes", "--repair"], ["--allow-private", *ENCODING], given)
-    if repair:
-        refuse("--repair", ["--codes"], given)
-        repair_and_print(collection, checkpoint, options, allow_private=allow_private)
-        return
-    with closing(Collection(collection, read_only=True)) as opened:
-        problems = opened.verify()
-        n_images = len(opened)
-        for problem in problems:
-            typer.echo(printable(problem))
-        if codes and n_images:
-            from hashseek.indexing.maintenance.recheck import recheck
-
-            encoder = Searcher.open(opened, **options).image_encoder
-            differ, wrong = recheck(opened, encoder, codes, allow_private=allow_private)
-            problems += wrong
-            for problem in wrong:
-                typer.echo(printable(problem))
-            typer.echo(
-                f"{len(differ)} images encoded again by {encoder.engine}: {sum(differ)} of "
-                f"{len(differ) * opened.n_bits} bits differ, in one image at most {max(differ, default=0)}"
-            )
-    typer.echo(f"{n_images} images, {len(problems)} problems")
-    if problems:
-        raise typer.Exit(1)
 
 
 def search(
