@@ -91,11 +91,11 @@ def export_command(
 ) -> None:
     """Write all records and codes, without the image files, to a Parquet file."""
     with closing(Collection(collection, read_only=True)) as opened:
-        done = export(opened, file)
-    typer.echo(f"{file}: {done.n_images} images")
-    if done.n_without_code:
+        n_images, n_without_code = export(opened, file)
+    typer.echo(f"{file}: {n_images} images")
+    if n_without_code:
         typer.echo(
-            f"{done.n_without_code} of them have no code, so that the file cannot be imported: run "
+            f"{n_without_code} of them have no code, so that the file cannot be imported: run "
             f"`hashseek index verify {collection} --repair` to encode them, then export again",
             err=True,
         )
