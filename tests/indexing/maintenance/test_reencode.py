@@ -14,7 +14,7 @@ import torch
 from hashseek.indexing.collection import Collection, open_or_create
 from hashseek.indexing.ingest.batch import ImageSource, ingest
 from hashseek.indexing.maintenance import reencode as module
-from hashseek.indexing.maintenance.reencode import drop_space, first_bits, reencode, switch_space
+from hashseek.indexing.maintenance.reencode import drop_space, reencode, switch_space
 from hashseek.indexing.searcher import Searcher, SearchOptions
 from hashseek.retrieval.checkpoint import load_checkpoint, load_header, save_checkpoint
 from hashseek.retrieval.codes import pack, unpack
@@ -280,12 +280,6 @@ def test_a_checkpoint_that_only_looks_like_a_truncation_is_encoded(nested, pictu
         )
         report = run(collection, tmp_path / "x.safetensors")
         assert (report.truncated, report.encoded) == (0, N_PICTURES)
-
-
-@pytest.mark.parametrize("n_bits", [1, 7, 8, 9, 16, 23])
-def test_first_bits(n_bits):
-    outputs = np.random.default_rng(0).standard_normal((20, 24))
-    assert np.array_equal(first_bits(pack(outputs), n_bits), pack(outputs[:, :n_bits]))
 
 
 # ---------------------------------------------------------------- refusals
