@@ -30,7 +30,7 @@ from hashseek.indexing.cli.options import (
     given_options,
     refuse,
 )
-from hashseek.indexing.cli.vectors import read_queries, search_vectors
+from hashseek.indexing.cli.vectors import read_queries
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.opening import Store, open_store
 from hashseek.indexing.printing import printable
@@ -226,7 +226,7 @@ def search(
         else:
             searcher = Searcher.open(opened, checkpoint=checkpoint, **encoding)
             if vectors is not None:
-                answers = search_vectors(searcher, vectors, options, name=str(vector))
+                answers = searcher.search_vectors(vectors, options)
             else:
                 answers = [searcher.search_file(data, options, name=str(image))]
     if as_json:
