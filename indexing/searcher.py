@@ -147,15 +147,6 @@ class Answer:
     histogram: NDArray[np.int64] | None = None
 
 
-class Ranked(NamedTuple):
-    """Hits without their records. `scores` is None if they are ordered by distance; for `is_exact`, see `Answer`."""
-
-    distances: Distances
-    ids: Ids
-    scores: Sequence[float | None]
-    is_exact: bool
-
-
 class LoadedFile(NamedTuple):
     """The network's input for an image, and what is known about its file."""
 
@@ -308,7 +299,8 @@ class Searcher:
         """
         self.check(options)
         started = time.perf_counter()
-        queries = self._encode(images)
+        encoder = self.image_encoder
+        queries = _queries(*encoder.features_and_outputs(encoder.pixels_of(images)))
         encode_ms = 1000 * (time.perf_counter() - started) / max(len(images), 1)
         return [self.answer([query], options, encode_ms) for query in queries]
 
@@ -452,7 +444,10 @@ class Searcher:
         search_ms = 1000 * (time.perf_counter() - started)
         return Answer(tuple(hits), encode_ms, search_ms, rank, is_exact, len(ids) == options.k, counts)
 
-    def _ranked(self, queries: Sequence[Query], rank: Rank, options: SearchOptions) -> Ranked:
+    def _ranked(
+        self, queries: Sequence[Query], rank: Rank, options: SearchOptions
+    ) -> tuple[Distances, Ids, Sequence[float | None], bool]:
+        """(distances, ids, scores or None where hits are ordered by distance, whether they are exact), best first."""
         k, offset = options.k, options.offset
         max_distance, among = self._max_distance(options), options.among
         limits: Limits = {"max_distance": max_distance, "among": among, "effort": options.effort}
@@ -461,7 +456,7 @@ class Searcher:
             codes = np.stack([query.code for query in queries])
             found = self.collection.search(codes, k=offset + k, **limits)
             distances, ids = (part[offset : offset + k] for part in _union(found))
-            return Ranked(distances, ids, [None] * len(ids), is_exact)
+            return distances, ids, [None] * len(ids), is_exact
         size = options.oversample * k
         n = offset + k + size if offset else size
         candidates = [self.collection.candidates(query.code[None], n=n, **limits) for query in queries]
@@ -477,7 +472,7 @@ class Searcher:
                 rows.append(start + chosen)
                 scores.append(of_block[chosen])
         at = np.concatenate(rows)
-        return Ranked(distances[at], ids[at], np.concatenate(scores).tolist(), is_exact and len(ids) < min(n, size + 1))
+        return distances[at], ids[at], np.concatenate(scores).tolist(), is_exact and len(ids) < min(n, size + 1)
 
     def _scores(self, query: Query, rank: Rank, codes: Codes, ids: Ids) -> NDArray[np.float64]:
         """Scores (N,) of images with these codes and ids; a higher score is nearer."""
@@ -496,10 +491,6 @@ class Searcher:
             found, features = self.collection.features_of(ids[chosen].tolist())
             scores[chosen[np.searchsorted(ids[chosen], found)]] = cosines(features, feature)
         return scores
-
-    def _encode(self, images: Sequence[Image.Image]) -> list[Query]:
-        encoder = self.image_encoder
-        return _queries(*encoder.features_and_outputs(encoder.pixels_of(images)))
 
     def _max_distance(self, options: SearchOptions) -> int | None:
         if options.min_precision is None:
