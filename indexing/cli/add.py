@@ -9,6 +9,7 @@ from collections.abc import Container, Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -45,7 +46,7 @@ from hashseek.indexing.fitting import FirstFit, fit_to_sources, plan_collection,
 from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.ingest.batch import IngestReport, ingest
 from hashseek.indexing.ingest.loading import Fetch
-from hashseek.indexing.ingest.sources import Found, KeyFrom, count_images, describe, find_sources, until
+from hashseek.indexing.ingest.sources import Found, KeyFrom, count_images, describe, find_sources
 from hashseek.indexing.ingest.watching import Watch
 from hashseek.indexing.kept_files import FILES
 from hashseek.indexing.maintenance.exchange import add_exports
@@ -187,7 +188,9 @@ def add(
         first = None if plan is None else _fit(sources, plan, get, output, options)
         with nullcontext(checkpoint) if first is None else first.fitting.checkpoint() as made:
             opened = stack.enter_context(open_for_adding(collection, checkpoint=made, keep_features=keep_features))
-        encoder = _encoder(opened, first, cluster, options)
+        encoder = None if first is None else first.fitting.encoder
+        if encoder is None and cluster is None:
+            encoder = Searcher.open(opened, **options).image_encoder
         stop = stack.enter_context(_stop_on_signals())
         run = _Run(opened, sources, encoder, first, get, output, n_total, stop)
         if watch:
@@ -297,6 +300,8 @@ class _Run:
     ) -> IngestReport:
         """Encode the images on a cluster, into files in the folder `shards`, and add those."""
         place = self.collection.place
+        if self.collection.keeps_features:
+            raise BadConfig(f"{place} keeps features, which --ray does not support: leave out --ray")
         folder = shards or Path(f"{parse_uri(place).name if is_in_milvus(place) else place}.shards")
         with self.output.progress("encoding") as show:
             files = encode_shards(
@@ -343,7 +348,7 @@ class _Run:
 
     def _ingest(self, sources: Iterable[Found], *, trust_mtime: bool = False) -> Generator[IngestReport, None, None]:
         assert self.encoder is not None
-        found = until(sources, self.stop.event.is_set)
+        found = takewhile(lambda _: not self.stop.event.is_set(), sources)
         images = found if self.first is None else self.first.reuse(found)
         return ingest(
             self.collection,
@@ -363,17 +368,6 @@ def _fit(sources: _Sources, plan: tuple[Network, int], get: Fetch, output: Outpu
         )
     print_fit(first.fitting)
     return first
-
-
-def _encoder(
-    collection: Store, first: FirstFit | None, cluster: Cluster | None, options: EncoderOptions
-) -> "Encoder | None":
-    """The encoder for the images; None if the workers of a cluster encode them."""
-    if cluster is None:
-        return Searcher.open(collection, **options).image_encoder if first is None else first.fitting.encoder
-    if collection.keeps_features:
-        raise BadConfig(f"{collection.place} keeps features, which --ray does not support: leave out --ray")
-    return None
 
 
 def _suggest(collection: Store, *, is_new: bool) -> None:
