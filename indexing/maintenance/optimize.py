@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from hashseek.indexing.catalog import BUSY_SECONDS, as_hashseek_error
+from hashseek.indexing.catalog.database import BUSY_SECONDS, as_hashseek_error
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.kept_files import FILES
 

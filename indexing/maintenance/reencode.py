@@ -16,8 +16,8 @@ from typing import TypeVar, Unpack
 
 import numpy as np
 
-from hashseek.indexing.catalog import Catalog, Space, StoredImage
-from hashseek.indexing.catalog.records import StoredCode
+from hashseek.indexing.catalog import Catalog, StoredImage
+from hashseek.indexing.catalog.records import Space, StoredCode
 from hashseek.indexing.catalog.spaces import CodesMissing
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.remote import MAX_BYTES

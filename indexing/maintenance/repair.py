@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Unpack
 
-from hashseek.indexing.catalog import Catalog, CatalogDamaged, Space
+from hashseek.indexing.catalog import Catalog, CatalogDamaged
 from hashseek.indexing.catalog.database import Database
 from hashseek.indexing.catalog.integrity import repair_rows
+from hashseek.indexing.catalog.records import Space
 from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.maintenance.optimize import delete_unneeded
 from hashseek.indexing.maintenance.reencode import Reencoded, encode_missing
