@@ -248,7 +248,7 @@ class Collection:
             BadConfig: an effort that the index does not support, or a filter with an invalid time.
         """
         view = self.index.current()
-        parts = self._hits(view, query_codes, k, **limits)
+        parts = self._hits(view, query_codes, k, limits)
         return [merged_hits(built, fresh, k) for built, fresh in zip(*parts, strict=True)]
 
     def candidates(self, query_code: Codes, *, n: int, **limits: Unpack[Limits]) -> tuple[Distances, Ids, Codes]:
@@ -265,7 +265,7 @@ class Collection:
             BadConfig: see `search`.
         """
         view = self.index.current()
-        [built], [fresh] = self._hits(view, query_code, n, ties=True, **limits)
+        [built], [fresh] = self._hits(view, query_code, n, limits, ties=True)
         distances, ids = merged_hits(built, fresh, n, ties=True)
         codes = np.empty((len(ids), query_code.shape[1]), np.uint8)
         for segment, found in ((view.built, built), (view.fresh, fresh)):
@@ -288,21 +288,14 @@ class Collection:
         return built + fresh
 
     def _hits(
-        self,
-        view: View,
-        query_codes: Codes,
-        k: int,
-        *,
-        ties: bool = False,
-        max_distance: int | None = None,
-        among: Ids | Filter | None = None,
-        effort: int | None = None,
+        self, view: View, query_codes: Codes, k: int, limits: Limits, *, ties: bool = False
     ) -> list[list[tuple[Distances, Ids]]]:
         """The results of the built and the fresh segment for each query; with `ties`, all at the distance of the k-th.
 
         Raises:
             BadConfig: the index does not support `effort`, or not this value; or the filter has an invalid time.
         """
+        max_distance, among, effort = limits.get("max_distance"), limits.get("among"), limits.get("effort")
         if effort is not None and view.kind not in APPROXIMATE:
             raise BadConfig(f"effort is only for approximate indexes, not for kind {view.kind}: leave it out")
         parts = []

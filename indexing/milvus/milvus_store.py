@@ -351,23 +351,15 @@ class MilvusStore:
 
     def search(self, query_codes: Codes, *, k: int, **limits: Unpack[Limits]) -> list[tuple[Distances, Ids]]:
         """The k nearest of each query, see `Collection.search`; `effort` is the number of lists that IVF reads."""
-        found = [self._nearest(code, k, **limits) for code in query_codes]
+        found = [self._nearest(code, k, limits) for code in query_codes]
         return [_arrays(hits, query_codes.shape[1])[:2] for hits in found]
 
     def candidates(self, query_code: Codes, *, n: int, **limits: Unpack[Limits]) -> tuple[Distances, Ids, Codes]:
         """The `n` nearest images and all others at the distance of the last, see `Collection.candidates`."""
-        return _arrays(self._nearest(query_code[0], n, ties=True, **limits), query_code.shape[1])
+        return _arrays(self._nearest(query_code[0], n, limits, ties=True), query_code.shape[1])
 
-    def _nearest(
-        self,
-        code: NDArray[np.uint8],
-        k: int,
-        *,
-        ties: bool = False,
-        max_distance: int | None = None,
-        among: Ids | Filter | None = None,
-        effort: int | None = None,
-    ) -> list[Found]:
+    def _nearest(self, code: NDArray[np.uint8], k: int, limits: Limits, *, ties: bool = False) -> list[Found]:
+        max_distance, among, effort = limits.get("max_distance"), limits.get("among"), limits.get("effort")
         if effort is not None and self.finds_all:
             raise BadConfig(f"effort is only for approximate indexes, not for kind {self.kind}: leave it out")
         if effort is not None and effort < 1:
