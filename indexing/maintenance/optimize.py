@@ -64,8 +64,6 @@ def delete_unneeded(collection: Collection) -> int:
     n_deleted = 0
     candidates = iter(_old_files(collection.folder))
     while chunk := list(islice(candidates, _CHUNK)):
-        if not _unneeded(collection, chunk):
-            continue
         with collection.catalog.exclusive():  # or one of them could be stored again just now
             for path in _unneeded(collection, chunk):
                 path.unlink(missing_ok=True)
