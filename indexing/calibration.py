@@ -50,16 +50,14 @@ def calibrate_collection(
     Args:
         collection: some of its images must have labels.
         labels: the labels that decide relevance; empty: all labels.
-        n_queries: how many labelled images are queries, drawn at random with `seed`; all labelled images are ranked.
+        n_queries: how many labelled images are queries, at least 1, drawn with `seed`; all labelled images are ranked.
         seed: the seed of the random choice.
 
     Raises:
-        BadConfig: an unknown label, too few labelled images, too many labels, or n_queries < 1.
+        BadConfig: an unknown label, too few labelled images, or too many labels.
     """
     from hashseek.retrieval.metrics import calibrate, histograms, without_self
 
-    if n_queries < 1:
-        raise BadConfig(f"a calibration needs at least 1 query, got {n_queries}")
     catalog = collection.catalog
     known = catalog.label_counts()
     if unknown := [label for label in labels if label not in known]:

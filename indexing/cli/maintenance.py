@@ -257,9 +257,9 @@ def calibrate(
     labels: Annotated[
         list[str] | None, typer.Option(help="Only these labels decide relevance; may be repeated; default: all labels.")
     ] = None,
-    queries: Annotated[int, typer.Option(help="Number of labelled images, chosen at random, to use as queries.")] = (
-        N_QUERIES
-    ),
+    queries: Annotated[
+        int, typer.Option(min=1, help="Number of labelled images, chosen at random, to use as queries.")
+    ] = N_QUERIES,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random choice.")] = 0,
 ) -> None:
     """Measure, on the labelled images, the precision of results at each distance, for `search --min-precision`."""

@@ -16,7 +16,7 @@ import numpy as np
 from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.index import gpu
 from hashseek.indexing.index.approximate import APPROXIMATE
-from hashseek.indexing.index.hamming_index import HammingIndex, check_kind
+from hashseek.indexing.index.hamming_index import HammingIndex
 from hashseek.indexing.index.index_files import IndexFiles, IndexVersion, OldIndex
 from hashseek.indexing.index.segments import View, joined, merge, no_view
 from hashseek.retrieval.errors import BadCollection
@@ -108,7 +108,6 @@ class CollectionIndex:
         Raises:
             BadConfig: there is no such kind, or this machine does not support it.
         """
-        check_kind(kind)
         view = merge(self._advance(no_view(self._n_bits)), kind)
         self._catalog.set_index_kind(kind)
         self._write(view)

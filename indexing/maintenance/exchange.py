@@ -157,9 +157,7 @@ def import_(place: Path, folder: Path, *, checkpoint: Path | None) -> IngestRepo
         ForeignCodes: the codes are of another checkpoint; nothing of the file was added.
         BadCollection: no collection, and no checkpoint to create one for.
     """
-    files = sorted(place.glob("*.parquet")) if place.is_dir() else [place]
-    if not files or not place.exists():
-        raise BadDataset(f"there is no export {place}: check the path")
+    files = sorted(place.glob("*.parquet")) or [place]
     with open_export(files[0]):  # it is refused before a collection is created
         pass
     with open_for_adding(folder, checkpoint=checkpoint) as collection:

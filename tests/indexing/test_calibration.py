@@ -118,8 +118,6 @@ def test_invalid_calibrations_are_refused(world, tmp_path):
     collection, codes, _ = world
     with pytest.raises(BadConfig, match="d, e"):
         calibrate_collection(collection, labels=["a", "d", "e"])
-    with pytest.raises(BadConfig):
-        calibrate_collection(collection, n_queries=0)
     with closing(code_collection(tmp_path / "bare", n_bits=N_BITS)) as bare:
         bare.add(new_images(codes))
         with pytest.raises(BadConfig):
