@@ -76,7 +76,7 @@ class Catalog:
             self.space = self.spaces.own
             self.fingerprint = self.space.fingerprint
             self.n_bits = check_n_bits(self.space.n_bits)
-        except (BadCodes, ValueError) as error:
+        except (BadCodes, TypeError) as error:
             self.close()
             raise CatalogDamaged(path, f"its code space is invalid: {error}") from None
         except BaseException:

@@ -45,11 +45,9 @@ def parse_condition(text: str) -> Condition:
         BadConfig: the syntax is wrong.
     """
     match = _CONDITION.fullmatch(text)
-    if match is None:
-        raise BadConfig(f"{text[:80]!r} is not a condition on an attribute: {_SYNTAX}")
-    value = match["value"].strip()
+    value = match["value"].strip() if match else ""
     is_text = len(value) >= 2 and value[0] == value[-1] == '"'
-    if not is_text and value[:1] in ("=", "<", ">", "^", "~"):
+    if match is None or value[:1] in ("=", "<", ">", "^", "~"):
         raise BadConfig(f"{text[:80]!r} is not a condition on an attribute: {_SYNTAX}")
     return Condition(match["path"], match["operator"], value[1:-1] if is_text else value, is_text)
 

@@ -213,7 +213,7 @@ class CodeSpaces:
 def active_space(db: sqlite3.Connection) -> Space | None:
     """The active space; None in a damaged catalog."""
     row = db.execute(f"{_SELECT} WHERE id = (SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'space')").fetchone()
-    return None if row is None else _space(row)
+    return None if row is None else Space(*row)
 
 
 def n_missing(db: sqlite3.Connection, space_id: int) -> int:
@@ -249,7 +249,7 @@ def note_update(db: sqlite3.Connection, image_id: int, generation: int) -> None:
 
 
 def _all(db: sqlite3.Connection) -> list[Space]:
-    return [_space(row) for row in db.execute(f"{_SELECT} ORDER BY id").fetchall()]
+    return [Space(*row) for row in db.execute(f"{_SELECT} ORDER BY id").fetchall()]
 
 
 def _one(db: sqlite3.Connection, space_id: int) -> Space:
@@ -257,8 +257,3 @@ def _one(db: sqlite3.Connection, space_id: int) -> Space:
     if space_id not in spaces:
         raise BadConfig(f"there is no code space {space_id}: choose from {', '.join(map(str, spaces))}")
     return spaces[space_id]
-
-
-def _space(row: tuple[Any, ...]) -> Space:
-    space_id, fingerprint, n_bits, checkpoint, state, created_at = row
-    return Space(int(space_id), str(fingerprint), int(n_bits), str(checkpoint), str(state), str(created_at))
