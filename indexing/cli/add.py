@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Container, Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -263,12 +263,10 @@ class _Sources:
         return count_images(self.paths, split=self.split, on_error=self.on_error)
 
 
-@dataclass
-class _Stop:
-    """Whether a signal asked to stop, and the matching exit code."""
+class _Stop(threading.Event):
+    """Set once a signal has asked to stop; `code` is the matching exit code."""
 
-    event: threading.Event = field(default_factory=threading.Event)
-    code: int = 0
+    code = 0
 
 
 @dataclass(frozen=True)
@@ -312,12 +310,12 @@ class _Run:
                 options=options,
                 fetch=self.fetch,
                 shard_size=shard_size,
-                stopped=self.stop.event.is_set,
+                stopped=self.stop.is_set,
                 progress=lambda done, more: show(done, self.n_total, more),
             )
         if files:
             typer.echo(f"{folder}: {sum(files.values())} images in {len(files)} shards")
-        with closing(add_exports((file for file in files if not self.stop.event.is_set()), self.collection)) as reports:
+        with closing(add_exports((file for file in files if not self.stop.is_set()), self.collection)) as reports:
             return self.output.follow(reports, self.n_total)
 
     def follow_folders(self, *, prune: bool, every: float) -> IngestReport:
@@ -332,7 +330,7 @@ class _Run:
                 for report in reports:
                     self.output.show(report.problems)
                     watch.settle(report)
-            if prune and not self.stop.event.is_set() and (deleted := watch.deleted()):
+            if prune and not self.stop.is_set() and (deleted := watch.deleted()):
                 collection.remove(deleted, missing_ok=True)
             if report.done or deleted:
                 typer.echo(
@@ -343,12 +341,12 @@ class _Run:
             elif collection.kind not in APPROXIMATE:  # these take long to build, and this process does not search
                 collection.merge_segments()
             total = total.plus(report)
-            if self.stop.event.wait(every):
+            if self.stop.wait(every):
                 return total
 
     def _ingest(self, sources: Iterable[Found], *, trust_mtime: bool = False) -> Generator[IngestReport, None, None]:
         assert self.encoder is not None
-        found = takewhile(lambda _: not self.stop.event.is_set(), sources)
+        found = takewhile(lambda _: not self.stop.is_set(), sources)
         images = found if self.first is None else self.first.reuse(found)
         return ingest(
             self.collection,
@@ -431,10 +429,10 @@ def _stop_on_signals() -> Iterator[_Stop]:
     stop = _Stop()
 
     def ask(number: int, _: FrameType | None) -> None:
-        if stop.event.is_set():
+        if stop.is_set():
             raise KeyboardInterrupt
         stop.code = 128 + number
-        stop.event.set()
+        stop.set()
         os.write(2, b"stopping after the current batch; press Ctrl-C again to stop at once\n")
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}

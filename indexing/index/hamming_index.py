@@ -303,12 +303,7 @@ def _read(path: Path, type_: type[np.generic]) -> NDArray[Any]:
     return np.asarray(np.memmap(path, type_, mode="r"))
 
 
-def check_kind(kind: str) -> str:
-    """Return `kind` if it is one of `KINDS`.
-
-    Raises:
-        BadConfig: it is not.
-    """
+def check_kind(kind: str) -> None:
+    """Raise `BadConfig` unless the kind is one of `KINDS`."""
     if kind not in KINDS:
         raise BadConfig(f"there is no index of kind {kind!r}: use one of {', '.join(KINDS)}")
-    return kind
