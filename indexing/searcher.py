@@ -340,12 +340,11 @@ class Searcher:
         self.check(options)
         started = time.perf_counter()
         queries = [self.query_of(data, name=f"{name} (number {number})") for number, data in enumerate(files, start=1)]
-        if combine == "union":
-            return self.answer(queries, options, 1000 * (time.perf_counter() - started))
-        outputs = np.stack([query.outputs for query in queries if query.outputs is not None])
-        features = np.stack([query.feature for query in queries if query.feature is not None]).astype(np.float32)
-        [query] = _queries(features.mean(axis=0, keepdims=True), outputs.mean(axis=0, keepdims=True))
-        return self.answer([query], options, 1000 * (time.perf_counter() - started))
+        if combine == "mean":
+            outputs = np.stack([query.outputs for query in queries if query.outputs is not None])
+            features = np.stack([query.feature for query in queries if query.feature is not None]).astype(np.float32)
+            queries = _queries(features.mean(axis=0, keepdims=True), outputs.mean(axis=0, keepdims=True))
+        return self.answer(queries, options, 1000 * (time.perf_counter() - started))
 
     def query_of(self, data: bytes, *, name: str = "the image") -> Query:
         """Code, outputs and feature of an image file. If that content is stored, the code is the stored one.

@@ -7,8 +7,8 @@ has changed since the index was built.
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -110,11 +110,9 @@ class Catalog:
         """Whether reopening the catalog would change nothing: the same file, with the same active code space."""
         return self._db.is_in_place() and self.spaces.active().id == self.space.id
 
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
+    def exclusive(self) -> AbstractContextManager[object]:
         """Keep all other writers out, including those of other processes."""
-        with self._db.transaction():
-            yield
+        return self._db.transaction()
 
     def copy_to(self, copy: Path) -> None:
         """Copy the catalog to a single new file, in a consistent state, while others may use it."""

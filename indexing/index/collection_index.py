@@ -70,20 +70,14 @@ class CollectionIndex:
         """An exact index over all images."""
         return merge(self.current(), "exact").built.index
 
-    def merge_segments(self) -> bool:
-        """Merge the fresh segment into the built one if it has grown; others search and change meanwhile.
-
-        Returns:
-            Whether it was merged.
-        """
+    def merge_segments(self) -> None:
+        """Merge the fresh segment into the built one if it has grown; others search and change meanwhile."""
         kind = self.kind
         if self._view.kind != kind:  # another process may have built another kind
             self._load_newer(kind)
         view = self.current()
-        due = view.is_due or view.kind != kind
-        if due:
+        if view.is_due or view.kind != kind:
             self._install(merge(view, kind))
-        return due
 
     def save(self) -> None:
         """Merge all segments and write the index, so that the next process does not have to read all codes.

@@ -428,9 +428,8 @@ class MilvusStore:
         self._connection.is_stale = True
         return False
 
-    def merge_segments(self) -> bool:
+    def merge_segments(self) -> None:
         """Milvus does this itself."""
-        return False
 
     def save_index(self) -> None:
         """Milvus does this itself."""
