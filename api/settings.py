@@ -125,19 +125,14 @@ class Settings:
             )
         if self.reports is not None and not self.reports.is_dir():
             raise BadConfig(f"there is no reports folder {self.reports}: create it, or correct --reports")
-        for host in self.allowed_hosts or ():
-            if re.fullmatch(r"[\w.-]+|[0-9a-fA-F:]+", host, re.ASCII) is None:
-                raise BadConfig(f"{host!r} is not a host name for --allowed-host: write it without scheme and port")
-        for host in self.url_hosts or ():
-            if re.fullmatch(r"[\w.-]+(:\d{1,5})?", host, re.ASCII) is None:
-                raise BadConfig(
-                    f"{host!r} is not a valid --url-host: write it like images.example or images.example:8080"
-                )
-        for origin in self.allowed_origins or ():
-            if re.fullmatch(r"https?://[^/*]+", origin) is None:
-                raise BadConfig(
-                    f"{origin!r} is not an origin: write it like https://my.example or http://localhost:3000"
-                )
+        for option, values, pattern, examples in (
+            ("--allowed-host", self.allowed_hosts, r"[\w.-]+|[0-9a-fA-F:]+", "images.example, without scheme and port"),
+            ("--url-host", self.url_hosts, r"[\w.-]+(:\d{1,5})?", "images.example or images.example:8080"),
+            ("--allowed-origin", self.allowed_origins, r"https?://[^/*]+", "https://my.example, without a path"),
+        ):
+            for value in values or ():
+                if re.fullmatch(pattern, value, re.ASCII) is None:
+                    raise BadConfig(f"{value!r} is not valid for {option}: write it like {examples}")
 
     def as_toml(self) -> str:
         """The settings as a file for `--config`, with comments for those that are not set. None of them is a secret."""

@@ -18,7 +18,7 @@ from hashseek.indexing.catalog.database import now
 from hashseek.indexing.catalog.filters import Filter
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.opening import Store
-from hashseek.retrieval.errors import BadCodes, BadConfig, ForeignCodes
+from hashseek.retrieval.errors import BadCodes, BadConfig
 
 if TYPE_CHECKING:  # the metrics load torch
     from hashseek.retrieval.metrics import Calibration
@@ -50,16 +50,14 @@ def calibrate_collection(
     Args:
         collection: some of its images must have labels.
         labels: the labels that decide relevance; empty: all labels.
-        n_queries: how many labelled images are queries, drawn at random with `seed`; all labelled images are ranked.
+        n_queries: how many labelled images are queries, at least 1, drawn with `seed`; all labelled images are ranked.
         seed: the seed of the random choice.
 
     Raises:
-        BadConfig: an unknown label, too few labelled images, too many labels, or n_queries < 1.
+        BadConfig: an unknown label, too few labelled images, or too many labels.
     """
     from hashseek.retrieval.metrics import calibrate, histograms, without_self
 
-    if n_queries < 1:
-        raise BadConfig(f"a calibration needs at least 1 query, got {n_queries}")
     catalog = collection.catalog
     known = catalog.label_counts()
     if unknown := [label for label in labels if label not in known]:
@@ -138,12 +136,3 @@ def radius_for(stored: StoredCalibration | None, precision: float) -> int:
             f"{best} bits; ask for less, or limit the distance instead (--max-distance, max_distance)"
         )
     return radius
-
-
-def check_same_codes(catalog: Catalog, fingerprint: str) -> None:
-    """Raise `ForeignCodes` unless the checkpoint with this fingerprint made the catalog's codes."""
-    if catalog.fingerprint != fingerprint:
-        raise ForeignCodes(
-            f"the collection {catalog.path.parent} has codes of checkpoint {catalog.fingerprint[:12]}, this one is "
-            f"{fingerprint[:12]}: calibrate it with its own checkpoint"
-        )

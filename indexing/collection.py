@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,14 +24,11 @@ from hashseek.indexing.catalog import (
     CatalogLocked,
     CatalogReplaced,
     Change,
-    Finding,
-    FindingKind,
     NewImage,
     StoredImage,
     create_catalog,
 )
 from hashseek.indexing.catalog.filters import Chosen, Filter
-from hashseek.indexing.catalog.integrity import UNREADABLE
 from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.index.code_layouts import Subset
 from hashseek.indexing.index.collection_index import CollectionIndex
@@ -54,6 +51,19 @@ log = logging.getLogger("hashseek")
 
 CATALOG, CHECKPOINT, INDEX = "catalog.sqlite", "checkpoint.safetensors", "index"
 _CACHED_FILTERS = 8
+
+
+class Limits(TypedDict, total=False):
+    """Which images a search may find, and how thoroughly it looks.
+
+    max_distance: in bits; images further away are left out. Exact in every kind of index.
+    among: ids (in any order) or a filter that results must match. Exact in every kind of index.
+    effort: of an approximate index, see `HammingIndex.search`; not used with `max_distance` or `among`.
+    """
+
+    max_distance: int | None
+    among: Ids | Filter | None
+    effort: int | None
 
 
 class Collection:
@@ -226,40 +236,22 @@ class Collection:
 
     # ------------------------------------------------------------ searching
 
-    def search(
-        self,
-        query_codes: Codes,
-        *,
-        k: int,
-        max_distance: int | None = None,
-        among: Ids | Filter | None = None,
-        effort: int | None = None,
-    ) -> list[tuple[Distances, Ids]]:
+    def search(self, query_codes: Codes, *, k: int, **limits: Unpack[Limits]) -> list[tuple[Distances, Ids]]:
         """For each query at most the k nearest: (distances, ids), nearest first, equal distances by ascending id.
 
         Args:
             query_codes: packed (Q, code_size), of this collection's checkpoint.
             k: at least 1; if larger than the collection, everything is returned.
-            max_distance: in bits; images further away are left out. Exact in every kind of index.
-            among: ids (in any order) or a filter that results must match. Exact in every kind of index.
-            effort: of an approximate index, see `HammingIndex.search`; not used with `max_distance` or `among`.
+            limits: see `Limits`.
 
         Raises:
-            BadConfig: an effort that the index does not support, or an invalid filter.
+            BadConfig: an effort that the index does not support, or a filter with an invalid time.
         """
         view = self.index.current()
-        parts = self._hits(view, query_codes, k, max_distance, among, effort)
+        parts = self._hits(view, query_codes, k, limits)
         return [merged_hits(built, fresh, k) for built, fresh in zip(*parts, strict=True)]
 
-    def candidates(
-        self,
-        query_code: Codes,
-        *,
-        n: int,
-        max_distance: int | None = None,
-        among: Ids | Filter | None = None,
-        effort: int | None = None,
-    ) -> tuple[Distances, Ids, Codes]:
+    def candidates(self, query_code: Codes, *, n: int, **limits: Unpack[Limits]) -> tuple[Distances, Ids, Codes]:
         """The `n` nearest images and all others at the distance of the last: (distances, ids, packed codes).
 
         For ranking them by another score. Without `max_distance` and `among`, an approximate index may miss some.
@@ -267,13 +259,13 @@ class Collection:
         Args:
             query_code: packed (1, code_size), of this collection's checkpoint.
             n: at least 1.
-            max_distance, among, effort: as for `search`.
+            limits: see `Limits`.
 
         Raises:
             BadConfig: see `search`.
         """
         view = self.index.current()
-        [built], [fresh] = self._hits(view, query_code, n, max_distance, among, effort, ties=True)
+        [built], [fresh] = self._hits(view, query_code, n, limits, ties=True)
         distances, ids = merged_hits(built, fresh, n, ties=True)
         codes = np.empty((len(ids), query_code.shape[1]), np.uint8)
         for segment, found in ((view.built, built), (view.fresh, fresh)):
@@ -287,7 +279,7 @@ class Collection:
         Exact in every kind of index: every code is compared.
 
         Raises:
-            BadConfig: an invalid filter.
+            BadConfig: a filter with an invalid time.
         """
         view = self.index.current()
         chosen = self._subsets(view, among)
@@ -296,21 +288,14 @@ class Collection:
         return built + fresh
 
     def _hits(
-        self,
-        view: View,
-        query_codes: Codes,
-        k: int,
-        max_distance: int | None,
-        among: Ids | Filter | None,
-        effort: int | None,
-        *,
-        ties: bool = False,
+        self, view: View, query_codes: Codes, k: int, limits: Limits, *, ties: bool = False
     ) -> list[list[tuple[Distances, Ids]]]:
         """The results of the built and the fresh segment for each query; with `ties`, all at the distance of the k-th.
 
         Raises:
-            BadConfig: the index does not support `effort`, or not this value; or the filter is invalid.
+            BadConfig: the index does not support `effort`, or not this value; or the filter has an invalid time.
         """
+        max_distance, among, effort = limits.get("max_distance"), limits.get("among"), limits.get("effort")
         if effort is not None and view.kind not in APPROXIMATE:
             raise BadConfig(f"effort is only for approximate indexes, not for kind {view.kind}: leave it out")
         parts = []
@@ -364,34 +349,33 @@ class Collection:
             "generation": view.generation,
         }
 
-    def verify(self) -> list[Finding]:
+    def verify(self) -> list[str]:
         """Disagreements between catalog, codes, index, checkpoints and image files; empty if there are none.
 
         Reads every checkpoint and every file that the collection keeps; of other files, only whether they exist.
         """
-        findings = self.catalog.verify()
-        if any(finding.kind in UNREADABLE for finding in findings):
-            return findings
-        findings += self.index.verify()
+        problems, is_readable = self.catalog.verify()
+        if not is_readable:
+            return problems
+        problems += self.index.verify()
         for space in self.catalog.spaces.all():
             file = self.folder / space.checkpoint
             try:
                 if (found := check_intact(file).fingerprint) != space.fingerprint:
-                    reason = f"{file} has the fingerprint {found[:12]}, but its codes {space.fingerprint[:12]}"
-                    findings.append(Finding(FindingKind.CHECKPOINT, reason))
+                    problems.append(f"{file} has the fingerprint {found[:12]}, but its codes {space.fingerprint[:12]}")
             except HashseekError as error:
                 remedy = f"copy it from elsewhere: `hashseek index verify {self.folder} --repair --checkpoint FILE`"
                 reason = str(error) if file.is_file() else f"the checkpoint {file} does not exist"
-                findings.append(Finding(FindingKind.CHECKPOINT, f"{reason}; {remedy}"))
+                problems.append(f"{reason}; {remedy}")
         after = 0
         while page := self.catalog.page(after=after, limit=1000):
             suspects = [image for image in page if self._problem_of_file(image)]
             # Read again: another process may have replaced or removed the image together with its file.
             for old, new in zip(suspects, self.catalog.get([image.id for image in suspects]), strict=True):
                 if new is not None and new.path == old.path and (message := self._problem_of_file(new)):
-                    findings.append(Finding(FindingKind.FILE, message, old.id))
+                    problems.append(message)
             after = page[-1].id
-        return findings
+        return problems
 
     def _problem_of_file(self, image: StoredImage) -> str | None:
         """The problem with an image's file; None if there is none, or for a vector, which has no file."""

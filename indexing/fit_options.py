@@ -112,9 +112,7 @@ class Network:
         fitted = {} if self.own is None else self.own.training.get("fit", {})
         if fitted:  # its backbone has the weights from which it was made
             return {name: fitted[name] for name in ("backbone", "weights", "weights_sha256")}
-        digest = None
-        if self.file is not None:
-            digest = sha256_of(self.file)
+        digest = None if self.file is None else sha256_of(self.file)
         weights = self.weights if self.file is None else self.file.name
         return {"backbone": self.backbone, "weights": weights, "weights_sha256": digest}
 

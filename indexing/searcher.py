@@ -19,7 +19,7 @@ from hashseek.indexing.calibration import radius_for, stored_calibration
 from hashseek.indexing.catalog import StoredImage
 from hashseek.indexing.catalog.filters import Filter
 from hashseek.indexing.catalog.records import StoredCode
-from hashseek.indexing.collection import check_checkpoint
+from hashseek.indexing.collection import Limits, check_checkpoint
 from hashseek.indexing.index.exact_scan import Distances
 from hashseek.indexing.index.hamming_index import Ids
 from hashseek.indexing.opening import Store
@@ -27,7 +27,7 @@ from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.codes import Codes, check_codes, pack, unpack
 from hashseek.retrieval.devices import EncoderOptions, n_cores
 from hashseek.retrieval.encoder import Encoder, VectorEncoder, WithHeader
-from hashseek.retrieval.errors import BadConfig, ForeignCodes, HashseekError, UnknownImage
+from hashseek.retrieval.errors import BadConfig, HashseekError, UnknownImage
 from hashseek.retrieval.images import Pixels, decode_for, memory_to_decode
 from hashseek.retrieval.micro_batches import MicroBatches
 from hashseek.retrieval.scores import Features, asymmetric_scores, best, cosines, stored_features
@@ -147,15 +147,6 @@ class Answer:
     histogram: NDArray[np.int64] | None = None
 
 
-class Ranked(NamedTuple):
-    """Hits without their records. `scores` is None if they are ordered by distance; for `is_exact`, see `Answer`."""
-
-    distances: Distances
-    ids: Ids
-    scores: Sequence[float | None]
-    is_exact: bool
-
-
 class LoadedFile(NamedTuple):
     """The network's input for an image, and what is known about its file."""
 
@@ -217,24 +208,16 @@ class Searcher:
     """Searches a collection with images or vectors. Safe to use from several threads.
 
     Args:
-        encoder: with the checkpoint that computed the codes.
+        encoder: with the checkpoint that computed the codes, see `open_encoder`.
         collection: the collection to search.
 
     Attributes:
         memory, cores: limits that images wait for before they are decoded: bytes, and one processor core each.
         observe: called with the name of each stage (wait, decode, encode, search, records) and its seconds, and with
             "batch" and the number of images that were encoded together.
-
-    Raises:
-        ForeignCodes: the collection's codes were computed with another checkpoint.
     """
 
     def __init__(self, encoder: WithHeader, collection: Store) -> None:
-        if collection.fingerprint != encoder.fingerprint:
-            raise ForeignCodes(
-                f"codes of checkpoint {collection.fingerprint[:12]} cannot be searched with checkpoint "
-                f"{encoder.fingerprint[:12]}: use the collection's own checkpoint"
-            )
         self.encoder = encoder
         self.collection = collection
         self.memory = Budget(DECODING_BYTES)
@@ -318,9 +301,10 @@ class Searcher:
         """
         self.check(options)
         started = time.perf_counter()
-        queries = self._encode(images)
+        encoder = self.image_encoder
+        queries = _queries(*encoder.features_and_outputs(encoder.pixels_of(images)))
         encode_ms = 1000 * (time.perf_counter() - started) / max(len(images), 1)
-        return [self.answer(query, options, encode_ms) for query in queries]
+        return [self.answer([query], options, encode_ms) for query in queries]
 
     def search_file(self, data: bytes, options: SearchOptions, *, name: str = "the image") -> Answer:
         """The hits of the image file with the content `data`. If that content is stored, its stored code is used.
@@ -334,10 +318,10 @@ class Searcher:
         rank = self.check(options)
         stored = self._stored_code(data)
         if stored is not None and rank != "asymmetric":
-            return self.answer(Query(stored.code, feature=stored.feature), replace(options, rank=rank))
+            return self.answer([Query(stored.code, feature=stored.feature)], replace(options, rank=rank))
         started = time.perf_counter()
         query = _with_stored_code(self.encode_file(data, name=name)[1], stored)
-        return self.answer(query, options, 1000 * (time.perf_counter() - started))
+        return self.answer([query], options, 1000 * (time.perf_counter() - started))
 
     def search_files(
         self, files: Sequence[bytes], options: SearchOptions, *, combine: Combine = "mean", name: str = "the image"
@@ -358,12 +342,11 @@ class Searcher:
         self.check(options)
         started = time.perf_counter()
         queries = [self.query_of(data, name=f"{name} (number {number})") for number, data in enumerate(files, start=1)]
-        if combine == "union":
-            return self.answer_union(queries, options, 1000 * (time.perf_counter() - started))
-        outputs = np.stack([query.outputs for query in queries if query.outputs is not None])
-        features = np.stack([query.feature for query in queries if query.feature is not None]).astype(np.float32)
-        [query] = _queries(features.mean(axis=0, keepdims=True), outputs.mean(axis=0, keepdims=True))
-        return self.answer(query, options, 1000 * (time.perf_counter() - started))
+        if combine == "mean":
+            outputs = np.stack([query.outputs for query in queries if query.outputs is not None])
+            features = np.stack([query.feature for query in queries if query.feature is not None]).astype(np.float32)
+            queries = _queries(features.mean(axis=0, keepdims=True), outputs.mean(axis=0, keepdims=True))
+        return self.answer(queries, options, 1000 * (time.perf_counter() - started))
 
     def query_of(self, data: bytes, *, name: str = "the image") -> Query:
         """Code, outputs and feature of an image file. If that content is stored, the code is the stored one.
@@ -384,7 +367,7 @@ class Searcher:
             BadCodes: the code has another length, or a bit beyond it is set.
         """
         check_codes(code[None], self.collection.n_bits)
-        return self.answer(Query(code), options)
+        return self.answer([Query(code)], options)
 
     def search_vectors(self, vectors: Vectors, options: SearchOptions) -> list[Answer]:
         """The hits of each of the vectors (Q, D). A vector that is stored is searched with its stored code.
@@ -398,7 +381,7 @@ class Searcher:
         started = time.perf_counter()
         queries = self.queries_of(vectors)
         encode_ms = 1000 * (time.perf_counter() - started) / len(vectors)
-        return [self.answer(query, options, encode_ms) for query in queries]
+        return [self.answer([query], options, encode_ms) for query in queries]
 
     def queries_of(self, vectors: Vectors) -> list[Query]:
         """Code, outputs and feature of each of the vectors (Q, D). A vector that is stored has its stored code.
@@ -425,7 +408,7 @@ class Searcher:
             if not len(features):
                 raise UnknownImage(f"image {image_id} was removed from the collection")
             feature = features[0]
-        return self.answer(Query(code, feature=feature), options)
+        return self.answer([Query(code, feature=feature)], options)
 
     def check(self, options: SearchOptions, *, stored: bool = False) -> Rank:
         """The ranking that `options` select for an image, or for a stored one.
@@ -436,16 +419,10 @@ class Searcher:
         self._max_distance(options)
         return check_rank(self.collection, options, stored=stored)
 
-    def answer(self, query: Query, options: SearchOptions, encode_ms: float = 0.0) -> Answer:
-        """The hits of one query with their records; `encode_ms` is copied into the answer.
+    def answer(self, queries: Sequence[Query], options: SearchOptions, encode_ms: float = 0.0) -> Answer:
+        """The hits of a query with their records, or of the union of several of the same kind, see `search_files`.
 
-        Raises:
-            BadConfig: see `search`.
-        """
-        return self.answer_union([query], options, encode_ms)
-
-    def answer_union(self, queries: Sequence[Query], options: SearchOptions, encode_ms: float = 0.0) -> Answer:
-        """The hits of the union of queries of the same kind, see `search_files`. The histogram is of the first.
+        The histogram is of the first. `encode_ms` is copied into the answer.
 
         Raises:
             BadConfig: see `search`.
@@ -468,21 +445,22 @@ class Searcher:
         search_ms = 1000 * (time.perf_counter() - started)
         return Answer(tuple(hits), encode_ms, search_ms, rank, is_exact, len(ids) == options.k, counts)
 
-    def _ranked(self, queries: Sequence[Query], rank: Rank, options: SearchOptions) -> Ranked:
+    def _ranked(
+        self, queries: Sequence[Query], rank: Rank, options: SearchOptions
+    ) -> tuple[Distances, Ids, Sequence[float | None], bool]:
+        """(distances, ids, scores or None where hits are ordered by distance, whether they are exact), best first."""
         k, offset = options.k, options.offset
-        max_distance, among, effort = self._max_distance(options), options.among, options.effort
+        max_distance, among = self._max_distance(options), options.among
+        limits: Limits = {"max_distance": max_distance, "among": among, "effort": options.effort}
         is_exact = among is not None or max_distance is not None or self.collection.finds_all
         if rank == "hamming":
             codes = np.stack([query.code for query in queries])
-            found = self.collection.search(codes, k=offset + k, max_distance=max_distance, among=among, effort=effort)
+            found = self.collection.search(codes, k=offset + k, **limits)
             distances, ids = (part[offset : offset + k] for part in _union(found))
-            return Ranked(distances, ids, [None] * len(ids), is_exact)
+            return distances, ids, [None] * len(ids), is_exact
         size = options.oversample * k
         n = offset + k + size if offset else size
-        candidates = [
-            self.collection.candidates(query.code[None], n=n, max_distance=max_distance, among=among, effort=effort)
-            for query in queries
-        ]
+        candidates = [self.collection.candidates(query.code[None], n=n, **limits) for query in queries]
         distances, ids, codes = _union(candidates)
         n_kept = int(distances.searchsorted(distances[n - 1], "right")) if len(ids) > n else len(ids)
         distances, ids, codes = distances[:n_kept], ids[:n_kept], codes[:n_kept]
@@ -495,7 +473,7 @@ class Searcher:
                 rows.append(start + chosen)
                 scores.append(of_block[chosen])
         at = np.concatenate(rows)
-        return Ranked(distances[at], ids[at], np.concatenate(scores).tolist(), is_exact and len(ids) < min(n, size + 1))
+        return distances[at], ids[at], np.concatenate(scores).tolist(), is_exact and len(ids) < min(n, size + 1)
 
     def _scores(self, query: Query, rank: Rank, codes: Codes, ids: Ids) -> NDArray[np.float64]:
         """Scores (N,) of images with these codes and ids; a higher score is nearer."""
@@ -514,10 +492,6 @@ class Searcher:
             found, features = self.collection.features_of(ids[chosen].tolist())
             scores[chosen[np.searchsorted(ids[chosen], found)]] = cosines(features, feature)
         return scores
-
-    def _encode(self, images: Sequence[Image.Image]) -> list[Query]:
-        encoder = self.image_encoder
-        return _queries(*encoder.features_and_outputs(encoder.pixels_of(images)))
 
     def _max_distance(self, options: SearchOptions) -> int | None:
         if options.min_precision is None:

@@ -35,7 +35,8 @@ class RepeatedChanges:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, repeat its earlier answer, or answer 503 while the first one is in progress."""
-        key = Headers(scope=scope).get(HEADER, "") if scope["type"] == "http" and _may_change(scope) else ""
+        changes = scope["type"] == "http" and needed_role(scope["method"], scope["path"]) in ("write", "admin")
+        key = Headers(scope=scope).get(HEADER, "") if changes else ""
         if not 1 <= len(key) <= MAX_LENGTH:  # the routes refuse one that is too long
             await self.app(scope, receive, send)
             return
@@ -85,11 +86,6 @@ def _size(name: _Name, answer: list[Message]) -> int:
 
 def _is_last(message: Message) -> bool:
     return message["type"] == "http.response.body" and not message.get("more_body")
-
-
-def _may_change(scope: Scope) -> bool:
-    role = needed_role(scope["method"], scope["path"])
-    return scope["method"] in ("POST", "PATCH", "DELETE") and role not in (None, "read")
 
 
 def _copy(message: Message) -> Message:

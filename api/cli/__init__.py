@@ -59,7 +59,8 @@ def build(arguments: Sequence[str]) -> typer.Typer:
 
     chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
     for name, (target, text) in COMMANDS.items():
-        command = _load(target) if name == chosen else _placeholder
+        module, _, attribute = target.partition(":")
+        command = getattr(importlib.import_module(module), attribute) if name == chosen else _placeholder
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name, help=text)
         else:
@@ -117,11 +118,6 @@ def fail(message: str) -> NoReturn:
     """Print one line to stderr and exit with 2."""
     sys.stderr.write(f"hashseek: {printable(message)}\n")
     sys.exit(2)
-
-
-def _load(target: str) -> Any:
-    module, _, attribute = target.partition(":")
-    return getattr(importlib.import_module(module), attribute)
 
 
 def _placeholder() -> None:

@@ -16,10 +16,6 @@ from hashseek.retrieval.errors import HashseekError
 CONFIG = "shapes_shufflenet_v2_hyp2_48"
 
 
-class DemoFailed(HashseekError):
-    """A step of the demo failed; its own message has already been printed."""
-
-
 def demo(
     serve: Annotated[bool, typer.Option(help="Serve the search page when done.")] = True,
     folder: Annotated[Path, typer.Option(help="Folder for the data, the run and the collection.")] = Path(".demo"),
@@ -79,4 +75,4 @@ def _step(*arguments: object) -> None:
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     if code:
-        raise DemoFailed(f"the demo stopped because `{command}` failed: see the message above")
+        raise HashseekError(f"the demo stopped because `{command}` failed: see the message above")

@@ -85,7 +85,8 @@ def run(settings: Settings) -> None:
     _give_memory_back()
     port = listener.getsockname()[1]
     shown = f"[{settings.host}]" if ":" in settings.host else settings.host
-    _say(f"search page on http://{shown}:{port}, API on http://{shown}:{port}/docs (press Ctrl-C to stop)", settings)
+    said = f"search page on http://{shown}:{port}, API on http://{shown}:{port}/docs (press Ctrl-C to stop)"
+    typer.echo(json.dumps({"level": "info", "message": said}) if settings.log_format == "json" else said, err=True)
     # Being stopped is not a failure. Uvicorn raises the signal again after an orderly shutdown.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(0))
@@ -115,11 +116,6 @@ def _codes_of(settings: Settings, stack: ExitStack) -> "tuple[Catalog | Store, P
     opened = Catalog(settings.collection / CATALOG, read_only=True)
     catalog = stack.enter_context(closing(opened))
     return catalog, settings.checkpoint or catalog.checkpoint
-
-
-def _say(message: str, settings: Settings) -> None:
-    line = json.dumps({"level": "info", "message": message}) if settings.log_format == "json" else message
-    typer.echo(line, err=True)
 
 
 def _give_memory_back() -> None:

@@ -6,7 +6,6 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,8 +84,7 @@ class Collections:
         with self._opening:
             if name in self._services or folder.exists():  # one whose folder was moved away is still being closed
                 raise CollectionExists(f"there is already a folder {name!r}: choose another name")
-            with closing(open_or_create(folder, checkpoint=model.checkpoint, keep_features=model.keeps_features)):
-                pass
+            open_or_create(folder, checkpoint=model.checkpoint, keep_features=model.keeps_features).close()
             return self._open(name, folder)
 
     def delete(self, service: Service) -> None:

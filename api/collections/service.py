@@ -170,27 +170,38 @@ class Service:
         )
 
     def _keep_loaded(self) -> None:
-        """Load the collection, and reload it when another one took its place or it was switched to other codes."""
-        loaded = self._load()
-        while not self._stopped.wait(FOLLOW_SECONDS if loaded else RETRY_SECONDS):
-            loaded = self._follow()
+        """Load the collection, and keep it up to date."""
+        wait = 0.0
+        while not self._stopped.wait(wait):
+            wait = FOLLOW_SECONDS if self._load() else RETRY_SECONDS
+            self.loaded.set()
 
     def _load(self) -> bool:
-        before = self._failure
+        """Load the collection, or load it again if another one took its place, or it may (not) be written now.
+
+        Returns False if that failed. Until it is done, an earlier searcher answers.
+        """
+        old = self._searcher  # a local reference, dropped at the end: it would keep the old collection open
         try:
-            self._searcher = self._open(self.settings.checkpoint)
-            self._failure = None
-        except Exception as error:
-            self._failure = str(error)
-            if self._failure != before:  # not again at every attempt
-                log.error(
-                    "the collection %s could not be loaded: %s",
-                    self.settings.collection,
-                    error,
-                    exc_info=_is_unexpected(error),
+            if old is None:
+                self._searcher = self._open(self.settings.checkpoint)
+                self._failure = None
+            elif not old.collection.is_current() or why_read_only(self.settings) != self._read_only:
+                new = self._open(None)  # the checkpoint in the settings belongs to the codes at the start
+                # Requests that began with the old searcher end with it. The last one to drop it closes its collection.
+                finalize(old, old.collection.close).atexit = False
+                self._searcher = new
+                log.warning(
+                    "the collection was opened again, with the codes of checkpoint %s", new.encoder.fingerprint[:12]
                 )
-        self.loaded.set()
-        return self._failure is None
+        except Exception as error:
+            what = f"the collection {self.settings.collection}" if old is None else "the collection that took its place"
+            if old is not None or str(error) != self._failure:  # not again at every attempt
+                log.error("%s could not be loaded: %s", what, error, exc_info=_is_unexpected(error))
+            if old is None:
+                self._failure = str(error)
+            return False
+        return True
 
     def _keep_merged(self) -> None:
         """Merge the segments of the index when enough has changed. Requests are answered meanwhile."""
@@ -226,35 +237,6 @@ class Service:
         if reason and not settings.read_only:
             log.warning("a collection is served read-only: %s", reason)
         return searcher
-
-    def _follow(self) -> bool:
-        """Reload the collection if it is another one or may (not) be written now, or has never been loaded.
-
-        Returns False if that failed.
-
-        Until this is done, the old searcher answers.
-        """
-        old = self._searcher  # a local reference, dropped at the end: it would keep the old collection open
-        if old is None:
-            return self._load()
-        try:
-            if not old.collection.is_current() or why_read_only(self.settings) != self._read_only:
-                self._replace(old)
-        except Exception as error:
-            log.error(
-                "the collection was replaced or switched to codes that could not be loaded: %s",
-                error,
-                exc_info=_is_unexpected(error),
-            )
-            return False
-        return True
-
-    def _replace(self, old: Searcher) -> None:
-        new = self._open(None)  # the checkpoint in the settings belongs to the codes at the start
-        # Requests that began with the old searcher end with it. The last one to drop it closes its collection.
-        finalize(old, old.collection.close).atexit = False
-        self._searcher = new
-        log.warning("the collection was opened again, with the codes of checkpoint %s", new.encoder.fingerprint[:12])
 
 
 def _is_unexpected(error: Exception) -> bool:

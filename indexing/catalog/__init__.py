@@ -2,32 +2,23 @@
 
 from hashseek.indexing.catalog.catalog import Catalog, SpaceRetired
 from hashseek.indexing.catalog.database import (
-    BUSY_SECONDS,
     CatalogDamaged,
     CatalogLocked,
     CatalogReplaced,
     DiskFull,
-    as_hashseek_error,
     create_catalog,
 )
-from hashseek.indexing.catalog.integrity import Finding, FindingKind
-from hashseek.indexing.catalog.records import Change, Changes, NewImage, Space, StoredImage
+from hashseek.indexing.catalog.records import Change, NewImage, StoredImage
 
 __all__ = [
-    "BUSY_SECONDS",
     "Catalog",
     "CatalogDamaged",
     "CatalogLocked",
     "CatalogReplaced",
     "Change",
-    "Changes",
     "DiskFull",
-    "Finding",
-    "FindingKind",
     "NewImage",
-    "Space",
     "SpaceRetired",
     "StoredImage",
-    "as_hashseek_error",
     "create_catalog",
 ]

@@ -33,11 +33,7 @@ def ids_with(db: sqlite3.Connection, condition: Condition) -> Ids | None:
 
 
 def condition_clause(condition: Condition) -> tuple[str, list[Any]]:
-    """A condition as SQL on the table of images, and its parameters.
-
-    Raises:
-        BadConfig: the condition has no valid name or operator.
-    """
+    """A condition as SQL on the table of images, and its parameters."""
     found = [one for path in json_paths(condition.path) for one in alternatives(condition, path)]
     return f"({' OR '.join(f'({clause})' for clause, _ in found)})", [value for _, values in found for value in values]
 

@@ -7,8 +7,8 @@ has changed since the index was built.
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 from hashseek.indexing.catalog.attributes import Ids
 from hashseek.indexing.catalog.database import CatalogDamaged, Database, now
 from hashseek.indexing.catalog.filters import Chosen, Filter, choose, ids_where
-from hashseek.indexing.catalog.integrity import Finding, check_rows
+from hashseek.indexing.catalog.integrity import check_rows
 from hashseek.indexing.catalog.records import (
     IMAGE_COLUMNS,
     MAX_KEY,
@@ -76,7 +76,7 @@ class Catalog:
             self.space = self.spaces.own
             self.fingerprint = self.space.fingerprint
             self.n_bits = check_n_bits(self.space.n_bits)
-        except (BadCodes, ValueError) as error:
+        except (BadCodes, TypeError) as error:
             self.close()
             raise CatalogDamaged(path, f"its code space is invalid: {error}") from None
         except BaseException:
@@ -110,18 +110,16 @@ class Catalog:
         """Whether reopening the catalog would change nothing: the same file, with the same active code space."""
         return self._db.is_in_place() and self.spaces.active().id == self.space.id
 
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
+    def exclusive(self) -> AbstractContextManager[object]:
         """Keep all other writers out, including those of other processes."""
-        with self._db.transaction():
-            yield
+        return self._db.transaction()
 
     def copy_to(self, copy: Path) -> None:
         """Copy the catalog to a single new file, in a consistent state, while others may use it."""
         self._db.copy_to(copy)
 
-    def verify(self) -> list[Finding]:
-        """What is wrong with the file and its rows; empty if nothing is."""
+    def verify(self) -> tuple[list[str], bool]:
+        """What is wrong with the file and its rows, and whether all records and codes can be read, see `check_rows`."""
         with self._db.snapshot() as db:
             return check_rows(db, self.space)
 
@@ -295,7 +293,7 @@ class Catalog:
         """Ids (ascending) of the images that pass a filter.
 
         Raises:
-            BadConfig: the filter has an invalid condition.
+            BadConfig: the filter has an invalid time.
         """
         with self._db.snapshot() as db:
             return ids_where(db, chosen)
@@ -304,7 +302,7 @@ class Catalog:
         """The ids of images that pass a filter, or of those that do not, whichever is found faster.
 
         Raises:
-            BadConfig: the filter has an invalid condition.
+            BadConfig: the filter has an invalid time.
         """
         with self._db.snapshot() as db:
             return choose(db, chosen)

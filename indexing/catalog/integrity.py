@@ -1,45 +1,10 @@
 """Problems of a catalog's rows: what `index verify` finds, and what `index verify --repair` does about it."""
 
 import sqlite3
-from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import Enum
 
 from hashseek.indexing.catalog.records import Space
 from hashseek.indexing.catalog.spaces import n_missing
 from hashseek.retrieval.codes import code_size
-
-
-class FindingKind(Enum):
-    """What a finding of `index verify` is about."""
-
-    SQLITE = "SQLite's own check of the file"
-    ORPHANED_ROWS = "rows of images or spaces that do not exist"
-    ATTRIBUTES = "attributes that are not a JSON object"
-    MALFORMED_CODE = "a code of the wrong type or length"
-    MISSING_CODE = "an image without a code"
-    MISSING_FEATURE = "a code without features in a collection that keeps features"
-    WRONG_CODE = "a code that does not belong to the image's content"
-    SEARCH_INDEX = "an index that does not match the catalog"
-    CHECKPOINT = "a checkpoint of the collection"
-    FILE = "an image whose file does not exist, or a kept file that has changed"
-
-
-# Records or codes with such a problem cannot be read, so that no further check is possible.
-UNREADABLE = frozenset({FindingKind.SQLITE, FindingKind.ATTRIBUTES, FindingKind.MALFORMED_CODE})
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A problem in a collection; `image_id` if it is about one image."""
-
-    kind: FindingKind
-    message: str
-    image_id: int | None = None
-
-    def __str__(self) -> str:
-        return self.message
-
 
 _ORPHANS = {
     "image_labels": "image_id NOT IN (SELECT id FROM images)",
@@ -50,32 +15,30 @@ _ORPHANS = {
 }
 
 
-def check_rows(db: sqlite3.Connection, space: Space) -> list[Finding]:
-    """All problems of the rows, read within a transaction of the caller; codes are checked in `space`."""
+def check_rows(db: sqlite3.Connection, space: Space) -> tuple[list[str], bool]:
+    """All problems of the rows, read within a transaction of the caller; codes are checked in `space`.
+
+    Returns:
+        (the problems, whether all records and codes can be read nevertheless).
+    """
     found = [str(row[0]) for row in db.execute("PRAGMA integrity_check")]
     if found != ["ok"]:
-        return [Finding(FindingKind.SQLITE, f"SQLite: {problem}") for problem in found]
-    return list(_problems(db, space))
-
-
-def _problems(db: sqlite3.Connection, space: Space) -> Iterator[Finding]:
-    orphans = {table: _count(db, f"{table} WHERE {clause}") for table, clause in _ORPHANS.items()}
-    for table, n in orphans.items():
-        if n:
-            yield Finding(FindingKind.ORPHANED_ROWS, f"{n} rows of the table {table} belong to no image or code space")
-    for (image_id,) in db.execute("SELECT id FROM images WHERE NOT json_valid(attributes)"):
-        yield Finding(FindingKind.ATTRIBUTES, f"the attributes of image {image_id} are not JSON", image_id)
+        return [f"SQLite: {problem}" for problem in found], False
+    rows = db.execute("SELECT id FROM images WHERE NOT json_valid(attributes)")
+    unreadable = [f"the attributes of image {image_id} are not JSON" for (image_id,) in rows]
     bad_codes, values = _malformed_codes(space.id, space.n_bits)
-    for (image_id,) in db.execute(f"SELECT image_id {bad_codes}", values):
-        message = f"the code of image {image_id} is not a code of {space.n_bits} bits"
-        yield Finding(FindingKind.MALFORMED_CODE, message, image_id)
+    rows = db.execute(f"SELECT image_id {bad_codes}", values)
+    unreadable += [f"the code of image {image_id} is not a code of {space.n_bits} bits" for (image_id,) in rows]
+    problems = []
+    for table, clause in _ORPHANS.items():
+        if n := _count(db, f"{table} WHERE {clause}"):
+            problems.append(f"{n} rows of the table {table} belong to no image or code space")
     if n := n_missing(db, space.id):
-        yield Finding(FindingKind.MISSING_CODE, f"{n} images have no code, so searches do not find them")
+        problems.append(f"{n} images have no code, so searches do not find them")
     without_feature, values = _without_feature(db, space.id)
     if n := _count(db, without_feature, values):
-        yield Finding(
-            FindingKind.MISSING_FEATURE, f"{n} images have no usable features, though the collection keeps them"
-        )
+        problems.append(f"{n} images have no usable features, though the collection keeps them")
+    return unreadable + problems, not unreadable
 
 
 def repair_rows(db: sqlite3.Connection, generation: int) -> list[str]:

@@ -164,8 +164,8 @@ def placeholders(values: Sequence[Any]) -> str:
     return ",".join("?" * len(values))
 
 
-def check_key(key: str) -> str:
-    r"""Return `key` if it can be the key of an image.
+def check_key(key: str) -> None:
+    r"""Refuse a key that cannot be stored.
 
     Raises:
         BadConfig: it is empty, longer than `MAX_KEY` characters, not valid Unicode, or contains a NUL character, at
@@ -179,7 +179,6 @@ def check_key(key: str) -> str:
         key.encode()
     except UnicodeEncodeError:
         raise BadConfig(f"the key {key[:40]!r} is not valid Unicode: choose another") from None
-    return key
 
 
 def check_labels(labels: Sequence[str]) -> None:

@@ -201,18 +201,10 @@ class CodeSpaces:
             row = db.execute("SELECT calibration FROM spaces WHERE id = ?", (self.own.id,)).fetchone()
         return None if row is None or row[0] is None else json.loads(row[0])
 
-    def set_calibration(self, value: Any | None) -> None:
-        """Store a calibration, a JSON value, with this space.
-
-        Raises:
-            BadConfig: it cannot be written as JSON.
-        """
-        try:
-            text = None if value is None else json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise BadConfig(f"a calibration must be a JSON value: {error}") from None
+    def set_calibration(self, value: Any) -> None:
+        """Store a calibration, a JSON value, with this space."""
         with self._db.transaction() as db:
-            db.execute("UPDATE spaces SET calibration = ? WHERE id = ?", (text, self.own.id))
+            db.execute("UPDATE spaces SET calibration = ? WHERE id = ?", (json.dumps(value), self.own.id))
 
 
 # The functions below work within an open transaction of their caller.
@@ -221,7 +213,7 @@ class CodeSpaces:
 def active_space(db: sqlite3.Connection) -> Space | None:
     """The active space; None in a damaged catalog."""
     row = db.execute(f"{_SELECT} WHERE id = (SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'space')").fetchone()
-    return None if row is None else _space(row)
+    return None if row is None else Space(*row)
 
 
 def n_missing(db: sqlite3.Connection, space_id: int) -> int:
@@ -257,7 +249,7 @@ def note_update(db: sqlite3.Connection, image_id: int, generation: int) -> None:
 
 
 def _all(db: sqlite3.Connection) -> list[Space]:
-    return [_space(row) for row in db.execute(f"{_SELECT} ORDER BY id").fetchall()]
+    return [Space(*row) for row in db.execute(f"{_SELECT} ORDER BY id").fetchall()]
 
 
 def _one(db: sqlite3.Connection, space_id: int) -> Space:
@@ -265,8 +257,3 @@ def _one(db: sqlite3.Connection, space_id: int) -> Space:
     if space_id not in spaces:
         raise BadConfig(f"there is no code space {space_id}: choose from {', '.join(map(str, spaces))}")
     return spaces[space_id]
-
-
-def _space(row: tuple[Any, ...]) -> Space:
-    space_id, fingerprint, n_bits, checkpoint, state, created_at = row
-    return Space(int(space_id), str(fingerprint), int(n_bits), str(checkpoint), str(state), str(created_at))

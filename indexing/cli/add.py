@@ -5,10 +5,11 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Container, Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -25,25 +26,27 @@ from hashseek.indexing.cli.fitting import (
     print_fit,
 )
 from hashseek.indexing.cli.options import (
+    ENCODING,
     AllowPrivate,
     Device,
     Engine,
     Precision,
     StoreArgument,
     encoder_options,
-    not_default,
+    given_options,
     refuse,
+    refuse_without,
 )
 from hashseek.indexing.cli.output import Output, print_next
 from hashseek.indexing.cli.vectors import add_vectors
 from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.dry_run import dry_run as open_dry_run
-from hashseek.indexing.fit_options import FitOptions, Network
+from hashseek.indexing.fit_options import Network
 from hashseek.indexing.fitting import FirstFit, fit_to_sources, plan_collection, refit_may_help
 from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.ingest.batch import IngestReport, ingest
 from hashseek.indexing.ingest.loading import Fetch
-from hashseek.indexing.ingest.sources import Found, KeyFrom, count_images, describe, find_sources, until
+from hashseek.indexing.ingest.sources import Found, KeyFrom, count_images, describe, find_sources
 from hashseek.indexing.ingest.watching import Watch
 from hashseek.indexing.kept_files import FILES
 from hashseek.indexing.maintenance.exchange import add_exports
@@ -62,6 +65,7 @@ if TYPE_CHECKING:
 
 
 def add(
+    context: typer.Context,
     collection: StoreArgument,
     paths: Annotated[
         list[str] | None,
@@ -155,13 +159,8 @@ def add(
     Exit codes: 0 if images were stored (now or earlier), 1 if there were none to store, 2 if the command was refused,
     3 with --strict if an image was skipped, 130 or 143 if the command was stopped.
     """
-    given: dict[str, object] = {"--watch": watch, "--prune": prune, "--ray": ray, "--vectors": vectors, "--ids": ids}
-    given |= {"--dry-run": dry_run, "--trust-mtime": trust_mtime, "--split": split, "--key-from": key_from}
-    given |= {"--errors": errors, "--strict": strict, "--on-error stop": on_error == "stop", "paths of images": paths}
-    given |= {"--backbone": backbone, "--weights": weights, "--preprocessing": preprocessing}
-    given |= {"--keep-features": keep_features, "--checkpoint": checkpoint}
+    _refuse_combinations(collection, given_options(context))
     fit = fit_options(bits, backbone, weights, preprocessing)
-    _refuse_combinations(collection, fit, given | not_default(device, precision, engine))
     cluster = None if ray is None else Cluster(ray, ray_workers, ray_cpus, ray_gpus)
     if cluster is not None:
         cluster.check()
@@ -180,19 +179,18 @@ def add(
     started = time.monotonic()
     with ExitStack() as stack:
         output = Output(stack.enter_context(errors.open("w", encoding="utf-8")) if errors else None)
-        plan = None
-        if is_new and checkpoint is None:
-            sources.refuse_problems()
-            plan = plan_collection(collection, fit, sources.found())
+        n_total = None if watch else sources.total(output)
+        plan = plan_collection(collection, fit, sources.found()) if is_new and checkpoint is None else None
         if dry_run:
-            report = _dry_run(collection, checkpoint, sources, get, output, trust_mtime=trust_mtime)
+            report = _dry_run(collection, checkpoint, sources, get, output, n_total, trust_mtime=trust_mtime)
             _exit_with_code(report, strict=strict)
             return
         first = None if plan is None else _fit(sources, plan, get, output, options)
         with nullcontext(checkpoint) if first is None else first.fitting.checkpoint() as made:
             opened = stack.enter_context(open_for_adding(collection, checkpoint=made, keep_features=keep_features))
-        n_total = None if watch else sources.total(output)
-        encoder = _encoder(opened, first, cluster, options)
+        encoder = None if first is None else first.fitting.encoder
+        if encoder is None and cluster is None:
+            encoder = Searcher.open(opened, **options).image_encoder
         stop = stack.enter_context(_stop_on_signals())
         run = _Run(opened, sources, encoder, first, get, output, n_total, stop)
         if watch:
@@ -212,33 +210,28 @@ def add(
 
 
 _NOT_FOR_WATCH = ("--dry-run", "--split", "--key-from", "--trust-mtime")
-_NOT_FOR_RAY = ("--vectors", "--watch", "--dry-run", "--trust-mtime", "--keep-features", "--on-error stop")
-_NOT_FOR_VECTORS = (
-    *_NOT_FOR_WATCH,
-    *("paths of images", "--backbone", "--weights", "--watch", "--preprocessing", "--errors", "--strict"),
-    *("--device", "--precision", "--engine"),
-)
+_NETWORK = ("--backbone", "--weights", "--preprocessing")
+_NOT_WITH = {
+    "--watch": _NOT_FOR_WATCH,
+    "--ray": ("--vectors", "--watch", "--dry-run", "--trust-mtime", "--keep-features", "--on-error"),
+    "--vectors": ("paths", "--watch", *_NOT_FOR_WATCH, *_NETWORK, *ENCODING, "--errors", "--strict"),
+    "--checkpoint": ("--bits", *_NETWORK),
+}
 
 
-def _refuse_combinations(collection: Path, fit: FitOptions, given: Mapping[str, object]) -> None:
-    """Refuse options that do not go together; `given`: their values by name."""
-    if given["--prune"] and not given["--watch"]:
-        raise BadConfig("--prune needs --watch: add it, or leave out --prune")
-    if given["--ids"] and not given["--vectors"]:
-        raise BadConfig("--ids needs --vectors")
-    if not given["--vectors"] and not given["paths of images"]:
+def _refuse_combinations(collection: Path, given: Container[str]) -> None:
+    """Refuse options that do not go together; `given`: their names."""
+    refuse_without(["--watch"], ["--prune"], given)
+    refuse_without(["--vectors"], ["--ids"], given)
+    if "--vectors" not in given and "paths" not in given:
         raise BadConfig("nothing to add: give images, or vectors with --vectors")
-    for mode, others in (("--watch", _NOT_FOR_WATCH), ("--ray", _NOT_FOR_RAY), ("--vectors", _NOT_FOR_VECTORS)):
-        if given[mode]:
-            refuse(mode, {name: given.get(name) for name in others})
-    if given["--checkpoint"] and fit:
-        raise BadConfig(
-            "--checkpoint already has a hash layer: leave out --bits, --backbone, --weights and --preprocessing"
-        )
+    for option, others in _NOT_WITH.items():
+        if option in given:
+            refuse(option, others, given)
     if is_in_milvus(collection):
         uri = parse_uri(collection)
-        refuse(f"the collection {uri}", {name: given[name] for name in ("--watch", "--dry-run")})
-        if not given["--checkpoint"]:
+        refuse(f"the collection {uri}", ["--watch", "--dry-run"], given)
+        if "--checkpoint" not in given:
             raise BadConfig(f"{uri} keeps no checkpoint: give the one for its codes with --checkpoint")
 
 
@@ -259,11 +252,6 @@ class _Sources:
                 raise BadConfig(f"{path} is not a folder: --watch needs folders")
         find_sources(self.paths, split=self.split)
 
-    def refuse_problems(self) -> None:
-        """With --on-error stop, refuse lists with problems."""
-        if self.on_error == "stop":
-            count_images(self.paths, split=self.split, on_error="stop")
-
     def found(self) -> Iterator[Found]:
         """The images with their labels and keys, and problems; each call finds them again."""
         return describe(find_sources(self.paths, split=self.split), labels=self.labels, key_from=self.key_from)
@@ -275,12 +263,10 @@ class _Sources:
         return count_images(self.paths, split=self.split, on_error=self.on_error)
 
 
-@dataclass
-class _Stop:
-    """Whether a signal asked to stop, and the matching exit code."""
+class _Stop(threading.Event):
+    """Set once a signal has asked to stop; `code` is the matching exit code."""
 
-    event: threading.Event = field(default_factory=threading.Event)
-    code: int = 0
+    code = 0
 
 
 @dataclass(frozen=True)
@@ -312,6 +298,8 @@ class _Run:
     ) -> IngestReport:
         """Encode the images on a cluster, into files in the folder `shards`, and add those."""
         place = self.collection.place
+        if self.collection.keeps_features:
+            raise BadConfig(f"{place} keeps features, which --ray does not support: leave out --ray")
         folder = shards or Path(f"{parse_uri(place).name if is_in_milvus(place) else place}.shards")
         with self.output.progress("encoding") as show:
             files = encode_shards(
@@ -322,12 +310,12 @@ class _Run:
                 options=options,
                 fetch=self.fetch,
                 shard_size=shard_size,
-                stopped=self.stop.event.is_set,
+                stopped=self.stop.is_set,
                 progress=lambda done, more: show(done, self.n_total, more),
             )
         if files:
             typer.echo(f"{folder}: {sum(files.values())} images in {len(files)} shards")
-        with closing(add_exports((file for file in files if not self.stop.event.is_set()), self.collection)) as reports:
+        with closing(add_exports((file for file in files if not self.stop.is_set()), self.collection)) as reports:
             return self.output.follow(reports, self.n_total)
 
     def follow_folders(self, *, prune: bool, every: float) -> IngestReport:
@@ -342,7 +330,7 @@ class _Run:
                 for report in reports:
                     self.output.show(report.problems)
                     watch.settle(report)
-            if prune and not self.stop.event.is_set() and (deleted := watch.deleted()):
+            if prune and not self.stop.is_set() and (deleted := watch.deleted()):
                 collection.remove(deleted, missing_ok=True)
             if report.done or deleted:
                 typer.echo(
@@ -353,12 +341,12 @@ class _Run:
             elif collection.kind not in APPROXIMATE:  # these take long to build, and this process does not search
                 collection.merge_segments()
             total = total.plus(report)
-            if self.stop.event.wait(every):
+            if self.stop.wait(every):
                 return total
 
     def _ingest(self, sources: Iterable[Found], *, trust_mtime: bool = False) -> Generator[IngestReport, None, None]:
         assert self.encoder is not None
-        found = until(sources, self.stop.event.is_set)
+        found = takewhile(lambda _: not self.stop.is_set(), sources)
         images = found if self.first is None else self.first.reuse(found)
         return ingest(
             self.collection,
@@ -380,36 +368,18 @@ def _fit(sources: _Sources, plan: tuple[Network, int], get: Fetch, output: Outpu
     return first
 
 
-def _encoder(
-    collection: Store, first: FirstFit | None, cluster: Cluster | None, options: EncoderOptions
-) -> "Encoder | None":
-    """The encoder for the images; None if the workers of a cluster encode them."""
-    if cluster is None:
-        return Searcher.open(collection, **options).image_encoder if first is None else first.fitting.encoder
-    if collection.keeps_features:
-        raise BadConfig(f"{collection.place} keeps features, which --ray does not support: leave out --ray")
-    return None
-
-
 def _suggest(collection: Store, *, is_new: bool) -> None:
     """Print the two commands that come next; for an older collection, recommend a refit if that may help."""
-    if not is_new:
-        if isinstance(collection, Collection):
-            _suggest_refit(collection)
+    if is_new:
+        path = next((image.path for image in collection.browse(None, limit=1)[0]), "")
+        if path:
+            print_next(collection.place, "PICTURE.jpg" if is_remote(path) else shlex.quote(path))
         return
-    path = next((image.path for image in collection.browse(None, limit=1)[0]), "")
-    if path:
-        print_next(collection.place, "PICTURE.jpg" if is_remote(path) else shlex.quote(path))
-
-
-def _suggest_refit(collection: Collection) -> None:
-    """Recommend a refit if the hash layer was fitted to a small part of the images."""
     header = load_header(collection.checkpoint)
-    if refit_may_help(header, len(collection)):
+    if isinstance(collection, Collection) and refit_may_help(header, len(collection)):
         typer.echo(
             f"the hash layer was fitted to only {header.training['fit']['n_images']:,} images: for better results, "
-            "refit it with "
-            f"`hashseek index refit {shlex.quote(collection.place)}`"
+            f"refit it with `hashseek index refit {shlex.quote(collection.place)}`"
         )
 
 
@@ -419,6 +389,7 @@ def _dry_run(
     sources: _Sources,
     get: Fetch,
     output: Output,
+    n_total: int | None,
     *,
     trust_mtime: bool,
 ) -> IngestReport:
@@ -428,7 +399,7 @@ def _dry_run(
             target, stand_in, sources.found(), on_error=sources.on_error, trust_mtime=trust_mtime, fetch=get
         )
         n_images = len(target)
-        report = output.follow(reports, sources.total(output))
+        report = output.follow(reports, n_total)
     outcome = _outcome(report, prefix="would be ")
     typer.echo(f"dry run: {outcome}; nothing was written; {folder} holds {n_images} images")
     return report
@@ -458,10 +429,10 @@ def _stop_on_signals() -> Iterator[_Stop]:
     stop = _Stop()
 
     def ask(number: int, _: FrameType | None) -> None:
-        if stop.event.is_set():
+        if stop.is_set():
             raise KeyboardInterrupt
         stop.code = 128 + number
-        stop.event.set()
+        stop.set()
         os.write(2, b"stopping after the current batch; press Ctrl-C again to stop at once\n")
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}

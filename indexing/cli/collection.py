@@ -10,15 +10,13 @@ import typer
 
 from hashseek.indexing.catalog.filters import FILTER_HELP, make_filter
 from hashseek.indexing.cli.add import add
-from hashseek.indexing.cli.calibrate import calibrate
 from hashseek.indexing.cli.duplicates import duplicates
 from hashseek.indexing.cli.fitting import refit
 from hashseek.indexing.cli.maintenance import app as maintenance
-from hashseek.indexing.cli.maintenance import repair_and_print
 from hashseek.indexing.cli.options import (
+    ENCODING,
     AddedAfter,
     AddedBefore,
-    AllowPrivate,
     CollectionArgument,
     Device,
     Engine,
@@ -29,10 +27,10 @@ from hashseek.indexing.cli.options import (
     WithLabel,
     WithoutLabel,
     encoder_options,
-    not_default,
+    given_options,
     refuse,
 )
-from hashseek.indexing.cli.vectors import read_queries, search_vectors
+from hashseek.indexing.cli.vectors import read_queries
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.opening import Store, open_store
 from hashseek.indexing.printing import printable
@@ -44,7 +42,6 @@ from hashseek.retrieval.images import read_bytes
 app = typer.Typer()
 app.add_typer(maintenance)
 app.command()(add)
-app.command()(calibrate)
 app.command()(refit)
 app.command()(duplicates)
 
@@ -151,58 +148,8 @@ def _line(content: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in content.items())
 
 
-@app.command()
-def verify(
-    collection: CollectionArgument,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Repair what can be repaired; exit with code 1 if problems remain.")
-    ] = False,
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="With --repair: another copy of a checkpoint of the collection.")
-    ] = None,
-    codes: Annotated[int, typer.Option(min=0, help="Re-encode this many random images and compare their codes.")] = 0,
-    allow_private: AllowPrivate = False,
-    device: Device = "auto",
-    precision: Precision = "auto",
-    engine: Engine = "auto",
-) -> None:
-    """Check that catalog, codes, index, checkpoint and image files agree; exit with code 1 if they do not."""
-    options = encoder_options(device, precision, engine)
-    if repair:
-        refuse("--repair", {"--codes": codes})
-    if checkpoint is not None and not repair:
-        raise BadConfig("--checkpoint needs --repair: add it, or leave out --checkpoint")
-    if (allow_private or not_default(device, precision, engine)) and not (codes or repair):
-        raise BadConfig(
-            "--allow-private, --device, --precision and --engine need --codes or --repair: add one of those, or leave "
-            "these out"
-        )
-    if repair:
-        repair_and_print(collection, checkpoint, options, allow_private=allow_private)
-        return
-    with closing(Collection(collection, read_only=True)) as opened:
-        problems = opened.verify()
-        n_images = len(opened)
-        for problem in problems:
-            typer.echo(printable(str(problem)))
-        if codes and n_images:
-            from hashseek.indexing.maintenance.recheck import recheck
-
-            encoder = Searcher.open(opened, **options).image_encoder
-            found = recheck(opened, encoder, codes, allow_private=allow_private)
-            problems += found.findings
-            for problem in found.findings:
-                typer.echo(printable(str(problem)))
-            typer.echo(
-                f"{found.n_images} images encoded again by {encoder.engine}: {found.n_differ} of "
-                f"{found.n_images * opened.n_bits} bits differ, in one image at most {found.most}"
-            )
-    typer.echo(f"{n_images} images, {len(problems)} problems")
-    if problems:
-        raise typer.Exit(1)
-
-
 def search(
+    context: typer.Context,
     collection: StoreArgument,
     image: Annotated[Path | None, typer.Argument(help="The image to search with.")] = None,
     vector: Annotated[
@@ -267,7 +214,7 @@ def search(
     if len(given) != 1:
         raise BadConfig(f"give exactly one query, not {' and '.join(given) or 'none'}: {', '.join(queries)}")
     if image is None:
-        refuse(given[0], not_default(device, precision, engine))
+        refuse(given[0], ENCODING, given_options(context))
     with closing(open_store(collection, checkpoint=checkpoint, read_only=True)) as opened:
         check_rank(opened, options, stored=image is None and vector is None)
         data = b"" if image is None else read_bytes(image)
@@ -279,7 +226,7 @@ def search(
         else:
             searcher = Searcher.open(opened, checkpoint=checkpoint, **encoding)
             if vectors is not None:
-                answers = search_vectors(searcher, vectors, options, name=str(vector))
+                answers = searcher.search_vectors(vectors, options)
             else:
                 answers = [searcher.search_file(data, options, name=str(image))]
     if as_json:

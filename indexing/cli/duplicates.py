@@ -8,26 +8,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hashseek.indexing.cli.options import (
+    ENCODING,
     AllowPrivate,
     CollectionArgument,
     Device,
     Engine,
     Precision,
     encoder_options,
-    not_default,
+    given_options,
+    refuse_without,
 )
 from hashseek.indexing.cli.output import Output
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.index.duplicates import not_kept
 from hashseek.indexing.printing import printable
 from hashseek.indexing.searcher import Searcher
-from hashseek.retrieval.errors import BadConfig
 
 if TYPE_CHECKING:
     from hashseek.indexing.maintenance.flips import Orientation
 
 
 def duplicates(
+    context: typer.Context,
     collection: CollectionArgument,
     radius: Annotated[int, typer.Option(help="Bits by which two linked images may differ; 0: equal codes.")],
     flips: Annotated[
@@ -47,9 +49,8 @@ def duplicates(
 
     With --flips, each image is printed with its orientation relative to the first of its group.
     """
+    refuse_without(["--flips"], ["--allow-private", *ENCODING], given_options(context))
     encoding = encoder_options(device, precision, engine)
-    if (allow_private or not_default(device, precision, engine)) and not flips:
-        raise BadConfig("--allow-private, --device, --precision and --engine need --flips: add it, or leave these out")
     with closing(Collection(collection, read_only=True)) as opened:
         kept = [] if everything else opened.catalog.kept_groups()
         if not flips:

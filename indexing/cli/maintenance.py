@@ -1,4 +1,4 @@
-"""The subcommands of `index` that maintain a collection: snapshot, restore, optimize, export, import, reencode, ..."""
+"""The subcommands of `index` that maintain a collection: snapshot, restore, export, reencode, verify, ..."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hashseek.indexing.calibration import N_QUERIES, calibrate_collection
 from hashseek.indexing.cli.options import (
+    ENCODING,
     AllowPrivate,
     CollectionArgument,
     Device,
@@ -15,6 +17,9 @@ from hashseek.indexing.cli.options import (
     Precision,
     StoreArgument,
     encoder_options,
+    given_options,
+    refuse,
+    refuse_without,
 )
 from hashseek.indexing.cli.output import Output
 from hashseek.indexing.collection import Collection
@@ -23,6 +28,7 @@ from hashseek.indexing.maintenance.exchange import export, import_
 from hashseek.indexing.maintenance.optimize import optimize
 from hashseek.indexing.milvus_uri import is_in_milvus, parse_uri
 from hashseek.indexing.printing import printable
+from hashseek.indexing.searcher import Searcher
 from hashseek.retrieval.devices import EncoderOptions
 
 if TYPE_CHECKING:
@@ -85,11 +91,11 @@ def export_command(
 ) -> None:
     """Write all records and codes, without the image files, to a Parquet file."""
     with closing(Collection(collection, read_only=True)) as opened:
-        done = export(opened, file)
-    typer.echo(f"{file}: {done.n_images} images")
-    if done.n_without_code:
+        n_images, n_without_code = export(opened, file)
+    typer.echo(f"{file}: {n_images} images")
+    if n_without_code:
         typer.echo(
-            f"{done.n_without_code} of them have no code, so that the file cannot be imported: run "
+            f"{n_without_code} of them have no code, so that the file cannot be imported: run "
             f"`hashseek index verify {collection} --repair` to encode them, then export again",
             err=True,
         )
@@ -186,19 +192,86 @@ def drop_space_command(collection: CollectionArgument, space: SpaceArgument) -> 
     typer.echo(f"deleted space {space} of {collection}")
 
 
-def repair_and_print(
-    collection: Path, checkpoint: Path | None, options: EncoderOptions, *, allow_private: bool
+@app.command()
+def verify(
+    context: typer.Context,
+    collection: CollectionArgument,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Repair what can be repaired; exit with code 1 if problems remain.")
+    ] = False,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="With --repair: another copy of a checkpoint of the collection.")
+    ] = None,
+    codes: Annotated[int, typer.Option(min=0, help="Re-encode this many random images and compare their codes.")] = 0,
+    allow_private: AllowPrivate = False,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    engine: Engine = "auto",
 ) -> None:
-    """`index verify --repair`: repair, print what was done and what remains; exit with code 1 if anything remains."""
+    """Check that catalog, codes, index, checkpoint and image files agree; exit with code 1 if they do not."""
+    options, given = encoder_options(device, precision, engine), given_options(context)
+    refuse_without(["--repair"], ["--checkpoint"], given)
+    refuse_without(["--codes", "--repair"], ["--allow-private", *ENCODING], given)
+    if repair:
+        refuse("--repair", ["--codes"], given)
+        _repair(collection, checkpoint, options, allow_private=allow_private)
+        return
+    with closing(Collection(collection, read_only=True)) as opened:
+        problems = opened.verify()
+        n_images = len(opened)
+        for problem in problems:
+            typer.echo(printable(problem))
+        if codes and n_images:
+            from hashseek.indexing.maintenance.recheck import recheck
+
+            encoder = Searcher.open(opened, **options).image_encoder
+            differ, wrong = recheck(opened, encoder, codes, allow_private=allow_private)
+            problems += wrong
+            for problem in wrong:
+                typer.echo(printable(problem))
+            typer.echo(
+                f"{len(differ)} images encoded again by {encoder.engine}: {sum(differ)} of "
+                f"{len(differ) * opened.n_bits} bits differ, in one image at most {max(differ, default=0)}"
+            )
+    typer.echo(f"{n_images} images, {len(problems)} problems")
+    if problems:
+        raise typer.Exit(1)
+
+
+def _repair(collection: Path, checkpoint: Path | None, options: EncoderOptions, *, allow_private: bool) -> None:
+    """Repair, print what was done and what remains; exit with code 1 if anything remains."""
     from hashseek.indexing.maintenance.repair import repair
 
     report = repair(collection, checkpoint=checkpoint, allow_private=allow_private, **options)
     for line in report.done:
         typer.echo(printable(line))
-    _print_some([str(finding) for finding in report.left])
+    _print_some(report.left)
     typer.echo(f"{len(report.done)} repairs, {len(report.left)} problems left")
     if report.left:
         raise typer.Exit(1)
+
+
+@app.command()
+def calibrate(
+    collection: CollectionArgument,
+    labels: Annotated[
+        list[str] | None, typer.Option(help="Only these labels decide relevance; may be repeated; default: all labels.")
+    ] = None,
+    queries: Annotated[
+        int, typer.Option(min=1, help="Number of labelled images, chosen at random, to use as queries.")
+    ] = N_QUERIES,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random choice.")] = 0,
+) -> None:
+    """Measure, on the labelled images, the precision of results at each distance, for `search --min-precision`."""
+    with closing(Collection(collection)) as opened:
+        stored = calibrate_collection(opened, labels=labels or (), n_queries=queries, seed=seed)
+    found = stored.calibration
+    names = printable(", ".join(stored.labels))
+    typer.echo(f"{found.n_queries} queries over {stored.n_images} labelled images, labels {names}")
+    typer.echo("precision  radius")
+    for precision in (0.99, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5):
+        radius = found.radius(precision)
+        typer.echo(f"{precision:9.2f}  {'not reached' if radius is None else radius}")
 
 
 def _print_some(problems: list[str]) -> None:

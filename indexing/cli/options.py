@@ -1,6 +1,6 @@
 """Arguments and options that several subcommands share."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,6 +12,7 @@ from hashseek.retrieval.errors import BadConfig
 
 EngineName = Literal["auto", "torch", "openvino"]
 PrecisionName = Literal["auto", "fp32", "bf16"]
+ENCODING = ("--device", "--precision", "--engine")  # for `refuse`
 
 CollectionArgument = Annotated[Path, typer.Argument(help="Folder of the collection.")]
 STORE_HELP = (
@@ -37,21 +38,33 @@ AddedAfter = Annotated[str | None, typer.Option(help=FILTER_HELP["added_after"])
 AddedBefore = Annotated[str | None, typer.Option(help=FILTER_HELP["added_before"])]
 
 
-def refuse(option: str, others: Mapping[str, object]) -> None:
+def given_options(context: typer.Context) -> set[str]:
+    """The options on the command line, such as `--device`, and the names of the arguments."""
+    parameters = {one.opts[0]: context.get_parameter_source(str(one.name)) for one in context.command.params}
+    return {name for name, source in parameters.items() if source is not None and source.name == "COMMANDLINE"}
+
+
+def refuse(option: str, others: Iterable[str], given: Container[str]) -> None:
     """Refuse options that cannot be combined with `option`.
 
     Raises:
         BadConfig: one of `others` was given.
     """
-    for name, value in others.items():
-        if value:
+    for name in others:
+        if name in given:
             raise BadConfig(f"{option} and {name} cannot be used together: leave one out")
 
 
-def not_default(device: str, precision: str, engine: str) -> dict[str, object]:
-    """The encoder options that were given, for `refuse` if no image is encoded."""
-    given = {"--device": device, "--precision": precision, "--engine": engine}
-    return {name: value for name, value in given.items() if value != "auto"}
+def refuse_without(needed: Iterable[str], options: Iterable[str], given: Container[str]) -> None:
+    """Refuse options that have no effect without one of those needed.
+
+    Raises:
+        BadConfig: one of `options` was given, and none of `needed`.
+    """
+    if not any(name in given for name in needed):
+        for name in options:
+            if name in given:
+                raise BadConfig(f"{name} needs {' or '.join(needed)}: add that, or leave out {name}")
 
 
 def encoder_options(device: str, precision: str, engine: str) -> EncoderOptions:

@@ -12,7 +12,7 @@ from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.cli.output import Output, print_next
 from hashseek.indexing.collection import CATALOG, check_place
 from hashseek.indexing.opening import open_for_adding
-from hashseek.indexing.searcher import Answer, Searcher, SearchOptions
+from hashseek.indexing.searcher import Searcher
 from hashseek.indexing.vectors import check, fitted_checkpoint, read_array, read_entries, read_parquet, store
 from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.errors import BadConfig
@@ -86,9 +86,3 @@ def read_queries(file: Path) -> Vectors:
     vectors = vectors[None] if vectors.ndim == 1 else vectors
     check_vectors(vectors, name=str(file))
     return vectors
-
-
-def search_vectors(searcher: Searcher, vectors: Vectors, options: SearchOptions, *, name: str) -> list[Answer]:
-    """The answer for each of the vectors (Q, D); `name` of their file in messages."""
-    check_vectors(vectors, width=searcher.vector_encoder.width, name=name)
-    return searcher.search_vectors(vectors, options)

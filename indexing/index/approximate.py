@@ -4,7 +4,6 @@ ivf         inverted lists (Sivic and Zisserman, ICCV 2003): codes by nearest ce
 hnsw        a graph of neighbours (Malkov and Yashunin, TPAMI 2020); a search walks along it
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -25,15 +24,10 @@ N_NEIGHBOURS, BUILD_EFFORT, MAX_EFFORT = 16, 100, 65536  # of HNSW
 
 
 @dataclass(frozen=True)
-class Approximate(ABC):
+class _Structure:
     """A FAISS index over the rows 0 to N - 1 that finds most of the nearest without comparing all of them."""
 
     index: Any  # faiss.IndexBinary
-
-    @classmethod
-    @abstractmethod
-    def build(cls, codes: Codes) -> Self:
-        """Index padded codes (N, size), N at least 1."""
 
     @classmethod
     def from_array(cls, array: NDArray[np.uint8]) -> Self:
@@ -45,38 +39,13 @@ class Approximate(ABC):
         array: NDArray[np.uint8] = faiss.serialize_index_binary(self.index)
         return array
 
-    @property
-    @abstractmethod
-    def efforts(self) -> tuple[int, ...]:
-        """Efforts worth measuring, ascending."""
 
-    @property
-    @abstractmethod
-    def n_bytes(self) -> int:
-        """Bytes in memory."""
-
-    @abstractmethod
-    def describe(self) -> dict[str, Any]:
-        """Its settings."""
-
-    @abstractmethod
-    def parameters(self, effort: int, k: int) -> Any:
-        """FAISS's parameters of a search; `BadConfig` for an invalid effort."""
-
-    def search(self, xq: Codes, *, k: int, effort: int) -> tuple[Distances, Rows]:
-        """About the k nearest rows of each query: (distances, rows), each (Q, k); row -1 where there are fewer."""
-        parameters = self.parameters(effort, k)
-        with faiss_threads(len(xq)):  # FAISS distributes queries, and further threads would only wait
-            distances, rows = self.index.search(xq, k, params=parameters)
-        return distances, rows
-
-
-class Ivf(Approximate):
+class Ivf(_Structure):
     """`effort` is the number of lists that a search visits."""
 
     @classmethod
     def build(cls, codes: Codes) -> Self:
-        """Index the codes in about 2 sqrt(N) lists."""
+        """Index padded codes (N, size), N at least 1, in about 2 sqrt(N) lists."""
         # FAISS wants at least 39 codes per centre.
         n_lists = max(1, min(int(2 * len(codes) ** 0.5), len(codes) // 39))
         quantizer = faiss.IndexBinaryFlat(8 * codes.shape[1])
@@ -92,12 +61,12 @@ class Ivf(Approximate):
 
     @property
     def efforts(self) -> tuple[int, ...]:
-        """Powers of two up to all lists."""
+        """Efforts worth measuring, ascending: powers of two up to all lists."""
         return tuple(2**i for i in range(self.index.nlist.bit_length()))
 
     @property
     def n_bytes(self) -> int:
-        """Codes and row numbers in the lists, and the centres."""
+        """Bytes in memory: codes and row numbers in the lists, and the centres."""
         return int(self.index.ntotal * (self.index.code_size + 8) + self.index.nlist * self.index.code_size)
 
     def describe(self) -> dict[str, Any]:
@@ -105,16 +74,16 @@ class Ivf(Approximate):
         return {"lists": self.index.nlist}
 
     def parameters(self, effort: int, k: int) -> Any:  # noqa: ARG002
-        """How many lists to visit."""
+        """FAISS's parameters of a search: how many lists to visit; `BadConfig` for an invalid effort."""
         return faiss.SearchParametersIVF(nprobe=check_effort(effort, self.index.nlist, "lists visited"))
 
 
-class Hnsw(Approximate):
+class Hnsw(_Structure):
     """`effort` is the number of candidates that a walk keeps (efSearch)."""
 
     @classmethod
     def build(cls, codes: Codes) -> Self:
-        """Link each code with its neighbours."""
+        """Index padded codes (N, size), N at least 1: link each with its neighbours."""
         index = faiss.IndexBinaryHNSW(8 * codes.shape[1], N_NEIGHBOURS)
         index.hnsw.efConstruction = BUILD_EFFORT
         index.add(codes)
@@ -122,12 +91,12 @@ class Hnsw(Approximate):
 
     @property
     def efforts(self) -> tuple[int, ...]:
-        """16 to 1024."""
+        """Efforts worth measuring, ascending: 16 to 1024."""
         return (16, 32, 64, 128, 256, 512, 1024)
 
     @property
     def n_bytes(self) -> int:
-        """Codes and graph."""
+        """Bytes in memory: codes and graph."""
         graph = self.index.hnsw
         links = 4 * graph.neighbors.size() + 8 * graph.offsets.size() + 4 * graph.levels.size()
         return int(self.index.ntotal * self.index.code_size + links)
@@ -137,12 +106,25 @@ class Hnsw(Approximate):
         return {"neighbours": N_NEIGHBOURS}
 
     def parameters(self, effort: int, k: int) -> Any:
-        """How many candidates to keep."""
+        """FAISS's parameters of a search: how many candidates to keep; `BadConfig` for an invalid effort."""
         effort = check_effort(effort, MAX_EFFORT, "candidates kept (efSearch)")
         return faiss.SearchParametersHNSW(efSearch=max(effort, k))
 
 
-APPROXIMATE: dict[str, type[Approximate]] = {"ivf": Ivf, "hnsw": Hnsw}
+Approximate = Ivf | Hnsw
+APPROXIMATE: dict[str, type[Ivf] | type[Hnsw]] = {"ivf": Ivf, "hnsw": Hnsw}
+
+
+def search_structure(structure: Approximate, xq: Codes, *, k: int, effort: int) -> tuple[Distances, Rows]:
+    """About the k nearest rows of each query: (distances, rows), each (Q, k); row -1 where there are fewer.
+
+    Raises:
+        BadConfig: an invalid effort.
+    """
+    parameters = structure.parameters(effort, k)
+    with faiss_threads(len(xq)):  # FAISS distributes queries, and further threads would only wait
+        distances, rows = structure.index.search(xq, k, params=parameters)
+    return distances, rows
 
 
 def measure_recall(structure: Approximate, exact: PlainCodes | DistinctCodes, *, n_bits: int) -> dict[int, float]:
@@ -160,7 +142,7 @@ def measure_recall(structure: Approximate, exact: PlainCodes | DistinctCodes, *,
     furthest = [distances[-1] for distances, _ in exact.search(xq, k=k, limit=n_bits, among=None)]
     recall: dict[int, float] = {}
     for effort in structure.efforts:
-        distances, rows = structure.search(xq, k=k, effort=effort)
+        distances, rows = search_structure(structure, xq, k=k, effort=effort)
         recall[effort] = float(((rows >= 0) & (distances <= np.array(furthest)[:, None])).mean())
         if recall[effort] >= GOOD_RECALL:
             break

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from hashseek.indexing.catalog import Catalog, Finding, FindingKind
+from hashseek.indexing.catalog import Catalog
+from hashseek.indexing.index import gpu
 from hashseek.indexing.index.approximate import APPROXIMATE
-from hashseek.indexing.index.hamming_index import HammingIndex, check_kind
+from hashseek.indexing.index.hamming_index import HammingIndex
 from hashseek.indexing.index.index_files import IndexFiles, IndexVersion, OldIndex
-from hashseek.indexing.index.segments import View, empty, joined, merge, no_view
-from hashseek.retrieval.errors import BadCollection, BadConfig
+from hashseek.indexing.index.segments import View, joined, merge, no_view
+from hashseek.retrieval.errors import BadCollection
 from hashseek.retrieval.files import locked
 
 log = logging.getLogger("hashseek")
@@ -47,18 +48,13 @@ class CollectionIndex:
         self._lock = threading.Lock()
         self._saved: IndexVersion | None = None  # the version that is both on disk and in memory
         self._saved_index: weakref.ref[HammingIndex] | None = None
-        self._supported = {"exact"}  # kinds that are known to work on this machine
         self._view = self._open(read_only=read_only)
 
     @property
     def kind(self) -> str:
-        """The kind that the index should have; exact if this machine does not support that kind."""
+        """The kind that the index should have; exact instead of gpu without a GPU."""
         kind = self._catalog.index_kind()
-        if kind not in self._supported:
-            with suppress(BadConfig):
-                empty(self._n_bits, kind)
-                self._supported.add(kind)
-        return kind if kind in self._supported else "exact"
+        return "exact" if kind == "gpu" and not gpu.is_available() else kind
 
     def current(self) -> View:
         """The view, updated with everything that this or another process has committed."""
@@ -74,20 +70,14 @@ class CollectionIndex:
         """An exact index over all images."""
         return merge(self.current(), "exact").built.index
 
-    def merge_segments(self) -> bool:
-        """Merge the fresh segment into the built one if it has grown; others search and change meanwhile.
-
-        Returns:
-            Whether it was merged.
-        """
+    def merge_segments(self) -> None:
+        """Merge the fresh segment into the built one if it has grown; others search and change meanwhile."""
         kind = self.kind
         if self._view.kind != kind:  # another process may have built another kind
             self._load_newer(kind)
         view = self.current()
-        due = view.is_due or view.kind != kind
-        if due:
+        if view.is_due or view.kind != kind:
             self._install(merge(view, kind))
-        return due
 
     def save(self) -> None:
         """Merge all segments and write the index, so that the next process does not have to read all codes.
@@ -112,21 +102,21 @@ class CollectionIndex:
         Raises:
             BadConfig: there is no such kind, or this machine does not support it.
         """
-        check_kind(kind)
         view = merge(self._advance(no_view(self._n_bits)), kind)
         self._catalog.set_index_kind(kind)
         self._write(view)
 
-    def verify(self) -> list[Finding]:
+    def verify(self) -> list[str]:
         """Compare the index in memory and on disk with the catalog."""
-        findings = []
+        problems = []
         for _ in range(_TRIES):
             view, stored = self.current(), self._catalog.all_codes()
             if stored.generation == view.generation:
                 index = merge(view, "exact").built.index
                 if not (np.array_equal(index.ids, stored.ids) and np.array_equal(index.codes, stored.codes)):
-                    message = f"the index with {len(index)} images differs from the catalog with {len(stored.ids)}"
-                    findings.append(Finding(FindingKind.SEARCH_INDEX, message))
+                    problems.append(
+                        f"the index with {len(index)} images differs from the catalog with {len(stored.ids)}"
+                    )
                 break
         if self._files_count():
             try:
@@ -134,8 +124,8 @@ class CollectionIndex:
                     self._files.load(read_all=True)
             except BadCollection as error:
                 if self._files_count():  # otherwise another process replaced it just now
-                    findings.append(Finding(FindingKind.SEARCH_INDEX, f"the index on disk will be rebuilt: {error}"))
-        return findings
+                    problems.append(f"the index on disk will be rebuilt: {error}")
+        return problems
 
     def _files_count(self) -> bool:
         """Whether there are index files, and for these codes: another process may have switched the code space."""

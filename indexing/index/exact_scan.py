@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -175,26 +176,25 @@ def _scan(searches: "list[_Nearest]", xq: Codes, xb: Codes, start: int, stop: in
         block = min(4 * block, largest)
 
 
+@dataclass
 class _Nearest:
     """The k nearest of one query among the rows so far, and how near another row must be to be a candidate."""
 
-    def __init__(
-        self,
-        k: int,
-        limit: int,
-        usable: NDArray[np.bool_] | None,
-        weights: NDArray[np.int64] | None,
-        ties: bool,
-    ) -> None:
-        self.k, self.usable, self.weights, self.ties = k, usable, weights, ties
-        self.limit = self.bound = min(limit, MAX_BITS)
+    k: int
+    limit: int
+    usable: NDArray[np.bool_] | None
+    weights: NDArray[np.int64] | None
+    ties: bool
+
+    def __post_init__(self) -> None:
+        self.limit = self.bound = min(self.limit, MAX_BITS)
         self.bins = np.arange(self.limit + 1, dtype=np.int16)
         self.within = np.zeros(self.limit + 1, np.int64)  # results within each distance
         self.parts: list[Candidates] = []
 
     def further(self) -> "_Nearest":
         """A search over later rows that starts with the bound of this one."""
-        other = _Nearest(self.k, self.limit, self.usable, self.weights, self.ties)
+        other = replace(self)
         other.bound, other.within = self.bound, self.within.copy()
         return other
 

@@ -13,6 +13,11 @@ from hashseek.retrieval.errors import BadConfig
 MAX_K = 2048  # of FAISS's selection on a GPU
 
 
+def is_available() -> bool:
+    """Whether this machine has a GPU that FAISS can use."""
+    return hasattr(faiss, "GpuIndexBinaryFlat") and faiss.get_num_gpus() > 0
+
+
 class Gpu:
     """Padded codes (N, size) on the first GPU.
 
@@ -21,7 +26,7 @@ class Gpu:
     """
 
     def __init__(self, codes: Codes) -> None:
-        if not hasattr(faiss, "GpuIndexBinaryFlat") or faiss.get_num_gpus() == 0:
+        if not is_available():
             raise BadConfig("an index of kind gpu needs a GPU that FAISS can use, but there is none: choose exact")
         self._lock = threading.Lock()  # FAISS's GPU indexes are not thread-safe
         self._resources = faiss.StandardGpuResources()

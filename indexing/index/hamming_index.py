@@ -18,7 +18,13 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from hashseek.indexing.index.approximate import APPROXIMATE, Approximate, default_effort, measure_recall
+from hashseek.indexing.index.approximate import (
+    APPROXIMATE,
+    Approximate,
+    default_effort,
+    measure_recall,
+    search_structure,
+)
 from hashseek.indexing.index.code_layouts import DistinctCodes, PlainCodes, Subset, arrange
 from hashseek.indexing.index.exact_scan import Distances, nearest, padded_size, suits_nearest
 from hashseek.indexing.index.gpu import Gpu
@@ -107,14 +113,10 @@ class HammingIndex:
                 the lowest that had a good recall on a sample when the index was built.
 
         Raises:
-            BadCodes: queries of another width, or k < 1.
-            BadConfig: an effort that this kind does not support.
+            BadCodes: queries of another width.
+            BadConfig: an effort outside the limits of an approximate kind; other kinds ignore it.
         """
         xq = self._padded(query_codes)
-        if k < 1:
-            raise BadCodes(f"k is the number of results and must be at least 1, got {k}")
-        if effort is not None and self.kind not in APPROXIMATE:
-            raise BadConfig(f"effort is only for approximate indexes, not for kind {self.kind}: leave it out")
         if among is not None and among.n == len(self):
             among = None
         k = min(k, len(self) if among is None else among.n)
@@ -151,13 +153,9 @@ class HammingIndex:
         Exact in every kind. With `k`, at most the k nearest of them; with `ties`, also all at the distance of the k-th.
 
         Raises:
-            BadCodes: queries of another width, radius < 0 or k < 1.
+            BadCodes: queries of another width.
         """
         xq = self._padded(query_codes)
-        if radius < 0:
-            raise BadCodes(f"radius is in bits and must be at least 0, got {radius}")
-        if k is not None and k < 1:
-            raise BadCodes(f"k is the number of results and must be at least 1, got {k}")
         if among is not None and among.n == len(self):
             among = None
         k = len(self) if k is None else min(k, len(self))
@@ -223,7 +221,7 @@ class HammingIndex:
             nothing = np.zeros((len(xq), k), np.int32)
             return nothing, nothing.astype(np.int64), np.zeros(len(xq), np.bool_)
         asked = k if among is None else min(len(self), k + 16 + k // 4)
-        distances, rows = approximate.search(xq, k=asked, effort=effort)
+        distances, rows = search_structure(approximate, xq, k=asked, effort=effort)
         usable = rows >= 0
         if among is not None:
             usable &= among.mask[rows]
@@ -305,12 +303,7 @@ def _read(path: Path, type_: type[np.generic]) -> NDArray[Any]:
     return np.asarray(np.memmap(path, type_, mode="r"))
 
 
-def check_kind(kind: str) -> str:
-    """Return `kind` if it is one of `KINDS`.
-
-    Raises:
-        BadConfig: it is not.
-    """
+def check_kind(kind: str) -> None:
+    """Raise `BadConfig` unless the kind is one of `KINDS`."""
     if kind not in KINDS:
         raise BadConfig(f"there is no index of kind {kind!r}: use one of {', '.join(KINDS)}")
-    return kind

@@ -162,11 +162,7 @@ def _uri(place: str, folder: Path) -> Path | str:
     if _SCHEME.match(place):
         raise ValueError(f"{place} is not supported: use a file or an http(s) URL")
     path = folder / place
-    try:
-        found = is_there(str(path))
-    except (OSError, ValueError):  # the name is too long, or contains NUL
-        found = False
-    if not found:
+    if not is_there(str(path)):
         raise ValueError(f"the file {place} does not exist")
     return path
 

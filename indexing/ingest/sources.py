@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, islice
 from pathlib import Path, PurePosixPath
@@ -88,14 +88,6 @@ def describe(
                 path = stored_path(found.uri)
                 key = without_place(path) if key_from == "path" else PurePosixPath(path).name
             found = replace(found, key=key, labels=tuple(dict.fromkeys((*found.labels, *labels))))
-        yield found
-
-
-def until(sources: Iterable[Found], stopped: Callable[[], bool]) -> Iterator[Found]:
-    """The sources, until `stopped()` is true."""
-    for found in sources:
-        if stopped():
-            return
         yield found
 
 

@@ -20,7 +20,6 @@ import shutil
 import sqlite3
 import tarfile
 import uuid
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from io import BytesIO
@@ -44,7 +43,6 @@ _FIRST, _LAST = "snapshot.json", "contents.json"
 _KEPT = re.compile(rf"{FILES}/[0-9a-f]{{2}}/([0-9a-f]{{64}})(\.\w{{1,8}})?")
 _CHECKPOINT = re.compile(r"[\w-][\w.-]*\.safetensors")
 _CHUNK = 2**20
-_PAGE = 1000
 _MAX_JSON = 2**28  # bytes; about 100 for each missing file
 
 
@@ -177,20 +175,11 @@ def _checkpoint_names(catalog: Catalog) -> list[str]:
     return sorted({space.checkpoint for space in catalog.spaces.all()})
 
 
-def _kept(catalog: Path) -> Iterator[tuple[str, str]]:
+def _kept(catalog: Path) -> list[tuple[str, str]]:
     """(path in the folder, SHA-256) of the files that the collection keeps, by ascending path."""
-    after, end = f"{FILES}/", f"{FILES}0"  # "0" comes after "/"
-    with closing(Database(catalog, read_only=True)) as database:
-        while True:
-            with database.reading() as db:
-                page = db.execute(
-                    "SELECT DISTINCT path, sha256 FROM images WHERE path > ? AND path < ? ORDER BY path LIMIT ?",
-                    (after, end, _PAGE),
-                ).fetchall()
-            if not page:
-                return
-            yield from page
-            after = page[-1][0]
+    with closing(Database(catalog, read_only=True)) as database, database.reading() as db:
+        query = "SELECT DISTINCT path, sha256 FROM images WHERE path > ? AND path < ? ORDER BY path"
+        return db.execute(query, (f"{FILES}/", f"{FILES}0")).fetchall()  # "0" comes after "/"
 
 
 def _pack_files(tar: tarfile.TarFile, folder: Path, catalog: Path, done: set[str]) -> list[str]:

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -37,16 +37,11 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 _MEDIA_TYPE = re.compile(r"image/[\w.+-]{1,80}")
 
 
-@dataclass(frozen=True)
-class Exported:
-    """How many images were written, and how many of them have no code; an import refuses those."""
-
-    n_images: int
-    n_without_code: int
-
-
-def export(collection: Collection, file: Path) -> Exported:
+def export(collection: Collection, file: Path) -> tuple[int, int]:
     """Write the record and code of every image, in a consistent state, to a new Parquet `file`.
+
+    Returns:
+        (how many images were written, how many of them have no code; an import refuses those).
 
     Raises:
         BadConfig: pyarrow is not installed, the file already exists, its folder does not, or it is not writable.
@@ -58,15 +53,17 @@ def export(collection: Collection, file: Path) -> Exported:
         with closing(Catalog(scratch / CATALOG, read_only=True)) as frozen:
             moment = pa.timestamp("s", tz="UTC")
             columns = {"id": pa.int64(), **_imported(frozen.n_bits), "added_at": moment, "changed_at": moment}
-            about = _about(frozen.fingerprint, frozen.n_bits, n_images=len(frozen))
+            n_images, after = len(frozen), 0
+            about = _about(frozen.fingerprint, frozen.n_bits, n_images=n_images)
             schema = pa.schema(list(columns.items()), metadata=about)
-            n_images = n_without_code = 0
             with pa.parquet.ParquetWriter(out, schema, compression="zstd", write_page_checksum=True) as writer:
-                for rows in _groups(collection, frozen):
+                while page := frozen.page(after=after, limit=GROUP):
+                    codes = frozen.spaces.codes_of([image.id for image in page])
+                    rows = [_row(collection, image, *codes.get(image.id, (None, None))) for image in page]
                     writer.write_table(pa.Table.from_pylist(rows, schema=schema))
-                    n_images += len(rows)
-                    n_without_code += sum(row["code"] is None for row in rows)
-    return Exported(n_images, n_without_code)
+                    after = page[-1].id
+            n_without_code = frozen.spaces.n_missing(frozen.space.id)
+    return n_images, n_without_code
 
 
 def shard(images: Sequence[NewImage], problems: Sequence[Problem], *, fingerprint: str, n_bits: int) -> bytes:
@@ -107,14 +104,6 @@ def _imported(n_bits: int) -> dict[str, Any]:
         "code": pa.binary(code_size(n_bits)),
         "engine": pa.string(),
     }
-
-
-def _groups(collection: Collection, catalog: Catalog) -> Iterator[list[dict[str, Any]]]:
-    after = 0
-    while page := catalog.page(after=after, limit=GROUP):
-        codes = catalog.spaces.codes_of([image.id for image in page])
-        yield [_row(collection, image, *codes.get(image.id, (None, None))) for image in page]
-        after = page[-1].id
 
 
 def _row(
@@ -168,9 +157,7 @@ def import_(place: Path, folder: Path, *, checkpoint: Path | None) -> IngestRepo
         ForeignCodes: the codes are of another checkpoint; nothing of the file was added.
         BadCollection: no collection, and no checkpoint to create one for.
     """
-    files = sorted(place.glob("*.parquet")) if place.is_dir() else [place]
-    if not files or not place.exists():
-        raise BadDataset(f"there is no export {place}: check the path")
+    files = sorted(place.glob("*.parquet")) or [place]
     with open_export(files[0]):  # it is refused before a collection is created
         pass
     with open_for_adding(folder, checkpoint=checkpoint) as collection:
@@ -192,28 +179,25 @@ def add_exports(files: Iterable[Path], collection: Store) -> Generator[IngestRep
     report, writer = IngestReport(), Writer(collection)
     try:
         for file in files:
-            with open_export(file, collection) as export:
-                skipped = sum(problem.skipped for problem in export.problems)
-                report = report.plus(IngestReport(skipped=skipped, problems=export.problems))
+            with open_export(file, collection) as (groups, problems):
+                skipped = sum(problem.skipped for problem in problems)
+                report = report.plus(IngestReport(skipped=skipped, problems=problems))
                 yield report
-                for images in export.groups:
+                for images in groups:
                     report = report.plus(writer.add(images))
                     yield report
     finally:
         writer.drop_replaced_files()
 
 
-@dataclass(frozen=True)
-class OpenExport:
-    """An open export: its images, in groups, and, of shards, problems with others."""
-
-    groups: Iterator[list[NewImage]]
-    problems: list[Problem]
-
-
 @contextmanager
-def open_export(file: Path, collection: Store | None = None) -> Iterator[OpenExport]:
+def open_export(
+    file: Path, collection: Store | None = None
+) -> Iterator[tuple[Iterator[list[NewImage]], list[Problem]]]:
     """Open an export, which must be of the codes of `collection` if that is given.
+
+    Yields:
+        (its images, in groups; of a shard, problems with others).
 
     Raises:
         BadConfig: pyarrow is not installed.
@@ -236,7 +220,7 @@ def open_export(file: Path, collection: Store | None = None) -> Iterator[OpenExp
                 f"{file} holds codes of checkpoint {fingerprint[:12]}, not of {collection.fingerprint[:12]}: distances "
                 "between them are meaningless; import it into a collection of its own checkpoint"
             )
-        yield OpenExport(groups, problems)
+        yield groups, problems
 
 
 def _read_groups(opened: Any, file: Path, n_bits: int, *, n_images: int) -> Iterator[list[NewImage]]:

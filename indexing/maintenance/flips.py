@@ -49,7 +49,6 @@ class Orientation:
         return ", ".join(filter(None, ["mirrored" if self.mirrored else "", turned]))
 
 
-SAME = Orientation()
 _ENCODED = [Orientation(False, 1), Orientation(False, 2), *(Orientation(True, quarters) for quarters in range(4))]
 
 
@@ -133,7 +132,7 @@ def _joined(upright: dict[int, Ids], links: dict[int, dict[int, Orientation]]) -
     for start in sorted({*upright, *links}):
         if start in seen:
             continue
-        reached = {start: SAME}
+        reached = {start: Orientation()}
         waiting = deque([start])
         while waiting:
             here = waiting.popleft()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from hashseek.indexing.catalog import BUSY_SECONDS, as_hashseek_error
+from hashseek.indexing.catalog.database import BUSY_SECONDS, as_hashseek_error
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.kept_files import FILES
 
@@ -64,8 +64,6 @@ def delete_unneeded(collection: Collection) -> int:
     n_deleted = 0
     candidates = iter(_old_files(collection.folder))
     while chunk := list(islice(candidates, _CHUNK)):
-        if not _unneeded(collection, chunk):
-            continue
         with collection.catalog.exclusive():  # or one of them could be stored again just now
             for path in _unneeded(collection, chunk):
                 path.unlink(missing_ok=True)

@@ -1,10 +1,7 @@
 """Checks stored codes: encodes some images again and compares the bits (`index verify --codes`)."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from hashseek.indexing.catalog import Finding, FindingKind
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.maintenance.reencode import encode_stored
 from hashseek.indexing.uris import is_there
@@ -17,24 +14,9 @@ MAX_SHARE = 0.3
 _BATCH = 256
 
 
-@dataclass(frozen=True)
-class Recheck:
-    """The result of `recheck`.
-
-    Args:
-        n_images: encoded again.
-        n_differ: bits that differ, in all images.
-        most: bits that differ in the image where most do.
-        findings: images that cannot be encoded, and codes that do not belong to the content of their image.
-    """
-
-    n_images: int
-    n_differ: int
-    most: int
-    findings: tuple[Finding, ...]
-
-
-def recheck(collection: Collection, encoder: Encoder, n: int, *, allow_private: bool = False) -> Recheck:
+def recheck(
+    collection: Collection, encoder: Encoder, n: int, *, allow_private: bool = False
+) -> tuple[list[int], list[str]]:
     """Encode `n` random images of `collection` again (or all, if it has fewer) and compare their codes.
 
     Images whose file does not exist are left out; `Collection.verify` names them.
@@ -44,10 +26,14 @@ def recheck(collection: Collection, encoder: Encoder, n: int, *, allow_private: 
         encoder: of its checkpoint, with any engine.
         n: at least 1.
         allow_private: also fetch images from URLs in private networks.
+
+    Returns:
+        (how many bits differ in each image; problems: images that cannot be encoded, and codes that do not belong to
+        the content of their image).
     """
     ids = collection.catalog.all_codes().ids
     chosen = np.sort(np.random.default_rng().choice(ids, min(n, len(ids)), replace=False)).tolist()
-    findings: list[Finding] = []
+    problems: list[str] = []
     counts: list[int] = []
     for start in range(0, len(chosen), _BATCH):
         page = [image for image in collection.catalog.get(chosen[start : start + _BATCH]) if image is not None]
@@ -56,15 +42,13 @@ def recheck(collection: Collection, encoder: Encoder, n: int, *, allow_private: 
         encoded = encode_stored(collection, encoder, present, encoder.encode_pixels, allow_private=allow_private)
         for image, code, problem in encoded:
             if code is None:
-                message = f"the code of image {image.id} cannot be checked: {problem}"
-                findings.append(Finding(FindingKind.WRONG_CODE, message, image.id))
+                problems.append(f"the code of image {image.id} cannot be checked: {problem}")
                 continue
             differ = unpack(code[None], encoder.n_bits) != unpack(stored[image.id][0][None], encoder.n_bits)
             counts.append(int(differ.sum()))
             if counts[-1] > MAX_SHARE * encoder.n_bits:
-                message = (
+                problems.append(
                     f"the code of image {image.id} does not match its content ({counts[-1]} of {encoder.n_bits} "
                     "bits differ): remove the image and add it again"
                 )
-                findings.append(Finding(FindingKind.WRONG_CODE, message, image.id))
-    return Recheck(len(counts), sum(counts), max(counts, default=0), tuple(findings))
+    return counts, problems

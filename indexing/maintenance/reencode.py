@@ -16,14 +16,14 @@ from typing import TypeVar, Unpack
 
 import numpy as np
 
-from hashseek.indexing.catalog import Catalog, Space, StoredImage
-from hashseek.indexing.catalog.records import StoredCode
+from hashseek.indexing.catalog import Catalog, StoredImage
+from hashseek.indexing.catalog.records import Space, StoredCode
 from hashseek.indexing.catalog.spaces import CodesMissing
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.remote import MAX_BYTES
 from hashseek.indexing.uris import open_uri
 from hashseek.retrieval.checkpoint import Header, load_checkpoint, load_header
-from hashseek.retrieval.codes import Codes, code_size
+from hashseek.retrieval.codes import pack, unpack
 from hashseek.retrieval.devices import EncoderOptions
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.engines import check_engine
@@ -166,22 +166,15 @@ def _truncate_codes(catalog: Catalog, source: Space, report: Reencoded) -> Itera
         longer = catalog.spaces.codes_of([image.id for image in page], space_id=source.id)
         found = [image for image in page if image.id in longer]
         if found:
-            codes = first_bits(np.stack([longer[image.id][0] for image in found]), space.n_bits)
+            bits = unpack(np.stack([longer[image.id][0] for image in found]), source.n_bits)
             features = dict(zip(*catalog.spaces.features_of(list(longer), space_id=source.id), strict=True))
             shorter = [
                 (image, StoredCode(code, longer[image.id][1], features.get(image.id)))
-                for image, code in zip(found, codes, strict=True)
+                for image, code in zip(found, pack(bits[:, : space.n_bits]), strict=True)
             ]
             report.truncated += catalog.spaces.add_codes(space.id, shorter)
             yield report
         after = page[-1].id
-
-
-def first_bits(codes: Codes, n_bits: int) -> Codes:
-    """The first `n_bits` bits of packed codes (N, size)."""
-    cut = codes[:, : code_size(n_bits)].copy()
-    cut[:, -1] &= 0xFF >> (8 * cut.shape[1] - n_bits)
-    return cut
 
 
 def read_image(collection: Collection, encoder: Encoder, image: StoredImage, *, allow_private: bool = False) -> Pixels:

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Unpack
 
-from hashseek.indexing.catalog import Catalog, CatalogDamaged, Finding, FindingKind, Space
+from hashseek.indexing.catalog import Catalog, CatalogDamaged
 from hashseek.indexing.catalog.database import Database
 from hashseek.indexing.catalog.integrity import repair_rows
+from hashseek.indexing.catalog.records import Space
 from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.maintenance.optimize import delete_unneeded
 from hashseek.indexing.maintenance.reencode import Reencoded, encode_missing
@@ -25,7 +26,7 @@ class Repaired:
     """What a repair has done, as messages, and what it could not fix."""
 
     done: list[str] = field(default_factory=list)
-    left: list[Finding] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
 
 
 def repair(
@@ -50,7 +51,7 @@ def repair(
         _space_of(path, checkpoint)  # refuses a foreign one before anything is changed
     report = Repaired(_repair_catalog(path))
     with closing(Collection(folder, read_only=True)) as collection:  # a writer would delete an outdated manifest
-        rebuild = any(finding.kind is FindingKind.SEARCH_INDEX for finding in collection.verify())
+        rebuild = bool(collection.index.verify())
     with closing(Collection(folder)) as collection:
         if checkpoint is not None:
             load_checkpoint(checkpoint)  # checks that its weights are intact
@@ -116,11 +117,10 @@ def _encode_missing(collection: Collection, report: Repaired, allow_private: boo
     try:
         encoder = Encoder(load_checkpoint(collection.checkpoint), **options)
     except HashseekError as error:
-        message = f"{state.total} images have no code and cannot be encoded: {error}"
-        report.left.append(Finding(FindingKind.MISSING_CODE, message))
+        report.left.append(f"{state.total} images have no code and cannot be encoded: {error}")
         return
     for _ in encode_missing(collection, encoder, state, allow_private=allow_private):
         pass
     if state.encoded:
         report.done.append(f"encoded {state.encoded} images whose codes were missing")
-    report.left += [Finding(FindingKind.MISSING_CODE, message, i) for i, message in state.failed.items()]
+    report.left += state.failed.values()

@@ -52,18 +52,15 @@ class Connection:
         self._read_seconds = WRITE_SECONDS if is_patient else READ_SECONDS
         self._invalid = (pymilvus.exceptions.ParamError, pymilvus.exceptions.DataNotMatchException)
         self._errors = (pymilvus.MilvusException, grpc.RpcError, grpc.FutureTimeoutError)
-        self._client = self._connect(pymilvus.MilvusClient)
-
-    def _connect(self, client: Any) -> Any:
         try:
-            return client(
-                uri=f"http://{self.uri.server}",
+            self._client: Any = pymilvus.MilvusClient(
+                uri=f"http://{uri.server}",
                 token=os.environ.get("HASHSEEK_MILVUS_TOKEN", ""),
                 timeout=CONNECT_SECONDS,
             )
         except self._errors as error:
             raise StoreUnavailable(
-                f"there is no Milvus server at {self.uri.server}, or it refuses HASHSEEK_MILVUS_TOKEN "
+                f"there is no Milvus server at {uri.server}, or it refuses HASHSEEK_MILVUS_TOKEN "
                 f"({_message(error)}): start it, or correct the URI"
             ) from None
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from hashseek.indexing.catalog.records import (
     same_attributes,
 )
 from hashseek.indexing.catalog.storing import check_new
-from hashseek.indexing.collection import check_checkpoint
+from hashseek.indexing.collection import Limits, check_checkpoint
 from hashseek.indexing.index.exact_scan import Distances
 from hashseek.indexing.milvus import rows as of_rows
 from hashseek.indexing.milvus.connection import Connection, StoreUnavailable
@@ -349,39 +349,17 @@ class MilvusStore:
 
     # ------------------------------------------------------------ searching
 
-    def search(
-        self,
-        query_codes: Codes,
-        *,
-        k: int,
-        max_distance: int | None = None,
-        among: Ids | Filter | None = None,
-        effort: int | None = None,
-    ) -> list[tuple[Distances, Ids]]:
+    def search(self, query_codes: Codes, *, k: int, **limits: Unpack[Limits]) -> list[tuple[Distances, Ids]]:
         """The k nearest of each query, see `Collection.search`; `effort` is the number of lists that IVF reads."""
-        radius = self._radius(max_distance)
-        found = [self._nearest(code, max_distance, among, effort).search(k, radius=radius) for code in query_codes]
+        found = [self._nearest(code, k, limits) for code in query_codes]
         return [_arrays(hits, query_codes.shape[1])[:2] for hits in found]
 
-    def candidates(
-        self,
-        query_code: Codes,
-        *,
-        n: int,
-        max_distance: int | None = None,
-        among: Ids | Filter | None = None,
-        effort: int | None = None,
-    ) -> tuple[Distances, Ids, Codes]:
+    def candidates(self, query_code: Codes, *, n: int, **limits: Unpack[Limits]) -> tuple[Distances, Ids, Codes]:
         """The `n` nearest images and all others at the distance of the last, see `Collection.candidates`."""
-        nearest = self._nearest(query_code[0], max_distance, among, effort)
-        return _arrays(nearest.search(n, radius=self._radius(max_distance), ties=True), query_code.shape[1])
+        return _arrays(self._nearest(query_code[0], n, limits, ties=True), query_code.shape[1])
 
-    def _radius(self, max_distance: int | None) -> int:
-        return self.n_bits if max_distance is None else min(max_distance, self.n_bits)
-
-    def _nearest(
-        self, code: NDArray[np.uint8], max_distance: int | None, among: Ids | Filter | None, effort: int | None
-    ) -> Nearest:
+    def _nearest(self, code: NDArray[np.uint8], k: int, limits: Limits, *, ties: bool = False) -> list[Found]:
+        max_distance, among, effort = limits.get("max_distance"), limits.get("among"), limits.get("effort")
         if effort is not None and self.finds_all:
             raise BadConfig(f"effort is only for approximate indexes, not for kind {self.kind}: leave it out")
         if effort is not None and effort < 1:
@@ -389,7 +367,9 @@ class MilvusStore:
         is_free = max_distance is None and among is None  # otherwise all lists are read, which is exact
         n_lists = min(effort or EFFORT, N_LISTS) if is_free else N_LISTS
         params = {} if self.finds_all else {"nprobe": n_lists}
-        return Nearest(self._connection, code.tobytes(), expression(among), self._consistency, params)
+        nearest = Nearest(self._connection, code.tobytes(), expression(among), self._consistency, params)
+        radius = self.n_bits if max_distance is None else min(max_distance, self.n_bits)
+        return nearest.search(k, radius=radius, ties=ties)
 
     def histogram(self, query_code: Codes, *, among: Ids | Filter | None = None) -> NDArray[np.int64] | None:  # noqa: ARG002
         """None: Milvus cannot count distances."""
@@ -448,9 +428,8 @@ class MilvusStore:
         self._connection.is_stale = True
         return False
 
-    def merge_segments(self) -> bool:
+    def merge_segments(self) -> None:
         """Milvus does this itself."""
-        return False
 
     def save_index(self) -> None:
         """Milvus does this itself."""

@@ -7,7 +7,6 @@ from typing import get_args, get_type_hints
 import numpy as np
 import pytest
 
-from hashseek.indexing.catalog import FindingKind
 from hashseek.indexing.cli.collection import build
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.index import collection_index, index_files, segments
@@ -83,8 +82,7 @@ def test_enough_changes_rebuild_the_structure(kind, filled, monkeypatch, tmp_pat
     assert (collection.describe_index()["built"], collection.describe_index()["fresh"]) == (500, 40)
     collection.remove(list(range(1, 12)))
     assert collection.describe_index()["built"] == 500  # searches do not wait for it
-    assert collection.merge_segments()
-    assert not collection.merge_segments()
+    collection.merge_segments()
     described = collection.describe_index()
     assert (described["kind"], described["built"], described["fresh"], described["removed"]) == (kind, 529, 0, 0)
     collection.save_index()
@@ -116,7 +114,7 @@ def test_a_kind_that_another_process_built_stays(kind, filled, tmp_path, monkeyp
     manifest = manifest_of(tmp_path)
     assert (manifest["kind"], manifest["n_images"]) == (kind, 571)
     assert adder.search(codes[3:4], k=1)[0][1].tolist() == [4]
-    assert [problem for problem in adder.verify() if problem.kind is FindingKind.SEARCH_INDEX] == []
+    assert adder.index.verify() == []
 
 
 def test_a_kind_that_another_process_builds_while_this_one_merges_stays(filled, tmp_path, monkeypatch):
@@ -156,7 +154,7 @@ def test_an_unusable_index_of_another_process_is_overwritten(fault, filled, tmp_
         (tmp_path / "index" / "manifest.json").write_text(json.dumps(content))
     adder.save_index()
     assert manifest_of(tmp_path)["kind"] == "ivf"
-    assert [problem for problem in adder.verify() if problem.kind is FindingKind.SEARCH_INDEX] == []
+    assert adder.index.verify() == []
     with closing(Collection(tmp_path)) as again:
         assert again.describe_index()["built"] == 509
         assert again.search(codes[3:4], k=1)[0][1].tolist() == [4]
@@ -168,7 +166,7 @@ def test_a_service_loads_an_index_of_another_kind_that_another_process_built(fil
     with closing(Collection(tmp_path, read_only=True)) as service:
         adder.build_index("ivf")
         assert service.describe_index()["kind"] == "exact"
-        assert service.merge_segments() is False
+        service.merge_segments()
         assert (service.describe_index()["kind"], service.describe_index()["built"]) == ("ivf", 500)
         assert service.search(codes[3:4], k=1)[0][1].tolist() == [4]
 
@@ -189,7 +187,7 @@ def test_searches_are_exact_until_a_damaged_structure_is_rebuilt(fault, filled, 
     assert (distances.tolist(), ids.tolist()) == (wanted[0].tolist(), wanted[1].tolist())
     again.save_index()
     assert (again.describe_index()["built"], manifest_of(tmp_path)["n_images"]) == (500, 500)
-    assert [problem for problem in again.verify() if problem.kind is FindingKind.SEARCH_INDEX] == []
+    assert again.index.verify() == []
     again.close()
 
 
@@ -212,7 +210,7 @@ def test_no_search_waits_for_an_approximate_index(filled, tmp_path, monkeypatch)
     assert len(collection) == 500
     assert collection.describe_index()["fresh"] == 500
     assert "hnsw" not in built
-    assert collection.merge_segments()
+    collection.merge_segments()
     assert "hnsw" in built
     assert collection.describe_index()["built"] == 500
 
@@ -236,7 +234,7 @@ def test_an_index_is_written_after_an_earlier_failure(kind, filled, tmp_path, mo
         assert again.search(codes[3:4], k=1)[0][1].tolist() == [4]
     collection.save_index()
     assert (manifest_of(tmp_path)["kind"], manifest_of(tmp_path)["n_images"]) == (kind, 590)
-    assert [problem for problem in collection.verify() if problem.kind is FindingKind.SEARCH_INDEX] == []
+    assert collection.index.verify() == []
 
 
 def test_an_unsupported_kind_falls_back_to_exact(filled, tmp_path, monkeypatch, caplog):

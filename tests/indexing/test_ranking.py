@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hashseek.indexing.catalog import FindingKind
 from hashseek.indexing.catalog.filters import Filter
 from hashseek.indexing.catalog.records import NewImage, StoredCode
 from hashseek.indexing.collection import Collection, open_or_create
@@ -97,7 +96,7 @@ def test_hits_are_those_of_a_loop_over_all_images(rank, oversample, filled):
             for max_distance in (None, nearest[20]):
                 for among, allowed in ((None, {*ids.tolist()}), (Filter(any_labels=("odd",)), odd)):
                     options = SearchOptions(k, max_distance, among=among, rank=rank, oversample=oversample)
-                    answer = searcher.answer(query, options)
+                    answer = searcher.answer([query], options)
                     found = [(hit.image.id, hit.distance, hit.score) for hit in answer.hits]
                     assert found == first_by_hand(values, k, oversample * k, allowed, max_distance)
                     assert [hit.rank for hit in answer.hits] == list(range(1, len(found) + 1))
@@ -118,12 +117,12 @@ def test_pages_neither_overlap_nor_leave_anything_out(rank, k, oversample, n_que
     values = {i: (min(one[i][0] for one in of_each), max(one[i][1] for one in of_each)) for i in ids.tolist()}
     pages, offset = [], 0
     while not pages or pages[-1].is_full:
-        pages.append(searcher.answer_union(queries, SearchOptions(k, rank=rank, oversample=oversample, offset=offset)))
+        pages.append(searcher.answer(queries, SearchOptions(k, rank=rank, oversample=oversample, offset=offset)))
         offset += k
     hits = [hit for page in pages for hit in page.hits]
     assert [hit.rank for hit in hits] == list(range(1, len(ids) + 1))
     assert sorted(hit.image.id for hit in hits) == ids.tolist()
-    assert pages[0].hits == searcher.answer_union(queries, SearchOptions(k, rank=rank, oversample=oversample)).hits
+    assert pages[0].hits == searcher.answer(queries, SearchOptions(k, rank=rank, oversample=oversample)).hits
     scores = [hit.score for hit in hits]
     assert scores == [None if rank == "hamming" else values[hit.image.id][1] for hit in hits]
     assert [page.is_exact for page in pages] == [rank == "hamming" or oversample == 1000] * len(pages)
@@ -144,14 +143,14 @@ def test_pages_neither_overlap_nor_leave_anything_out(rank, k, oversample, n_que
 def test_hamming_hits_have_no_score_and_are_the_default_without_outputs(filled):
     searcher, ids, codes, _ = filled
     query = replace(a_query(searcher.collection.n_bits, 0), outputs=None)
-    answer = searcher.answer(query, SearchOptions(20))
+    answer = searcher.answer([query], SearchOptions(20))
     distances, at = hamming.search(query.code[None], codes, k=20)
     assert [(hit.distance, hit.image.id, hit.score) for hit in answer.hits] == [
         (d, i, None) for d, i in zip(distances[0].tolist(), ids[at[0]].tolist(), strict=True)
     ]
     assert answer.rank == "hamming"
     with pytest.raises(BadConfig):
-        searcher.answer(query, SearchOptions(20, rank="asymmetric"))
+        searcher.answer([query], SearchOptions(20, rank="asymmetric"))
 
 
 def test_a_stored_image_ranks_by_its_features(filled):
@@ -173,11 +172,11 @@ def test_approximate_kinds_order_what_they_find_and_are_exact_with_a_limit(kind,
         own = Searcher(searcher.encoder, collection)
         query = a_query(collection.n_bits, 3)
         values = by_hand(query, "asymmetric", ids, codes, features, collection.n_bits)
-        hits = own.answer(query, SearchOptions(10)).hits
+        hits = own.answer([query], SearchOptions(10)).hits
         assert len(hits) == 10
         assert all(values[hit.image.id] == (hit.distance, hit.score) for hit in hits)
         assert [(-hit.score, hit.image.id) for hit in hits] == sorted((-hit.score, hit.image.id) for hit in hits)
-        limited = own.answer(query, SearchOptions(10, collection.n_bits)).hits
+        limited = own.answer([query], SearchOptions(10, collection.n_bits)).hits
         wanted = first_by_hand(values, 10, 100, {*ids.tolist()}, None)
         assert [(hit.image.id, hit.distance, hit.score) for hit in limited] == wanted
 
@@ -291,8 +290,10 @@ def test_lost_and_damaged_features_are_found_and_repaired(keeping):
         "UPDATE features SET feature = substr(feature, 3) WHERE image_id = 3",
         "INSERT INTO features VALUES (7, 1, x'00')",
     )
-    kinds = [finding.kind for finding in collection.verify()]
-    assert kinds == [FindingKind.ORPHANED_ROWS, FindingKind.MISSING_FEATURE]
+    assert collection.verify() == [
+        "1 rows of the table features belong to no image or code space",
+        "2 images have no usable features, though the collection keeps them",
+    ]
     assert repair(collection.folder, device="cpu").left == []
     after = collection.catalog.spaces.features_of([2, 3])
     assert all(np.array_equal(one, other) for one, other in zip(before, after, strict=True))

@@ -224,5 +224,5 @@ def test_a_cluster_that_is_not_there_is_refused():
 @pytest.mark.parametrize("option", ["--watch", "--dry-run", "--trust-mtime", "--keep-features", "--on-error=stop"])
 def test_what_ray_cannot_do_is_refused(hashseek, tmp_path, option):
     code, _, err = hashseek("index", "add", tmp_path / "new", tmp_path, "--ray", "local", option)
-    assert (code, option.replace("=", " ") in err) == (2, True)
+    assert (code, option.partition("=")[0] in err) == (2, True)
     assert not (tmp_path / "new").exists()

@@ -98,10 +98,9 @@ def evaluate(
     from hashseek.training.progress import Progress
 
     if calibrate is not None:
-        from hashseek.retrieval.checkpoint import load_header
         from hashseek.training.evaluation.evaluate import check_calibrates
 
-        check_calibrates(calibrate, load_header(checkpoints[0]).fingerprint)
+        check_calibrates(calibrate, checkpoints[0])
     name, options = data_options(checkpoints[0], data)
     if data is None:
         _check_same_data(checkpoints)
@@ -137,7 +136,7 @@ def evaluate(
     page = evaluation.write(folder)[0]
     typer.echo(summary(evaluation.report))
     if calibrate is not None:
-        keep_calibration(calibrate, evaluation.report)
+        keep_calibration(calibrate, checkpoints[0], evaluation.report)
         typer.echo(f"stored the calibration in {calibrate}", err=True)
     typer.echo(f"wrote the report to {page}", err=True)
 

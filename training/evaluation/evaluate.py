@@ -11,9 +11,9 @@ from typing import Literal
 
 import numpy as np
 
-from hashseek.indexing.calibration import check_same_codes, store_calibration
+from hashseek.indexing.calibration import store_calibration
 from hashseek.indexing.catalog import Catalog
-from hashseek.indexing.collection import CATALOG
+from hashseek.indexing.collection import CATALOG, check_checkpoint
 from hashseek.indexing.index.hamming_index import HammingIndex, Ids, build_index
 from hashseek.retrieval.checkpoint import Checkpoint
 from hashseek.retrieval.errors import BadConfig, HashseekError
@@ -146,21 +146,21 @@ def rank_with_library(task: EvaluationTask, checkpoint: Checkpoint, database: Sp
     return distances.astype(np.int64), rows
 
 
-def check_calibrates(collection: Path, fingerprint: str) -> None:
-    """Raise `HashseekError` unless the collection exists and has codes of the checkpoint with this fingerprint."""
+def check_calibrates(collection: Path, checkpoint: Path) -> None:
+    """Raise `HashseekError` unless the collection exists and has codes of this checkpoint."""
     with closing(Catalog(collection / CATALOG)) as catalog:
-        check_same_codes(catalog, fingerprint)
+        check_checkpoint(catalog, checkpoint)
 
 
-def keep_calibration(collection: Path, report: EvaluationReport) -> None:
-    """Store the calibration of a report in a collection of the same checkpoint.
+def keep_calibration(collection: Path, checkpoint: Path, report: EvaluationReport) -> None:
+    """Store the calibration in a report about a checkpoint in a collection of that checkpoint.
 
     Raises:
         HashseekError: there is no such collection, or it has codes of another checkpoint.
     """
     data = report.data
     with closing(Catalog(collection / CATALOG)) as catalog:
-        check_same_codes(catalog, report.fingerprint)
+        check_checkpoint(catalog, checkpoint)
         store_calibration(
             catalog,
             report.calibration,

@@ -147,8 +147,8 @@ def switch_to(folder, checkpoint):
 def test_a_service_follows_its_collection_to_another_model_while_it_serves(
     client, own_collection, other_checkpoint, pictures, monkeypatch
 ):
-    go_on, replace = threading.Event(), Service._replace
-    monkeypatch.setattr(Service, "_replace", lambda self, old: (go_on.wait(60), replace(self, old)))
+    go_on, load = threading.Event(), Service._open
+    monkeypatch.setattr(Service, "_open", lambda self, checkpoint: (go_on.wait(60), load(self, checkpoint))[1])
     data = (pictures / "picture 00.jpg").read_bytes()
     before = search(client, data, k=99).json()
     fingerprint = switch_to(own_collection, other_checkpoint)

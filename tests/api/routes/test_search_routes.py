@@ -326,7 +326,7 @@ def test_several_pictures_are_searched_with_the_mean_of_their_outputs(reader, in
         files = [png(seed) for seed in (590, 591, 592)]
         outputs = np.mean([searcher.encode_file(data)[1].outputs.astype(float) for data in files], axis=0)
         query = Query(pack(outputs[None])[0], outputs)
-        found = [(hit.image.id, hit.distance) for hit in searcher.answer(query, SearchOptions(k=12)).hits]
+        found = [(hit.image.id, hit.distance) for hit in searcher.answer([query], SearchOptions(k=12)).hits]
     images = [("image", ("picture", data)) for data in files]
     answer = reader.post("/v1/search", files=images, data={"k": 12})
     assert [(hit["id"], hit["distance"]) for hit in hits(answer)] == found

@@ -207,8 +207,6 @@ def test_radius_is_inclusive():
     for radius, ids in ((0, [0]), (1, [0, 1, 4]), (2, [0, 1, 4, 2]), (10**9, [0, 1, 4, 2, 3])):
         [(_, found)] = index.range(np.zeros((1, 1), np.uint8), radius=radius)
         assert found.tolist() == ids
-    with pytest.raises(BadCodes):
-        index.range(np.zeros((1, 1), np.uint8), radius=-1)
 
 
 def test_describe_gives_layout_and_size():
@@ -241,13 +239,11 @@ def test_nothing_is_found_in_an_empty_index_or_subset():
     assert index.search(query[:0], k=2)[0].shape == (0, 2)
 
 
-def test_invalid_queries_k_and_ids_are_refused():
+def test_invalid_queries_and_ids_are_refused():
     index = build_index(np.zeros((1, 2), np.uint8), np.zeros(1, np.int64), n_bits=12)
     for query in (np.zeros((1, 3), np.uint8), np.full((1, 2), 255, np.uint8), np.zeros((1, 2), np.int32)):
         with pytest.raises(BadCodes):
             index.search(query, k=1)
-    with pytest.raises(BadCodes):
-        index.search(np.zeros((1, 2), np.uint8), k=0)
     for ids in ([1, 1], [2, 1], [1], [1, 2, 3]):
         with pytest.raises(BadCodes):
             build_index(np.zeros((2, 1), np.uint8), np.array(ids), n_bits=8)

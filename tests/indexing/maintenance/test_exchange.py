@@ -12,7 +12,7 @@ import pytest
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.ingest.batch import IngestReport
 from hashseek.indexing.maintenance import exchange
-from hashseek.indexing.maintenance.exchange import Exported, export, import_
+from hashseek.indexing.maintenance.exchange import export, import_
 from hashseek.retrieval.errors import BadConfig, BadDataset, ForeignCodes
 from support.collections import code_collection, new_images, random_codes, sql
 from support.faults import fill
@@ -121,7 +121,7 @@ def test_row_groups_of_any_number_of_images(n, tmp_path, monkeypatch):
     monkeypatch.setattr(exchange, "GROUP", 2)
     with closing(code_collection(tmp_path / "a", n_bits=12)) as collection:
         collection.add(new_images(random_codes(np.random.default_rng(0), n, 12)))
-        assert export(collection, tmp_path / "e.parquet") == Exported(n, 0)
+        assert export(collection, tmp_path / "e.parquet") == (n, 0)
     assert pq.ParquetFile(tmp_path / "e.parquet").num_row_groups == (n + 1) // 2
     code_collection(tmp_path / "b", n_bits=12).close()
     assert import_(tmp_path / "e.parquet", tmp_path / "b", checkpoint=None).added == n

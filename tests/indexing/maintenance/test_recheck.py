@@ -4,7 +4,6 @@ from contextlib import closing
 
 import numpy as np
 
-from hashseek.indexing.catalog import FindingKind
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.maintenance.recheck import recheck
 from hashseek.indexing.searcher import Searcher
@@ -27,12 +26,13 @@ def test_wrong_codes_are_found_and_small_differences_are_counted(own_collection,
     assert (code, err, out.splitlines()[-1]) == (0, "", f"{N_PICTURES} images, 0 problems")
     with closing(Collection(own_collection)) as collection:
         encoder = Searcher.open(collection, device="cpu").encoder
-        assert recheck(collection, encoder, 5).n_images == 5
+        assert recheck(collection, encoder, 5) == ([0] * 5, [])
         flip(collection, 2, 3)
         flip(collection, 3, 20)
-        found = recheck(collection, encoder, 1000)
-        assert (found.n_images, found.n_differ, found.most) == (N_PICTURES, 23, 20)
-        assert [(finding.kind, finding.image_id) for finding in found.findings] == [(FindingKind.WRONG_CODE, 3)]
+        differ, problems = recheck(collection, encoder, 1000)
+        assert differ == [0, 3, 20] + [0] * (N_PICTURES - 3)
+        [problem] = problems
+        assert problem.startswith("the code of image 3 does not match")
     assert hashseek(*command)[0] == 1
 
 
@@ -44,6 +44,7 @@ def test_missing_files_are_left_out_and_changed_ones_cannot_be_checked(own_colle
         f"UPDATE images SET path = '{tmp_path}/changed.jpg' WHERE id = 2",
     )
     with closing(Collection(own_collection)) as collection:
-        found = recheck(collection, Searcher.open(collection, device="cpu").encoder, 1000)
-        assert found.n_images == N_PICTURES - 2
-        assert [finding.image_id for finding in found.findings] == [2]
+        differ, problems = recheck(collection, Searcher.open(collection, device="cpu").encoder, 1000)
+        assert len(differ) == N_PICTURES - 2
+        [problem] = problems
+        assert problem.startswith("the code of image 2 cannot be checked")
