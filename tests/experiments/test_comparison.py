@@ -15,7 +15,7 @@ from experiments.comparison import METHODS, Experiment, as_markdown, rows_of, ru
 from experiments.critical_difference import groups
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.hash_layers import fit_hash_layer
-from hashseek.training.config import parse_config, read_config
+from hashseek.training.config import load_config, parse_config, read_config
 from hashseek.training.data.splits import Split, Splits
 from hashseek.training.losses import loss_class
 from hashseek.training.runs.run_folder import write_records
@@ -238,6 +238,15 @@ def test_scaled_settings_mean_the_same_at_other_lengths(name, setting, factor, t
         loss = loss_class(name)(n_bits=n_bits, n_classes=3, **{setting: float(chosen.split("=")[1])})
         values.append(sum(loss(outputs.repeat(1, n_bits // 12), labels).values()).item())
     assert values[1] == pytest.approx(factor * values[0])
+
+
+def test_bihalf_has_the_settings_of_its_configuration():
+    shipped, ours = (
+        load_config(Path("mirflickr25k_mobilenet_v2_bihalf_64")),
+        Experiment().config(*METHODS["bihalf"].settings),
+    )
+    assert (ours.loss, ours.optimizer, ours.train) == (shipped.loss, shipped.optimizer, shipped.train)
+    assert ours.model.dropout == shipped.model.dropout
 
 
 def test_a_loss_without_labels_is_trained_without_a_search(base, own, tmp_path, monkeypatch):
