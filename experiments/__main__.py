@@ -82,7 +82,8 @@ def losses(
     On photographs the network is a frozen MobileNet v2 (mirflickr), on another split of the same photographs
     (mirflickr-second), or SqueezeNet (mirflickr-squeezenet, mirflickr-squeezenet-second); on vectors (scene, yeast) it
     is an MLP trained from scratch. Hyperparameters are chosen on a validation part of the training split, with the same
-    number of trials for each method. Each run is scored on the query split once.
+    number of trials for each method; BiHalf, which uses no labels, has fixed ones. Each run is scored on the query
+    split once.
     """
     from experiments.comparison import METHODS, Experiment, run
 

@@ -3,8 +3,8 @@
 On photographs the backbone is frozen, so its features are computed once and a run takes seconds. For each method the
 same number of settings is tried at two code lengths on the validation part of the training split, drawn independently
 of the other methods. The best are trained at every length with several seeds, and only those runs are scored on the
-query split, by Hamming distance and by the query's real outputs. Every finished trial and run is kept, so an
-interrupted comparison continues.
+query split, by Hamming distance and by the query's real outputs. A method without a search space has fixed settings.
+Every finished trial and run is kept, so an interrupted comparison continues.
 
     FOLDER/METHOD/chosen-48.json    what the search at 48 bits chose
     FOLDER/METHOD/rows.jsonl        one line per finished run, with the AP of every query
@@ -32,10 +32,11 @@ from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.codes import pack
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.files import write_atomically
-from hashseek.retrieval.hash_layers import fit_hash_layer
+from hashseek.retrieval.hash_layers import fit_hash_layer, normalized
 from hashseek.retrieval.metrics import (
     average_precision,
     class_distances,
+    gains_of,
     histograms,
     holm,
     precision,
@@ -132,16 +133,21 @@ _ALL: Space = {
 }
 _PROXIES: Space = {**_ALL, "optimizer.proxy_lr": _log(1e-3, 1e-1)}
 _BETA: Space = {"loss.beta": [0.5, 0.75, 1.0, 1.25]}
-_A: Space = {"loss.a": _log(1.5, 30.0)}  # divided by the code length, as `a` multiplies sums over the bits
+_A: Space = {"loss.a": _log(1.5, 30.0)}  # divided by the code length, see `_POWERS`
 # Contrastive losses see only directions: the quantisation pulls them to the corners of the cube.
 _TAU: Space = {"loss.tau": _log(0.05, 0.5), "loss.quantization.weight": _log(0.01, 1.0)}
 _COS = ('loss.quantization={kind="cos", weight=0.1}',)
+# Those of mirflickr25k_mobilenet_v2_bihalf_64. A search would choose by labels, which this loss must not use.
+_BIHALF = ("loss.gamma=60", "optimizer.lr=0.001", "model.dropout=0", "train.epochs=10")
 
 
 @dataclass(frozen=True)
 class Method:
-    """One row of the table: its settings in the configuration and its search space; or, without training, the method
-    of `fit_hash_layer`."""
+    """One row of the table.
+
+    settings: overrides of the configuration. space: what is searched; if it is empty, the settings are fixed.
+    fitted: a method without training, see `fitted`.
+    """
 
     title: str
     settings: tuple[str, ...] = ()
@@ -182,13 +188,27 @@ METHODS: dict[str, Method] = {
         "memory.momentum=0.99",
         *_COS,
     ),
+    "bihalf": _loss("BiHalf, no labels", "bihalf", {}, *_BIHALF),
     "random": Method("Random rotation, no labels", fitted="random"),
     "pca": Method("PCA, no labels", fitted="pca"),
     "itq": Method("ITQ, no labels", fitted="itq"),
     "weighted_itq": Method("Weighted ITQ, no labels", fitted="weighted_itq"),
     "itq_cca": Method("ITQ-CCA", fitted="itq_cca"),
+    "gallery_itq": Method("ITQ fitted to the gallery, no labels", fitted="gallery_itq"),
+    "cosine": Method("Cosine of the features, no code", fitted="cosine"),
 }
-"""Ours, rows of HyP2's Tables 3 and 5, contrastive losses with a quantisation term, and untrained layers."""
+"""Ours, rows of HyP2's Tables 3 and 5, contrastive losses with a quantisation term, a loss without labels, untrained
+layers, and the features themselves."""
+
+# Settings that depend on the code length K, as K to this power: inner products and squared distances are sums over the
+# bits, so the factor of an inner product falls with K, and the margin of a distance grows.
+_POWERS: dict[str, dict[str, int]] = {
+    "tie_aware": {"loss.a": -1},
+    "tie_aware_pairs": {"loss.a": -1},
+    "hashnet": {"loss.a": -1},
+    "dhn": {"loss.inner": -1},
+    "dsh": {"loss.m": 1},
+}
 
 
 @dataclass(frozen=True)
@@ -200,6 +220,13 @@ class Inputs:
     query: NDArray[np.float32]
     database: NDArray[np.float32]
     gallery: "Inputs | None" = None
+
+    @property
+    def all(self) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
+        """The features (N, D) and labels (N, C) of all images together."""
+        splits = self.splits
+        labels = [splits.train.labels, splits.query.labels, splits.database.labels]
+        return np.concatenate([self.train, self.query, self.database]), np.concatenate(labels)
 
 
 def load_inputs(experiment: "Experiment") -> Inputs:
@@ -296,10 +323,11 @@ def _rounded(setting: str) -> str:
 
 
 def chosen_settings(folder: Path, method: str, tuned: int, *, n_bits: int) -> tuple[str, ...]:
-    """What the search at `tuned` bits chose, for codes of `n_bits`: `loss.a` multiplies sums over the bits."""
+    """What the search at `tuned` bits chose, scaled to codes of `n_bits`."""
     settings = json.loads((folder / method / f"chosen-{tuned}.json").read_text(encoding="utf-8"))
     pairs = [setting.split("=", 1) for setting in settings]
-    return tuple(f"{k}={float(v) * tuned / n_bits}" if k == "loss.a" else f"{k}={v}" for k, v in pairs)
+    powers, ratio = _POWERS.get(method, {}), n_bits / tuned
+    return tuple(f"{k}={float(v) * ratio ** powers[k]:.4g}" if k in powers else f"{k}={v}" for k, v in pairs)
 
 
 def trained(settings: Sequence[str], experiment: Experiment, out: Path, inputs: Inputs) -> dict[str, Any]:
@@ -316,7 +344,13 @@ def trained(settings: Sequence[str], experiment: Experiment, out: Path, inputs: 
 
 
 def fitted(method: str, inputs: Inputs, *, n_bits: int, seed: int) -> dict[str, Any]:
-    """Scores of a hash layer that is fitted to the training split and not trained."""
+    """Scores without training: of a layer of `fit_hash_layer`, fitted to the training split; "gallery_itq": ITQ fitted
+    to the gallery, which it searches; "cosine": the features themselves."""
+    if method == "cosine":
+        return cosine_scores(inputs)
+    if method == "gallery_itq":
+        assert inputs.gallery is not None  # `run_method` leaves it out
+        return gallery_scores(fit_hash_layer(inputs.gallery.all[0], n_bits=n_bits, seed=seed), inputs.gallery)
     labels = inputs.splits.train.labels if method == "itq_cca" else None
     layer = fit_hash_layer(inputs.train, n_bits=n_bits, method=method, seed=seed, labels=labels)
     return scores_of(layer, inputs)
@@ -333,15 +367,34 @@ def gallery_scores(outputs: Callable[[NDArray[np.float32]], Outputs], gallery: I
 
     "gallery": with all labels; "gallery_rare": without the most frequent label, which chance finds, too.
     """
-    splits = gallery.splits
-    codes = pack(outputs(np.concatenate([gallery.train, gallery.query, gallery.database])))
-    labels = np.concatenate([splits.train.labels, splits.query.labels, splits.database.labels])
-    rare = np.where(labels.sum(axis=0) == labels.sum(axis=0).max(), 0, labels)
-    scores = {}
-    for name, chosen in (("gallery", labels), ("gallery_rare", rare)):
-        found = histograms(codes, codes, chosen, chosen, n_bits=outputs(gallery.query[:1]).shape[1])
+    features, labels = gallery.all
+    real = outputs(features)
+    codes, scores = pack(real), {}
+    for name, chosen in _with_and_without_most_frequent(labels).items():
+        found = histograms(codes, codes, chosen, chosen, n_bits=real.shape[1])
         values = precision(without_self(found, chosen), n=10).expected
         scores[name] = float(values[chosen.any(axis=1)].mean())
+    return scores
+
+
+def _with_and_without_most_frequent(labels: NDArray[np.uint8]) -> dict[str, NDArray[np.uint8]]:
+    counts = labels.sum(axis=0)
+    return {"gallery": labels, "gallery_rare": np.where(counts == counts.max(), 0, labels).astype(np.uint8)}
+
+
+def cosine_scores(inputs: Inputs) -> dict[str, float]:
+    """mAP@1000 and the scores of `gallery_scores`, by the cosine of features. No AP of queries: it is not tested."""
+    places = np.argsort(-normalized(inputs.query) @ normalized(inputs.database).T, axis=1, kind="stable")[:, :N]
+    relevant = gains_of(places, inputs.splits.query.labels, inputs.splits.database.labels) > 0
+    scores = {"mAP": float(average_precision_of_ranking(relevant, n_relevant=relevant.sum(axis=1)).mean())}
+    if inputs.gallery:
+        features, labels = inputs.gallery.all
+        cosines = normalized(features) @ normalized(features).T
+        np.fill_diagonal(cosines, -np.inf)
+        nearest = np.argsort(-cosines, axis=1, kind="stable")[:, :10]
+        for name, chosen in _with_and_without_most_frequent(labels).items():
+            found = gains_of(nearest, chosen, chosen) > 0
+            scores[name] = float(found[chosen.any(axis=1)].mean())
     return scores
 
 
@@ -391,15 +444,21 @@ def run_method(method: str, experiment: Experiment, folder: Path) -> None:
     if not wanted:
         return
     inputs = load_inputs(experiment)
+    limits = {  # a direction for each label at most, and fewer than there are images to fit to
+        "itq_cca": len(inputs.splits.label_names),
+        "gallery_itq": len(inputs.gallery.all[0]) - 1 if inputs.gallery else 0,
+    }
     for n_bits, seed in wanted:
         if entry.fitted is not None:
-            if entry.fitted == "itq_cca" and n_bits > len(inputs.splits.label_names):
-                continue  # it has a direction for each label at most
+            if n_bits > limits.get(entry.fitted, n_bits):
+                continue
             scores = fitted(entry.fitted, inputs, n_bits=n_bits, seed=seed)
         else:
-            tuned = min(TUNED, key=lambda length: abs(length - n_bits))
-            tune(method, tuned, experiment, folder)
-            chosen = chosen_settings(folder, method, tuned, n_bits=n_bits)
+            chosen: tuple[str, ...] = ()
+            if entry.space:
+                tuned = min(TUNED, key=lambda length: abs(length - n_bits))
+                tune(method, tuned, experiment, folder)
+                chosen = chosen_settings(folder, method, tuned, n_bits=n_bits)
             settings = (*entry.settings, *chosen, f"model.n_bits={n_bits}", f"train.seed={seed}")
             scores = trained(settings, experiment, folder / method / f"{n_bits}-{seed}", inputs)
         rows.append({"method": method, "n_bits": n_bits, "seed": seed, **scores})
@@ -437,7 +496,7 @@ def _check_same_budget(folder: Path, experiment: Experiment) -> None:
     """Raise BadConfig if the folder's runs had another data set or budget: their rows would not be comparable."""
     file = folder / "experiment.json"
     budget = {name: value for name, value in asdict(experiment).items() if name not in ("bits", "n_seeds")}
-    budget |= {"base": list(experiment.base), "protocol": 6}  # earlier ones had other spaces, rows and sizes
+    budget |= {"base": list(experiment.base), "protocol": 7}  # earlier ones had other spaces, rows, sizes and scales
     if experiment.data not in DATA:  # a file of the user's own, which may change
         budget["configuration"] = experiment.config().model_dump(mode="json")
     if not file.is_file():
@@ -457,7 +516,8 @@ def as_markdown(folder: Path, *, methods: Sequence[str]) -> str:
     bits = sorted({row["n_bits"] for row in rows})
 
     def values(method: str, n_bits: int, key: str) -> NDArray[np.float64]:
-        return np.array([row[key] for row in rows if row["method"] == method and row["n_bits"] == n_bits])
+        found = [row for row in rows if row["method"] == method and row["n_bits"] == n_bits]
+        return np.array([row[key] for row in found if key in row])
 
     def mean(method: str, key: str) -> float:
         found = values(method, bits[-1], key)
@@ -465,12 +525,13 @@ def as_markdown(folder: Path, *, methods: Sequence[str]) -> str:
 
     lines: list[str] = []
     for key, title in _TABLES.items():
-        if not all(key in row for row in rows):
+        shown = {row["method"] for row in rows if key in row}
+        if not shown:
             continue
         header = ["method", *(f"{k} bits" for k in bits)]
         cells = [
             [METHODS[method].title, *(mean_and_deviation(values(method, k, key)) for k in bits)]
-            for method in sorted({row["method"] for row in rows}, key=lambda m: -mean(m, key))
+            for method in sorted(shown, key=lambda m: -mean(m, key))
         ]
         table = table_as_markdown(Table(header, cells, text_columns=len(header)))
         lines += [f"{title}: mean and standard deviation over seeds.", "", table]
@@ -479,7 +540,7 @@ def as_markdown(folder: Path, *, methods: Sequence[str]) -> str:
     distances = [
         [METHODS[method].title, *(f"{mean(method, key):.1f}" for key in ("d_intra", "d_inter"))]
         for method in methods
-        if mean(method, "mAP") >= 0
+        if mean(method, "d_intra") >= 0
     ]
     table = table_as_markdown(Table(["method", "d_intra", "d_inter"], distances, text_columns=1))
     lines += [f"Mean distances in bits at {bits[-1]} bits:", "", table, *_chosen_table(folder, methods)]
@@ -508,7 +569,7 @@ def per_query_of(rows: Sequence[dict[str, Any]], n_bits: int, of_query: str) -> 
     """The AP of each query at a length, for each method and each seed that every method has finished."""
     found: dict[str, dict[int, list[float]]] = {}
     for row in rows:
-        if row["n_bits"] == n_bits:
+        if row["n_bits"] == n_bits and of_query in row:
             found.setdefault(row["method"], {})[row["seed"]] = row[of_query]
     seeds = sorted(set.intersection(*map(set, found.values()))) if found else []
     return {method: [of_seed[seed] for seed in seeds] for method, of_seed in found.items() if seeds}

@@ -8,26 +8,33 @@ from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
+import torch
 
 from experiments import comparison, finetuned
 from experiments.comparison import METHODS, Experiment, as_markdown, rows_of, run, run_method
 from experiments.critical_difference import groups
 from hashseek.retrieval.errors import BadConfig
-from hashseek.training.config import read_config
+from hashseek.retrieval.hash_layers import fit_hash_layer
+from hashseek.training.config import load_config, parse_config, read_config
 from hashseek.training.data.splits import Split, Splits
+from hashseek.training.losses import loss_class
 from hashseek.training.runs.run_folder import write_records
 
 RESULTS = Path(comparison.__file__).parent / "results"
 
 
 def test_every_method_is_a_valid_configuration_with_a_space_that_it_knows():
+    from hashseek.training.loop.network import is_unsupervised
     from hashseek.training.sweep_space import check_space, parse_space
 
     for method, data in product(METHODS.values(), comparison.DATA):
         if method.fitted is None:
             content = read_config(comparison.DATA[data].config, (*Experiment(data).settings, *method.settings))
-            check_space(content, parse_space(method.space), source=method.title)
-            assert {"model.dropout", "optimizer.lr"} <= set(method.space)
+            if is_unsupervised(parse_config(content, source=method.title)):
+                assert not method.space, "a search would choose its settings by labels"
+            else:
+                check_space(content, parse_space(method.space), source=method.title)
+                assert {"model.dropout", "optimizer.lr"} <= set(method.space)
 
 
 def test_an_interrupted_comparison_continues_into_one_table(base, own, tmp_path, monkeypatch):
@@ -186,10 +193,71 @@ def test_a_foreign_gallery_is_searched_by_each_of_its_images_among_the_others():
     assert alike["gallery_rare"] == pytest.approx(10 / 23)
 
 
+def test_references_are_scored_without_codes_of_the_training_split():
+    """The cosine ranks features; ITQ is fitted to the gallery that it searches. Training features are of no use."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.eye(2, dtype=np.uint8), [16, 14], axis=0)
+    parts = np.split(rng.permutation(30), [10, 20])
+    near = (labels @ np.eye(2, 5) + rng.normal(scale=0.1, size=(30, 5))).astype(np.float32)
+    splits = Splits(*(Split((), labels[part], ()) for part in parts), ("a", "b"), "")
+    gallery = comparison.Inputs(splits, *(near[part] for part in parts))
+    inputs = replace(gallery, train=np.zeros_like(gallery.train), gallery=gallery)
+    cosine = comparison.fitted("cosine", inputs, n_bits=2, seed=0)
+    assert cosine == {"mAP": 1, "gallery": 1, "gallery_rare": 1}
+    itq = comparison.fitted("gallery_itq", inputs, n_bits=2, seed=0)
+    assert set(itq) == {"gallery", "gallery_rare"}, "its codes of the splits are not scored"
+    assert itq == comparison.gallery_scores(fit_hash_layer(gallery.all[0], n_bits=2), gallery)
+    worse = comparison.gallery_scores(lambda rows: rng.normal(size=(len(rows), 2)).astype(np.float32), gallery)
+    assert itq["gallery"] > worse["gallery"]
+    shuffled = replace(gallery, database=gallery.database[::-1])
+    assert comparison.cosine_scores(shuffled)["mAP"] < 1
+
+
 def test_what_a_search_chose_is_scaled_to_other_lengths(tmp_path):
     (tmp_path / "hashnet").mkdir()
     (tmp_path / "hashnet" / "chosen-12.json").write_text(json.dumps(["loss.a=1.0", 'loss.continuation="none"']))
     assert comparison.chosen_settings(tmp_path, "hashnet", 12, n_bits=24) == ("loss.a=0.5", 'loss.continuation="none"')
+    (tmp_path / "orthohash").mkdir()
+    (tmp_path / "orthohash" / "chosen-48.json").write_text(json.dumps(["loss.m=0.2"]))
+    assert comparison.chosen_settings(tmp_path, "orthohash", 48, n_bits=36) == ("loss.m=0.2",), "a margin of cosines"
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "factor"),
+    [("hashnet", "a", 1), ("dhn", "inner", 1), ("dsh", "m", 2)],  # both terms of DSH are sums
+)
+def test_scaled_settings_mean_the_same_at_other_lengths(name, setting, factor, tmp_path):
+    """With every bit doubled, inner products and distances double, but nothing else changes."""
+    rng = np.random.default_rng(0)
+    outputs, labels = torch.from_numpy(rng.normal(size=(8, 12))), torch.from_numpy(rng.integers(0, 2, (8, 3)))
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "chosen-12.json").write_text(json.dumps([f"loss.{setting}=3"]))
+    values = []
+    for n_bits in (12, 24):
+        [chosen] = comparison.chosen_settings(tmp_path, name, 12, n_bits=n_bits)
+        loss = loss_class(name)(n_bits=n_bits, n_classes=3, **{setting: float(chosen.split("=")[1])})
+        values.append(sum(loss(outputs.repeat(1, n_bits // 12), labels).values()).item())
+    assert values[1] == pytest.approx(factor * values[0])
+
+
+def test_bihalf_has_the_settings_of_its_configuration():
+    shipped, ours = (
+        load_config(Path("mirflickr25k_mobilenet_v2_bihalf_64")),
+        Experiment().config(*METHODS["bihalf"].settings),
+    )
+    assert (ours.loss, ours.optimizer, ours.train) == (shipped.loss, shipped.optimizer, shipped.train)
+    assert ours.model.dropout == shipped.model.dropout
+
+
+def test_a_loss_without_labels_is_trained_without_a_search(base, own, tmp_path, monkeypatch):
+    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
+    run_method("bihalf", Experiment(own, bits=(12, 16), n_seeds=1, n_trials=1, base=base), tmp_path / "out")
+    rows = rows_of(tmp_path / "out", "bihalf")
+    assert [row["n_bits"] for row in rows] == [12, 16]
+    assert {path.name for path in (tmp_path / "out" / "bihalf").iterdir()} == {"rows.jsonl"}
+    for row in rows:
+        assert set(METHODS["bihalf"].settings) < set(row["settings"])
+        assert 0 < row["worst"] <= row["mAP"] <= row["best"] <= 1
 
 
 def test_layers_that_are_not_trained_stand_beside_the_others(base, own, tmp_path, monkeypatch):
@@ -199,10 +267,13 @@ def test_layers_that_are_not_trained_stand_beside_the_others(base, own, tmp_path
     run(tmp_path / "out", experiment, methods=methods, jobs=1)
     for method in methods:
         rows = rows_of(tmp_path / "out", method)
-        assert [row["n_bits"] for row in rows] == ([2, 2] if method == "itq_cca" else [2, 2, 30, 30])
-        assert all(len(row["AP"]) == len(row["asymmetric_AP"]) == 8 for row in rows)
+        lengths = {"itq_cca": [2, 2], "gallery_itq": []}  # 10 labels; no gallery
+        assert [row["n_bits"] for row in rows] == lengths.get(method, [2, 2, 30, 30])
+        if method != "cosine":
+            assert all(len(row["AP"]) == len(row["asymmetric_AP"]) == 8 for row in rows)
     table = as_markdown(tmp_path / "out", methods=list(METHODS))
     assert table.count("| ITQ, no labels |") == 3
+    assert table.count("Cosine of the features") == 1, "it has no codes: neither outputs, nor distances, nor tests"
     assert "30 bits: " in table
     assert "Friedman" in table
     with pytest.raises(BadConfig, match="freeze_backbone"):
