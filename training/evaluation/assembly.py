@@ -123,8 +123,8 @@ def prepare(candidates: Sequence[Candidate], splits: Splits, options: Evaluation
         check_kind(each.header, splits, name=each.name)
         if options.as_trained and each.header.training.get("splits_sha256", splits.fingerprint) != splits.fingerprint:
             raise BadConfig(
-                f"the data set has changed since {each.name} was trained on it, so it may have seen query "
-                "images in training: restore the data set, or choose one without training images with --data"
+                f"{each.name} was trained on other splits than those of the data set, so it may have seen query images "
+                "in training: restore the data set, or choose one without training images with --data"
             )
     held_out = first.held_out
     labels_used: LabelPart = (options.labels or "held-out") if held_out else "all"
