@@ -127,13 +127,9 @@ class Encoder(WithHeader):
             rows = [self.backbone(pixels[i : i + self.batch_size]) for i in starts]
         return np.concatenate(rows) if rows else np.zeros((0, self.n_features), np.float32)
 
-    def outputs(self, pixels: Pixels) -> NDArray[np.float32]:
-        """Real outputs (B, K) of preprocessed uint8 pixels (B, 3, size, size)."""
-        return self.features_and_outputs(pixels)[1]
-
     def encode_pixels(self, pixels: Pixels) -> Codes:
         """Packed codes (B, code_size) of preprocessed uint8 pixels (B, 3, size, size)."""
-        return pack(self.outputs(pixels))
+        return pack(self.features_and_outputs(pixels)[1])
 
     def encode_with_features(self, pixels: Pixels) -> tuple[Codes, Features]:
         """Packed codes (B, code_size), and features (B, D) as they are stored, of preprocessed uint8 pixels."""
@@ -144,10 +140,6 @@ class Encoder(WithHeader):
         """Features (B, D) and real outputs (B, K) of preprocessed uint8 pixels (B, 3, size, size)."""
         features = self.features(pixels)
         return features, self.head(features)
-
-    def encode(self, images: Sequence[Image.Image]) -> Codes:
-        """Packed codes (B, code_size) of RGB images of any size."""
-        return self.encode_pixels(self.pixels_of(images))
 
     def pixels_of(self, images: Sequence[Image.Image]) -> Pixels:
         """Preprocessed uint8 pixels (B, 3, size, size) of RGB images of any size."""

@@ -33,17 +33,14 @@ def table_as_markdown(table: Table) -> str:
 
 
 def table_as_latex(table: Table) -> str:
-    """The table as a LaTeX `table` with the rules of booktabs, its caption below."""
+    """The table as a LaTeX `table` with the rules of booktabs, its caption below. No column is bold."""
 
-    def row(cells: Sequence[str], bold: int | None = None) -> str:
-        escaped = [cell.translate(LATEX) for cell in cells]
-        if bold is not None:
-            escaped[bold] = f"\\textbf{{{escaped[bold]}}}"
-        return f"{' & '.join(escaped)} \\\\"
+    def row(cells: Sequence[str]) -> str:
+        return f"{' & '.join(cell.translate(LATEX) for cell in cells)} \\\\"
 
     columns = "l" * table.text_columns + "r" * (len(table.header) - table.text_columns)
     lines = ["% needs \\usepackage{booktabs}", "\\begin{table}", "\\centering", f"\\begin{{tabular}}{{{columns}}}"]
-    lines += ["\\toprule", row(table.header), "\\midrule", *(row(cells, table.bold) for cells in table.rows)]
+    lines += ["\\toprule", row(table.header), "\\midrule", *map(row, table.rows)]
     lines += ["\\bottomrule", "\\end{tabular}", f"\\caption{{{table.caption.translate(LATEX)}}}"]
     return "\n".join([*lines, "\\label{tab:retrieval}", "\\end{table}", ""])
 

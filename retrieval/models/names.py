@@ -1,10 +1,9 @@
 """What the name of a backbone says, without importing torch. `hashseek.retrieval.models.backbones` lists the kinds."""
 
-import difflib
 import importlib.util
 import os
 
-from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.errors import BadConfig, suggest
 from hashseek.retrieval.models import MAX_WIDTH
 from hashseek.retrieval.models.published_weights import FILES
 
@@ -66,10 +65,8 @@ def check_image_backbone(name: str) -> None:
 
 
 def unknown_backbone(name: str) -> BadConfig:
-    """The error for a backbone that does not exist, with the closest names."""
-    close = difflib.get_close_matches(name, FILES, n=3)
-    hint = f"did you mean {' or '.join(close)}?" if close else "try resnet50 or mobilenet_v2;"
+    """The error for a backbone that does not exist, with the closest name."""
     return BadConfig(
-        f"there is no backbone {name!r}: {hint} other names are those of torchvision's classification networks, "
-        'pixels, timm:NAME, mlp:WIDTHS and "module:function"'
+        f"there is no backbone {name!r}: {suggest(name, FILES)} (allowed: torchvision's classifiers, pixels, "
+        'timm:NAME, mlp:WIDTHS and "module:function")'
     )

@@ -1,14 +1,13 @@
 """Backbones of the optional package timm: `timm:NAME`, with or without a tag, such as timm:resnet10t.c3_in1k."""
 
 import copy
-import difflib
 import importlib
 from contextlib import suppress
 from typing import Any, cast
 
 from torch import Tensor, nn
 
-from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.errors import BadConfig, suggest
 from hashseek.retrieval.images import Preprocessing
 from hashseek.retrieval.models.names import TIMM
 
@@ -104,20 +103,16 @@ def _find(name: str) -> tuple[Any, str, dict[str, Any]]:
     model_name = name.removeprefix(TIMM)
     architecture = model_name.partition(".")[0]
     if not timm.is_model(architecture):
-        close = difflib.get_close_matches(architecture, timm.list_models(), n=3)
-        raise BadConfig(f"timm {timm.__version__} has no network {architecture!r}" + _hint(close))
+        hint = suggest(architecture, timm.list_models())
+        raise BadConfig(f"timm {timm.__version__} has no network {architecture!r}: {hint}")
     try:
         config = timm.models.get_pretrained_cfg(model_name)
     except RuntimeError:
-        tagged = [known for known in timm.list_pretrained() if known.startswith(f"{architecture}.")]
-        raise BadConfig(f"timm {timm.__version__} has no weights {model_name!r}" + _hint(tagged)) from None
+        hint = suggest(model_name, timm.list_pretrained(f"{architecture}.*"))
+        raise BadConfig(f"timm {timm.__version__} has no weights {model_name!r}: {hint}") from None
     values: dict[str, Any] = {} if config is None else config.to_dict()
     if values.get("input_size", (3,))[0] != 3:
         raise BadConfig(
             f"the backbone {name} expects {values['input_size'][0]} channels, but images have 3: choose another"
         )
     return timm, model_name, values
-
-
-def _hint(close: list[str]) -> str:
-    return f": did you mean {' or '.join(close)}?" if close else ""

@@ -88,7 +88,8 @@ def test_each_picture_is_decoded_once_and_gets_the_code_of_the_checkpoint(
     )
     encoder = Encoder(load_checkpoint(tmp_path / "c" / "checkpoint.safetensors"), device="cpu", precision="fp32")
     for path, code in found.items():
-        assert encoder.encode([decode_for(Path(path).read_bytes(), encoder.preprocessing)[0].image]).tobytes() == code
+        pixels = decode_for(Path(path).read_bytes(), encoder.preprocessing)[1]
+        assert encoder.encode_pixels(pixels[None]).tobytes() == code
     assert len(set(found.values())) > 6
 
 

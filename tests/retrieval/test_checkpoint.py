@@ -70,7 +70,7 @@ def test_a_round_trip_keeps_everything(model, path):
     with torch.no_grad():
         mean, std = (torch.tensor(v).view(3, 1, 1) for v in (PREPROCESSING.mean, PREPROCESSING.std))
         expected = model.eval()((torch.from_numpy(pixels) / 255 - mean) / std).numpy()
-    outputs = Encoder(loaded, device="cpu", precision="fp32").outputs(pixels)
+    outputs = Encoder(loaded, device="cpu", precision="fp32").features_and_outputs(pixels)[1]
     np.testing.assert_allclose(outputs, expected, atol=1e-4)
 
 
@@ -85,7 +85,7 @@ def test_a_model_that_was_trained_further_encodes_as_it_is_now(path, engine):
     with torch.inference_mode():
         expected = loaded.model(normalizer(PREPROCESSING, torch.device("cpu"))(torch.from_numpy(pixels))).numpy()
     for checkpoint in (loaded, Checkpoint.of(loaded.model, loaded.header)):
-        outputs = Encoder(checkpoint, device="cpu", precision="fp32", engine=engine).outputs(pixels)
+        outputs = Encoder(checkpoint, device="cpu", precision="fp32", engine=engine).features_and_outputs(pixels)[1]
         np.testing.assert_allclose(outputs, expected, atol=1e-3 * np.abs(expected).max())
 
 

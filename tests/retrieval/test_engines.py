@@ -225,7 +225,7 @@ def test_openvino_computes_every_output_to_the_last_bit_as_in_any_other_batch(ba
             torch.set_num_threads(1)
         for batch_size in (1, 3, 32):
             encoder.batch_size = batch_size
-            found.append(encoder.outputs(pixels))
+            found.append(encoder.features_and_outputs(pixels)[1])
     assert len(np.unique(found[0], axis=0)) == len(pixels)
     for outputs in found[1:]:
         np.testing.assert_array_equal(outputs, found[0])
@@ -240,11 +240,11 @@ def test_engines_and_batches_change_float32_outputs_by_rounding_alone(backbone, 
     openvino_encoder = Encoder(loaded, device="cpu", precision="fp32", engine="openvino")
     assert openvino_encoder.engine == "openvino cpu float32"
     assert sys.modules.get("openvino_telemetry") is None  # which would send usage data
-    expected = openvino_encoder.outputs(pixels)
+    expected = openvino_encoder.features_and_outputs(pixels)[1]
     torch_encoder = Encoder(loaded, device="cpu", precision="fp32", engine="torch")
     for batch_size in (1, 3, 32):
         torch_encoder.batch_size = batch_size
-        found = torch_encoder.outputs(pixels)
+        found = torch_encoder.features_and_outputs(pixels)[1]
         assert relative(found, expected) < 1e-4
         differ = (found > 0) != (expected > 0)
         assert (np.abs(expected[differ]) < 1e-4 * np.abs(expected).max()).all()
@@ -387,7 +387,9 @@ def test_bf16_flips_few_bits(name, centred):
     exact = Encoder(loaded, device="cpu", precision="fp32")
     rough = Encoder(loaded, device="cpu", precision="bf16", engine=name)
     assert rough.engine.startswith(f"{name} cpu bfloat16")
-    assert (rough.outputs(pixels) != exact.outputs(pixels)).mean() > 0.9  # it does compute in bf16
+    assert (
+        rough.features_and_outputs(pixels)[1] != exact.features_and_outputs(pixels)[1]
+    ).mean() > 0.9  # it does compute in bf16
     bits = [unpack(encoder.encode_pixels(pixels), 48) for encoder in (exact, rough)]
     assert (bits[0] != bits[1]).mean() < 0.05
 
@@ -398,7 +400,7 @@ def test_an_encoder_leaves_the_checkpoint_as_it_is_and_takes_no_image(name, chec
     before = {key: value.clone() for key, value in loaded.model.state_dict().items()}
     encoder = Encoder(loaded, device="cpu", engine=name)
     assert encoder.features(np.zeros((0, 3, 64, 64), np.uint8)).shape == (0, encoder.n_features)
-    assert encoder.encode([]).shape == (0, 6)
+    assert encoder.encode_pixels(encoder.pixels_of([])).shape == (0, 6)
     for key, value in loaded.model.state_dict().items():
         assert value.dtype == before[key].dtype
         assert torch.equal(value, before[key])

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.errors import BadConfig
 
 DataOption = Annotated[
@@ -87,8 +88,12 @@ def evaluate(
     alone = len(checkpoints) == 1 and baseline in ("auto", "none") and not (lengths or calibrate or protocol or out)
     if url is not None and not alone:
         raise BadConfig("--url needs one checkpoint, without --baseline, --lengths, --calibrate, --protocol or --out")
-    if (url is not None or calibrate is not None) and labels != "all":
-        _check_whole_database(checkpoints[0], option="--calibrate" if url is None else "--url")
+    header = load_header(checkpoints[0])
+    if (url is not None or calibrate is not None) and labels != "all" and header.training.get("held_out"):
+        raise BadConfig(
+            f"{'--calibrate' if url is None else '--url'} needs the whole database, but labels were held out of the "
+            f"training of {checkpoints[0]}, so it is evaluated on a part: set --labels all"
+        )
     ns = parse_ns(n) if n else None
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)  # fail before the work if this is not possible
@@ -102,8 +107,6 @@ def evaluate(
 
         check_calibrates(calibrate, checkpoints[0])
     name, options = data_options(checkpoints[0], data)
-    if data is None:
-        _check_same_data(checkpoints)
     options |= {"on_error": on_error} if on_error else {}
     splits = build_splits(name, **options)
     how = EvaluationOptions(
@@ -141,16 +144,6 @@ def evaluate(
     typer.echo(f"wrote the report to {page}", err=True)
 
 
-def _check_whole_database(checkpoint: Path, *, option: str) -> None:
-    from hashseek.retrieval.checkpoint import load_header
-
-    if load_header(checkpoint).training.get("held_out"):
-        raise BadConfig(
-            f"{option} needs the whole database, but labels were held out of the training of {checkpoint}, so it is "
-            "evaluated on a part: set --labels all"
-        )
-
-
 def _check_service(url: str, checkpoint: Path, splits: Any, options: Any) -> int:
     """Print whether the service and the library agree; returns the exit code."""
     from hashseek.training.evaluation.service_check import check_service
@@ -164,7 +157,6 @@ def _check_service(url: str, checkpoint: Path, splits: Any, options: Any) -> int
 
 def data_options(checkpoint: Path, data: str | None) -> tuple[str, dict[str, Any]]:
     """Name and options of the data set that `--data` means."""
-    from hashseek.retrieval.checkpoint import load_header
     from hashseek.training.config import DataSection, find_config, load_config
     from hashseek.training.data.datasets import DATASETS
 
@@ -180,18 +172,6 @@ def data_options(checkpoint: Path, data: str | None) -> tuple[str, dict[str, Any
     if data in DATASETS and data != "folder" and not Path(data).is_dir():
         return data, {}
     return "folder", {"root": data}
-
-
-def _check_same_data(checkpoints: Sequence[Path]) -> None:
-    """Raise `BadConfig` unless all checkpoints trained on labels were trained on the same splits as the first."""
-    from hashseek.retrieval.checkpoint import load_header
-
-    splits = [load_header(path).training.get("splits_sha256") for path in checkpoints]
-    for path, fingerprint in zip(checkpoints, splits, strict=True):
-        if fingerprint not in (None, splits[0]):
-            raise BadConfig(
-                f"{checkpoints[0]} and {path} were trained on different splits: choose the data set with --data"
-            )
 
 
 def parse_ns(words: Sequence[str]) -> tuple[int | None, ...]:

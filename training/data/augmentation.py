@@ -5,7 +5,7 @@ same pixels as an uninterrupted one.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,44 +45,14 @@ class Augmentation:
         """No change: for validation and evaluation."""
         return cls(flip=False, min_crop=1)
 
-    @property
-    def geometric(self) -> bool:
-        """Whether flip and crop are the only changes."""
-        return self.rand_augment_n == 0 and self.jitter == 0
-
-
-@dataclass(frozen=True)
-class Crop:
-    """A part of an image in pixels, after `flip`."""
-
-    flip: bool
-    top: int
-    left: int
-    height: int
-    width: int
-
-
-def draw_crop(rng: Generator, size: int, augmentation: Augmentation) -> Crop:
-    """A random part, of aspect ratio 3/4 to 4/3 (random resized crop of Szegedy et al., 2015)."""
-    flip = augmentation.flip and rng.random() < 0.5
-    if augmentation.min_crop == 1:
-        return Crop(flip, 0, 0, size, size)
-    area, ratio = rng.uniform(augmentation.min_crop, 1), np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
-    width = min(size, max(1, round(size * np.sqrt(area * ratio))))
-    height = min(size, max(1, round(size * np.sqrt(area / ratio))))
-    return Crop(flip, int(rng.integers(size - height + 1)), int(rng.integers(size - width + 1)), height, width)
-
 
 def augment(pixels: Tensor, rng: Generator, augmentation: Augmentation) -> Tensor:
     """One image (3, size, size) uint8, changed at random."""
-    size = pixels.shape[-1]
-    crop = draw_crop(rng, size, augmentation)
-    if crop.flip:
+    if augmentation.flip and rng.random() < 0.5:
         pixels = pixels.flip(-1)
-    if (crop.height, crop.width) != (size, size):
-        part = pixels[None, :, crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
-        pixels = F.interpolate(part, size=(size, size), mode="bilinear", antialias=True)[0]
-    if augmentation.geometric:
+    if augmentation.min_crop < 1:
+        pixels = _resized_crop(pixels, rng, augmentation.min_crop)
+    if augmentation.rand_augment_n == 0 and augmentation.jitter == 0:
         return pixels
     # Most of these operations are two to six times as fast on a Pillow image as on a tensor.
     image = Image.fromarray(np.ascontiguousarray(pixels.permute(1, 2, 0).numpy()))
@@ -92,26 +62,17 @@ def augment(pixels: Tensor, rng: Generator, augmentation: Augmentation) -> Tenso
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
-def crop_batch(pixels: Tensor, crops: Sequence[Crop]) -> Tensor:
-    """`crops` of images (B, 3, size, size) uint8 resized to the whole in one pass: for a GPU.
-
-    Equals the result of `augment` if the augmentation is geometric, except for rounding (one level of 255).
-    """
-    size, device = pixels.shape[-1], pixels.device
-    flip, top, left, height, width = (
-        torch.tensor([(c.flip, c.top, c.left, c.height, c.width) for c in crops], dtype=torch.float32)
-        .to(device)[:, :, None]
-        .unbind(1)
-    )
-    centres = torch.arange(size, device=device) + 0.5
-    # A part is never larger than the whole, so this only ever enlarges: plain bilinear equals antialiased.
-    x = left + ((centres * width / size) - 0.5).clamp(min=0).minimum(width - 1)
-    y = top + ((centres * height / size) - 0.5).clamp(min=0).minimum(height - 1)
-    x = torch.where(flip > 0, size - 1 - x, x)
-    grid = torch.stack((x[:, None, :].expand(-1, size, -1), y[:, :, None].expand(-1, -1, size)), dim=-1)
-    grid = grid * (2 / (size - 1)) - 1
-    cropped = F.grid_sample(pixels.float(), grid, mode="bilinear", padding_mode="border", align_corners=True)
-    return cropped.round().to(torch.uint8)
+def _resized_crop(pixels: Tensor, rng: Generator, min_crop: float) -> Tensor:
+    """A random part, of aspect ratio 3/4 to 4/3, resized to the whole (Szegedy et al., 2015)."""
+    size = pixels.shape[-1]
+    area, ratio = rng.uniform(min_crop, 1), np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
+    width = min(size, max(1, round(size * np.sqrt(area * ratio))))
+    height = min(size, max(1, round(size * np.sqrt(area / ratio))))
+    top, left = int(rng.integers(size - height + 1)), int(rng.integers(size - width + 1))
+    if height == width == size:
+        return pixels
+    part = pixels[None, :, top : top + height, left : left + width]
+    return F.interpolate(part, size=(size, size), mode="bilinear", antialias=True)[0]
 
 
 def rand_augment(image: Image.Image, rng: Generator, *, n: int, magnitude: int) -> Image.Image:

@@ -152,15 +152,9 @@ def _augmented(config: Config, images: Images, fabric: Fabric) -> Source:
     )
 
     def batches(rows: Rows, batch_size: int, epoch: int) -> Iterator[tuple[Tensor, Rows]]:
-        seed = (settings.seed, epoch)
-        for pixels, chosen in images.batches(
-            rows,
-            batch_size=batch_size,
-            augmentation=augmentation,
-            seed=seed,
-            views=settings.views,
-            device=fabric.device,
-        ):
+        views, seed = settings.views, (settings.seed, epoch)
+        augmented = images.batches(rows, batch_size=batch_size, augmentation=augmentation, seed=seed, views=views)
+        for pixels, chosen in augmented:
             yield normalize(pixels), chosen
 
     def features(model: HashModel, rows: Rows) -> Iterator[Tensor]:

@@ -20,13 +20,12 @@ from hashseek.retrieval.files import cached_file, write_atomically
 from hashseek.retrieval.images import Pixels, Preprocessing, decode_for, read_bytes
 from hashseek.retrieval.label_files import OnError, Problem, refuse
 from hashseek.retrieval.load_ahead import load_ahead
-from hashseek.training.data.augmentation import Augmentation, augment, crop_batch, draw_crop
+from hashseek.training.data.augmentation import Augmentation, augment
 from hashseek.training.data.file_digests import digest_files
 from hashseek.training.data.image_cache import cache_file, check_disk, write_images
 from hashseek.training.data.splits import Split
 
 Cache = Literal["auto", "memory", "memmap", "none"]
-_CPU = torch.device("cpu")
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +82,6 @@ class Images:
         augmentation: Augmentation,
         seed: tuple[int, ...],
         views: int = 1,
-        device: torch.device = _CPU,
     ) -> Iterator[tuple[Tensor, NDArray[np.int64]]]:
         """Augmented uint8 batches (views * b, 3, size, size) with their rows (b,); the same for the same `seed`.
 
@@ -93,33 +91,22 @@ class Images:
             augmentation: the random changes.
             seed: seed of the changes, together with the row and the view.
             views: augmented copies of each image: all rows of the batch once, then all of them again.
-            device: where the batch goes. A GPU flips and crops the whole batch at once.
 
         Raises:
             BadDataset: see `pixels`.
         """
-        at_once = device.type != "cpu" and augmentation.geometric
-
-        def rng(row: int, view: int) -> np.random.Generator:
-            return np.random.default_rng((*seed, row) if view == 0 else (*seed, row, view))
 
         def load(row: np.int64) -> list[Tensor]:
             pixels = torch.from_numpy(self.pixels(int(row)))
-            if at_once:
-                return [pixels.permute(1, 2, 0)]
-            return [augment(pixels, rng(int(row), view), augmentation).permute(1, 2, 0) for view in range(views)]
+            rngs = (np.random.default_rng((*seed, int(row), *([view] if view else []))) for view in range(views))
+            return [augment(pixels, rng, augmentation).permute(1, 2, 0) for rng in rngs]
 
         self._open()
         loaded = load_ahead(rows, load, depth=2 * batch_size)
         for start in range(0, len(rows), batch_size):
             chosen = rows[start : start + batch_size]
             copies = zip(*[next(loaded) for _ in chosen], strict=True)
-            batch = torch.stack([pixels for copy in copies for pixels in copy]).permute(0, 3, 1, 2).to(device)
-            if at_once:
-                rngs = [rng(int(row), view) for view in range(views) for row in chosen]
-                crops = [draw_crop(each, self.preprocessing.size, augmentation) for each in rngs]
-                batch = crop_batch(batch.repeat(views, 1, 1, 1), crops)
-            yield batch, chosen
+            yield torch.stack([pixels for copy in copies for pixels in copy]).permute(0, 3, 1, 2), chosen
 
     def _choose(self, cache: Cache, cache_gib: float) -> Cache:
         """`cache`, or for "auto" the first cache with enough room."""

@@ -4,6 +4,7 @@ An evaluation calls `prepare`, ranks the database, measures the rankings, and ca
 calls `prepare` too.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from hashseek.retrieval.checkpoint import Header
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.metrics import Normalizer, average_precision_of_ranking, effective_n, remarks
 from hashseek.training.data.datasets import SOURCES
+from hashseek.training.data.file_digests import equal_files
 from hashseek.training.data.held_out_labels import LabelPart, label_part
 from hashseek.training.data.splits import Split, Splits, check_labelled
 from hashseek.training.data.training_images import without_broken
@@ -25,7 +27,6 @@ from hashseek.training.evaluation.report.measurements import Measurements, label
 from hashseek.training.evaluation.report.projection import Points
 from hashseek.training.evaluation.report.schema import EvaluationReport
 from hashseek.training.evaluation.split_encoder import check_kind, describe_model
-from hashseek.training.evaluation.split_overlaps import hash_split, overlaps
 from hashseek.training.losses import LOSSES, loss_class
 from hashseek.training.progress import Progress
 
@@ -45,7 +46,7 @@ class EvaluationOptions:
         normalizer: see `hashseek.retrieval.metrics.average_precision`.
         labels: which images and labels to evaluate on if labels were held out of training, see `label_part`; None
             means "held-out" for such a checkpoint, and "all" otherwise.
-        protocol: whose evaluation to add to ours, see `published_order`.
+        protocol: whose evaluation to add to ours, see `hyp2_order`.
         seed: of the bootstrap, the example queries, t-SNE and random hash layers.
         device, precision: see `Encoder`.
         command: recorded in the report.
@@ -123,8 +124,8 @@ def prepare(candidates: Sequence[Candidate], splits: Splits, options: Evaluation
         check_kind(each.header, splits, name=each.name)
         if options.as_trained and each.header.training.get("splits_sha256", splits.fingerprint) != splits.fingerprint:
             raise BadConfig(
-                f"the data set has changed since {each.name} was trained on it, so it may have seen query "
-                "images in training: restore the data set, or choose one without training images with --data"
+                f"{each.name} was trained on other splits than those of the data set, so it may have seen query images "
+                "in training: restore the data set, or choose one without training images with --data"
             )
     held_out = first.held_out
     labels_used: LabelPart = (options.labels or "held-out") if held_out else "all"
@@ -233,6 +234,28 @@ def _describe_data(task: EvaluationTask, n_relevant: NDArray[np.int64]) -> dict[
         "queries_without_a_relevant_item": int((n_relevant == 0).sum()),
         "chance_(share_of_relevant_pairs)": float((n_relevant / len(database)).mean()),
     }
+
+
+def overlaps(splits: Splits) -> dict[str, int]:
+    """How many images two splits have in common: the same file, or a byte-for-byte copy of a query."""
+    files = {name: set(getattr(splits, name).paths) for name in ("query", "train", "database")}
+    counts = {
+        f"{one}_and_{other}": len(files[one] & files[other])
+        for one, other in (("query", "train"), ("query", "database"), ("train", "database"))
+    }
+    if splits.query.vectors is None:
+        groups = [set(group) for group in equal_files(set().union(*files.values()))]
+        copies = set().union(*(group for group in groups if group & files["query"])) - files["query"]
+        counts |= {f"copies_of_queries_in_{name}": len(copies & files[name]) for name in ("train", "database")}
+    return counts
+
+
+def hash_split(split: Split) -> str:
+    """SHA-256 of the file names and labels in their order; the folder of the files does not matter."""
+    found = hashlib.sha256()
+    for path, labels in zip(split.paths, split.labels, strict=True):
+        found.update(path.name.encode(errors="surrogateescape") + b"\t" + labels.tobytes() + b"\n")
+    return found.hexdigest()
 
 
 def _per_query(task: EvaluationTask, found: Measurements, ranking: Ranking) -> dict[str, list[Any]]:

@@ -16,6 +16,7 @@ from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.collection import CATALOG, check_checkpoint
 from hashseek.indexing.index.hamming_index import HammingIndex, Ids, build_index
 from hashseek.retrieval.checkpoint import Checkpoint
+from hashseek.retrieval.codes import Codes
 from hashseek.retrieval.errors import BadConfig, HashseekError
 from hashseek.retrieval.metrics import Normalizer, bit_statistics, gains_of, histograms
 from hashseek.retrieval.models.fully_connected import FullyConnected
@@ -32,7 +33,6 @@ from hashseek.training.evaluation.assembly import (
     prepare,
 )
 from hashseek.training.evaluation.candidates import load_candidates, method_of
-from hashseek.training.evaluation.published_order import hyp2_order
 from hashseek.training.evaluation.report.folder import Evaluation
 from hashseek.training.evaluation.report.measurements import Measurements, measure_histograms
 from hashseek.training.evaluation.report.projection import Points, project
@@ -280,6 +280,23 @@ def _authors_scores(task: EvaluationTask, model: _EncodedData, found: Measuremen
         return np.stack([hyp2_order(code, database.codes)[: max(task.ns)] for code in query.codes[chosen]])
 
     return _scores(task, model, found, "hyp2", order, normalizer="retrieved")
+
+
+def hyp2_order(query: Codes, database: Codes) -> Ids:
+    """Rows of the database (N,) by Hamming distance to one code, ties as in HyP2's code: `np.argsort(distances)`.
+
+    NumPy's default is a quicksort, whose order of ties follows from the order of the database but is meaningless. The
+    authors sort 32-bit floats, for which newer versions of NumPy use other algorithms on some processors. 16-bit
+    integers are still sorted by the algorithm of the paper's time, so the order is the same everywhere.
+
+    Args:
+        query: one packed code, (code_size,).
+        database: packed codes (N, code_size).
+
+    Source: JerryXu0129/HyP2-Loss; the same lines are in HashNet and DeepHash-pytorch.
+    """
+    distances = np.bitwise_count(database ^ query).sum(axis=1, dtype=np.int16)
+    return np.argsort(distances, kind="quicksort")
 
 
 def _with_best(authors: list[RankingScore], ns: Sequence[int]) -> list[RankingScore]:

@@ -12,8 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-SHORTEST = 1e-12  # a shorter row counts as having this norm
-
 
 def mean(values: Tensor) -> Tensor:
     """Mean of `values`; exactly 0, still attached to the graph, where there are none."""
@@ -44,29 +42,8 @@ def log_one_plus_sum_exp(scores: Tensor, mask: Tensor, *, dim: int) -> Tensor:
 
 
 def normalize(rows: Tensor) -> Tensor:
-    """Rows (N, K) divided by max(their L2 norm, 1e-12), so that a zero row stays zero.
-
-    Its gradient is written out, because that of `F.normalize` takes longer than the rest of a small loss. It cannot be
-    differentiated twice.
-    """
-    unit: Tensor = _Normalize.apply(rows)
-    return unit
-
-
-class _Normalize(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor) -> Tensor:
-        norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp_min_(SHORTEST)
-        unit: Tensor = rows / norms
-        ctx.save_for_backward(unit, norms)
-        return unit
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        unit, norms = ctx.saved_tensors
-        along = (grad * unit).sum(dim=1, keepdim=True).mul_(norms > SHORTEST)  # a clamped norm is a constant
-        return torch.addcmul(grad, unit, along, value=-1).div_(norms)
+    """Rows (N, K) divided by max(their L2 norm, 1e-12), so that a zero row stays zero."""
+    return F.normalize(rows, dim=1, eps=1e-12)
 
 
 def inner_products(rows: Tensor, points: Tensor) -> Tensor:

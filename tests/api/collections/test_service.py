@@ -137,7 +137,7 @@ def switch_to(folder, checkpoint):
     space = collection.catalog.spaces.begin(encoder.fingerprint, encoder.header.n_bits, "new.safetensors")
     for image in collection.catalog.spaces.missing(space.id, after=0, limit=1000):
         picture = decode_for(file_of(collection, image).read_bytes(), encoder.preprocessing)[0]
-        code = encoder.encode([picture.image])[0]
+        code = encoder.encode_pixels(encoder.pixels_of([picture.image]))[0]
         collection.catalog.spaces.add_codes(space.id, with_codes(collection.catalog, {image.id: code}, encoder.engine))
     collection.catalog.spaces.switch(space.id)
     collection.close()

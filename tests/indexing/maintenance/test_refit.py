@@ -56,8 +56,9 @@ def test_the_codes_are_those_of_the_new_checkpoint_and_nothing_is_encoded_twice(
         assert (now.n_bits, now.verify()) == (5, [])
         with hashseek.open_collection(now.folder, **OPTIONS) as opened:
             for record in now.catalog.page(after=0, limit=99):
-                image = decode_for(Path(record.path).read_bytes(), opened.searcher.encoder.preprocessing)[0].image
-                assert opened.searcher.encoder.encode([image]).tobytes() == now.catalog.code(record.id).tobytes()
+                encoder = opened.searcher.encoder
+                pixels = decode_for(Path(record.path).read_bytes(), encoder.preprocessing)[1]
+                assert encoder.encode_pixels(pixels[None]).tobytes() == now.catalog.code(record.id).tobytes()
 
 
 def test_the_network_stays_unless_another_is_named_and_its_origin_is_remembered(collection, own_collection, tmp_path):

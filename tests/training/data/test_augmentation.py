@@ -7,7 +7,7 @@ from PIL import Image
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as transforms
 
-from hashseek.training.data.augmentation import OPERATIONS, Augmentation, augment, crop_batch, draw_crop, rand_augment
+from hashseek.training.data.augmentation import OPERATIONS, Augmentation, augment, rand_augment
 from support.pictures import draw
 
 
@@ -33,20 +33,6 @@ def test_flip_and_crop_give_what_they_gave_in_recorded_runs():
             found = augment(stored, np.random.default_rng((3, 1, row)), Augmentation(flip=True, min_crop=0.3))
             assert torch.equal(found, expected)
     assert 10 < flipped < 30
-
-
-@pytest.mark.parametrize("size", [32, 97])
-@pytest.mark.parametrize("min_crop", [0.08, 0.3, 1.0])
-def test_a_batch_at_once_gives_what_single_images_give_but_for_rounding(size, min_crop):
-    augmentation = Augmentation(min_crop=min_crop)
-    pixels = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (60, 3, size, size), dtype=np.uint8))
-    crops = [draw_crop(np.random.default_rng((5, row)), size, augmentation) for row in range(60)]
-    found = crop_batch(pixels, crops)
-    expected = torch.stack([augment(p, np.random.default_rng((5, row)), augmentation) for row, p in enumerate(pixels)])
-    assert found.dtype == torch.uint8
-    assert (found.int() - expected.int()).abs().max() <= 1
-    assert any(crop.flip for crop in crops)
-    assert not all(crop.flip for crop in crops)
 
 
 def test_none_changes_nothing():
@@ -94,8 +80,7 @@ def test_rand_augment_comes_after_the_crop_and_jitter_last():
     pixels = picture(2)
     for row in range(8):
         rng = np.random.default_rng(row)
-        draw_crop(rng, 64, Augmentation())
-        cropped = augment(pixels, np.random.default_rng(row), Augmentation())
+        cropped = augment(pixels, rng, Augmentation())
         expected = rand_augment(Image.fromarray(cropped.permute(1, 2, 0).numpy()), rng, n=2, magnitude=9)
         found = augment(pixels, np.random.default_rng(row), Augmentation(rand_augment_n=2))
         assert np.array_equal(found.permute(1, 2, 0), expected)

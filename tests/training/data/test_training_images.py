@@ -223,24 +223,6 @@ def test_a_second_writer_waits_for_the_first(split, monkeypatch):
     assert len(files()) == 1
 
 
-def test_another_device_gets_whole_batches(split):
-    images = Images(split, PREPROCESSING)
-    for pixels, rows in collect(images, views=2, device=torch.device("meta")):
-        assert pixels.shape == (2 * len(rows), 3, 48, 48)
-        assert pixels.device.type == "meta"
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_gives_what_the_processor_gives_but_for_rounding(split):
-    images = Images(split, PREPROCESSING)
-    for augmentation in (Augmentation(), Augmentation.none(), Augmentation(rand_augment_n=2)):
-        there = collect(images, views=2, augmentation=augmentation, device=torch.device("cuda"))
-        here = collect(images, views=2, augmentation=augmentation)
-        for (found, rows), (expected, chosen) in zip(there, here, strict=True):
-            assert np.array_equal(rows, chosen)
-            assert (found.cpu().int() - expected.int()).abs().max() <= 1
-
-
 def test_a_full_disk_is_reported(split, small_disk, monkeypatch):
     monkeypatch.setenv("HASHSEEK_CACHE", str(small_disk / "cache"))
     large = Preprocessing(size=224, mean=(0.5,) * 3, std=(0.25,) * 3)  # 1.8 MB on a disk of one

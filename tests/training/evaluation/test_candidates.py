@@ -19,7 +19,6 @@ from hashseek.training.evaluation.candidates import load_candidates, method_of
 from hashseek.training.evaluation.evaluate import evaluate
 from hashseek.training.evaluation.report.markdown import as_markdown
 from hashseek.training.evaluation.report.schema import load_report
-from support.in_process import run_command
 from support.vector_models import NAMES, VECTOR_SPLITS, save_vector_model
 
 OPTIONS = EvaluationOptions("v", ns=(5, 20))
@@ -98,13 +97,11 @@ def test_what_cannot_be_compared_is_refused(checkpoints, checkpoint, tmp_path):
             evaluate(first, VECTOR_SPLITS, OPTIONS, others=others, lengths=lengths)
 
 
-def test_without_data_all_must_be_of_one_data_set(checkpoints, tmp_path, capsys):
+def test_without_data_all_must_be_of_one_data_set(checkpoints, tmp_path):
     other = save(tmp_path / "other", 8, seed=7, splits_sha256="e" * 64)
-    code, _, said = run_command(capsys, "evaluate", checkpoints["first"], other)
-    assert code == 2
-    assert "--data" in said
-    with pytest.raises(BadConfig):
-        evaluate(other, VECTOR_SPLITS, replace(OPTIONS, as_trained=True))
+    for first, others in ((other, []), (checkpoints["first"], [other])):
+        with pytest.raises(BadConfig, match=str(other)):
+            evaluate(first, VECTOR_SPLITS, replace(OPTIONS, as_trained=True), others=others)
     notes = evaluate(checkpoints["first"], VECTOR_SPLITS, OPTIONS, others=[other], n_points=0).report.notes
     assert any(str(other) in note for note in notes)
 

@@ -22,12 +22,11 @@ from hashseek.retrieval.images import Preprocessing, decode_for, read_bytes
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.data.datasets.shapes import render_shapes
-from hashseek.training.evaluation.assembly import EvaluationOptions
+from hashseek.training.evaluation.assembly import EvaluationOptions, overlaps
 from hashseek.training.evaluation.evaluate import evaluate
 from hashseek.training.evaluation.report.markdown import summary
 from hashseek.training.evaluation.report.schema import load_report
 from hashseek.training.evaluation.split_encoder import SplitEncoder
-from hashseek.training.evaluation.split_overlaps import overlaps
 from hashseek.training.loop.fit import fit
 from hashseek.training.progress import Progress
 from support import hamming_oracle as hamming

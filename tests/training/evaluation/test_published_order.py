@@ -10,8 +10,7 @@ from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.codes import pack
 from hashseek.retrieval.metrics import average_precision_of_ranking
 from hashseek.training.evaluation.assembly import EvaluationOptions
-from hashseek.training.evaluation.evaluate import evaluate
-from hashseek.training.evaluation.published_order import hyp2_order
+from hashseek.training.evaluation.evaluate import evaluate, hyp2_order
 from hashseek.training.evaluation.report.markdown import as_markdown
 from support.vector_models import VECTOR_SPLITS, save_vector_model
 

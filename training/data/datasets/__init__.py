@@ -20,7 +20,7 @@ __all__ = ["DATASETS", "Split", "Splits", "build_splits", "data_set"]
 DATASETS = {  # name, which is also the function's -> its module here
     "shapes": "shapes",
     "folder": "folder",
-    "pictures": "pictures",
+    "pictures": "folder",
     "lists": "lists",
     "shards": "shards",
     "voc2007": "voc",

@@ -1,4 +1,4 @@
-"""Data set `folder`: any folder with a `labels.csv` or `labels.jsonl`, or with one subfolder per class."""
+"""Data sets of a folder of pictures: `folder` with labels, in a list or as subfolders, and `pictures` without any."""
 
 import csv
 import io
@@ -23,7 +23,7 @@ from hashseek.retrieval.label_files import (
     read_label_file,
     refuse,
 )
-from hashseek.training.data.splits import Splits, check_label_names, group_items, join_splits
+from hashseek.training.data.splits import Splits, check_label_names, group_items, join_splits, unlabelled_splits
 
 
 def folder(
@@ -103,6 +103,28 @@ def folder(
         problems=problems,
         on_error=on_error,
     )
+
+
+def pictures(*, root: str, on_error: OnError = "stop") -> Splits:
+    """Every image below a folder, without labels: for losses that use none.
+
+    All images are training images. There are no queries and no database, so nothing can be evaluated.
+
+    Args:
+        root: the folder; `$NAME` is taken from the environment.
+        on_error: "stop" refuses broken images, "skip" leaves them out.
+
+    Raises:
+        BadDataset: there is no such folder, or it has no images.
+    """
+    place = Path(expand(root))
+    if not place.is_dir():
+        raise BadDataset(f"there is no folder {place}: check the path")
+    found = sorted(path for path in place.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    if not found:
+        raise BadDataset(f"the folder {place} has no images ({', '.join(sorted(SUFFIXES))})")
+    items = [Item(path, path.relative_to(place).as_posix(), (), "train") for path in found]
+    return unlabelled_splits(items, on_error=on_error)
 
 
 def _read_class_folders(root: Path) -> LabelFile:

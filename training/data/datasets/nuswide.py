@@ -98,32 +98,20 @@ def nuswide(
 
 
 def _annotated(root: Path) -> Table:
-    """All images with all labels, from the folder AllLabels or else TrainTestLabels."""
-    truth = first_folder(root, ("Groundtruth", "GroundTruth"), what="the labels of NUS-WIDE")
-    lists = first_folder(root, ("ImageList", "."), what="the lists of images")
+    """All images with all labels."""
+    truth = first_folder(root, ("Groundtruth/AllLabels", "GroundTruth/AllLabels"), what="the labels of NUS-WIDE")
+    images = first_folder(root, ("ImageList", "."), what="the list of images") / "Imagelist.txt"
     concepts = first_folder(root, ("ConceptsList", "."), what="the list of labels") / "Concepts81.txt"
     names = read_lines(concepts, what="the list of the 81 labels")
-    if (truth / "AllLabels").is_dir():
-        parts = [(lists / "Imagelist.txt", truth / "AllLabels", "")]
-    else:
-        folder = first_folder(truth, ("TrainTestLabels",), what="AllLabels or TrainTestLabels")
-        parts = [(lists / f"{part}Imagelist.txt", folder, f"_{part}") for part in ("Train", "Test")]
-    sources = [concepts]
-    for images, folder, part in parts:
-        sources += [images, *(folder / f"Labels_{name}{part}.txt" for name in names)]
+    columns = [truth / f"Labels_{name}.txt" for name in names]
+    sources = [concepts, images, *columns]
     gone = [str(source) for source in sources if not source.is_file()]
     if gone:
         raise Incomplete(f"{len(gone)} files of labels are missing in {root}, such as {gone[0]}")
 
     def build() -> Table:
-        files: list[str] = []
-        labels = []
-        for images, folder, part in parts:
-            listed = read_lines(images, what="a list of images")
-            files += [file.replace("\\", "/") for file in listed]
-            columns = [_read_column(folder / f"Labels_{name}{part}.txt", len(listed)) for name in names]
-            labels.append(np.stack(columns, axis=1))
-        return Table(tuple(files), np.concatenate(labels), tuple(names))
+        files = tuple(file.replace("\\", "/") for file in read_lines(images, what="the list of images"))
+        return Table(files, np.stack([_read_column(file, len(files)) for file in columns], axis=1), tuple(names))
 
     return prepared("nuswide 1", sources, build)
 

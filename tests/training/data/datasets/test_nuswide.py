@@ -38,20 +38,18 @@ def in_folders(file: str) -> str:
     return file.replace("\\", "/")
 
 
-def write_nuswide(root: Path, *, halves: bool = False, flat: bool = False) -> Path:
+def write_nuswide(root: Path, *, flat: bool = False) -> Path:
     place = in_folders if not flat else lambda file: file.rpartition("\\")[2]
     touch_all(root / ("images" if flat else "Flickr"), [place(file) for file in FILES])
     (root / "ImageList").mkdir()
     (root / "ConceptsList").mkdir()
     (root / "ConceptsList" / "Concepts81.txt").write_text("".join(f"{name}\r\n" for name in CONCEPTS))
-    folder = root / "Groundtruth" / ("TrainTestLabels" if halves else "AllLabels")
+    folder = root / "Groundtruth" / "AllLabels"
     folder.mkdir(parents=True)
-    parts = {"Train": range(0, 400), "Test": range(400, N)} if halves else {"": range(N)}
-    for part, rows in parts.items():
-        (root / "ImageList" / f"{part}Imagelist.txt").write_text("".join(f"{FILES[row]}\r\n" for row in rows))
-        for column, name in enumerate(CONCEPTS):
-            text = "".join(f"{LABELS[row, column]}\r\n" for row in rows)
-            (folder / f"Labels_{name}{'_' if part else ''}{part}.txt").write_text(text)
+    (root / "ImageList" / "Imagelist.txt").write_text("".join(f"{file}\r\n" for file in FILES))
+    for column, name in enumerate(CONCEPTS):
+        text = "".join(f"{label}\r\n" for label in LABELS[:, column])
+        (folder / f"Labels_{name}.txt").write_text(text)
     return root
 
 
@@ -96,10 +94,8 @@ def test_all_81_labels_are_split_at_random(nus):
     assert set(again.train.paths) < set(again.database.paths)
 
 
-def test_the_halves_and_a_flat_folder_hold_the_same_set(nus, tmp_path):
+def test_a_flat_folder_holds_the_same_set(nus, tmp_path):
     first = build_splits("nuswide", root=str(nus), **SMALL)
-    halves = build_splits("nuswide", root=str(write_nuswide(tmp_path / "halves", halves=True)), **SMALL)
-    assert halves.fingerprint == first.fingerprint
     flat = build_splits("nuswide", root=str(write_nuswide(tmp_path / "flat", flat=True)), **SMALL)
     assert names(flat.train) == names(first.train)
     np.testing.assert_array_equal(flat.query.labels, first.query.labels)
@@ -112,7 +108,7 @@ LABELS_5 = "Groundtruth/AllLabels/Labels_concept05.txt"
     ("place", "damage", "named"),
     [
         ("Groundtruth", None, "Groundtruth"),
-        ("Groundtruth/AllLabels", None, "TrainTestLabels"),
+        ("Groundtruth/AllLabels", None, "AllLabels"),
         ("Flickr", None, "Flickr"),
         ("ConceptsList", None, "Concepts81.txt"),
         (LABELS_5, None, "Labels_concept05.txt"),
