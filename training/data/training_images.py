@@ -163,7 +163,7 @@ def _memory() -> int:
 
 
 def without_broken(split: Split, *, on_error: OnError, source: str) -> tuple[Split, list[Problem]]:
-    """The images of `split` that can be decoded, and the problems of the others.
+    """The images of `split` that can be decoded, and the problems of the others; all of it if it has vectors.
 
     The cache records that a list of files has no broken image, until a file or Pillow changes.
 
@@ -178,6 +178,8 @@ def without_broken(split: Split, *, on_error: OnError, source: str) -> tuple[Spl
             return str(error)
         return None
 
+    if split.vectors is not None:
+        return split, []
     known = _known_to_decode(split.paths)
     if known is not None and known.is_file():
         return split, []

@@ -124,13 +124,12 @@ def prepare(candidates: Sequence[Candidate], splits: Splits, options: Evaluation
             f"--labels {options.labels} needs a checkpoint with held-out labels (data.held_out), but {first.name} was "
             "trained with all labels"
         )
-    query, database, notes = splits.query, splits.database, [str(problem) for problem in splits.problems]
-    if query.vectors is None:
-        name, on_error = options.data_name, splits.on_error
-        query, in_query = without_broken(query, on_error=on_error, source=f"{name} (query)")
-        database, in_database = without_broken(database, on_error=on_error, source=f"{name} (database)")
-        options.progress.problems([*splits.problems, *in_query, *in_database], [])
-        notes += [str(problem) for problem in (*in_query, *in_database)]
+    name, on_error = options.data_name, splits.on_error
+    query, in_query = without_broken(splits.query, on_error=on_error, source=f"{name} (query)")
+    database, in_database = without_broken(splits.database, on_error=on_error, source=f"{name} (database)")
+    problems = [*splits.problems, *in_query, *in_database]
+    options.progress.problems(problems, [])
+    notes = [str(problem) for problem in problems]
     for each in candidates:
         trained_on = each.header.training.get("splits_sha256", splits.fingerprint)
         if each.cut_from is None and trained_on != splits.fingerprint:

@@ -185,12 +185,9 @@ def _itq_head(task: EvaluationTask, encoder: SplitEncoder, *, required: bool) ->
     options, train = task.options, task.splits.train
     try:
         rows = np.random.default_rng(options.seed).permutation(len(train))[:N_FITTED]
-        chosen = train.take(np.sort(rows))
-        if chosen.vectors is None:
-            source = f"{options.data_name} (train)"
-            chosen, _ = without_broken(chosen, on_error=task.splits.on_error, source=source)
-        title = "encoding training images for ITQ"
-        found = encoder.encode(chosen, options.progress, title)
+        source = f"{options.data_name} (train)"
+        chosen, _ = without_broken(train.take(np.sort(rows)), on_error=task.splits.on_error, source=source)
+        found = encoder.encode(chosen, options.progress, "encoding training images for ITQ")
         return itq_head(found.features, task.header.n_bits, seed=options.seed)
     except HashseekError as error:
         if required:
