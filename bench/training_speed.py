@@ -37,7 +37,6 @@ from hashseek.retrieval.devices import n_cores, pick_device
 from hashseek.retrieval.images import Preprocessing
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.config import Config, load_config
-from hashseek.training.data.augmentation import Augmentation
 from hashseek.training.data.datasets import Split, build_splits
 from hashseek.training.data.datasets.shapes import render_shapes
 from hashseek.training.data.training_images import Images
@@ -179,13 +178,11 @@ def our_pipeline(folder: Path) -> dict[str, float]:
     config = configuration(folder)
     _, split, preprocessing = parts(config)
     images = Images(split, preprocessing)
-    augmentation = Augmentation(flip=True, min_crop=config.train.min_crop)
     rows = np.arange(len(split))
 
     def epoch(number: int) -> Iterator[tuple[int, Callable[[], None]]]:
-        for pixels, _ in images.batches(
-            rows, batch_size=config.train.batch_size, augmentation=augmentation, seed=(0, number)
-        ):
+        settings = config.train
+        for pixels, _ in images.batches(rows, batch_size=settings.batch_size, augmentation=settings, seed=(0, number)):
             yield len(pixels), lambda: None
 
     first = timed(epoch(0))

@@ -6,7 +6,6 @@ same pixels as an uninterrupted one.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,48 +16,24 @@ from torch.nn import functional as F
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as transforms
 
+from hashseek.training.config import TrainSection
+
 MAX_MAGNITUDE = 30
 
 
-@dataclass(frozen=True)
-class Augmentation:
-    """The random changes of a training image, in this order.
-
-    Args:
-        flip: mirror half of the images.
-        min_crop: resize a random part of at least this share of the area to the whole; 1 keeps the whole.
-        rand_augment_n: operations of RandAugment (Cubuk et al., 2020); 0 for none.
-        rand_augment_m: their magnitude, 0 to 30.
-        jitter: brightness, contrast and saturation, each times a factor from 1 - jitter to 1 + jitter.
-
-    The limits are those of `TrainSection`, which checks them.
-    """
-
-    flip: bool = True
-    min_crop: float = 0.3
-    rand_augment_n: int = 0
-    rand_augment_m: int = 9
-    jitter: float = 0.0
-
-    @classmethod
-    def none(cls) -> "Augmentation":
-        """No change: for validation and evaluation."""
-        return cls(flip=False, min_crop=1)
-
-
-def augment(pixels: Tensor, rng: Generator, augmentation: Augmentation) -> Tensor:
-    """One image (3, size, size) uint8, changed at random."""
-    if augmentation.flip and rng.random() < 0.5:
+def augment(pixels: Tensor, rng: Generator, settings: TrainSection) -> Tensor:
+    """One image (3, size, size) uint8 after flip, crop, RandAugment and jitter, in this order, as `settings` say."""
+    if settings.flip and rng.random() < 0.5:
         pixels = pixels.flip(-1)
-    if augmentation.min_crop < 1:
-        pixels = _resized_crop(pixels, rng, augmentation.min_crop)
-    if augmentation.rand_augment_n == 0 and augmentation.jitter == 0:
+    if settings.min_crop < 1:
+        pixels = _resized_crop(pixels, rng, settings.min_crop)
+    if settings.rand_augment == 0 and settings.jitter == 0:
         return pixels
     # Most of these operations are two to six times as fast on a Pillow image as on a tensor.
     image = Image.fromarray(np.ascontiguousarray(pixels.permute(1, 2, 0).numpy()))
-    image = rand_augment(image, rng, n=augmentation.rand_augment_n, magnitude=augmentation.rand_augment_m)
-    if augmentation.jitter:
-        image = _jitter(image, rng, augmentation.jitter)
+    image = rand_augment(image, rng, n=settings.rand_augment, magnitude=settings.rand_augment_magnitude)
+    if settings.jitter:
+        image = _jitter(image, rng, settings.jitter)
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 

@@ -17,7 +17,6 @@ from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.images import normalizer
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.config import Config
-from hashseek.training.data.augmentation import Augmentation
 from hashseek.training.data.cached_features import engine_for, features_of
 from hashseek.training.data.splits import Split
 from hashseek.training.data.training_images import Images
@@ -141,26 +140,15 @@ def _in_memory(
 
 
 def _augmented(config: Config, images: Images, fabric: Fabric) -> Source:
-    normalize = normalizer(images.preprocessing, fabric.device)
-    settings = config.train
-    augmentation = Augmentation(
-        flip=settings.flip,
-        min_crop=settings.min_crop,
-        rand_augment_n=settings.rand_augment,
-        rand_augment_m=settings.rand_augment_magnitude,
-        jitter=settings.jitter,
-    )
+    normalize, settings = normalizer(images.preprocessing, fabric.device), config.train
 
     def batches(rows: Rows, batch_size: int, epoch: int) -> Iterator[tuple[Tensor, Rows]]:
-        views, seed = settings.views, (settings.seed, epoch)
-        augmented = images.batches(rows, batch_size=batch_size, augmentation=augmentation, seed=seed, views=views)
-        for pixels, chosen in augmented:
+        seed = (settings.seed, epoch)
+        for pixels, chosen in images.batches(rows, batch_size=batch_size, augmentation=settings, seed=seed):
             yield normalize(pixels), chosen
 
     def features(model: HashModel, rows: Rows) -> Iterator[Tensor]:
-        for pixels, _ in images.batches(
-            rows, batch_size=settings.batch_size, augmentation=Augmentation.none(), seed=(0,)
-        ):
+        for pixels, _ in images.batches(rows, batch_size=settings.batch_size):
             with fabric.autocast():
                 found = model.features(normalize(pixels))
             yield found

@@ -20,7 +20,8 @@ from hashseek.retrieval.files import cached_file, write_atomically
 from hashseek.retrieval.images import Pixels, Preprocessing, decode_for, read_bytes
 from hashseek.retrieval.label_files import OnError, Problem, refuse
 from hashseek.retrieval.load_ahead import load_ahead
-from hashseek.training.data.augmentation import Augmentation, augment
+from hashseek.training.config import TrainSection
+from hashseek.training.data.augmentation import augment
 from hashseek.training.data.file_digests import digest_files
 from hashseek.training.data.image_cache import cache_file, check_disk, write_images
 from hashseek.training.data.splits import Split
@@ -79,18 +80,17 @@ class Images:
         rows: NDArray[np.int64],
         *,
         batch_size: int,
-        augmentation: Augmentation,
-        seed: tuple[int, ...],
-        views: int = 1,
+        seed: tuple[int, ...] = (),
+        augmentation: TrainSection | None = None,
     ) -> Iterator[tuple[Tensor, NDArray[np.int64]]]:
         """Augmented uint8 batches (views * b, 3, size, size) with their rows (b,); the same for the same `seed`.
 
         Args:
             rows: which images, in this order.
             batch_size: b; the last batch may be smaller.
-            augmentation: the random changes.
             seed: seed of the changes, together with the row and the view.
-            views: augmented copies of each image: all rows of the batch once, then all of them again.
+            augmentation: the settings of the random changes and of the views, the augmented copies of each image: all
+                rows of the batch once, then all of them again; None: one view without changes.
 
         Raises:
             BadDataset: see `pixels`.
@@ -98,7 +98,10 @@ class Images:
 
         def load(row: np.int64) -> list[Tensor]:
             pixels = torch.from_numpy(self.pixels(int(row)))
-            rngs = (np.random.default_rng((*seed, int(row), *([view] if view else []))) for view in range(views))
+            if augmentation is None:
+                return [pixels.permute(1, 2, 0)]
+            seeds = [(*seed, int(row)), *((*seed, int(row), view) for view in range(1, augmentation.views))]
+            rngs = map(np.random.default_rng, seeds)
             return [augment(pixels, rng, augmentation).permute(1, 2, 0) for rng in rngs]
 
         self._open()
@@ -163,7 +166,7 @@ def _memory() -> int:
 
 
 def without_broken(split: Split, *, on_error: OnError, source: str) -> tuple[Split, list[Problem]]:
-    """The images of `split` that can be decoded, and the problems of the others.
+    """The images of `split` that can be decoded, and the problems of the others; all of it if it has vectors.
 
     The cache records that a list of files has no broken image, until a file or Pillow changes.
 
@@ -178,6 +181,8 @@ def without_broken(split: Split, *, on_error: OnError, source: str) -> tuple[Spl
             return str(error)
         return None
 
+    if split.vectors is not None:
+        return split, []
     known = _known_to_decode(split.paths)
     if known is not None and known.is_file():
         return split, []

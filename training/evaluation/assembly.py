@@ -96,18 +96,6 @@ class EvaluationTask:
         ]
 
 
-@dataclass(frozen=True)
-class Ranking:
-    """The order in which search returns images.
-
-    `distances` and `rows` (Q, n): the nearest database images of each query. `average_precision`: AP@N (Q,) for each N.
-    """
-
-    distances: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    average_precision: list[NDArray[np.float64]]
-
-
 def prepare(candidates: Sequence[Candidate], splits: Splits, options: EvaluationOptions) -> EvaluationTask:
     """Check that the candidates can be evaluated on the splits, and leave out broken images.
 
@@ -136,13 +124,12 @@ def prepare(candidates: Sequence[Candidate], splits: Splits, options: Evaluation
             f"--labels {options.labels} needs a checkpoint with held-out labels (data.held_out), but {first.name} was "
             "trained with all labels"
         )
-    query, database, notes = splits.query, splits.database, [str(problem) for problem in splits.problems]
-    if query.vectors is None:
-        name, on_error = options.data_name, splits.on_error
-        query, in_query = without_broken(query, on_error=on_error, source=f"{name} (query)")
-        database, in_database = without_broken(database, on_error=on_error, source=f"{name} (database)")
-        options.progress.problems([*splits.problems, *in_query, *in_database], [])
-        notes += [str(problem) for problem in (*in_query, *in_database)]
+    name, on_error = options.data_name, splits.on_error
+    query, in_query = without_broken(splits.query, on_error=on_error, source=f"{name} (query)")
+    database, in_database = without_broken(splits.database, on_error=on_error, source=f"{name} (database)")
+    problems = [*splits.problems, *in_query, *in_database]
+    options.progress.problems(problems, [])
+    notes = [str(problem) for problem in problems]
     for each in candidates:
         trained_on = each.header.training.get("splits_sha256", splits.fingerprint)
         if each.cut_from is None and trained_on != splits.fingerprint:
@@ -153,7 +140,6 @@ def prepare(candidates: Sequence[Candidate], splits: Splits, options: Evaluation
 def assemble(
     task: EvaluationTask,
     found: Measurements,
-    ranking: Ranking,
     *,
     computed_in: str,
     points: Points | None = None,
@@ -164,13 +150,12 @@ def assemble(
     Args:
         task: from `prepare`.
         found: measured on the rankings.
-        ranking: in the order of search.
         computed_in: the engine, device and precision that computed the codes.
         points: from `project`.
         fields: further fields of the report.
     """
     options, header, query, database = task.options, task.header, task.query, task.database
-    names = task.splits.label_names
+    names, ranking = task.splits.label_names, found.ranking
     ap = found.per_query[f"AP@{found.main_n}"].expected
 
     def show(rows: Sequence[int]) -> Any:
@@ -204,7 +189,7 @@ def assemble(
     images = query.vectors is None
     return Evaluation(
         report,
-        _per_query(task, found, ranking),
+        _per_query(task, found),
         points or {},
         query.paths if images else (),
         database.paths if images else (),
@@ -258,16 +243,16 @@ def hash_split(split: Split) -> str:
     return found.hexdigest()
 
 
-def _per_query(task: EvaluationTask, found: Measurements, ranking: Ranking) -> dict[str, list[Any]]:
+def _per_query(task: EvaluationTask, found: Measurements) -> dict[str, list[Any]]:
     """The table per query: AP, precision and nDCG with their bounds, and AP in the order of search."""
     names = task.splits.label_names
     columns: dict[str, list[Any]] = {
         "query": [path.name for path in task.query.paths],
         "labels": [";".join(names[i] for i in np.flatnonzero(row).tolist()) for row in task.query.labels],
         "relevant_in_database": found.n_relevant.tolist(),
-        "nearest_distance": ranking.distances[:, 0].tolist(),
+        "nearest_distance": found.ranking.distances[:, 0].tolist(),
     }
-    as_served = {f"AP@{n}": values for n, values in zip(task.ns, ranking.average_precision, strict=True)}
+    as_served = {f"AP@{n}": values for n, values in zip(task.ns, found.ranking.average_precision, strict=True)}
     for name, values in found.per_query.items():
         if name.startswith(("AP", "precision", "nDCG")):
             columns[name] = values.expected.tolist()

@@ -24,17 +24,10 @@ from hashseek.retrieval.scores import Scores, asymmetric_scores, best, cosines
 from hashseek.training.data.image_table import Rows
 from hashseek.training.data.splits import Split, Splits
 from hashseek.training.data.training_images import without_broken
-from hashseek.training.evaluation.assembly import (
-    N_NEAREST,
-    EvaluationOptions,
-    EvaluationTask,
-    Ranking,
-    assemble,
-    prepare,
-)
+from hashseek.training.evaluation.assembly import N_NEAREST, EvaluationOptions, EvaluationTask, assemble, prepare
 from hashseek.training.evaluation.candidates import load_candidates, method_of
 from hashseek.training.evaluation.report.folder import Evaluation
-from hashseek.training.evaluation.report.measurements import Measurements, measure_histograms
+from hashseek.training.evaluation.report.measurements import Measurements, Ranking, measure_histograms
 from hashseek.training.evaluation.report.projection import Points, project
 from hashseek.training.evaluation.report.schema import ComparedModel, EvaluationReport, RankingScore
 from hashseek.training.evaluation.split_encoder import EncodedSplit, SplitEncoder, itq_head, untrained_model
@@ -98,14 +91,14 @@ def evaluate(
     encoder = _encoder(task, checkpoint)
     itq = _itq_head(task, encoder, required=baseline == "itq") if baseline in ("auto", "itq") else None
     model = _encode(task, encoder)
-    found, ranking = _measure(task, model)
+    found = _measure(task, model)
     of_baseline, name, fields = None, "ITQ on the same features", {}
     if before is not None:
         of_baseline, name = _encode(task, _encoder(task, Checkpoint.of(before, task.header))), "Before training"
     elif itq is not None:
         of_baseline = _encode(task, encoder, head=itq)
     if of_baseline is not None:
-        measured = _measure(task, of_baseline)[0]
+        measured = _measure(task, of_baseline)
         fields = {
             "baseline": measured.scores,
             "baseline_name": name,
@@ -117,7 +110,7 @@ def evaluate(
         scores = [found.scores]
         for other in compared:
             encoded = _encode(task, _encoder(task, other))
-            measured = _measure(task, encoded)[0]
+            measured = _measure(task, encoded)
             scores.append(measured.scores)
             authors += _authors_scores(task, encoded, measured) if options.protocol else []
         fields["models"] = [
@@ -130,7 +123,6 @@ def evaluate(
     return assemble(
         task,
         found,
-        ranking,
         computed_in=model.encoder.computed_in,
         points=_project(task, database, n_points),
         bits=bit_statistics(database.codes, n_bits=model.n_bits, outputs=database.outputs),
@@ -193,12 +185,9 @@ def _itq_head(task: EvaluationTask, encoder: SplitEncoder, *, required: bool) ->
     options, train = task.options, task.splits.train
     try:
         rows = np.random.default_rng(options.seed).permutation(len(train))[:N_FITTED]
-        chosen = train.take(np.sort(rows))
-        if chosen.vectors is None:
-            source = f"{options.data_name} (train)"
-            chosen, _ = without_broken(chosen, on_error=task.splits.on_error, source=source)
-        title = "encoding training images for ITQ"
-        found = encoder.encode(chosen, options.progress, title)
+        source = f"{options.data_name} (train)"
+        chosen, _ = without_broken(train.take(np.sort(rows)), on_error=task.splits.on_error, source=source)
+        found = encoder.encode(chosen, options.progress, "encoding training images for ITQ")
         return itq_head(found.features, task.header.n_bits, seed=options.seed)
     except HashseekError as error:
         if required:
@@ -207,7 +196,7 @@ def _itq_head(task: EvaluationTask, encoder: SplitEncoder, *, required: bool) ->
         return None
 
 
-def _measure(task: EvaluationTask, model: _EncodedData) -> tuple[Measurements, Ranking]:
+def _measure(task: EvaluationTask, model: _EncodedData) -> Measurements:
     query, database = model.query, model.database
     found = histograms(
         query.codes,
@@ -219,15 +208,10 @@ def _measure(task: EvaluationTask, model: _EncodedData) -> tuple[Measurements, R
         device=task.options.device,
     )
     ranking = _rank(task, model, found.n_relevant)
-    measured = measure_histograms(
-        found,
-        query.labels,
-        ns=task.ns,
-        normalizer=task.options.normalizer,
-        as_served=ranking.average_precision,
-        seed=task.options.seed,
+    options = task.options
+    return measure_histograms(
+        found, ranking, query.labels, ns=task.ns, normalizer=options.normalizer, seed=options.seed
     )
-    return measured, ranking
 
 
 def _index(model: _EncodedData) -> HammingIndex:

@@ -62,8 +62,7 @@ def probe_checkpoint(
     encoder = SplitEncoder(checkpoint, device=device, precision=precision)
 
     def read(split: Split, title: str) -> tuple[Tensor, NDArray[np.uint8]]:
-        if split.vectors is None:
-            split = without_broken(split, on_error=splits.on_error, source=title)[0]
+        split, _ = without_broken(split, on_error=splits.on_error, source=title)
         found = encoder.features(split, progress, title)
         if layer == "outputs":
             found = checkpoint.head(found)

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -12,12 +12,6 @@ from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.config import Config
 from hashseek.training.loop.network import Keys, Network, Objective
 from hashseek.training.losses.memory import update_key_encoder
-
-
-class _Stateful(Protocol):
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
 
 
 @dataclass
@@ -73,13 +67,7 @@ class State:
         self.records = saved["records"]
         self.best_score, self.best_epoch = saved["best_score"], saved["best_epoch"]
 
-    def _parts(self) -> dict[str, _Stateful]:
-        found: dict[str, _Stateful | None] = {
-            "network": self.network,
-            "objective": self.objective,
-            "optimizer": self.optimizer,
-            "scheduler": self.scheduler,
-            "keys": self.keys,
-            "ema": self.ema,
-        }
-        return {name: part for name, part in found.items() if part is not None}
+    def _parts(self) -> dict[str, Any]:
+        """What has a state dict, by name; without keys or an average, if there are none."""
+        names = ("network", "objective", "optimizer", "scheduler", "keys", "ema")
+        return {name: part for name in names if (part := getattr(self, name)) is not None}

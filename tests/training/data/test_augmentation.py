@@ -7,7 +7,8 @@ from PIL import Image
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as transforms
 
-from hashseek.training.data.augmentation import OPERATIONS, Augmentation, augment, rand_augment
+from hashseek.training.config import TrainSection
+from hashseek.training.data.augmentation import OPERATIONS, augment, rand_augment
 from support.pictures import draw
 
 
@@ -30,14 +31,9 @@ def test_flip_and_crop_give_what_they_gave_in_recorded_runs():
         top, left = int(rng.integers(97 - height + 1)), int(rng.integers(97 - width + 1))
         expected = transforms.resized_crop(expected, top, left, height, width, [97, 97], antialias=True)
         for stored in (pixels, by_colour_last):
-            found = augment(stored, np.random.default_rng((3, 1, row)), Augmentation(flip=True, min_crop=0.3))
+            found = augment(stored, np.random.default_rng((3, 1, row)), TrainSection(flip=True, min_crop=0.3))
             assert torch.equal(found, expected)
     assert 10 < flipped < 30
-
-
-def test_none_changes_nothing():
-    pixels = picture()
-    assert torch.equal(augment(pixels, np.random.default_rng(0), Augmentation.none()), pixels)
 
 
 class OneOperation(v2.RandAugment):
@@ -80,11 +76,11 @@ def test_rand_augment_comes_after_the_crop_and_jitter_last():
     pixels = picture(2)
     for row in range(8):
         rng = np.random.default_rng(row)
-        cropped = augment(pixels, rng, Augmentation())
+        cropped = augment(pixels, rng, TrainSection())
         expected = rand_augment(Image.fromarray(cropped.permute(1, 2, 0).numpy()), rng, n=2, magnitude=9)
-        found = augment(pixels, np.random.default_rng(row), Augmentation(rand_augment_n=2))
+        found = augment(pixels, np.random.default_rng(row), TrainSection(rand_augment=2))
         assert np.array_equal(found.permute(1, 2, 0), expected)
-        jittered = augment(pixels, np.random.default_rng(row), Augmentation(rand_augment_n=2, jitter=0.4))
+        jittered = augment(pixels, np.random.default_rng(row), TrainSection(rand_augment=2, jitter=0.4))
         assert jittered.shape == found.shape
         assert not torch.equal(jittered, found)
 
@@ -92,7 +88,7 @@ def test_rand_augment_comes_after_the_crop_and_jitter_last():
 def test_jitter_stays_within_its_factors():
     grey = torch.full((3, 16, 16), 100, dtype=torch.uint8)  # contrast and saturation leave grey as it is
     levels = [
-        int(augment(grey, np.random.default_rng(i), Augmentation(flip=False, min_crop=1, jitter=0.4))[0, 0, 0])
+        int(augment(grey, np.random.default_rng(i), TrainSection(flip=False, min_crop=1, jitter=0.4))[0, 0, 0])
         for i in range(200)
     ]
     assert 60 <= min(levels) < 65

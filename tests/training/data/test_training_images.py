@@ -14,8 +14,8 @@ import torch
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.files import cache_folder
 from hashseek.retrieval.images import Preprocessing, decode_for
+from hashseek.training.config import TrainSection
 from hashseek.training.data import image_cache
-from hashseek.training.data.augmentation import Augmentation
 from hashseek.training.data.file_digests import digest_files
 from hashseek.training.data.splits import Split
 from hashseek.training.data.training_images import Images, without_broken
@@ -43,7 +43,7 @@ def split_of(folder: Path) -> Split:
 
 
 def collect(images, epoch=0, **options):
-    options = {"batch_size": 5, "augmentation": Augmentation(), **options}
+    options = {"batch_size": 5, "augmentation": TrainSection(), **options}
     return [(pixels.clone(), rows) for pixels, rows in images.batches(EVERY, seed=(1, epoch), **options)]
 
 
@@ -54,7 +54,7 @@ def same(first, second):
 def test_every_cache_gives_the_same_batches(split):
     kept = {cache: Images(split, PREPROCESSING, cache=cache) for cache in ("memory", "memmap", "none")}
     assert [images.cache for images in kept.values()] == list(kept)
-    for augmentation in (Augmentation.none(), Augmentation(), Augmentation(rand_augment_n=2, jitter=0.4)):
+    for augmentation in (None, TrainSection(), TrainSection(rand_augment=2, jitter=0.4)):
         for epoch in (0, 1):
             found = [collect(images, epoch, augmentation=augmentation) for images in kept.values()]
             assert [len(rows) for _, rows in found[0]] == [5, 5, 2]
@@ -62,7 +62,7 @@ def test_every_cache_gives_the_same_batches(split):
             assert found[0][0][0].dtype == torch.uint8
             assert same(found[0], found[1])
             assert same(found[0], found[2])
-    plain = torch.cat([pixels for pixels, _ in collect(kept["memory"], augmentation=Augmentation.none())])
+    plain = torch.cat([pixels for pixels, _ in collect(kept["memory"], augmentation=None)])
     for row, path in enumerate(split.paths):
         assert np.array_equal(plain[row], decode_for(path.read_bytes(), PREPROCESSING)[1])
         assert np.array_equal(kept["memmap"].pixels(row), plain[row])
@@ -71,24 +71,24 @@ def test_every_cache_gives_the_same_batches(split):
 def test_a_seed_decides_each_image_in_any_order(split):
     images = Images(split, PREPROCESSING)
     (forward,), (backward,) = (
-        images.batches(rows, batch_size=20, augmentation=Augmentation(), seed=(1, 0)) for rows in (EVERY, EVERY[::-1])
+        images.batches(rows, batch_size=20, augmentation=TrainSection(), seed=(1, 0)) for rows in (EVERY, EVERY[::-1])
     )
     assert torch.equal(forward[0], backward[0].flip(0))
-    ((other, _),) = images.batches(EVERY, batch_size=20, augmentation=Augmentation(), seed=(1, 1))
+    ((other, _),) = images.batches(EVERY, batch_size=20, augmentation=TrainSection(), seed=(1, 1))
     assert not torch.equal(forward[0], other)
 
 
 @pytest.mark.parametrize("cache", ["memory", "none"])
 def test_views_follow_each_other_and_the_first_is_what_one_view_gives(split, cache):
     images = Images(split, PREPROCESSING, cache=cache)
-    one, two = collect(images), collect(images, views=2)
+    one, two = collect(images), collect(images, augmentation=TrainSection(views=2))
     for (single, rows), (double, chosen) in zip(one, two, strict=True):
         assert np.array_equal(rows, chosen)
         assert double.is_contiguous(memory_format=torch.channels_last)
         first, second = double.split(len(rows))
         assert torch.equal(first, single)
         assert not any(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    assert same(two, collect(images, views=2))
+    assert same(two, collect(images, augmentation=TrainSection(views=2)))
 
 
 def test_pictures_resized_in_another_way_are_not_taken_from_the_cache(split):

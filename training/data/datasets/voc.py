@@ -104,18 +104,11 @@ def _official(root: Path, year: int, *, download: bool, on_error: OnError) -> Sp
 
     def read(mode: OnError) -> Splits:
         folder = first_folder(root, (f"VOCdevkit/VOC{year}", f"VOC{year}"), what=f"the official PASCAL VOC {year}")
-        ids = {}
-        for split, name in (("train", train), ("query", query)):
-            what = f"the list of the {name} images of VOC{year}"
-            ids[split] = read_lines(folder / "ImageSets" / "Main" / f"{name}.txt", what=what)
-            if not ids[split]:
-                raise Incomplete(f"{folder / 'ImageSets' / 'Main' / name}.txt lists no image")
-        table = _annotated(folder, [*ids["train"], *ids["query"]])
-        rows = {
-            "train": np.arange(len(ids["train"])),
-            "query": np.arange(len(ids["train"]), len(table.files)),
-            "database": np.arange(len(ids["train"])),
-        }
+        listed = folder / "ImageSets" / "Main"
+        trained, asked = (read_lines(listed / f"{name}.txt", what=f"the list {name}.txt") for name in (train, query))
+        table = _annotated(folder, [*trained, *asked])
+        first = np.arange(len(trained))
+        rows = {"train": first, "query": np.arange(len(trained), len(table.files)), "database": first}
         return split_table(
             table,
             rows,

@@ -33,6 +33,18 @@ N_POINTS = 60  # of a curve
 
 
 @dataclass(frozen=True)
+class Ranking:
+    """The order in which search returns images.
+
+    `distances` and `rows` (Q, n): the nearest database images of each query. `average_precision`: AP@N (Q,) for each N.
+    """
+
+    distances: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    average_precision: list[NDArray[np.float64]]
+
+
+@dataclass(frozen=True)
 class Measurements:
     """The measurements of the rankings of Q queries.
 
@@ -47,6 +59,7 @@ class Measurements:
     curves: Curves
     distances: Distances
     calibration: Calibration
+    ranking: Ranking
 
     @property
     def main_n(self) -> int:
@@ -64,26 +77,26 @@ class Measurements:
 
 def measure_histograms(
     found: Histograms,
+    ranking: Ranking,
     query_labels: Labels,
     *,
     ns: Sequence[int],
     normalizer: Normalizer,
-    as_served: Sequence[NDArray[np.float64]],
     seed: int = 0,
 ) -> Measurements:
     """Measure rankings of the whole database, exactly over ties.
 
     Args:
         found: counted with `graded=True`.
+        ranking: in the order of search.
         query_labels: 0/1 (Q, C).
         ns: how many ranks count, none of them larger than the database.
         normalizer: see `average_precision`.
-        as_served: AP@N (Q,) in the order of search, for each N.
         seed: of the bootstrap.
     """
     metrics = metrics_of_histograms(found, ns=ns, normalizer=normalizer)
     tied = [float(tied_at_cut(found, n=n).mean()) for n in ns]
-    served = [float(values.mean()) for values in as_served]
+    served = [float(values.mean()) for values in ranking.average_precision]
     relevant = found.relevant.sum(axis=0)
     irrelevant = found.total.sum(axis=0) - relevant
     means = class_distances(found)
@@ -95,6 +108,7 @@ def measure_histograms(
         _curves(found, largest=max(ns)),
         Distances(relevant.tolist(), irrelevant.tolist(), _or_none(means.intra), _or_none(means.inter)),
         calibrate(found),
+        ranking,
     )
 
 

@@ -135,7 +135,7 @@ def test_the_fingerprint_is_that_of_the_set_and_not_of_its_place(voc, tmp_path):
         ("Annotations", None, "000001.xml"),
         ("JPEGImages", None, "000001.jpg"),
         ("ImageSets/Main/test.txt", None, "test.txt"),
-        ("ImageSets/Main/trainval.txt", lambda text: "\n", "trainval.txt"),
+        ("ImageSets/Main/trainval.txt", lambda text: "\n", "train split"),
         ("Annotations/000004.xml", lambda text: text[:200], "000004.xml"),
         ("Annotations/000001.xml", lambda text: text.replace("<name>dog", "<name>unicorn"), "unicorn"),
         ("ImageSets/Main/test.txt", lambda text: f"{text}000001\n", "000001.jpg"),

@@ -23,7 +23,7 @@ from hashseek.training.evaluation.report.citation import parsed
 from hashseek.training.evaluation.report.examples import confusions, examples, random_queries, worst_queries
 from hashseek.training.evaluation.report.folder import Evaluation, as_csv
 from hashseek.training.evaluation.report.markdown import as_markdown, summary
-from hashseek.training.evaluation.report.measurements import Measurements, label_scores, measure_histograms
+from hashseek.training.evaluation.report.measurements import Measurements, Ranking, label_scores, measure_histograms
 from hashseek.training.evaluation.report.projection import group_by_label, project
 from hashseek.training.evaluation.report.schema import EvaluationReport, load_report
 from hashseek.training.losses import LOSSES, loss_class
@@ -58,13 +58,15 @@ def measured(parts) -> Measurements:
     query, database = parts
     codes = [pack(part.vectors) for part in parts]
     found = histograms(*codes, query.labels, database.labels, n_bits=N_BITS, graded=True)
-    return measure_histograms(found, query.labels, ns=NS, normalizer="retrieved", as_served=[np.full(12, 0.5)] * 2)
+    distances, ids = hamming.search(*codes, 40)
+    ranking = Ranking(distances, ids, [np.full(12, 0.5)] * 2)
+    return measure_histograms(found, ranking, query.labels, ns=NS, normalizer="retrieved")
 
 
 @pytest.fixture(scope="module")
 def report(parts, measured) -> EvaluationReport:
     query, database = parts
-    distances, ids = hamming.search(pack(query.vectors), pack(database.vectors), 40)
+    distances, ids = measured.ranking.distances, measured.ranking.rows
     ap = measured.per_query["AP@20"].expected
     ranking = {"query": query, "database": database, "names": NAMES, "ids": ids, "distances": distances}
     return EvaluationReport(
