@@ -280,13 +280,6 @@ class SearchBody(SearchParameters, SearchQuery):
                 raise ValueError(f"a query must be one of {', '.join(SearchQuery.model_fields)} or url, not {named}")
         return self
 
-    @classmethod
-    def openapi(cls) -> dict[str, Any]:
-        """The schema without references, for a body that FastAPI does not know."""
-        schema = cls.model_json_schema()
-        schema["properties"]["queries"]["items"] = schema.pop("$defs")["SearchQuery"]
-        return schema
-
 
 class EncodeForm(NoParameters):
     """An image to encode."""

@@ -4,14 +4,15 @@ Nothing here blocks, so all are `async`: FastAPI would otherwise run each of the
 """
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import Depends, Form, Header, Path, Query, Request
+from fastapi import Depends, Header, Path, Request
 
 from hashseek.api.access.repeats import HEADER, MAX_LENGTH
 from hashseek.api.collections.collections import Collections
 from hashseek.api.collections.service import Service
 from hashseek.api.messages.parameters import NoParameters
+from hashseek.api.messages.reading import query_of
 from hashseek.api.messages.schemas import url_prefix
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.searcher import Searcher
@@ -27,9 +28,9 @@ async def get_collections(request: Request) -> Collections:
 CollectionsDep = Annotated[Collections, Depends(get_collections)]
 
 
-async def get_service(request: Request, collections: CollectionsDep) -> Service:
+async def get_service(request: Request) -> Service:
     """The collection that the path names, or the only one."""
-    service = collections.get(request.path_params.get("collection", ""))
+    service = (await get_collections(request)).get(request.path_params.get("collection", ""))
     url_prefix.set(service.url_prefix)
     return service
 
@@ -85,30 +86,13 @@ async def require_writable_folder(collections: CollectionsDep, _: _RepeatHeader 
     collections.check_writable()
 
 
-async def refuse_query(_: Annotated[NoParameters, Query()]) -> None:
-    """Refuse every parameter in the query string."""
-
-
 async def refuse_body(request: Request) -> None:
     """Refuse a body: a filter in it would be ignored."""
     if request.headers.get("content-length", "0") != "0":
         raise BadConfig("nothing was deleted: this request accepts filters only in the query string, not in a body")
 
 
-def at_most_once(*names: str) -> Any:
-    """A dependency that refuses a form with a repeated field among these: all but the last value would be lost."""
-
-    async def check(request: Request) -> None:
-        form = await request.form()  # FastAPI has read it already
-        for name in names:
-            if len(form.getlist(name)) > 1:
-                raise BadConfig(f"the form has {len(form.getlist(name))} fields {name!r}, but this request accepts one")
-
-    return Depends(check)
-
-
 WritableDep = Depends(require_writable)
 WritableFolderDep = Depends(require_writable_folder)
-NoQueryDep = Depends(refuse_query)
+NoQueryDep = query_of(NoParameters)
 NoBodyDep = Depends(refuse_body)
-MULTIPART = Form(media_type="multipart/form-data")

@@ -22,6 +22,7 @@ from hashseek.api.messages.parameters import (
     read_upload,
 )
 from hashseek.api.messages.problems import FileGone, UnexpectedNumber, describe
+from hashseek.api.messages.reading import documented_form, form_of
 from hashseek.api.messages.schemas import (
     NDJSON,
     AddedImage,
@@ -31,7 +32,7 @@ from hashseek.api.messages.schemas import (
     Removed,
     shown_path,
 )
-from hashseek.api.routes.dependencies import MULTIPART, NoBodyDep, NoQueryDep, SearcherDep, WritableDep, at_most_once
+from hashseek.api.routes.dependencies import NoBodyDep, NoQueryDep, SearcherDep, WritableDep
 from hashseek.indexing.catalog import NewImage, StoredImage
 from hashseek.indexing.catalog.records import StoredCode
 from hashseek.indexing.searcher import LoadedFile, Searcher
@@ -175,9 +176,10 @@ def _check_signature(image_id: int, data: bytes) -> None:
     "",
     status_code=status.HTTP_201_CREATED,
     responses={status.HTTP_200_OK: {"model": AddedImage, "description": "The image was already stored, or updated."}},
-    dependencies=[WritableDep, NoQueryDep, at_most_once("image", "key", "attributes")],
+    dependencies=[WritableDep, NoQueryDep],
+    openapi_extra=documented_form(AddForm),
 )
-def add_image(searcher: SearcherDep, form: Annotated[AddForm, MULTIPART], response: Response) -> AddedImage:
+def add_image(searcher: SearcherDep, form: Annotated[AddForm, form_of(AddForm)], response: Response) -> AddedImage:
     """Store an image (201), or return the stored one (200). Searches find it at once.
 
     Without a key, the content decides: an image that is already stored keeps its record, which gets the new file if its
@@ -196,8 +198,11 @@ def add_image(searcher: SearcherDep, form: Annotated[AddForm, MULTIPART], respon
     response_class=StreamingResponse,
     responses={200: {"description": "A line for each image, in order.", "content": {NDJSON: {"schema": _LINE}}}},
     dependencies=[WritableDep, NoQueryDep],
+    openapi_extra=documented_form(AddManyForm),
 )
-def add_images(searcher: SearcherDep, form: Annotated[AddManyForm, MULTIPART], request: Request) -> StreamingResponse:
+def add_images(
+    searcher: SearcherDep, form: Annotated[AddManyForm, form_of(AddManyForm)], request: Request
+) -> StreamingResponse:
     """Store several images, each as `POST /v1/images` does. If one cannot be stored, the others still are.
 
     The answer has a line of JSON for each image, in order, as soon as it is stored: the same as `POST /v1/images`

@@ -4,7 +4,7 @@ import time
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Response
 from fastapi.routing import APIRoute
 from pydantic_core import to_json
 from starlette.routing import Match
@@ -20,8 +20,9 @@ from hashseek.api.messages.parameters import (
     SearchQuery,
     read_upload,
 )
+from hashseek.api.messages.reading import documented_form, documented_query, form_of, query_of
 from hashseek.api.messages.schemas import Encoded, SearchAnswer, SearchAnswers, hit_content
-from hashseek.api.routes.dependencies import MULTIPART, NoQueryDep, SearcherDep, ServiceDep, at_most_once
+from hashseek.api.routes.dependencies import NoQueryDep, SearcherDep, ServiceDep
 from hashseek.indexing.remote import fetch
 from hashseek.indexing.searcher import Answer, Searcher, SearchOptions
 from hashseek.indexing.searcher import Query as Encoding
@@ -45,10 +46,6 @@ class _JsonRoute(APIRoute):
 
 # Before the routes for forms. The documentation has one operation per path and method, so those describe both bodies.
 json_router = APIRouter(prefix="/v1", route_class=_JsonRoute, dependencies=[NoQueryDep], include_in_schema=False)
-
-
-def _also(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"requestBody": {"content": {"application/json": {"schema": schema}}}}
 
 
 @json_router.post("/search")
@@ -92,9 +89,9 @@ def _search_with(searcher: Searcher, query: SearchQuery, options: SearchOptions)
     "/search",
     response_model=SearchAnswer | SearchAnswers,
     dependencies=[NoQueryDep],
-    openapi_extra=_also(SearchBody.openapi()),
+    openapi_extra=documented_form(SearchForm, SearchBody),
 )
-def search(service: ServiceDep, searcher: SearcherDep, form: Annotated[SearchForm, MULTIPART]) -> Response:
+def search(service: ServiceDep, searcher: SearcherDep, form: Annotated[SearchForm, form_of(SearchForm)]) -> Response:
     """The stored images that pass the filters and are most similar to an uploaded one, or to several together.
 
     To search with a stored image, a code, a vector or a URL, send JSON: the same parameters, and one of image_id,
@@ -106,9 +103,12 @@ def search(service: ServiceDep, searcher: SearcherDep, form: Annotated[SearchFor
     return _json(_content(service, searcher, options, answer))
 
 
-@router.get("/images/{image_id}/similar", response_model=SearchAnswer)
+@router.get("/images/{image_id}/similar", response_model=SearchAnswer, openapi_extra=documented_query(SearchParameters))
 def similar(
-    image_id: int, service: ServiceDep, searcher: SearcherDep, parameters: Annotated[SearchParameters, Query()]
+    image_id: int,
+    service: ServiceDep,
+    searcher: SearcherDep,
+    parameters: Annotated[SearchParameters, query_of(SearchParameters)],
 ) -> Response:
     """The stored images most similar to a stored one, which is among them if it passes the filters."""
     options = parameters.options(max_k=service.settings.max_k)
@@ -123,10 +123,8 @@ def encode_vector(searcher: SearcherDep, body: EncodeBody) -> Encoded:
     return _encoded(searcher, query, started)
 
 
-@router.post(
-    "/encode", dependencies=[NoQueryDep, at_most_once("image")], openapi_extra=_also(EncodeBody.model_json_schema())
-)
-def encode(searcher: SearcherDep, form: Annotated[EncodeForm, MULTIPART]) -> Encoded:
+@router.post("/encode", dependencies=[NoQueryDep], openapi_extra=documented_form(EncodeForm, EncodeBody))
+def encode(searcher: SearcherDep, form: Annotated[EncodeForm, form_of(EncodeForm)]) -> Encoded:
     """The code of an uploaded image, or of a vector sent as JSON. Nothing is stored."""
     started = time.perf_counter()
     return _encoded(searcher, searcher.query_of(read_upload(form.image), name="the upload"), started)

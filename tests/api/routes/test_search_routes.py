@@ -260,6 +260,13 @@ def test_an_empty_value_is_refused_in_a_query_string_and_not_given_in_a_form(rea
     assert hits(reader.get("/v1/images/1/similar?label=%20")) == []  # a space is a label
 
 
+def test_a_parameter_with_one_value_is_refused_if_it_is_given_twice(reader):
+    for name in ("k", "rank", "max_distance"):
+        assert_problem(search(reader, png(1), **{name: ["1", "1"]}), 422, "BadConfig")
+        assert_problem(reader.get("/v1/images/1/similar", params={name: ["1", "1"]}), 422, "BadConfig")
+    assert hits(search(reader, png(1), k=["1", ""]))  # an empty one is not given
+
+
 def test_both_ways_to_search_have_the_same_filters(client):
     ranked = {"k": 99, "rank": "hamming"}
     for n in range(6):
