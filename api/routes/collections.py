@@ -2,10 +2,11 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, status
+from fastapi import APIRouter, status
 from starlette.concurrency import run_in_threadpool
 
 from hashseek.api.messages.parameters import DeleteCollection, NewCollection
+from hashseek.api.messages.reading import documented_query, query_of
 from hashseek.api.messages.schemas import CollectionList, CollectionSummary
 from hashseek.api.routes.dependencies import CollectionsDep, NoQueryDep, WritableFolderDep
 from hashseek.retrieval.errors import BadConfig
@@ -26,9 +27,14 @@ def create_collection(collections: CollectionsDep, body: NewCollection) -> Colle
     return collections.create(body.name, like=body.like).summary()
 
 
-@changes.delete("/{name}", status_code=status.HTTP_204_NO_CONTENT, dependencies=[WritableFolderDep])
+@changes.delete(
+    "/{name}",
+    status_code=status.HTTP_204_NO_CONTENT,
+    dependencies=[WritableFolderDep],
+    openapi_extra=documented_query(DeleteCollection),
+)
 async def delete_collection(
-    name: str, collections: CollectionsDep, parameters: Annotated[DeleteCollection, Query()]
+    name: str, collections: CollectionsDep, parameters: Annotated[DeleteCollection, query_of(DeleteCollection)]
 ) -> None:
     """Delete a collection with everything in its folder. Requests in progress are answered first; new ones get 404."""
     service = collections.get(name)

@@ -2,9 +2,10 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, status
+from fastapi import APIRouter, status
 
 from hashseek.api.messages.parameters import MAX_IN_GROUP, DuplicateParameters, KeptGroup
+from hashseek.api.messages.reading import documented_query, query_of
 from hashseek.api.messages.schemas import DuplicateGroup, DuplicateGroups, ImageRecord
 from hashseek.api.routes.dependencies import NoQueryDep, SearcherDep, ServiceDep, WritableDep, local
 from hashseek.indexing.index.duplicates import not_kept
@@ -16,9 +17,11 @@ MAX_IMAGES = 1_000_000  # largest collection whose groups the service computes
 router = APIRouter(prefix="/v1/duplicates", tags=["duplicates"])
 
 
-@router.get("")
+@router.get("", openapi_extra=documented_query(DuplicateParameters))
 def duplicates(
-    service: ServiceDep, searcher: SearcherDep, parameters: Annotated[DuplicateParameters, Query()]
+    service: ServiceDep,
+    searcher: SearcherDep,
+    parameters: Annotated[DuplicateParameters, query_of(DuplicateParameters)],
 ) -> DuplicateGroups:
     """Groups of images linked by chains of neighbours within the radius, by their first id.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response, UploadFile, status
+from fastapi import APIRouter, Request, Response, UploadFile, status
 from fastapi.responses import FileResponse, StreamingResponse
 from pydantic import BaseModel
 
@@ -22,7 +22,7 @@ from hashseek.api.messages.parameters import (
     read_upload,
 )
 from hashseek.api.messages.problems import FileGone, UnexpectedNumber, describe
-from hashseek.api.messages.reading import documented_form, form_of
+from hashseek.api.messages.reading import documented_form, documented_query, form_of, query_of
 from hashseek.api.messages.schemas import (
     NDJSON,
     AddedImage,
@@ -68,8 +68,8 @@ router = APIRouter(prefix="/v1/images", tags=["images"])
 batch_router = APIRouter(prefix="/v1", tags=["images"])
 
 
-@router.get("")
-def list_images(searcher: SearcherDep, parameters: Annotated[PageParameters, Query()]) -> ImagePage:
+@router.get("", openapi_extra=documented_query(PageParameters))
+def list_images(searcher: SearcherDep, parameters: Annotated[PageParameters, query_of(PageParameters)]) -> ImagePage:
     """Stored images that pass the filters, by ascending id."""
     limit = parameters.limit
     found, total = searcher.collection.browse(
@@ -79,8 +79,10 @@ def list_images(searcher: SearcherDep, parameters: Annotated[PageParameters, Que
     return ImagePage(images=images, total=total, next=images[-1].id if len(found) > limit else None)
 
 
-@router.delete("", dependencies=[WritableDep, NoBodyDep])
-def delete_images(searcher: SearcherDep, parameters: Annotated[DeleteParameters, Query()]) -> Removed:
+@router.delete("", dependencies=[WritableDep, NoBodyDep], openapi_extra=documented_query(DeleteParameters))
+def delete_images(
+    searcher: SearcherDep, parameters: Annotated[DeleteParameters, query_of(DeleteParameters)]
+) -> Removed:
     """Delete all images that pass the filters, if their number is the expected one. At least one filter is needed.
 
     `GET /v1/images` with the same filters returns it as `total`. Files outside the collection's folder are kept.
@@ -130,9 +132,14 @@ def change_image(image_id: int, searcher: SearcherDep, changes: ImageChanges) ->
     return ImageRecord.of(collection.update(image_id, labels=changes.labels, attributes=changes.attributes))
 
 
-@router.get("/{image_id}/file", response_class=Response, responses=_FILE)
+@router.get(
+    "/{image_id}/file", response_class=Response, responses=_FILE, openapi_extra=documented_query(FileParameters)
+)
 def get_file(
-    image_id: int, searcher: SearcherDep, parameters: Annotated[FileParameters, Query()], request: Request
+    image_id: int,
+    searcher: SearcherDep,
+    parameters: Annotated[FileParameters, query_of(FileParameters)],
+    request: Request,
 ) -> Response:
     """The file of a stored image, or a JPEG thumbnail of it. 304 if the client sends the current ETag."""
     size = parameters.size

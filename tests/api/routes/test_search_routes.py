@@ -264,6 +264,9 @@ def test_a_parameter_with_one_value_is_refused_if_it_is_given_twice(reader):
     for name in ("k", "rank", "max_distance"):
         assert_problem(search(reader, png(1), **{name: ["1", "1"]}), 422, "BadConfig")
         assert_problem(reader.get("/v1/images/1/similar", params={name: ["1", "1"]}), 422, "BadConfig")
+    for path in ("images", "images/1/file", "duplicates"):
+        for name in ("limit", "size", "radius"):
+            assert_problem(reader.get(f"/v1/{path}?{name}=20&{name}=20"), 422, "BadConfig")
     assert hits(search(reader, png(1), k=["1", ""]))  # an empty one is not given
 
 
