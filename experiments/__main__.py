@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Collection
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from hashseek.api.cli import run
+from hashseek.api import cli
 from hashseek.retrieval.errors import BadConfig
 from hashseek.training.data.datasets import vectors
 
@@ -114,9 +115,7 @@ def finetuned(
     if unknown := set(lengths) - set(TUNED):
         raise BadConfig(f"no settings are searched at {min(unknown)} bits: choose among {TUNED[0]} and {TUNED[1]}")
     methods = _known(method, METHODS) if method else list(CHOSEN)
-    if absent := [name for name in methods for n in lengths if not (out / name / f"chosen-{n}.json").is_file()]:
-        raise BadConfig(f"{out} has no chosen settings of {absent[0]}: run `python -m experiments losses` first")
-    _check_data(out)
+    _check_searched(out, methods, lengths)
     run_finetuned(out, methods, lengths=lengths, seeds=seeds, jobs=jobs, say=_say)
     _show(out / FOLDER, methods)
 
@@ -133,17 +132,19 @@ def hyp2_tables(
     from experiments import hyp2_tables as tables
     from experiments.comparison import TUNED, Experiment
 
-    if absent := [n for n in TUNED if not (out / "hyp2" / f"chosen-{n}.json").is_file()]:
-        raise BadConfig(
-            f"{out} has no chosen settings of hyp2 at {absent[0]} bits: run `python -m experiments losses` first"
-        )
-    _check_data(out)
+    _check_searched(out, ["hyp2"], TUNED)
     tables.run(out, Experiment(n_seeds=seeds), jobs=jobs, say=_say)
     typer.echo(tables.as_markdown(out), nl=False)
 
 
-def _check_data(folder: Path) -> None:
-    """Refuse the settings that a comparison on other data has chosen."""
+def _check_searched(folder: Path, methods: Collection[str], lengths: Collection[int]) -> None:
+    """Raise `BadConfig` unless a comparison on mirflickr has chosen settings of the methods at these lengths."""
+    for method, n_bits in product(methods, lengths):
+        if not (folder / method / f"chosen-{n_bits}.json").is_file():
+            raise BadConfig(
+                f"{folder} has no chosen settings of {method} at {n_bits} bits: run `python -m experiments losses` "
+                "first"
+            )
     file = folder / "experiment.json"
     if file.is_file() and (data := json.loads(file.read_text(encoding="utf-8"))["data"]) != "mirflickr":
         raise BadConfig(f"{folder} is a comparison on {data}, but this command is for mirflickr: choose another --out")
@@ -151,7 +152,7 @@ def _check_data(folder: Path) -> None:
 
 def _show(folder: Path, methods: list[str]) -> None:
     """Write the diagrams of a comparison, and print its tables."""
-    from experiments.comparison import as_markdown, write_plots
+    from experiments.comparison_report import as_markdown, write_plots
 
     for file in write_plots(folder, methods=methods):
         _say(f"wrote {file}")
@@ -170,4 +171,4 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    run(lambda: reproduce(prog_name="python -m experiments", standalone_mode=False))
+    cli.run(lambda: reproduce(prog_name="python -m experiments", standalone_mode=False))

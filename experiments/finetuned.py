@@ -4,18 +4,17 @@ Every loss gets the same network, random hash layer, batches, optimizer and epoc
 its search on the frozen backbone has chosen.
 """
 
-import os
 import shutil
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from experiments.comparison import METHODS, TUNED, chosen_settings, rows_of, split_scores
+from experiments.processes import in_processes
 from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.training.config import load_config
 from hashseek.training.data.datasets import build_splits
@@ -62,16 +61,11 @@ def run_finetuned(
     ]
     if not wanted:
         return
-    # Two runs with a thread each process more images than one run with two threads.
-    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        running = {pool.submit(fine_tune, folder, *run, base=base): run for run in wanted}
-        for future in as_completed(running):
-            method, n_bits, seed = running[future]
-            rows[method].append(future.result())
-            write_records(folder / FOLDER / method / "rows.jsonl", rows[method])
-            shutil.rmtree(_run_folder(folder, method, n_bits, seed))
-            say(f"{METHODS[method].title}, {n_bits} bits, seed {seed}: fine-tuned")
+    for (method, n_bits, seed), row in in_processes(partial(fine_tune, folder, base=base), wanted, jobs=jobs):
+        rows[method].append(row)
+        write_records(folder / FOLDER / method / "rows.jsonl", rows[method])
+        shutil.rmtree(_run_folder(folder, method, n_bits, seed))
+        say(f"{METHODS[method].title}, {n_bits} bits, seed {seed}: fine-tuned")
 
 
 def fine_tune(folder: Path, method: str, n_bits: int, seed: int, *, base: Sequence[str] = ()) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import ttest_1samp
 
-from experiments.comparison import deviation, mean_and_deviation
+from experiments.comparison_report import deviation, mean_and_deviation
 from experiments.hbl_table_2 import MARGINS_OFF
 from hashseek.training.report_format import Table, table_as_markdown
 

@@ -4,13 +4,10 @@ All variants have the learning rates and the dropout that the search of HyP2 cho
 ITQ. The paper fine-tunes AlexNet on all of Flickr-25k, so only the order of the variants can be compared.
 """
 
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +20,11 @@ from experiments.comparison import (
     Experiment,
     chosen_settings,
     load_inputs,
-    mean_and_deviation,
     rows_of,
     split_scores,
 )
+from experiments.comparison_report import mean_and_deviation
+from experiments.processes import in_processes
 from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.training.loop.fit import fit
 from hashseek.training.report_format import Table, table_as_markdown
@@ -133,12 +131,8 @@ def run_variant(variant: str, experiment: Experiment, folder: Path) -> None:
 def run(folder: Path, experiment: Experiment, *, jobs: int, say: Callable[[str], None] = lambda _: None) -> None:
     """`run_variant` for each variant, `jobs` at a time."""
     load_inputs(experiment)  # before variants run side by side, or each would compute the features
-    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        running = {pool.submit(run_variant, variant, experiment, folder): variant for variant in VARIANTS}
-        for future in as_completed(running):
-            future.result()
-            say(f"{running[future]}: done")
+    for (variant, *_), _ in in_processes(run_variant, [(one, experiment, folder) for one in VARIANTS], jobs=jobs):
+        say(f"{variant}: done")
 
 
 def as_markdown(folder: Path) -> str:

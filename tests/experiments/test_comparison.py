@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from experiments import comparison, finetuned
-from experiments.comparison import METHODS, Experiment, as_markdown, rows_of, run, run_method
+from experiments.comparison import METHODS, Experiment, rows_of, run, run_method
+from experiments.comparison_report import as_markdown, mean_ranks, paired_tests, write_plots
 from experiments.critical_difference import groups
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.hash_layers import fit_hash_layer
@@ -139,15 +140,15 @@ def test_both_rankings_of_rows_and_tests_follow_from_the_outputs():
         for method, shift, noise in (("hyp2", 0.2, 0.01), ("dsh", 0.2, 0.05), ("csq", 0.0, 0.01))
     ]
     unfinished = [{"method": "csq", "n_bits": 12, "seed": 2, "AP": np.ones(60).tolist()}]
-    assert comparison.tests_of(rows + unfinished, 12, of_query="AP") == comparison.tests_of(rows, 12, of_query="AP")
-    assert comparison.tests_of(rows[:2] + unfinished, 12, of_query="AP") == [], "no seed that every method has"
-    [line] = comparison.tests_of(rows[::-1], 12, of_query="AP")
+    assert paired_tests(rows + unfinished, 12, of_query="AP") == paired_tests(rows, 12, of_query="AP")
+    assert paired_tests(rows[:2] + unfinished, 12, of_query="AP") == [], "no seed that every method has"
+    [line] = paired_tests(rows[::-1], 12, of_query="AP")
     assert "CSQ" not in line
     assert "DSH (p = " in line or "HyP2 (p = " in line
     # Better in the mean for the sake of a tenth of the queries, and behind on all others.
     base[:6] += 5
     rows += [{"method": "itq", "n_bits": 12, "seed": seed, "AP": base.tolist()} for seed in range(2)]
-    [line] = comparison.tests_of(rows, 12, of_query="AP")
+    [line] = paired_tests(rows, 12, of_query="AP")
     assert line.startswith("- 12 bits: ITQ")
     assert "HyP2 (90%)" in line
     assert line.rpartition(" significantly worse than ")[2].startswith(("HyP2, DSH.", "DSH, HyP2."))
@@ -160,7 +161,7 @@ def test_mean_ranks_and_bars_are_those_of_demsar(tmp_path):
     assert groups(published, 1.06) == [(1.964, 2.893), (2.893, 3.143)]
     values = np.tile([[0.9], [0.5], [0.5], [0.1]], 14)
     values[:2, :7] = values[1::-1, :7]
-    ranks, critical = comparison.mean_ranks(dict(zip("abcd", values, strict=True)))
+    ranks, critical = mean_ranks(dict(zip("abcd", values, strict=True)))
     assert ranks == {"a": 1.75, "b": 1.75, "c": 2.5, "d": 4.0}
     assert critical == pytest.approx(2.569 * np.sqrt(4 * 5 / (6 * 14)), abs=1e-3)
 
@@ -173,7 +174,7 @@ def test_mean_ranks_and_bars_are_those_of_demsar(tmp_path):
         (tmp_path / row["method"]).mkdir(exist_ok=True)
     for method in ("hyp2", "dsh", "csq", "itq"):
         write_records(tmp_path / method / "rows.jsonl", [row for row in rows if row["method"] == method])
-    files = comparison.write_plots(tmp_path, methods=list(METHODS))
+    files = write_plots(tmp_path, methods=list(METHODS))
     assert {file.name for file in files} == {
         f"critical-difference-{key}.{kind}" for key in ("mAP", "asymmetric") for kind in ("svg", "png")
     }

@@ -102,7 +102,15 @@ def prepared(kind: str, sources: Sequence[Path], build: Callable[[], Table]) -> 
         kind: name and version of the reader, part of the cache key.
         sources: all files that `build` reads.
         build: reads the table from them.
+
+    Raises:
+        Incomplete: a file in `sources` is missing.
     """
+    missing = np.flatnonzero(absent(Path(), [str(source) for source in sources]))
+    if len(missing):
+        raise Incomplete(
+            f"{len(missing):,} of {len(sources):,} files with labels are missing, for example {sources[missing[0]]}"
+        )
     file = cached_file("datasets", kind, _FORMAT, digest_files(sources), suffix=".npz")
     stored = _load(file)
     if stored is not None:

@@ -15,7 +15,6 @@ from hashseek.training.data.download import Archive, read_or_download
 from hashseek.training.data.image_table import (
     Incomplete,
     Table,
-    absent,
     first_folder,
     prepared,
     read_lines,
@@ -125,9 +124,6 @@ def _official(root: Path, year: int, *, download: bool, on_error: OnError) -> Sp
 def _annotated(folder: Path, ids: Sequence[str]) -> Table:
     """The images `ids` with the labels of all their objects, including difficult ones."""
     files = [folder / "Annotations" / f"{name}.xml" for name in ids]
-    gone = np.flatnonzero(absent(folder / "Annotations", [file.name for file in files]))
-    if len(gone):
-        raise Incomplete(f"{len(gone):,} of {len(ids):,} annotations are missing, such as {files[gone[0]]}")
 
     def build() -> Table:
         labels = np.zeros((len(ids), len(LABELS)), np.uint8)

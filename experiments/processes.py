@@ -1,0 +1,26 @@
+"""Runs that do not depend on each other, side by side in several processes."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from typing import TypeVar
+
+Run = TypeVar("Run", bound=tuple[object, ...])
+Result = TypeVar("Result")
+
+
+def in_processes(function: Callable[..., Result], runs: Iterable[Run], *, jobs: int) -> Iterator[tuple[Run, Result]]:
+    """Call `function(*run)` for each of `runs`, `jobs` at a time; yields each run with its result when it is finished.
+
+    Every process has one thread: these runs are too small to share between cores, and waiting threads take most of the
+    time.
+
+    Raises:
+        Exception: the first error of any run, after the runs that were in progress or waiting.
+    """
+    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        running = {pool.submit(function, *run): run for run in runs}
+        for future in as_completed(running):
+            yield running[future], future.result()
