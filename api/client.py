@@ -23,7 +23,7 @@ from urllib.parse import quote
 from uuid import uuid4
 
 import httpx
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from hashseek.api.messages.schemas import (
     NDJSON,
@@ -32,6 +32,7 @@ from hashseek.api.messages.schemas import (
     Encoded,
     ImagePage,
     ImageRecord,
+    ProblemDetails,
     Removed,
     SearchAnswer,
     SearchAnswers,
@@ -549,27 +550,25 @@ def _model(model: type[M]) -> Callable[[bytes], M]:
 
 def _results(content: bytes) -> list[AddedImage | HashseekError]:
     """The answer of a batch for each image."""
-    return [_result(json.loads(line)) for line in content.splitlines()]
+    read = TypeAdapter[AddedImage | ProblemDetails](AddedImage | ProblemDetails).validate_json
+    return [_result(read(line)) for line in content.splitlines()]
 
 
-def _result(line: dict[str, Any]) -> AddedImage | ServiceError:
-    if "id" in line:
-        return AddedImage.model_validate(line)
-    return ServiceError(line["detail"], status=line["status"], kind=line["type"].removeprefix("urn:hashseek:"))
+def _result(found: AddedImage | ProblemDetails) -> AddedImage | ServiceError:
+    if isinstance(found, AddedImage):
+        return found
+    return ServiceError(found.detail, status=found.status, kind=found.type.removeprefix("urn:hashseek:"))
 
 
 def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options as request parameters: a single value stands for a list of one, and None means not given."""
-    given = {name: _number(value) for name, value in options.items() if value is not None}
-    for name in _ONE_OF & given.keys():
-        if given[name] == []:
+    fields = {name: _number(value) for name, value in options.items() if value is not None}
+    for name in _LISTS & fields.keys():
+        value = fields[name]
+        fields[name] = [value] if isinstance(value, str | int) else [_number(one) for one in value]
+        if name in _ONE_OF and not fields[name]:
             raise BadConfig(f"{name} is an empty list, which no image can match: leave it out to include all images")
-    return {
-        name: ([_number(one) for one in value] if not isinstance(value, str | int) else [value])
-        if name in _LISTS
-        else value
-        for name, value in given.items()
-    }
+    return fields
 
 
 def _number(value: Any) -> Any:

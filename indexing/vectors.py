@@ -172,9 +172,9 @@ def check(
         name: the array's name in messages.
 
     Raises:
-        BadDataset: see `check_vectors`; the numbers of vectors and ids differ, an id occurs twice, an id or attributes
-            exceed their limits, or a vector of zeros where only directions count. The message names the first such row,
-            counted from 0.
+        BadDataset: see `check_vectors`; the numbers of vectors and ids differ, an id occurs twice, an id, labels or
+            attributes exceed their limits, or a vector of zeros where only directions count. The message names the
+            first such row, counted from 0.
         BadCheckpoint: the checkpoint encodes images.
     """
     check_vectors(vectors, width=None if header is None else header.vector_width(), name=name)
@@ -198,6 +198,7 @@ def check(
         rows[entry.id] = row
         try:
             check_key(entry.id)
+            check_labels(entry.labels)
             check_attributes(entry.attributes)
         except BadConfig as error:
             raise BadDataset(f"row {row} (counted from 0): {error}") from None

@@ -114,9 +114,9 @@ def delete_oldest(folder: Path, pattern: str, *, keep: int) -> None:
 
 def cache_folder() -> Path:
     """For files that can be computed again: `$HASHSEEK_CACHE`, `$XDG_CACHE_HOME/hashseek` or `~/.cache/hashseek`."""
-    if "HASHSEEK_CACHE" in os.environ:
-        return Path(os.environ["HASHSEEK_CACHE"])
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "hashseek"
+    if own := os.environ.get("HASHSEEK_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hashseek"
 
 
 def cached_file(folder: str, *parts: object, suffix: str = "") -> Path:

@@ -33,6 +33,7 @@ SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic", ".heif", ".hif")
 )
 INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+_JPEG = ("JPEG", "MPO")  # MPO: several JPEGs in one file, of which the first is read
 MAX_PIXELS = 100_000_000
 MAX_BYTES = 256 * 2**20
 # Of a JPEG. Progressive ones have about ten scans. Each adds 60 bytes to the file, and a pass over all pixels: 100
@@ -123,8 +124,8 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
             data = path.read_bytes() if path.is_file() else None
     except FileNotFoundError:
         raise BadImage(f"{path} does not exist") from None
-    except OSError as error:
-        raise BadImage(f"{path} cannot be read: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:  # ValueError: the path contains NUL
+        raise BadImage(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if data is None:
         raise BadImage(f"{path} is not a file")
     if not data:
@@ -152,7 +153,7 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
                 )
             if opened.mode == "F":
                 raise BadImage(f"{name} holds floating-point values: convert it to 8 bits per channel")
-            if opened.format in ("JPEG", "MPO"):
+            if opened.format in _JPEG:
                 most = min(MAX_SCANS, MAX_SCANNED // (width * height))
                 if (n_scans := _count_scans(data, most)) > most:
                     raise BadImage(
@@ -215,7 +216,7 @@ def memory_to_decode(data: bytes, *, at_least: int = 0) -> int:
             if at_least:
                 opened.draft("RGB", (at_least, at_least))
             decoded = opened.width * opened.height
-            if opened.format == "JPEG":  # a progressive one keeps the coefficients of all pixels
+            if opened.format in _JPEG:  # a progressive one keeps the coefficients of all pixels
                 return 10 * decoded + (6 * whole if opened.info.get("progressive") else 0)
             return (17 if opened.format == "WEBP" else 10) * whole
     except Exception:

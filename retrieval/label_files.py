@@ -275,7 +275,7 @@ def parse_labels(value: Any, drop: Sequence[str], used: set[str]) -> tuple[tuple
             remarks.append(f"{value!r:.80} begins like a JSON list but is not one: is it a label?")
     if isinstance(value, list) and (odd := [part for part in value if type(part) not in (str, int)]):
         remarks.append(f"the label {odd[0]!r:.40} is neither text nor a whole number and was left out")
-        value = [part for part in value if part not in odd]
+        value = [part for part in value if type(part) in (str, int)]
     parts = value.split(";") if isinstance(value, str) else [str(part) for part in value]
     stripped = [part.strip() for part in parts]
     if isinstance(value, str) and len(parts) == 1 and "," in value:

@@ -180,7 +180,7 @@ class Catalog:
             UnknownImage: an id is not stored.
         """
         with self._db.writing() as (db, generation):
-            for image_id in ids:
+            for image_id in dict.fromkeys(ids):
                 if db.execute("DELETE FROM images WHERE id = ?", (image_id,)).rowcount == 0:
                     if missing_ok:
                         continue

@@ -274,6 +274,7 @@ def _image(row: dict[str, Any], n_bits: int) -> NewImage:
         "code": row["code"] is not None,
         "sha256": _HEX.fullmatch(row["sha256"] or ""),
         "uri": row["uri"] == "" if is_vector else is_remote(row["uri"] or "") or (row["uri"] or "").startswith("/"),
+        "labels": None not in (row["labels"] or ()),
         "media_type": is_vector or _MEDIA_TYPE.fullmatch(row["media_type"] or ""),
         **{name: (row[name] or 0) > 0 for name in sizes},
     }

@@ -190,8 +190,9 @@ def test_an_image_that_met_a_busy_service_is_sent_again(serve, own_collection, a
 
 def test_what_would_search_or_delete_more_than_was_meant_is_refused(remote):
     for name in ("id", "key", "any_label"):
-        with pytest.raises(BadConfig):
-            remote.delete_where(6, label=["odd"], **{name: []})
+        for nothing in ([], ()):
+            with pytest.raises(BadConfig):
+                remote.delete_where(6, label=["odd"], **{name: nothing})
     assert remote.stats().n_images == 12
     for call in (remote.similar, remote.file):
         with pytest.raises(BadConfig):
@@ -292,9 +293,10 @@ def test_a_key_is_sent_with_every_request():
 
     with hashseek.Client(URL, api_key="secret", http=httpx.Client(transport=httpx.MockTransport(answer))) as remote:
         assert remote.file(1) == b"picture"
-        with pytest.raises(hashseek.ServiceError, match="this version"):
-            remote.stats()
-    assert seen == ["Bearer secret"] * 2
+        for call in (remote.stats, lambda: next(remote.add_many([b"picture"]))):
+            with pytest.raises(hashseek.ServiceError, match="this version"):
+                call()
+    assert seen == ["Bearer secret"] * 3
 
 
 def test_waiting_grows_and_has_a_limit():

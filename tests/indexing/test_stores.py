@@ -164,6 +164,7 @@ def test_images_are_added_updated_known_and_removed(kind, open_new):
     with pytest.raises(UnknownImage):
         store.remove([key_id, 12345])
     assert len(store) == 3
+    store.remove([key_id, key_id])
     store.remove([key_id, 12345], missing_ok=True)
     assert store.get([key_id, second_id])[0] is None
     for missing in (lambda: store.one(key_id), lambda: store.by_key("k"), lambda: store.code(-1)):

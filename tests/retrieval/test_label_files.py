@@ -135,8 +135,8 @@ def test_corrections_are_reported_but_skip_nothing(folder):
 
 
 def test_what_is_no_label_in_a_list_is_left_out_and_reported(folder):
-    found = read(write(folder, '{"file": "a.jpg", "labels": ["cat", null, 7, {"x": 1}]}\n', "labels.jsonl"))
-    assert [item.labels for item in found.items] == [("cat", "7")]
+    found = read(write(folder, '{"file": "a.jpg", "labels": ["cat", null, 1, {"x": 1}, true, 1.0]}\n', "labels.jsonl"))
+    assert [item.labels for item in found.items] == [("cat", "1")]  # true and 1.0 are equal to 1
     assert [problem.skipped for problem in found.problems] == [False]
 
 

@@ -157,6 +157,7 @@ BAD = {
     "a relative uri": column("uri", pa.array(["/a", "files/../../victim", *["/b"] * 17])),
     "size": column("size", pa.array([0] * 19)),
     "media_type": column("media_type", pa.array(["text/html\r\nX: 1"] * 19)),
+    "a label": column("labels", pa.array([["a", None]] * 19)),
     "a key": column("key", pa.array(["a", "b" * 513, *["c"] * 17])),
 }
 
