@@ -185,7 +185,9 @@ def test_what_cannot_be_stored_is_refused_by_row_and_nothing_is_stored(
 def test_a_bad_label_in_a_later_batch_is_refused_before_anything_is_stored(capsys, tmp_path):
     file, ids = save_vectors(tmp_path, clustered(1100))
     ids.write_text(ids.read_text().replace("v1099,odd", f"v1099,{'x' * 300}"))
-    code, out, err = run_command(capsys, "index", "add", tmp_path / "c", "--vectors", file, "--ids", ids, "--bits", BITS)
+    code, out, err = run_command(
+        capsys, "index", "add", tmp_path / "c", "--vectors", file, "--ids", ids, "--bits", BITS
+    )
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert "row 1099" in err
     assert not (tmp_path / "c").exists()
