@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, Unpack, cast, get_args
+from typing import Any, Literal, Self, Unpack, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +24,10 @@ from hashseek.indexing.index.hamming_index import Ids
 from hashseek.indexing.opening import Store
 from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.codes import Codes, check_codes, pack, unpack
-from hashseek.retrieval.devices import EncoderOptions, n_cores
+from hashseek.retrieval.devices import EncoderOptions
 from hashseek.retrieval.encoder import Encoder, VectorEncoder, WithHeader
-from hashseek.retrieval.errors import BadConfig, HashseekError, UnknownImage
-from hashseek.retrieval.images import Pixels, decode_for, memory_to_decode
+from hashseek.retrieval.errors import BadConfig, UnknownImage
+from hashseek.retrieval.images import LoadedFile, load_file
 from hashseek.retrieval.micro_batches import MicroBatches
 from hashseek.retrieval.scores import Features, asymmetric_scores, best, cosines, stored_features
 from hashseek.retrieval.vectors import Vectors, as_float32
@@ -39,8 +38,6 @@ Combine = Literal["mean", "union"]
 OVERSAMPLE = 10
 # Number of images whose features are in memory at the same time.
 _FEATURES_AT_ONCE = 10_000
-DECODING_BYTES = 2**30  # memory that images may use at a time while they are decoded
-WAIT_SECONDS = 30.0  # that an image waits for memory and a processor core before it is refused
 
 
 @dataclass(frozen=True)
@@ -147,63 +144,6 @@ class Answer:
     histogram: NDArray[np.int64] | None = None
 
 
-class LoadedFile(NamedTuple):
-    """The network's input for an image, and what is known about its file."""
-
-    pixels: Pixels
-    width: int
-    height: int
-    media_type: str
-
-
-class Overloaded(HashseekError):
-    """The service is too busy at the moment; the same request may succeed a little later."""
-
-
-class Budget:
-    """Makes threads wait until what they are about to use fits within a limit. One thread may always proceed.
-
-    Attributes:
-        waiting: number of threads that are waiting now.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.waiting = 0
-        self._limit = limit
-        self._held = 0
-        self._changed = threading.Condition()
-
-    @contextmanager
-    def hold(self, amount: int = 1) -> Iterator[None]:
-        """Context in which `amount` is in use.
-
-        Raises:
-            Overloaded: it did not fit within `WAIT_SECONDS`.
-        """
-        with self._changed:
-            self.waiting += 1
-            fits = self._changed.wait_for(
-                lambda: not self._held or self._held + amount <= self._limit, timeout=WAIT_SECONDS
-            )
-            self.waiting -= 1
-            if fits:
-                self._held += amount
-            self._wake_next()  # also if this thread gave up: it may have been the one that was woken
-        if not fits:
-            raise Overloaded(f"the service was busy with other images for {WAIT_SECONDS:.0f} s: try again later")
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._held -= amount
-                self._wake_next()
-
-    def _wake_next(self) -> None:
-        """Wake the thread that has waited longest. Waking all of them would cost more than encoding an image."""
-        if self._held < self._limit:
-            self._changed.notify()
-
-
 class Searcher:
     """Searches a collection with images or vectors. Safe to use from several threads.
 
@@ -212,16 +152,15 @@ class Searcher:
         collection: the collection to search.
 
     Attributes:
-        memory, cores: limits that images wait for before they are decoded: bytes, and one processor core each.
-        observe: called with the name of each stage (wait, decode, encode, search, records) and its seconds, and with
-            "batch" and the number of images that were encoded together.
+        load: decodes image files; the service decodes them in other processes.
+        observe: called with the name of each stage (encode, search, records) and its seconds, and with "batch" and the
+            number of images that were encoded together.
     """
 
     def __init__(self, encoder: WithHeader, collection: Store) -> None:
         self.encoder = encoder
         self.collection = collection
-        self.memory = Budget(DECODING_BYTES)
-        self.cores = Budget(n_cores())
+        self.load = load_file
         self.observe: Callable[[str, float], object] = lambda _name, _value: None
         self._encode_one = MicroBatches(
             lambda pixels: self.image_encoder.features_and_outputs(pixels),
@@ -279,19 +218,12 @@ class Searcher:
         Raises:
             BadImage: it is not a usable image.
             BadCheckpoint: the collection holds vectors.
-            Overloaded: other images kept the memory or the processor busy for too long.
         """
         encoder = self.image_encoder
-        with ExitStack() as held:
-            with self._stage("wait"):
-                n_bytes = memory_to_decode(data, at_least=encoder.preprocessing.shorter_side)
-                held.enter_context(self.memory.hold(n_bytes))
-                held.enter_context(self.cores.hold())
-            with self._stage("decode"):
-                picture, pixels = decode_for(data, encoder.preprocessing, name=name)
+        loaded = self.load(data, encoder.preprocessing, name=name)
         with self._stage("encode"):
-            [query] = _queries(*self._encode_one(pixels))
-        return LoadedFile(pixels, picture.width, picture.height, picture.media_type), query
+            [query] = _queries(*self._encode_one(loaded.pixels))
+        return loaded, query
 
     def search(self, images: Sequence[Image.Image], options: SearchOptions) -> list[Answer]:
         """The hits of each image; `decode` reads images from bytes.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +60,15 @@ class Picture:
     """A decoded image: RGB, upright, with the size (pixels) and media type of the file it came from."""
 
     image: Image.Image
+    width: int
+    height: int
+    media_type: str
+
+
+class LoadedFile(NamedTuple):
+    """The network's input for an image, and what is known about its file."""
+
+    pixels: Pixels
     width: int
     height: int
     media_type: str
@@ -272,6 +281,12 @@ def decode_for(data: bytes, preprocessing: Preprocessing, *, name: str = "the im
     """Decode no larger than `preprocessing` needs, and preprocess."""
     picture = decode(data, name=name, at_least=preprocessing.shorter_side)
     return picture, preprocess(picture.image, preprocessing)
+
+
+def load_file(data: bytes, preprocessing: Preprocessing, *, name: str = "the image") -> LoadedFile:
+    """The network's input for an image file, decoded as by `decode_for`."""
+    picture, pixels = decode_for(data, preprocessing, name=name)
+    return LoadedFile(pixels, picture.width, picture.height, picture.media_type)
 
 
 def normalizer(preprocessing: Preprocessing, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:

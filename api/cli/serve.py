@@ -1,6 +1,5 @@
 """Subcommand `serve`. Imports torch and the web framework only after all settings have been checked."""
 
-import ctypes
 import inspect
 import json
 import os
@@ -8,7 +7,7 @@ import signal
 import socket
 import sys
 import warnings
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -82,7 +81,6 @@ def run(settings: Settings) -> None:
     app = create_app(settings)
     if settings.otel or any(name.startswith("OTEL_EXPORTER_OTLP_") for name in os.environ):
         tracing.trace(app)
-    _give_memory_back()
     port = listener.getsockname()[1]
     shown = f"[{settings.host}]" if ":" in settings.host else settings.host
     said = f"search page on http://{shown}:{port}, API on http://{shown}:{port}/docs (press Ctrl-C to stop)"
@@ -116,12 +114,6 @@ def _codes_of(settings: Settings, stack: ExitStack) -> "tuple[Catalog | Store, P
     opened = Catalog(settings.collection / CATALOG, read_only=True)
     catalog = stack.enter_context(closing(opened))
     return catalog, settings.checkpoint or catalog.checkpoint
-
-
-def _give_memory_back() -> None:
-    """Make glibc return the memory of decoded images at once. By default it keeps blocks of up to 32 MB for reuse."""
-    with suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL("libc.so.6").mallopt(ctypes.c_int(-3), ctypes.c_int(2**20))  # M_MMAP_THRESHOLD
 
 
 def _listen(host: str, port: int) -> socket.socket:

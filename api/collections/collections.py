@@ -22,7 +22,7 @@ _DELETED = ".deleted-"  # prefix of a folder whose files are being deleted
 
 
 class Collections:
-    """The collections by name; a single one has the name "". They share encoders and memory limits.
+    """The collections by name; a single one has the name "". They share encoders and decoders.
 
     If there are several, new folders are served as soon as they are loaded, and those whose folder is gone are dropped.
     """
@@ -30,6 +30,7 @@ class Collections:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._shared = Shared()
+        self.decoders = self._shared.decoders
         self._services = {name: self._service(name, folder) for name, folder in settings.folders().items()}
         self.several = "" not in self._services
         self._opening = threading.Lock()
@@ -42,7 +43,7 @@ class Collections:
     def start(self) -> None:
         """Start to load all collections, each in a thread."""
         metrics.INDEX_SIZE.set_function(lambda: sum(service.n_images or 0 for service in self))
-        metrics.QUEUE.set_function(lambda: self._shared.memory.waiting + self._shared.cores.waiting)
+        metrics.QUEUE.set_function(lambda: self.decoders.waiting)
         for service in self:
             service.start()
         if self.several:
@@ -55,6 +56,7 @@ class Collections:
             self._scanner.join()
         for service in self:
             service.stop()
+        self.decoders.close()
 
     def get(self, name: str) -> Service:
         """The collection with this name.

@@ -6,8 +6,8 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from hashseek.api.decoding import Overloaded
 from hashseek.indexing.catalog import Catalog
-from hashseek.indexing.searcher import Overloaded
 
 T = TypeVar("T")
 

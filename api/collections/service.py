@@ -10,6 +10,7 @@ from urllib.parse import quote
 from weakref import WeakValueDictionary, finalize
 
 from hashseek.api.collections.computed import Computed
+from hashseek.api.decoding import Decoders
 from hashseek.api.messages.problems import NotLoaded, NotReady, ReadOnly
 from hashseek.api.messages.schemas import CollectionSummary
 from hashseek.api.monitoring import metrics
@@ -19,8 +20,7 @@ from hashseek.indexing.kept_files import FILES
 from hashseek.indexing.milvus.connection import StoreUnavailable
 from hashseek.indexing.milvus_uri import is_in_milvus, parse_uri
 from hashseek.indexing.opening import Store, open_store
-from hashseek.indexing.searcher import DECODING_BYTES, Budget, Searcher, open_encoder
-from hashseek.retrieval.devices import n_cores
+from hashseek.indexing.searcher import Searcher, open_encoder
 from hashseek.retrieval.errors import HashseekError
 
 if TYPE_CHECKING:
@@ -46,10 +46,10 @@ def why_read_only(settings: Settings) -> str | None:
 
 
 class Shared:
-    """What the collections of a process share: encoders of the same checkpoint, and the memory limits for images."""
+    """What the collections of a process share: encoders of the same checkpoint, and processes that decode images."""
 
     def __init__(self) -> None:
-        self.memory, self.cores = Budget(DECODING_BYTES), Budget(n_cores())
+        self.decoders = Decoders(metrics.observe)
         self._encoders: WeakValueDictionary[str, Encoder | VectorEncoder] = WeakValueDictionary()
         self._loading = threading.Lock()
 
@@ -65,7 +65,7 @@ class Shared:
             )
             self._encoders[collection.fingerprint] = encoder
         searcher = Searcher(encoder, collection)
-        searcher.memory, searcher.cores, searcher.observe = self.memory, self.cores, metrics.observe
+        searcher.load, searcher.observe = self.decoders.load, metrics.observe
         return searcher
 
 

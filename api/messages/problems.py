@@ -13,13 +13,13 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match, Mount
 
+from hashseek.api.decoding import Overloaded
 from hashseek.api.messages.schemas import ProblemDetails
 from hashseek.api.monitoring.logs import ID_HEADER, request_id
 from hashseek.api.monitoring.metrics import ERRORS
 from hashseek.indexing.catalog import CatalogLocked, CatalogReplaced, DiskFull, SpaceRetired
 from hashseek.indexing.milvus.connection import StoreUnavailable
 from hashseek.indexing.milvus_uri import is_in_milvus, without_uri
-from hashseek.indexing.searcher import Overloaded
 from hashseek.retrieval.errors import BadCollection, BadImage, ForeignCodes, HashseekError, UnknownImage
 
 log = logging.getLogger("hashseek")

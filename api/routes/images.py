@@ -1,7 +1,6 @@
 """Stored images: list them, get records and files, add, change, delete."""
 
 import hashlib
-import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,13 +31,13 @@ from hashseek.api.messages.schemas import (
     Removed,
     shown_path,
 )
-from hashseek.api.routes.dependencies import NoBodyDep, NoQueryDep, SearcherDep, WritableDep
+from hashseek.api.routes.dependencies import CollectionsDep, NoBodyDep, NoQueryDep, SearcherDep, WritableDep
 from hashseek.indexing.catalog import NewImage, StoredImage
 from hashseek.indexing.catalog.records import StoredCode
-from hashseek.indexing.searcher import LoadedFile, Searcher
+from hashseek.indexing.searcher import Searcher
 from hashseek.indexing.uris import is_there, open_uri
 from hashseek.retrieval.errors import BadConfig, BadImage, HashseekError, UnknownImage
-from hashseek.retrieval.images import decode, memory_to_decode
+from hashseek.retrieval.images import LoadedFile
 
 _SUFFIX = {
     "image/jpeg": ".jpg",
@@ -138,6 +137,7 @@ def change_image(image_id: int, searcher: SearcherDep, changes: ImageChanges) ->
 def get_file(
     image_id: int,
     searcher: SearcherDep,
+    collections: CollectionsDep,
     parameters: Annotated[FileParameters, query_of(FileParameters)],
     request: Request,
 ) -> Response:
@@ -165,12 +165,8 @@ def get_file(
     if size is None:
         _check_signature(image_id, data)
         return Response(data, media_type=stored.media_type, headers=headers)
-    with searcher.memory.hold(memory_to_decode(data, at_least=size)):
-        thumbnail = decode(data, name=shown, at_least=size).image
-        thumbnail.thumbnail((size, size))
-    buffer = io.BytesIO()
-    thumbnail.save(buffer, "JPEG", quality=85)
-    return Response(buffer.getvalue(), media_type="image/jpeg", headers=headers)
+    thumbnail = collections.decoders.thumbnail(data, size, name=shown)
+    return Response(thumbnail, media_type="image/jpeg", headers=headers)
 
 
 def _check_signature(image_id: int, data: bytes) -> None:

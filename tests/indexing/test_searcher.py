@@ -1,15 +1,12 @@
 """The searcher: an image in, hits out."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
 
-import hashseek.indexing.searcher
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.ingest.batch import ImageSource, ingest
-from hashseek.indexing.searcher import Budget, Overloaded, Searcher, SearchOptions
+from hashseek.indexing.searcher import Searcher, SearchOptions
 from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.errors import BadConfig, BadImage, ForeignCodes, UnknownImage
 from hashseek.retrieval.images import decode_for
@@ -105,42 +102,3 @@ def test_an_image_removed_while_it_is_found_is_no_hit(own_collection, monkeypatc
         hits = searcher.similar(4, SearchOptions(k=3)).hits
     assert [hit.rank for hit in hits] == [1, 2]
     assert 4 not in [hit.image.id for hit in hits]
-
-
-def test_a_memory_budget_lets_one_thread_on_and_holds_back_what_does_not_fit():
-    budget, entered = Budget(100), []
-
-    def use(n_bytes):
-        with budget.hold(n_bytes):
-            entered.append(n_bytes)
-
-    with budget.hold(1000):  # more than there is, but nobody else uses any
-        waiting = threading.Thread(target=use, args=(1,))
-        waiting.start()
-        waiting.join(0.1)
-        assert entered == []
-    waiting.join(20)
-    with budget.hold(60):
-        use(40)
-    assert entered == [1, 40]
-
-
-def test_a_budget_lets_as_many_on_as_fit_and_every_thread_at_last(monkeypatch):
-    budget, inside, most = Budget(3), [], []
-
-    def use(number):
-        for _ in range(20):
-            with budget.hold(number % 2 + 1):
-                inside.append(number % 2 + 1)
-                most.append(sum(inside))
-                inside.remove(number % 2 + 1)
-
-    with ThreadPoolExecutor(16) as threads:
-        list(threads.map(use, range(16)))
-    assert max(most) <= 3
-    assert (len(most), budget.waiting) == (320, 0)
-    monkeypatch.setattr(hashseek.indexing.searcher, "WAIT_SECONDS", 0.01)
-    with budget.hold(3), pytest.raises(Overloaded), budget.hold():
-        pass
-    with budget.hold(3):
-        assert budget.waiting == 0

@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing, suppress
 import httpx
 import pytest
 
-from hashseek.indexing import searcher
+from hashseek.api import decoding
 from support.commands import wait_until
 from support.pictures import png
 from support.service import assert_problem, figures, hits, search, serving
@@ -40,14 +40,14 @@ def test_200_uploads_at_once_are_answered_or_refused_and_none_is_lost(serve, ind
 
 def test_an_upload_that_waits_too_long_is_refused_while_searches_by_id_go_on(indexed, monkeypatch):
     with serving(indexed, read_only=True) as client, ThreadPoolExecutor(1) as pool:
-        with client.app.state.collections.get("").searcher.cores.hold(1000):
+        with client.app.state.collections.decoders.processes.hold(1000):
             waiting = pool.submit(search, client, png(1), rank="asymmetric")
             wait_until(lambda: figures(client)["hashseek_queue_length",] == 1)
             assert hits(client.get("/v1/images/1/similar"))
             assert not waiting.done()
         assert hits(waiting.result())
-        monkeypatch.setattr(searcher, "WAIT_SECONDS", 0.2)
-        with client.app.state.collections.get("").searcher.cores.hold(1000):
+        monkeypatch.setattr(decoding, "WAIT_SECONDS", 0.2)
+        with client.app.state.collections.decoders.processes.hold(1000):
             refused = search(client, png(1), rank="asymmetric")
         assert_problem(refused, 503, "Overloaded")
         assert refused.headers["Retry-After"] == "1"

@@ -56,10 +56,10 @@ def test_each_has_its_own_images_under_its_own_address(client):
     assert figures(client)["hashseek_index_images",] == 21
 
 
-def test_they_share_encoder_and_budgets(client):
+def test_they_share_encoder_and_decoders(client):
     one, two = (service.searcher for service in client.app.state.collections)
     assert one.encoder is two.encoder
-    assert (one.memory, one.cores) == (two.memory, two.cores)
+    assert one.load == two.load == client.app.state.collections.decoders.load
     assert one.collection is not two.collection
 
 
@@ -271,12 +271,11 @@ def add_to(client, name, seed):
 
 def test_deleting_waits_for_an_answer_that_is_under_way(client, folder):
     """An upload that waits for a processor core is encoded and stored before its collection goes."""
-    [service, _] = client.app.state.collections
-    done = []
-    with service.searcher.cores.hold(1000):
+    decoders, done = client.app.state.collections.decoders, []
+    with decoders.processes.hold(1000):
         upload = threading.Thread(target=lambda: done.append(add_to(client, "a", 80).status_code))
         upload.start()
-        wait_until(lambda: service.searcher.cores.waiting)
+        wait_until(lambda: decoders.waiting)
         deleting = threading.Thread(target=lambda: done.append(delete(client, "a").status_code))
         deleting.start()
         wait_until(lambda: "a" not in listed(client))

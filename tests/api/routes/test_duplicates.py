@@ -11,8 +11,8 @@ import pytest
 from hashseek.api.client import Client
 from hashseek.api.collections import computed
 from hashseek.api.collections.computed import Computed
+from hashseek.api.decoding import Overloaded
 from hashseek.indexing.collection import Collection
-from hashseek.indexing.searcher import Overloaded
 from support.collections import code_collection, new_images
 from support.commands import wait_until
 from support.pictures import draw, encoded

@@ -1,0 +1,230 @@
+"""Decodes images in processes of their own: one that takes too long or crashes its decoder ends only its process.
+
+`python -m hashseek.api.decoding` is such a process. Its standard input is a socket to the service.
+"""
+
+import ctypes
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from hashseek.retrieval.devices import n_cores
+from hashseek.retrieval.errors import BadImage, HashseekError
+from hashseek.retrieval.images import LoadedFile, Preprocessing, decode, load_file, memory_to_decode
+
+MEMORY = 2**30  # bytes that all images together may use while they are decoded
+WAIT_SECONDS = 30.0  # that an image waits for memory and a process before it is refused
+DECODE_SECONDS = 30.0  # after which the process of an image is ended
+
+
+class Overloaded(HashseekError):
+    """The service is too busy at the moment; the same request may succeed a little later."""
+
+
+class Budget:
+    """Makes threads wait until what they are about to use fits within a limit. One thread may always proceed.
+
+    Attributes:
+        waiting: number of threads that are waiting now.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.waiting = 0
+        self._limit = limit
+        self._held = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def hold(self, amount: int = 1) -> Iterator[None]:
+        """Context in which `amount` is in use.
+
+        Raises:
+            Overloaded: it did not fit within `WAIT_SECONDS`.
+        """
+        with self._changed:
+            self.waiting += 1
+            fits = self._changed.wait_for(
+                lambda: not self._held or self._held + amount <= self._limit, timeout=WAIT_SECONDS
+            )
+            self.waiting -= 1
+            if fits:
+                self._held += amount
+            self._wake_next()  # also if this thread gave up: it may have been the one that was woken
+        if not fits:
+            raise Overloaded(f"the service was busy with other images for {WAIT_SECONDS:.0f} s: try again later")
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held -= amount
+                self._wake_next()
+
+    def _wake_next(self) -> None:
+        """Wake the thread that has waited longest. Waking all of them would cost more than encoding an image."""
+        if self._held < self._limit:
+            self._changed.notify()
+
+
+class Decoders:
+    """Decodes the images of several threads in a process for each processor core. Processes are started when needed.
+
+    Args:
+        observe: called with "wait" or "decode" and the seconds that an image waited, or was decoded.
+
+    Attributes:
+        memory, processes: limits that images wait for: bytes, and one process each.
+    """
+
+    def __init__(self, observe: Callable[[str, float], object]) -> None:
+        self.memory, self.processes = Budget(MEMORY), Budget(n_cores())
+        self._observe = observe
+        self._idle: list[_Process] = []
+
+    @property
+    def waiting(self) -> int:
+        """Number of images that are waiting."""
+        return self.memory.waiting + self.processes.waiting
+
+    def load(self, data: bytes, preprocessing: Preprocessing, *, name: str = "the image") -> LoadedFile:
+        """The network's input for an image file, see `hashseek.retrieval.images.load_file`.
+
+        Raises:
+            BadImage: it is not a usable image, crashes its decoder, or takes longer than `DECODE_SECONDS`.
+            Overloaded: other images kept the memory or the processor busy for too long.
+        """
+        task = {"preprocessing": preprocessing.as_dict(), "at_least": preprocessing.shorter_side, "name": name}
+        about, pixels = self._carry_out(task, data)
+        shape = 3, preprocessing.size, preprocessing.size
+        return LoadedFile(np.frombuffer(pixels, np.uint8).reshape(shape), **about)
+
+    def thumbnail(self, data: bytes, size: int, *, name: str = "the image") -> bytes:
+        """The image as a JPEG file whose longer side has at most `size` pixels.
+
+        Raises:
+            BadImage, Overloaded: see `load`.
+        """
+        return self._carry_out({"at_least": size, "name": name}, data)[1]
+
+    def close(self) -> None:
+        """End the processes. Nothing may be decoding."""
+        while self._idle:
+            self._idle.pop().end()
+
+    def _carry_out(self, task: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+        started = time.perf_counter()
+        with self.processes.hold():
+            process = self._idle_process() or _Process()
+            try:
+                process.send(json.dumps(task).encode(), data)
+                with self.memory.hold(int(process.receive())):
+                    waited = time.perf_counter()
+                    self._observe("wait", waited - started)
+                    process.send(b"")
+                    about, content = json.loads(process.receive()), process.receive()
+                    self._observe("decode", time.perf_counter() - waited)
+            except TimeoutError:
+                process.end()
+                raise BadImage(f"{task['name']} takes longer than {DECODE_SECONDS:.0f} s to decode") from None
+            except OSError:  # the process has ended
+                process.end()
+                raise BadImage(f"{task['name']} is damaged: it crashed its decoder") from None
+            except BaseException:
+                process.end()
+                raise
+            self._idle.append(process)
+        if "error" in about:
+            raise BadImage(about["error"])
+        return about, content
+
+    def _idle_process(self) -> "_Process | None":
+        with suppress(IndexError):
+            while not (process := self._idle.pop()).is_running:
+                process.end()
+            return process
+        return None
+
+
+class _Process:
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", __name__],
+                stdin=theirs.fileno(),
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+        self._connection = Connection(ours.detach())
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def send(self, *parts: bytes) -> None:
+        for part in parts:
+            self._connection.send_bytes(part)
+
+    def receive(self) -> bytes:
+        """Raise `OSError` if the process has ended, and `TimeoutError` if it takes longer than `DECODE_SECONDS`."""
+        if not self._connection.poll(DECODE_SECONDS):
+            raise TimeoutError
+        try:
+            return self._connection.recv_bytes()
+        except EOFError as error:
+            raise OSError from error
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._connection.close()
+
+
+def main() -> None:
+    """Carry out the tasks of `Decoders`, until the service closes the socket."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the service ends what it has accepted
+        signal.signal(number, signal.SIG_IGN)
+    _give_memory_back()
+    with suppress(EOFError, ConnectionError), Connection(sys.stdin.fileno()) as service:
+        while True:
+            task, data = json.loads(service.recv_bytes()), service.recv_bytes()
+            service.send_bytes(b"%d" % memory_to_decode(data, at_least=task["at_least"]))
+            service.recv_bytes()
+            about, content = _carry_out(task, data)
+            service.send_bytes(json.dumps(about).encode())
+            service.send_bytes(content)
+
+
+def _carry_out(task: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+    """What `data` is, or the error, and its pixels or thumbnail."""
+    try:
+        if "preprocessing" in task:
+            pixels, *about = load_file(data, Preprocessing.from_dict(task["preprocessing"]), name=task["name"])
+            return dict(zip(LoadedFile._fields[1:], about, strict=True)), pixels.tobytes()
+        size, buffer = task["at_least"], io.BytesIO()
+        thumbnail = decode(data, name=task["name"], at_least=size).image
+        thumbnail.thumbnail((size, size))
+        thumbnail.save(buffer, "JPEG", quality=85)
+        return {}, buffer.getvalue()
+    except BadImage as error:
+        return {"error": str(error)}, b""
+
+
+def _give_memory_back() -> None:
+    """Make glibc return the memory of decoded images at once. By default it keeps blocks of up to 32 MB for reuse."""
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL("libc.so.6").mallopt(ctypes.c_int(-3), ctypes.c_int(2**20))  # M_MMAP_THRESHOLD
+
+
+if __name__ == "__main__":
+    main()
