@@ -128,8 +128,8 @@ def encode_shards(
     shard_size: int,
     stopped: Callable[[], bool],
     progress: Callable[[int, str], None],
-) -> dict[Path, int]:
-    """Encode images into Parquet files in `folder`; returns them with their sizes, in order, or none if stopped.
+) -> list[Path]:
+    """Encode images into Parquet files in `folder`; returns these in the order of the sources, or none if stopped.
 
     Files of other sources are deleted at the end, so that the folder holds these images and no others.
 
@@ -176,14 +176,13 @@ def encode_shards(
         n_done += sizes[name]
         progress(n_done, f", {len(sizes):,} shards")
     if stopped():
-        return {}
+        return []
     for name in finished.keys() - sizes.keys():
         finished[name].unlink()
     # An import reads files by name: in the order of the sources, the result is the same collection.
-    return {
-        finished[name].replace(folder / f"{number:07}-{name}.parquet"): size
-        for number, (name, size) in enumerate(sizes.items(), start=1)
-    }
+    return [
+        finished[name].replace(folder / f"{number:07}-{name}.parquet") for number, name in enumerate(sizes, start=1)
+    ]
 
 
 def _shards(sources: Iterable[Found], size: int) -> Iterator[list[Found]]:

@@ -52,23 +52,29 @@ class Storing:
 
     def store(self, image: NewImage, attributes: str) -> tuple[int, Change]:
         """Store one image; `attributes` is the JSON text of its attributes. Returns its id and what changed."""
-        if image.key is None:
-            known = self.db.execute(
-                "SELECT id, path, mtime_ns FROM images WHERE sha256 = ? ORDER BY id LIMIT 1", (image.sha256,)
-            ).fetchone()
-            if known is None:
-                return self._insert(image, attributes), "added"
-            image_id, path, mtime_ns = known
-            self._give_code(int(image_id), image)
-            if path == image.path:
-                self._note_mtime(int(image_id), mtime_ns, image)
-            elif is_moved(self._uri(path), self._uri(image.path), image.sha256):
-                self.db.execute(
-                    "UPDATE images SET path = ?, mtime_ns = ? WHERE id = ?", (image.path, image.mtime_ns, image_id)
-                )
-                self._note_change(int(image_id))
-                return int(image_id), "updated"
-            return int(image_id), "known"
+        return self._by_content(image, attributes) if image.key is None else self._by_key(image, attributes)
+
+    def _by_content(self, image: NewImage, attributes: str) -> tuple[int, Change]:
+        """Store an image unless its content is already stored; that record follows a file that was moved."""
+        known = self.db.execute(
+            "SELECT id, path, mtime_ns FROM images WHERE sha256 = ? ORDER BY id LIMIT 1", (image.sha256,)
+        ).fetchone()
+        if known is None:
+            return self._insert(image, attributes), "added"
+        image_id, path, mtime_ns = known
+        self._give_code(image_id, image)
+        if path == image.path:
+            self._note_mtime(image_id, mtime_ns, image)
+        elif is_moved(self._uri(path), self._uri(image.path), image.sha256):
+            self.db.execute(
+                "UPDATE images SET path = ?, mtime_ns = ? WHERE id = ?", (image.path, image.mtime_ns, image_id)
+            )
+            self._note_change(image_id)
+            return image_id, "updated"
+        return image_id, "known"
+
+    def _by_key(self, image: NewImage, attributes: str) -> tuple[int, Change]:
+        """Store an image, or update the record that has its key."""
         known = self.db.execute("SELECT id, sha256, path, mtime_ns FROM images WHERE key = ?", (image.key,)).fetchone()
         gets_key = known is None and image.adopts
         if gets_key:
@@ -80,22 +86,19 @@ class Storing:
         if known is None:
             return self._insert(image, attributes), "added"
         image_id, sha256, path, mtime_ns = known
-        if sha256 == image.sha256:
+        differs = gets_key or (path, sha256) != (image.path, image.sha256)
+        if sha256 != image.sha256:
+            self._replace(image_id, image)
+        else:
             self._note_mtime(image_id, mtime_ns, image)
             self._give_code(image_id, image)
-            differs = gets_key or path != image.path
             if path != image.path:
                 self.db.execute("UPDATE images SET path = ? WHERE id = ?", (image.path, image_id))
-        else:
-            differs = True
-            self._replace(image_id, image)
         labels = image.labels if image.labels or image.is_record else None
-        if self.describe(image_id, labels, attributes if attributes != "{}" or image.is_record else None):
-            return image_id, "updated"
-        if not differs:
-            return image_id, "known"
-        self._note_change(image_id)
-        return image_id, "updated"
+        differs |= self.describe(image_id, labels, attributes if attributes != "{}" or image.is_record else None)
+        if differs:
+            self._note_change(image_id)
+        return image_id, "updated" if differs else "known"
 
     def describe(self, image_id: int, labels: Sequence[str] | None, attributes: str | None) -> bool:
         """Replace labels and attributes (JSON text) that are given and differ; returns whether any did."""

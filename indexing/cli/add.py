@@ -174,7 +174,8 @@ def add(
             collection, vectors, ids, bits=fit.bits, checkpoint=checkpoint, keep_features=keep_features, labels=labels
         )
         return
-    sources = _Sources(paths or [], split, labels, key_from, on_error)
+    # `Watch` uses paths as keys; the images of a fit must be the same as those that it finds.
+    sources = _Sources(paths or [], split, labels, "path" if watch else key_from, on_error)
     sources.check(are_folders=watch)
     started = time.monotonic()
     with ExitStack() as stack:
@@ -221,7 +222,8 @@ _NOT_WITH = {
 
 def _refuse_combinations(collection: Path, given: Container[str]) -> None:
     """Refuse options that do not go together; `given`: their names."""
-    refuse_without(["--watch"], ["--prune"], given)
+    refuse_without(["--watch"], ["--prune", "--every"], given)
+    refuse_without(["--ray"], ["--ray-workers", "--ray-cpus", "--ray-gpus", "--shards", "--shard-size"], given)
     refuse_without(["--vectors"], ["--ids"], given)
     if "--vectors" not in given and "paths" not in given:
         raise BadConfig("nothing to add: give images, or vectors with --vectors")
@@ -314,7 +316,7 @@ class _Run:
                 progress=lambda done, more: show(done, self.n_total, more),
             )
         if files:
-            typer.echo(f"{folder}: {sum(files.values())} images in {len(files)} shards")
+            typer.echo(f"{folder}: {len(files)} shards")
         with closing(add_exports((file for file in files if not self.stop.is_set()), self.collection)) as reports:
             return self.output.follow(reports, self.n_total)
 

@@ -1,4 +1,4 @@
-"""What `index add` shows: progress and problems."""
+"""What the `index` commands show: progress, problems, and the commands that come next."""
 
 import json
 import shlex

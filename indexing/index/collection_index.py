@@ -96,14 +96,18 @@ class CollectionIndex:
             if self._write(merge(view, kind), over=(on_disk, self._saved)):
                 return
 
-    def build(self, kind: str) -> None:
-        """Build an index of this kind (`hamming_index.KINDS`) from the catalog alone and write it.
+    def build(self, kind: str | None = None) -> None:
+        """Build an index from the catalog alone and write it.
+
+        Args:
+            kind: of `hamming_index.KINDS`, which the collection then keeps; None: `self.kind`.
 
         Raises:
             BadConfig: there is no such kind, or this machine does not support it.
         """
-        view = merge(self._advance(no_view(self._n_bits)), kind)
-        self._catalog.set_index_kind(kind)
+        view = merge(self._advance(no_view(self._n_bits)), kind or self.kind)
+        if kind is not None:
+            self._catalog.set_index_kind(kind)
         self._write(view)
 
     def verify(self) -> list[str]:

@@ -87,7 +87,7 @@ class IndexFiles:
             "kind": index.kind,
             "sha256": {file.name: sha256_of(file) for file in files},
         }
-        # IndexVersion last: a manifest that does not match the files next to it is not trusted.
+        # The manifest comes last: one that does not match the files next to it is not trusted.
         content = json.dumps(manifest | {"checksum": checksum_of(manifest)}, indent=2)
         write_atomically(self.folder / _MANIFEST, content.encode())
         for other in {*self.folder.iterdir()} - {*files, self.folder / _MANIFEST}:  # of an earlier kind or format

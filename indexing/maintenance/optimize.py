@@ -49,7 +49,7 @@ def optimize(collection: Collection) -> Optimized:
         OSError: no space for the new index.
     """
     before = collection.describe_index()
-    collection.build_index(collection.kind)
+    collection.build_index()
     collection.catalog.forget_changes(collection.describe_index()["generation"])
     _compact(collection.catalog.path)
     return Optimized(before["fresh"], before["removed"], delete_unneeded(collection))

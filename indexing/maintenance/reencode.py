@@ -27,7 +27,7 @@ from hashseek.retrieval.codes import pack, unpack
 from hashseek.retrieval.devices import EncoderOptions
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.engines import check_engine
-from hashseek.retrieval.errors import BadCheckpoint, BadCollection, BadImage
+from hashseek.retrieval.errors import BadCheckpoint, BadCollection, BadConfig, BadImage
 from hashseek.retrieval.files import locked, write_atomically
 from hashseek.retrieval.images import Pixels, decode_for
 from hashseek.retrieval.truncation import truncate
@@ -152,7 +152,7 @@ def _space_to_truncate(collection: Collection, space: Space) -> Space | None:
             continue
         try:
             truncated = truncate(load_checkpoint(collection.folder / other.checkpoint), space.n_bits)
-        except BadCheckpoint:  # missing, or not trained for this length
+        except (BadCheckpoint, BadConfig):  # missing, not trained for this length, or without its package
             continue
         if truncated.header.fingerprint == space.fingerprint:
             return other

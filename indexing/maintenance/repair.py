@@ -63,7 +63,7 @@ def repair(
         if n_deleted := delete_unneeded(collection):
             report.done.append(f"deleted {n_deleted} files that no image needs")
         if report.done or rebuild:
-            collection.build_index(collection.kind)
+            collection.build_index()
             report.done.append("rebuilt the index")
         report.left += collection.verify()
     return report

@@ -1,3 +1,3 @@
-"""Hash models: backbones, heads, pretrained weights, truncation."""
+"""Hash models: backbones, heads, pretrained weights."""
 
 MAX_WIDTH = 100_000  # of a layer

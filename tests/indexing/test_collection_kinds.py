@@ -13,6 +13,7 @@ from hashseek.indexing.index import collection_index, index_files, segments
 from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.index.hamming_index import KINDS, build_index
 from hashseek.indexing.maintenance.optimize import optimize
+from hashseek.indexing.maintenance.repair import repair
 from hashseek.retrieval.errors import BadConfig
 from support import hamming_oracle as hamming
 from support.collections import code_collection, new_images, random_codes
@@ -257,6 +258,17 @@ def test_an_unsupported_kind_falls_back_to_exact(filled, tmp_path, monkeypatch, 
     assert again.describe_index()["kind"] == again.kind == manifest_of(tmp_path)["kind"] == "exact"
     assert again.catalog.index_kind() == "gpu"
     again.close()
+
+
+def test_maintenance_without_a_gpu_keeps_the_kind_gpu(filled, tmp_path, monkeypatch):
+    collection, _ = filled
+    monkeypatch.setattr("hashseek.indexing.index.gpu.faiss.get_num_gpus", lambda: 0)
+    collection.catalog.set_index_kind("gpu")  # as it was built on another machine
+    optimize(collection)
+    assert (collection.catalog.index_kind(), manifest_of(tmp_path)["kind"]) == ("gpu", "exact")
+    (tmp_path / "index" / "manifest.json").write_text("damaged")
+    assert "rebuilt the index" in repair(tmp_path).done
+    assert (collection.catalog.index_kind(), manifest_of(tmp_path)["kind"]) == ("gpu", "exact")
 
 
 @pytest.mark.parametrize("n_chosen", [0, 1, 7, 300, 503])

@@ -61,6 +61,16 @@ def test_pixels_need_no_weights(hashseek, tmp_path, pictures):
     assert (code, json.loads(out)["hits"][0]["id"]) == (0, image.id)
 
 
+def test_watching_does_not_encode_the_images_of_the_fit_again(start, tmp_path, pictures):
+    command = ("index", "add", tmp_path / "c", pictures, "--backbone", "pixels", "--bits", 8, "--device", "cpu")
+    without_encoder = "from hashseek.retrieval.encoder import Encoder; Encoder.encode_pixels = None"
+    process = start(*command, "--watch", "--label", "seen", before=without_encoder)
+    wait_until(lambda: "added 12" in process.out or process.ended)
+    process.send(signal.SIGTERM)
+    assert process.wait() == 143, process.err
+    assert n_stored(tmp_path / "c") == 12
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_run_killed_while_it_fits_leaves_nothing_and_one_killed_later_continues(
     hashseek, start, tmp_path, pictures, weights, number

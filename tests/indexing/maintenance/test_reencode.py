@@ -285,6 +285,14 @@ def test_a_checkpoint_that_only_looks_like_a_truncation_is_encoded(nested, pictu
 # ---------------------------------------------------------------- refusals
 
 
+def test_an_old_checkpoint_that_cannot_be_loaded_here_is_no_obstacle(checkpoint, other_checkpoint, tmp_path):
+    model = load_checkpoint(checkpoint).model
+    model.backbone_name = "gone"  # such as one of a package that is not installed here
+    save_checkpoint(tmp_path / "old.safetensors", model, PREPROCESSING, label_names=())
+    with closing(open_or_create(tmp_path / "c", checkpoint=tmp_path / "old.safetensors")) as collection:
+        assert run(collection, other_checkpoint).switched
+
+
 def test_refusals(collection, checkpoint, other_checkpoint, tmp_path):
     with pytest.raises(BadCheckpoint):
         run(collection, tmp_path / "none.safetensors")
