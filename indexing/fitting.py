@@ -31,7 +31,7 @@ from hashseek.retrieval.devices import EncoderOptions
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadCheckpoint, BadConfig, BadDataset, BadImage
 from hashseek.retrieval.hash_layers import fit_hash_layer, normalized
-from hashseek.retrieval.images import Pixels, Preprocessing, read_bytes
+from hashseek.retrieval.images import Pixels, Preprocessing, decode, read_bytes
 from hashseek.retrieval.label_files import OnError, Problem
 from hashseek.retrieval.models.fully_connected import as_arrays, head_of
 from hashseek.retrieval.scores import stored_features
@@ -55,19 +55,23 @@ def plan_collection(folder: Path, options: FitOptions, sources: Iterable[Found])
         BadCollection: the folder is not empty.
         BadConfig, BadCheckpoint: see `find_network`.
         BadDataset: there is no image, or all files have the same content.
+        BadImage: the same, and that content is not an image.
     """
     check_place(folder)
-    network, n, problems, contents = find_network(options), 0, list[str](), set[str]()
+    network, n, problems, contents = find_network(options), 0, list[str](), dict[str, ImageSource]()
     for found in sources:
         if isinstance(found, Problem):
             problems.append(str(found))
             continue
         n += 1
         if len(contents) < 2:  # most often two files are read
-            contents.add(_content(found))
+            contents[_content(found)] = found
     if n == 0:
-        raise BadDataset(f"no images were found in these paths{_first(problems)}: name a folder that has some")
+        raise BadDataset(f"there are no images to fit a hash layer to{_first(problems)}: add some that can be used")
     if len(contents) == 1:
+        only = next(iter(contents.values()))
+        if isinstance(only.uri, Path):  # perhaps it is no image at all, which decoding reports
+            decode(read_bytes(only.uri), name=only.name)
         raise too_few(n, problems)
     return network, n
 

@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from hashseek.retrieval.models.hash_model import HashModel
 
 FORMAT_VERSION = 2
+_PLAIN_WEIGHTS = (
+    "if it has the weights of a network, use them with `hashseek index add --backbone NAME --weights FILE`, or train "
+    "with model.weights=FILE"
+)
 
 
 @dataclass(frozen=True)
@@ -306,6 +310,8 @@ def _as_json(preprocessing: Preprocessing | None) -> dict[str, Any] | None:
 
 
 def _read(path: Path, *, weights: bool) -> tuple[dict[str, Any], Weights]:
+    if path.is_dir():
+        raise BadCheckpoint(f"{path} is a folder: give a checkpoint in it, such as {path / 'best.safetensors'}")
     if not path.is_file():
         raise BadCheckpoint(f"there is no checkpoint {path}: train one with `hashseek train`, or correct the path")
     if not os.access(path, os.R_OK):
@@ -315,11 +321,9 @@ def _read(path: Path, *, weights: bool) -> tuple[dict[str, Any], Weights]:
             metadata = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name) for name in (opened.keys() if weights else ())}
     except (SafetensorError, OSError, TypeError) as error:  # TypeError: a type that NumPy lacks
-        raise BadCheckpoint(f"{path} is truncated or not a safetensors file: {error}") from None
+        raise BadCheckpoint(f"{path} is truncated or not a safetensors file: {error}; {_PLAIN_WEIGHTS}") from None
     if "hashseek" not in metadata:
-        raise BadCheckpoint(
-            f"{path} has no Hashseek header: if it has plain weights, start training from them with model.weights=PATH"
-        )
+        raise BadCheckpoint(f"{path} is not a checkpoint of Hashseek: {_PLAIN_WEIGHTS}")
     try:
         content = json.loads(metadata["hashseek"])
     except json.JSONDecodeError:

@@ -141,10 +141,14 @@ class ModelSection(_Section):
         default=None, description="width and height of the input in pixels; none: that of the backbone's weights"
     )
     mean: tuple[float, float, float] | None = Field(
-        default=None, description="mean for normalising the input, three numbers; none: that of the backbone's weights"
+        default=None,
+        description="mean for normalising the input: one number, or three as in `[0.485, 0.456, 0.406]`; none: that of "
+        "the backbone's weights",
     )
     std: tuple[float, float, float] | None = Field(
-        default=None, description="standard deviation for normalising the input; none: that of the backbone's weights"
+        default=None,
+        description="standard deviation for normalising the input: one number or three; none: that of the backbone's "
+        "weights",
     )
     crop_fraction: float | None = Field(
         default=None,
@@ -168,6 +172,16 @@ class ModelSection(_Section):
         default=False,
         description="keep batch norm in evaluation mode: for small batches, chunks, and weights with folded batch norm",
     )
+
+    @field_validator("mean", "std", mode="before")
+    @classmethod
+    def _are_three_numbers(cls, value: Any) -> Any:
+        if value is None:
+            return None
+        numbers = value if isinstance(value, list | tuple) else [value] * 3  # red, green and blue
+        if len(numbers) == 3 and all(isinstance(number, int | float) for number in numbers):
+            return tuple(numbers)
+        raise ValueError("use one number, or three as in [0.485, 0.456, 0.406]")
 
     @model_validator(mode="after")
     def _head_can_be_fitted(self) -> "ModelSection":

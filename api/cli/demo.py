@@ -1,6 +1,7 @@
 """Subcommand `demo`: train, index, evaluate and serve on the built-in data set, with the commands a user would type."""
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -44,8 +45,10 @@ def demo(
     typer.echo(f"done in {time.perf_counter() - started:.0f} s")
     for line, place in zip(gain(values), (collection, unlabelled), strict=True):
         typer.echo(f"{line}  hashseek serve {shlex.quote(str(place))}")
-    if serve:
-        _step("serve", collection, "--port", port)
+    if serve:  # in this process, so that the service ends with it
+        words = _announced("serve", collection, "--port", port)
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, "-m", "hashseek", *words])
 
 
 def gain(report: Path) -> list[str]:
@@ -66,13 +69,17 @@ def _is_about(checkpoints: Iterable[Path], report: Path) -> bool:
     return all(load_header(checkpoint).fingerprint in text for checkpoint in checkpoints)
 
 
-def _step(*arguments: object) -> None:
+def _announced(*arguments: object) -> list[str]:
     words = [str(argument) for argument in arguments]
-    command = f"hashseek {shlex.join(words)}"
-    typer.secho(f"$ {command}", bold=True, err=True)
+    typer.secho(f"$ hashseek {shlex.join(words)}", bold=True, err=True)
+    return words
+
+
+def _step(*arguments: object) -> None:
+    words = _announced(*arguments)
     try:
         code = subprocess.run([sys.executable, "-m", "hashseek", *words], check=False).returncode
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     if code:
-        raise HashseekError(f"the demo stopped because `{command}` failed: see the message above")
+        raise HashseekError(f"the demo stopped because `hashseek {shlex.join(words)}` failed: see the message above")

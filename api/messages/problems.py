@@ -138,13 +138,19 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
+        errors = error.errors()
+        unknown = [one for one in errors if one["type"] == "extra_forbidden"]
+        first = (unknown or errors)[0]  # a misspelt name is also why another one is missing
         name = ".".join(str(part) for part in first["loc"][1:]) or "body"
         if first["type"] == "missing":
             detail = f"the request has no {name}"
         elif first["type"] == "extra_forbidden":
             where = "query string" if first["loc"][0] == "query" else "request body"
-            detail = f"unknown parameter {name[:40]!r} in the {where}: nothing was done; /docs lists the parameters"
+            missing = [str(one["loc"][-1]) for one in errors if one["type"] == "missing"]
+            also = f", which has no {missing[0]}" if missing else ""
+            detail = (
+                f"unknown parameter {name[:40]!r} in the {where}{also}: nothing was done; /docs lists the parameters"
+            )
         elif first["type"] == "json_invalid" and isinstance(first["loc"][-1], int):  # a place in the body, not a field
             detail = f"the request body is not valid JSON: {first['ctx']['error']} at character {first['loc'][-1]}"
         elif first["type"] == "json_invalid":

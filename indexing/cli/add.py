@@ -409,12 +409,6 @@ def _dry_run(
 
 def _exit_with_code(report: IngestReport, *, strict: bool) -> None:
     if report.added + report.updated + report.known == 0:
-        if not report.skipped:
-            typer.echo(
-                "hashseek: no images were found in these paths; name tar files and lists themselves, for "
-                "example 'FOLDER/*.tar'",
-                err=True,
-            )
         raise typer.Exit(1)
     if strict and report.skipped:
         raise typer.Exit(3)

@@ -28,6 +28,7 @@ from hashseek.indexing.cli.options import (
     WithoutLabel,
     encoder_options,
     given_options,
+    is_url,
     refuse,
 )
 from hashseek.indexing.cli.vectors import read_queries
@@ -148,10 +149,16 @@ def _line(content: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in content.items())
 
 
+def _no_url(image: Path | None) -> Path | None:
+    if image is not None and is_url(image):
+        raise BadConfig(f"the query must be a file, not the URL {image}: download it first, for example with curl -O")
+    return image
+
+
 def search(
     context: typer.Context,
     collection: StoreArgument,
-    image: Annotated[Path | None, typer.Argument(help="The image to search with.")] = None,
+    image: Annotated[Path | None, typer.Argument(help="The image to search with.", callback=_no_url)] = None,
     vector: Annotated[
         Path | None, typer.Option(help="Instead of an image: an .npy file with one vector, or one per row.")
     ] = None,
@@ -232,6 +239,8 @@ def search(
     if as_json:
         contents = [_as_json(answer, opened) for answer in answers]
         typer.echo(json.dumps(contents[0] if len(contents) == 1 else contents, indent=2))
+    elif not any(answer.hits for answer in answers):
+        typer.echo("nothing was found: the collection is empty, or nothing in it passes the filters and is near enough")
     else:
         titles = ["" if len(answers) == 1 else f"row {row}:\n" for row in range(len(answers))]
         typer.echo("\n\n".join(title + _table(answer) for title, answer in zip(titles, answers, strict=True)))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def duplicates(
     context: typer.Context,
     collection: CollectionArgument,
-    radius: Annotated[int, typer.Option(help="Bits by which two linked images may differ; 0: equal codes.")],
+    radius: Annotated[int, typer.Option(help="Bits by which two linked images may differ; 0: equal codes.")] = 0,
     flips: Annotated[
         bool,
         typer.Option("--flips", help="Also link mirrored and rotated copies: encodes every image in 6 orientations."),
@@ -53,19 +53,22 @@ def duplicates(
     encoding = encoder_options(device, precision, engine)
     with closing(Collection(collection, read_only=True)) as opened:
         kept = [] if everything else opened.catalog.kept_groups()
-        if not flips:
-            for ids in not_kept(opened.duplicates(radius=radius), kept):
-                _print_group(opened, dict.fromkeys(ids.tolist()), as_json=as_json)
-            return
-        from hashseek.indexing.maintenance.flips import flipped_groups
+        groups: list[Mapping[int, Orientation | None]]
+        if flips:
+            from hashseek.indexing.maintenance.flips import flipped_groups
 
-        encoder = Searcher.open(opened, **encoding).image_encoder
-        with Output().progress("encoding") as progress:
-            found = flipped_groups(opened, encoder, radius=radius, allow_private=allow_private, progress=progress)
-        for group in not_kept(found.groups, kept):
+            encoder = Searcher.open(opened, **encoding).image_encoder
+            with Output().progress("encoding") as progress:
+                found = flipped_groups(opened, encoder, radius=radius, allow_private=allow_private, progress=progress)
+            groups = list(not_kept(found.groups, kept))
+            for image_id, problem in found.unreadable.items():
+                typer.echo(f"image {image_id} was compared by its stored code only: {printable(problem)}", err=True)
+        else:
+            groups = [dict.fromkeys(ids.tolist()) for ids in not_kept(opened.duplicates(radius=radius), kept)]
+        for group in groups:
             _print_group(opened, group, as_json=as_json)
-        for image_id, problem in found.unreadable.items():
-            typer.echo(f"image {image_id} was compared by its stored code only: {printable(problem)}", err=True)
+        if not groups and not as_json:
+            typer.echo(f"no near-duplicates were found within {radius} bits")
 
 
 def _print_group(opened: Collection, group: "Mapping[int, Orientation | None]", *, as_json: bool) -> None:

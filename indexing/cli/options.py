@@ -14,12 +14,27 @@ EngineName = Literal["auto", "torch", "openvino"]
 PrecisionName = Literal["auto", "fp32", "bf16"]
 ENCODING = ("--device", "--precision", "--engine")  # for `refuse`
 
-CollectionArgument = Annotated[Path, typer.Argument(help="Folder of the collection.")]
+
+def is_url(path: Path) -> bool:
+    """Whether an http(s) URL was given where a path is expected, which has dropped one of its slashes."""
+    return str(path).startswith(("http:/", "https:/"))
+
+
+def _no_url(collection: Path) -> Path:
+    if is_url(collection):
+        raise BadConfig(
+            f"the collection must be a folder, or in Milvus, not the URL {collection}: to use a running service, call "
+            "its HTTP API, for example with curl or `hashseek.Client`"
+        )
+    return collection
+
+
+CollectionArgument = Annotated[Path, typer.Argument(help="Folder of the collection.", callback=_no_url)]
 STORE_HELP = (
     "Folder of the collection; or in Milvus, milvus://HOST:19530/NAME, with ?index=ivf for a new one and "
     "?consistency=bounded for faster reads that may miss changes of the last few seconds."
 )
-StoreArgument = Annotated[Path, typer.Argument(help=STORE_HELP)]
+StoreArgument = Annotated[Path, typer.Argument(help=STORE_HELP, callback=_no_url)]
 Device = Annotated[str, typer.Option(help="Device for encoding: auto, cpu, cuda or cuda:N.")]
 Precision = Annotated[
     PrecisionName, typer.Option(help="Precision of the network; auto: the faster one on this device.")

@@ -15,7 +15,7 @@ from hashseek.indexing.catalog.records import check_attributes, check_key, check
 from hashseek.indexing.ingest.manifests import ImageSource
 from hashseek.indexing.ingest.sources import Found
 from hashseek.indexing.remote import fetch
-from hashseek.indexing.uris import open_uri, stored_path
+from hashseek.indexing.uris import is_there, open_uri, stored_path
 from hashseek.retrieval.errors import BadConfig, BadImage
 from hashseek.retrieval.images import Pixels, Preprocessing, decode_for
 from hashseek.retrieval.label_files import Problem
@@ -105,7 +105,8 @@ class Loader:
         except (BadImage, BadConfig) as error:
             uri, reason = str(found.uri), str(error)
             # A message about the file alone already starts with its name.
-            return Problem(found.name, reason if found.where else reason.removeprefix(f"{uri} "), uri=uri)
+            reason = reason if found.where else reason.removeprefix(f"{uri} ")
+            return Problem(found.name, reason, uri=uri, missing=not is_there(uri))
 
     def _load_image(self, source: ImageSource, data: bytes | None) -> LoadedImage:
         mtime_ns = None

@@ -100,7 +100,9 @@ def read_row(row: Row, *, where: str, folder: Path, split: str | None = None) ->
     except ValueError as error:
         reason = reason or str(error)
     if reason is not None:
-        yield Problem(where, reason, uri=place if _SCHEME.match(place) else str(folder / place))
+        is_file = not _SCHEME.match(place)
+        name = str(folder / place) if is_file else place
+        yield Problem(where, reason, uri=name, missing=is_file and not is_there(name))
         return
     yield from (Problem(where, remark, skipped=False) for remark in remarks)
     yield source

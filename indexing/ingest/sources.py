@@ -114,6 +114,16 @@ def walk(folder: Path) -> Iterator[Path | Problem]:
 
 
 def _sources(path: str, split: str | None) -> Iterator[Found]:
+    """The images and problems at `path`; a note if there are none."""
+    found = None
+    for found in _all_sources(path, split):
+        yield found
+    if found is None:
+        reason = "no images were found there; tar files and lists in a folder must be named, such as 'FOLDER/*.tar'"
+        yield Problem(path, reason, skipped=False)
+
+
+def _all_sources(path: str, split: str | None) -> Iterator[Found]:
     if is_remote(path):
         yield ImageSource(path)
     elif not Path(path).exists():

@@ -188,6 +188,10 @@ def test_pictures_to_which_nothing_can_be_fitted_are_refused(tmp_path, weights, 
     draw(5).save(alike / "d.png", pnginfo=note)
     with pytest.raises(BadDataset):
         fit(tmp_path / "c", weights, alike)
+    for name in ("notes.pdf", "more.pdf"):
+        (tmp_path / name).write_bytes(b"not a picture")
+    with pytest.raises(BadImage):
+        plan_collection(tmp_path / "c", options(weights), find_sources([tmp_path / "notes.pdf", tmp_path / "more.pdf"]))
     (alike / "e.png").write_bytes(b"x")
     with pytest.raises(BadImage):
         fit(tmp_path / "c", weights, alike, on_error="stop")

@@ -86,6 +86,8 @@ def test_from_files_to_hits_on_the_command_line(capsys, tmp_path):
     (tmp_path / "plain.csv").write_text("".join(f"v{i}\n" for i in range(60)))
     plain = ("index", "add", folder, "--vectors", file, "--ids", tmp_path / "plain.csv")
     assert "added 0, updated 0, already stored 60" in run_command(capsys, *plain)[1]
+    code, _, err = run_command(capsys, *command[:-1], BITS + 1)
+    assert (code, "index refit" in err) == (2, False)  # which is only for images
     vectors[3] = -vectors[3]
     np.save(tmp_path / "vectors.npy", vectors)
     (tmp_path / "plain.csv").write_text("".join(f"{'new' if i == 4 else f'v{i}'}\n" for i in range(60)))

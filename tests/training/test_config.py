@@ -41,6 +41,8 @@ def test_another_name_drops_what_was_meant_for_the_old_one():
         ("model.n_bits=0", "'model.n_bits' is 0"),
         ("model.n_bits=2000", "1024"),
         ("model.n_bits=many", "'model.n_bits' is 'many'"),
+        ("model.mean=0.5,0.5,0.5", "'model.mean' is '0.5,0.5,0.5'"),
+        ("model.std=[1,1]", r"'model.std' is \[1, 1\]"),
         ("optimizer.schedule=linear", "'optimizer.schedule' is 'linear'"),
         ("optimizer.warmup_epochs=20", "train.epochs, 20"),
         ("n_bits=12", "'n_bits=12'"),
@@ -89,3 +91,8 @@ def test_a_file_that_is_no_configuration_is_refused(toml, content):
         toml.write_bytes(content)
     with pytest.raises(BadConfig):
         load_config(toml)
+
+
+def test_one_number_normalises_all_three_channels(toml):
+    model = load_config(toml, ["model.mean=0", "model.std=[0.1, 0.2, 0.3]"]).model
+    assert (model.mean, model.std) == ((0, 0, 0), (0.1, 0.2, 0.3))

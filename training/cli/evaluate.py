@@ -25,8 +25,6 @@ def evaluate(
     checkpoints: Annotated[
         list[Path],
         typer.Argument(
-            exists=True,
-            dir_okay=False,
             help="Checkpoints from `hashseek train`. The report is about the first and compares it with the others.",
         ),
     ],
@@ -88,7 +86,7 @@ def evaluate(
     alone = len(checkpoints) == 1 and baseline in ("auto", "none") and not (lengths or calibrate or protocol or out)
     if url is not None and not alone:
         raise BadConfig("--url needs one checkpoint, without --baseline, --lengths, --calibrate, --protocol or --out")
-    header = load_header(checkpoints[0])
+    header, *_ = [load_header(checkpoint) for checkpoint in checkpoints]
     if (url is not None or calibrate is not None) and labels != "all" and header.training.get("held_out"):
         raise BadConfig(
             f"{'--calibrate' if url is None else '--url'} needs the whole database, but labels were held out of the "

@@ -10,9 +10,7 @@ from hashseek.training.cli.evaluate import DataOption, Device, Precision, data_o
 
 
 def probe(
-    checkpoint: Annotated[
-        Path, typer.Argument(exists=True, dir_okay=False, help="A checkpoint from `hashseek train`.")
-    ],
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint from `hashseek train`.")],
     data: DataOption = None,
     layer: Annotated[
         Literal["features", "outputs"],

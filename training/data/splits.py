@@ -184,11 +184,8 @@ def _fingerprint(parts: Mapping[str, Split], files: Mapping[str, Sequence[str]],
 def check_label_names(label_names: Sequence[str], *, source: str) -> None:
     """Raise `BadDataset` unless there are at least two labels."""
     if len(label_names) < 2:
-        only = f" ({label_names[0]!r})" if label_names else ""
-        raise BadDataset(
-            f"{source} has {len(label_names)} label{only}: with fewer than two labels every image is relevant to "
-            "every other and there is nothing to learn"
-        )
+        found = f"only one label ({label_names[0]!r})" if label_names else "no labels"
+        raise BadDataset(f"{source} has {found}: training needs at least two, to learn which images are similar")
 
 
 def check_labelled(splits: Splits) -> None:

@@ -1,7 +1,10 @@
 """The lines at the end of the demo."""
 
 import json
+import os
+import sys
 
+from hashseek.api.cli import demo
 from hashseek.api.cli.demo import gain
 
 
@@ -15,3 +18,18 @@ def test_the_demo_ends_with_what_labels_gain(tmp_path):
     lines = gain(tmp_path / "report.json")
     assert [line.split()[-2:] for line in lines] == [["mAP@1000", "0.851"], ["mAP@1000", "0.738"]]
     assert ["without" in line for line in lines] == [False, True]
+
+
+def test_the_service_takes_the_place_of_the_demo(tmp_path, monkeypatch):
+    report = tmp_path / "run" / "evaluation" / "report.json"
+    report.parent.mkdir(parents=True)
+    report.write_text(json.dumps({"models": []}))
+    report.with_name("report.md").touch()
+    started = []
+    monkeypatch.setattr(demo, "_step", lambda *_: None)
+    monkeypatch.setattr(demo, "_is_about", lambda *_: True)
+    monkeypatch.setattr(demo, "gain", lambda _: ["", ""])
+    monkeypatch.setattr(os, "execv", lambda program, arguments: started.append((program, arguments)))
+    demo.demo(folder=tmp_path, port=8001)
+    command = ["-m", "hashseek", "serve", str(tmp_path / "collection"), "--port", "8001"]
+    assert started == [(sys.executable, [sys.executable, *command])]

@@ -453,3 +453,9 @@ def test_uploads_that_are_too_large_or_of_unknown_length_are_refused_unread(read
 def test_a_body_that_is_not_json_says_where(reader):
     response = reader.post("/v1/search", content=b'{"image_id": 1,', headers={"Content-Type": "application/json"})
     assert_problem(response, 422, "BadRequest", "at character")
+
+
+def test_a_misspelt_field_is_named_together_with_the_one_that_it_hides(reader):
+    for path in ("/v1/search", "/v1/encode"):
+        refused = reader.post(path, files={"file": ("a.png", png(1))})
+        assert_problem(refused, 422, "BadRequest", "'file'", "image")

@@ -10,10 +10,15 @@ from importlib.metadata import version
 
 import pytest
 
+from hashseek.api.cli import build
+from hashseek.indexing.catalog.filters import Filter
 from hashseek.indexing.collection import Collection
 from hashseek.retrieval.checkpoint import load_header
+from hashseek.retrieval.errors import BadConfig
 from support.paths import ROOT
 from support.pictures import N_PICTURES, draw
+
+URL = "http://127.0.0.1:8000"
 
 
 def test_adding_reports_counts_and_names_bad_files(hashseek, tmp_path, pictures, checkpoint):
@@ -28,7 +33,7 @@ def test_adding_reports_counts_and_names_bad_files(hashseek, tmp_path, pictures,
     assert err.count("\n") == 1
     code, out, _ = hashseek(*command)
     assert (code, out) == (0, f"added 0, already stored 13, skipped 1; {folder} holds 12 images\n")
-    for path, n_skipped, start in ((bad, 1, "skipped: "), (empty, 0, "hashseek: ")):
+    for path, n_skipped, start in ((bad, 1, f"skipped: {tmp_path}/bad"), (empty, 0, f"note: {empty}: ")):
         code, out, err = hashseek("index", "add", folder, path)
         assert (code, out.split(";")[0]) == (1, f"added 0, already stored 0, skipped {n_skipped}")
         assert err.startswith(start)
@@ -285,3 +290,20 @@ def test_what_needs_no_model_does_not_load_torch(arguments, indexed, tmp_path):
         "print(*(name for name in heavy if name in sys.modules))"
     )
     assert out.splitlines()[-1] == ""
+
+
+def test_the_command_says_that_nothing_was_found(hashseek, own_collection, pictures):
+    with closing(Collection(own_collection)) as opened:
+        opened.remove(opened.catalog.ids_where(Filter()).tolist()[1:])
+    search = ("search", own_collection, pictures / "picture 00.jpg", "--label", "none")
+    for command in (search, ("index", "duplicates", own_collection)):
+        code, out, err = hashseek(*command)
+        assert (code, out.count("\n"), err) == (0, 1, "")
+        assert "rank" not in out
+        assert json.loads(hashseek(*command, "--json")[1] or '{"hits": []}')["hits"] == []
+
+
+@pytest.mark.parametrize("command", [("search", URL, "a.jpg"), ("index", "stats", URL), ("search", "c", URL)])
+def test_a_url_is_no_folder_and_no_query(command):
+    with pytest.raises(BadConfig):
+        build(command)(args=command, standalone_mode=False)

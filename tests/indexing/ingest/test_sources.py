@@ -303,3 +303,20 @@ def test_a_damaged_tar_gives_its_whole_members_and_a_problem(tmp_path):
     for damaged in (content[:2048] + b"garbage" * 400, gzip.compress(content), b""):
         shard.write_bytes(damaged)
         assert [problem.partition(":")[0] for problem in drawn(shard)[1]] == [str(shard)]
+
+
+def test_a_path_without_images_is_named(tree):
+    (tree / "empty").mkdir()
+    make_tar(tree / "empty.tar", [])
+    paths = [str(tree / name) for name in ("b/*.md", "empty", "empty.tar")]
+    found = list(find_sources([paths[0], str(tree / "b"), *paths[1:]]))
+    assert [one.where for one in found if isinstance(one, Problem)] == paths
+    assert not any(one.skipped for one in found if isinstance(one, Problem))
+
+
+def test_a_problem_tells_whether_the_file_is_missing(tmp_path):
+    touch(tmp_path / "a.jpg")
+    rows = {"gone.jpg": True, str(tmp_path / "gone.jpg"): True, "s3://b/a.jpg": False, "a.jpg": False}
+    (tmp_path / "list.jsonl").write_text("".join(json.dumps({"file": f, "labels": 1}) + "\n" for f in rows))
+    found = list(find_sources([tmp_path / "list.jsonl"]))
+    assert [problem.missing for problem in found] == list(rows.values())

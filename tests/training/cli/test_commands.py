@@ -79,3 +79,16 @@ def test_a_run_folder_that_cannot_be_written(toml, tmp_path, capsys):
     assert code == 2
     assert len(err.splitlines()) == 1
     assert "file/run" in err
+
+
+@pytest.mark.parametrize("command", ["evaluate", "probe", "truncate"])
+def test_a_run_folder_in_place_of_a_checkpoint(tmp_path, capsys, command):
+    code, _, err = run_command(capsys, command, tmp_path, *(["--bits", 8] if command == "truncate" else []))
+    assert code == 2
+    assert str(tmp_path / "best.safetensors") in err
+
+
+def test_a_run_folder_in_place_of_a_report(tmp_path, capsys):
+    code, _, err = run_command(capsys, "compare", tmp_path, tmp_path)
+    assert code == 2
+    assert str(tmp_path / "evaluation-best") in err

@@ -172,6 +172,11 @@ def as_markdown(entries: Sequence[Entry]) -> str:
 
 def _load(letter: str, place: Path) -> Entry:
     path = place / "report.json" if place.is_dir() else place
+    if place.is_dir() and not path.is_file():
+        raise BadConfig(
+            f"{place} has no report.json: give a folder that `hashseek evaluate` wrote, such as "
+            f"{place / 'evaluation-best'}"
+        )
     report = load_report(path)
     table = path.with_name("per_query.csv")
     if not table.exists():
