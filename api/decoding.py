@@ -1,4 +1,4 @@
-"""Decodes images in processes of their own: one that takes too long or crashes its decoder ends only its process.
+"""Decodes images for the service; those that may take long or crash their decoder, in processes that can be ended.
 
 `python -m hashseek.api.decoding` is such a process. Its standard input is a socket to the service.
 """
@@ -25,7 +25,10 @@ from hashseek.retrieval.errors import BadImage, HashseekError
 from hashseek.retrieval.images import LoadedFile, Preprocessing, decode, load_file, memory_to_decode
 
 MEMORY = 2**30  # bytes that all images together may use while they are decoded
-WAIT_SECONDS = 30.0  # that an image waits for memory and a process before it is refused
+# Bytes that a JPEG may use to be decoded in the service itself, within a second. A process would make uploads an eighth
+# slower (2 ms).
+SMALL = 2**26
+WAIT_SECONDS = 30.0  # that an image waits for memory and a processor core before it is refused
 DECODE_SECONDS = 30.0  # after which the process of an image is ended
 
 
@@ -78,24 +81,26 @@ class Budget:
 
 
 class Decoders:
-    """Decodes the images of several threads in a process for each processor core. Processes are started when needed.
+    """Decodes the images of several threads, as many at a time as there are processor cores.
+
+    A JPEG of usual size is decoded in the thread, any other image in a process, which is started when it is needed.
 
     Args:
         observe: called with "wait" or "decode" and the seconds that an image waited, or was decoded.
 
     Attributes:
-        memory, processes: limits that images wait for: bytes, and one process each.
+        memory, cores: limits that images wait for: bytes, and one processor core each.
     """
 
     def __init__(self, observe: Callable[[str, float], object]) -> None:
-        self.memory, self.processes = Budget(MEMORY), Budget(n_cores())
+        self.memory, self.cores = Budget(MEMORY), Budget(n_cores())
         self._observe = observe
         self._idle: list[_Process] = []
 
     @property
     def waiting(self) -> int:
         """Number of images that are waiting."""
-        return self.memory.waiting + self.processes.waiting
+        return self.memory.waiting + self.cores.waiting
 
     def load(self, data: bytes, preprocessing: Preprocessing, *, name: str = "the image") -> LoadedFile:
         """The network's input for an image file, see `hashseek.retrieval.images.load_file`.
@@ -124,29 +129,44 @@ class Decoders:
 
     def _carry_out(self, task: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
         started = time.perf_counter()
-        with self.processes.hold():
-            process = self._idle_process() or _Process()
-            try:
-                process.send(json.dumps(task).encode(), data)
-                with self.memory.hold(int(process.receive())):
-                    waited = time.perf_counter()
-                    self._observe("wait", waited - started)
-                    process.send(b"")
-                    about, content = json.loads(process.receive()), process.receive()
-                    self._observe("decode", time.perf_counter() - waited)
-            except TimeoutError:
-                process.end()
-                raise BadImage(f"{task['name']} takes longer than {DECODE_SECONDS:.0f} s to decode") from None
-            except OSError:  # the process has ended
-                process.end()
-                raise BadImage(f"{task['name']} is damaged: it crashed its decoder") from None
-            except BaseException:
-                process.end()
-                raise
-            self._idle.append(process)
+        with self.cores.hold():
+            # Only the header of a JPEG is read here: those of other formats may take long, too.
+            n_bytes = memory_to_decode(data, at_least=task["at_least"]) if data.startswith(b"\xff\xd8") else MEMORY
+            if n_bytes <= SMALL:
+                with self._decoding(n_bytes, started):
+                    about, content = _carry_out(task, data)
+            else:
+                about, content = self._in_process(task, data, started)
         if "error" in about:
             raise BadImage(about["error"])
         return about, content
+
+    @contextmanager
+    def _decoding(self, n_bytes: int, started: float) -> Iterator[None]:
+        with self.memory.hold(n_bytes):
+            waited = time.perf_counter()
+            self._observe("wait", waited - started)
+            yield
+            self._observe("decode", time.perf_counter() - waited)
+
+    def _in_process(self, task: dict[str, Any], data: bytes, started: float) -> tuple[dict[str, Any], bytes]:
+        process = self._idle_process() or _Process()
+        try:
+            process.send(json.dumps(task).encode(), data)
+            with self._decoding(int(process.receive()), started):
+                process.send(b"")
+                answer = json.loads(process.receive()), process.receive()
+        except TimeoutError:
+            process.end()
+            raise BadImage(f"{task['name']} takes longer than {DECODE_SECONDS:.0f} s to decode") from None
+        except OSError:  # the process has ended
+            process.end()
+            raise BadImage(f"{task['name']} is damaged: it crashed its decoder") from None
+        except BaseException:
+            process.end()
+            raise
+        self._idle.append(process)
+        return answer
 
     def _idle_process(self) -> "_Process | None":
         with suppress(IndexError):
@@ -194,7 +214,7 @@ def main() -> None:
     """Carry out the tasks of `Decoders`, until the service closes the socket."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the service ends what it has accepted
         signal.signal(number, signal.SIG_IGN)
-    _give_memory_back()
+    give_memory_back()
     with suppress(EOFError, ConnectionError), Connection(sys.stdin.fileno()) as service:
         while True:
             task, data = json.loads(service.recv_bytes()), service.recv_bytes()
@@ -220,7 +240,7 @@ def _carry_out(task: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes
         return {"error": str(error)}, b""
 
 
-def _give_memory_back() -> None:
+def give_memory_back() -> None:
     """Make glibc return the memory of decoded images at once. By default it keeps blocks of up to 32 MB for reuse."""
     with suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL("libc.so.6").mallopt(ctypes.c_int(-3), ctypes.c_int(2**20))  # M_MMAP_THRESHOLD

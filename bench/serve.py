@@ -6,7 +6,7 @@ A real `hashseek serve`, and clients in a process of their own (`bench/http_load
 some seconds, one after the other, so that a busy moment affects all of them; figures are medians over the rounds,
 ratios medians of the ratios within a round. The library decodes, encodes and searches one picture after the
 other, and looks up the records of the hits, as the service does. Uploads are query photographs that are not stored.
-"CPU ms" is CPU time of the library or the server, of all threads, per request: it depends less on other load.
+"CPU ms" is CPU time of the library or the service, of all its processes, per request: it depends less on other load.
 """
 
 import argparse
@@ -122,10 +122,16 @@ def outcome_of(process: subprocess.Popen[str]) -> Outcome:
     return outcome
 
 
+def with_decoders(pid: int) -> list[Path]:
+    """The folders in /proc of a service and of the processes that decode its images."""
+    children = " ".join(file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/children"))
+    return [Path("/proc") / one for one in (str(pid), *children.split())]
+
+
 def cpu_seconds(pid: int) -> float:
-    """Processor time that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Processor time that a service has used, with the processes that decode its images."""
+    stats = [(process / "stat").read_text().rpartition(")")[2].split() for process in with_decoders(pid)]
+    return sum(int(fields[11]) + int(fields[12]) for fields in stats) / os.sysconf("SC_CLK_TCK")
 
 
 def percentile(outcome: Outcome, share: float) -> float:

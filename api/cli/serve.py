@@ -71,6 +71,7 @@ def run(settings: Settings) -> None:
         warnings.simplefilter("ignore", UnsupportedFieldAttributeWarning)
         from hashseek.api.access.connections import limit_connections
         from hashseek.api.app import create_app
+        from hashseek.api.decoding import give_memory_back
         from hashseek.api.monitoring import logs, tracing
         from hashseek.indexing.collection import check_checkpoint
         from hashseek.retrieval.engines import check_engine
@@ -81,6 +82,7 @@ def run(settings: Settings) -> None:
     app = create_app(settings)
     if settings.otel or any(name.startswith("OTEL_EXPORTER_OTLP_") for name in os.environ):
         tracing.trace(app)
+    give_memory_back()
     port = listener.getsockname()[1]
     shown = f"[{settings.host}]" if ":" in settings.host else settings.host
     said = f"search page on http://{shown}:{port}, API on http://{shown}:{port}/docs (press Ctrl-C to stop)"

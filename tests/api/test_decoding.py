@@ -60,6 +60,15 @@ def test_a_bad_image_is_an_error_with_its_name_and_the_process_goes_on(decoders)
     assert running(decoders) == before
 
 
+def test_a_jpeg_needs_a_process_only_if_it_is_large(decoders, monkeypatch):
+    data = encoded(draw(3, (400, 300)), "JPEG")
+    here = decoders.thumbnail(data, 64)
+    assert running(decoders) == []
+    monkeypatch.setattr(decoding, "SMALL", 1000)
+    assert decoders.thumbnail(data, 64) == here
+    assert len(running(decoders)) == 1
+
+
 def test_threads_share_as_many_processes_as_there_are_cores(decoders):
     files = [png(number) for number in range(40)]
     with ThreadPoolExecutor(16) as threads:

@@ -40,14 +40,14 @@ def test_200_uploads_at_once_are_answered_or_refused_and_none_is_lost(serve, ind
 
 def test_an_upload_that_waits_too_long_is_refused_while_searches_by_id_go_on(indexed, monkeypatch):
     with serving(indexed, read_only=True) as client, ThreadPoolExecutor(1) as pool:
-        with client.app.state.collections.decoders.processes.hold(1000):
+        with client.app.state.collections.decoders.cores.hold(1000):
             waiting = pool.submit(search, client, png(1), rank="asymmetric")
             wait_until(lambda: figures(client)["hashseek_queue_length",] == 1)
             assert hits(client.get("/v1/images/1/similar"))
             assert not waiting.done()
         assert hits(waiting.result())
         monkeypatch.setattr(decoding, "WAIT_SECONDS", 0.2)
-        with client.app.state.collections.decoders.processes.hold(1000):
+        with client.app.state.collections.decoders.cores.hold(1000):
             refused = search(client, png(1), rank="asymmetric")
         assert_problem(refused, 503, "Overloaded")
         assert refused.headers["Retry-After"] == "1"

@@ -272,7 +272,7 @@ def add_to(client, name, seed):
 def test_deleting_waits_for_an_answer_that_is_under_way(client, folder):
     """An upload that waits for a processor core is encoded and stored before its collection goes."""
     decoders, done = client.app.state.collections.decoders, []
-    with decoders.processes.hold(1000):
+    with decoders.cores.hold(1000):
         upload = threading.Thread(target=lambda: done.append(add_to(client, "a", 80).status_code))
         upload.start()
         wait_until(lambda: decoders.waiting)
