@@ -25,8 +25,8 @@ from hashseek.retrieval.errors import BadImage, HashseekError
 from hashseek.retrieval.images import LoadedFile, Preprocessing, decode, load_file, memory_to_decode
 
 MEMORY = 2**30  # bytes that all images together may use while they are decoded
-# Bytes that a JPEG may use to be decoded in the service itself, which takes about a second at most. A process would make
-# uploads an eighth slower (2 ms).
+# Bytes that a JPEG may use to be decoded in the service itself, which takes about a second at most. A process would
+# make uploads an eighth slower (2 ms).
 SMALL = 2**26
 WAIT_SECONDS = 30.0  # that an image waits for memory and a processor core before it is refused
 DECODE_SECONDS = 30.0  # after which a process is ended that reads the header of an image, or decodes it
