@@ -181,7 +181,7 @@ class _Process:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", __name__],
+                [sys.executable, "-P", "-W", "ignore", "-m", __name__],  # Pillow warns about metadata
                 stdin=theirs.fileno(),
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )

@@ -1,5 +1,6 @@
 """Images are decoded in other processes: the same pixels, errors that stay with their image, and limits."""
 
+import io
 import os
 import signal
 import threading
@@ -67,6 +68,13 @@ def test_a_jpeg_needs_a_process_only_if_it_is_large(decoders, monkeypatch):
     monkeypatch.setattr(decoding, "SMALL", 1000)
     assert decoders.thumbnail(data, 64) == here
     assert len(running(decoders)) == 1
+
+
+def test_damaged_metadata_writes_nothing_into_the_log(decoders, capfd):
+    buffer = io.BytesIO()
+    draw(3).save(buffer, "PNG", exif=b"Exif\0\0II*\0\x08\0\0\0\x05\0")
+    assert decoders.load(buffer.getvalue(), PREPROCESSING).width == 96
+    assert capfd.readouterr().err == ""
 
 
 def test_threads_share_as_many_processes_as_there_are_cores(decoders):
