@@ -77,7 +77,7 @@ def test_the_fingerprint_follows_values_and_labels(write, arrays):
         ({"split": np.array(["valid"] * 30)}, "valid"),
         ({"split": np.array(["train"] * 30)}, "train"),
         ({"split": np.array(["train"] * 12)}, r"\(12,\)"),
-        ({"Y": np.zeros((30, 1), np.uint8), "label_names": np.array(["a"])}, "1 label"),
+        ({"Y": np.zeros((30, 1), np.uint8), "label_names": np.array(["a"])}, "'a'"),
         ({"Y": np.array([[{}] * 3] * 30)}, "npz"),
     ],
 )
