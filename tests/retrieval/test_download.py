@@ -87,7 +87,9 @@ def test_the_next_call_resumes_a_download_that_was_cut_off(server, tmp_path, ran
 
 
 @pytest.mark.parametrize("checksum", [md5(CONTENT), None])
-@pytest.mark.parametrize("part", [CONTENT, CONTENT[:-1] + b"other", bytes(len(CONTENT))])
+@pytest.mark.parametrize(
+    "part", [CONTENT, CONTENT[:-1] + b"other", bytes(len(CONTENT))], ids=["whole", "too long", "zeros"]
+)
 def test_a_part_that_lacks_nothing_is_not_trusted(server, tmp_path, checksum, part):
     (tmp_path / "set.zip.part").write_bytes(part)
     assert get(server, tmp_path, checksum).read_bytes() == CONTENT

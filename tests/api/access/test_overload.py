@@ -23,11 +23,12 @@ def test_200_uploads_at_once_are_answered_or_refused_and_none_is_lost(serve, ind
     start = threading.Barrier(201)
 
     def upload(number):
-        with httpx.Client(base_url=client.base_url, timeout=120) as own:
-            start.wait()
-            return own.post("/v1/search", files={"image": png(number)}).status_code
+        data = png(number)
+        start.wait()
+        return own.post("/v1/search", files={"image": data}).status_code
 
-    with ThreadPoolExecutor(200) as pool:
+    no_limits = httpx.Limits(max_connections=None)
+    with httpx.Client(base_url=client.base_url, timeout=120, limits=no_limits) as own, ThreadPoolExecutor(200) as pool:
         answers = [pool.submit(upload, number) for number in range(200)]
         start.wait()
         while not all(answer.done() for answer in answers):

@@ -410,7 +410,9 @@ def test_bodies_of_searches(reader, body, status, kind):
 
 
 @pytest.mark.parametrize(
-    "content", [b"[" * 200_000, b'{"queries":' * 100_000, b"\xff", b"{", b'{"k": ' + b"9" * 9000 + b"}"]
+    "content",
+    [b"[" * 200_000, b'{"queries":' * 100_000, b"\xff", b"{", b'{"k": ' + b"9" * 9000 + b"}"],
+    ids=["lists", "objects", "not UTF-8", "cut off", "large number"],
 )
 def test_json_that_cannot_be_read_is_refused(reader, content):
     response = reader.post("/v1/search", content=content, headers={"Content-Type": "application/json"})
