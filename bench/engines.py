@@ -35,7 +35,7 @@ from hashseek.retrieval.images import Pixels, Preprocessing, decode_for, normali
 from hashseek.retrieval.load_ahead import load_ahead
 from hashseek.retrieval.metrics import average_precision, histograms
 from hashseek.retrieval.models.backbones import build_backbone, default_preprocessing
-from hashseek.retrieval.models.network import Network
+from hashseek.retrieval.models.lazy_backbone import LazyBackbone
 from hashseek.training.data.datasets import Split, build_splits
 
 RUN = Path("runs/mirflickr25k_mobilenet_v2_hyp2_48/best.safetensors")
@@ -74,7 +74,7 @@ def speed(backbone: str, *, batches: list[int], rounds: int) -> None:
     for name, precision in CHOICES:
         started = time.perf_counter()
         try:
-            engine = build_engine(name, Network.of(network()), preprocessing, device="cpu", precision=precision)
+            engine = build_engine(name, LazyBackbone.of(network()), preprocessing, device="cpu", precision=precision)
         except BadConfig as error:
             print(f"{name} {precision}: {error}")
             continue

@@ -14,7 +14,7 @@ from hashseek.indexing.opening import Store
 from hashseek.retrieval.checkpoint import Header, load_header
 from hashseek.retrieval.codes import Codes, code_size
 from hashseek.retrieval.images import Pixels, Preprocessing
-from hashseek.retrieval.scores import Features
+from hashseek.retrieval.scores import StoredFeatures
 
 # For a new collection without a checkpoint; which images can be used does not depend on it.
 _TO_BE_FITTED = Header("", 8, Preprocessing(size=224, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)), (), fingerprint="")
@@ -47,7 +47,7 @@ class DryRunEncoder:
         """Zeros (B, code_size)."""
         return np.zeros((len(pixels), code_size(self.n_bits)), np.uint8)
 
-    def encode_with_features(self, pixels: Pixels) -> tuple[Codes, Features]:
+    def encode_with_features(self, pixels: Pixels) -> tuple[Codes, StoredFeatures]:
         """Zeros (B, code_size) and (B, 1)."""
         return self.encode_pixels(pixels), np.zeros((len(pixels), 1), np.float16)
 

@@ -80,7 +80,7 @@ def _content(record: Mapping[str, Any]) -> str | None:
 
 
 @dataclass(frozen=True)
-class Network:
+class FeatureNetwork:
     """A backbone with its weights, to which a hash layer is fitted.
 
     Args:
@@ -118,7 +118,7 @@ class Network:
         return {"backbone": self.backbone, "weights": weights, "weights_sha256": digest}
 
 
-def find_network(options: FitOptions) -> Network:
+def find_network(options: FitOptions) -> FeatureNetwork:
     """The network that the options name. Does not import torch.
 
     Raises:
@@ -143,10 +143,10 @@ def find_network(options: FitOptions) -> Network:
     changed(_EXAMPLE, options.preprocessing)
     if weights == "default" and backbone in FILES:
         file = cached(FILES[backbone])
-    return Network(options.bits, backbone, weights, file, own, options.preprocessing)
+    return FeatureNetwork(options.bits, backbone, weights, file, own, options.preprocessing)
 
 
-def network_for_refit(collection: Collection, options: FitOptions) -> Network:
+def network_for_refit(collection: Collection, options: FitOptions) -> FeatureNetwork:
     """The network that the options name; by default that of the collection, with its weights and its K.
 
     Raises:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from hashseek.indexing.catalog import NewImage
 from hashseek.indexing.catalog.records import StoredCode
 from hashseek.indexing.collection import CHECKPOINT, check_place
-from hashseek.indexing.fit_options import FitOptions, Network, changed, find_network
+from hashseek.indexing.fit_options import FeatureNetwork, FitOptions, changed, find_network
 from hashseek.indexing.ingest.loading import Fetch, LoadedImage, Loader, Stamp, stamp_of
 from hashseek.indexing.ingest.manifests import ImageSource
 from hashseek.indexing.ingest.sources import Found
@@ -30,7 +30,7 @@ from hashseek.retrieval.codes import pack
 from hashseek.retrieval.devices import EncoderOptions
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadCheckpoint, BadConfig, BadDataset, BadImage
-from hashseek.retrieval.hash_layers import fit_hash_layer, normalized
+from hashseek.retrieval.hash_layers import Features, fit_hash_layer, normalized
 from hashseek.retrieval.images import Pixels, Preprocessing, decode, read_bytes
 from hashseek.retrieval.label_files import OnError, Problem
 from hashseek.retrieval.models.fully_connected import as_arrays, head_of
@@ -43,12 +43,11 @@ MAX_FITTED = 20_000  # pictures
 REFIT_FACTOR = 4  # a collection that has grown by this factor may gain from a refit
 SEED = 0
 
-Features = NDArray[np.float32]
 Place = Path | str  # of an image, see `ImageSource.uri`
 Progress = Callable[[int, int], object]  # called with the number of pictures done, and of all
 
 
-def plan_collection(folder: Path, options: FitOptions, sources: Iterable[Found]) -> tuple[Network, int]:
+def plan_collection(folder: Path, options: FitOptions, sources: Iterable[Found]) -> tuple[FeatureNetwork, int]:
     """The network for a new collection in `folder`, and the number of images. Does not import torch.
 
     Raises:
@@ -115,7 +114,7 @@ class Fitting:
         BadConfig: the backbone does not accept such images.
     """
 
-    def __init__(self, network: Network, **options: Unpack[EncoderOptions]) -> None:
+    def __init__(self, network: FeatureNetwork, **options: Unpack[EncoderOptions]) -> None:
         from hashseek.retrieval.models.backbones import default_preprocessing
         from hashseek.retrieval.models.hash_model import HashModel
         from hashseek.retrieval.models.pretrained_weights import load_backbone_weights
@@ -264,7 +263,7 @@ class FirstFit:
 
 def fit_to_sources(
     sources: Iterable[Found],
-    network: Network,
+    network: FeatureNetwork,
     n_sources: int,
     *,
     on_error: OnError = "skip",

@@ -29,7 +29,7 @@ from hashseek.retrieval.encoder import Encoder, VectorEncoder, WithHeader
 from hashseek.retrieval.errors import BadConfig, UnknownImage
 from hashseek.retrieval.images import LoadedFile, load_file
 from hashseek.retrieval.micro_batches import MicroBatches
-from hashseek.retrieval.scores import Features, asymmetric_scores, best, cosines, stored_features
+from hashseek.retrieval.scores import StoredFeatures, asymmetric_scores, best, cosines, stored_features
 from hashseek.retrieval.vectors import Vectors, as_float32
 
 Rank = Literal["hamming", "asymmetric", "float"]
@@ -104,7 +104,7 @@ class Query:
 
     code: NDArray[np.uint8]
     outputs: NDArray[np.float32] | None = None
-    feature: Features | None = None
+    feature: StoredFeatures | None = None
 
 
 @dataclass(frozen=True)
@@ -415,7 +415,7 @@ class Searcher:
         assert query.feature is not None
         return self._cosines(query.feature, ids)
 
-    def _cosines(self, feature: Features, ids: Ids) -> NDArray[np.float64]:
+    def _cosines(self, feature: StoredFeatures, ids: Ids) -> NDArray[np.float64]:
         """Cosines (N,) of a feature (D,) with those of stored images; the lowest for one that was removed meanwhile."""
         scores = np.full(len(ids), -1.0)
         order = np.argsort(ids)

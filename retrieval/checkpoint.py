@@ -31,6 +31,7 @@ from hashseek.retrieval.errors import BadCheckpoint
 from hashseek.retrieval.files import checksum_of, write_atomically
 from hashseek.retrieval.images import Preprocessing
 from hashseek.retrieval.models.fully_connected import FullyConnected, Weights, as_arrays, head_of, mlp_of
+from hashseek.retrieval.models.lazy_backbone import LazyBackbone
 from hashseek.retrieval.models.names import (
     check_image_backbone,
     is_from_outside,
@@ -38,7 +39,6 @@ from hashseek.retrieval.models.names import (
     is_vector_backbone,
     widths_of,
 )
-from hashseek.retrieval.models.network import Network
 
 if TYPE_CHECKING:
     from hashseek.retrieval.models.hash_model import HashModel
@@ -167,9 +167,9 @@ class Checkpoint:
             return widths_of(self.header.backbone)[-1]
         return next((values.shape[1] for _, values in sorted(self.part("head.").items()) if values.ndim == 2), 0)
 
-    def network(self) -> Network:
+    def network(self) -> LazyBackbone:
         """The model's backbone for an engine."""
-        return Network(lambda: self.model.backbone, self.part("backbone."), self.header.backbone)
+        return LazyBackbone(lambda: self.model.backbone, self.part("backbone."), self.header.backbone)
 
     def part(self, prefix: str) -> Weights:
         """The weights whose names begin with "backbone." or "head.", without that prefix.

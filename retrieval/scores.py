@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from hashseek.retrieval.codes import Codes, check_codes
 
-Features = NDArray[np.float16]
+StoredFeatures = NDArray[np.float16]
 Scores = NDArray[np.float64]
 
 # (256, 8): the bits of every byte, -1 or 1
@@ -38,15 +38,15 @@ def asymmetric_scores(codes: Codes, outputs: NDArray[np.floating]) -> Scores:
     return scores
 
 
-def stored_features(features: NDArray[np.floating]) -> Features:
+def stored_features(features: NDArray[np.floating]) -> StoredFeatures:
     """Features (B, D) divided by their length, as they are stored and compared; zeros stay zeros."""
     values = np.asarray(features, np.float64)
     lengths = np.linalg.norm(values, axis=1, keepdims=True)
-    result: Features = (values / np.where(lengths > 0, lengths, 1)).astype(np.float16)
+    result: StoredFeatures = (values / np.where(lengths > 0, lengths, 1)).astype(np.float16)
     return result
 
 
-def cosines(features: Features, query: Features) -> Scores:
+def cosines(features: StoredFeatures, query: StoredFeatures) -> Scores:
     """Cosines of features (N, D) with those of queries (D,) or (Q, D), all from `stored_features`: (N,) or (Q, N)."""
     wanted = query.astype(np.float64)
     scores = np.empty((*query.shape[:-1], len(features)))

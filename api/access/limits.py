@@ -142,8 +142,7 @@ class RequestLimits:
         return self._too_often(key)
 
     def _too_often(self, key: Key) -> Response | None:
-        wait = self.rate.wait(key.name, time.monotonic()) if self.rate else 0
-        if not self.rate or not wait:
+        if self.rate is None or not (wait := self.rate.wait(key.name, time.monotonic())):
             return None
         limit = round(60 * self.rate.per_second)
         detail = f"the key {key.name!r} may make {limit} requests per minute: try again in {wait:.1f} s"

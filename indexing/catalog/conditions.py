@@ -99,8 +99,13 @@ def json_value(path: str) -> str:
 
 
 def json_paths(name: str) -> list[str]:
-    """JSON paths of an attribute's name: the name as it is, and with its dots as steps."""
-    return [json_path(name)] if "." not in name else [json_path(name), json_path(*name.split("."))]
+    """JSON paths of an attribute's name, see `readings`."""
+    return [json_path(*steps) for steps in readings(name)]
+
+
+def readings(name: str) -> list[tuple[str, ...]]:
+    """The steps that an attribute's name can mean: the name as it is, and the parts between its dots."""
+    return [(name,), tuple(name.split("."))] if "." in name else [(name,)]
 
 
 def json_path(*steps: str) -> str:

@@ -41,7 +41,7 @@ from hashseek.indexing.cli.output import Output, print_next
 from hashseek.indexing.cli.vectors import add_vectors
 from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.dry_run import dry_run as open_dry_run
-from hashseek.indexing.fit_options import Network
+from hashseek.indexing.fit_options import FeatureNetwork
 from hashseek.indexing.fitting import FirstFit, fit_to_sources, plan_collection, refit_may_help
 from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.ingest.batch import IngestReport, ingest
@@ -360,7 +360,9 @@ class _Run:
         )
 
 
-def _fit(sources: _Sources, plan: tuple[Network, int], get: Fetch, output: Output, options: EncoderOptions) -> FirstFit:
+def _fit(
+    sources: _Sources, plan: tuple[FeatureNetwork, int], get: Fetch, output: Output, options: EncoderOptions
+) -> FirstFit:
     """The hash layer for a new collection, fitted to the images."""
     with fit_progress(output) as progress:
         first = fit_to_sources(

@@ -7,7 +7,7 @@ from hashseek.indexing.catalog import StoredImage
 from hashseek.indexing.catalog.filters import Filter
 from hashseek.indexing.catalog.records import StoredCode
 from hashseek.indexing.collection import Collection
-from hashseek.indexing.fit_options import Network
+from hashseek.indexing.fit_options import FeatureNetwork
 from hashseek.indexing.fitting import Fitting, Progress, sample
 from hashseek.indexing.maintenance.reencode import Reencoded, drop_half_built, read_image, reencode
 from hashseek.retrieval.devices import EncoderOptions
@@ -18,7 +18,7 @@ from hashseek.retrieval.load_ahead import load_ahead
 
 def fit_to_collection(
     collection: Collection,
-    network: Network,
+    network: FeatureNetwork,
     *,
     allow_private: bool = False,
     progress: Progress = lambda *_: None,

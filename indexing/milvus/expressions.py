@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hashseek.indexing.catalog.attributes import Ids
-from hashseek.indexing.catalog.conditions import Condition, parse_number, ways_to_meet
+from hashseek.indexing.catalog.conditions import Condition, parse_number, readings, ways_to_meet
 from hashseek.indexing.catalog.filters import Filter, parse_time
 
 ATTRIBUTES, NUMBERS = "attributes", "numbers"  # fields; the second has the numbers contained in strings
@@ -53,8 +53,7 @@ def expression(among: Ids | Filter | None) -> str:
 
 
 def _condition(condition: Condition) -> str:
-    names = [(condition.path,), tuple(condition.path.split("."))][: 1 + ("." in condition.path)]
-    return " or ".join(f"({test})" for steps in names for test in _tests(condition, steps))
+    return " or ".join(f"({test})" for steps in readings(condition.path) for test in _tests(condition, steps))
 
 
 def _tests(condition: Condition, steps: tuple[str, ...]) -> Iterable[str]:

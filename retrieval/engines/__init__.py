@@ -19,7 +19,7 @@ from hashseek.retrieval.devices import in_bf16, is_cpu
 from hashseek.retrieval.engines.openvino_engine import OpenVinoEngine, check_openvino, has_openvino
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import Pixels, Preprocessing
-from hashseek.retrieval.models.network import Network
+from hashseek.retrieval.models.lazy_backbone import LazyBackbone
 
 
 class Engine(Protocol):
@@ -45,7 +45,7 @@ _log = logging.getLogger("hashseek")
 
 def build_engine(
     name: str,
-    network: Network,
+    network: LazyBackbone,
     preprocessing: Preprocessing,
     *,
     device: str = "auto",

@@ -17,7 +17,7 @@ from hashseek.retrieval.devices import in_bf16, is_cpu, n_threads
 from hashseek.retrieval.engines.openvino_models import load_model, reason_of
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import Pixels, Preprocessing
-from hashseek.retrieval.models.network import Network
+from hashseek.retrieval.models.lazy_backbone import LazyBackbone
 
 
 class OpenVinoEngine:
@@ -30,7 +30,7 @@ class OpenVinoEngine:
         BadConfig: OpenVINO cannot convert this network, or cannot run it in this precision.
     """
 
-    def __init__(self, network: Network, preprocessing: Preprocessing, *, precision: str) -> None:
+    def __init__(self, network: LazyBackbone, preprocessing: Preprocessing, *, precision: str) -> None:
         wanted = "bf16" if in_bf16(precision, cpu=True) else "f32"
         self._ov = _import_openvino()
         self._model = load_model(self._ov, network, preprocessing)

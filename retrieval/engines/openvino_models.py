@@ -26,8 +26,8 @@ from hashseek.retrieval.checkpoint import digest_weights
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.files import cached_file, delete_oldest, mark_used, write_atomically
 from hashseek.retrieval.images import Preprocessing, normalizer
+from hashseek.retrieval.models.lazy_backbone import LazyBackbone
 from hashseek.retrieval.models.names import TIMM, is_from_outside
-from hashseek.retrieval.models.network import Network
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,7 +39,7 @@ _MAX_DIFFERENCE = 0.01  # of the largest feature; measured: below 0.0001
 _log = logging.getLogger("hashseek")
 
 
-def load_model(ov: Any, network: Network, preprocessing: Preprocessing) -> Any:
+def load_model(ov: Any, network: LazyBackbone, preprocessing: Preprocessing) -> Any:
     """OpenVINO's form of `network` for one image of uint8 pixels (1, 3, size, size), normalisation included.
 
     Args:
@@ -68,7 +68,7 @@ def load_model(ov: Any, network: Network, preprocessing: Preprocessing) -> Any:
     return ov.Core().read_model(content[40 : 40 + length], ov.Tensor(weights))
 
 
-def _file(network: Network, preprocessing: Preprocessing) -> Path:
+def _file(network: LazyBackbone, preprocessing: Preprocessing) -> Path:
     packages = ["openvino", "torch", "torchvision", *(["timm"] if str(network.name).startswith(TIMM) else [])]
     versions = [(package, version(package)) for package in packages]
     key = json.dumps([_FORMAT, versions, network.name, digest_weights(network.tensors), preprocessing.as_dict()])
@@ -88,7 +88,7 @@ def _read(file: Path) -> bytes | None:
     return content
 
 
-def _converted_or_remembered(ov: Any, network: Network, preprocessing: Preprocessing, reason: Path) -> Any:
+def _converted_or_remembered(ov: Any, network: LazyBackbone, preprocessing: Preprocessing, reason: Path) -> Any:
     """The converted network. Why one cannot be converted is written to the file `reason`, and read from there."""
     with suppress(OSError):
         raise BadConfig(reason.read_text(encoding="utf-8"))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hashseek.retrieval.errors import BadConfig, suggest
 from hashseek.retrieval.images import Preprocessing
-from hashseek.retrieval.models.names import TIMM
+from hashseek.retrieval.models.names import TIMM, check_image_backbone
 
 
 def build(name: str) -> tuple[nn.Module, int]:
@@ -96,10 +96,8 @@ def for_one_size(network: Any, size: int) -> nn.Module:
 
 def _find(name: str) -> tuple[Any, str, dict[str, Any]]:
     """timm, the name it knows the network by, and what it knows about the network's weights."""
-    try:
-        timm = importlib.import_module("timm")
-    except ImportError:
-        raise BadConfig(f"the backbone {name} needs the package timm: run pip install 'hashseek[timm]'") from None
+    check_image_backbone(name)
+    timm = importlib.import_module("timm")
     model_name = name.removeprefix(TIMM)
     architecture = model_name.partition(".")[0]
     if not timm.is_model(architecture):

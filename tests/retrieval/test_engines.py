@@ -26,7 +26,7 @@ from hashseek.retrieval.images import Preprocessing, normalizer, preprocess
 from hashseek.retrieval.models.backbones import build_backbone, default_preprocessing
 from hashseek.retrieval.models.batch_norm_folding import conv_norm_pairs, fold
 from hashseek.retrieval.models.hash_model import HashModel
-from hashseek.retrieval.models.network import Network
+from hashseek.retrieval.models.lazy_backbone import LazyBackbone
 from support.models import PREPROCESSING
 from support.pictures import N_PICTURES, draw
 
@@ -164,14 +164,14 @@ def test_a_network_that_cannot_be_traced_is_left_as_it_is():
     x = torch.ones(1, 3, 5, 5)
     assert torch.equal(folded(x), module(x))
     preprocessing = Preprocessing(size=16, mean=(0.5,) * 3, std=(0.5,) * 3)
-    engine = build_engine("torch", Network.of(module), preprocessing, device="cpu", precision="fp32")
+    engine = build_engine("torch", LazyBackbone.of(module), preprocessing, device="cpu", precision="fp32")
     assert engine.name == "torch cpu float32"
 
 
 def test_float32_features_of_torch_are_those_of_the_network():
     module = network("resnet18")
     pixels = pictures(5, PREPROCESSING)
-    engine = build_engine("torch", Network.of(module), PREPROCESSING, device="cpu", precision="fp32")
+    engine = build_engine("torch", LazyBackbone.of(module), PREPROCESSING, device="cpu", precision="fp32")
     assert engine.name == "torch cpu float32 folded"
     with torch.inference_mode():
         expected = module(normalizer(PREPROCESSING, CPU)(torch.from_numpy(pixels))).numpy()
@@ -254,11 +254,11 @@ def test_auto_is_openvino_on_a_cpu_and_torch_for_what_it_cannot_convert(monkeypa
     monkeypatch.delenv("HASHSEEK_ENGINE")
     assert Encoder(load_checkpoint(checkpoint), device="cpu").engine.startswith("openvino cpu ")
     assert not logged(caplog)
-    engine = build_engine("auto", Network.of(Depends()), PREPROCESSING, device="cpu")
+    engine = build_engine("auto", LazyBackbone.of(Depends()), PREPROCESSING, device="cpu")
     assert engine.name.startswith("torch cpu ")
     assert logged(caplog) == ["WARNING"]
     with pytest.raises(BadConfig):
-        build_engine("openvino", Network.of(Depends()), PREPROCESSING, device="cpu")
+        build_engine("openvino", LazyBackbone.of(Depends()), PREPROCESSING, device="cpu")
     monkeypatch.setenv("HASHSEEK_ENGINE", "torch")
     assert Encoder(load_checkpoint(checkpoint), device="cpu").engine.startswith("torch cpu ")
     monkeypatch.setenv("HASHSEEK_ENGINE", "steam")
@@ -276,7 +276,9 @@ class Antialiased(nn.Module):
 def test_openvino_silences_no_logger_when_it_fails(caplog, monkeypatch):
     monkeypatch.delenv("HASHSEEK_ENGINE")
     level = logging.root.level
-    assert build_engine("auto", Network.of(Antialiased()), PREPROCESSING, device="cpu").name.startswith("torch cpu ")
+    assert build_engine("auto", LazyBackbone.of(Antialiased()), PREPROCESSING, device="cpu").name.startswith(
+        "torch cpu "
+    )
     assert logging.root.level == level
     assert logged(caplog) == ["WARNING"]
 
@@ -287,12 +289,12 @@ def test_a_network_that_openvino_converts_wrongly_runs_on_torch(monkeypatch):
             return x.mean((2, 3)) + torch.rand(1, 3)
 
     with pytest.raises(BadConfig):
-        build_engine("openvino", Network.of(Noisy()), PREPROCESSING, device="cpu")
+        build_engine("openvino", LazyBackbone.of(Noisy()), PREPROCESSING, device="cpu")
 
 
 class TestCacheOfConvertedNetworks:
     def test_a_network_is_converted_once_and_computes_the_same(self, own_cache, monkeypatch):
-        network, pixels = Network.of(Small(), "small"), pictures(3, PREPROCESSING)
+        network, pixels = LazyBackbone.of(Small(), "small"), pictures(3, PREPROCESSING)
         first = build_engine("openvino", network, PREPROCESSING, device="cpu")(pixels)
         monkeypatch.setattr(torch.export, "export", None)
         again = build_engine("openvino", network, PREPROCESSING, device="cpu")(pixels)
@@ -315,16 +317,16 @@ print(sorted({{"torch", "torchvision"}} & {{*sys.modules}}))
         one, other = Small(), Small()
         keys = ((one, 64, "a"), (other, 64, "a"), (one, 65, "a"), (one, 64, "b"))
         paths = {
-            openvino_models._file(Network.of(network, name), replace(PREPROCESSING, size=size))
+            openvino_models._file(LazyBackbone.of(network, name), replace(PREPROCESSING, size=size))
             for network, size, name in keys
         }
         assert len(paths) == 4
         # The code of a network from outside may change.
-        build_engine("openvino", Network.of(one, "module:Outside"), PREPROCESSING, device="cpu")
+        build_engine("openvino", LazyBackbone.of(one, "module:Outside"), PREPROCESSING, device="cpu")
         assert not own_cache.exists()
 
     def test_a_network_that_cannot_be_converted_is_not_tried_again(self, own_cache, caplog, monkeypatch):
-        network = Network.of(Antialiased(), "antialiased")
+        network = LazyBackbone.of(Antialiased(), "antialiased")
         monkeypatch.delenv("HASHSEEK_ENGINE")
         with pytest.raises(BadConfig):
             build_engine("openvino", network, PREPROCESSING, device="cpu")
@@ -341,7 +343,7 @@ print(sorted({{"torch", "torchvision"}} & {{*sys.modules}}))
         assert file.is_file()
 
     def test_a_damaged_file_is_written_again(self, own_cache, caplog, monkeypatch):
-        network, pixels = Network.of(Small(), "small"), pictures(3, PREPROCESSING)
+        network, pixels = LazyBackbone.of(Small(), "small"), pictures(3, PREPROCESSING)
         expected = build_engine("openvino", network, PREPROCESSING, device="cpu")(pixels)
         [file] = own_cache.glob("openvino/*")
         whole = file.read_bytes()
@@ -359,7 +361,7 @@ print(sorted({{"torch", "torchvision"}} & {{*sys.modules}}))
         (small_disk / "file").touch()
         full = small_disk / "full"
         full.mkdir()
-        network, pixels = Network.of(Small(width=600), "small"), pictures(3, PREPROCESSING)  # 1.4 MB of weights
+        network, pixels = LazyBackbone.of(Small(width=600), "small"), pictures(3, PREPROCESSING)  # 1.4 MB of weights
         found = []
         for cache in (small_disk / "file", full):
             caplog.clear()

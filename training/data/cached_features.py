@@ -21,8 +21,8 @@ from hashseek.retrieval.images import Preprocessing
 from hashseek.retrieval.load_ahead import load_ahead
 from hashseek.retrieval.models.fully_connected import as_arrays
 from hashseek.retrieval.models.hash_model import HashModel
+from hashseek.retrieval.models.lazy_backbone import LazyBackbone
 from hashseek.retrieval.models.names import is_from_outside
-from hashseek.retrieval.models.network import Network
 from hashseek.training.data.file_digests import digest_files
 from hashseek.training.data.training_images import Images
 
@@ -78,7 +78,7 @@ def engine_for(
     model: HashModel, preprocessing: Preprocessing, *, device: torch.device = _CPU, precision: str = "auto"
 ) -> Engine:
     """The engine "auto" for the backbone of `model`, the one that evaluation and collections use."""
-    network = Network.of(model.backbone, model.backbone_name)
+    network = LazyBackbone.of(model.backbone, model.backbone_name)
     return build_engine("auto", network, preprocessing, device=str(device), precision=precision)
 
 

@@ -16,7 +16,7 @@ from hashseek.retrieval.models.fully_connected import FullyConnected, head_of
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.retrieval.models.mlp import Mlp
 from hashseek.retrieval.models.names import widths_of
-from hashseek.retrieval.scores import Features, stored_features
+from hashseek.retrieval.scores import StoredFeatures, stored_features
 from hashseek.retrieval.vectors import as_float32
 from hashseek.training.config import parse_config
 from hashseek.training.data.cached_features import features_of
@@ -36,7 +36,7 @@ class EncodedSplit:
     codes: Codes
     outputs: NDArray[np.float32]
     labels: NDArray[np.uint8]
-    features: Features
+    features: StoredFeatures
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -104,7 +104,7 @@ def check_kind(header: Header, splits: Splits, *, name: str) -> None:
         raise BadConfig(f"{name} encodes {needs}, but the data set has {has}: choose another data set")
 
 
-def itq_head(features: Features, n_bits: int, *, seed: int) -> FullyConnected:
+def itq_head(features: StoredFeatures, n_bits: int, *, seed: int) -> FullyConnected:
     """A hash layer fitted by ITQ to features (n, D), without labels: the baseline that a trained one has to beat.
 
     Raises:

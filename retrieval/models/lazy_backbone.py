@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Network:
+class LazyBackbone:
     """A backbone that may not be built yet. With OpenVINO's cache, neither it nor PyTorch is often needed.
 
     Args:
