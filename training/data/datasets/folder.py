@@ -76,6 +76,9 @@ def folder(
             drop_labels=drop_labels,
         )
     items, problems = found.items, list(found.problems)
+    if not items:
+        first = f"; the first problem: {problems[0]}" if problems else ": add one line per image"
+        raise BadDataset(f"{found.source} has no line that can be used{first}")
     if labels is not None:
         items = tuple(_keep_labels(items, labels, str(found.source)))
     names = list(labels) if labels is not None else sorted({label for item in items for label in item.labels})

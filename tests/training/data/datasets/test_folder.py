@@ -66,6 +66,12 @@ def test_a_bad_line_is_refused_or_skipped(root):
     assert [problem.missing for problem in skipped.problems] == [True]
 
 
+def test_the_first_problem_is_named_if_no_line_can_be_used(root):
+    write(root, [f"{n:02}.png,{'ab'[n % 2]},train2017" for n in range(20)], "file,labels,split")
+    with pytest.raises(BadDataset, match="train2017"):
+        build_splits("folder", root=str(root), on_error="skip")
+
+
 def sort_into_folders(root: Path, place) -> None:
     """Move the pictures of `root` to `place(number)`, one class each."""
     (root / "labels.csv").unlink()
