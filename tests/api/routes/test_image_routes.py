@@ -17,6 +17,15 @@ from support.service import add, assert_problem, hits, kept_files, search, servi
 NAMED = {"filename": "picture"}  # of every upload
 
 
+@pytest.fixture(scope="module")
+def unchanged(indexed, tmp_path_factory):
+    """(client, collection): a service that may change its collection, for requests that are refused."""
+    of_readers = shutil.ignore_patterns("*-wal", "*-shm")
+    folder = shutil.copytree(indexed, tmp_path_factory.mktemp("unchanged") / "collection", ignore=of_readers)
+    with serving(folder) as started:
+        yield started, folder
+
+
 def n_images(client):
     return client.get("/v1/stats").json()["n_images"]
 
@@ -174,10 +183,11 @@ def test_deleting_an_indexed_image_leaves_its_file(client, pictures):
         (png(530), {"attributes": json.dumps({"x": "y" * 16_400})}, "BadConfig"),
     ],
 )
-def test_a_refused_upload_stores_nothing(client, own_collection, data, fields, kind):
+def test_a_refused_upload_stores_nothing(unchanged, data, fields, kind):
+    client, collection = unchanged
     assert_problem(add(client, data, **fields), 422, kind)
     assert n_images(client) == 12
-    assert kept_files(own_collection) == []
+    assert kept_files(collection) == []
 
 
 def test_only_one_picture_is_stored_at_a_time(client):
@@ -367,7 +377,8 @@ def test_labels_and_attributes_are_replaced_and_found_at_once(client, url):
         ([], "BadRequest"),
     ],
 )
-def test_refused_changes_change_nothing(client, body, kind):
+def test_refused_changes_change_nothing(unchanged, body, kind):
+    client, _ = unchanged
     before = client.get("/v1/images/1").json()
     content = json.dumps({**body, "attributes": body.get("attributes", {"n": 1})} if body else body)
     headers = {"Content-Type": "application/json"}
@@ -485,5 +496,6 @@ def test_no_answer_tells_the_folders_of_the_server(own_collection, pictures, tmp
         ({"url": "/v1/search", "content": b"{", "headers": {"Content-Type": "application/json"}}, ["character 1"]),
     ],
 )
-def test_a_problem_names_the_field_and_what_is_wrong_with_it(client, request_, values):
+def test_a_problem_names_the_field_and_what_is_wrong_with_it(unchanged, request_, values):
+    client, _ = unchanged
     assert_problem(client.request(**{"method": "POST", **request_}), 422, "BadRequest", *values)

@@ -53,9 +53,10 @@ def write_nuswide(root: Path, *, flat: bool = False) -> Path:
     return root
 
 
-@pytest.fixture
-def nus(tmp_path) -> Path:
-    return write_nuswide(tmp_path / "nus")
+@pytest.fixture(scope="module")
+def nus(tmp_path_factory) -> Path:
+    """Not to be written to."""
+    return write_nuswide(tmp_path_factory.mktemp("nuswide") / "nus")
 
 
 SMALL = {"n_query": 42, "n_train": 105}  # 2 and 5 a label
@@ -116,7 +117,8 @@ LABELS_5 = "Groundtruth/AllLabels/Labels_concept05.txt"
         (LABELS_5, lambda _: "2\n" * N, "Labels_concept05.txt"),
     ],
 )
-def test_an_incomplete_set_is_refused(nus, place, damage, named):
+def test_an_incomplete_set_is_refused(tmp_path, place, damage, named):
+    nus = write_nuswide(tmp_path / "nus")
     damage_file(nus / place, damage)
     with pytest.raises(BadDataset, match=named):
         build_splits("nuswide", root=str(nus), **SMALL)
