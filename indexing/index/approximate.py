@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hashseek.indexing.index.code_layouts import DistinctCodes, PlainCodes
-from hashseek.indexing.index.exact_scan import Distances, Rows, faiss_threads
+from hashseek.indexing.index.exact_scan import Distances, FaissThreads, Rows
 from hashseek.retrieval.codes import Codes
 from hashseek.retrieval.errors import BadConfig
 
@@ -122,7 +122,7 @@ def search_structure(structure: Approximate, xq: Codes, *, k: int, effort: int) 
         BadConfig: an invalid effort.
     """
     parameters = structure.parameters(effort, k)
-    with faiss_threads(len(xq)):  # FAISS distributes queries, and further threads would only wait
+    with FaissThreads(len(xq)):  # FAISS distributes queries, and further threads would only wait
         distances, rows = structure.index.search(xq, k, params=parameters)
     return distances, rows
 
