@@ -1,12 +1,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint links unit bench-engines bench-eval bench-filters bench-ingest bench-losses bench-scale bench-search bench-serve bench-stores bench-train bench-unsupervised faults photographs reproduce soak clean
+.PHONY: demo test installed lint links unit bench-engines bench-eval bench-filters bench-ingest bench-losses bench-scale bench-search bench-serve bench-stores bench-train bench-unsupervised faults photographs reproduce soak clean
 
 demo: .venv/installed
 	$(BIN)/hashseek demo $(ARGS)
 
-test: lint unit
+test: installed lint unit
+
+# Both at once, because pip uses one core.
+installed:
+	$(MAKE) -j2 .venv/installed-test .venv-milvus/installed
 
 lint: .venv/installed-test links
 	$(BIN)/ruff format --check .
@@ -15,7 +19,7 @@ lint: .venv/installed-test links
 	PYTHONPATH=build/links $(BIN)/lint-imports
 	if [ -x $(BIN)/hadolint ]; then $(BIN)/hadolint Dockerfile; else echo "hadolint is not available for this platform: Dockerfile not linted"; fi
 
-unit: .venv/installed-test .venv-milvus/installed
+unit: installed
 	$(BIN)/pytest -n auto --dist loadgroup $(ARGS)
 
 bench-engines: .venv/installed-test
