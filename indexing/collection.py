@@ -206,15 +206,18 @@ class Collection:
         self.drop_files({image.path for image in stored if image is not None and self.owns(image)})
 
     def drop_files(self, paths: set[str]) -> None:
-        """Delete kept files, given by the paths of their records, unless an image still has that path."""
+        """Delete kept files, given by the paths of their records, unless an image still has that path.
+
+        A failure is only logged, because the change that made the files superfluous is already stored.
+        """
         if not paths:
             return
-        with self.catalog.exclusive():  # or the same content could be stored again just now
-            for path in paths - self.catalog.stored_paths(paths):
-                try:
+        try:
+            with self.catalog.exclusive():  # or the same content could be stored again just now
+                for path in paths - self.catalog.stored_paths(paths):
                     (self.folder / path).unlink(missing_ok=True)
-                except OSError as error:
-                    log.warning("a file that no image needs any more could not be deleted: %s", error)
+        except (HashseekError, OSError) as error:
+            log.warning("files that no image needs were not deleted (`hashseek index optimize` will): %s", error)
 
     def browse(
         self, among: Filter | None, *, after: int = 0, offset: int = 0, limit: int

@@ -141,7 +141,8 @@ class _Download:
         with closing(connection.getresponse()) as response:
             status, reason = response.status, _brief(response.reason)
             if status in _REDIRECTS and response.headers["Location"]:
-                return b"", response.headers["Location"]
+                # Python reads headers as Latin-1, but servers also send UTF-8; `_quoted` passes on the bytes.
+                return b"", response.headers["Location"].encode("latin-1").decode(errors="surrogateescape")
             if status in _RETRIABLE:
                 wait = response.headers["Retry-After"] or ""
                 raise _Retriable(f"responded with {status} {reason}", float(wait) if wait.isdecimal() else 0.0)

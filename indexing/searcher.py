@@ -150,22 +150,27 @@ class Searcher:
     Args:
         encoder: with the checkpoint that computed the codes, see `open_encoder`.
         collection: the collection to search.
-
-    Attributes:
         load: decodes image files; the service decodes them in other processes.
         observe: called with the name of each stage (encode, search, records) and its seconds, and with "batch" and the
             number of images that were encoded together.
     """
 
-    def __init__(self, encoder: WithHeader, collection: Store) -> None:
+    def __init__(
+        self,
+        encoder: WithHeader,
+        collection: Store,
+        *,
+        load: Callable[..., LoadedFile] = load_file,
+        observe: Callable[[str, float], object] = lambda _name, _value: None,
+    ) -> None:
         self.encoder = encoder
         self.collection = collection
-        self.load = load_file
-        self.observe: Callable[[str, float], object] = lambda _name, _value: None
+        self.load, self.observe = load, observe
+        # Its functions do not refer to this object: such a cycle would keep the model and the collection in memory.
         self._encode_one = MicroBatches(
-            lambda pixels: self.image_encoder.features_and_outputs(pixels),
+            lambda pixels: cast("Encoder", encoder).features_and_outputs(pixels),
             encoder.backbone.online_batch_size if isinstance(encoder, Encoder) else 1,
-            lambda n: self.observe("batch", n),
+            lambda n: observe("batch", n),
         )
 
     @classmethod

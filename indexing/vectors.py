@@ -99,9 +99,9 @@ def read_parquet(path: Path) -> Vectors:
         with pa.parquet.ParquetFile(path) as file:
             if VECTOR not in file.schema_arrow.names:
                 raise BadDataset(f"{path} has no column `{VECTOR}`: it must hold lists of numbers")
-            column = file.read(columns=[VECTOR]).column(0).combine_chunks()
-        missing = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))
-        lengths = pa.compute.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+            column = file.read(columns=[VECTOR]).column(0)
+        missing = np.flatnonzero(column.is_null().to_numpy())
+        lengths = pa.compute.list_value_length(column).fill_null(0).to_numpy()
     except (pa.ArrowException, OSError) as error:
         raise BadDataset(f"{path} is not a valid Parquet file with lists in the column `{VECTOR}`: {error}") from None
     if len(missing):
@@ -112,7 +112,7 @@ def read_parquet(path: Path) -> Vectors:
             f"row {odd[0]} (counted from 0) of {path} has a vector of {lengths[odd[0]]:,} numbers, the first row has "
             f"{lengths[0]:,}: correct it or leave it out"
         )
-    found: Vectors = column.flatten().to_numpy(zero_copy_only=False).reshape(len(lengths), -1 if len(lengths) else 0)
+    found: Vectors = pa.compute.list_flatten(column).to_numpy().reshape(len(lengths), -1 if len(lengths) else 0)
     return found
 
 

@@ -17,11 +17,10 @@ from hashseek.api.monitoring import metrics
 from hashseek.api.settings import CATALOG, Settings
 from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.kept_files import FILES
-from hashseek.indexing.milvus.connection import StoreUnavailable
 from hashseek.indexing.milvus_uri import is_in_milvus, parse_uri
 from hashseek.indexing.opening import Store, open_store
 from hashseek.indexing.searcher import Searcher, open_encoder
-from hashseek.retrieval.errors import HashseekError
+from hashseek.retrieval.errors import BadCollection, HashseekError
 
 if TYPE_CHECKING:
     from hashseek.retrieval.encoder import Encoder, VectorEncoder
@@ -64,9 +63,7 @@ class Shared:
                 engine=settings.engine,
             )
             self._encoders[collection.fingerprint] = encoder
-        searcher = Searcher(encoder, collection)
-        searcher.load, searcher.observe = self.decoders.load, metrics.observe
-        return searcher
+        return Searcher(encoder, collection, load=self.decoders.load, observe=metrics.observe)
 
 
 class Service:
@@ -151,8 +148,8 @@ class Service:
 
     @property
     def n_images(self) -> int | None:
-        """Images in the index; None until it is loaded, and while a server that keeps it does not answer."""
-        with suppress(StoreUnavailable):
+        """Images in the index; None until it is loaded, and while it cannot be read."""
+        with suppress(BadCollection):
             return len(self._searcher.collection) if self._searcher else None
         return None
 

@@ -297,15 +297,10 @@ class EncodeBody(NoParameters):
     )
 
 
-def _filled_in(labels: list[str]) -> list[str]:
-    """The fields of a form that are not empty."""
-    return [label for label in labels if label.strip()]
-
-
 class AddForm(EncodeForm):
     """An image to store."""
 
-    labels: Annotated[list[Label], BeforeValidator(_filled_in)] = Field(
+    labels: list[Label] = Field(
         default=[], max_length=MAX_LABELS, description="A label; repeat it for several.", examples=[["cat", "grey"]]
     )
     key: Given[str] = Field(
@@ -393,7 +388,7 @@ class DuplicateParameters(NoParameters):
         ge=0, le=MAX_RADIUS, description="Bits by which two linked images may differ; 0: equal codes.", examples=[2]
     )
     limit: int = Field(default=20, ge=1, le=100, description="Largest number of groups to return.")
-    offset: int = Field(default=0, ge=0, le=2**63 - 1, description="Number of first groups to skip.")
+    offset: int = Field(default=0, ge=0, le=2**63 - 1, description="Number of groups to skip from the start.")
 
 
 class KeptGroup(NoParameters):

@@ -43,9 +43,9 @@ class SearchKeywords(TypedDict, total=False):
 
 
 class ImageCollection:
-    """A collection of images and the network that encodes them, made by `open_collection`. Safe to use from threads.
+    """A collection of images and the network that encodes them, made by `open_collection`.
 
-    Close it after use, or use it in a `with` statement.
+    Safe to use from several threads. Close it after use, or use it in a `with` statement.
 
     Attributes:
         searcher: does the work; its `collection` and `encoder` offer further methods.

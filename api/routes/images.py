@@ -151,15 +151,13 @@ def get_file(
     headers = {"Cache-Control": "private, no-cache", "ETag": f'"{stored.sha256}-{size or 0}"'}
     if headers["ETag"] in request.headers.get("if-none-match", ""):
         return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers=headers)
-    if size is None and Path(uri).is_file():
-        with Path(uri).open("rb") as opened:
-            _check_signature(image_id, opened.read(16))
-        return FileResponse(uri, media_type=stored.media_type, headers=headers)
-    if not is_there(uri):
-        raise FileGone(f"image {image_id} is stored, but its file {shown} no longer exists")
     try:
+        if size is None and Path(uri).is_file():
+            with Path(uri).open("rb") as opened:
+                _check_signature(image_id, opened.read(16))
+            return FileResponse(uri, media_type=stored.media_type, headers=headers)
         data = open_uri(uri)  # a file, a member of a tar, or a URL
-    except BadImage as error:
+    except (BadImage, OSError) as error:
         reason = str(error).replace(uri, shown)
         raise FileGone(f"image {image_id} is stored, but its file can no longer be read: {reason}") from None
     if size is None:

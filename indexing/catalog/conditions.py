@@ -10,7 +10,7 @@ from typing import Any, Literal
 from hashseek.retrieval.errors import BadConfig
 
 _SYNTAX = "write NAME=VALUE, NAME>=VALUE, NAME<=VALUE, NAME>VALUE, NAME<VALUE, or NAME^=BEGINNING"
-_CONDITION = re.compile(r"\s*(?P<path>[^=<>^!~\"\0]*[^=<>^!~\"\0\s])\s*(?P<operator>=|>=|<=|>|<|\^=)(?P<value>[^\0]*)")
+_CONDITION = re.compile(r"(?P<path>[^=<>^!~\"\0]*[^=<>^!~\"\0\s])\s*(?P<operator>=|>=|<=|>|<|\^=)(?P<value>[^\0]*)")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 Kind = Literal["text", "number", "spelt number", "boolean"]  # a spelt number is a string
 _NUMERIC: tuple[Kind, ...] = ("number", "spelt number")
@@ -44,7 +44,7 @@ def parse_condition(text: str) -> Condition:
     Raises:
         BadConfig: the syntax is wrong.
     """
-    match = _CONDITION.fullmatch(text)
+    match = _CONDITION.fullmatch(text.lstrip())  # `\s*` in front of the path would take quadratic time
     value = match["value"].strip() if match else ""
     is_text = len(value) >= 2 and value[0] == value[-1] == '"'
     if match is None or value[:1] in ("=", "<", ">", "^", "~"):

@@ -58,7 +58,7 @@ class Database:
                 f"there is no collection in {path.parent}: create it with `hashseek index add {path.parent} IMAGES`"
             )
         self._identity = _identity(path)
-        self._read_lock, self._write_lock = threading.Lock(), threading.Lock()
+        self._read_lock, self._write_lock = threading.RLock(), threading.RLock()
         self._writer: sqlite3.Connection | None = None
         self._unchanged: tuple[int, ...] | None = None
         with as_hashseek_error(path):
@@ -73,10 +73,11 @@ class Database:
             raise
 
     def close(self) -> None:
-        """Close the file."""
-        self._reader.close()
-        if self._writer is not None:
-            self._writer.close()
+        """Close the file, after the statements that other threads are executing: ending these would crash Python."""
+        with self._write_lock, self._read_lock:
+            self._reader.close()
+            if self._writer is not None:
+                self._writer.close()
 
     def is_in_place(self) -> bool:
         """Whether the open file is still the one at its path, and has not been replaced by a restored copy."""
@@ -218,15 +219,15 @@ def as_hashseek_error(path: Path) -> Iterator[None]:
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         code = getattr(error, "sqlite_errorcode", None)  # None: an error of Python's, such as text that is not UTF-8
         primary = None if code is None else code & 0xFF
-        answer = f"SQLite reports {str(error)!r} for the catalog {path}, and nothing was stored"
+        answer = f"SQLite reports {str(error)!r} for the catalog {path}"
         if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise _locked(path) from None
         if primary == sqlite3.SQLITE_FULL:
-            raise DiskFull(f"{answer}: free some space and try again") from None
+            raise DiskFull(f"{answer}, and nothing was stored: free some space and try again") from None
         not_text = primary is None and not isinstance(error, sqlite3.ProgrammingError)
         if not_text or primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
             raise CatalogDamaged(path, str(error)) from None
-        raise BadCollection(f"{answer}: check that you may write to the folder, and that the disk has space") from None
+        raise BadCollection(f"{answer}: check the permissions of the folder, and the disk") from None
 
 
 def now() -> str:

@@ -4,7 +4,6 @@ Every batch is one transaction, and an image is reported as added only after its
 killed loses nothing it reported, and running the same command again continues where it stopped.
 """
 
-import logging
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,15 +17,13 @@ from hashseek.indexing.ingest.loading import Fetch, LoadedImage, Loader
 from hashseek.indexing.ingest.manifests import ImageSource
 from hashseek.indexing.ingest.sources import Found
 from hashseek.indexing.remote import fetch
-from hashseek.retrieval.errors import BadImage, HashseekError
+from hashseek.retrieval.errors import BadImage
 from hashseek.retrieval.images import Pixels
 from hashseek.retrieval.label_files import OnError, Problem
 
 if TYPE_CHECKING:
     from hashseek.indexing.dry_run import DryRunEncoder, Target
     from hashseek.retrieval.encoder import Encoder
-
-log = logging.getLogger("hashseek")
 
 BATCH = 256
 _MAX_PIXEL_BYTES = 2**27  # of a batch: large inputs make smaller batches
@@ -103,15 +100,20 @@ def ingest(
         if batch:
             yield run.store(batch)
     finally:
-        writer.drop_replaced_files()
+        collection.drop_files(writer.replaced)
 
 
 class Writer:
-    """Adds images to a collection, batch by batch, and notes those that are not stored as their source specifies."""
+    """Adds images to a collection, batch by batch, and notes those that are not stored as their source specifies.
+
+    Attributes:
+        replaced: files that the collection kept and no longer needs. Delete them with `drop_files` at the end, because
+            a later image may have one of them.
+    """
 
     def __init__(self, collection: "Target") -> None:
         self.collection = collection
-        self._replaced: set[str] = set()  # files that the collection kept and no longer needs
+        self.replaced: set[str] = set()
         self._first_added: int | None = None  # in a folder ids only grow: images with a higher one were added since
         self._written: set[int] = set()  # other images that were added or updated
 
@@ -123,20 +125,13 @@ class Writer:
         names = names or [(image.path, image.path) for image in images]
         keys = [image.key for image in images if image.key is not None]
         stored_keys = set(self.collection.ids_by_key(keys) if keys else ())
-        paths = [image.path for image in images] if self.collection.indexes_paths else []
+        paths = [image.path for image in images if image.path] if self.collection.indexes_paths else []
         before = self.collection.records_by_path(paths)
-        outcome = self.collection.add(images, replaced=self._replaced) if images else []
+        outcome = self.collection.add(images, replaced=self.replaced) if images else []
         notes = {**_other_contents(images, outcome, before), **self._notes(images, outcome, stored_keys)}
         report = IngestReport.of(outcome)
         report.problems = [Problem(names[n][0], notes[n], skipped=False, uri=names[n][1]) for n in sorted(notes)]
         return report
-
-    def drop_replaced_files(self) -> None:
-        """Delete kept files that were replaced; only at the end, because a later image may have one of them."""
-        try:
-            self.collection.drop_files(self._replaced)
-        except (HashseekError, OSError) as error:  # if the run fails, its own error is the one to report
-            log.warning("replaced files were not deleted (`hashseek index optimize` will): %s", error)
 
     def _notes(self, images: list[NewImage], outcome: Sequence[tuple[int, Change]], keys: set[str]) -> dict[int, str]:
         """Notes on images that lost their labels or attributes, or that replaced another one of this run, by number.

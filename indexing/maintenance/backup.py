@@ -92,6 +92,10 @@ def restore(file: Path, folder: Path) -> Contents:
             f"{folder} is not an empty folder: restore into a new one; to replace a collection, move its folder away "
             "and rename the new one"
         )
+    if folder.is_dir() and (folder.is_mount() or folder.samefile(Path())):
+        raise BadCollection(
+            f"{folder} is a mount point or the current folder, which cannot be replaced: restore into a new folder"
+        )
     if not parent.is_dir():
         raise BadCollection(f"there is no folder {folder.parent} to restore into: create it first")
     if not file.is_file():

@@ -187,7 +187,7 @@ def add_exports(files: Iterable[Path], collection: Store) -> Generator[IngestRep
                     report = report.plus(writer.add(images))
                     yield report
     finally:
-        writer.drop_replaced_files()
+        collection.drop_files(writer.replaced)
 
 
 @contextmanager
@@ -251,14 +251,16 @@ def _unreadable(file: Path) -> Iterator[None]:
     try:
         yield
     except (load_pyarrow().ArrowException, OSError, ValueError, TypeError, KeyError, HashseekError) as error:
-        raise BadDataset(f"{file} is not an intact export: {error}; write it again") from None
+        raise BadDataset(
+            f"{file} is not an intact export: {error}; write it again with this version of Hashseek"
+        ) from None
 
 
 def _checked(schema: Any) -> dict[str, str]:
     """The metadata of an export with all columns."""
     about = {name.decode(): value.decode() for name, value in (schema.metadata or {}).items()}
     if about.get("hashseek.format") != str(FORMAT):
-        raise BadDataset("its format version is missing or not supported: use the Hashseek version that wrote it")
+        raise BadDataset("its format version is missing or not supported")
     found = dict(zip(schema.names, schema.types, strict=True))
     expected = _imported(int(about["hashseek.n_bits"]))
     if wrong := [f"{name} ({kind})" for name, kind in expected.items() if found.get(name) != kind]:

@@ -40,7 +40,7 @@ class Optimized:
 
 
 def optimize(collection: Collection) -> Optimized:
-    """Merge all segments without removed rows, write the index, compact the catalog, delete unneeded files.
+    """Merge all segments, dropping removed rows, write the index, compact the catalog, delete unneeded files.
 
     Safe while others search and change the collection; writers may wait while the catalog is rewritten.
 

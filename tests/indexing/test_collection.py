@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hashseek.indexing.catalog import CatalogReplaced, NewImage
+from hashseek.indexing.catalog import CatalogLocked, CatalogReplaced, NewImage
 from hashseek.indexing.collection import Collection, check_place, open_or_create
 from hashseek.indexing.index import collection_index, hamming_index, index_files, segments
 from hashseek.indexing.ingest.batch import IngestReport
@@ -412,6 +412,21 @@ def test_a_kept_file_is_deleted_with_the_last_image_of_its_content(tmp_path):
     assert kept() == set()
     assert put(one, "b", b"one") == (2, "known")  # the file outside is enough
     assert (kept(), collection.catalog.one(2).path) == (set(), str(outside))
+    collection.close()
+
+
+def test_an_image_is_removed_even_if_its_file_cannot_be_deleted_now(tmp_path, monkeypatch, caplog):
+    collection = code_collection(tmp_path, n_bits=8)
+    [image] = new_images(np.zeros((1, 1), np.uint8))
+    collection.add_with_file(image, b"content", suffix=".jpg")
+
+    def locked():
+        raise CatalogLocked("another process is writing")
+
+    monkeypatch.setattr(collection.catalog, "exclusive", locked)
+    collection.remove([1])
+    assert len(collection) == 0
+    assert "another process is writing" in caplog.text
     collection.close()
 
 

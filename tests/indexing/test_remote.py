@@ -47,6 +47,9 @@ class Handler(BaseHTTPRequestHandler):
     def answer_away(self):
         self.reply(302, Location="good")
 
+    def answer_utf8(self):  # a raw header, as some servers send
+        self.reply(302, Location="/good/é".encode().decode("latin-1"))
+
     def answer_round(self):
         self.reply(302, Location=f"/round/{len(self.server.asked)}")
 
@@ -115,10 +118,11 @@ def test_content_is_downloaded_after_redirects_and_retries_and_without_a_proxy(s
     assert get(server, "good") == CONTENT
     assert get(server, "good/ü space?q=ä") == CONTENT
     assert get(server, "away") == CONTENT
+    assert get(server, "utf8") == CONTENT
     assert get(server, "busy") == CONTENT
     assert server.asked.count("/busy") == 3
     assert get(server, "good/\udcff") == CONTENT  # of a list that is not UTF-8
-    assert {"/good/%C3%BC%20space?q=%C3%A4", "/good/%FF"} <= set(server.asked)
+    assert {"/good/%C3%BC%20space?q=%C3%A4", "/good/%FF", "/good/%C3%A9"} <= set(server.asked)
 
 
 # path -> a value that the message names

@@ -135,6 +135,10 @@ def test_parquet_gives_the_same_codes(capsys, tmp_path):
     with closing(Collection(tmp_path / "a")) as first, closing(Collection(tmp_path / "b")) as second:
         np.testing.assert_array_equal(first.catalog.all_codes().codes, second.catalog.all_codes().codes)
         assert second.catalog.by_key("v7").attributes == {"year": 7}
+    for kind in (pyarrow.list_, pyarrow.large_list, lambda of: pyarrow.list_(of, WIDTH)):
+        column = pyarrow.array([row.tolist() for row in vectors], kind(pyarrow.float32()))
+        parquet.write_table(pyarrow.table({"vector": column}), tmp_path / "kind.parquet", row_group_size=7)
+        np.testing.assert_array_equal(read_parquet(tmp_path / "kind.parquet"), vectors)
     ragged = pyarrow.table({"id": ["a", "b", "c"], "vector": [[1.0, 2.0], [3.0], None]})
     parquet.write_table(ragged, tmp_path / "ragged.parquet")
     with pytest.raises(BadDataset, match="row 2"):  # which has none

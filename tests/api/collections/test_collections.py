@@ -12,6 +12,7 @@ import pytest
 
 import hashseek
 from hashseek.api.collections import collections
+from support.collections import sql
 from support.commands import wait_until
 from support.pictures import png
 from support.service import assert_problem, figures, hits, serving
@@ -165,6 +166,12 @@ def test_a_damaged_one_leaves_the_others_alone(folder, caplog):
         wait_until(lambda: listed(client)["a"]["status"] == "failed")
         assert_problem(client.get("/collections/a/v1/stats"), 500, "NotLoaded", "a/catalog.sqlite")
         assert client.get("/collections/b c/v1/images/4/similar").is_success
+
+
+def test_one_that_becomes_unreadable_leaves_the_list_and_the_metrics_of_the_others(client, folder):
+    sql(folder / "a" / "catalog.sqlite", "DELETE FROM meta WHERE key = 'generation'")
+    assert {name: one["n_images"] for name, one in listed(client).items()} == {"a": None, "b c": 9}
+    assert figures(client)["hashseek_index_images",] == 9
 
 
 def test_a_read_only_service_creates_and_deletes_nothing(folder):

@@ -198,7 +198,7 @@ def test_the_old_collection_is_closed_when_the_last_request_has_dropped_it(
     assert closed == []
     assert len(of_a_request.similar(1, SearchOptions(k=99)).hits) == 12
     del of_a_request
-    wait_until(lambda: (gc.collect(), closed)[1])
+    wait_until(lambda: closed)
     assert closed == [fingerprint]
     service.stop()
 

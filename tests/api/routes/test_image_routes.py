@@ -1,10 +1,12 @@
 """Stored images over HTTP: records, files, pages, adding, deleting, keys and attributes."""
 
+import errno
 import io
 import json
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -233,7 +235,7 @@ def test_a_kept_file_has_the_suffix_of_its_content_whatever_its_name_said(client
     assert served.content == data
 
 
-def test_a_file_that_is_gone_is_410(client, own_collection):
+def test_a_file_that_is_gone_is_410(client, own_collection, monkeypatch):
     record = add(client, png(502)).json()
     [kept] = kept_files(own_collection)
     kept.unlink()
@@ -242,6 +244,13 @@ def test_a_file_that_is_gone_is_410(client, own_collection):
     kept.write_bytes(b"no picture")
     assert_problem(client.get(record["url"]), 410, "FileGone")
     assert_problem(client.get(f"{record['url']}?size=64"), 422, "BadImage")
+
+    def forbidden(*_args, **_options):
+        raise PermissionError(errno.EACCES, "Permission denied", str(kept))
+
+    monkeypatch.setattr(Path, "open", forbidden)
+    for url in (record["url"], f"{record['url']}?size=64"):
+        assert_problem(client.get(url), 410, "FileGone")
     assert client.delete("/v1/images/13").status_code == 204
 
 

@@ -1,6 +1,7 @@
 """The catalog keeps what it acknowledged, whatever else is in the file, on the disk, or at work beside it."""
 
 import shutil
+import threading
 import time
 from dataclasses import replace
 from functools import reduce
@@ -124,6 +125,17 @@ def test_a_failing_batch_stores_nothing(catalog):
     assert catalog.add(images(1)) == [(1, "added")]
 
 
+def test_closing_waits_for_the_statements_of_other_threads(catalog, path):  # ending these would crash Python
+    closing = threading.Thread(target=catalog.close)
+    with catalog._db.reading() as db:
+        closing.start()
+        closing.join(0.2)
+        assert db.execute("SELECT 1").fetchone() == (1,)
+    closing.join()
+    with pytest.raises(BadCollection):
+        catalog.label_counts()
+
+
 def test_a_read_only_catalog_refuses_changes(path):
     catalog = Catalog(path, read_only=True)
     for change in (lambda: catalog.add(images(1)), lambda: catalog.remove([1])):
@@ -168,7 +180,7 @@ sys.exit()
             writer.close()
             path.parent.chmod(0o555)
     assert reader.wait() == 0, reader.err
-    assert "check that you may write to the folder" in reader.out.splitlines()[0]
+    assert "check the permissions of the folder" in reader.out.splitlines()[0]
     assert reader.out.splitlines()[1:] == ["1", "2", "3", "4"]
     path.parent.chmod(0o755)
 

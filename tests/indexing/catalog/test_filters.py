@@ -2,6 +2,7 @@
 
 import json
 import operator
+import time
 from contextlib import closing
 from dataclasses import replace
 
@@ -79,6 +80,14 @@ def test_conditions(described, text, ids):
 def test_invalid_conditions_are_refused(text):
     with pytest.raises(BadConfig):
         parse_condition(text)
+
+
+@pytest.mark.parametrize("text", [" " * 60_000, "a" + " " * 60_000, "a " * 30_000])
+def test_long_invalid_conditions_are_refused_in_linear_time(text):  # quadratic: 20 s
+    started = time.process_time()
+    with pytest.raises(BadConfig):
+        parse_condition(text)
+    assert time.process_time() - started < 2
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import pytest
 
 from hashseek.indexing import dry_run as dry_run_module
 from hashseek.indexing.catalog import create_catalog
-from hashseek.indexing.catalog.database import CatalogLocked
 from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.dry_run import dry_run
 from hashseek.indexing.ingest import batch as module
@@ -236,18 +235,6 @@ def test_content_of_which_the_kept_file_is_lost_gets_the_file_that_is_added(make
         assert outcome(run(collection, [ImageSource(path)])) == expected
         assert file_of(collection, collection.catalog.one(1)) == file
         kept.unlink(missing_ok=True)
-
-
-def test_an_error_of_the_run_is_raised_even_if_replaced_files_cannot_be_deleted(make, tmp_path, monkeypatch, caplog):
-    collection, bad = make("collection"), write(tmp_path / "bad", b"bad")
-
-    def locked(_):
-        raise CatalogLocked("another process is writing")
-
-    monkeypatch.setattr(collection, "drop_files", locked)
-    with pytest.raises(BadImage, match=str(bad)):
-        list(ingest(collection, Stub(), [ImageSource(bad)], on_error="stop"))
-    assert "another process is writing" in caplog.text
 
 
 def test_an_image_without_a_code_is_read_even_with_trusted_times(make, tmp_path):

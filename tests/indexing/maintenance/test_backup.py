@@ -10,6 +10,7 @@ import threading
 import time
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -145,7 +146,7 @@ def test_every_flipped_bit_and_every_cut_is_noticed_or_harmless(tmp_path):
     small.close()
 
 
-def test_invalid_snapshots_and_folders_are_refused(collection, tmp_path):
+def test_invalid_snapshots_and_folders_are_refused(collection, tmp_path, monkeypatch):
     snapshot(collection, tmp_path / "s.tar")
     (tmp_path / "text").write_text("text" * 300)
     (tmp_path / "nothing").write_bytes(b"")
@@ -164,6 +165,10 @@ def test_invalid_snapshots_and_folders_are_refused(collection, tmp_path):
     for place in (collection.folder, tmp_path / "text", tmp_path / "a" / "b"):
         with pytest.raises(BadCollection):
             restore(tmp_path / "s.tar", place)
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(BadCollection):  # it could not be replaced at the end
+        restore(tmp_path / "s.tar", Path())
     for file in (tmp_path / "text", tmp_path / "a" / "s.tar"):
         with pytest.raises(BadConfig):
             snapshot(collection, file)
