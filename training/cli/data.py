@@ -55,7 +55,7 @@ def check(
     root: Annotated[Path, typer.Argument(help="A folder of labelled images, or a labels.csv or labels.jsonl.")],
     on_error: Annotated[
         Literal["skip", "stop"],
-        typer.Option(help="stop: exit with code 2 if `train` would refuse the folder; skip: report problems only."),
+        typer.Option(help="stop: exit with code 2 if `train` or `evaluate` would fail; skip: report problems only."),
     ] = "stop",
     ignore_column: Annotated[
         list[str] | None, typer.Option(help="Column of the list to ignore; may be repeated.")
