@@ -132,13 +132,13 @@ def hyp2_tables(
     from experiments import hyp2_tables as tables
     from experiments.comparison import TUNED, Experiment
 
-    _check_searched(out, ["hyp2"], TUNED)
-    tables.run(out, Experiment(n_seeds=seeds), jobs=jobs, say=_say)
+    budget = _check_searched(out, ["hyp2"], TUNED)
+    tables.run(out, Experiment(n_seeds=seeds, **budget), jobs=jobs, say=_say)
     typer.echo(tables.as_markdown(out), nl=False)
 
 
-def _check_searched(folder: Path, methods: Collection[str], lengths: Collection[int]) -> None:
-    """Raise `BadConfig` unless a comparison on mirflickr has chosen settings of the methods at these lengths."""
+def _check_searched(folder: Path, methods: Collection[str], lengths: Collection[int]) -> dict[str, int]:
+    """The epochs of a comparison on mirflickr; raises `BadConfig` unless it has chosen the methods' settings."""
     for method, n_bits in product(methods, lengths):
         if not (folder / method / f"chosen-{n_bits}.json").is_file():
             raise BadConfig(
@@ -146,8 +146,14 @@ def _check_searched(folder: Path, methods: Collection[str], lengths: Collection[
                 "first"
             )
     file = folder / "experiment.json"
-    if file.is_file() and (data := json.loads(file.read_text(encoding="utf-8"))["data"]) != "mirflickr":
-        raise BadConfig(f"{folder} is a comparison on {data}, but this command is for mirflickr: choose another --out")
+    if not file.is_file():  # the settings in experiments/results
+        return {}
+    budget = json.loads(file.read_text(encoding="utf-8"))
+    if budget["data"] != "mirflickr":
+        raise BadConfig(
+            f"{folder} is a comparison on {budget['data']}, but this command is for mirflickr: choose another --out"
+        )
+    return {"epochs": budget["epochs"]}
 
 
 def _show(folder: Path, methods: list[str]) -> None:

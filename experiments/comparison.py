@@ -11,6 +11,7 @@ Every finished trial and run is kept, so an interrupted comparison continues.
 """
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -44,8 +45,9 @@ from hashseek.training.config import Config, load_config, read_config
 from hashseek.training.data.cached_features import engine_for, features_of
 from hashseek.training.data.datasets import Splits, build_splits
 from hashseek.training.data.training_images import Images
+from hashseek.training.loop.epoch import Diverged, OutOfMemory
 from hashseek.training.loop.fit import fit, initial_model
-from hashseek.training.runs.run_folder import read_records, write_records
+from hashseek.training.runs.run_folder import differences, read_records, write_records
 from hashseek.training.sweep import sweep
 
 Space = dict[str, Any]
@@ -97,7 +99,7 @@ _COCO = (
 
 def _mirflickr(*overrides: str) -> Data:
     config, start = Path("mirflickr25k_mobilenet_v2_tie_aware_48"), 'model.head_init="itq"'
-    return Data(config, 61, (start, *overrides), _COCO)  # N: 61 of 961, as 1,000 are of the database
+    return Data(config, 61, (start, *overrides), _COCO)  # N: 61 of 961 images, the share that 1,000 are of the database
 
 
 DATA = {
@@ -298,7 +300,10 @@ def tune(method: str, n_bits: int, experiment: Experiment, folder: Path) -> None
         scores, settings = [finalist.score], finalist.settings
         for other in range(1, VALIDATIONS):
             config, out = experiment.config(*tuning, *settings, f"train.seed={other}"), trials / f"{number}-{other}"
-            scores.append(fit(config, out=out, resume=out.is_dir()).best_score)
+            try:
+                scores.append(fit(config, out=out, resume=out.is_dir()).best_score)
+            except (Diverged, OutOfMemory):
+                scores.append(-math.inf)
         means[settings] = float(np.mean(scores))
     write_atomically(place / f"trials-{n_bits}.csv", (trials / "trials.csv").read_bytes())
     chosen = [_rounded(setting) for setting in max(means, key=lambda one: means[one])]
@@ -402,9 +407,7 @@ def split_scores(query: Outputs, database: Outputs, splits: Splits) -> dict[str,
     by_distance, distances = average_precision(found, n=N), class_distances(found)
     ids = np.arange(len(codes))
     ranked = np.stack([best(asymmetric_scores(codes, row), ids, N) for row in query])
-    relevant = np.stack(
-        [splits.database.labels[places] @ row > 0 for places, row in zip(ranked, splits.query.labels, strict=True)]
-    )
+    relevant = gains_of(ranked, splits.query.labels, splits.database.labels) > 0
     asymmetric = average_precision_of_ranking(relevant, n_relevant=found.n_relevant)
     return {
         "mAP": float(by_distance.expected.mean()),
@@ -480,16 +483,19 @@ def run(
 
 
 def _check_same_budget(folder: Path, experiment: Experiment) -> None:
-    """Raise BadConfig if the folder's runs had another data set or budget: their rows would not be comparable."""
+    """Raise BadConfig if the folder's runs had other data or another budget: their rows would not be comparable."""
     file = folder / "experiment.json"
     budget = {name: value for name, value in asdict(experiment).items() if name not in ("bits", "n_seeds")}
     budget |= {"base": list(experiment.base), "protocol": 7}  # earlier ones had other spaces, rows, sizes and scales
+    config = experiment.config()
+    budget["splits_sha256"] = build_splits(config.data.name, **config.data.options()).fingerprint
     if experiment.data not in DATA:  # a file of the user's own, which may change
-        budget["configuration"] = experiment.config().model_dump(mode="json")
+        budget["configuration"] = config.model_dump(mode="json")
     if not file.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps(budget).encode())
-    elif (earlier := json.loads(file.read_text(encoding="utf-8"))) != budget:
+    elif changes := differences(json.loads(file.read_text(encoding="utf-8")), budget):
         raise BadConfig(
-            f"{folder} holds runs with {earlier}, not {budget}: use the same settings, or choose another --out"
+            f"{folder} holds runs with other settings or data ({'; '.join(changes)}): use the same ones, or choose "
+            "another --out"
         )

@@ -3,8 +3,11 @@
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import TypeVar
+
+from hashseek.retrieval.errors import HashseekError
 
 Run = TypeVar("Run", bound=tuple[object, ...])
 Result = TypeVar("Result")
@@ -17,10 +20,17 @@ def in_processes(function: Callable[..., Result], runs: Iterable[Run], *, jobs: 
     time.
 
     Raises:
+        HashseekError: a process was killed.
         Exception: the first error of any run, after the runs that were in progress or waiting.
     """
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         running = {pool.submit(function, *run): run for run in runs}
         for future in as_completed(running):
-            yield running[future], future.result()
+            try:
+                result = future.result()
+            except BrokenProcessPool:
+                raise HashseekError(
+                    "a run was killed, perhaps because memory ran out: use fewer --jobs; finished runs are kept"
+                ) from None
+            yield running[future], result

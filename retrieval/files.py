@@ -98,6 +98,8 @@ def mark_used(file: Path) -> None:
 def delete_oldest(folder: Path, pattern: str, *, keep: int) -> None:
     """Delete files of a cache until the rest, the most recently used ones, have at most `keep` bytes.
 
+    The last one used is kept, whatever its size.
+
     Raises:
         OSError: a file cannot be deleted.
     """
@@ -108,7 +110,7 @@ def delete_oldest(folder: Path, pattern: str, *, keep: int) -> None:
     n_bytes = 0
     for file, status in sorted(files.items(), key=lambda item: -item[1].st_mtime_ns):
         n_bytes += status.st_size
-        if n_bytes > keep:
+        if status.st_size < n_bytes > keep:
             file.unlink(missing_ok=True)
 
 

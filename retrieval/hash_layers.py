@@ -68,14 +68,16 @@ def fit_hash_layer(
         labels: 0/1 (N, C), for `itq_cca` and no other method.
 
     Raises:
-        BadConfig: the method is unknown, labels are missing or not used, there are too few rows, or the features or
-            labels are too few for that many bits.
+        BadConfig: the method is unknown, labels are missing or not used, there are too few rows, the features are not
+            finite, or the features or labels are too few for that many bits.
     """
     if method not in (*METHODS, "itq_cca"):
         names = ", ".join((*METHODS, "itq_cca"))
         raise BadConfig(f"there is no method {method!r} for fitting a hash layer: use one of {names}")
     check_n_bits(n_bits)
     rows, rng = normalized(features), np.random.default_rng(seed)
+    if not np.isfinite(rows).all():
+        raise BadConfig("the network returns features that are not finite numbers: use other weights")
     mean = rows.mean(0)
     if method == "itq_cca":
         directions = itq_cca(rows - mean, n_bits, rng, labels)

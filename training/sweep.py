@@ -34,6 +34,7 @@ from optuna.trial import FrozenTrial, TrialState
 from hashseek.retrieval.errors import BadConfig, HashseekError
 from hashseek.retrieval.files import write_atomically
 from hashseek.training.config import parse_config
+from hashseek.training.data.datasets import build_splits
 from hashseek.training.loop.epoch import Diverged, OutOfMemory
 from hashseek.training.loop.fit import Stop, fit
 from hashseek.training.loop.network import is_unsupervised
@@ -106,9 +107,11 @@ def sweep(
     check_space(content, distributions, source=source)
     if config.train.devices > 1:
         raise BadConfig(f"train.devices is {config.train.devices}, but a sweep trains in one process: set it to 1")
+    data = build_splits(config.data.name, **config.data.options()).fingerprint
+    what = {"config": content, "space": dict(space), "seed": seed, "prune": prune, "splits_sha256": data}
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
-        _describe(folder, {"config": content, "space": dict(space), "seed": seed, "prune": prune})
+        _describe(folder, what)
         n_unpruned = math.ceil(UNPRUNED_EPOCHS * config.train.epochs)
         median = optuna.pruners.MedianPruner(UNPRUNED_TRIALS, n_unpruned + 1)  # steps are epochs from 1
         study = open_study(folder / "sweep.db", "sweep", median if prune else optuna.pruners.NopPruner())
@@ -182,8 +185,8 @@ def _describe(folder: Path, what: dict[str, Any]) -> None:
         changes = differences(json.loads(file.read_text(encoding="utf-8")), json.loads(json.dumps(what)))
         if changes:
             raise BadConfig(
-                f"the sweep in {folder} has other settings ({'; '.join(changes)}): continue with the same ones, or "
-                "choose another folder with --out"
+                f"the sweep in {folder} has other settings or data ({'; '.join(changes)}): continue with the "
+                "same ones, or choose another folder with --out"
             )
     elif any(path.name != ".lock" for path in folder.iterdir()):
         raise BadConfig(f"{folder} holds files that are not a sweep: choose another folder with --out")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LazyBackbone:
-    """A backbone that may not be built yet. With OpenVINO's cache, neither it nor PyTorch is often needed.
+    """A backbone that may not be built yet. With OpenVINO's cache, often neither it nor PyTorch is needed.
 
     Args:
         build: returns the backbone: normalised images (B, 3, size, size) -> features (B, D, ...).

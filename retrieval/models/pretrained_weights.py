@@ -52,8 +52,25 @@ def _torchvision_sets(name: str) -> Any:
     return models.get_model_weights(name)
 
 
+def _check_size(name: str, weights: str) -> None:
+    """Refuse weights of a vision transformer for another image size, before they are downloaded.
+
+    Its position embeddings fit one size only, and it is built for that of the default weights.
+    """
+    if weights == "default" or not name.startswith("vit_"):
+        return
+    sets = _torchvision_sets(name)
+    own, size = (one.transforms().crop_size[0] for one in (sets[weights], sets.DEFAULT))
+    if own != size:
+        raise BadCheckpoint(
+            f"the weights {weights} of {name} are for images of {own} px, but this network is built for {size} px: use "
+            "another set of weights"
+        )
+
+
 def _downloaded(name: str, weights: str) -> dict[str, Tensor]:
     if not name.startswith(TIMM):
+        _check_size(name, weights)
         file = FILES[name] if weights == "default" else _torchvision_sets(name)[weights].url.rpartition("/")[2]
         return _read_state(fetch_weights(file))
     try:

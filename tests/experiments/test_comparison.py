@@ -1,6 +1,7 @@
 """The comparison of methods: same budget, chosen on validation, resumable, and scored as `evaluate` scores."""
 
 import json
+import os
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -14,7 +15,8 @@ from experiments import comparison, finetuned
 from experiments.comparison import METHODS, Experiment, rows_of, run, run_method
 from experiments.comparison_report import as_markdown, mean_ranks, paired_tests, write_plots
 from experiments.critical_difference import groups
-from hashseek.retrieval.errors import BadConfig
+from experiments.processes import in_processes
+from hashseek.retrieval.errors import BadConfig, HashseekError
 from hashseek.retrieval.hash_layers import fit_hash_layer
 from hashseek.training.config import load_config, parse_config, read_config
 from hashseek.training.data.splits import Split, Splits
@@ -69,8 +71,17 @@ def test_an_interrupted_comparison_continues_into_one_table(base, own, tmp_path,
     assert {path.name for path in (out / "hyp2").iterdir()} == {"chosen-12.json", "trials-12.csv", "rows.jsonl"}
     with pytest.raises(BadConfig, match="model.n_bits"):
         run(tmp_path / "never", replace(experiment, bits=(12, 2000)), methods=methods, jobs=1)
-    with pytest.raises(BadConfig, match="'epochs': 3"):
+    with pytest.raises(BadConfig, match="epochs was 2 and is 3"):
         run(out, replace(experiment, epochs=3), methods=methods, jobs=1)
+    budget = json.loads((out / "experiment.json").read_text()) | {"splits_sha256": "of other data"}
+    (out / "experiment.json").write_text(json.dumps(budget))
+    with pytest.raises(BadConfig, match="of other data"):
+        run(out, experiment, methods=methods, jobs=1)
+
+
+def test_a_run_whose_process_is_killed_ends_with_a_message():
+    with pytest.raises(HashseekError, match="--jobs"):
+        list(in_processes(os._exit, [(1,)], jobs=1))
 
 
 def test_chosen_settings_are_fine_tuned_once(base, tmp_path, monkeypatch):

@@ -378,6 +378,8 @@ print(sorted({{"torch", "torchvision"}} & {{*sys.modules}}))
         os.utime(tmp_path / "new.model", (2000, 2000))  # used again
         delete_oldest(tmp_path, "*.model", keep=25)
         assert {file.name for file in tmp_path.iterdir()} == {"old.model", "new.model"}
+        delete_oldest(tmp_path, "*.model", keep=5)
+        assert [file.name for file in tmp_path.iterdir()] == ["new.model"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -150,3 +150,11 @@ def test_refuses(features: NDArray[np.float32], n: int, settings: dict[str, obje
 def test_rows_that_are_all_alike_are_refused() -> None:
     with pytest.raises(BadConfig):
         fit_hash_layer(np.ones((100, 24), np.float32), n_bits=4, method="pca")
+
+
+@pytest.mark.parametrize("method", ["random", "itq"])
+def test_features_that_are_not_finite_are_refused(features: NDArray[np.float32], method: str) -> None:
+    damaged = features.copy()
+    damaged[3, 0] = np.nan
+    with pytest.raises(BadConfig):
+        fit_hash_layer(damaged, n_bits=4, method=method)

@@ -13,9 +13,10 @@ from lightning_fabric import Fabric
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hashseek.retrieval.errors import BadConfig, BadDataset
+from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import normalizer
 from hashseek.retrieval.models.hash_model import HashModel
+from hashseek.retrieval.vectors import check_vectors
 from hashseek.training.config import Config
 from hashseek.training.data.cached_features import engine_for, features_of
 from hashseek.training.data.splits import Split
@@ -103,9 +104,7 @@ def _vectors(config: Config, model: HashModel, vectors: NDArray[np.float32], dev
             f"the data set {config.data.name!r} has vectors of {vectors.shape[1]} numbers, but the backbone "
             f"{config.model.backbone!r} {takes}: choose mlp:{vectors.shape[1]}-512-512"
         )
-    if not np.isfinite(vectors).all():
-        row = int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
-        raise BadDataset(f"the data set {config.data.name!r} has NaN or infinity in row {row}")
+    check_vectors(vectors, name=f"the data set {config.data.name!r}")
     rows, train = torch.from_numpy(vectors).to(device), config.train
     noise = rows.std(dim=0) * train.noise if train.noise else None
     return _in_memory(rows, lambda model, rows: model.features(rows), views=train.views, noise=noise, seed=train.seed)

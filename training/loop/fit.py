@@ -19,7 +19,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from hashseek.retrieval.checkpoint import save_checkpoint
-from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.errors import BadCodes, BadConfig
 from hashseek.retrieval.images import Preprocessing
 from hashseek.retrieval.models.backbones import default_preprocessing
 from hashseek.retrieval.models.hash_model import HashModel
@@ -34,7 +34,7 @@ from hashseek.training.data.hidden_labels import drop_labels
 from hashseek.training.data.splits import Split, Splits, never_in_training
 from hashseek.training.data.training_images import Images, without_broken
 from hashseek.training.loop.cpu_speedups import fold_frozen_batch_norm, keep_freed_memory
-from hashseek.training.loop.epoch import torch_errors_as_hashseek_errors, train_epoch
+from hashseek.training.loop.epoch import Diverged, torch_errors_as_hashseek_errors, train_epoch
 from hashseek.training.loop.head_init import fit_head
 from hashseek.training.loop.network import Keys, Network, Objective, build_network
 from hashseek.training.loop.optimizers import build_optimizer, build_scheduler
@@ -263,13 +263,16 @@ def _train_and_validate(fabric: Fabric, config: Config, job: _Job, epoch: int, s
         means, n_seen = train_epoch(fabric, config, state, job.data, epoch, folder=job.run.folder, progress=shown)
     trained = time.perf_counter()
     validated = len(job.data.val_rows) > 0
-    score = {f"val_mAP@{config.train.val_n}": validate(fabric, config, state.evaluated, job.data)} if validated else {}
+    try:
+        found = validate(fabric, config, state.evaluated, job.data) if validated else None
+    except BadCodes as error:  # after the last step of the epoch, which no later loss shows
+        raise Diverged(f"epoch {epoch + 1}: {error} (lower optimizer.lr, or set optimizer.clip_norm)") from None
     return {
         "epoch": epoch + 1,
         "loss": sum(means.values()),
         **{f"loss_{name}": value for name, value in means.items()},
         "lr": state.optimizer.param_groups[0]["lr"],
-        **score,
+        **({} if found is None else {f"val_mAP@{config.train.val_n}": found}),
         "images_per_s": n_seen / (trained - started),
         "seconds": time.perf_counter() - started,
     }

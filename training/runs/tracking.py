@@ -13,7 +13,7 @@ from hashseek.training.config import Config
 from hashseek.training.data.batches import TrainingData
 from hashseek.training.data.splits import Splits
 from hashseek.training.runs.environment import environment
-from hashseek.training.runs.run_folder import Run
+from hashseek.training.runs.run_folder import Run, differences
 from hashseek.training.runs.run_report import write_report
 
 Record = dict[str, Any]
@@ -78,7 +78,7 @@ def write_start(
     """Write splits.json, and add this start of the run to environment.json.
 
     Raises:
-        BadConfig: the run that is resumed was trained on other splits.
+        BadConfig: the run that is resumed was trained on other splits, or on another part of the training split.
     """
     described = {
         "data": config.data.model_dump(mode="json", exclude_defaults=True),
@@ -89,11 +89,12 @@ def write_start(
         "train_images_per_label": splits.train.labels.sum(axis=0, dtype=int).tolist(),
     }
     if run.splits.is_file():
-        earlier = json.loads(run.splits.read_text(encoding="utf-8"))["splits_sha256"]
-        if earlier != splits.fingerprint:
+        earlier = json.loads(run.splits.read_text(encoding="utf-8"))
+        keys = ("splits_sha256", "of_train")  # an image that has become unreadable moves the validation part
+        if changes := differences({key: earlier[key] for key in keys}, {key: described[key] for key in keys}):
             raise BadConfig(
-                f"the run in {run.folder} was trained on other splits (SHA-256 {earlier[:12]}..., now "
-                f"{splits.fingerprint[:12]}...): restore the data set, or choose another folder with --out"
+                f"the run in {run.folder} was trained on other images ({'; '.join(changes)}): restore the data set, or "
+                "choose another folder with --out"
             )
     else:
         write_atomically(run.splits, json.dumps(described, indent=2).encode())

@@ -126,6 +126,11 @@ def test_the_input_is_that_of_the_weights(name, weights, expected):
     assert default_preprocessing(name, weights=weights) == expected
 
 
+def test_weights_of_a_vision_transformer_for_another_size_are_refused_before_the_download():
+    with pytest.raises(BadCheckpoint, match="384 px"):
+        load_backbone_weights(nn.Identity(), name="vit_b_16", weights="IMAGENET1K_SWAG_E2E_V1")
+
+
 def test_the_backbone_of_a_checkpoint_loads_without_its_hash_layer(tmp_path):
     torch.manual_seed(1)
     trained = HashModel(backbone="squeezenet1_1", n_bits=16)

@@ -116,6 +116,10 @@ def test_a_run_refused_for_its_data_leaves_no_folder_so_that_the_corrected_comma
     assert not out.exists()
     settings = config(own_pictures, data={"on_error": "skip"}, train__epochs=1)
     assert fit(settings, out=out, resume=True).run.last.is_file()
+    other = next(row.split(",")[0] for row in rows if row.endswith("train") and not row.startswith(broken))
+    (own_pictures / other).write_bytes(b"not an image either")
+    with pytest.raises(BadConfig, match="of_train"):  # images to validate on would have been trained on
+        fit(settings, out=out, resume=True)
 
 
 def test_frozen_features_are_computed_once_and_the_backbone_stays_as_it_was(pictures, tmp_path):
@@ -206,4 +210,8 @@ def test_vectors_train_and_their_mistakes_are_named(tmp_path):
     vectors[3, 2] = np.nan
     save()
     with pytest.raises(BadDataset, match="NaN"):
+        fit(settings("mlp:9-16"), out=tmp_path / "d")
+    vectors[3, 2] = 1e30  # whose square is no float32
+    save()
+    with pytest.raises(BadDataset, match="row 3"):
         fit(settings("mlp:9-16"), out=tmp_path / "d")

@@ -88,7 +88,8 @@ def _find(patterns: str | Sequence[str], split: str) -> list[Path]:
             "inside them"
         )
     if len(set(found)) < len(found):
-        raise BadConfig(f"{split} lists the shard {found[-1]} more than once: list each one once")
+        repeated = next(file for file in found if found.count(file) > 1)
+        raise BadConfig(f"{split} lists the shard {repeated} more than once: list each one once")
     return found
 
 

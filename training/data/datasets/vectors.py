@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hashseek.retrieval.errors import BadConfig, BadDataset
+from hashseek.retrieval.vectors import check_vectors
 from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.splits import Split, Splits, check_label_names
 
@@ -111,8 +112,7 @@ def _read(
             "names; X must be (n, D), Y (n, C)"
         )
     check_label_names(names, source=str(file))
-    if x.dtype.kind not in "fiu" or not np.isfinite(x).all():
-        raise BadDataset(f"X of {file} has NaN, infinity or text: every entry must be a finite number")
+    check_vectors(x, name=f"X of {file}")
     if not np.isin(y, (0, 1)).all():
         raise BadDataset(f"Y of {file} has {y[~np.isin(y, (0, 1))][0]}: labels must be 0 or 1")
     return x.astype(np.float32), y.astype(np.uint8), names, _official(found.get("split"), len(x), file)

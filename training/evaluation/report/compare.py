@@ -20,8 +20,8 @@ from hashseek.training.evaluation.report.schema import EvaluationReport, MeanVal
 from hashseek.training.evaluation.report.sections import Section, interval, number, protocol_of, tie_range
 from hashseek.training.report_format import Table
 
-# What must be the same, as (name, value of a report). Checkpoint, K, seed and versions may differ: they are the point
-# of a comparison. The name of the data set is the path of its files, and does not matter.
+# What must be the same in all reports. Checkpoint, K, seed and versions may differ: they are the point of a comparison.
+# The name of the data set is the path of its files, and does not matter.
 _HASHES = ("query_sha256", "database_sha256", "splits_sha256")
 _COUNTS = ("queries", "database", "labels")
 _TEST = (
