@@ -229,5 +229,7 @@ def _other_contents(
         # Under keys, one content may have several records; otherwise the image would be known, or its key be adopted.
         other = image.key is None or (image.adopts and record is not None and record.key is None)
         if change == "added" and record is not None and other:
-            notes[n] = f"image {record.id} has this path but other content: remove that image"
+            notes[n] = (
+                f"image {record.id} has this path but other content: remove it with `hashseek index remove COLLECTION {record.id}`"
+            )
     return notes
