@@ -230,6 +230,7 @@ def _other_contents(
         other = image.key is None or (image.adopts and record is not None and record.key is None)
         if change == "added" and record is not None and other:
             notes[n] = (
-                f"image {record.id} has this path but other content: remove it with `hashseek index remove COLLECTION {record.id}`"
+                f"image {record.id} has this path but other content: remove it with "
+                f"`hashseek index remove COLLECTION {record.id}`"
             )
     return notes
