@@ -227,7 +227,7 @@ def as_hashseek_error(path: Path) -> Iterator[None]:
         not_text = primary is None and not isinstance(error, sqlite3.ProgrammingError)
         if not_text or primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
             raise CatalogDamaged(path, str(error)) from None
-        raise BadCollection(f"{answer}: check the permissions of the folder, and the disk") from None
+        raise BadCollection(f"{answer}: check the permissions of the folder, and that the disk has space") from None
 
 
 def now() -> str:
