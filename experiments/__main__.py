@@ -115,7 +115,7 @@ def finetuned(
     if unknown := set(lengths) - set(TUNED):
         raise BadConfig(f"no settings are searched at {min(unknown)} bits: choose among {TUNED[0]} and {TUNED[1]}")
     methods = _known(method, METHODS) if method else list(CHOSEN)
-    _check_searched(out, methods, lengths)
+    _searched_budget(out, methods, lengths)
     run_finetuned(out, methods, lengths=lengths, seeds=seeds, jobs=jobs, say=_say)
     _show(out / FOLDER, methods)
 
@@ -132,13 +132,17 @@ def hyp2_tables(
     from experiments import hyp2_tables as tables
     from experiments.comparison import TUNED, Experiment
 
-    budget = _check_searched(out, ["hyp2"], TUNED)
+    budget = _searched_budget(out, ["hyp2"], TUNED)
     tables.run(out, Experiment(n_seeds=seeds, **budget), jobs=jobs, say=_say)
     typer.echo(tables.as_markdown(out), nl=False)
 
 
-def _check_searched(folder: Path, methods: Collection[str], lengths: Collection[int]) -> dict[str, int]:
-    """The epochs of a comparison on mirflickr; raises `BadConfig` unless it has chosen the methods' settings."""
+def _searched_budget(folder: Path, methods: Collection[str], lengths: Collection[int]) -> dict[str, int]:
+    """What later runs share with the budget of a comparison: its epochs, unless they are the default.
+
+    Raises:
+        BadConfig: the folder is not a comparison on mirflickr that has chosen settings of the methods at these lengths.
+    """
     for method, n_bits in product(methods, lengths):
         if not (folder / method / f"chosen-{n_bits}.json").is_file():
             raise BadConfig(

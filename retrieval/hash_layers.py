@@ -77,7 +77,7 @@ def fit_hash_layer(
     check_n_bits(n_bits)
     rows, rng = normalized(features), np.random.default_rng(seed)
     if not np.isfinite(rows).all():
-        raise BadConfig("the network returns features that are not finite numbers: use other weights")
+        raise BadConfig("the features contain NaN or infinity: use other weights")
     mean = rows.mean(0)
     if method == "itq_cca":
         directions = itq_cca(rows - mean, n_bits, rng, labels)

@@ -58,6 +58,7 @@ class Database:
                 f"there is no collection in {path.parent}: create it with `hashseek index add {path.parent} IMAGES`"
             )
         self._identity = _identity(path)
+        # Reentrant, because the garbage collector may close the file in the middle of a statement.
         self._read_lock, self._write_lock = threading.RLock(), threading.RLock()
         self._writer: sqlite3.Connection | None = None
         self._unchanged: tuple[int, ...] | None = None

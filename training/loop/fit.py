@@ -262,9 +262,10 @@ def _train_and_validate(fabric: Fabric, config: Config, job: _Job, epoch: int, s
     with torch_errors_as_hashseek_errors(config, job.preprocessing, fabric.device):
         means, n_seen = train_epoch(fabric, config, state, job.data, epoch, folder=job.run.folder, progress=shown)
     trained = time.perf_counter()
-    validated = len(job.data.val_rows) > 0
+    score: dict[str, float] = {}
     try:
-        found = validate(fabric, config, state.evaluated, job.data) if validated else None
+        if len(job.data.val_rows):
+            score[f"val_mAP@{config.train.val_n}"] = validate(fabric, config, state.evaluated, job.data)
     except BadCodes as error:  # after the last step of the epoch, which no later loss shows
         raise Diverged(f"epoch {epoch + 1}: {error} (lower optimizer.lr, or set optimizer.clip_norm)") from None
     return {
@@ -272,7 +273,7 @@ def _train_and_validate(fabric: Fabric, config: Config, job: _Job, epoch: int, s
         "loss": sum(means.values()),
         **{f"loss_{name}": value for name, value in means.items()},
         "lr": state.optimizer.param_groups[0]["lr"],
-        **({} if found is None else {f"val_mAP@{config.train.val_n}": found}),
+        **score,
         "images_per_s": n_seen / (trained - started),
         "seconds": time.perf_counter() - started,
     }
