@@ -2,6 +2,8 @@
 
 import importlib.util
 import os
+import re
+from pathlib import Path
 
 from hashseek.retrieval.errors import BadConfig, suggest
 from hashseek.retrieval.models import MAX_WIDTH
@@ -58,8 +60,8 @@ def check_image_backbone(name: str) -> None:
     """
     if is_vector_backbone(name):
         raise BadConfig(f"the backbone {name} is for vectors, not images: choose one for images")
-    if name.startswith(TIMM) and importlib.util.find_spec("timm") is None:
-        raise BadConfig(f"the backbone {name} needs the package timm: run pip install 'hashseek[timm]'")
+    if name.startswith(TIMM):
+        _check_timm_name(name)
     if ":" not in name and name != PIXELS and name not in FILES:
         raise unknown_backbone(name)
 
@@ -70,3 +72,18 @@ def unknown_backbone(name: str) -> BadConfig:
         f"there is no backbone {name!r}: {suggest(name, FILES)} (allowed: torchvision's classifiers, pixels, "
         'timm:NAME, mlp:WIDTHS and "module:function")'
     )
+
+
+def _check_timm_name(name: str) -> None:
+    """Refuse a network whose name occurs nowhere in timm's source, which takes seconds to import.
+
+    Names that do occur are checked when the network is built.
+    """
+    spec = importlib.util.find_spec("timm")
+    if spec is None or spec.origin is None:
+        raise BadConfig(f"the backbone {name} needs the package timm: run pip install 'hashseek[timm]'")
+    source = "\n".join(file.read_text(encoding="utf-8") for file in Path(spec.origin).parent.glob("models/*.py"))
+    networks = re.findall(r"^@register_model\s+def (\w+)", source, re.MULTILINE)
+    architecture = name.removeprefix(TIMM).partition(".")[0]
+    if networks and not re.search(rf"\b{re.escape(architecture)}\b", source):
+        raise BadConfig(f"timm has no network {architecture!r}: {suggest(architecture, sorted(networks))}")

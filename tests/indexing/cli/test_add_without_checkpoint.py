@@ -114,6 +114,7 @@ def test_what_cannot_work_is_refused_before_torch_is_imported(tmp_path, pictures
     cases = [
         (pictures, (), "http://127.0.0.1:9/mobilenet_v3_large-5c1a4163.pth"),
         (pictures, ("--backbone", "resnet5"), "resnet50"),
+        (pictures, ("--backbone", "timm:convnext_atom"), "timm"),
         (pictures, ("--weights", "none.safetensors"), "none.safetensors"),
         (pictures, ("--weights", str(weights)), "--backbone"),
         (pictures, ("--preprocessing", "means=0.5"), "means=0.5"),

@@ -12,6 +12,14 @@ def test_names_that_are_no_network_for_images_are_refused(name):
         check_image_backbone(name)
 
 
+def test_networks_that_timm_does_not_have_are_refused_from_its_source():
+    pytest.importorskip("timm")
+    for name in ("resnet10t", "vit_small_patch14_dinov2.lvd142m", "tf_efficientnet_b0_ap"):  # the last is an old name
+        check_image_backbone(f"timm:{name}")
+    with pytest.raises(BadConfig, match="convnext_atto"):
+        check_image_backbone("timm:convnext_atom")
+
+
 def test_the_kinds_of_names():
     assert [
         name for name in ("mlp:3-4-2", "mlp_bn:3-4-2", "resnet18", "a:b", "timm:a") if is_vector_backbone(name)
