@@ -313,7 +313,10 @@ def _read(path: Path, *, weights: bool) -> tuple[dict[str, Any], Weights]:
     if path.is_dir():
         raise BadCheckpoint(f"{path} is a folder: give a checkpoint in it, such as {path / 'best.safetensors'}")
     if not path.is_file():
-        raise BadCheckpoint(f"there is no checkpoint {path}: train one with `hashseek train`, or correct the path")
+        raise BadCheckpoint(
+            f"there is no checkpoint {path}: correct the path, or train one with `hashseek train`; if a collection has "
+            "lost its own, run `hashseek index verify`"
+        )
     if not os.access(path, os.R_OK):
         raise BadCheckpoint(f"the checkpoint {path} cannot be read: permission denied")
     try:

@@ -127,7 +127,7 @@ def stats(
         typer.echo(json.dumps(content, indent=2))
         return
     for key, value in content.items():
-        shown = _line(value) if isinstance(value, dict) else value
+        shown = (_line(value) or "none") if isinstance(value, dict) else value
         typer.echo(f"{key:12} {printable(str(shown))}")
 
 
