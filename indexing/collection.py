@@ -171,7 +171,9 @@ class Collection:
         stored = None
         if image.key is not None and (known := self.catalog.ids_by_key([image.key])):
             stored = self.catalog.get([known[image.key]])[0]
-        if stored is not None and stored.sha256 == image.sha256 and is_there(self.uri_of(stored)):
+        # A kept file is written again: another upload with this key may be about to delete it.
+        is_elsewhere = stored is not None and stored.sha256 == image.sha256 and not self.owns(stored)
+        if stored is not None and is_elsewhere and is_there(self.uri_of(stored)):
             return self.add([replace(image, path=stored.path)])[0]
         try:
             write_atomically(self.folder / path, data, within=self.folder)
@@ -506,10 +508,9 @@ def check_checkpoint(coded: "Catalog | Collection | MilvusStore", checkpoint: Pa
     return header
 
 
-def restore_checkpoint(copy: Path, fingerprint: str, checkpoint: Path) -> bool:
-    """Replace a collection's copy of its checkpoint if it is missing or damaged; returns whether it was."""
+def restore_checkpoint(copy: Path, fingerprint: str, checkpoint: Path) -> None:
+    """Replace a collection's copy of its checkpoint if it is missing or its header is damaged."""
     with suppress(HashseekError):
         if load_header(copy).fingerprint == fingerprint:
-            return False
+            return
     write_atomically(copy, checkpoint.read_bytes())
-    return True

@@ -66,8 +66,11 @@ class FitOptions:
             record = header.training.get("fit", {})
             if _content(network.describe()) != _content(record):
                 differ["weights"] = self.weights, record.get("weights", "those of its checkpoint")
-        refit = "change the collection with `hashseek index refit`"
-        remedy = "create another collection" if header.preprocessing is None else refit  # no codes of vectors change
+        if header.preprocessing is None:  # codes of vectors cannot be changed
+            remedy = "create another collection"
+        else:
+            command = "refit" if "fit" in header.training else "reencode"
+            remedy = f"change the collection with `hashseek index {command}`"
         for name, (given, stored) in differ.items():
             raise BadConfig(
                 f"{folder} was created with {name} {stored}, not {given}: leave the option out, or {remedy}"

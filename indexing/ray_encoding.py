@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import signal
 import socket
 import zlib
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 _OBJECT_STORE = 2**28  # bytes; a shard with its codes has less than a thousandth
 _TRIES = 5  # of a shard whose worker dies
 _START_SECONDS = 300.0  # for which workers may start while none works
+
+_OWN = re.compile(r"(?:\d{7,}-)?([0-9a-f]{32})\.parquet")  # the file name of a shard
 
 _Part = tuple[str, list[Found]]  # name and images of a shard
 
@@ -131,7 +134,7 @@ def encode_shards(
 ) -> list[Path]:
     """Encode images into Parquet files in `folder`; returns these in the order of the sources, or none if stopped.
 
-    Files of other sources are deleted at the end, so that the folder holds these images and no others.
+    Shards of other sources are deleted at the end, so that the folder's shards hold these images and no others.
 
     Args:
         sources: what to encode.
@@ -153,7 +156,7 @@ def encode_shards(
     if options["engine"] == "auto":  # what it means must not depend on the host
         options = {**options, "engine": os.environ.get("HASHSEEK_ENGINE", "auto")}
     what = [FORMAT, collection.fingerprint, *options.values()]
-    finished = {file.stem.rpartition("-")[2]: file for file in folder.glob("*.parquet")}
+    finished = {found[1]: file for file in folder.glob("*.parquet") if (found := _OWN.fullmatch(file.name))}
     sizes: dict[str, int] = {}
     n_done = 0
 
@@ -195,7 +198,8 @@ def _shards(sources: Iterable[Found], size: int) -> Iterator[list[Found]]:
         if isinstance(found, ImageSource) and isinstance(found.uri, Path):
             found = replace(found, uri=found.uri.absolute())  # a worker has another working directory
         part.append(found)
-        if len(part) == 4 * size or zlib.crc32(os.fsencode(str(found.uri))) % size == 0:
+        is_end = isinstance(found, ImageSource) and zlib.crc32(os.fsencode(str(found.uri))) % size == 0
+        if is_end or len(part) == 4 * size:
             yield part
             part = []
     if part:

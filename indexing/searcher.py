@@ -410,7 +410,8 @@ class Searcher:
                 rows.append(start + chosen)
                 scores.append(of_block[chosen])
         at = np.concatenate(rows)
-        return distances[at], ids[at], np.concatenate(scores).tolist(), is_exact and len(ids) < min(n, size + 1)
+        are_all = len(ids) < n or len(ids) == len(self.collection)
+        return distances[at], ids[at], np.concatenate(scores).tolist(), is_exact and are_all and len(ids) <= size
 
     def _scores(self, query: Query, rank: Rank, codes: Codes, ids: Ids) -> NDArray[np.float64]:
         """Scores (N,) of images with these codes and ids; a higher score is nearer."""

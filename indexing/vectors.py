@@ -119,13 +119,14 @@ def read_parquet(path: Path) -> Vectors:
 def read_entries(path: Path) -> tuple[list[Entry], list[Problem]]:
     """The ids of vectors with their labels and attributes, and notes on labels that were corrected.
 
-    A .csv file names its columns in the first line, one of them `id`; or it has one id per line, like a .txt file.
+    A .csv file names its columns in the first line, one of them `id`; or it has one id per line, like a .txt file. The
+    first line of these may be `id`.
 
     Raises:
         BadDataset: the file or a line cannot be read, or has no id.
     """
     entries, notes = [], []
-    for found in rows_of(path, one_of=IDS, beside=VECTOR, plain=not _names_columns(path)):
+    for found in rows_of(path, one_of=IDS, beside=VECTOR) if _names_columns(path) else _plain_ids(path):
         if isinstance(found, Problem):
             raise BadDataset(f"{found}: correct it")
         line, row = found
@@ -137,15 +138,29 @@ def read_entries(path: Path) -> tuple[list[Entry], list[Problem]]:
 
 
 def _names_columns(path: Path) -> bool:
-    """Whether the first line of a .csv file names columns."""
+    """Whether a list is a table. A .csv file is one if its first line names several columns, or an id."""
     if path.suffix.lower() != ".csv":
-        return True
+        return path.suffix.lower() != ".txt"
     try:
         with path.open(encoding="utf-8-sig", errors="replace") as lines:
             names = lines.readline().strip().lower().split(",")
     except OSError as error:
         raise BadDataset(f"{path} cannot be read: {error.strerror or error}") from None
     return len(names) > 1 or bool({name.strip(' "') for name in names} & {*IDS})
+
+
+def _plain_ids(path: Path) -> Iterator[tuple[int, Row]]:
+    """One id per line, possibly in quotes."""
+    try:
+        with path.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
+            for number, line in enumerate(lines, start=1):
+                value = line.strip()
+                if len(value) > 1 and value[0] == value[-1] == '"':
+                    value = value[1:-1].replace('""', '"')
+                if value and not (number == 1 and value.lower() in IDS):
+                    yield number, {IDS[0]: value}
+    except OSError as error:
+        raise BadDataset(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def _entry(row: Row, where: str) -> tuple[Entry, list[str]]:

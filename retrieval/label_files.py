@@ -222,14 +222,14 @@ def _csv_rows(lines: Iterator[str], source: Path, one_of: Sequence[str]) -> Iter
 
 
 def _column_names(reader: Iterator[list[str]], source: Path, one_of: Sequence[str]) -> list[str]:
-    """The columns in the first line of a .csv file; `File` and `LABELS` are read as `file` and `labels`."""
+    """The columns in the first line of a .csv file; `File` and `ID` are read as `file` and `id`."""
     try:
         names = next(reader, [])
     except csv.Error as error:
         raise BadDataset(f"{source} line 1 is not CSV: {error}; it must name the columns") from None
     if any("\0" in name for name in names):  # UTF-16, read with "surrogateescape"
         raise BadDataset(f"{source} is not UTF-8 text: save it as UTF-8")
-    known = {*one_of, "labels", "split"}
+    known = {*one_of, "labels", "split", "key", "id", "attributes"}
     names = [name.strip().lower() if name.strip().lower() in known else name.strip() for name in names]
     if not set(one_of) & set(names):
         if len(names) == 1 and (";" in names[0] or "\t" in names[0]):

@@ -102,7 +102,10 @@ def add(
     split: Annotated[
         Literal["query", "train", "database"] | None, typer.Option(help="Add only this split of a list.")
     ] = None,
-    label: Annotated[list[str] | None, typer.Option(help="Add this label to every image; may be repeated.")] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(help="A label of every image; replaces stored labels of an image with a key. May be repeated."),
+    ] = None,
     key_from: Annotated[
         KeyFrom | None,
         typer.Option(help="Use this as the key of images without one, so that changed files update their records."),

@@ -16,7 +16,7 @@ import numpy as np
 from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.index import gpu
 from hashseek.indexing.index.approximate import APPROXIMATE
-from hashseek.indexing.index.hamming_index import HammingIndex
+from hashseek.indexing.index.hamming_index import KINDS, HammingIndex
 from hashseek.indexing.index.index_files import IndexFiles, IndexVersion, OldIndex
 from hashseek.indexing.index.segments import View, joined, merge, no_view
 from hashseek.retrieval.errors import BadCollection
@@ -52,9 +52,9 @@ class CollectionIndex:
 
     @property
     def kind(self) -> str:
-        """The kind that the index should have; exact instead of gpu without a GPU."""
+        """The kind that the index should have; exact instead of gpu without a GPU, and of a kind that was removed."""
         kind = self._catalog.index_kind()
-        return "exact" if kind == "gpu" and not gpu.is_available() else kind
+        return "exact" if kind not in KINDS or (kind == "gpu" and not gpu.is_available()) else kind
 
     def current(self) -> View:
         """The view, updated with everything that this or another process has committed."""

@@ -235,12 +235,16 @@ class _Nearest:
 
 
 def in_threads(function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-    """The function's results in order, computed by one thread per core; the first by the calling thread."""
-    others = [_pool().submit(function, item) for item in items[1:]]
-    if items:
-        yield function(items[0])
-    for other in others:
-        yield other.result()
+    """The function's results in order, computed by one thread per core, the calling thread among them.
+
+    At most one result per core is in memory.
+    """
+    for start in range(0, len(items), n_cores()):
+        first, *others = items[start : start + n_cores()]
+        submitted = [_pool().submit(function, item) for item in others]
+        yield function(first)
+        for other in submitted:
+            yield other.result()
 
 
 def _n_threads(xq: Codes, xb: Codes) -> int:

@@ -170,7 +170,7 @@ def _uri(place: str, folder: Path) -> Path | str:
 
 
 def rows_of(
-    path: Path, *, one_of: tuple[str, ...] = PLACES, beside: str | None = None, plain: bool = False
+    path: Path, *, one_of: tuple[str, ...] = PLACES, beside: str | None = None
 ) -> Iterator[tuple[int, Row] | Problem]:
     """The rows of a list with their line numbers, from 1, and problems of its lines.
 
@@ -178,7 +178,6 @@ def rows_of(
         path: the list.
         one_of: columns, at least one of which must be present.
         beside: a column of a Parquet file to skip.
-        plain: every line is a value of the first of these columns, as in a .txt file.
 
     Raises:
         BadDataset: the list cannot be read.
@@ -186,8 +185,8 @@ def rows_of(
     kind = path.suffix.lower()
     if kind == ".parquet":
         yield from _parquet_rows(path, one_of, beside)
-    elif plain or kind == ".txt":
-        yield from _text_rows(path, one_of[0])
+    elif kind == ".txt":
+        yield from _text_rows(path)
     else:
         for row in read_rows(path, one_of=one_of, errors="surrogateescape"):
             if kind == ".csv" and not isinstance(row, Problem):  # CSV has no types
@@ -205,12 +204,12 @@ def _typed(text: str) -> str | int | float:
     return float(text) if "." in text else int(text)
 
 
-def _text_rows(path: Path, column: str) -> Iterator[tuple[int, Row]]:
+def _text_rows(path: Path) -> Iterator[tuple[int, Row]]:
     try:
         with path.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip() and not line.startswith("#"):
-                    yield number, {column: line.rstrip("\r\n")}
+                    yield number, {PLACES[0]: line.rstrip("\r\n")}
     except OSError as error:
         raise BadDataset(f"{path} cannot be read: {error.strerror or error}") from None
 
@@ -229,14 +228,26 @@ def _parquet_rows(path: Path, one_of: tuple[str, ...], beside: str | None) -> It
                     yield number, {name: _plain(value) for name, value in row.items()}
     except (pa.ArrowException, OSError) as error:
         raise BadDataset(f"{path} is not a valid Parquet file ({error}): write or download it again") from None
+    except (ValueError, OverflowError) as error:  # such as the year 10,000
+        raise BadDataset(f"{path} has a value that Python cannot represent: {error}") from None
 
 
 def _widened(batch: Any, pa: Any) -> Any:
-    """A batch whose float32 columns are float64, so that 0.7 is 0.7 and not 0.699999988079071."""
+    """A batch whose float32 columns are float64, so that 0.7 is 0.7, and whose times are in microseconds at most.
+
+    Python has no nanoseconds.
+    """
     for place, column in enumerate(batch.schema):
+        values = batch.column(place)
         if column.type == pa.float32():
-            wider = batch.column(place).cast(pa.string()).cast(pa.float64())
-            batch = batch.set_column(place, column.name, wider)
+            values = values.cast(pa.string()).cast(pa.float64())
+        elif pa.types.is_timestamp(column.type) and column.type.unit == "ns":
+            values = values.cast(pa.timestamp("us", column.type.tz), safe=False)
+        elif pa.types.is_time64(column.type) and column.type.unit == "ns":
+            values = values.cast(pa.time64("us"), safe=False)
+        else:
+            continue
+        batch = batch.set_column(place, column.name, values)
     return batch
 
 

@@ -127,8 +127,9 @@ def _all_sources(path: str, split: str | None) -> Iterator[Found]:
     if is_remote(path):
         yield ImageSource(path)
     elif not Path(path).exists():
+        is_all = PurePosixPath(path).parts[-2:] == ("**", "*")  # what is in a matched folder matches, too
         for match in _matching(path):
-            if match.is_dir() or match.suffix.lower() in (*SUFFIXES, *KINDS, ".tar"):
+            if (match.is_dir() and not is_all) or match.suffix.lower() in (*SUFFIXES, *KINDS, ".tar"):
                 yield from _sources_of(match, split)
     else:
         yield from _sources_of(Path(path), split)

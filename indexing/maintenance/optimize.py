@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from hashseek.indexing.catalog.database import BUSY_SECONDS, as_hashseek_error
@@ -74,7 +74,7 @@ def delete_unneeded(collection: Collection) -> int:
 def _old_files(folder: Path) -> Iterator[Path]:
     """Kept files, checkpoints and their temporary files that were not written recently."""
     latest = time.time() - MIN_AGE_SECONDS
-    for path in [*folder.glob("*.safetensors"), *folder.glob(".*.safetensors.*"), *(folder / FILES).rglob("*")]:
+    for path in chain(folder.glob("*.safetensors"), folder.glob(".*.safetensors.*"), (folder / FILES).rglob("*")):
         try:
             if _OWN.fullmatch(str(path.relative_to(folder))) and path.is_file() and path.stat().st_mtime < latest:
                 yield path

@@ -490,6 +490,20 @@ def test_one_content_removed_and_added_at_the_same_time_keeps_its_file_if_it_is_
     other.close()
 
 
+def test_an_upload_keeps_its_file_if_another_with_the_same_key_came_between(tmp_path, monkeypatch):
+    collection, other = code_collection(tmp_path, n_bits=8), Collection(tmp_path)
+    one, two = (replace(image, key="k") for image in new_images(np.zeros((2, 1), np.uint8)))
+    collection.add_with_file(one, b"one", suffix=".jpg")
+    add = collection.catalog.add
+    between = [lambda: other.add_with_file(two, b"two", suffix=".jpg")]
+    monkeypatch.setattr(collection.catalog, "add", lambda images: ([run() for run in between], add(images))[1])
+    assert collection.add_with_file(one, b"one", suffix=".jpg") == (1, "updated")
+    between.clear()
+    assert file_of(collection, collection.catalog.one(1)).read_bytes() == b"one"
+    collection.close()
+    other.close()
+
+
 def test_a_kept_file_named_by_its_full_path_stays(tmp_path, checkpoint, pictures):
     collection = open_or_create(tmp_path / "c", checkpoint=checkpoint)
     data = next(pictures.glob("*.jpg")).read_bytes()

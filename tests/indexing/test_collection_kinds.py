@@ -260,6 +260,17 @@ def test_an_unsupported_kind_falls_back_to_exact(filled, tmp_path, monkeypatch, 
     again.close()
 
 
+def test_a_kind_that_was_removed_is_exact(filled, tmp_path):
+    collection, codes = filled
+    collection.catalog.set_index_kind("multihash")
+    collection.close()
+    with closing(Collection(tmp_path)) as again:
+        assert again.kind == "exact"
+        assert again.search(codes[3:4], k=1)[0][1].tolist() == [4]
+        again.save_index()
+    assert manifest_of(tmp_path)["kind"] == "exact"
+
+
 def test_maintenance_without_a_gpu_keeps_the_kind_gpu(filled, tmp_path, monkeypatch):
     collection, _ = filled
     monkeypatch.setattr("hashseek.indexing.index.gpu.faiss.get_num_gpus", lambda: 0)

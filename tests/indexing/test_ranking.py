@@ -103,6 +103,14 @@ def test_hits_are_those_of_a_loop_over_all_images(rank, oversample, filled):
                     assert answer.rank == rank
 
 
+@pytest.mark.parametrize("difference", [-1, 0, 1])
+def test_hits_are_exact_if_all_images_were_reordered(difference, filled):
+    searcher = filled[0]
+    options = SearchOptions(k=len(searcher.collection) + difference, oversample=1, rank="asymmetric")
+    answer = searcher.answer([a_query(searcher.collection.n_bits, 0)], options)
+    assert answer.is_exact == (difference >= 0)
+
+
 @pytest.mark.parametrize("n_queries", [1, 3])
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize(("k", "oversample"), [(7, 1), (7, 3), (10, 1000)])

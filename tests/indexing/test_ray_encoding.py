@@ -24,10 +24,11 @@ from hashseek.indexing.ingest.batch import ingest
 from hashseek.indexing.ingest.manifests import ImageSource
 from hashseek.indexing.ingest.sources import find_sources
 from hashseek.indexing.maintenance.exchange import export, import_
-from hashseek.indexing.ray_encoding import Cluster, _shards
+from hashseek.indexing.ray_encoding import Cluster, _shards, encode_shards
 from hashseek.indexing.remote import fetch
 from hashseek.indexing.searcher import Searcher
 from hashseek.retrieval.errors import BadConfig
+from hashseek.retrieval.label_files import Problem
 from support.commands import wait_until
 from support.pictures import labels_of, png, save
 
@@ -45,6 +46,30 @@ def test_a_new_image_changes_only_the_shard_that_it_is_in():
         after = list(_shards([*sources[:place], ImageSource(Path("/pictures/new.jpg")), *sources[place:]], 100))
         assert sum(part not in before for part in after) <= 2
     assert list(_shards([], 100)) == []
+
+
+def test_notes_do_not_end_a_shard():
+    source, note = ImageSource(Path("/pictures/1.jpg")), Problem("list.csv line 1", "its labels were corrected")
+    assert list(_shards([note, source] * 50, 100)) == [[note, source] * 50]
+
+
+def test_only_shards_are_deleted_from_the_folder(own_collection, tmp_path):
+    shard, other = tmp_path / f"0000001-{'a' * 32}.parquet", tmp_path / "embeddings.parquet"
+    for file in (shard, other):
+        file.touch()
+    with closing(Collection(own_collection)) as collection:
+        written = encode_shards(
+            [],
+            tmp_path,
+            collection=collection,
+            cluster=Cluster("local"),
+            options={"device": "cpu", "engine": "auto"},
+            fetch=fetch,
+            shard_size=10,
+            stopped=lambda: False,
+            progress=lambda *_: None,
+        )
+    assert (written, list(tmp_path.glob("*.parquet"))) == ([], [other])
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 import hashseek
 from hashseek.indexing.collection import CHECKPOINT, Collection, open_or_create
-from hashseek.indexing.vectors import read_parquet
+from hashseek.indexing.vectors import read_entries, read_parquet
 from hashseek.retrieval.errors import BadCheckpoint, BadCollection, BadDataset, HashseekError
 from support.in_process import run_command
 from support.vector_files import WIDTH, clustered, save_vectors
@@ -146,6 +146,22 @@ def test_parquet_gives_the_same_codes(capsys, tmp_path):
     parquet.write_table(ragged.slice(0, 2), tmp_path / "ragged.parquet")
     with pytest.raises(BadDataset, match="row 1"):
         read_parquet(tmp_path / "ragged.parquet")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("ids.txt", "a\n#b\nc\n"),
+        ("ids.txt", "id\na\n#b\nc\n"),
+        ("ids.csv", 'a\n"#b"\n"c"\n'),
+        ("ids.csv", 'Key\na\n"#b"\nc\n'),
+        ("ids.csv", "ID,Labels\na,\n#b,\nc,\n"),
+    ],
+)
+def test_lists_of_ids(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    entries, notes = read_entries(tmp_path / name)
+    assert ([entry.id for entry in entries], notes) == (["a", "#b", "c"], [])
 
 
 def _with(row: int, value: float):

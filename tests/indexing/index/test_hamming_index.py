@@ -292,3 +292,16 @@ def test_of_many_codes_a_sample_chooses_the_layout(monkeypatch):
         index = build_index(xb, np.arange(30_000), n_bits=48)
         assert isinstance(index.rows, layout)
         assert np.array_equal(index.codes, xb)
+
+
+def test_threads_run_at_most_one_item_per_core_ahead():
+    started: list[int] = []
+
+    def run(item: int) -> int:
+        started.append(item)
+        return item
+
+    results = scan.in_threads(run, range(100))
+    assert next(results) == 0
+    assert len(started) <= scan.n_cores()
+    assert list(results) == list(range(1, 100))

@@ -68,6 +68,7 @@ def test_patterns(tree):
     assert names(tree, "b/*") == ["b/4.jpg"]  # what is no image is left out, as in a folder
     assert names(tree, "[c]/6.jpg") == ["[c]/6.jpg"]  # a file of that name comes before the pattern
     assert names(tree, "a/**") == ["a/1.jpg", "a/2.png", "a/deep/3.jpg"]
+    assert names(tree, "a/**/*") == ["a/1.jpg", "a/2.png", "a/deep/3.jpg"]  # each once, although `a/deep` matches, too
     for pattern in ("*.gif", "none/*", "**/none", "7.jpg/*"):
         with pytest.raises(BadDataset):
             find_sources([str(tree / pattern)])
@@ -156,6 +157,12 @@ def test_a_list_brings_keys_labels_and_every_other_column_as_attribute(tree):
     ]
 
 
+def test_columns_are_known_in_any_case(tree):
+    touch(tree / "m.csv", b"File,ID,Labels,Year\na/1.jpg,k1,x,2015\n")
+    [source], _ = drawn(tree / "m.csv")
+    assert (source.key, source.labels, source.attributes) == ("k1", ("x",), {"Year": 2015})
+
+
 def test_jsonl_keeps_types_and_nesting_and_id_is_the_key_unless_there_is_one(tree):
     rows = [
         {"uri": "7.jpg", "id": 5, "camera": {"model": "X"}, "tags": [1], "ok": True, "none": None},
@@ -191,6 +198,8 @@ def test_parquet(tree):
             "narrow": pa.array([0.7, 1.0], pa.float32()),
             "price": [decimal.Decimal("9.90"), None],
             "times": [[datetime.time(9, 30)], []],
+            "modified": pa.array([1_700_000_000_123_456_789, None], pa.timestamp("ns")),
+            "late": pa.array([1, None], pa.time64("ns")),
         }
     )
     pq.write_table(table, tree / "m.parquet")
@@ -198,11 +207,22 @@ def test_parquet(tree):
     assert (source.labels, source.key, source.attributes) == (
         ("a", "b"),
         "k",
-        {"day": "2026-11-21", "n": 3, "narrow": 0.7, "price": 9.9, "times": ["09:30:00"]},
+        {
+            "day": "2026-11-21",
+            "n": 3,
+            "narrow": 0.7,
+            "price": 9.9,
+            "times": ["09:30:00"],
+            "modified": "2023-11-14T22:13:20.123456",
+            "late": "00:00:00",
+        },
     )
     assert [problem.partition(":")[0] for problem in problems] == ["m.parquet line 2"]
     (tree / "m.parquet").write_bytes((tree / "m.parquet").read_bytes()[:-20])
     with pytest.raises(BadDataset, match=r"m\.parquet"):
+        drawn(tree / "m.parquet")
+    pq.write_table(pa.table({"uri": ["7.jpg"], "day": pa.array([2**22], pa.date32())}), tree / "m.parquet")
+    with pytest.raises(BadDataset, match=r"m\.parquet"):  # in the year 13453
         drawn(tree / "m.parquet")
     pq.write_table(pa.table({"name": ["7.jpg"]}), tree / "m.parquet")
     with pytest.raises(BadDataset, match="uri or path or file or url"):
