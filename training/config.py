@@ -287,7 +287,7 @@ class TrainSection(_Section):
         description="where decoded images are cached: `memory`, `memmap` (on disk, also for later runs), `none`, or "
         "`auto` (the first with enough room)",
     )
-    cache_gib: float = Field(default=4, ge=0, description="memory limit of `auto` in GiB")
+    cache_gib: float = Field(default=4, ge=0, description="memory limit of `auto` in GiB, per process")
 
 
 class TrackingSection(_Section):

@@ -49,7 +49,7 @@ def inspect_splits(
         },
         "pairs": _pairs(everything.labels, splits.label_names),
         "missing": {"count": len(missing), "examples": [str(problem) for problem in missing[:_SHOWN]]},
-        "problems": [str(problem) for problem in splits.problems if problem not in missing],
+        "problems": [str(problem) for problem in splits.problems if not problem.missing],
         "duplicates": _duplicates(splits, everything, advance) if duplicates and everything.vectors is None else None,
     }
 
@@ -130,11 +130,11 @@ def _pairs(labels: NDArray[np.uint8], names: Sequence[str]) -> list[dict[str, An
 def _duplicates(splits: Splits, everything: Split, advance: Callable[[int], None]) -> dict[str, Any]:
     """Groups of files with equal content."""
     queries, groups = set(splits.query.paths), equal_files(everything.paths, advance=advance)
-    across = [group for group in groups if 0 < sum(path in queries for path in group) < len(group)]
-    shown = [*across, *(group for group in groups if group not in across)][:_SHOWN]
+    across = [0 < sum(path in queries for path in group) < len(group) for group in groups]
+    shown = [groups[i] for i in np.argsort(np.logical_not(across), kind="stable")[:_SHOWN]]
     return {
         "groups": len(groups),
         "files": sum(map(len, groups)),
-        "across": len(across),
+        "across": sum(across),
         "examples": [[str(path) for path in group] for group in shown],
     }

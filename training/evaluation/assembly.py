@@ -33,6 +33,8 @@ from hashseek.training.progress import Progress
 DEFAULT_NS = (10, 100, 1000, 5000)
 # How many of the nearest images of each query are searched for confused labels.
 N_NEAREST = 50
+# How many of the skipped lines and images the notes name: there may be thousands.
+N_SKIPPED = 20
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,10 @@ def prepare(candidates: Sequence[Candidate], splits: Splits, options: Evaluation
     database, in_database = without_broken(splits.database, on_error=on_error, source=f"{name} (database)")
     problems = [*splits.problems, *in_query, *in_database]
     options.progress.problems(problems, [])
-    notes = [str(problem) for problem in problems]
+    skipped = [str(problem) for problem in problems if problem.skipped]
+    notes = [str(problem) for problem in problems if not problem.skipped] + skipped[:N_SKIPPED]
+    if len(skipped) > N_SKIPPED:
+        notes.append(f"and {len(skipped) - N_SKIPPED} more skipped lines and images")
     for each in candidates:
         trained_on = each.header.training.get("splits_sha256", splits.fingerprint)
         if each.cut_from is None and trained_on != splits.fingerprint:

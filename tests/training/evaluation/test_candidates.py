@@ -11,6 +11,7 @@ from hashseek.retrieval.checkpoint import load_checkpoint, save_checkpoint
 from hashseek.retrieval.codes import pack
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.hash_layers import fit_hash_layer
+from hashseek.retrieval.label_files import Problem
 from hashseek.retrieval.metrics import evaluate_codes
 from hashseek.retrieval.scores import stored_features
 from hashseek.retrieval.truncation import truncate
@@ -104,6 +105,14 @@ def test_without_data_all_must_be_of_one_data_set(checkpoints, tmp_path):
             evaluate(first, VECTOR_SPLITS, replace(OPTIONS, as_trained=True), others=others)
     notes = evaluate(checkpoints["first"], VECTOR_SPLITS, OPTIONS, others=[other], n_points=0).report.notes
     assert any(str(other) in note for note in notes)
+
+
+def test_the_notes_name_the_first_skipped_lines_and_count_the_rest(checkpoints):
+    skipped = [Problem(f"line {n}", "gone") for n in range(25)]
+    splits = replace(VECTOR_SPLITS, problems=(*skipped, Problem("list", "odd", skipped=False)))
+    notes = evaluate(checkpoints["first"], splits, OPTIONS, n_points=0).report.notes
+    assert [str(problem) in notes for problem in splits.problems] == [True] * 20 + [False] * 5 + [True]
+    assert sum("5 more" in note for note in notes) == 1
 
 
 def test_itq_is_fitted_to_the_training_features_without_labels(checkpoints):
