@@ -24,7 +24,7 @@ def inspect_splits(
         duplicates: compare the contents of all images.
         advance: called with the number of images that were compared.
     """
-    everything = _distinct(splits)
+    everything = distinct(splits)
     counts = {split: getattr(splits, split).labels.sum(axis=0, dtype=np.int64) for split in NAMES}
     overall = everything.labels.sum(axis=0, dtype=np.int64)
     per_image = Counter(everything.labels.sum(axis=1, dtype=np.int64).tolist())
@@ -91,7 +91,7 @@ def as_text(facts: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _distinct(splits: Splits) -> Split:
+def distinct(splits: Splits) -> Split:
     """Every image once: training images may be in the database too."""
     taken: set[Path] = set()
     parts = []

@@ -218,6 +218,17 @@ def test_check_refuses_what_train_refuses_and_says_why(run, tmp_path, rows, head
     assert not (root / "run").exists()
 
 
+def test_check_counts_training_images_that_are_the_database_once(run, tmp_path):
+    for number in range(12):
+        draw(number).save(tmp_path / f"{number}.jpg")
+    rows = [f"{n}.jpg,{'ab'[n % 2]},{'query' if n < 4 else 'train'}" for n in range(12)]
+    (tmp_path / "labels.csv").write_text("\n".join(["file,labels,split", *rows]))
+    code, out, _ = run("check", tmp_path)
+    assert code == 0
+    assert "train 8, query 4, database 8 (12 different ones)" in out
+    assert "labels (2): a 6, b 6" in out
+
+
 def test_a_refused_run_can_be_repeated_with_on_error_skip(run, tmp_path):
     (tmp_path / "broken.jpg").write_bytes(b"no picture")
     root = labelled(tmp_path, ["broken.jpg,a,train"])
