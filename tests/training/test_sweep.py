@@ -200,6 +200,8 @@ def test_a_folder_is_for_one_sweep_and_one_process(data, tmp_path):
         ({"loss.betta": [1, 2]}, "did you mean 'beta'"),
         ({"loss.beta": [1, 2], "loss.name": ["hyp2", "dsh"]}, "'dsh' .* 'beta'"),
         ({"loss.beta": [1, 2], "loss.name": ["hyp2", "hyp3"]}, "hyp3"),
+        ({"loss.beta": {"low": -1.0, "high": 1.0}}, "'loss.beta' .* -1.0"),
+        ({"loss.beta": [0.5, "half"]}, "'half'"),
         ({"optimizer.lr": {"low": -1.0, "high": 1.0}}, "-1.0"),
         ({"model.n_bits": {"low": 8, "high": 2000}}, "2000"),
         ({"optimizer.lr": {"low": 1, "hihg": 2}}, "hihg"),
