@@ -7,7 +7,7 @@ optionally `split` (see `SPLITS`). Training reads whole files with `read_label_f
 
 import csv
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -138,12 +138,17 @@ def read_label_file(
         assert path is not None
         line_of_file[file] = line
         items.append(Item(path, file, labels, split, line))
-    for pattern in drop_labels:
-        if pattern not in used_patterns:
-            raise BadDataset(f"no label of {source} matches drop_labels = {pattern!r}: correct or remove the pattern")
+    check_patterns(drop_labels, used_patterns, source=source)
     if problems and on_error == "stop":
         refuse(source, problems)
     return LabelFile(source, tuple(items), tuple(problems))
+
+
+def check_patterns(drop: Sequence[str], used: Collection[str], *, source: Path) -> None:
+    """Raise `BadDataset` unless every pattern of `drop` is one of the `used` ones, which match a label."""
+    for pattern in drop:
+        if pattern not in used:
+            raise BadDataset(f"no label of {source} matches drop_labels = {pattern!r}: correct or remove the pattern")
 
 
 def refuse(

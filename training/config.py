@@ -20,20 +20,21 @@ from pydantic.fields import FieldInfo
 
 from hashseek.retrieval.errors import BadConfig, suggest
 from hashseek.retrieval.models import MAX_WIDTH
+from hashseek.retrieval.models.names import is_vector_backbone
 
 if TYPE_CHECKING:  # it loads torch, and a mistake in a configuration is reported at once
     from hashseek.retrieval.images import Preprocessing
 
 _MOMENTUM = 0.9
-# Settings without effect if the features of the backbone are computed only once.
-_OF_TRAINED_BACKBONES = (
-    ("train", "views"),
+# Settings without effect on vectors, and further ones without effect if features are computed only once.
+_OF_PIXELS = (
     ("train", "flip"),
     ("train", "min_crop"),
     ("train", "rand_augment"),
+    ("train", "rand_augment_magnitude"),
     ("train", "jitter"),
-    ("optimizer", "backbone_lr"),
 )
+_OF_TRAINED_BACKBONES = (("train", "views"), *_OF_PIXELS, ("optimizer", "backbone_lr"))
 
 
 class _Section(BaseModel):
@@ -287,7 +288,7 @@ class TrainSection(_Section):
         description="where decoded images are cached: `memory`, `memmap` (on disk, also for later runs), `none`, or "
         "`auto` (the first with enough room)",
     )
-    cache_gib: float = Field(default=4, ge=0, description="memory limit of `auto` in GiB")
+    cache_gib: float = Field(default=4, ge=0, description="memory limit of `auto` in GiB, per process")
 
 
 class TrackingSection(_Section):
@@ -344,19 +345,24 @@ class Config(_Section):
                 "only one of them"
             )
         if self.model.freeze_backbone:
-            for section, name in _OF_TRAINED_BACKBONES:
-                value = getattr(getattr(self, section), name)
-                if value != type(getattr(self, section)).model_fields[name].default:
-                    raise ValueError(
-                        f"{section}.{name} is {value}, but with model.freeze_backbone features are computed once, "
-                        "without augmentation: use only one of them"
-                    )
+            why = "with model.freeze_backbone features are computed once, without augmentation: use only one of them"
+            self._refuse_changed(_OF_TRAINED_BACKBONES, why)
+        if is_vector_backbone(self.model.backbone):
+            why = f"the backbone {self.model.backbone} takes vectors, not images: leave it out, or set train.noise"
+            self._refuse_changed(_OF_PIXELS, why)
         if self.optimizer.name == "adamw" and self.optimizer.momentum != _MOMENTUM:
             raise ValueError(
                 f"optimizer.momentum is {self.optimizer.momentum}, but AdamW has no momentum: leave it out, or set "
                 "optimizer.name to sgd"
             )
         return self
+
+    def _refuse_changed(self, settings: Sequence[tuple[str, str]], why: str) -> None:
+        """Refuse values other than the defaults of settings that have no effect here."""
+        for section, name in settings:
+            value = getattr(getattr(self, section), name)
+            if value != type(getattr(self, section)).model_fields[name].default:
+                raise ValueError(f"{section}.{name} is {value}, but {why}")
 
 
 def load_config(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:

@@ -235,7 +235,7 @@ def _drop_weights(study: optuna.Study, folder: Path) -> None:
     finished = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
     for i, trial in enumerate(sorted(finished, key=_rank)):
         run = _run_of(trial, folder)
-        for file in (run.state, run.last) if i == 0 else (run.state, run.last, run.best):
+        for file in (run.state, run.last, *run.epochs(), *([run.best] if i else [])):
             file.unlink(missing_ok=True)
 
 

@@ -16,6 +16,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from hashseek.retrieval.errors import BadConfig, suggest
 from hashseek.training.config import Config, parse_config, set_value
 from hashseek.training.losses import loss_class
+from hashseek.training.losses.hyperparameters import check
 
 Space = Mapping[str, Any]
 """Ranges and choices by setting, as written in the file."""
@@ -108,7 +109,10 @@ def _check_hyperparameter(key: str, config: Config, space: Distributions) -> Non
         return
     names = space.get(f"{section}.name")
     for loss in names.choices if isinstance(names, CategoricalDistribution) else (named.name,):
-        known = [*loss_class(str(loss)).hyperparameters(), "quantization", "nested"]
+        found = loss_class(str(loss)).hyperparameters()
+        known = [*found, "quantization", "nested"]
         if name not in known:
             hint = suggest(name, known)
             raise BadConfig(f"the sweep's setting {key!r}: the loss {loss!r} has no hyperparameter {name!r}: {hint}")
+        if name in found:
+            check(f"the sweep's setting {key!r}", named.options()[name], found[name].limits)

@@ -63,24 +63,24 @@ class Calibration:
         return made
 
 
-def calibrate(found: Histograms, *, monotone: bool = True) -> Calibration:
+def calibrate(found: Histograms) -> Calibration:
     """Precision at each distance and within each radius.
+
+    `at_distance` falls with distance (isotonic regression, weighted by pairs), as it would with enough data: few pairs
+    at small distances would give a ragged curve.
 
     Args:
         found: histograms of labelled queries. If the queries are items of the database, remove each from its own
             ranking with `without_self`; otherwise distance 0 looks better than it is.
-        monotone: make `at_distance` fall with distance (isotonic regression, weighted by pairs), as it would with
-            enough data. Otherwise few pairs at small distances give a ragged curve.
     """
     pairs, relevant = found.total.sum(axis=0), found.relevant.sum(axis=0)
     seen = np.flatnonzero(pairs)
     if not len(seen):
         raise BadCodes("there are no pairs to calibrate on: the labelled set needs queries and other items")
-    values = relevant[seen] / pairs[seen]
-    if monotone:
-        from sklearn.isotonic import IsotonicRegression  # slow to import, and most commands never calibrate
+    from sklearn.isotonic import IsotonicRegression  # slow to import, and most commands never calibrate
 
-        values = IsotonicRegression(increasing=False).fit_transform(seen, values, sample_weight=pairs[seen])
+    smooth = IsotonicRegression(increasing=False)
+    values = smooth.fit_transform(seen, relevant[seen] / pairs[seen], sample_weight=pairs[seen])
     at_distance = np.interp(np.arange(found.n_bits + 1), seen, values)
     # Within a radius, only observed pairs count; before the first of them, use the neighbour's value.
     n_within = np.cumsum(pairs)
@@ -88,7 +88,7 @@ def calibrate(found: Histograms, *, monotone: bool = True) -> Calibration:
     return Calibration(
         n_bits=found.n_bits,
         n_queries=len(found),
-        monotone=monotone,
+        monotone=True,  # what stored calibrations record
         at_distance=tuple(at_distance.tolist()),
         within_radius=tuple(within.tolist()),
         pairs=tuple(pairs.tolist()),

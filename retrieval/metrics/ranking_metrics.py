@@ -191,16 +191,13 @@ class Lookup:
 
     Ties do not matter here, because a radius never cuts a group. A query may find nothing within a radius:
     `precision_zero` counts it as 0 (usual in hashing papers), `precision_skip` leaves it out (NaN where no query finds
-    anything), and `empty` is the share of such queries. `precision_pooled` is the precision over all retrieved pairs.
-    `recall` counts queries without relevant items as 0. `retrieved` is the mean number of items found.
+    anything), and `empty` is the share of such queries. `recall` counts queries without relevant items as 0.
     """
 
     precision_zero: Floats
     precision_skip: Floats
-    precision_pooled: Floats
     recall: Floats
     empty: Floats
-    retrieved: Floats
 
 
 def lookup(found: Histograms) -> Lookup:
@@ -208,14 +205,11 @@ def lookup(found: Histograms) -> Lookup:
     total, relevant = np.cumsum(found.total, axis=1), np.cumsum(found.relevant, axis=1)
     share = relevant / np.maximum(total, 1)
     filled = (total > 0).sum(axis=0)
-    pooled = total.sum(axis=0)
     return Lookup(
         precision_zero=share.mean(axis=0),
         precision_skip=np.where(filled > 0, share.sum(axis=0) / np.maximum(filled, 1), np.nan),
-        precision_pooled=np.where(pooled > 0, relevant.sum(axis=0) / np.maximum(pooled, 1), np.nan),
         recall=(relevant / np.maximum(found.n_relevant, 1)[:, None]).mean(axis=0),
         empty=1 - filled / len(found),
-        retrieved=total.mean(axis=0),
     )
 
 

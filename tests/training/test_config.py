@@ -74,13 +74,21 @@ def test_overrides_apply_to_a_dictionary_too_and_leave_it_as_it_was():
             load_config(given, overrides)
 
 
-@pytest.mark.parametrize(
-    "override", ["train.rand_augment=2", "train.jitter=0.1", "train.min_crop=1", "train.flip=false", "train.views=2"]
-)
+OF_PIXELS = ["rand_augment=2", "rand_augment_magnitude=3", "jitter=0.1", "min_crop=1", "flip=false"]
+
+
+@pytest.mark.parametrize("override", [*OF_PIXELS, "views=2"])
 def test_settings_without_effect_on_cached_features_are_refused(toml, override):
-    load_config(toml, [override])
+    load_config(toml, [f"train.{override}"])
     with pytest.raises(BadConfig):
-        load_config(toml, [override, "model.freeze_backbone=true"])
+        load_config(toml, [f"train.{override}", "model.freeze_backbone=true"])
+
+
+@pytest.mark.parametrize("override", OF_PIXELS)
+def test_settings_without_effect_on_vectors_are_refused(toml, override):
+    load_config(toml, ["model.backbone=mlp:9-16", "train.views=2", "train.noise=0.1"])
+    with pytest.raises(BadConfig):
+        load_config(toml, [f"train.{override}", "model.backbone=mlp:9-16"])
 
 
 @pytest.mark.parametrize("content", [b"[data\n", b"\xff\xfe", b'[data]\nname = "shapes"\n', None])

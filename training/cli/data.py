@@ -115,7 +115,11 @@ def _as_toml(value: Any) -> str:
 
 
 def _summary(splits: Splits) -> str:
+    from hashseek.training.data.inspection import distinct
+
     parts = [f"{name} {len(getattr(splits, name))}" for name in ("train", "query", "database")]
-    counts = sum(part.labels.sum(axis=0, dtype=int) for part in (splits.train, splits.query, splits.database))
+    everything = distinct(splits)  # training images may be in the database too
+    counts = everything.labels.sum(axis=0, dtype=int)
     labels = ", ".join(f"{name} {count}" for name, count in zip(splits.label_names, counts, strict=True))
-    return f"images: {', '.join(parts)}\nlabels ({len(splits.label_names)}): {labels}\nsplits: {splits.fingerprint}"
+    images = f"{', '.join(parts)} ({len(everything)} different ones)"
+    return f"images: {images}\nlabels ({len(splits.label_names)}): {labels}\nsplits: {splits.fingerprint}"

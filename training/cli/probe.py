@@ -36,6 +36,7 @@ def probe(
         seed=seed,
         device=device,
         precision=precision,
+        as_trained=data is None,
         progress=Progress(),
     )
     for key, value in found.items():

@@ -24,7 +24,7 @@ def inspect_splits(
         duplicates: compare the contents of all images.
         advance: called with the number of images that were compared.
     """
-    everything = _distinct(splits)
+    everything = distinct(splits)
     counts = {split: getattr(splits, split).labels.sum(axis=0, dtype=np.int64) for split in NAMES}
     overall = everything.labels.sum(axis=0, dtype=np.int64)
     per_image = Counter(everything.labels.sum(axis=1, dtype=np.int64).tolist())
@@ -49,7 +49,7 @@ def inspect_splits(
         },
         "pairs": _pairs(everything.labels, splits.label_names),
         "missing": {"count": len(missing), "examples": [str(problem) for problem in missing[:_SHOWN]]},
-        "problems": [str(problem) for problem in splits.problems if problem not in missing],
+        "problems": [str(problem) for problem in splits.problems if not problem.missing],
         "duplicates": _duplicates(splits, everything, advance) if duplicates and everything.vectors is None else None,
     }
 
@@ -91,7 +91,7 @@ def as_text(facts: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _distinct(splits: Splits) -> Split:
+def distinct(splits: Splits) -> Split:
     """Every image once: training images may be in the database too."""
     taken: set[Path] = set()
     parts = []
@@ -130,11 +130,11 @@ def _pairs(labels: NDArray[np.uint8], names: Sequence[str]) -> list[dict[str, An
 def _duplicates(splits: Splits, everything: Split, advance: Callable[[int], None]) -> dict[str, Any]:
     """Groups of files with equal content."""
     queries, groups = set(splits.query.paths), equal_files(everything.paths, advance=advance)
-    across = [group for group in groups if 0 < sum(path in queries for path in group) < len(group)]
-    shown = [*across, *(group for group in groups if group not in across)][:_SHOWN]
+    across = [0 < sum(path in queries for path in group) < len(group) for group in groups]
+    shown = [groups[i] for i in np.argsort(np.logical_not(across), kind="stable")[:_SHOWN]]
     return {
         "groups": len(groups),
         "files": sum(map(len, groups)),
-        "across": len(across),
+        "across": sum(across),
         "examples": [[str(path) for path in group] for group in shown],
     }

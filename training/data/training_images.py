@@ -37,7 +37,7 @@ class Images:
     Args:
         split: the images.
         preprocessing: decides their size.
-        cache_gib: GiB of memory that decoded images may use.
+        cache_gib: GiB of memory that decoded images may use, per process.
         cache: where decoded images are kept: "memory"; "memmap", an array on disk that later runs also use; "none";
             or "auto": memory if they fit in `cache_gib`, else memmap if they fit on the disk, else none.
 

@@ -26,13 +26,15 @@ from hashseek.training.evaluation.report.folder import Evaluation
 from hashseek.training.evaluation.report.measurements import Measurements, label_scores
 from hashseek.training.evaluation.report.projection import Points
 from hashseek.training.evaluation.report.schema import EvaluationReport
-from hashseek.training.evaluation.split_encoder import check_kind, describe_model
+from hashseek.training.evaluation.split_encoder import check_kind, check_trained_on, describe_model
 from hashseek.training.losses import LOSSES, loss_class
 from hashseek.training.progress import Progress
 
 DEFAULT_NS = (10, 100, 1000, 5000)
 # How many of the nearest images of each query are searched for confused labels.
 N_NEAREST = 50
+# How many of the skipped lines and images the notes name: there may be thousands.
+N_SKIPPED = 20
 
 
 @dataclass(frozen=True)
@@ -108,13 +110,11 @@ def prepare(candidates: Sequence[Candidate], splits: Splits, options: Evaluation
         effective_n(n, 1)
     check_labelled(splits)
     first = candidates[0]
+    other_splits = []
     for each in candidates:
         check_kind(each.header, splits, name=each.name)
-        if options.as_trained and each.header.training.get("splits_sha256", splits.fingerprint) != splits.fingerprint:
-            raise BadConfig(
-                f"{each.name} was trained on other splits than those of the data set, so it may have seen query images "
-                "in training: restore the data set, or choose one without training images with --data"
-            )
+        found = check_trained_on(each.header, splits, name=each.name, refuse=options.as_trained)
+        other_splits += found if each.cut_from is None else []
     held_out = first.held_out
     labels_used: LabelPart = (options.labels or "held-out") if held_out else "all"
     if held_out:
@@ -129,11 +129,11 @@ def prepare(candidates: Sequence[Candidate], splits: Splits, options: Evaluation
     database, in_database = without_broken(splits.database, on_error=on_error, source=f"{name} (database)")
     problems = [*splits.problems, *in_query, *in_database]
     options.progress.problems(problems, [])
-    notes = [str(problem) for problem in problems]
-    for each in candidates:
-        trained_on = each.header.training.get("splits_sha256", splits.fingerprint)
-        if each.cut_from is None and trained_on != splits.fingerprint:
-            notes.append(f"{each.name} was trained on other splits, so it may have seen query images in training")
+    skipped = [str(problem) for problem in problems if problem.skipped]
+    notes = [str(problem) for problem in problems if not problem.skipped] + skipped[:N_SKIPPED]
+    if len(skipped) > N_SKIPPED:
+        notes.append(f"and {len(skipped) - N_SKIPPED} more skipped lines and images")
+    notes += other_splits
     return EvaluationTask(options, first.header, splits, query, database, held_out, labels_used, notes)
 
 

@@ -33,20 +33,38 @@ class Candidate:
 
 
 def method_of(header: Header) -> str:
-    """What a checkpoint was trained with: the loss, the backbone, and whether that was frozen."""
+    """What a checkpoint was trained with: the loss and its partner, the backbone, and whether that was frozen."""
     training = header.training
     if "fit" in training:
         return f"{training['fit']['method']} without labels, {header.backbone}"
     loss = training.get("loss") or {}
+    partner = training.get("partner")
     frozen = (training.get("model") or {}).get("freeze_backbone")
-    words = [str(loss.get("name", "unknown loss")), header.backbone]
+    losses = str(loss.get("name", "unknown loss")) + (f" + {partner['name']}" if partner else "")
+    words = [losses, header.backbone]
     return ", ".join(words + ["frozen"] * bool(frozen) + ["nested"] * bool(loss.get("nested")))
 
 
-def settings_hash(header: Header) -> str | None:
+def method_names(headers: Sequence[Header]) -> list[str]:
+    """The method of each checkpoint, with a number from 2 where an earlier one has other settings.
+
+    Checkpoints of one name differ only in what differs between runs, such as the seed, and in the code length.
+    """
+    numbers: dict[str, dict[str | None, int]] = {}
+    names = []
+    for header in headers:
+        method, settings = method_of(header), settings_hash(header, with_length=False)
+        of_settings = numbers.setdefault(method, {})
+        number = of_settings.setdefault(settings, len(of_settings) + 1)
+        names.append(method if number == 1 else f"{method} ({number})")
+    return names
+
+
+def settings_hash(header: Header, *, with_length: bool = True) -> str | None:
     """SHA-256 over the training configuration without settings that may differ between runs; None if there is none.
 
-    That is the seed, the machine, where the data set is (its splits have a hash of their own) and logging.
+    That is the seed, the machine, where the data set is (its splits have a hash of their own) and logging; and the code
+    length unless `with_length` is set.
     """
     training = dict(header.training)
     if "train" not in training:
@@ -54,6 +72,8 @@ def settings_hash(header: Header) -> str | None:
     training["train"] = {key: value for key, value in training["train"].items() if key not in _OF_RUNS}
     training["data"] = {key: value for key, value in (training.get("data") or {}).items() if key != "root"}
     training.pop("tracking", None)
+    if not with_length:
+        training["model"] = {key: value for key, value in (training.get("model") or {}).items() if key != "n_bits"}
     return hashlib.sha256(json.dumps(training, sort_keys=True).encode()).hexdigest()
 
 

@@ -25,7 +25,7 @@ from hashseek.training.data.image_table import Rows
 from hashseek.training.data.splits import Split, Splits
 from hashseek.training.data.training_images import without_broken
 from hashseek.training.evaluation.assembly import N_NEAREST, EvaluationOptions, EvaluationTask, assemble, prepare
-from hashseek.training.evaluation.candidates import load_candidates, method_of
+from hashseek.training.evaluation.candidates import load_candidates, method_names
 from hashseek.training.evaluation.report.folder import Evaluation
 from hashseek.training.evaluation.report.measurements import Measurements, Ranking, measure_histograms
 from hashseek.training.evaluation.report.projection import Points, project
@@ -113,11 +113,10 @@ def evaluate(
             measured = _measure(task, encoded)
             scores.append(measured.scores)
             authors += _authors_scores(task, encoded, measured) if options.protocol else []
+        methods = method_names([each.header for each in candidates])
         fields["models"] = [
-            ComparedModel(
-                method_of(each.header), each.header.n_bits, each.name, each.header.fingerprint, rows, each.cut_from
-            )
-            for each, rows in zip(candidates, scores, strict=True)
+            ComparedModel(method, each.header.n_bits, each.name, each.header.fingerprint, rows, each.cut_from)
+            for method, each, rows in zip(methods, candidates, scores, strict=True)
         ]
     database = model.database
     return assemble(

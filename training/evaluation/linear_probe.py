@@ -14,7 +14,7 @@ from hashseek.training.data.splits import Split, Splits, check_labelled
 from hashseek.training.data.training_images import without_broken
 from hashseek.training.evaluation.classification_metrics import class_and_overall, figures, mean_average_precision
 from hashseek.training.evaluation.logistic_regression import Probe, fit_probe
-from hashseek.training.evaluation.split_encoder import SplitEncoder, check_kind
+from hashseek.training.evaluation.split_encoder import SplitEncoder, check_kind, check_trained_on
 from hashseek.training.progress import Progress
 
 Layer = Literal["features", "outputs"]
@@ -32,6 +32,7 @@ def probe_checkpoint(
     seed: int = 0,
     device: str = "auto",
     precision: str = "auto",
+    as_trained: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Fit a linear probe to the training split and score it on the query split.
@@ -46,19 +47,22 @@ def probe_checkpoint(
         layer: the input of the classifier: the backbone's features (D), or the outputs (K) whose signs are the code.
         seed: of the validation part.
         device, precision: see `Encoder`.
-        progress: shows progress bars.
+        as_trained: refuse other splits than those of the training; otherwise they are noted.
+        progress: shows progress bars and notes.
 
     Returns:
         weight_decay, val_mAP, and the metrics of `classification_metrics`: p@1, mAP, HA, ebF1, maF1, miF1, Hamming
         loss, CP, CR, CF1, OP, OR, OF1.
 
     Raises:
-        HashseekError: the data set has no labels, images are broken, the data set does not fit the checkpoint, or the
-            training split is too small.
+        HashseekError: the data set has no labels, images are broken, the data set does not fit the checkpoint, the
+            splits are not those of the training although `as_trained` is set, or the training split is too small.
     """
     progress = progress or Progress(quiet=True)
     check_labelled(splits)
     check_kind(checkpoint.header, splits, name="the checkpoint")
+    for note in check_trained_on(checkpoint.header, splits, name="the checkpoint", refuse=as_trained):
+        progress.console.print(f"note: {note}", markup=False)
     encoder = SplitEncoder(checkpoint, device=device, precision=precision)
 
     def read(split: Split, title: str) -> tuple[Tensor, NDArray[np.uint8]]:

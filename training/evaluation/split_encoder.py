@@ -104,6 +104,22 @@ def check_kind(header: Header, splits: Splits, *, name: str) -> None:
         raise BadConfig(f"{name} encodes {needs}, but the data set has {has}: choose another data set")
 
 
+def check_trained_on(header: Header, splits: Splits, *, name: str, refuse: bool) -> list[str]:
+    """A note if the checkpoint was trained on other splits than these.
+
+    Raises:
+        BadConfig: it was, and `refuse` is set.
+    """
+    if header.training.get("splits_sha256", splits.fingerprint) == splits.fingerprint:
+        return []
+    if refuse:
+        raise BadConfig(
+            f"{name} was trained on other splits than those of the data set, so it may have seen query images in "
+            "training: restore the data set, or choose one without training images with --data"
+        )
+    return [f"{name} was trained on other splits, so it may have seen query images in training"]
+
+
 def itq_head(features: StoredFeatures, n_bits: int, *, seed: int) -> FullyConnected:
     """A hash layer fitted by ITQ to features (n, D), without labels: the baseline that a trained one has to beat.
 

@@ -45,6 +45,10 @@ class Run:
         """The checkpoint of an epoch, counted from 1."""
         return self.folder / f"epoch-{number}.safetensors"
 
+    def epochs(self) -> list[Path]:
+        """The checkpoints of epochs that there are."""
+        return list(self.folder.glob("epoch-*.safetensors"))
+
 
 def saved_state(run: Run, config: Config, *, resume: bool) -> dict[str, Any] | None:
     """The state that a resumed run continues from; None for a new run. Changes nothing.

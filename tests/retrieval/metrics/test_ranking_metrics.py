@@ -183,10 +183,8 @@ def test_lookup_counts_empty_balls_as_zero_or_leaves_them_out():
     curve = lookup(found)
     assert curve.precision_zero.tolist() == [0.5, 0.5, 0.5]
     assert curve.precision_skip.tolist() == [1.0, 1.0, 0.5]
-    assert curve.precision_pooled.tolist() == [1.0, 1.0, 0.5]
     assert curve.recall.tolist() == [0.5, 0.5, 1.0]
     assert curve.empty.tolist() == [0.5, 0.5, 0.0]
-    assert curve.retrieved.tolist() == [0.5, 0.5, 2.0]
 
 
 def test_share_of_ranks_that_ties_at_the_cut_decide():

@@ -4,10 +4,12 @@ import inspect
 import io
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from hashseek.retrieval.label_files import Problem
 from hashseek.training.data.datasets import DATASETS, build_splits, data_set
 from hashseek.training.data.inspection import inspect_splits
 from support.dataset_files import DATA, needs_data, write_tar
@@ -54,6 +56,23 @@ def test_hand_worked_facts(worked):
     assert facts["duplicates"] == {"groups": 2, "files": 4, "across": 1, "examples": copies}
     assert facts["vectors"] is None
     assert json.loads(json.dumps(facts)) == facts
+
+
+def test_missing_files_are_told_apart_without_comparing_each_with_all(worked):
+    class Incomparable(Problem):
+        def __eq__(self, other: object) -> bool:
+            raise AssertionError("with many missing files this takes hours")
+
+        __hash__ = Problem.__hash__
+
+    splits = build_splits("folder", root=str(worked), on_error="skip")
+    problems = (
+        *(Incomparable("list", f"{n} is missing", missing=True) for n in range(12)),
+        Incomparable("list", "odd"),
+    )
+    facts = inspect_splits(replace(splits, problems=problems), duplicates=False)
+    assert (facts["missing"]["count"], len(facts["missing"]["examples"])) == (12, 10)
+    assert facts["problems"] == ["list: odd"]
 
 
 def test_files_of_one_size_are_duplicates_only_if_every_byte_is_the_same(tmp_path):
@@ -197,6 +216,17 @@ def test_check_refuses_what_train_refuses_and_says_why(run, tmp_path, rows, head
     assert code == 2
     assert named in err
     assert not (root / "run").exists()
+
+
+def test_check_counts_training_images_that_are_the_database_once(run, tmp_path):
+    for number in range(12):
+        draw(number).save(tmp_path / f"{number}.jpg")
+    rows = [f"{n}.jpg,{'ab'[n % 2]},{'query' if n < 4 else 'train'}" for n in range(12)]
+    (tmp_path / "labels.csv").write_text("\n".join(["file,labels,split", *rows]))
+    code, out, _ = run("check", tmp_path)
+    assert code == 0
+    assert "train 8, query 4, database 8 (12 different ones)" in out
+    assert "labels (2): a 6, b 6" in out
 
 
 def test_a_refused_run_can_be_repeated_with_on_error_skip(run, tmp_path):

@@ -11,6 +11,7 @@ from hashseek.retrieval.checkpoint import load_checkpoint, save_checkpoint
 from hashseek.retrieval.codes import pack
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.hash_layers import fit_hash_layer
+from hashseek.retrieval.label_files import Problem
 from hashseek.retrieval.metrics import evaluate_codes
 from hashseek.retrieval.scores import stored_features
 from hashseek.retrieval.truncation import truncate
@@ -18,6 +19,7 @@ from hashseek.training.evaluation.assembly import EvaluationOptions
 from hashseek.training.evaluation.candidates import load_candidates, method_of
 from hashseek.training.evaluation.evaluate import evaluate
 from hashseek.training.evaluation.report.markdown import as_markdown
+from hashseek.training.evaluation.report.plots import draw_all
 from hashseek.training.evaluation.report.schema import load_report
 from support.vector_models import NAMES, VECTOR_SPLITS, save_vector_model
 
@@ -85,8 +87,22 @@ def test_a_nested_checkpoint_shows_each_of_its_lengths(checkpoints, tmp_path):
 def test_a_method_is_what_trained_the_model(checkpoints, tmp_path):
     frozen = save(tmp_path / "frozen", 8, seed=9, model={"freeze_backbone": True})
     unknown = save_vector_model(tmp_path / "unknown", 8, seed=10)
-    names = [method_of(each.header) for each in load_candidates([checkpoints["first"], frozen, unknown])]
-    assert names == ["hyp2, mlp:6-16", "hyp2, mlp:6-16, frozen", "unknown loss, mlp:6-16"]
+    partner = save(tmp_path / "partner", 8, seed=11, partner={"name": "asl"})
+    names = [method_of(each.header) for each in load_candidates([checkpoints["first"], frozen, unknown, partner])]
+    assert names == ["hyp2, mlp:6-16", "hyp2, mlp:6-16, frozen", "unknown loss, mlp:6-16", "hyp2 + asl, mlp:6-16"]
+
+
+def test_a_line_over_code_lengths_is_of_one_method_with_the_same_settings(tmp_path):
+    paths = []
+    for n_bits, seed, epochs in ((8, 1, 20), (12, 1, 20), (8, 1, 30), (8, 2, 20), (12, 3, 30)):
+        train = {"seed": seed, "epochs": epochs}
+        path = tmp_path / f"{n_bits}-{seed}-{epochs}"
+        paths.append(save(path, n_bits, seed=seed + epochs, train=train, model={"n_bits": n_bits}))
+    report = evaluate(paths[0], VECTOR_SPLITS, OPTIONS, others=paths[1:], n_points=0).report
+    methods = [model.method for model in report.models]
+    assert [methods.index(method) for method in methods] == [0, 0, 2, 0, 2]
+    labels = draw_all(report, {})["lengths"].legends[0].get_texts()
+    assert {methods[0], methods[2]} <= {label.get_text() for label in labels}
 
 
 def test_what_cannot_be_compared_is_refused(checkpoints, checkpoint, tmp_path):
@@ -104,6 +120,14 @@ def test_without_data_all_must_be_of_one_data_set(checkpoints, tmp_path):
             evaluate(first, VECTOR_SPLITS, replace(OPTIONS, as_trained=True), others=others)
     notes = evaluate(checkpoints["first"], VECTOR_SPLITS, OPTIONS, others=[other], n_points=0).report.notes
     assert any(str(other) in note for note in notes)
+
+
+def test_the_notes_name_the_first_skipped_lines_and_count_the_rest(checkpoints):
+    skipped = [Problem(f"line {n}", "gone") for n in range(25)]
+    splits = replace(VECTOR_SPLITS, problems=(*skipped, Problem("list", "odd", skipped=False)))
+    notes = evaluate(checkpoints["first"], splits, OPTIONS, n_points=0).report.notes
+    assert [str(problem) in notes for problem in splits.problems] == [True] * 20 + [False] * 5 + [True]
+    assert sum("5 more" in note for note in notes) == 1
 
 
 def test_itq_is_fitted_to_the_training_features_without_labels(checkpoints):

@@ -1,6 +1,7 @@
 """Contrastive training, then a linear probe on the frozen encoder: the second stage reads what the first one learnt."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,6 +95,23 @@ def test_what_cannot_be_probed_is_refused(scene, contrastive, tmp_path):
     with pytest.raises(BadConfig):
         probe_checkpoint(load_checkpoint(tmp_path / "images.safetensors"), splits)
     assert torch.is_grad_enabled()
+
+
+def test_without_data_the_splits_must_be_those_of_the_training(scene, contrastive, tmp_path, capsys):
+    shutil.copy(scene / "scene.npz", tmp_path)
+    splits = build_splits("scene", root=str(tmp_path))
+    training = {**contrastive[0].header.training, "data": {"name": "scene", "root": str(tmp_path)}}
+    checkpoint = tmp_path / "a.safetensors"
+    save_checkpoint(checkpoint, contrastive[0].model, None, label_names=splits.label_names, training=training)
+    assert run_command(capsys, "probe", checkpoint)[0] == 0
+    with np.load(scene / "scene.npz") as arrays:
+        np.savez(tmp_path / "scene.npz", **{**arrays, "split": np.roll(arrays["split"], 100)})
+    assert run_command(capsys, "probe", checkpoint)[:2] == (2, "")
+    config = tmp_path / "data.toml"
+    config.write_text(f'[data]\nname = "scene"\nroot = "{tmp_path}"\n[model]\nbackbone = "mlp:8-9"\nn_bits = 8\n')
+    code, _, err = run_command(capsys, "probe", checkpoint, "--data", config)
+    assert code == 0
+    assert "note: " in err
 
 
 def test_labels_hidden_from_training_are_hidden_from_the_probe(scene, contrastive):

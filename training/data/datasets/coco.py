@@ -94,9 +94,11 @@ def coco(
             rows = {"train": np.flatnonzero(is_train), "query": np.flatnonzero(~is_train)}
             rows["database"] = rows["train"]
         elif lists is not None:
-            listed = {split: read_list(Path(expand(lists)) / NAMES_OF_LISTS[split])[0] for split in NAMES}
-            names = {split: listed[split].files for split in NAMES}
-            rows, problems = rows_of(table, names, source=str(folder), on_error=mode)
+            place = Path(expand(lists))
+            listed = {split: read_list(place / NAMES_OF_LISTS[split], on_error=mode) for split in NAMES}
+            names = {split: listed[split][0].files for split in NAMES}
+            rows, unknown = rows_of(table, names, source=str(folder), on_error=mode)
+            problems = [*(problem for _, wrong in listed.values() for problem in wrong), *unknown]
         else:
             rows = draw(len(table.files), n_query=n_query, n_train=n_train, seed=split_seed)
         return split_table(

@@ -19,7 +19,9 @@ from hashseek.retrieval.label_files import (
     LabelFile,
     OnError,
     Problem,
+    check_patterns,
     find_label_file,
+    parse_labels,
     read_label_file,
     refuse,
 )
@@ -47,23 +49,30 @@ def folder(
 
     Args:
         root: the folder, or the label file itself; `$NAME` is taken from the environment.
-        split_column: column with the split: train, query (also test, val) or database (also retrieval).
-        ignore_columns: columns to ignore; other unknown columns are reported.
-        drop_labels: patterns of labels to leave out, such as `*_r1`.
+        split_column: column of a label file with the split: train, query (also test, val) or database (also
+            retrieval).
+        ignore_columns: columns of a label file to ignore; other unknown columns are reported.
+        drop_labels: patterns of labels to leave out, such as `*_r1`; a class is left out with its images.
         labels: keep only these labels, in this order; None keeps all that occur, sorted.
         on_error: "stop" refuses a label file with problems and broken images, "skip" leaves them out.
         query_fraction: without splits, the share of the images that become queries.
         train_fraction: without splits, the share that become training images; the rest is the database.
         split_seed: seed of a random split.
-        split_file: file to write a random split to, as a label file that can be used as `root`.
+        split_file: file to write a random split to, as a label file that can be used as `root`; `~` and
+            `$NAME` are expanded.
 
     Raises:
         BadDataset: no images or labels, bad lines under "stop", an empty split, or a label that never occurs.
-        BadConfig: fractions that leave a split empty.
+        BadConfig: fractions that leave a split empty, or columns where there is no label file.
     """
     place = Path(expand(root))
     source = find_label_file(place)
     if source is None:
+        if split_column != "split" or ignore_columns:
+            raise BadConfig(
+                f"split_column = {split_column!r} and ignore_columns = {list(ignore_columns)} are for a label file, "
+                f"but {place} has none: leave them out"
+            )
         found = _read_class_folders(place)
         if found.problems and on_error == "stop":
             refuse(place, found.problems)
@@ -79,6 +88,8 @@ def folder(
     if not items:
         first = f"; the first problem: {problems[0]}" if problems else ": add one line per image"
         raise BadDataset(f"{found.source} has no line that can be used{first}")
+    if source is None:
+        items = _without_classes(items, drop_labels, place)
     if labels is not None:
         items = tuple(_keep_labels(items, labels, str(found.source)))
     names = list(labels) if labels is not None else sorted({label for item in items for label in item.labels})
@@ -86,7 +97,7 @@ def folder(
     if all(item.split is None for item in items):
         items = tuple(_split(items, query_fraction=query_fraction, train_fraction=train_fraction, seed=split_seed))
         if split_file is not None:
-            _write_list(Path(split_file), items)
+            _write_list(Path(expand(split_file)), items)
     elif any(item.split is None for item in items):
         unsplit = next(item for item in items if item.split is None)
         raise BadDataset(
@@ -165,6 +176,13 @@ def _read_class_folders(root: Path) -> LabelFile:
             "images with their labels, or sort the images into one subfolder per class"
         )
     return LabelFile(root, tuple(items), tuple(problems))
+
+
+def _without_classes(items: tuple[Item, ...], drop_labels: Sequence[str], root: Path) -> tuple[Item, ...]:
+    used: set[str] = set()
+    kept = tuple(item for item in items if parse_labels(list(item.labels), drop_labels, used)[0])
+    check_patterns(drop_labels, used, source=root)
+    return kept
 
 
 def expand(path: str) -> str:

@@ -91,9 +91,7 @@ def read_lists(
     tables, problems = {}, []
     for split in NAMES:
         file = folder / names[split]
-        tables[split], wrong = read_list(file, strip_prefix=strip_prefix)
-        if wrong and on_error == "stop":
-            refuse(file, wrong)
+        tables[split], wrong = read_list(file, strip_prefix=strip_prefix, on_error=on_error)
         problems += wrong
     width = {split: tables[split].labels.shape[1] for split in NAMES}
     wanted = n_labels if label_names is None else len(label_names)
@@ -119,11 +117,11 @@ def read_lists(
     )
 
 
-def read_list(file: Path, *, strip_prefix: str = "") -> tuple[Table, list[Problem]]:
+def read_list(file: Path, *, strip_prefix: str = "", on_error: OnError = "skip") -> tuple[Table, list[Problem]]:
     """The usable lines of one list, with labels named by number, and the problems of the other lines.
 
     Raises:
-        BadDataset: no such file, or a first line without labels.
+        BadDataset: no such file, a first line without labels, or other lines with problems and on_error is "stop".
     """
     try:
         lines = file.read_bytes().splitlines()
@@ -142,6 +140,8 @@ def read_list(file: Path, *, strip_prefix: str = "") -> tuple[Table, list[Proble
             labels.append(b"".join(values))
         elif line.strip():
             problems.append(Problem(f"{file.name} line {number}", f"it is not a path and {n_labels} labels of 0 or 1"))
+    if problems and on_error == "stop":
+        refuse(file, problems)
     if strip_prefix and not any(name.startswith(strip_prefix) for name in files):
         raise BadConfig(f"no path in {file} starts with strip_prefix = {strip_prefix!r}: correct or remove it")
     matrix = np.frombuffer(b"".join(labels), np.uint8).reshape(-1, n_labels) - ord("0")

@@ -63,16 +63,15 @@ class Measurements:
 
     @property
     def main_n(self) -> int:
-        """The N of the headline: 1000, or 100 if the database has fewer than 2000 images, if they were asked for.
+        """The N of the headline: 1000, or 100 if the database has fewer than 2000 images.
 
-        Otherwise the middle one of the N that are smaller than the database: recall over the whole of it is always 1.
+        If that was not asked for, or is more than half of the database, the middle one of the N that are smaller than
+        the database: recall over the whole of it is always 1.
         """
         ns = [score.n for score in self.scores]
         smaller = [n for n in ns if n < self.n_database] or ns
-        for usual in (1000, 100):
-            if usual in smaller and 2 * usual <= self.n_database:
-                return usual
-        return smaller[len(smaller) // 2]
+        usual = 1000 if self.n_database >= 2000 else 100
+        return usual if usual in smaller and 2 * usual <= self.n_database else smaller[len(smaller) // 2]
 
 
 def measure_histograms(

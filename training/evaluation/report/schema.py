@@ -153,8 +153,8 @@ class Example:
 class ComparedModel:
     """The scores of one of several checkpoints on the queries and the database of the report.
 
-    `method` is the loss and the backbone it was trained with. `cut_from` is the full length of a nested code if these
-    are its first bits.
+    `method` is the loss and the backbone it was trained with, numbered where other settings differ. `cut_from` is the
+    full length of a nested code if these are its first bits.
     """
 
     method: str

@@ -125,6 +125,17 @@ def test_lists_with_images_that_have_no_object(coco, tmp_path):
     assert sizes(build_splits("coco", root=str(coco), lists=str(lists), on_error="skip")) == (1, 2, 2)
 
 
+def test_bad_lines_of_lists_are_refused_or_reported(coco, tmp_path):
+    lists = write_hashnet(tmp_path / "lists")
+    with (lists / "train.txt").open("a") as file:
+        file.write("./data/coco/train2014/COCO_train2014_000000000025.jpg 0 1\n")
+    with pytest.raises(BadDataset, match=r"train\.txt"):
+        build_splits("coco", root=str(coco), lists=str(lists))
+    splits = build_splits("coco", root=str(coco), lists=str(lists), on_error="skip")
+    assert sizes(splits) == (1, 2, 2)
+    assert [problem.where for problem in splits.problems if problem.skipped] == ["train.txt line 3"]
+
+
 @pytest.mark.parametrize(
     ("place", "damage", "named"),
     [

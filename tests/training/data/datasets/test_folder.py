@@ -40,10 +40,12 @@ def test_without_a_split_column_the_split_is_seeded_disjoint_and_complete(root):
     assert files(build_splits("folder", root=str(root), split_seed=3)) == parts, "the order of the list does not matter"
 
 
-def test_a_seeded_split_is_written_out_and_can_be_used_in_place_of_the_list(root, tmp_path):
+def test_a_seeded_split_is_written_out_and_can_be_used_in_place_of_the_list(root, tmp_path, monkeypatch):
     written = tmp_path / "elsewhere" / "split.csv"
-    first = build_splits("folder", root=str(root), split_file=str(written))
-    second = build_splits("folder", root=str(written))
+    monkeypatch.setenv("SOMEWHERE", str(written.parent))
+    first = build_splits("folder", root=str(root), split_file="$SOMEWHERE/split.csv")
+    assert written.is_file()
+    second = build_splits("folder", root="$SOMEWHERE/split.csv")
     assert files(first) == files(second)
     np.testing.assert_array_equal(first.train.labels, second.train.labels)
 
@@ -97,6 +99,19 @@ def test_one_folder_per_class_needs_no_list(root):
     with pytest.raises(BadDataset, match=r"stray\.png"):
         build_splits("folder", root=str(root))
     assert len(build_splits("folder", root=str(root), on_error="skip").problems) == 1
+
+
+def test_classes_can_be_left_out_and_columns_need_a_list(root):
+    sort_into_folders(root, lambda n: ("cats", "dogs", "dogs_r1", "birds_r1")[n % 4])
+    splits = build_splits("folder", root=str(root), drop_labels=["*_r1"])
+    assert splits.label_names == ("cats", "dogs")
+    assert sum(map(len, files(splits).values())) == 10
+    for drop in (["*_r1", "fish"], ["*"]):
+        with pytest.raises(BadDataset):
+            build_splits("folder", root=str(root), drop_labels=drop)
+    for options in ({"split_column": "part"}, {"ignore_columns": ["colour"]}):
+        with pytest.raises(BadConfig):
+            build_splits("folder", root=str(root), **options)
 
 
 def test_a_class_may_have_the_name_of_a_split_but_splits_stand_alone(root):

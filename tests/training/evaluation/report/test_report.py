@@ -242,12 +242,15 @@ def test_scores_carry_intervals_bounds_and_the_share_of_ties(report, parts, meas
         ((10, 100, 1000, 5000), 20_000, 1000),
         ((10, 100, 1000, 1500), 1500, 100),
         ((10, 100, 150), 150, 100),
+        ((10, 50, 100, 150), 150, 50),
+        ((10, 100, 500, 5000), 60_000, 500),
+        ((100, 2000, 3000), 20_000, 2000),
         ((10, 60), 60, 10),
         ((5, 20, 40), 40, 20),
         ((60,), 60, 60),
     ],
 )
-def test_the_headline_is_at_an_n_well_below_the_database_size(ns, n_database, main_n, report, measured):
+def test_the_headline_is_at_the_usual_n_or_at_the_middle_one(ns, n_database, main_n, report, measured):
     scores = [type(report.main)(**{**vars(report.main), "n": n}) for n in ns]
     fields = {**vars(measured), "scores": scores, "n_database": n_database}
     assert Measurements(**fields).main_n == main_n
