@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 
 from hashseek.retrieval.checkpoint import Checkpoint, Header, load_checkpoint
@@ -46,16 +47,18 @@ def method_of(header: Header) -> str:
 
 
 def method_names(headers: Sequence[Header]) -> list[str]:
-    """The method of each checkpoint, with a number from 2 where an earlier one has other settings.
+    """The method of each checkpoint, with a number from 2 where an earlier one of its length has other settings.
 
-    Checkpoints of one name differ only in what differs between runs, such as the seed, and in the code length.
+    Checkpoints of one name and length differ only in what differs between runs, such as the seed.
     """
-    numbers: dict[str, dict[str | None, int]] = {}
+    taken: dict[tuple[str, int, int], str | None] = {}  # the settings of each method, length and number
+    latest: dict[tuple[str, str | None], int] = {}
     names = []
     for header in headers:
         method, settings = method_of(header), settings_hash(header, with_length=False)
-        of_settings = numbers.setdefault(method, {})
-        number = of_settings.setdefault(settings, len(of_settings) + 1)
+        numbers = chain([latest.get((method, settings), 1)], count(1))
+        number = next(n for n in numbers if taken.setdefault((method, header.n_bits, n), settings) == settings)
+        latest[method, settings] = number
         names.append(method if number == 1 else f"{method} ({number})")
     return names
 

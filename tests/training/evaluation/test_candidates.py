@@ -92,15 +92,15 @@ def test_a_method_is_what_trained_the_model(checkpoints, tmp_path):
     assert names == ["hyp2, mlp:6-16", "hyp2, mlp:6-16, frozen", "unknown loss, mlp:6-16", "hyp2 + asl, mlp:6-16"]
 
 
-def test_a_line_over_code_lengths_is_of_one_method_with_the_same_settings(tmp_path):
+def test_a_line_over_code_lengths_has_one_group_of_settings_at_each_length(tmp_path):
     paths = []
-    for n_bits, seed, epochs in ((8, 1, 20), (12, 1, 20), (8, 1, 30), (8, 2, 20), (12, 3, 30)):
+    for n_bits, seed, epochs in ((8, 1, 20), (12, 1, 20), (8, 1, 30), (8, 2, 20), (12, 3, 30), (16, 4, 40)):
         train = {"seed": seed, "epochs": epochs}
         path = tmp_path / f"{n_bits}-{seed}-{epochs}"
         paths.append(save(path, n_bits, seed=seed + epochs, train=train, model={"n_bits": n_bits}))
     report = evaluate(paths[0], VECTOR_SPLITS, OPTIONS, others=paths[1:], n_points=0).report
     methods = [model.method for model in report.models]
-    assert [methods.index(method) for method in methods] == [0, 0, 2, 0, 2]
+    assert [methods.index(method) for method in methods] == [0, 0, 2, 0, 2, 0]
     labels = draw_all(report, {})["lengths"].legends[0].get_texts()
     assert {methods[0], methods[2]} <= {label.get_text() for label in labels}
 
