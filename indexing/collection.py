@@ -171,9 +171,12 @@ class Collection:
         stored = None
         if image.key is not None and (known := self.catalog.ids_by_key([image.key])):
             stored = self.catalog.get([known[image.key]])[0]
-        # A kept file is written again: another upload with this key may be about to delete it.
-        is_elsewhere = stored is not None and stored.sha256 == image.sha256 and not self.owns(stored)
-        if stored is not None and is_elsewhere and is_there(self.uri_of(stored)):
+        if (
+            stored is not None
+            and stored.sha256 == image.sha256
+            and not self.owns(stored)  # a kept file is written again: another upload may be about to delete it
+            and is_there(self.uri_of(stored))
+        ):
             return self.add([replace(image, path=stored.path)])[0]
         try:
             write_atomically(self.folder / path, data, within=self.folder)

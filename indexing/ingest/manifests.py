@@ -223,7 +223,7 @@ def _parquet_rows(path: Path, one_of: tuple[str, ...], beside: str | None) -> It
                 raise BadDataset(f"{path} has no column {' or '.join(one_of)}: it needs one of them")
             number = 0
             for batch in file.iter_batches(batch_size=_BLOCK, columns=names):
-                for row in _widened(batch, pa).to_pylist():
+                for row in _converted(batch, pa).to_pylist():
                     number += 1
                     yield number, {name: _plain(value) for name, value in row.items()}
     except (pa.ArrowException, OSError) as error:
@@ -232,11 +232,8 @@ def _parquet_rows(path: Path, one_of: tuple[str, ...], beside: str | None) -> It
         raise BadDataset(f"{path} has a value that Python cannot represent: {error}") from None
 
 
-def _widened(batch: Any, pa: Any) -> Any:
-    """A batch whose float32 columns are float64, so that 0.7 is 0.7, and whose times are in microseconds at most.
-
-    Python has no nanoseconds.
-    """
+def _converted(batch: Any, pa: Any) -> Any:
+    """A batch with float32 as float64, so that 0.7 stays 0.7, and with nanoseconds, which Python lacks, cut off."""
     for place, column in enumerate(batch.schema):
         values = batch.column(place)
         if column.type == pa.float32():
