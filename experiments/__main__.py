@@ -70,7 +70,10 @@ def losses(
     ] = "mirflickr",
     method: Methods = None,
     bits: Annotated[list[int] | None, typer.Option(help="Code length; may be repeated. Default: 12 24 36 48.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of runs per method and length.")] = 5,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Number of runs per method, length and search.")] = 5,
+    searches: Annotated[
+        int, typer.Option(min=1, help="Number of searches, each with other trials and validation images.")
+    ] = 1,
     trials: Annotated[
         int, typer.Option(min=1, help="Number of settings to try for each method at 12 and at 48 bits.")
     ] = 12,
@@ -89,7 +92,7 @@ def losses(
     from experiments.comparison import METHODS, Experiment, run
 
     methods, folder = _known(method, METHODS), out or Path("runs") / Path(data).stem
-    experiment = Experiment(data, tuple(bits or (12, 24, 36, 48)), seeds, trials, epochs)
+    experiment = Experiment(data, tuple(bits or (12, 24, 36, 48)), seeds, searches, trials, epochs)
     run(folder, experiment, methods=methods, jobs=jobs, say=_say)
     _show(folder, methods)
 

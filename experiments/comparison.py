@@ -4,9 +4,10 @@ On photographs the backbone is frozen, so its features are computed once and a r
 same number of settings is tried at two code lengths on the validation part of the training split, drawn independently
 of the other methods. The best are trained at every length with several seeds, and only those runs are scored on the
 query split, by Hamming distance and by the query's real outputs. A method without a search space has fixed settings.
+Several searches show how much the choice of settings matters.
 Every finished trial and run is kept, so an interrupted comparison continues.
 
-    FOLDER/METHOD/chosen-48.json    what the search at 48 bits chose
+    FOLDER/METHOD/chosen-48.json    what the search at 48 bits chose; the second search chosen-48-1.json, and so on
     FOLDER/METHOD/rows.jsonl        one line per finished run, with the AP of every query
 """
 
@@ -55,6 +56,7 @@ Outputs = NDArray[np.float32]
 
 N = 1000
 FINALISTS, VALIDATIONS = 3, 3  # number of best trials, each scored on this number of validation parts
+SEEDS_OF_SEARCH = 100  # the seeds of search i and of its runs start at 100 i
 TUNED = (12, 48)  # the lengths at which settings are searched; others use those of the nearest
 _HELD_OUT = 0.3  # the share of the training images that searches validate on
 
@@ -253,16 +255,23 @@ def _inputs(config: Config) -> Inputs:
 class Experiment:
     """One comparison: the same data, code lengths and budget for every method.
 
-    data: a key of `DATA`, or the path of a configuration. bits: code lengths. n_seeds: runs of each length. n_trials:
-    settings that each search tries. epochs: of each run. base: overrides of the configuration, for all methods alike.
+    data: a key of `DATA`, or the path of a configuration. bits: code lengths. n_seeds: runs of each length after each
+    search. n_searches: independent searches, with other trials and other validation parts. n_trials: settings that each
+    search tries. epochs: of each run. base: overrides of the configuration, for all methods alike.
     """
 
     data: str = "mirflickr"
     bits: tuple[int, ...] = (12, 24, 36, 48)
     n_seeds: int = 5
+    n_searches: int = 1
     n_trials: int = 12
     epochs: int = 30
     base: tuple[str, ...] = ()
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds of the runs at each length."""
+        return [SEEDS_OF_SEARCH * search + i for search in range(self.n_searches) for i in range(self.n_seeds)]
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -276,21 +285,25 @@ class Experiment:
         return load_config(data_of(self.data).config, (*self.settings, *overrides))
 
 
-def tune(method: str, n_bits: int, experiment: Experiment, folder: Path) -> None:
+def _name_of_search(n_bits: int, search: int) -> str:
+    return f"{n_bits}-{search}" if search else str(n_bits)
+
+
+def tune(method: str, n_bits: int, experiment: Experiment, folder: Path, *, search: int = 0) -> None:
     """Search the method's settings at a length on the validation part, unless `folder` already has the choice.
 
     The best trials are trained again with other seeds, which hold out other images, and the best mean is chosen: the
     differences between good trials are smaller than those between validation parts.
     """
-    place = folder / method
-    if (place / f"chosen-{n_bits}.json").is_file():
+    place, name, first_seed = folder / method, _name_of_search(n_bits, search), SEEDS_OF_SEARCH * search
+    if (place / f"chosen-{name}.json").is_file():
         return
     data, entry = data_of(experiment.data), METHODS[method]
     validation = (f"train.val_fraction={_HELD_OUT}", f"train.val_database={data.val_database}")
     tuning = (*validation, f"train.val_n={data.val_n}", f"model.n_bits={n_bits}", *entry.settings)
-    content = read_config(data.config, (*experiment.settings, *tuning))
-    trials = place / f"search-{n_bits}"
-    seed = crc32(f"{method} {n_bits}".encode())  # otherwise all methods would try the same rates
+    content = read_config(data.config, (*experiment.settings, *tuning, f"train.seed={first_seed}"))
+    trials = place / f"search-{name}"
+    seed = crc32(f"{method} {n_bits}".encode()) + search  # otherwise all methods would try the same rates
     space = dict(entry.space)
     if "loss.a" in space:
         space["loss.a"] = _log(*(space["loss.a"][end] / n_bits for end in ("low", "high")))
@@ -299,15 +312,16 @@ def tune(method: str, n_bits: int, experiment: Experiment, folder: Path) -> None
     for number, finalist in enumerate(scored[:FINALISTS]):
         scores, settings = [finalist.score], finalist.settings
         for other in range(1, VALIDATIONS):
-            config, out = experiment.config(*tuning, *settings, f"train.seed={other}"), trials / f"{number}-{other}"
+            config = experiment.config(*tuning, *settings, f"train.seed={first_seed + other}")
+            out = trials / f"{number}-{other}"
             try:
                 scores.append(fit(config, out=out, resume=out.is_dir()).best_score)
             except (Diverged, OutOfMemory):
                 scores.append(-math.inf)
         means[settings] = float(np.mean(scores))
-    write_atomically(place / f"trials-{n_bits}.csv", (trials / "trials.csv").read_bytes())
+    write_atomically(place / f"trials-{name}.csv", (trials / "trials.csv").read_bytes())
     chosen = [_rounded(setting) for setting in max(means, key=lambda one: means[one])]
-    write_atomically(place / f"chosen-{n_bits}.json", json.dumps(chosen).encode())
+    write_atomically(place / f"chosen-{name}.json", json.dumps(chosen).encode())
     shutil.rmtree(trials)  # the checkpoints are large
 
 
@@ -320,9 +334,10 @@ def _rounded(setting: str) -> str:
         return setting
 
 
-def chosen_settings(folder: Path, method: str, tuned: int, *, n_bits: int) -> tuple[str, ...]:
+def chosen_settings(folder: Path, method: str, tuned: int, *, n_bits: int, search: int = 0) -> tuple[str, ...]:
     """What the search at `tuned` bits chose, scaled to codes of `n_bits`."""
-    settings = json.loads((folder / method / f"chosen-{tuned}.json").read_text(encoding="utf-8"))
+    file = folder / method / f"chosen-{_name_of_search(tuned, search)}.json"
+    settings = json.loads(file.read_text(encoding="utf-8"))
     pairs = [setting.split("=", 1) for setting in settings]
     powers, ratio = _POWERS.get(method, {}), n_bits / tuned
     return tuple(f"{k}={float(v) * ratio ** powers[k]:.4g}" if k in powers else f"{k}={v}" for k, v in pairs)
@@ -435,7 +450,7 @@ def run_method(method: str, experiment: Experiment, folder: Path) -> None:
     torch.set_num_threads(1)
     rows, entry = rows_of(folder, method), METHODS[method]
     done = {(row["n_bits"], row["seed"]) for row in rows}
-    wanted = [run for run in product(experiment.bits, range(experiment.n_seeds)) if run not in done]
+    wanted = [run for run in product(experiment.bits, experiment.seeds) if run not in done]
     if not wanted:
         return
     inputs = load_inputs(experiment)
@@ -452,8 +467,9 @@ def run_method(method: str, experiment: Experiment, folder: Path) -> None:
             chosen: tuple[str, ...] = ()
             if entry.space:
                 tuned = min(TUNED, key=lambda length: abs(length - n_bits))
-                tune(method, tuned, experiment, folder)
-                chosen = chosen_settings(folder, method, tuned, n_bits=n_bits)
+                search = seed // SEEDS_OF_SEARCH
+                tune(method, tuned, experiment, folder, search=search)
+                chosen = chosen_settings(folder, method, tuned, n_bits=n_bits, search=search)
             settings = (*entry.settings, *chosen, f"model.n_bits={n_bits}", f"train.seed={seed}")
             scores = trained(settings, experiment, folder / method / f"{n_bits}-{seed}", inputs)
         rows.append({"method": method, "n_bits": n_bits, "seed": seed, **scores})
@@ -485,7 +501,8 @@ def run(
 def _check_same_budget(folder: Path, experiment: Experiment) -> None:
     """Raise BadConfig if the folder's runs had other data or another budget: their rows would not be comparable."""
     file = folder / "experiment.json"
-    budget = {name: value for name, value in asdict(experiment).items() if name not in ("bits", "n_seeds")}
+    extendable = ("bits", "n_seeds", "n_searches")
+    budget = {name: value for name, value in asdict(experiment).items() if name not in extendable}
     budget |= {"base": list(experiment.base), "protocol": 7}  # earlier ones had other spaces, rows, sizes and scales
     config = experiment.config()
     budget["splits_sha256"] = build_splits(config.data.name, **config.data.options()).fingerprint

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import friedmanchisquare, rankdata, studentized_range, wilcoxon
 
-from experiments.comparison import METHODS, TUNED, N, rows_of
+from experiments.comparison import METHODS, SEEDS_OF_SEARCH, N, rows_of
 from experiments.critical_difference import write_diagram
 from hashseek.retrieval.metrics import holm, randomization_test
 from hashseek.training.report_format import Table, table_as_markdown
@@ -25,32 +24,43 @@ _OF_QUERY = {"mAP": "AP", "asymmetric": "asymmetric_AP"}
 
 
 def as_markdown(folder: Path, *, methods: Sequence[str]) -> str:
-    """The tables of all finished runs, best first at the longest code, and the paired tests of `paired_tests`."""
+    """The tables of all finished runs, best first at the longest code, and the paired tests of `paired_tests`.
+
+    With several searches, also the mean of each.
+    """
     rows = [row for method in methods for row in rows_of(folder, method)]
     if not rows:
         return "no run is finished yet\n"
     bits = sorted({row["n_bits"] for row in rows})
+    searches = sorted({_search_of(row) for row in rows})
 
-    def values(method: str, n_bits: int, key: str) -> NDArray[np.float64]:
+    def values(method: str, n_bits: int, key: str, search: int | None = None) -> NDArray[np.float64]:
         found = [row for row in rows if row["method"] == method and row["n_bits"] == n_bits]
-        return np.array([row[key] for row in found if key in row])
+        return np.array([row[key] for row in found if key in row and search in (None, _search_of(row))])
+
+    def means_of_searches(method: str, n_bits: int, key: str) -> str:
+        of_searches = [values(method, n_bits, key, search) for search in searches]
+        return ", ".join(f"{found.mean():.4f}" for found in of_searches if len(found))
 
     def mean(method: str, key: str) -> float:
         found = values(method, bits[-1], key)
         return float(found.mean()) if len(found) else -1.0  # ITQ-CCA has no long codes
 
     lines: list[str] = []
+    what = "seeds" if len(searches) == 1 else "seeds and searches"
     for key, title in _TABLES.items():
         shown = {row["method"] for row in rows if key in row}
         if not shown:
             continue
         header = ["method", *(f"{k} bits" for k in bits)]
-        cells = [
-            [METHODS[method].title, *(mean_and_deviation(values(method, k, key)) for k in bits)]
-            for method in sorted(shown, key=lambda m: -mean(m, key))
-        ]
+        ordered = sorted(shown, key=lambda m: -mean(m, key))
+        cells = [[METHODS[m].title, *(mean_and_deviation(values(m, k, key)) for k in bits)] for m in ordered]
         table = table_as_markdown(Table(header, cells, text_columns=len(header)))
-        lines += [f"{title}: mean and standard deviation over seeds.", "", table]
+        lines += [f"{title}: mean and standard deviation over {what}.", "", table]
+        if len(searches) > 1 and key in _OF_QUERY:
+            cells = [[METHODS[m].title, *(means_of_searches(m, k, key) for k in bits)] for m in ordered]
+            table = table_as_markdown(Table(header, cells, text_columns=len(header)))
+            lines += ["", "The mean over seeds of each search:", "", table]
         tests = (
             [line for k in bits for line in paired_tests(rows, k, of_query=_OF_QUERY[key])] if key in _OF_QUERY else []
         )
@@ -67,11 +77,19 @@ def as_markdown(folder: Path, *, methods: Sequence[str]) -> str:
 
 def _chosen_table(folder: Path, methods: Sequence[str]) -> list[str]:
     """What each search chose; nothing for a folder without searches."""
-    files = {(method, n): folder / method / f"chosen-{n}.json" for method, n in product(methods, TUNED)}
-    found = {key: ", ".join(json.loads(file.read_text("utf-8"))) for key, file in files.items() if file.is_file()}
-    rows = [[METHODS[m].title, str(n), f"`{chosen}`"] for (m, n), chosen in found.items()]
+    files = [(method, file) for method in methods for file in sorted((folder / method).glob("chosen-*.json"))]
+    settings = [", ".join(json.loads(file.read_text("utf-8"))) for _, file in files]
+    rows = [
+        [METHODS[method].title, file.stem.removeprefix("chosen-"), f"`{chosen}`"]
+        for (method, file), chosen in zip(files, settings, strict=True)
+    ]
     table = table_as_markdown(Table(["method", "bits", "settings"], rows, text_columns=3))
-    return ["", "Settings chosen on validation images:", "", table] if rows else []
+    title = "Settings chosen on validation images (48-1: by the second search at 48 bits):"
+    return ["", title, "", table] if rows else []
+
+
+def _search_of(row: dict[str, Any]) -> int:
+    return int(row["seed"]) // SEEDS_OF_SEARCH
 
 
 def per_query_of(rows: Sequence[dict[str, Any]], n_bits: int, of_query: str) -> dict[str, list[list[float]]]:

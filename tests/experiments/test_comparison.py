@@ -79,6 +79,29 @@ def test_an_interrupted_comparison_continues_into_one_table(base, own, tmp_path,
         run(out, experiment, methods=methods, jobs=1)
 
 
+def test_another_search_draws_other_settings_and_its_runs_have_other_seeds(base, own, tmp_path, monkeypatch):
+    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
+    out, once = tmp_path / "out", Experiment(own, bits=(12,), n_seeds=2, n_trials=1, epochs=1, base=base)
+    methods = ("dhn", "itq")
+    run(out, once, methods=methods, jobs=1)
+    first = {method: rows_of(out, method) for method in methods}
+    assert "searches" not in as_markdown(out, methods=methods)
+    run(out, replace(once, n_searches=2), methods=methods, jobs=1)
+    for method in methods:
+        rows = rows_of(out, method)
+        assert rows[:2] == first[method], "kept"
+        assert [row["seed"] for row in rows] == [0, 1, 100, 101]
+    settings, other = (rows_of(out, "dhn")[i]["settings"] for i in (0, 2))
+    assert [one for one in settings if one.startswith("optimizer.lr")] != [
+        one for one in other if one.startswith("optimizer.lr")
+    ]
+    assert json.loads((out / "dhn" / "chosen-12-1.json").read_text())[0] in other
+    table = as_markdown(out, methods=methods)
+    means = [np.mean([row["mAP"] for row in rows_of(out, "dhn")[i : i + 2]]) for i in (0, 2)]
+    assert f"| DHN | {means[0]:.4f}, {means[1]:.4f} |" in table
+    assert "| DHN | 12-1 |" in table
+
+
 def test_a_run_whose_process_is_killed_ends_with_a_message():
     with pytest.raises(HashseekError, match="--jobs"):
         list(in_processes(os._exit, [(1,)], jobs=1))
