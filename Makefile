@@ -19,8 +19,9 @@ lint: .venv/installed-test links
 	PYTHONPATH=build/links $(BIN)/lint-imports
 	if [ -x $(BIN)/hadolint ]; then $(BIN)/hadolint Dockerfile; else echo "hadolint is not available for this platform: Dockerfile not linted"; fi
 
+# One more worker than there are cores, because some tests wait for servers.
 unit: installed
-	$(BIN)/pytest -n auto --dist loadgroup $(ARGS)
+	$(BIN)/pytest -n $$($(BIN)/python -c 'import os; print(os.cpu_count() + 1)') --dist loadgroup $(ARGS)
 
 bench-engines: .venv/installed-test
 	$(BIN)/python bench/engines.py $(ARGS)

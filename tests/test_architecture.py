@@ -46,16 +46,16 @@ def test_serving_imports_no_training_code():
 @pytest.mark.parametrize(
     ("arguments", "seconds"),
     [
-        (["--help"], 0.5),
-        (["no-such-command"], 0.5),
-        (["serve", "--help"], 1),
-        (["serve", "no-such-folder"], 1),
-        (["serve", "no-such-folder", "--port", "70000"], 1),
-        (["demo", "--port", "x"], 1),
+        (["--help"], 1),
+        (["no-such-command"], 1),
+        (["serve", "--help"], 2),
+        (["serve", "no-such-folder"], 2),
+        (["serve", "no-such-folder", "--port", "70000"], 2),
+        (["demo", "--port", "x"], 2),
     ],
 )
 def test_help_and_refusals_are_quick_and_import_nothing_heavy(arguments, seconds):
-    """Limits are seconds of processor time, on a slow machine."""
+    """Limits are seconds of processor time, on a slow and busy machine."""
     program = (
         "import sys, time, contextlib, io\nfrom hashseek.api.cli import main\n"
         "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"

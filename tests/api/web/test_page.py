@@ -577,8 +577,7 @@ def test_on_a_phone_the_pictures_begin_near_the_top_and_nothing_is_cut_off(brows
     assert page.locator("#photo").get_attribute("capture") == "environment"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 390), ("dark", 1280)])
 def test_axe_finds_nothing_that_keeps_anybody_out(browse, own_site, scheme, width, request):
     page = browse(own_site, color_scheme=scheme, viewport={"width": width, "height": 844}, bypass_csp=True)
 
