@@ -177,7 +177,8 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
             media_type = Image.MIME.get(opened.format or "", "application/octet-stream")
             if at_least:
                 opened.draft("RGB", (at_least, at_least))
-            if opened.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8):  # stored on its side
+            # Stored on its side; Pillow has exchanged those of a TIFF.
+            if opened.format != "TIFF" and opened.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8):
                 width, height = height, width
             ImageOps.exif_transpose(opened, in_place=True)
             return Picture(to_rgb(opened), width, height, media_type)

@@ -175,7 +175,7 @@ def test_a_picture_is_decoded_as_a_person_sees_it(name):
     assert pixels.dtype == np.uint8
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", pytest.param("HEIF", marks=needs_heif)])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", pytest.param("HEIF", marks=needs_heif)])
 @pytest.mark.parametrize(
     ("number", "red_at"),
     # Where the stored left edge is shown, EXIF 2.32, tag 0x0112.
