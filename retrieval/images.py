@@ -178,7 +178,7 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
             if at_least:
                 opened.draft("RGB", (at_least, at_least))
             # Stored on its side; Pillow has exchanged those of a TIFF.
-            if opened.format != "TIFF" and opened.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8):
+            if _orientation(opened) in (5, 6, 7, 8) and opened.format != "TIFF":
                 width, height = height, width
             ImageOps.exif_transpose(opened, in_place=True)
             return Picture(to_rgb(opened), width, height, media_type)
@@ -191,6 +191,15 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
         raise BadImage(f"{name} is not an image in a supported format ({kinds})") from None
     except Exception as error:  # decoders raise nearly anything on damaged data
         raise BadImage(f"{name} is damaged and cannot be decoded: {error}") from None
+
+
+def _orientation(image: Image.Image) -> object:
+    """The EXIF orientation of an open image, 1 to 8. Damaged metadata does not matter, here and in `exif_transpose`."""
+    with suppress(Exception):  # it raises nearly anything; Pillow keeps what it could read
+        image.getexif()
+    for name in ("exif", "Raw profile type exif"):  # exif_transpose would write it again, which may fail
+        image.info.pop(name, None)
+    return image.getexif().get(ExifTags.Base.Orientation)
 
 
 def _open(data: bytes, name: str) -> Image.Image:

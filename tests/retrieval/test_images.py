@@ -199,6 +199,20 @@ def test_exif_orientation_turns_the_picture(kind, number, red_at):
     assert near(picture.image.getpixel(places[opposite]), (0, 0, 255), 20)
 
 
+# An IFD of two entries: the orientation is 6, and the horizontal resolution is text.
+TEXT_AS_RESOLUTION = b"Exif\0\0II*\0\x08\0\0\0" + struct.pack(
+    "<HHHIIHHI4sI", 2, 0x0112, 3, 1, 6, 0x011A, 2, 4, b"abc\0", 0
+)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("exif", [b"Exif\0\0anything", TEXT_AS_RESOLUTION])
+def test_damaged_metadata_does_not_matter(kind, exif):
+    picture = decode(encoded(Image.new("RGB", (30, 20)), kind, exif=exif))
+    turned = exif is TEXT_AS_RESOLUTION
+    assert picture.image.size == (picture.width, picture.height) == ((20, 30) if turned else (30, 20))
+
+
 @pytest.mark.parametrize("kind", ["WEBP", "AVIF", "GIF", "TIFF", "BMP", "PNG", "JPEG", "HEIF"])
 def test_every_kind_is_read_whichever_comes_first(kind):
     if kind not in FORMATS:
