@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
 from hashseek.retrieval.errors import BadConfig, BadImage
 from hashseek.retrieval.tar_members import find_member, read_member
@@ -148,8 +148,8 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
     A JPEG may be decoded smaller than it is (DCT scaling) as long as both sides keep `at_least` pixels; 0 keeps all.
 
     Raises:
-        BadImage: empty, not an image, damaged, of more than `max_pixels` pixels, a JPEG of too many scans, a PNG of
-            too many colour profiles, or a large run-length encoded BMP.
+        BadImage: empty, not an image, damaged, of more than `max_pixels` pixels (of a TIFF, also in a tile), a JPEG of
+            too many scans, a PNG of too many colour profiles, or a large run-length encoded BMP.
     """
     if not data:
         raise BadImage(f"{name} is empty (0 bytes)")
@@ -159,6 +159,10 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
             if width * height > max_pixels:
                 raise BadImage(
                     f"{name} has {width} x {height} = {width * height:,} pixels; the limit is {max_pixels:,}"
+                )
+            if (n_in_tile := _pixels_of_tile(opened)) > max_pixels:
+                raise BadImage(
+                    f"{name} is a TIFF with tiles of {n_in_tile:,} pixels; the limit is {max_pixels:,}: save it again"
                 )
             if opened.mode == "F":
                 raise BadImage(f"{name} holds floating-point values: convert it to 8 bits per channel")
@@ -210,6 +214,13 @@ def _open(data: bytes, name: str) -> Image.Image:
     return Image.open(io.BytesIO(data), formats=FORMATS)
 
 
+def _pixels_of_tile(image: Image.Image) -> int:
+    """Pixels of a tile of a TIFF, which may exceed those of the picture; 0 if it has none."""
+    if not isinstance(image, TiffImagePlugin.TiffImageFile):
+        return 0
+    return int(image.tag_v2.get(TiffImagePlugin.TILEWIDTH, 0) * image.tag_v2.get(TiffImagePlugin.TILELENGTH, 0))
+
+
 def _count_scans(data: bytes, most: int) -> int:
     """Scans of a JPEG as libjpeg finds them: up to the end of the image, none of a thumbnail or a video with it.
 
@@ -231,7 +242,7 @@ def memory_to_decode(data: bytes, *, at_least: int = 0) -> int:
     """About the most memory that `decode` needs, in bytes, by the header; 0 for an image that it would refuse."""
     try:
         with _open(data, "the image") as opened:
-            whole = opened.width * opened.height
+            whole = max(opened.width * opened.height, _pixels_of_tile(opened))
             if at_least:
                 opened.draft("RGB", (at_least, at_least))
             decoded = opened.width * opened.height

@@ -297,6 +297,24 @@ def test_a_large_bmp_in_run_lengths_is_refused(compression, monkeypatch):
     assert decode(encoded(draw(0), "BMP")).image.size == (96, 72)
 
 
+def tiff_of_one_tile(side, tile):
+    """A black TIFF of `side` x `side` px, stored as a tile of `tile` x `tile` px."""
+    data = zlib.compress(bytes(tile * tile))
+    tags = {256: side, 257: side, 258: 8, 259: 8, 262: 1, 277: 1, 322: tile, 323: tile, 324: 0, 325: len(data)}
+    tags[324] = 8 + 2 + 12 * len(tags) + 4  # where the data starts
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    return b"II*\0\x08\0\0\0" + struct.pack("<H", len(tags)) + entries + bytes(4) + data
+
+
+def test_the_tiles_of_a_tiff_count():
+    """The decoder unpacks whole tiles. A picture of 16 x 16 px in 0.8 MB took 770 MB of memory."""
+    data = tiff_of_one_tile(16, 1024)
+    assert decode(data).image.size == (16, 16)
+    assert memory_to_decode(data) == 10 * 1024**2
+    with pytest.raises(BadImage, match="1,048,575"):
+        decode(data, max_pixels=1024**2 - 1)
+
+
 def test_the_limit_on_pixels_is_exact():
     rows = b"\0" + b"\0" * 30
     data = png(10, 10, rows=rows * 10)
