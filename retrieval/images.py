@@ -164,8 +164,6 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
                 raise BadImage(
                     f"{name} is a TIFF with tiles of {n_in_tile:,} pixels; the limit is {max_pixels:,}: save it again"
                 )
-            if opened.mode == "F":
-                raise BadImage(f"{name} holds floating-point values: convert it to 8 bits per channel")
             if opened.format in _JPEG:
                 most = min(MAX_SCANS, MAX_SCANNED // (width * height))
                 if (n_scans := _count_scans(data, most)) > most:
@@ -185,7 +183,7 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
             if _orientation(opened) in (5, 6, 7, 8) and opened.format != "TIFF":
                 width, height = height, width
             ImageOps.exif_transpose(opened, in_place=True)
-            return Picture(to_rgb(opened), width, height, media_type)
+            return Picture(to_rgb(opened, name=name), width, height, media_type)
     except BadImage:
         raise
     except UnidentifiedImageError:
@@ -257,15 +255,21 @@ def as_decoded(image: Image.Image) -> Image.Image:
     """An open image as `decode` returns it: upright 8-bit RGB.
 
     Raises:
-        BadImage: it is something else than a Pillow image.
+        BadImage: it is something else than a Pillow image, or holds floating-point values.
     """
     if not isinstance(image, Image.Image):
         raise BadImage(f"{type(image).__name__} is not an image: use a path, the bytes of a file or a Pillow image")
     return to_rgb(ImageOps.exif_transpose(image))
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
-    """The image in RGB; other modes are converted in bands, because some conversions need many bytes per pixel."""
+def to_rgb(image: Image.Image, *, name: str = "the image") -> Image.Image:
+    """The image in RGB; other modes are converted in bands, because some conversions need many bytes per pixel.
+
+    Raises:
+        BadImage: it holds floating-point values, whose range is unknown.
+    """
+    if image.mode == "F":
+        raise BadImage(f"{name} holds floating-point values: convert it to 8 bits per channel")
     if image.mode == "RGB" and not image.has_transparency_data:
         return image
     rgb = Image.new("RGB", image.size)

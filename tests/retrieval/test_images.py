@@ -20,6 +20,7 @@ from hashseek.retrieval.images import (
     MAX_PIXELS,
     MAX_SCANNED,
     Preprocessing,
+    as_decoded,
     decode,
     decode_for,
     memory_to_decode,
@@ -448,6 +449,13 @@ def test_conversion_in_bands_gives_the_pixels_of_the_whole_picture(mode):
             whole = Image.alpha_composite(white, image.convert("RGBA"))
         expected = np.asarray(whole.convert("RGB"))
     assert np.array_equal(np.asarray(to_rgb(image)), expected)
+
+
+def test_a_pillow_image_is_converted_or_refused_as_a_file_is():
+    assert as_decoded(Image.new("RGBA", (5, 4))).getpixel((0, 0)) == (255, 255, 255)
+    for wrong in (Image.new("F", (5, 4), 0.5), np.zeros((4, 5, 3))):
+        with pytest.raises(BadImage):
+            as_decoded(wrong)
 
 
 PEAK = """
