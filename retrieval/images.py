@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, JpegImagePlugin, TiffImagePlugin, UnidentifiedImageError
 
 from hashseek.retrieval.errors import BadConfig, BadImage
 from hashseek.retrieval.tar_members import find_member, read_member
@@ -44,12 +45,18 @@ MAX_SCANNED = 20 * MAX_PIXELS  # pixels times scans
 MAX_RUN_LENGTH = 10_000_000
 _RUN_LENGTH = (1, 2)  # in the header of a BMP
 MAX_PROFILES = 10  # colour profiles of a PNG; Pillow unpacks each: with 1 MiB of them, opening took 2 s, twice
+# Of a JPEG. Pillow takes some microseconds of Python for each marker or stray byte in the header: 31 MiB of them took
+# 40 s. For each Exif segment it copies those before it: 4 MiB of small ones took 8 s.
+MAX_MARKERS = 50_000
+MAX_EXIF = 10
 _BAND = 64  # rows
 
 # `decode` checks the size in the header itself, with a clearer error.
 Image.MAX_IMAGE_PIXELS = None
 
 _JPEG_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
+_SCAN, _END = 0xDA, 0xD9
+_WITHOUT_SEGMENT = {0x01} | {kind & 0xFF for kind, (_, _, read) in JpegImagePlugin.MARKER.items() if read is None}
 _HEIC = re.compile(rb".{4}ftyp(hei[cmsx]|hev[cmsx]|mif1|msf1)", re.DOTALL)
 
 Pixels = NDArray[np.uint8]
@@ -149,7 +156,8 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
 
     Raises:
         BadImage: empty, not an image, damaged, of more than `max_pixels` pixels (of a TIFF, also in a tile), a JPEG of
-            too many scans, a PNG of too many colour profiles, or a large run-length encoded BMP.
+            too many scans, markers or Exif segments, a PNG of too many colour profiles, or a large run-length encoded
+            BMP.
     """
     if not data:
         raise BadImage(f"{name} is empty (0 bytes)")
@@ -166,7 +174,7 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
                 )
             if opened.format in _JPEG:
                 most = min(MAX_SCANS, MAX_SCANNED // (width * height))
-                if (n_scans := _count_scans(data, most)) > most:
+                if (n_scans := _count_scans(data, most, name)) > most:
                     raise BadImage(
                         f"{name} is a JPEG with {n_scans:,} scans; the limit for {width} x {height} pixels is {most}: "
                         "save it again"
@@ -209,6 +217,10 @@ def _open(data: bytes, name: str) -> Image.Image:
         raise BadImage(
             f"{name} is a PNG with {n_profiles:,} colour profiles; the limit is {MAX_PROFILES}: save it again"
         )
+    if data.startswith(b"\xff\xd8\xff"):
+        header = takewhile(lambda marker: marker[0] != _SCAN, _jpeg_markers(data, name))
+        if (n_exif := sum(data.startswith(b"Exif\0\0", place + 2) for _, place in header)) > MAX_EXIF:
+            raise BadImage(f"{name} is a JPEG with {n_exif:,} Exif segments; the limit is {MAX_EXIF}: save it again")
     return Image.open(io.BytesIO(data), formats=FORMATS)
 
 
@@ -219,21 +231,38 @@ def _pixels_of_tile(image: Image.Image) -> int:
     return int(image.tag_v2.get(TiffImagePlugin.TILEWIDTH, 0) * image.tag_v2.get(TiffImagePlugin.TILELENGTH, 0))
 
 
-def _count_scans(data: bytes, most: int) -> int:
-    """Scans of a JPEG as libjpeg finds them: up to the end of the image, none of a thumbnail or a video with it.
+def _count_scans(data: bytes, most: int, name: str) -> int:
+    """Scans of a JPEG: up to the end of the image, none of a thumbnail or a video with it.
 
     If it has at most `most`, the number may be too large, but not above `most`.
     """
     n_scans = data.count(b"\xff\xda")  # an upper bound, and fast
-    if n_scans <= most:
-        return n_scans
-    n_scans, place = 0, 2
-    while (found := _JPEG_MARKER.search(data, place)) and (kind := data[found.end() - 1]) != 0xD9:
-        n_scans += kind == 0xDA
-        place = found.end()
-        if kind != 0x01:  # the only other marker without a segment
+    return n_scans if n_scans <= most else sum(kind == _SCAN for kind, _ in _jpeg_markers(data, name))
+
+
+def _jpeg_markers(data: bytes, name: str) -> Iterator[tuple[int, int]]:
+    """Kind of each marker of a JPEG, and place of what follows it, as Pillow and libjpeg find them.
+
+    Raises:
+        BadImage: markers, and bytes outside all segments of the header, are together more than `MAX_MARKERS`.
+    """
+    n, place, in_header = 0, 2, True
+    while True:
+        found = _JPEG_MARKER.search(data, place)
+        n += 1
+        if in_header:
+            n += (found.start() if found else len(data)) - place
+        if n > MAX_MARKERS:
+            raise BadImage(f"{name} is a JPEG with more than {MAX_MARKERS:,} markers and stray bytes: save it again")
+        if not found:
+            return
+        kind, place = data[found.end() - 1], found.end()
+        yield kind, place
+        in_header &= kind != _SCAN
+        if kind == _END and not in_header:
+            return
+        if kind not in _WITHOUT_SEGMENT:
             place += max(2, int.from_bytes(data[place : place + 2]))
-    return n_scans
 
 
 def memory_to_decode(data: bytes, *, at_least: int = 0) -> int:

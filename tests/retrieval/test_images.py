@@ -17,6 +17,8 @@ from hashseek.retrieval import images
 from hashseek.retrieval.errors import BadConfig, BadImage
 from hashseek.retrieval.images import (
     FORMATS,
+    MAX_EXIF,
+    MAX_MARKERS,
     MAX_PIXELS,
     MAX_SCANNED,
     Preprocessing,
@@ -273,6 +275,36 @@ def test_a_jpeg_of_many_scans_is_refused(most, scanned, monkeypatch):
     for torn in (with_scans(most + 1), with_scans(most + 1, segment)):
         with pytest.raises(BadImage, match=f"{most + 1} scans"):
             decode(torn)
+
+
+@pytest.mark.parametrize(
+    ("unit", "most"),
+    [
+        (b"\xff\xe1\x00\x09Exif\0\0a", MAX_EXIF),
+        (b"\xff\xfe\x00\x02", MAX_MARKERS - 20),
+        (b"\xff\xff\x00\xd0", MAX_MARKERS // 4 - 10),
+        (b"any", MAX_MARKERS // 3 - 10),
+    ],
+)
+def test_a_jpeg_whose_header_takes_long_is_refused(unit, most):
+    start, rest = JPEG[:20], JPEG[20:]  # the start has a segment
+    assert decode(start + most * unit + rest).image.size == (400, 300)
+    for before in (b"", b"\xff\xd9"):  # Pillow passes over an end of the image
+        for after in (rest, b""):
+            data = start + before + (most + 20) * unit + after
+            with pytest.raises(BadImage):
+                decode(data)
+            assert memory_to_decode(data) == 0
+
+
+def test_the_markers_between_scans_count():
+    data = encoded(draw(0), "JPEG", progressive=True)
+    last = data.rindex(b"\xff\xda")
+    hidden = 200 * b"\xff\xda\0\3\0"  # in a segment, so that the scans are counted one by one
+    end = b"\xff\xe5" + (len(hidden) + 2).to_bytes(2) + hidden + data[last:]
+    assert decode(data[:last] + (MAX_MARKERS - 100) * b"\xff\xe5\0\2" + end).image.size == (96, 72)
+    with pytest.raises(BadImage, match="50,000 markers"):
+        decode(data[:last] + MAX_MARKERS * b"\xff\xe5\0\2" + end)
 
 
 def test_a_png_of_many_colour_profiles_is_refused():
