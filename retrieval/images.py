@@ -163,27 +163,8 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
         raise BadImage(f"{name} is empty (0 bytes)")
     try:
         with _open(data, name) as opened:
+            _refuse_costly(opened, data, name=name, max_pixels=max_pixels)
             width, height = opened.size
-            if width * height > max_pixels:
-                raise BadImage(
-                    f"{name} has {width} x {height} = {width * height:,} pixels; the limit is {max_pixels:,}"
-                )
-            if (n_in_tile := _pixels_of_tile(opened)) > max_pixels:
-                raise BadImage(
-                    f"{name} is a TIFF with tiles of {n_in_tile:,} pixels; the limit is {max_pixels:,}: save it again"
-                )
-            if opened.format in _JPEG:
-                most = min(MAX_SCANS, MAX_SCANNED // (width * height))
-                if (n_scans := _count_scans(data, most, name)) > most:
-                    raise BadImage(
-                        f"{name} is a JPEG with {n_scans:,} scans; the limit for {width} x {height} pixels is {most}: "
-                        "save it again"
-                    )
-            if opened.format == "BMP" and opened.info["compression"] in _RUN_LENGTH and width * height > MAX_RUN_LENGTH:
-                raise BadImage(
-                    f"{name} is a run-length encoded BMP of {width} x {height} pixels; the limit is "
-                    f"{MAX_RUN_LENGTH:,}: save it as PNG"
-                )
             media_type = Image.MIME.get(opened.format or "", "application/octet-stream")
             if at_least:
                 opened.draft("RGB", (at_least, at_least))
@@ -201,6 +182,29 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
         raise BadImage(f"{name} is not an image in a supported format ({kinds})") from None
     except Exception as error:  # decoders raise nearly anything on damaged data
         raise BadImage(f"{name} is damaged and cannot be decoded: {error}") from None
+
+
+def _refuse_costly(opened: Image.Image, data: bytes, *, name: str, max_pixels: int) -> None:
+    """Raise `BadImage` for an image whose header says that decoding takes too much memory or time."""
+    width, height = opened.size
+    if width * height > max_pixels:
+        raise BadImage(f"{name} has {width} x {height} = {width * height:,} pixels; the limit is {max_pixels:,}")
+    if (n_in_tile := _pixels_of_tile(opened)) > max_pixels:
+        raise BadImage(
+            f"{name} is a TIFF with tiles of {n_in_tile:,} pixels; the limit is {max_pixels:,}: save it again"
+        )
+    if opened.format in _JPEG:
+        most = min(MAX_SCANS, MAX_SCANNED // (width * height))
+        if (n_scans := _count_scans(data, most, name)) > most:
+            raise BadImage(
+                f"{name} is a JPEG with {n_scans:,} scans; the limit for {width} x {height} pixels is {most}: "
+                "save it again"
+            )
+    if opened.format == "BMP" and opened.info["compression"] in _RUN_LENGTH and width * height > MAX_RUN_LENGTH:
+        raise BadImage(
+            f"{name} is a run-length encoded BMP of {width} x {height} pixels; the limit is "
+            f"{MAX_RUN_LENGTH:,}: save it as PNG"
+        )
 
 
 def _orientation(image: Image.Image) -> object:
