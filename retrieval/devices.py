@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
@@ -33,16 +34,17 @@ def pick_device(name: str = "auto") -> torch.device:
     """The device called `name`; "auto" selects a GPU if there is one.
 
     Raises:
-        BadConfig: the name is unknown or this machine has no such device.
+        BadConfig: the name is unknown, of another kind of device, or this machine has no such device.
     """
     import torch
 
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
+    device = None
+    with suppress(RuntimeError):
         device = torch.device(name)
-    except RuntimeError:
-        raise BadConfig(f"there is no device {name!r}: use auto, cpu, cuda or cuda:N") from None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise BadConfig(f"there is no device {name!r}: use auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise BadConfig(
             f"there is no device {name}: this machine has {torch.cuda.device_count()} GPUs; use auto or cpu"

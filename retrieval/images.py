@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, JpegImagePlugin, TiffImagePlugin, UnidentifiedImageError
 
 from hashseek.retrieval.errors import BadConfig, BadImage
 from hashseek.retrieval.tar_members import find_member, read_member
@@ -44,12 +45,18 @@ MAX_SCANNED = 20 * MAX_PIXELS  # pixels times scans
 MAX_RUN_LENGTH = 10_000_000
 _RUN_LENGTH = (1, 2)  # in the header of a BMP
 MAX_PROFILES = 10  # colour profiles of a PNG; Pillow unpacks each: with 1 MiB of them, opening took 2 s, twice
+# Of a JPEG. Pillow takes some microseconds of Python for each marker or stray byte in the header: 31 MiB of them took
+# 40 s. For each Exif segment it copies those before it: 4 MiB of small ones took 8 s.
+MAX_MARKERS = 50_000
+MAX_EXIF = 10
 _BAND = 64  # rows
 
 # `decode` checks the size in the header itself, with a clearer error.
 Image.MAX_IMAGE_PIXELS = None
 
 _JPEG_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
+_SCAN, _END = 0xDA, 0xD9
+_WITHOUT_SEGMENT = {0x01} | {kind & 0xFF for kind, (_, _, read) in JpegImagePlugin.MARKER.items() if read is None}
 _HEIC = re.compile(rb".{4}ftyp(hei[cmsx]|hev[cmsx]|mif1|msf1)", re.DOTALL)
 
 Pixels = NDArray[np.uint8]
@@ -148,39 +155,24 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
     A JPEG may be decoded smaller than it is (DCT scaling) as long as both sides keep `at_least` pixels; 0 keeps all.
 
     Raises:
-        BadImage: empty, not an image, damaged, of more than `max_pixels` pixels, a JPEG of too many scans, a PNG of
-            too many colour profiles, or a large run-length encoded BMP.
+        BadImage: empty, not an image, damaged, of more than `max_pixels` pixels (of a TIFF, also in a tile), a JPEG of
+            too many scans, markers or Exif segments, a PNG of too many colour profiles, or a large run-length encoded
+            BMP.
     """
     if not data:
         raise BadImage(f"{name} is empty (0 bytes)")
     try:
         with _open(data, name) as opened:
+            _refuse_costly(opened, data, name=name, max_pixels=max_pixels)
             width, height = opened.size
-            if width * height > max_pixels:
-                raise BadImage(
-                    f"{name} has {width} x {height} = {width * height:,} pixels; the limit is {max_pixels:,}"
-                )
-            if opened.mode == "F":
-                raise BadImage(f"{name} holds floating-point values: convert it to 8 bits per channel")
-            if opened.format in _JPEG:
-                most = min(MAX_SCANS, MAX_SCANNED // (width * height))
-                if (n_scans := _count_scans(data, most)) > most:
-                    raise BadImage(
-                        f"{name} is a JPEG with {n_scans:,} scans; the limit for {width} x {height} pixels is {most}: "
-                        "save it again"
-                    )
-            if opened.format == "BMP" and opened.info["compression"] in _RUN_LENGTH and width * height > MAX_RUN_LENGTH:
-                raise BadImage(
-                    f"{name} is a run-length encoded BMP of {width} x {height} pixels; the limit is "
-                    f"{MAX_RUN_LENGTH:,}: save it as PNG"
-                )
             media_type = Image.MIME.get(opened.format or "", "application/octet-stream")
             if at_least:
                 opened.draft("RGB", (at_least, at_least))
-            if opened.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8):  # stored on its side
+            # Stored on its side; Pillow has exchanged those of a TIFF.
+            if _orientation(opened) in (5, 6, 7, 8) and opened.format != "TIFF":
                 width, height = height, width
             ImageOps.exif_transpose(opened, in_place=True)
-            return Picture(to_rgb(opened), width, height, media_type)
+            return Picture(to_rgb(opened, name=name), width, height, media_type)
     except BadImage:
         raise
     except UnidentifiedImageError:
@@ -192,36 +184,96 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
         raise BadImage(f"{name} is damaged and cannot be decoded: {error}") from None
 
 
+def _refuse_costly(opened: Image.Image, data: bytes, *, name: str, max_pixels: int) -> None:
+    """Raise `BadImage` for an image whose header says that decoding takes too much memory or time."""
+    width, height = opened.size
+    if width * height > max_pixels:
+        raise BadImage(f"{name} has {width} x {height} = {width * height:,} pixels; the limit is {max_pixels:,}")
+    if (n_in_tile := _pixels_of_tile(opened)) > max_pixels:
+        raise BadImage(
+            f"{name} is a TIFF with tiles of {n_in_tile:,} pixels; the limit is {max_pixels:,}: save it again"
+        )
+    if opened.format in _JPEG:
+        most = min(MAX_SCANS, MAX_SCANNED // (width * height))
+        if (n_scans := _count_scans(data, most, name)) > most:
+            raise BadImage(
+                f"{name} is a JPEG with {n_scans:,} scans; the limit for {width} x {height} pixels is {most}: "
+                "save it again"
+            )
+    if opened.format == "BMP" and opened.info["compression"] in _RUN_LENGTH and width * height > MAX_RUN_LENGTH:
+        raise BadImage(
+            f"{name} is a run-length encoded BMP of {width} x {height} pixels; the limit is "
+            f"{MAX_RUN_LENGTH:,}: save it as PNG"
+        )
+
+
+def _orientation(image: Image.Image) -> object:
+    """The EXIF orientation of an open image, 1 to 8. Damaged metadata does not matter, here and in `exif_transpose`."""
+    with suppress(Exception):  # it raises nearly anything; Pillow keeps what it could read
+        image.getexif()
+    for name in ("exif", "Raw profile type exif"):  # exif_transpose would write it again, which may fail
+        image.info.pop(name, None)
+    return image.getexif().get(ExifTags.Base.Orientation)
+
+
 def _open(data: bytes, name: str) -> Image.Image:
     if data.startswith(b"\x89PNG") and (n_profiles := data.count(b"iCCP")) > MAX_PROFILES:
         raise BadImage(
             f"{name} is a PNG with {n_profiles:,} colour profiles; the limit is {MAX_PROFILES}: save it again"
         )
+    if data.startswith(b"\xff\xd8\xff"):
+        header = takewhile(lambda marker: marker[0] != _SCAN, _jpeg_markers(data, name))
+        if (n_exif := sum(data.startswith(b"Exif\0\0", place + 2) for _, place in header)) > MAX_EXIF:
+            raise BadImage(f"{name} is a JPEG with {n_exif:,} Exif segments; the limit is {MAX_EXIF}: save it again")
     return Image.open(io.BytesIO(data), formats=FORMATS)
 
 
-def _count_scans(data: bytes, most: int) -> int:
-    """Scans of a JPEG as libjpeg finds them: up to the end of the image, none of a thumbnail or a video with it.
+def _pixels_of_tile(image: Image.Image) -> int:
+    """Pixels of a tile of a TIFF, which may exceed those of the picture; 0 if it has none."""
+    if not isinstance(image, TiffImagePlugin.TiffImageFile):
+        return 0
+    return int(image.tag_v2.get(TiffImagePlugin.TILEWIDTH, 0) * image.tag_v2.get(TiffImagePlugin.TILELENGTH, 0))
+
+
+def _count_scans(data: bytes, most: int, name: str) -> int:
+    """Scans of a JPEG: up to the end of the image, none of a thumbnail or a video with it.
 
     If it has at most `most`, the number may be too large, but not above `most`.
     """
     n_scans = data.count(b"\xff\xda")  # an upper bound, and fast
-    if n_scans <= most:
-        return n_scans
-    n_scans, place = 0, 2
-    while (found := _JPEG_MARKER.search(data, place)) and (kind := data[found.end() - 1]) != 0xD9:
-        n_scans += kind == 0xDA
-        place = found.end()
-        if kind != 0x01:  # the only other marker without a segment
+    return n_scans if n_scans <= most else sum(kind == _SCAN for kind, _ in _jpeg_markers(data, name))
+
+
+def _jpeg_markers(data: bytes, name: str) -> Iterator[tuple[int, int]]:
+    """Kind of each marker of a JPEG, and place of what follows it, as Pillow and libjpeg find them.
+
+    Raises:
+        BadImage: markers, and bytes outside all segments of the header, are together more than `MAX_MARKERS`.
+    """
+    n, place, in_header = 0, 2, True
+    while True:
+        found = _JPEG_MARKER.search(data, place)
+        n += 1
+        if in_header:
+            n += (found.start() if found else len(data)) - place
+        if n > MAX_MARKERS:
+            raise BadImage(f"{name} is a JPEG with more than {MAX_MARKERS:,} markers and stray bytes: save it again")
+        if not found:
+            return
+        kind, place = data[found.end() - 1], found.end()
+        yield kind, place
+        in_header &= kind != _SCAN
+        if kind == _END and not in_header:
+            return
+        if kind not in _WITHOUT_SEGMENT:
             place += max(2, int.from_bytes(data[place : place + 2]))
-    return n_scans
 
 
 def memory_to_decode(data: bytes, *, at_least: int = 0) -> int:
     """About the most memory that `decode` needs, in bytes, by the header; 0 for an image that it would refuse."""
     try:
         with _open(data, "the image") as opened:
-            whole = opened.width * opened.height
+            whole = max(opened.width * opened.height, _pixels_of_tile(opened))
             if at_least:
                 opened.draft("RGB", (at_least, at_least))
             decoded = opened.width * opened.height
@@ -236,15 +288,21 @@ def as_decoded(image: Image.Image) -> Image.Image:
     """An open image as `decode` returns it: upright 8-bit RGB.
 
     Raises:
-        BadImage: it is something else than a Pillow image.
+        BadImage: it is something else than a Pillow image, or holds floating-point values.
     """
     if not isinstance(image, Image.Image):
         raise BadImage(f"{type(image).__name__} is not an image: use a path, the bytes of a file or a Pillow image")
     return to_rgb(ImageOps.exif_transpose(image))
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
-    """The image in RGB; other modes are converted in bands, because some conversions need many bytes per pixel."""
+def to_rgb(image: Image.Image, *, name: str = "the image") -> Image.Image:
+    """The image in RGB; other modes are converted in bands, because some conversions need many bytes per pixel.
+
+    Raises:
+        BadImage: it holds floating-point values, whose range is unknown.
+    """
+    if image.mode == "F":
+        raise BadImage(f"{name} holds floating-point values: convert it to 8 bits per channel")
     if image.mode == "RGB" and not image.has_transparency_data:
         return image
     rgb = Image.new("RGB", image.size)

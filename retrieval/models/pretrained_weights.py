@@ -1,5 +1,6 @@
 """Loads weights into a backbone: published ones, or a local file, which is read as tensors and never executed."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,14 @@ from hashseek.retrieval.models.published_weights import FILES, SUFFIXES, fetch_w
 
 # Heads in addition to the classifier, which some networks use only in training.
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
+# Names of layers in torchvision's files that are older than the present names: of DenseNet and of vision transformers.
+_OLD_NAMES = (
+    (re.compile(r"(\.denselayer\d+\.(?:norm|conv))\.([12]\.)"), r"\1\2"),
+    (re.compile(r"\.mlp\.linear_1\."), ".mlp.0."),
+    (re.compile(r"\.mlp\.linear_2\."), ".mlp.3."),
+)
+# How many batches the batch norm has seen: nothing here needs it, and files from before PyTorch 0.4.1 lack it.
+_COUNTER = ".num_batches_tracked"
 
 
 def load_backbone_weights(backbone: nn.Module, *, name: str, weights: str) -> None:
@@ -116,10 +125,13 @@ def _load_matching(backbone: nn.Module, state: dict[str, Tensor], *, name: str, 
         state = prefixed  # a file of the convolutional layers only
     if name.startswith(TIMM):
         state = timm_backbones.converted(backbone, state)
+    elif name in FILES:
+        state = {_present_name(key): value for key, value in state.items()}
     if state and all(key.startswith(("backbone.", "head.")) for key in state):  # a Hashseek checkpoint
         state = {key.removeprefix("backbone."): value for key, value in state.items() if key.startswith("backbone.")}
     left_out = left_out_prefixes(backbone, name)
     state = {key: value for key, value in state.items() if key in wanted or not key.startswith(left_out)}
+    state = {key: value for key, value in wanted.items() if key.endswith(_COUNTER)} | state
     problems = [f"missing {key}" for key in wanted if key not in state]
     problems += [f"unexpected {key}" for key in state if key not in wanted]
     problems += [
@@ -134,6 +146,12 @@ def _load_matching(backbone: nn.Module, state: dict[str, Tensor], *, name: str, 
             "that they belong to (--backbone NAME, in training model.backbone=NAME)"
         )
     copy_state(backbone, state)
+
+
+def _present_name(key: str) -> str:
+    for old, new in _OLD_NAMES:
+        key = old.sub(new, key)
+    return key
 
 
 def copy_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:

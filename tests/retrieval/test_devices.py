@@ -1,10 +1,11 @@
-"""How many processors may be used."""
+"""Which devices there are, and how many processors may be used."""
 
 import os
 
 import pytest
 
 from hashseek.retrieval import devices
+from hashseek.retrieval.errors import BadConfig
 
 
 @pytest.mark.parametrize(
@@ -28,3 +29,14 @@ def test_the_limit_of_a_container_counts_beside_the_affinity(tmp_path, monkeypat
     monkeypatch.setattr(devices, "CPU_MAX", file)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 5}, raising=False)
     assert devices.n_cores() == expected
+
+
+@pytest.mark.parametrize("name", ["gpu", "mps", "xpu", "meta", "cuda:99"])
+def test_a_device_of_another_kind_is_refused(name):
+    with pytest.raises(BadConfig, match=name):
+        devices.is_cpu(name)
+
+
+def test_cpu_is_a_device():
+    assert devices.is_cpu("cpu")
+    assert devices.pick_device("cpu:0").type == "cpu"

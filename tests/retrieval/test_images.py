@@ -17,9 +17,12 @@ from hashseek.retrieval import images
 from hashseek.retrieval.errors import BadConfig, BadImage
 from hashseek.retrieval.images import (
     FORMATS,
+    MAX_EXIF,
+    MAX_MARKERS,
     MAX_PIXELS,
     MAX_SCANNED,
     Preprocessing,
+    as_decoded,
     decode,
     decode_for,
     memory_to_decode,
@@ -175,7 +178,7 @@ def test_a_picture_is_decoded_as_a_person_sees_it(name):
     assert pixels.dtype == np.uint8
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", pytest.param("HEIF", marks=needs_heif)])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", pytest.param("HEIF", marks=needs_heif)])
 @pytest.mark.parametrize(
     ("number", "red_at"),
     # Where the stored left edge is shown, EXIF 2.32, tag 0x0112.
@@ -197,6 +200,20 @@ def test_exif_orientation_turns_the_picture(kind, number, red_at):
             assert near(colour, (255, 0, 0), 20)
     opposite = {"left": "right", "right": "left", "top": "bottom", "bottom": "top"}[red_at]
     assert near(picture.image.getpixel(places[opposite]), (0, 0, 255), 20)
+
+
+# An IFD of two entries: the orientation is 6, and the horizontal resolution is text.
+TEXT_AS_RESOLUTION = b"Exif\0\0II*\0\x08\0\0\0" + struct.pack(
+    "<HHHIIHHI4sI", 2, 0x0112, 3, 1, 6, 0x011A, 2, 4, b"abc\0", 0
+)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("exif", [b"Exif\0\0anything", TEXT_AS_RESOLUTION])
+def test_damaged_metadata_does_not_matter(kind, exif):
+    picture = decode(encoded(Image.new("RGB", (30, 20)), kind, exif=exif))
+    turned = exif is TEXT_AS_RESOLUTION
+    assert picture.image.size == (picture.width, picture.height) == ((20, 30) if turned else (30, 20))
 
 
 @pytest.mark.parametrize("kind", ["WEBP", "AVIF", "GIF", "TIFF", "BMP", "PNG", "JPEG", "HEIF"])
@@ -260,6 +277,36 @@ def test_a_jpeg_of_many_scans_is_refused(most, scanned, monkeypatch):
             decode(torn)
 
 
+@pytest.mark.parametrize(
+    ("unit", "most"),
+    [
+        (b"\xff\xe1\x00\x09Exif\0\0a", MAX_EXIF),
+        (b"\xff\xfe\x00\x02", MAX_MARKERS - 20),
+        (b"\xff\xff\x00\xd0", MAX_MARKERS // 4 - 10),
+        (b"any", MAX_MARKERS // 3 - 10),
+    ],
+)
+def test_a_jpeg_whose_header_takes_long_is_refused(unit, most):
+    start, rest = JPEG[:20], JPEG[20:]  # the start has a segment
+    assert decode(start + most * unit + rest).image.size == (400, 300)
+    for before in (b"", b"\xff\xd9"):  # Pillow passes over an end of the image
+        for after in (rest, b""):
+            data = start + before + (most + 20) * unit + after
+            with pytest.raises(BadImage):
+                decode(data)
+            assert memory_to_decode(data) == 0
+
+
+def test_the_markers_between_scans_count():
+    data = encoded(draw(0), "JPEG", progressive=True)
+    last = data.rindex(b"\xff\xda")
+    hidden = 200 * b"\xff\xda\0\3\0"  # in a segment, so that the scans are counted one by one
+    end = b"\xff\xe5" + (len(hidden) + 2).to_bytes(2) + hidden + data[last:]
+    assert decode(data[:last] + (MAX_MARKERS - 100) * b"\xff\xe5\0\2" + end).image.size == (96, 72)
+    with pytest.raises(BadImage, match="50,000 markers"):
+        decode(data[:last] + MAX_MARKERS * b"\xff\xe5\0\2" + end)
+
+
 def test_a_png_of_many_colour_profiles_is_refused():
     data = encoded(draw(0), "PNG", icc_profile=bytes(1000))
     start = data.index(b"iCCP") - 4
@@ -281,6 +328,24 @@ def test_a_large_bmp_in_run_lengths_is_refused(compression, monkeypatch):
     with pytest.raises(BadImage, match="96 x 72 pixels; the limit is 6,911"):
         decode(data)
     assert decode(encoded(draw(0), "BMP")).image.size == (96, 72)
+
+
+def tiff_of_one_tile(side, tile):
+    """A black TIFF of `side` x `side` px, stored as a tile of `tile` x `tile` px."""
+    data = zlib.compress(bytes(tile * tile))
+    tags = {256: side, 257: side, 258: 8, 259: 8, 262: 1, 277: 1, 322: tile, 323: tile, 324: 0, 325: len(data)}
+    tags[324] = 8 + 2 + 12 * len(tags) + 4  # where the data starts
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    return b"II*\0\x08\0\0\0" + struct.pack("<H", len(tags)) + entries + bytes(4) + data
+
+
+def test_the_tiles_of_a_tiff_count():
+    """The decoder unpacks whole tiles. A picture of 16 x 16 px in 0.8 MB took 770 MB of memory."""
+    data = tiff_of_one_tile(16, 1024)
+    assert decode(data).image.size == (16, 16)
+    assert memory_to_decode(data) == 10 * 1024**2
+    with pytest.raises(BadImage, match="1,048,575"):
+        decode(data, max_pixels=1024**2 - 1)
 
 
 def test_the_limit_on_pixels_is_exact():
@@ -416,6 +481,13 @@ def test_conversion_in_bands_gives_the_pixels_of_the_whole_picture(mode):
             whole = Image.alpha_composite(white, image.convert("RGBA"))
         expected = np.asarray(whole.convert("RGB"))
     assert np.array_equal(np.asarray(to_rgb(image)), expected)
+
+
+def test_a_pillow_image_is_converted_or_refused_as_a_file_is():
+    assert as_decoded(Image.new("RGBA", (5, 4))).getpixel((0, 0)) == (255, 255, 255)
+    for wrong in (Image.new("F", (5, 4), 0.5), np.zeros((4, 5, 3))):
+        with pytest.raises(BadImage):
+            as_decoded(wrong)
 
 
 PEAK = """

@@ -159,6 +159,33 @@ def test_state_dicts_of_torchvision_load_with_any_number_of_classes(name, tmp_pa
         torch.testing.assert_close(value, theirs[key])
 
 
+@pytest.mark.parametrize(
+    ("name", "renamed", "device"),
+    [
+        ("resnet18", {}, "cpu"),
+        ("densenet121", {r"(denselayer\d+\.(?:norm|conv))([12])\.": r"\1.\2."}, "cpu"),
+        ("vit_b_32", {r"\.mlp\.0\.": ".mlp.linear_1.", r"\.mlp\.3\.": ".mlp.linear_2."}, "meta"),
+    ],
+)
+def test_published_files_load_though_they_are_older_than_the_networks(name, renamed, device, tmp_path):
+    """They lack counters of batches, and some layers have names that torchvision changed later."""
+    torch.manual_seed(1)
+    with torch.device(device):
+        theirs = getattr(models, name)(weights=None).state_dict()
+        backbone, _ = build_backbone(name)
+    published = {}
+    for key, value in theirs.items():
+        for new, old in renamed.items():
+            key = re.sub(new, old, key)
+        if not key.endswith("num_batches_tracked"):
+            published[key] = value
+    assert not published.keys() >= backbone.state_dict().keys()
+    torch.save(published, tmp_path / "w.pth")
+    load_backbone_weights(backbone, name=name, weights=str(tmp_path / "w.pth"))
+    if device == "cpu":
+        assert all(torch.equal(value, theirs[key]) for key, value in backbone.state_dict().items())
+
+
 def test_a_file_that_would_run_code_is_refused(tmp_path):
     class Evil:
         def __reduce__(self):
