@@ -290,20 +290,12 @@ class Catalog:
         return {str(label): int(count) for label, count in rows}
 
     def ids_where(self, chosen: Filter) -> Ids:
-        """Ids (ascending) of the images that pass a filter.
-
-        Raises:
-            BadConfig: the filter has an invalid time.
-        """
+        """Ids (ascending) of the images that pass a filter."""
         with self._db.snapshot() as db:
             return ids_where(db, chosen)
 
     def choose(self, chosen: Filter) -> Chosen:
-        """The ids of images that pass a filter, or of those that do not, whichever is found faster.
-
-        Raises:
-            BadConfig: the filter has an invalid time.
-        """
+        """The ids of images that pass a filter, or of those that do not, whichever is found faster."""
         with self._db.snapshot() as db:
             return choose(db, chosen)
 

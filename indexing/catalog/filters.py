@@ -51,7 +51,7 @@ class Filter:
         attributes: it meets all of these conditions.
         ids: its id is one of them.
         keys: its key is one of them.
-        added_after: it was added at this time or later; an ISO 8601 date or time, UTC unless it names a time zone.
+        added_after: it was added at this time or later; a time from `parse_time`.
         added_before: it was added before this time.
     """
 
@@ -210,7 +210,7 @@ def _conditions(db: sqlite3.Connection, chosen: Filter, few: int) -> list[_Condi
     ranges = [one for one in chosen.attributes if one not in exact]
     conditions += [(partial(ids_with, db, one), *condition_clause(one)) for one in exact]
     limits = {"added_at >= ?": chosen.added_after, "added_at < ?": chosen.added_before}
-    if times := {clause: parse_time(time) for clause, time in limits.items() if time is not None}:
+    if times := {clause: time for clause, time in limits.items() if time is not None}:
         conditions.append(on_column(" AND ".join(times), *times.values()))
     conditions += [(partial(ids_with, db, one), *condition_clause(one)) for one in ranges]
     return conditions
