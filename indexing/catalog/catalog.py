@@ -8,7 +8,7 @@ has changed since the index was built.
 import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from hashseek.indexing.catalog.records import (
     check_attributes,
     check_labels,
     in_chunks,
+    is_utf8,
     placeholders,
     stored_image,
 )
@@ -223,9 +224,7 @@ class Catalog:
         Raises:
             UnknownImage: there is none.
         """
-        known: dict[str, int] = {}
-        with suppress(UnicodeEncodeError):  # not valid Unicode, so no image has it
-            known = self.ids_by_key([key])
+        known = self.ids_by_key([key]) if is_utf8(key) else {}
         found = self.get([known[key]])[0] if known else None
         if found is None:
             raise UnknownImage(f"there is no image with the key {key[:80]!r} in the collection")

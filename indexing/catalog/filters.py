@@ -17,7 +17,7 @@ import numpy as np
 
 from hashseek.indexing.catalog.attributes import Ids, condition_clause, fetch_ids, ids_with, union
 from hashseek.indexing.catalog.conditions import Condition, parse_condition
-from hashseek.indexing.catalog.records import placeholders
+from hashseek.indexing.catalog.records import is_utf8, placeholders
 from hashseek.retrieval.errors import BadConfig
 
 # If at most this share of all images is left, further conditions are tested on those images one by one.
@@ -101,10 +101,8 @@ def make_filter(
     if len(where) > MAX_CONDITIONS:
         raise BadConfig(f"a filter may have at most {MAX_CONDITIONS} conditions on attributes, got {len(where)}")
     for text in (*any_labels, *all_labels, *no_labels, *where, *keys):
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise BadConfig(f"{text[:40]!r} is not valid Unicode, so nothing stored can match it") from None
+        if not is_utf8(text):
+            raise BadConfig(f"{text[:40]!r} is not valid Unicode, so nothing stored can match it")
     chosen = Filter(
         tuple(any_labels),
         tuple(all_labels),
