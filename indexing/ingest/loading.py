@@ -167,10 +167,12 @@ class Loader:
                     yield found
 
 
-def stamp_of(path: Path) -> Stamp | None:
-    """Size and modification time of the file that holds an image; None if it does not exist."""
+def stamp_of(uri: Path | str) -> Stamp | None:
+    """Size and modification time of the file that holds an image; None if it does not exist, or for a URL."""
     with suppress(OSError, ValueError):
-        stat = stored_in(path).stat()
+        if isinstance(uri, str):
+            return None
+        stat = stored_in(uri).stat()
         return stat.st_size, stat.st_mtime_ns
     return None
 
