@@ -219,7 +219,7 @@ class Collection:
             return
         try:
             with self.catalog.exclusive():  # or the same content could be stored again just now
-                for path in paths - self.catalog.stored_paths(paths):
+                for path in paths - self.catalog.records_by_path(list(paths)).keys():
                     (self.folder / path).unlink(missing_ok=True)
         except (HashseekError, OSError) as error:
             log.warning("files that no image needs were not deleted (`hashseek index optimize` will): %s", error)

@@ -7,7 +7,7 @@ has changed since the index was built.
 
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain
 from pathlib import Path
@@ -253,10 +253,6 @@ class Catalog:
         has_code = f"EXISTS (SELECT 1 FROM codes WHERE space_id = {self.space.id} AND image_id = images.id)"
         query = f"SELECT path, id, key, bytes, mtime_ns, {has_code} FROM images WHERE path IN ({{}}) ORDER BY id"
         return {str(path): FileRecord(*record) for path, *record in self._rows(query, paths)}
-
-    def stored_paths(self, paths: Iterable[str]) -> set[str]:
-        """Those of the paths that an image has."""
-        return {str(row[0]) for row in self._rows("SELECT path FROM images WHERE path IN ({})", list(paths))}
 
     def code_by_hash(self, sha256: str) -> StoredCode | None:
         """The code of content that is already stored, so that it need not be encoded again."""
