@@ -362,8 +362,8 @@ class Catalog:
             with self._db.transaction() as db:
                 db.execute("INSERT OR REPLACE INTO meta VALUES ('index_kind', ?)", (kind,))
 
-    def forget_changes(self, generation: int) -> int:
-        """Delete the list of removals and updates up to a generation; returns how many.
+    def forget_changes(self, generation: int) -> None:
+        """Delete the list of removals and updates up to a generation.
 
         An index older than that reads all codes again at its next search, see `changes`.
         """
@@ -372,7 +372,6 @@ class Catalog:
             n += db.execute("DELETE FROM updated WHERE generation <= ?", (generation,)).rowcount
             if n:
                 db.execute("INSERT OR REPLACE INTO meta VALUES ('forgotten', ?)", (str(generation),))
-        return n
 
     # ------------------------------------------------------------ decisions about near-duplicates
 
