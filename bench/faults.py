@@ -5,36 +5,16 @@ anything was. The power cuts need root and a loop device; without these, they ar
 """
 
 import argparse
-import json
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from support.commands import FORK_SERVER, Command
+from support.commands import Command, command_starter
 from support.faults import OPERATIONS, NoDisk, cut_the_power, kill_again_and_again
 from support.models import tiny_checkpoint
-
-
-@contextmanager
-def nursery(place: Path) -> Iterator[Callable[..., Command]]:
-    """A function that starts `hashseek` in its own process, as the tests do."""
-    with subprocess.Popen([sys.executable, "-c", FORK_SERVER], stdin=subprocess.PIPE, text=True) as process:
-
-        def start(*arguments: object, before: str = "") -> Command:
-            folder = Path(tempfile.mkdtemp(dir=place))
-            task = {"folder": str(folder), "arguments": [str(a) for a in arguments], "before": before}
-            process.stdin.write(json.dumps(task) + "\n")
-            process.stdin.flush()
-            return Command(folder)
-
-        yield start
-        process.kill()
 
 
 def main() -> int:
@@ -45,8 +25,12 @@ def main() -> int:
     parser.add_argument("--only", choices=OPERATIONS, help="kill only this operation")
     options = parser.parse_args()
     wrong = []
-    with tempfile.TemporaryDirectory() as name, nursery(Path(name)) as start:
+    with tempfile.TemporaryDirectory() as name, command_starter() as starter:
         place = Path(name)
+
+        def start(*arguments: object, before: str = "") -> Command:
+            return starter(Path(tempfile.mkdtemp(dir=place)), *arguments, before=before)
+
         checkpoints = (
             tiny_checkpoint(place / "a.safetensors", n_bits=48, seed=1),
             tiny_checkpoint(place / "b.safetensors", n_bits=36, seed=2),

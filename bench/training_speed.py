@@ -40,7 +40,7 @@ from hashseek.training.config import Config, load_config
 from hashseek.training.data.datasets import Split, build_splits
 from hashseek.training.data.datasets.shapes import render_shapes
 from hashseek.training.data.training_images import Images
-from hashseek.training.loop.fit import fit, initial_model
+from hashseek.training.loop.fit import fit, initial_model, preprocessing_of
 from hashseek.training.losses import build_loss
 from hashseek.training.runs.environment import device_name
 from hashseek.training.runs.run_folder import read_records
@@ -143,12 +143,9 @@ def plain_parts(config: Config) -> tuple[HashModel, Split, "DataLoader[tuple[tor
 
 
 def parts(config: Config) -> tuple[HashModel, Split, Preprocessing]:
-    from hashseek.retrieval.models.backbones import default_preprocessing
-
-    split = build_splits(config.data.name, **config.data.options()).train
-    default = default_preprocessing(config.model.backbone)
-    assert default is not None
-    return initial_model(config), split, config.model.preprocessing(default)
+    split, preprocessing = build_splits(config.data.name, **config.data.options()).train, preprocessing_of(config)
+    assert preprocessing is not None
+    return initial_model(config), split, preprocessing
 
 
 # Ours

@@ -32,13 +32,12 @@ from hashseek.retrieval.devices import n_cores
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.hash_layers import METHODS, fit_hash_layer, normalized
 from hashseek.retrieval.metrics import average_precision, average_precision_of_ranking, gains_of, histograms
-from hashseek.retrieval.models.backbones import default_preprocessing
 from hashseek.training.config import Config, load_config
 from hashseek.training.data.cached_features import engine_for, features_of
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.data.splits import Split, Splits
 from hashseek.training.data.training_images import Images
-from hashseek.training.loop.fit import fit, initial_model
+from hashseek.training.loop.fit import fit, initial_model, preprocessing_of
 from hashseek.training.progress import Progress
 
 Rows = NDArray[np.float32]
@@ -78,9 +77,8 @@ class Data:
 def load(config: Config) -> Data:
     """Features of the frozen backbone, in the precision that suits this processor."""
     splits = build_splits(config.data.name, **config.data.options())
-    default = default_preprocessing(config.model.backbone, weights=config.model.weights)
-    assert default is not None  # the backbone is one for images
-    model, preprocessing = initial_model(config), config.model.preprocessing(default)
+    model, preprocessing = initial_model(config), preprocessing_of(config)
+    assert preprocessing is not None  # the backbone is one for images
     engine = engine_for(model, preprocessing)
     print(f"features: {engine.name}")
 

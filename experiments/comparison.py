@@ -40,14 +40,13 @@ from hashseek.retrieval.metrics import (
     precision,
     without_self,
 )
-from hashseek.retrieval.models.backbones import default_preprocessing
 from hashseek.retrieval.scores import asymmetric_scores, best
 from hashseek.training.config import Config, load_config, read_config
 from hashseek.training.data.cached_features import engine_for, features_of
 from hashseek.training.data.datasets import Splits, build_splits
 from hashseek.training.data.training_images import Images
 from hashseek.training.loop.epoch import Diverged, OutOfMemory
-from hashseek.training.loop.fit import fit, initial_model
+from hashseek.training.loop.fit import fit, initial_model, preprocessing_of
 from hashseek.training.runs.run_folder import differences, read_records, write_records
 from hashseek.training.sweep import sweep
 
@@ -239,12 +238,11 @@ def _inputs(config: Config) -> Inputs:
     vectors = [split.vectors for split in parts if split.vectors is not None]
     if len(vectors) == len(parts):
         return Inputs(splits, *vectors)
-    default = default_preprocessing(config.model.backbone, weights=config.model.weights)
-    if default is None or not config.model.freeze_backbone:
+    preprocessing = preprocessing_of(config)
+    if preprocessing is None or not config.model.freeze_backbone:
         raise BadConfig(
             "methods are compared on vectors, or on photographs with a frozen backbone (model.freeze_backbone)"
         )
-    preprocessing = config.model.preprocessing(default)
     model = initial_model(config)
     engine = engine_for(model, preprocessing, precision=config.train.precision)
     images = [Images(split, preprocessing, cache="none") for split in parts]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.spatial.distance import cdist
 
 from experiments.comparison import (
     TUNED,
@@ -85,18 +86,12 @@ def centre_distances(outputs: NDArray[np.float32], labels: NDArray[np.uint8]) ->
     used = member.any(axis=0)
     member = member[:, used]
     centres = member.T @ codes / member.sum(axis=0)[:, None]
-    to_centres = _distances(codes, centres)
-    between = np.where(member.T @ member > 0, np.inf, _distances(centres, centres)).min(axis=1)
+    to_centres = cdist(codes, centres)
+    between = np.where(member.T @ member > 0, np.inf, cdist(centres, centres)).min(axis=1)
     return {
         "centre_intra": float((to_centres * member).sum() / member.sum()),
         "centre_inter": float(between[np.isfinite(between)].mean()) if np.isfinite(between).any() else float("nan"),
     }
-
-
-def _distances(rows: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:
-    squared = (rows**2).sum(axis=1)[:, None] + (others**2).sum(axis=1) - 2 * rows @ others.T
-    result: NDArray[np.float64] = np.sqrt(np.maximum(squared, 0))
-    return result
 
 
 def run_variant(variant: str, experiment: Experiment, folder: Path) -> None:

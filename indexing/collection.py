@@ -219,7 +219,7 @@ class Collection:
             return
         try:
             with self.catalog.exclusive():  # or the same content could be stored again just now
-                for path in paths - self.catalog.stored_paths(paths):
+                for path in paths - self.catalog.records_by_path(list(paths)).keys():
                     (self.folder / path).unlink(missing_ok=True)
         except (HashseekError, OSError) as error:
             log.warning("files that no image needs were not deleted (`hashseek index optimize` will): %s", error)
@@ -253,7 +253,7 @@ class Collection:
             limits: see `Limits`.
 
         Raises:
-            BadConfig: an effort that the index does not support, or a filter with an invalid time.
+            BadConfig: an effort that the index does not support.
         """
         view = self.index.current()
         parts = self._hits(view, query_codes, k, limits)
@@ -285,9 +285,6 @@ class Collection:
         """How many images have each Hamming distance 0 to K from a packed code (1, code_size): counts (K + 1,).
 
         Exact in every kind of index: every code is compared.
-
-        Raises:
-            BadConfig: a filter with an invalid time.
         """
         view = self.index.current()
         chosen = self._subsets(view, among)
@@ -301,7 +298,7 @@ class Collection:
         """The results of the built and the fresh segment for each query; with `ties`, all at the distance of the k-th.
 
         Raises:
-            BadConfig: the index does not support `effort`, or not this value; or the filter has an invalid time.
+            BadConfig: the index does not support `effort`, or not this value.
         """
         max_distance, among, effort = limits.get("max_distance"), limits.get("among"), limits.get("effort")
         if effort is not None and view.kind not in APPROXIMATE:

@@ -258,7 +258,7 @@ class FirstFit:
         if source.uri not in self.encoded:
             return source
         before, stamp, image = self.encoded.pop(source.uri)
-        return LoadedImage(source, image) if (before, stamp) == (source, _stamp(source)) else source
+        return LoadedImage(source, image) if (before, stamp) == (source, stamp_of(source.uri)) else source
 
 
 def fit_to_sources(
@@ -295,7 +295,7 @@ def fit_to_sources(
 
     def stamped() -> Iterator[Found]:
         for source in chosen(sources, n_sources):
-            stamps[source.uri] = _stamp(source)
+            stamps[source.uri] = stamp_of(source.uri)
             yield source
 
     def images() -> Iterator[tuple[str, Pixels] | str]:
@@ -318,9 +318,9 @@ def fit_to_sources(
 
 def chosen(sources: Iterable[Found], n: int) -> Iterator[ImageSource]:
     """The images among `sources`, `n` of them; if there are too many, a random choice of `MAX_FITTED`, in order."""
-    places = None if n <= MAX_FITTED else frozenset(sample(n).tolist())
+    places = frozenset(sample(n).tolist())
     images = (found for found in sources if isinstance(found, ImageSource))
-    return (image for place, image in enumerate(images) if places is None or place in places)
+    return (image for place, image in enumerate(images) if place in places)
 
 
 def sample(n: int) -> NDArray[np.int64]:
@@ -328,8 +328,3 @@ def sample(n: int) -> NDArray[np.int64]:
     if n <= MAX_FITTED:
         return np.arange(n)
     return np.sort(np.random.default_rng(SEED).choice(n, MAX_FITTED, replace=False))
-
-
-def _stamp(source: ImageSource) -> Stamp | None:
-    """Size and time of the file that holds a source; None for a URL."""
-    return stamp_of(source.uri) if isinstance(source.uri, Path) else None

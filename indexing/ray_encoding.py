@@ -210,7 +210,7 @@ def _name(part: Sequence[Found], what: Sequence[object]) -> str:
     """A hash of everything that the file of a shard depends on."""
     digest = hashlib.sha256(json.dumps(what).encode())
     for found in part:
-        stamp = stamp_of(found.uri) if isinstance(found.uri, Path) else None
+        stamp = stamp_of(found.uri) if isinstance(found, ImageSource) else None
         digest.update(repr((replace(found, where=""), stamp)).encode())  # a line may move in its list
     return digest.hexdigest()[:32]
 

@@ -17,7 +17,7 @@ from hashseek.indexing.catalog import NewImage
 from hashseek.indexing.catalog.records import VECTOR_TYPE, check_attributes, check_key, check_labels
 from hashseek.indexing.fitting import all_alike, fit_head, sample, saved
 from hashseek.indexing.ingest.batch import IngestReport
-from hashseek.indexing.ingest.manifests import Row, attributes_of, key_of, labels_of, load_pyarrow, rows_of
+from hashseek.indexing.ingest.manifests import Row, attributes_of, key_of, labels_of, load_pyarrow, rows_of, text_lines
 from hashseek.indexing.opening import Store
 from hashseek.retrieval.checkpoint import Header
 from hashseek.retrieval.codes import check_n_bits, pack
@@ -141,26 +141,19 @@ def _names_columns(path: Path) -> bool:
     """Whether a list is a table. A .csv file is one if its first line names several columns, or an id."""
     if path.suffix.lower() != ".csv":
         return path.suffix.lower() != ".txt"
-    try:
-        with path.open(encoding="utf-8-sig", errors="replace") as lines:
-            names = lines.readline().strip().lower().split(",")
-    except OSError as error:
-        raise BadDataset(f"{path} cannot be read: {error.strerror or error}") from None
+    _, first = next(text_lines(path), (1, ""))
+    names = first.strip().lower().split(",")
     return len(names) > 1 or bool({name.strip(' "') for name in names} & {*IDS})
 
 
 def _plain_ids(path: Path) -> Iterator[tuple[int, Row]]:
     """One id per line, possibly in quotes."""
-    try:
-        with path.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
-            for number, line in enumerate(lines, start=1):
-                value = line.strip()
-                if len(value) > 1 and value[0] == value[-1] == '"':
-                    value = value[1:-1].replace('""', '"')
-                if value and not (number == 1 and value.lower() in IDS):
-                    yield number, {IDS[0]: value}
-    except OSError as error:
-        raise BadDataset(f"{path} cannot be read: {error.strerror or error}") from None
+    for number, line in text_lines(path):
+        value = line.strip()
+        if len(value) > 1 and value[0] == value[-1] == '"':
+            value = value[1:-1].replace('""', '"')
+        if value and not (number == 1 and value.lower() in IDS):
+            yield number, {IDS[0]: value}
 
 
 def _entry(row: Row, where: str) -> tuple[Entry, list[str]]:

@@ -1,11 +1,9 @@
 """Fixtures for all tests: drawn pictures, a tiny checkpoint, collections, and `hashseek` in processes of its own."""
 
-import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,7 +15,7 @@ import pytest
 import torch
 
 from support import milvus_server
-from support.commands import FORK_SERVER, Command
+from support.commands import Command, command_starter
 from support.models import squeezenet_weights, tiny_checkpoint
 from support.pictures import N_PICTURES, draw, labels_of
 
@@ -95,25 +93,20 @@ def own_collection(indexed, tmp_path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def fork_server() -> Iterator[subprocess.Popen[str]]:
-    """The process that starts commands."""
-    with subprocess.Popen([sys.executable, "-c", FORK_SERVER], stdin=subprocess.PIPE, text=True) as process:
-        yield process
-        process.kill()
+def starter() -> Iterator[Callable[..., Command]]:
+    """Starts commands."""
+    with command_starter() as start:
+        yield start
 
 
 @pytest.fixture
-def start(fork_server, tmp_path_factory) -> Iterator[Callable[..., Command]]:
+def start(starter, tmp_path_factory) -> Iterator[Callable[..., Command]]:
     """Start `hashseek` with arguments; `before` is Python code that runs in the process first, to inject faults."""
     started: list[Command] = []
 
     def start_command(*arguments: object, before: str = "") -> Command:
-        command = Command(tmp_path_factory.mktemp("command"))
-        task = {"folder": str(command.folder), "arguments": [str(a) for a in arguments], "before": before}
-        fork_server.stdin.write(json.dumps(task) + "\n")
-        fork_server.stdin.flush()
-        started.append(command)
-        return command
+        started.append(starter(tmp_path_factory.mktemp("command"), *arguments, before=before))
+        return started[-1]
 
     yield start_command
     for command in started:

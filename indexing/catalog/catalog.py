@@ -6,9 +6,8 @@ has changed since the index was built.
 """
 
 import json
-import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hashseek.indexing.catalog.attributes import Ids
-from hashseek.indexing.catalog.database import CatalogDamaged, Database, now
+from hashseek.indexing.catalog.database import CatalogDamaged, Database, now, read_meta, write_meta
 from hashseek.indexing.catalog.filters import Chosen, Filter, choose, ids_where
 from hashseek.indexing.catalog.integrity import check_rows
 from hashseek.indexing.catalog.records import (
@@ -31,6 +30,7 @@ from hashseek.indexing.catalog.records import (
     check_attributes,
     check_labels,
     in_chunks,
+    is_utf8,
     placeholders,
     stored_image,
 )
@@ -66,12 +66,11 @@ class Catalog:
         self._db = Database(path, read_only=read_only)
         try:
             with self._db.reading() as db:
-                row = db.execute("SELECT value FROM meta WHERE key = 'uuid'").fetchone()
-                kept = db.execute("SELECT 1 FROM meta WHERE key = 'keep_features'").fetchone()
-            if row is None:
+                uuid = read_meta(db, "uuid")
+                self.keeps_features = read_meta(db, "keep_features") is not None
+            if uuid is None:
                 raise CatalogDamaged(path, "its table meta has no uuid")
-            self.uuid = str(row[0])
-            self.keeps_features = kept is not None
+            self.uuid = uuid
             self.spaces = CodeSpaces(self._db)
             self.space = self.spaces.own
             self.fingerprint = self.space.fingerprint
@@ -153,7 +152,7 @@ class Catalog:
             if not storing.replaced_ids.isdisjoint(chain.from_iterable(kept)):
                 # Other pictures now: nobody has decided about them.
                 left = [[image_id for image_id in group if image_id not in storing.replaced_ids] for group in kept]
-                _store_kept_groups(db, [group for group in left if len(group) > 1])
+                write_meta(db, "kept_groups", json.dumps([group for group in left if len(group) > 1]))
             return outcome
 
     def describe(
@@ -223,9 +222,7 @@ class Catalog:
         Raises:
             UnknownImage: there is none.
         """
-        known: dict[str, int] = {}
-        with suppress(UnicodeEncodeError):  # not valid Unicode, so no image has it
-            known = self.ids_by_key([key])
+        known = self.ids_by_key([key]) if is_utf8(key) else {}
         found = self.get([known[key]])[0] if known else None
         if found is None:
             raise UnknownImage(f"there is no image with the key {key[:80]!r} in the collection")
@@ -254,10 +251,6 @@ class Catalog:
         has_code = f"EXISTS (SELECT 1 FROM codes WHERE space_id = {self.space.id} AND image_id = images.id)"
         query = f"SELECT path, id, key, bytes, mtime_ns, {has_code} FROM images WHERE path IN ({{}}) ORDER BY id"
         return {str(path): FileRecord(*record) for path, *record in self._rows(query, paths)}
-
-    def stored_paths(self, paths: Iterable[str]) -> set[str]:
-        """Those of the paths that an image has."""
-        return {str(row[0]) for row in self._rows("SELECT path FROM images WHERE path IN ({})", list(paths))}
 
     def code_by_hash(self, sha256: str) -> StoredCode | None:
         """The code of content that is already stored, so that it need not be encoded again."""
@@ -290,20 +283,12 @@ class Catalog:
         return {str(label): int(count) for label, count in rows}
 
     def ids_where(self, chosen: Filter) -> Ids:
-        """Ids (ascending) of the images that pass a filter.
-
-        Raises:
-            BadConfig: the filter has an invalid time.
-        """
+        """Ids (ascending) of the images that pass a filter."""
         with self._db.snapshot() as db:
             return ids_where(db, chosen)
 
     def choose(self, chosen: Filter) -> Chosen:
-        """The ids of images that pass a filter, or of those that do not, whichever is found faster.
-
-        Raises:
-            BadConfig: the filter has an invalid time.
-        """
+        """The ids of images that pass a filter, or of those that do not, whichever is found faster."""
         with self._db.snapshot() as db:
             return choose(db, chosen)
 
@@ -338,8 +323,7 @@ class Catalog:
         with self._db.snapshot() as db:
             generation = self._db.generation(db)
             # `optimize` deletes the list of earlier removals and updates: an older index has to read everything.
-            row = db.execute("SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'forgotten'").fetchone()
-            if row is not None and after_generation < row[0]:
+            if after_generation < int(read_meta(db, "forgotten") or 0):
                 after_id, after_generation = 0, -1
             updated = db.execute(
                 "SELECT u.image_id, c.code FROM updated AS u "
@@ -366,17 +350,16 @@ class Catalog:
     def index_kind(self) -> str:
         """The kind of index that the collection should have, see `hashseek.indexing.index.hamming_index`."""
         with self._db.reading() as db:
-            row = db.execute("SELECT value FROM meta WHERE key = 'index_kind'").fetchone()
-        return "exact" if row is None else str(row[0])
+            return read_meta(db, "index_kind") or "exact"
 
     def set_index_kind(self, kind: str) -> None:
         """Store the kind of index that the collection should have."""
         if kind != self.index_kind():
             with self._db.transaction() as db:
-                db.execute("INSERT OR REPLACE INTO meta VALUES ('index_kind', ?)", (kind,))
+                write_meta(db, "index_kind", kind)
 
-    def forget_changes(self, generation: int) -> int:
-        """Delete the list of removals and updates up to a generation; returns how many.
+    def forget_changes(self, generation: int) -> None:
+        """Delete the list of removals and updates up to a generation.
 
         An index older than that reads all codes again at its next search, see `changes`.
         """
@@ -384,16 +367,14 @@ class Catalog:
             n = db.execute("DELETE FROM removed WHERE generation <= ?", (generation,)).rowcount
             n += db.execute("DELETE FROM updated WHERE generation <= ?", (generation,)).rowcount
             if n:
-                db.execute("INSERT OR REPLACE INTO meta VALUES ('forgotten', ?)", (str(generation),))
-        return n
+                write_meta(db, "forgotten", str(generation))
 
     # ------------------------------------------------------------ decisions about near-duplicates
 
     def kept_groups(self) -> list[list[int]]:
         """Groups of near-duplicates that a user decided to keep in full; ids of removed images stay in them."""
         with self._db.reading() as db:
-            row = db.execute("SELECT value FROM meta WHERE key = 'kept_groups'").fetchone()
-        groups: list[list[int]] = [] if row is None else json.loads(row[0])
+            groups: list[list[int]] = json.loads(read_meta(db, "kept_groups") or "[]")
         return groups
 
     def keep_groups(self, groups: Sequence[Sequence[int]]) -> None:
@@ -407,14 +388,10 @@ class Catalog:
                 self.one(image_id)
             kept = self.kept_groups()
             kept += [sorted(group) for group in groups if not any(set(group) <= set(other) for other in kept)]
-            _store_kept_groups(db, kept)
+            write_meta(db, "kept_groups", json.dumps(kept))
 
     def _codes(self, blobs: Sequence[bytes]) -> Codes:
         size = code_size(self.n_bits)
         if not all(isinstance(blob, bytes) and len(blob) == size for blob in blobs):
             raise CatalogDamaged(self.path, f"a code of {self.n_bits} bits does not have {size} bytes")
         return np.frombuffer(b"".join(blobs), np.uint8).reshape(-1, size)
-
-
-def _store_kept_groups(db: sqlite3.Connection, groups: Sequence[Sequence[int]]) -> None:
-    db.execute("INSERT OR REPLACE INTO meta VALUES ('kept_groups', ?)", (json.dumps(groups),))

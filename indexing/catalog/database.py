@@ -139,14 +139,14 @@ class Database:
         with self.transaction() as db:
             generation = self.generation(db) + 1
             yield db, generation
-            db.execute("UPDATE meta SET value = ? WHERE key = 'generation'", (str(generation),))
+            write_meta(db, "generation", str(generation))
 
     def generation(self, db: sqlite3.Connection) -> int:
         """The number of committed changes."""
-        row = db.execute("SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'generation'").fetchone()
-        if row is None:
+        value = read_meta(db, "generation")
+        if value is None or not value.isdecimal():
             raise CatalogDamaged(self.path, "its table meta has no generation")
-        return int(row[0])
+        return int(value)
 
     def copy_to(self, copy: Path) -> None:
         """Copy the catalog, which others may be using, to a single file without a write-ahead log."""
@@ -210,6 +210,17 @@ def create_catalog(path: Path, *, fingerprint: str, n_bits: int, keep_features: 
         meta |= {"keep_features": "1"} if keep_features else {}
         db.executemany("INSERT INTO meta VALUES (?, ?)", list(meta.items()))
         db.execute("COMMIT")
+
+
+def read_meta(db: sqlite3.Connection, key: str) -> str | None:
+    """A value of the table meta; None if there is none."""
+    row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    return None if row is None else str(row[0])
+
+
+def write_meta(db: sqlite3.Connection, key: str, value: str) -> None:
+    """Set a value of the table meta."""
+    db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
 
 @contextmanager

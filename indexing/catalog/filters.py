@@ -17,7 +17,7 @@ import numpy as np
 
 from hashseek.indexing.catalog.attributes import Ids, condition_clause, fetch_ids, ids_with, union
 from hashseek.indexing.catalog.conditions import Condition, parse_condition
-from hashseek.indexing.catalog.records import placeholders
+from hashseek.indexing.catalog.records import is_utf8, placeholders
 from hashseek.retrieval.errors import BadConfig
 
 # If at most this share of all images is left, further conditions are tested on those images one by one.
@@ -51,7 +51,7 @@ class Filter:
         attributes: it meets all of these conditions.
         ids: its id is one of them.
         keys: its key is one of them.
-        added_after: it was added at this time or later; an ISO 8601 date or time, UTC unless it names a time zone.
+        added_after: it was added at this time or later; a time from `parse_time`.
         added_before: it was added before this time.
     """
 
@@ -101,10 +101,8 @@ def make_filter(
     if len(where) > MAX_CONDITIONS:
         raise BadConfig(f"a filter may have at most {MAX_CONDITIONS} conditions on attributes, got {len(where)}")
     for text in (*any_labels, *all_labels, *no_labels, *where, *keys):
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise BadConfig(f"{text[:40]!r} is not valid Unicode, so nothing stored can match it") from None
+        if not is_utf8(text):
+            raise BadConfig(f"{text[:40]!r} is not valid Unicode, so nothing stored can match it")
     chosen = Filter(
         tuple(any_labels),
         tuple(all_labels),
@@ -210,7 +208,7 @@ def _conditions(db: sqlite3.Connection, chosen: Filter, few: int) -> list[_Condi
     ranges = [one for one in chosen.attributes if one not in exact]
     conditions += [(partial(ids_with, db, one), *condition_clause(one)) for one in exact]
     limits = {"added_at >= ?": chosen.added_after, "added_at < ?": chosen.added_before}
-    if times := {clause: parse_time(time) for clause, time in limits.items() if time is not None}:
+    if times := {clause: time for clause, time in limits.items() if time is not None}:
         conditions.append(on_column(" AND ".join(times), *times.values()))
     conditions += [(partial(ids_with, db, one), *condition_clause(one)) for one in ranges]
     return conditions

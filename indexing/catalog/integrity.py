@@ -2,6 +2,7 @@
 
 import sqlite3
 
+from hashseek.indexing.catalog.database import read_meta
 from hashseek.indexing.catalog.records import Space
 from hashseek.indexing.catalog.spaces import n_missing
 from hashseek.retrieval.codes import code_size
@@ -77,7 +78,7 @@ def _malformed_codes(space_id: int, n_bits: int) -> tuple[str, tuple[object, ...
 
 def _without_feature(db: sqlite3.Connection, space_id: int) -> tuple[str, tuple[object, ...]]:
     """SQL for the codes of a space without features of the usual length; none if the collection keeps no features."""
-    if db.execute("SELECT 1 FROM meta WHERE key = 'keep_features'").fetchone() is None:
+    if read_meta(db, "keep_features") is None:
         return "codes WHERE FALSE", ()
     query = "SELECT length(feature) FROM features WHERE space_id = ? GROUP BY 1 ORDER BY count(*) DESC LIMIT 1"
     usual = db.execute(query, (space_id,)).fetchone()

@@ -1,7 +1,6 @@
 """Records of a catalog: images, code spaces, changes; and the limits of keys and attributes."""
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -19,7 +18,6 @@ MAX_LABELS = 1000  # of an image
 MAX_LABEL = 200  # characters
 MAX_ATTRIBUTES = 16 * 1024  # bytes of JSON
 MAX_DEPTH = 32
-_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # NUL as JSON writes it; a literal backslash is doubled
 
 Change = Literal["added", "updated", "known"]
 T = TypeVar("T")
@@ -164,6 +162,15 @@ def placeholders(values: Sequence[Any]) -> str:
     return ",".join("?" * len(values))
 
 
+def is_utf8(text: str) -> bool:
+    """Whether `text` can be stored: a file name may hold bytes that are not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def check_key(key: str) -> None:
     r"""Refuse a key that cannot be stored.
 
@@ -175,10 +182,8 @@ def check_key(key: str) -> None:
         raise BadConfig(f"a key must have 1 to {MAX_KEY} characters, got {len(key)}: {key[:40]!r}")
     if "\0" in key:
         raise BadConfig(f"the key {key[:40]!r} contains a NUL character (U+0000): remove it")
-    try:
-        key.encode()
-    except UnicodeEncodeError:
-        raise BadConfig(f"the key {key[:40]!r} is not valid Unicode: choose another") from None
+    if not is_utf8(key):
+        raise BadConfig(f"the key {key[:40]!r} is not valid Unicode: choose another")
 
 
 def check_labels(labels: Sequence[str]) -> None:
@@ -211,23 +216,19 @@ def check_attributes(attributes: Mapping[str, Any]) -> str:
     """
     if not isinstance(attributes, Mapping):
         raise BadConfig(f"attributes must be a JSON object, got {attributes!r:.40}")
-    _check_nested(attributes, MAX_DEPTH)
+    _check_part(attributes, MAX_DEPTH)
     try:
         text = json.dumps(dict(attributes), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        n_bytes = len(text.encode())
-    except UnicodeEncodeError:
-        raise BadConfig("attributes contain text that is not valid Unicode: save their file as UTF-8") from None
     except (TypeError, ValueError) as error:
         names = ", ".join(name for name, value in attributes.items() if not _is_json(value))
         raise BadConfig(
             f"attributes must be JSON, and {names[:80]} is not ({error}): convert or leave it out"
         ) from None
+    n_bytes = len(text.encode())
     if n_bytes > MAX_ATTRIBUTES:
         raise BadConfig(
             f"the attributes of an image may have at most {MAX_ATTRIBUTES:,} bytes of JSON, got {n_bytes:,}"
         )
-    if _NUL.search(text):
-        raise BadConfig("attributes contain a NUL character (U+0000), which filters cannot handle: remove it")
     return text
 
 
@@ -239,17 +240,22 @@ def _is_json(value: Any) -> bool:
     return True
 
 
-def _check_nested(value: Any, depth: int) -> None:
-    """Check names and depth before writing JSON: SQLite reads 1,000 levels, and Python turns numbers into names."""
+def _check_part(value: Any, depth: int) -> None:
+    """Check text, names and depth before writing JSON: SQLite reads 1,000 levels, Python turns numbers into names."""
     if depth < 0:
         raise BadConfig(f"attributes may be nested at most {MAX_DEPTH} levels deep: flatten them")
     if isinstance(value, Mapping):
         if not all(isinstance(name, str) for name in value):
             raise BadConfig("names of attributes must be strings")
-        value = list(value.values())
+        value = [*value, *value.values()]
     if isinstance(value, list | tuple):
         for inner in value:
-            _check_nested(inner, depth - 1)
+            _check_part(inner, depth - 1)
+    elif isinstance(value, str):
+        if "\0" in value:
+            raise BadConfig("attributes contain a NUL character (U+0000), which filters cannot handle: remove it")
+        if not is_utf8(value):
+            raise BadConfig("attributes contain text that is not valid Unicode: save their file as UTF-8")
 
 
 def same_attributes(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:

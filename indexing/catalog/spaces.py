@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hashseek.indexing.catalog.database import CatalogDamaged, Database, now
+from hashseek.indexing.catalog.database import CatalogDamaged, Database, now, read_meta, write_meta
 from hashseek.indexing.catalog.records import (
     IMAGE_COLUMNS,
     Space,
@@ -95,7 +95,7 @@ class CodeSpaces:
             space = _one(db, space_id)
             if encoded:
                 check_codes(np.stack([stored.code for _, stored in encoded]), space.n_bits)
-            keep_features = db.execute("SELECT 1 FROM meta WHERE key = 'keep_features'").fetchone() is not None
+            keep_features = read_meta(db, "keep_features") is not None
             engines = {name: engine_id(db, name) for name in dict.fromkeys(stored.engine for _, stored in encoded)}
             n_stored = 0
             for image, stored in encoded:
@@ -137,7 +137,7 @@ class CodeSpaces:
                     "finish `hashseek index reencode` first"
                 )
             db.execute("UPDATE spaces SET state = 'ready' WHERE id = ?", (space.id,))
-            db.execute("UPDATE meta SET value = ? WHERE key = 'space'", (str(space.id),))
+            write_meta(db, "space", str(space.id))
 
     def drop(self, space_id: int) -> None:
         """Delete a space and its codes. Its checkpoint file stays.

@@ -59,9 +59,11 @@ def duplicates(
 
             encoder = Searcher.open(opened, **encoding).image_encoder
             with Output().progress("encoding") as progress:
-                found = flipped_groups(opened, encoder, radius=radius, allow_private=allow_private, progress=progress)
-            groups = list(not_kept(found.groups, kept))
-            for image_id, problem in found.unreadable.items():
+                found, unreadable = flipped_groups(
+                    opened, encoder, radius=radius, allow_private=allow_private, progress=progress
+                )
+            groups = list(not_kept(found, kept))
+            for image_id, problem in unreadable.items():
                 typer.echo(f"image {image_id} was compared by its stored code only: {printable(problem)}", err=True)
         else:
             groups = [dict.fromkeys(ids.tolist()) for ids in not_kept(opened.duplicates(radius=radius), kept)]

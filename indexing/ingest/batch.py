@@ -85,8 +85,7 @@ def ingest(
         BadImage: an image cannot be used and `on_error` is "stop"; earlier batches stay committed.
     """
     loader = Loader(collection, encoder.preprocessing, 2 * encoder.batch_size, fetch)
-    writer = Writer(collection)
-    run = _Run(writer, encoder, on_error)
+    writer, report = Writer(collection), IngestReport()
     batch: list[LoadedImage | Problem] = []
     n_bytes, since = 0, time.monotonic()
     try:
@@ -95,10 +94,11 @@ def ingest(
             if isinstance(step, LoadedImage) and step.pixels is not None:
                 n_bytes += step.pixels.nbytes
             if len(batch) >= BATCH or n_bytes >= _MAX_PIXEL_BYTES or time.monotonic() - since > _PATIENCE:
-                yield run.store(batch)
+                report = report.plus(_store(batch, writer, encoder, on_error))
+                yield report
                 batch, n_bytes, since = [], 0, time.monotonic()
         if batch:
-            yield run.store(batch)
+            yield report.plus(_store(batch, writer, encoder, on_error))
     finally:
         collection.drop_files(writer.replaced)
 
@@ -171,49 +171,44 @@ class Writer:
         return notes
 
 
-@dataclass
-class _Run:
-    """The state of one run of `ingest`."""
+def _store(
+    batch: Sequence[LoadedImage | Problem], writer: Writer, encoder: "Encoder | DryRunEncoder", on_error: OnError
+) -> IngestReport:
+    """Encode and commit a batch."""
+    problems = [step for step in batch if isinstance(step, Problem)]
+    bad = [problem for problem in problems if problem.skipped]
+    if on_error == "stop" and bad:
+        raise BadImage(f"{bad[0]} (use --on-error skip to leave such images out)")
+    loaded = [step for step in batch if isinstance(step, LoadedImage)]
+    new = _encoded(loaded, writer.collection, encoder)
+    stored = writer.add([image for _, image in new], [(source.name, str(source.uri)) for source, _ in new])
+    others = IngestReport(known=len(loaded) - len(new), skipped=len(bad), problems=problems + stored.problems)
+    return stored.plus(others)
 
-    writer: Writer
-    encoder: "Encoder | DryRunEncoder"
-    on_error: OnError
-    report: IngestReport = field(default_factory=IngestReport)
 
-    def store(self, batch: Sequence[LoadedImage | Problem]) -> IngestReport:
-        """Encode and commit a batch; the running report that includes it."""
-        problems = [step for step in batch if isinstance(step, Problem)]
-        bad = [problem for problem in problems if problem.skipped]
-        if self.on_error == "stop" and bad:
-            raise BadImage(f"{bad[0]} (use --on-error skip to leave such images out)")
-        loaded = [step for step in batch if isinstance(step, LoadedImage)]
-        new = self._encode(loaded)
-        stored = self.writer.add([image for _, image in new], [(source.name, str(source.uri)) for source, _ in new])
-        others = IngestReport(known=len(loaded) - len(new), skipped=len(bad), problems=problems + stored.problems)
-        self.report = self.report.plus(stored).plus(others)
-        return self.report
+def _encoded(
+    loaded: Iterable[LoadedImage], collection: "Target", encoder: "Encoder | DryRunEncoder"
+) -> list[tuple[ImageSource, NewImage]]:
+    """The images with their codes; content that was stored since it was loaded is not encoded again."""
+    pixels = {one.image.sha256: one.pixels for one in loaded if one.image and one.pixels is not None}
+    codes = {sha256: known for sha256 in pixels if (known := collection.code_by_hash(sha256)) is not None}
+    fresh = [sha256 for sha256 in pixels if sha256 not in codes]
+    if fresh:
+        stacked = np.stack([pixels[sha256] for sha256 in fresh])
+        codes.update(zip(fresh, _codes(stacked, encoder, keep_features=collection.keeps_features), strict=True))
+    images = []
+    for source, image in ((one.source, one.image) for one in loaded):
+        if image is not None:
+            code = codes.get(image.sha256)
+            images.append((source, image if code is None else replace(image, **code._asdict())))
+    return images
 
-    def _encode(self, loaded: Iterable[LoadedImage]) -> list[tuple[ImageSource, NewImage]]:
-        """The images with their codes; content that was stored since it was loaded is not encoded again."""
-        pixels = {one.image.sha256: one.pixels for one in loaded if one.image and one.pixels is not None}
-        look_up = self.writer.collection.code_by_hash
-        codes = {sha256: known for sha256 in pixels if (known := look_up(sha256)) is not None}
-        fresh = [sha256 for sha256 in pixels if sha256 not in codes]
-        if fresh:
-            codes.update(zip(fresh, self._encode_pixels(np.stack([pixels[sha256] for sha256 in fresh])), strict=True))
-        images = []
-        for source, image in ((one.source, one.image) for one in loaded):
-            if image is not None:
-                encoded = codes.get(image.sha256)
-                images.append((source, image if encoded is None else replace(image, **encoded._asdict())))
-        return images
 
-    def _encode_pixels(self, pixels: Pixels) -> list[StoredCode]:
-        engine = self.encoder.engine
-        if not self.writer.collection.keeps_features:
-            return [StoredCode(code, engine, None) for code in self.encoder.encode_pixels(pixels)]
-        both = zip(*self.encoder.encode_with_features(pixels), strict=True)
-        return [StoredCode(code, engine, feature) for code, feature in both]
+def _codes(pixels: Pixels, encoder: "Encoder | DryRunEncoder", *, keep_features: bool) -> list[StoredCode]:
+    if not keep_features:
+        return [StoredCode(code, encoder.engine, None) for code in encoder.encode_pixels(pixels)]
+    both = zip(*encoder.encode_with_features(pixels), strict=True)
+    return [StoredCode(code, encoder.engine, feature) for code, feature in both]
 
 
 def _other_contents(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hashseek.indexing.catalog import NewImage, StoredImage
-from hashseek.indexing.catalog.records import check_attributes, check_key, check_labels, same_attributes
+from hashseek.indexing.catalog.records import check_attributes, check_key, check_labels, is_utf8, same_attributes
 from hashseek.indexing.ingest.manifests import ImageSource
 from hashseek.indexing.ingest.sources import Found
 from hashseek.indexing.remote import fetch
@@ -167,21 +167,14 @@ class Loader:
                     yield found
 
 
-def stamp_of(path: Path) -> Stamp | None:
-    """Size and modification time of the file that holds an image; None if it does not exist."""
+def stamp_of(uri: Path | str) -> Stamp | None:
+    """Size and modification time of the file that holds an image; None if it does not exist, or for a URL."""
     with suppress(OSError, ValueError):
-        stat = stored_in(path).stat()
+        if isinstance(uri, str):
+            return None
+        stat = stored_in(uri).stat()
         return stat.st_size, stat.st_mtime_ns
     return None
-
-
-def is_utf8(text: str) -> bool:
-    """Whether `text` can be stored: a file name may hold bytes that are not UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _url(found: Found | LoadedImage) -> str | None:

@@ -205,11 +205,20 @@ def _typed(text: str) -> str | int | float:
 
 
 def _text_rows(path: Path) -> Iterator[tuple[int, Row]]:
+    for number, line in text_lines(path):
+        if line.strip() and not line.startswith("#"):
+            yield number, {PLACES[0]: line.rstrip("\r\n")}
+
+
+def text_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a text file with their numbers, from 1.
+
+    Raises:
+        BadDataset: it cannot be read.
+    """
     try:
         with path.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip() and not line.startswith("#"):
-                    yield number, {PLACES[0]: line.rstrip("\r\n")}
+            yield from enumerate(lines, start=1)
     except OSError as error:
         raise BadDataset(f"{path} cannot be read: {error.strerror or error}") from None
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hashseek.indexing.catalog import Catalog
-from hashseek.indexing.catalog.database import Database, now
+from hashseek.indexing.catalog.database import Database, now, write_meta
 from hashseek.indexing.collection import CATALOG, Collection
 from hashseek.indexing.kept_files import FILES
 from hashseek.indexing.maintenance.scratch import new_file, scratch_directory
@@ -111,7 +111,7 @@ def restore(file: Path, folder: Path) -> Contents:
         _check_complete(file, restored, contents)
         # Two collections that diverge must not use each other's index.
         with closing(sqlite3.connect(restored / CATALOG)) as db, db:
-            db.execute("UPDATE meta SET value = ? WHERE key = 'uuid'", (str(uuid.uuid4()),))
+            write_meta(db, "uuid", str(uuid.uuid4()))
         _build_index(restored)
         for path in [*(path for path in restored.rglob("*") if path.is_dir()), restored]:
             fsync_folder(path)

@@ -52,19 +52,6 @@ class Orientation:
 _ENCODED = [Orientation(False, 1), Orientation(False, 2), *(Orientation(True, quarters) for quarters in range(4))]
 
 
-@dataclass(frozen=True)
-class Flipped:
-    """Groups of copies, and the images that could not be read, with the reason.
-
-    Args:
-        groups: by their first image; each maps an id to the orientation of that image relative to the first.
-        unreadable: images that were compared by their stored codes only; some of their links may be missing.
-    """
-
-    groups: list[dict[int, Orientation]]
-    unreadable: dict[int, str]
-
-
 def flipped_groups(
     collection: Collection,
     encoder: Encoder,
@@ -72,7 +59,7 @@ def flipped_groups(
     radius: int,
     allow_private: bool = False,
     progress: Callable[[int, int], object] = lambda *_: None,
-) -> Flipped:
+) -> tuple[list[dict[int, Orientation]], dict[int, str]]:
     """Groups as in `Collection.duplicates` that also link mirrored and turned copies.
 
     Args:
@@ -81,6 +68,10 @@ def flipped_groups(
         radius: bits by which the codes of two linked images may differ.
         allow_private: also fetch images from URLs in private networks.
         progress: called after each image with the number of images done, and of all.
+
+    Returns:
+        (groups by their first image, each as id -> orientation relative to the first; id -> why an image could not be
+        read: it was compared by its stored code only, and some of its links may be missing).
 
     Raises:
         BadConfig: radius is below 0, or not below the length of the codes.
@@ -108,7 +99,7 @@ def flipped_groups(
                     links.setdefault(first, {}).setdefault(other, orientation)
                     links.setdefault(other, {}).setdefault(first, orientation.inverse())
         progress(done, len(index))
-    return Flipped(list(_joined(upright, links)), unreadable)
+    return list(_joined(upright, links)), unreadable
 
 
 def _images(collection: Collection, ids: Ids) -> Iterator[StoredImage]:

@@ -86,7 +86,7 @@ def _unneeded(collection: Collection, paths: Iterable[Path]) -> list[Path]:
     """Those that neither an image nor a code space names."""
     needed = {space.checkpoint for space in collection.catalog.spaces.all()}
     by_name = {str(path.relative_to(collection.folder)): path for path in paths}
-    needed |= collection.catalog.stored_paths(by_name)
+    needed |= collection.catalog.records_by_path(list(by_name)).keys()
     return [path for name, path in by_name.items() if name not in needed]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Unpack
 
 from hashseek.indexing.catalog import Catalog, CatalogDamaged
-from hashseek.indexing.catalog.database import Database
+from hashseek.indexing.catalog.database import Database, write_meta
 from hashseek.indexing.catalog.integrity import repair_rows
 from hashseek.indexing.catalog.records import Space
 from hashseek.indexing.collection import CATALOG, Collection
@@ -99,7 +99,7 @@ def _repair_catalog(path: Path) -> list[str]:
         generation = database.generation(db) + 1
         done += repair_rows(db, generation)
         if done:
-            db.execute("UPDATE meta SET value = ? WHERE key = 'generation'", (str(generation),))
+            write_meta(db, "generation", str(generation))
     return done
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from hashseek.indexing.catalog.attributes import Ids
 from hashseek.indexing.catalog.conditions import Condition, parse_number, readings, ways_to_meet
-from hashseek.indexing.catalog.filters import Filter, parse_time
+from hashseek.indexing.catalog.filters import Filter
 
 ATTRIBUTES, NUMBERS = "attributes", "numbers"  # fields; the second has the numbers contained in strings
 _EQUAL = {"=": "=="}
@@ -25,11 +25,7 @@ def both(*expressions: str) -> str:
 
 
 def expression(among: Ids | Filter | None) -> str:
-    """An expression that selects the same images as a filter or a list of ids; empty for None.
-
-    Raises:
-        BadConfig: the filter has an invalid time.
-    """
+    """An expression that selects the same images as a filter or a list of ids; empty for None."""
     if among is None:
         return ""
     if not isinstance(among, Filter):
@@ -46,9 +42,9 @@ def expression(among: Ids | Filter | None) -> str:
     if among.keys is not None:
         parts.append(f"key in {literal([key for key in among.keys if key])}")  # images without a key have an empty one
     if among.added_after is not None:
-        parts.append(f"added_at >= {literal(parse_time(among.added_after))}")
+        parts.append(f"added_at >= {literal(among.added_after)}")
     if among.added_before is not None:
-        parts.append(f"added_at < {literal(parse_time(among.added_before))}")
+        parts.append(f"added_at < {literal(among.added_before)}")
     return both(*parts, *map(_condition, among.attributes))
 
 

@@ -1,9 +1,13 @@
 """`hashseek` commands in processes of their own."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,6 +101,21 @@ class Command:
         """Its exit code, or minus the signal that killed it."""
         wait_until(lambda: self.ended, seconds)
         return int((self.folder / "code").read_text())
+
+
+@contextmanager
+def command_starter() -> Iterator[Callable[..., Command]]:
+    """A function that starts `hashseek` in a new folder, with arguments; `before` is code that runs in it first."""
+    with subprocess.Popen([sys.executable, "-c", FORK_SERVER], stdin=subprocess.PIPE, text=True) as process:
+
+        def start(folder: Path, *arguments: object, before: str = "") -> Command:
+            task = {"folder": str(folder), "arguments": [str(a) for a in arguments], "before": before}
+            process.stdin.write(json.dumps(task) + "\n")
+            process.stdin.flush()
+            return Command(folder)
+
+        yield start
+        process.kill()
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 120) -> None:

@@ -16,32 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score, f1_score, hamming_loss, precision_score, recall_score
 
-from hashseek.retrieval.errors import BadCodes
-
 # The nine thresholds that MulSupCon's code tries (williamzhangsjtu/MulSupCon 808479c, metrics.py, after C-GMVAE's).
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 def mean_average_precision(scores: NDArray[Any], labels: NDArray[Any]) -> float:
-    """mAP: the mean over labels of AP (HBL, MulSupCon, CLML), 0 if no row has a label; scores and labels (n, C).
+    """mAP: the mean over labels of AP (HBL, MulSupCon, CLML), 0 if no row has a label; scores and 0/1 labels (n, C).
 
     AP ranks all rows by their score for a label; see `sklearn.metrics.average_precision_score`.
-
-    Raises:
-        BadCodes: shapes do not match, labels are not 0/1, or scores are NaN or infinite.
     """
-    scores, labels = _check(scores, labels)
     present = labels.any(axis=0)
     return float(average_precision_score(labels[:, present], scores[:, present])) if present.any() else 0.0
 
 
 def precision_at_1(scores: NDArray[Any], labels: NDArray[Any]) -> float:
-    """p@1: the share of rows with their highest-scored label; of equal scores the first label counts.
-
-    Raises:
-        BadCodes: see `mean_average_precision`.
-    """
-    scores, labels = _check(scores, labels)
+    """p@1: the share of rows with their highest-scored label; of equal scores the first label counts."""
     return float(labels[np.arange(len(labels)), scores.argmax(axis=1)].mean())
 
 
@@ -84,14 +73,10 @@ def class_and_overall(predicted: NDArray[Any], labels: NDArray[Any]) -> dict[str
 def figures(
     probabilities: NDArray[Any], labels: NDArray[Any], *, thresholds: float | Mapping[str, float] = 0.5
 ) -> dict[str, float]:
-    """p@1, mAP, HA, ebF1, maF1 and miF1 from probabilities and labels (n, C).
+    """p@1, mAP, HA, ebF1, maF1 and miF1 from probabilities and 0/1 labels (n, C).
 
     A label is predicted if its probability is at least the threshold: one for all metrics, or one for each.
-
-    Raises:
-        BadCodes: shapes do not match, labels are not 0/1, or probabilities are outside [0, 1].
     """
-    probabilities, labels = _check_probabilities(probabilities, labels)
     found = {"p@1": precision_at_1(probabilities, labels), "mAP": mean_average_precision(probabilities, labels)}
     for name, metric in DECISION_FIGURES.items():
         threshold = thresholds[name] if isinstance(thresholds, Mapping) else thresholds
@@ -103,36 +88,9 @@ def best_thresholds(probabilities: NDArray[Any], labels: NDArray[Any]) -> dict[s
     """The best of `THRESHOLDS` for each of HA, ebF1, maF1, miF1; of equally good ones, the one nearest to 0.5.
 
     Use it on a validation part. On the test part it is an oracle, which is what MulSupCon's code reports.
-
-    Raises:
-        BadCodes: see `figures`.
     """
-    probabilities, labels = _check_probabilities(probabilities, labels)
     candidates = sorted(THRESHOLDS, key=lambda t: abs(t - 0.5))
     return {
         name: max(candidates, key=lambda t: metric(probabilities >= t, labels))
         for name, metric in DECISION_FIGURES.items()
     }
-
-
-def _check(scores: NDArray[Any], labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.uint8]]:
-    """Scores unchanged and labels as uint8, both (n, C)."""
-    scores, labels = np.asarray(scores), np.asarray(labels)
-    if scores.ndim != 2 or scores.shape != labels.shape or scores.size == 0:
-        raise BadCodes(f"scores and labels must have the same shape (n, C), got {scores.shape} and {labels.shape}")
-    if not np.isin(labels, (0, 1)).all():
-        raise BadCodes(f"labels must be 0 or 1, but one is {labels[~np.isin(labels, (0, 1))].flat[0]}")
-    if not np.isfinite(scores).all():
-        row = int(np.nonzero(~np.isfinite(scores).all(axis=1))[0][0])
-        raise BadCodes(f"the scores of row {row} are NaN or infinite")
-    return scores, labels.astype(np.uint8)
-
-
-def _check_probabilities(probabilities: NDArray[Any], labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.uint8]]:
-    probabilities, labels = _check(probabilities, labels)
-    if probabilities.min() < 0 or probabilities.max() > 1:
-        raise BadCodes(
-            f"probabilities must be between 0 and 1, but they range from {probabilities.min():g} to "
-            f"{probabilities.max():g}: apply a sigmoid to the scores first"
-        )
-    return probabilities, labels

@@ -136,8 +136,7 @@ def _prepare(fabric: Fabric, config: Config, out: Path, resume: bool, shown: Pro
         model = initial_model(config)
         splits = build_splits(config.data.name, **config.data.options())
     _check_alike(fabric, config, splits)
-    default = default_preprocessing(config.model.backbone, weights=config.model.weights)
-    preprocessing = None if default is None else config.model.preprocessing(default)
+    preprocessing = preprocessing_of(config)
     if preprocessing is not None:
         model.check_input_size(preprocessing.size)
     held_out = choose_held_out(splits.label_names, config.data.held_out, seed=config.data.held_out_seed)
@@ -295,6 +294,12 @@ def initial_model(config: Config) -> HashModel:
         weights=weights if weights in ("none", "default") else expand(weights),
     )
     return model
+
+
+def preprocessing_of(config: Config) -> Preprocessing | None:
+    """How the network's input is prepared; None for a backbone for vectors."""
+    default = default_preprocessing(config.model.backbone, weights=config.model.weights)
+    return None if default is None else config.model.preprocessing(default)
 
 
 def _standardize(model: HashModel, vectors: Tensor) -> None:

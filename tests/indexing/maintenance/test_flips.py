@@ -52,14 +52,14 @@ def flipped(tmp_path, checkpoint):
 def test_copies_in_every_orientation_are_one_group(flipped):
     collection = Collection(flipped / "collection", read_only=True)
     encoder = Searcher.open(collection, device="cpu").encoder
-    found = flipped_groups(collection, encoder, radius=RADIUS)
+    found, unreadable = flipped_groups(collection, encoder, radius=RADIUS)
     b = {9: Orientation(), 10: Orientation(), 11: Orientation(False, 3)}
-    assert found.groups == [dict(enumerate(ALL, start=1)), b]
-    assert found.unreadable == {}
+    assert found == [dict(enumerate(ALL, start=1)), b]
+    assert unreadable == {}
     (flipped / "files" / "a0.png").unlink()
-    found = flipped_groups(collection, encoder, radius=RADIUS)
-    assert found.unreadable.keys() == {1}
-    assert found.groups == [dict(enumerate(ALL, start=1)), b]  # linked from the others
+    found, unreadable = flipped_groups(collection, encoder, radius=RADIUS)
+    assert unreadable.keys() == {1}
+    assert found == [dict(enumerate(ALL, start=1)), b]  # linked from the others
     collection.close()
 
 

@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 
-from hashseek.retrieval.errors import BadCodes
 from hashseek.training.evaluation.classification_metrics import (
     best_thresholds,
     class_and_overall,
     figures,
-    mean_average_precision,
     precision_at_1,
 )
 
@@ -104,21 +102,3 @@ def test_thresholds_are_chosen_on_one_part_and_used_on_another():
     assert at_chosen["mAP"] == at_half["mAP"]
     certain = np.array([[0.05, 0.95], [0.95, 0.05]])  # every threshold is equally good: the one nearest to 0.5
     assert set(best_thresholds(certain, certain.round().astype(int)).values()) == {0.5}
-
-
-@pytest.mark.parametrize(
-    ("scores", "labels"),
-    [
-        (SCORES, LABELS[:3]),
-        (SCORES[:0], LABELS[:0]),
-        (SCORES, LABELS * 2),
-        (np.where(SCORES == 0.8, np.nan, SCORES), LABELS),
-        (SCORES * 10, LABELS),
-    ],
-)
-def test_bad_input_is_refused(scores, labels):
-    with pytest.raises(BadCodes):
-        figures(scores, labels)
-    if np.nanmax(scores, initial=0) <= 1:
-        with pytest.raises(BadCodes):
-            mean_average_precision(scores, labels)

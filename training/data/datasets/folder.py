@@ -4,7 +4,7 @@ import csv
 import io
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,7 +97,9 @@ def folder(
     if all(item.split is None for item in items):
         items = tuple(_split(items, query_fraction=query_fraction, train_fraction=train_fraction, seed=split_seed))
         if split_file is not None:
-            _write_list(Path(expand(split_file)), items)
+            # Full paths, because the list may be in a different folder from the images.
+            listed = label_list((str(item.path.resolve()), item.labels, str(item.split)) for item in items)
+            write_atomically(Path(expand(split_file)), listed)
     elif any(item.split is None for item in items):
         unsplit = next(item for item in items if item.split is None)
         raise BadDataset(
@@ -224,11 +226,10 @@ def _split(items: Sequence[Item], *, query_fraction: float, train_fraction: floa
     return [replace(item, split=str(name)) for item, name in zip(by_name, split, strict=True)]
 
 
-def _write_list(path: Path, items: Sequence[Item]) -> None:
+def label_list(rows: Iterable[tuple[str, Sequence[str], str]]) -> bytes:
+    """The content of a label file with the file, the labels and the split of each image."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("file", "labels", "split"))
-    for item in items:
-        # Full paths, because the list may be in a different folder from the images.
-        writer.writerow((item.path.resolve(), ";".join(item.labels), item.split))
-    write_atomically(path, text.getvalue().encode())
+    writer.writerows((file, ";".join(labels), split) for file, labels, split in rows)
+    return text.getvalue().encode()

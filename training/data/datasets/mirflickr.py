@@ -3,14 +3,13 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from hashseek.retrieval.errors import BadDataset
-from hashseek.retrieval.label_files import OnError, Problem, parse_labels, parse_split, read_rows
+from hashseek.retrieval.label_files import OnError, Problem, check_patterns, parse_labels, parse_split, read_rows
 from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.datasets.lists import NAMES_OF_LISTS, read_list
 from hashseek.training.data.download import Archive, read_or_download
@@ -93,7 +92,7 @@ def mirflickr(
         if lists is not None:
             listed = _read_assignment(Path(expand(lists)), protocol)
         if drop_labels:
-            table = _without_labels(table, drop_labels, str(folder))
+            table = _without_labels(table, drop_labels, folder)
         if listed:
             names = {split: listed[split].files for split in NAMES}
             rows, problems = rows_of(table, names, source=str(folder), on_error=mode)
@@ -191,13 +190,11 @@ def _read_hyp2(folder: Path) -> dict[str, Table]:
     return {split: Table(tuple(names), none, ()).take(rows) for split, rows in parts.items()}
 
 
-def _without_labels(table: Table, patterns: Sequence[str], source: str) -> Table:
-    dropped = {pattern: {label for label in LABELS if fnmatchcase(label, pattern)} for pattern in patterns}
-    for pattern, matching in dropped.items():
-        if not matching:
-            raise BadDataset(f"no label of {source} matches drop_labels = {pattern!r}: correct or remove the pattern")
-    kept = [column for column, label in enumerate(LABELS) if not any(label in found for found in dropped.values())]
-    return replace(table, labels=table.labels[:, kept], label_names=tuple(table.label_names[column] for column in kept))
+def _without_labels(table: Table, patterns: Sequence[str], source: Path) -> Table:
+    used: set[str] = set()
+    names, _ = parse_labels(list(LABELS), patterns, used)
+    check_patterns(patterns, used, source=source)
+    return replace(table, labels=table.labels[:, [LABELS.index(name) for name in names]], label_names=names)
 
 
 def _labelled(table: Table) -> Rows:

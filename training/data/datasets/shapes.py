@@ -5,8 +5,6 @@ ones are (hearts are mostly red or pink, stars yellow and at night): a picture h
 pictures share a label in about 54 % of the cases, which is the precision of guessing.
 """
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +14,7 @@ from PIL import Image
 
 from hashseek.retrieval.errors import BadDataset
 from hashseek.retrieval.files import write_atomically
-from hashseek.training.data.datasets.folder import expand, folder
+from hashseek.training.data.datasets.folder import expand, folder, label_list
 from hashseek.training.data.datasets.shapes_drawing import Scene, Thing, draw_scene
 from hashseek.training.data.splits import Splits
 
@@ -112,16 +110,14 @@ def render_shapes(
         # The request is written first and the list last: a folder with a request and no list was interrupted.
         write_atomically(stamp, json.dumps(request).encode())
         images.mkdir(exist_ok=True)
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(("file", "labels", "split"))
+        rows: list[tuple[str, Sequence[str], str]] = []
         splits = ["query"] * n_query + ["train"] * n_train + ["database"] * n_database
         for number, split in enumerate(splits):
             image, labels = render_scene(np.random.default_rng([seed, number]), size=size)
             file = f"images/{number:06d}.jpg"
             image.save(root / file, "JPEG", quality=92)
-            writer.writerow((file, ";".join(labels), split))
-        write_atomically(listing, text.getvalue().encode())
+            rows.append((file, labels, split))
+        write_atomically(listing, label_list(rows))
     except OSError as error:
         raise BadDataset(f"the shapes cannot be written to {root}: {error}") from error
     return listing

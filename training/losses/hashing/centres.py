@@ -2,7 +2,9 @@
 
 import math
 
+import numpy as np
 import torch
+from scipy.linalg import hadamard
 from torch import Tensor, nn
 
 from hashseek.retrieval.errors import BadConfig
@@ -41,7 +43,7 @@ def make_centres(kind: str, n_classes: int, n_bits: int, *, seed: int) -> Tensor
         kind = "hadamard" if power_of_2 else "balanced"
     fixed = torch.empty(0, n_bits)
     if kind == "hadamard":
-        matrix = _hadamard(n_bits)
+        matrix = torch.from_numpy(hadamard(n_bits, np.float32))
         fixed = torch.cat([matrix, -matrix])[:n_classes]
     draw = _bernoulli if kind == "bernoulli" else _balanced
     best, closest = fixed, math.inf
@@ -58,13 +60,6 @@ def make_centres(kind: str, n_classes: int, n_bits: int, *, seed: int) -> Tensor
 def random_signs(n: int, *, seed: int) -> Tensor:
     """A vector (n,) of -1 and 1, fixed by `seed`."""
     return _bernoulli(1, n, torch.Generator().manual_seed(seed))[0]
-
-
-def _hadamard(n: int) -> Tensor:
-    matrix = torch.ones(1, 1)
-    while len(matrix) < n:
-        matrix = torch.cat([torch.cat([matrix, matrix], dim=1), torch.cat([matrix, -matrix], dim=1)])
-    return matrix
 
 
 def _bernoulli(n: int, n_bits: int, generator: torch.Generator) -> Tensor:
