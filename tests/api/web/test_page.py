@@ -11,6 +11,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect, sync_playwright
 
+from hashseek.api.client import Client
 from hashseek.api.keys import create
 from hashseek.indexing.calibration import calibrate_collection
 from hashseek.indexing.collection import open_or_create
@@ -402,6 +403,24 @@ def test_duplicates_are_decided_group_by_group(browse, own_site):
         assert page.request.post(f"{own_site}/v1/duplicates/kept", data=kept).ok
     page.goto(f"{own_site}/?view=duplicates")
     expect(page.locator("#noGroups")).to_be_visible()
+
+
+def test_a_double_click_on_a_button_of_duplicates_counts_once(browse, own_site):
+    with Client(own_site) as client:
+        assert len(list(client.add_many((client.file(n), {"key": f"copy of {n}"}) for n in range(1, N, 3)))) == 50
+    page = browse(f"{own_site}/?view=duplicates")
+    expect(page.locator("#groups > li")).to_have_count(20)
+    expected = ask(page, "/v1/duplicates?radius=0&limit=100")
+    assert expected["total"] > 40
+    twice = "button => { button.click(); button.click(); }"
+    page.locator("#moreGroups").evaluate(twice)
+    page.wait_for_load_state("networkidle")
+    expect(page.locator("#groups > li")).to_have_count(40)
+    assert groups_shown(page) == [[image["id"] for image in group["images"]] for group in expected["groups"][:40]]
+    page.locator("#groups").get_by_role("button", name="Keep all").first.evaluate(twice)
+    page.wait_for_load_state("networkidle")
+    expect(page.locator("#groups > li")).to_have_count(39)
+    expect(page.locator("#duplicatesStatus")).to_have_text(f"{expected['total'] - 1} groups to review")
 
 
 def test_the_overview_has_a_map_whose_dots_lead_to_searches(browse, site):
