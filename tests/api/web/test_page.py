@@ -502,8 +502,10 @@ def test_a_service_with_keys_asks_for_one_and_shows_what_it_allows(browse, many,
     secret = capsys.readouterr().out.strip()
     with listening(many, keys=tmp_path / "keys.toml") as url:
         page = browse(f"{url}/?id=7")
-        page.fill("#key", "wrong")
-        page.press("#key", "Enter")
+        for wrong, is_key in (("hsk_…", False), (" wrong ", True)):
+            page.fill("#key", wrong)
+            page.press("#key", "Enter")
+            assert page.locator("#key").evaluate("key => key.checkValidity()") == is_key
         expect(page.locator("#signInError")).not_to_be_empty()
         page.fill("#key", secret)
         page.press("#key", "Enter")
