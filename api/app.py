@@ -72,8 +72,9 @@ def create_app(settings: Settings) -> FastAPI:
     keys = [Depends(HTTPBearer(auto_error=False))] if settings.keys else []
     several = collections.several
     prefix, named = ("/collections/{collection}", [Depends(name_collection)]) if several else ("", [])
+    # Images come first: /v1/images/{id}/similar, of the searches, would take /v1/images/by-key/similar.
     image_routers = (images.router, images.batch_router, duplicates.router)
-    for router in (search.json_router, search.router, *image_routers, health.router):
+    for router in (*image_routers, search.json_router, search.router, health.router):
         app.include_router(router, prefix=prefix, dependencies=[*keys, *named])
     for router in (
         collection_routes.router,

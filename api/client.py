@@ -600,7 +600,7 @@ def _upload(image: ImageFile) -> tuple[str, bytes]:
         return "/", image
     path = Path(image)
     try:
-        return path.name, path.read_bytes()
+        return os.fsencode(path.name).decode(errors="replace"), path.read_bytes()  # not all names are UTF-8
     except OSError as error:
         raise BadImage(f"{path} cannot be read: {error.strerror or error}") from None
 

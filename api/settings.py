@@ -42,8 +42,8 @@ class Settings:
         list[str] | None,
         typer.Option(
             "--allowed-host",
-            help="Host name that clients use; may be repeated; other names get 421. Default: any name, or only this "
-            "machine's own names if --host is one of them.",
+            help="Host name that clients use; may be repeated; other names get 421. Default: any name, or only "
+            "localhost and --host if that is a loopback address.",
         ),
     ] = None
     keys: Annotated[
@@ -98,13 +98,12 @@ class Settings:
         return {folder.name: folder for folder in folders if folder.name.isprintable()}  # False if it is not UTF-8
 
     def hosts(self) -> frozenset[str]:
-        """Names accepted in the Host header; empty: all.
+        """Names accepted in the Host header, besides IP addresses; empty: all.
 
         A service for this machine alone accepts the machine's own names; any other may be reached under any name.
         """
-        own = frozenset(("localhost", "127.0.0.1", "::1"))
         allowed = frozenset(name.lower() for name in self.allowed_hosts or ())
-        return allowed | own if allowed or self.host in own else frozenset()
+        return allowed | {"localhost", self.host.lower()} if allowed or _is_loopback(self.host) else frozenset()
 
     def check(self) -> None:
         """Refuse settings that would let strangers change the collection, or that contradict each other.

@@ -26,6 +26,8 @@ _READ_METHODS = ("GET", "HEAD", "OPTIONS")
 # Bytes of a body that is read before its request counts as in progress. Otherwise a few connections that send such
 # bodies slowly would keep all others out.
 _SMALL = 2**16
+# Bytes of a body that is not a form. JSON takes ten times its size in memory, and all requests wait while it is parsed.
+_MAX_JSON = 2**22
 
 _HEADERS = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin"}
 
@@ -69,7 +71,7 @@ class RequestLimits:
       to this service (DNS rebinding) still sends its own name. IP addresses, as sent by probes and Prometheus, pass.
     - `keys`, `rate_limit`, `rate_burst`: who may do what, and how often. The key is then `request.state.key`.
     - `allowed_origins`: other sites whose pages may send changes and searches.
-    - `max_upload_bytes`: limit of a body.
+    - `max_upload_bytes`: limit of a body; if it is not a form, 4 MiB are.
     - `max_uploads`: how many requests with a body, or that change something, may be in progress. One with a small body
       is in progress once the body has arrived.
     """
@@ -166,8 +168,10 @@ class RequestLimits:
             return problem(HTTPStatus.LENGTH_REQUIRED, "send the upload with a Content-Length")
         if not length.isascii() or not length.isdigit():
             return problem(HTTPStatus.BAD_REQUEST, "the Content-Length is not a number")
-        if int(length) > self.max_bytes:
-            detail = f"the upload has {int(length):,} bytes; the limit is {self.max_bytes:,}"
+        is_form = headers.get("content-type", "").lower().startswith("multipart/form-data")
+        limit = self.max_bytes if is_form else min(self.max_bytes, _MAX_JSON)
+        if int(length) > limit:
+            detail = f"the {'upload' if is_form else 'JSON body'} has {int(length):,} bytes; the limit is {limit:,}"
             return problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail, kind="urn:hashseek:TooLarge")
         return None
 

@@ -14,10 +14,12 @@ from hashseek.api.messages.problems import CollectionExists, ReadOnly, UnknownCo
 from hashseek.api.monitoring import metrics
 from hashseek.api.settings import Settings
 from hashseek.indexing.collection import open_or_create
+from hashseek.retrieval.files import fsync_folder
 
 log = logging.getLogger("hashseek")
 
 IN_FLIGHT_SECONDS = 30.0  # that requests have to finish before the files of a collection are deleted
+_NEW = ".new-"  # prefix of a folder that is being created
 _DELETED = ".deleted-"  # prefix of a folder whose files are being deleted
 
 
@@ -86,7 +88,14 @@ class Collections:
         with self._opening:
             if name in self._services or folder.exists():  # one whose folder was moved away is still being closed
                 raise CollectionExists(f"there is already a folder {name!r}: choose another name")
-            open_or_create(folder, checkpoint=model.checkpoint, keep_features=model.keeps_features).close()
+            hidden = folder.with_name(f"{_NEW}{name}-{secrets.token_hex(4)}")
+            try:
+                open_or_create(hidden, checkpoint=model.checkpoint, keep_features=model.keeps_features).close()
+                hidden.rename(folder)
+                fsync_folder(folder.parent)
+            except BaseException:  # such as a full disk; half a collection would take the name
+                shutil.rmtree(hidden, ignore_errors=True)
+                raise
             return self._open(name, folder)
 
     def delete(self, service: Service) -> None:

@@ -12,7 +12,7 @@ from hashseek.indexing.catalog import Catalog
 T = TypeVar("T")
 
 WAIT_SECONDS = 2.0  # that a request waits for a result, holding a thread of the service
-_KEPT = 3  # results of a collection
+_KEPT = 3  # results of a collection; those that are being computed are kept as well
 _ONE_AT_A_TIME = threading.Lock()
 _WAITING = threading.BoundedSemaphore(8)  # requests that may wait at a time, so that threads are left to others
 
@@ -47,9 +47,10 @@ class Computed:
             if future is None or is_old:
                 future = Future()
                 self._results.pop(name, None)
+                done = [other for other, (_, one) in self._results.items() if one.done()]  # the oldest first
+                for other in done[:-_KEPT]:
+                    del self._results[other]
                 self._results[name] = now, future
-                if len(self._results) > _KEPT:
-                    del self._results[next(iter(self._results))]
                 threading.Thread(target=self._compute, args=(future, compute), daemon=True).start()
         waits = _WAITING.acquire(blocking=False)
         try:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request, Response, UploadFile, status
 from fastapi.responses import FileResponse, StreamingResponse
 from pydantic import BaseModel
+from starlette.convertors import PathConvertor, register_url_convertor
 
 from hashseek.api.messages.parameters import (
     AddForm,
@@ -63,6 +64,12 @@ _FILE: dict[int | str, dict[str, Any]] = {
 
 _LINE = {"oneOf": [model.model_json_schema() for model in (AddedImage, ProblemDetails)]}
 
+
+class _AnyText(PathConvertor):
+    regex = r"[\s\S]*"  # `path` leaves out a line break at the end, which would make it another key
+
+
+register_url_convertor("text", _AnyText())
 router = APIRouter(prefix="/v1/images", tags=["images"])
 batch_router = APIRouter(prefix="/v1", tags=["images"])
 
@@ -100,19 +107,19 @@ def delete_images(
 
 
 # Before the routes with an id, which would take "by-key" for an id.
-@router.get("/by-key/{key:path}", dependencies=[NoQueryDep])
+@router.get("/by-key/{key:text}", dependencies=[NoQueryDep])
 def get_image_by_key(key: str, searcher: SearcherDep) -> ImageRecord:
     """The record of the image with this key, which may contain slashes."""
     return ImageRecord.of(searcher.collection.by_key(key))
 
 
-@router.patch("/by-key/{key:path}", dependencies=[WritableDep, NoQueryDep])
+@router.patch("/by-key/{key:text}", dependencies=[WritableDep, NoQueryDep])
 def change_image_by_key(key: str, searcher: SearcherDep, changes: ImageChanges) -> ImageRecord:
     """Replace the labels or attributes of the image with this key."""
     return change_image(searcher.collection.by_key(key).id, searcher, changes)
 
 
-@router.delete("/by-key/{key:path}", status_code=status.HTTP_204_NO_CONTENT, dependencies=[WritableDep, NoQueryDep])
+@router.delete("/by-key/{key:text}", status_code=status.HTTP_204_NO_CONTENT, dependencies=[WritableDep, NoQueryDep])
 def delete_image_by_key(key: str, searcher: SearcherDep) -> None:
     """Delete the image with this key. A file outside the collection's folder is kept."""
     delete_image(searcher.collection.by_key(key).id, searcher)

@@ -38,6 +38,20 @@ export function afterPause(wait, work) {
   }, { cancel: () => clearTimeout(timer) });
 }
 
+// Ignores calls while an earlier one is at work, such as the second click of a double click.
+export function oneAtATime(work) {
+  let busy = false;
+  return async () => {
+    if (busy) return;
+    busy = true;
+    try {
+      await work();
+    } finally {
+      busy = false;
+    }
+  };
+}
+
 // Opens a dialog; returns the `value` of the button that closed it, or "".
 export function asked(dialog) {
   dialog.returnValue = ""; // Escape must not repeat the last answer

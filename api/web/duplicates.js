@@ -1,7 +1,7 @@
 // Groups of near-duplicates, to be reviewed one by one: delete some of the pictures, or keep them all.
 
 import { alike, refine, remember, wanted } from "/web/url.js";
-import { afterPause, bytes, clearMessages, confirmed, counted, el, fail, inside, ui } from "/web/dom.js";
+import { afterPause, bytes, clearMessages, confirmed, counted, el, fail, inside, oneAtATime, ui } from "/web/dom.js";
 import { chips, day, described, named, thumbnail } from "/web/pictures.js";
 import { api, imagePath, json, loadStats, mayChange, noun, stats, titled } from "/web/service.js";
 import { forgetStored } from "/web/uploads.js";
@@ -10,17 +10,19 @@ const PAGE = 20;
 const MOST = 8; // bits that the service accepts
 
 let total = 0; // groups that nobody has reviewed
+let current = null; // the signal that ends what is fetched
 
 const radius = () => Math.min(wanted().radius ?? 0, MOST, stats.n_bits - 1);
 
-const page = (limit, offset, signal) => api(`v1/duplicates?${new URLSearchParams({ radius: radius(), limit, offset })}`, { signal });
+const page = (limit, offset) => api(`v1/duplicates?${new URLSearchParams({ radius: radius(), limit, offset })}`, { signal: current });
 
 // Shows the groups; `least` is how many there were before Back or a reload.
 export async function duplicates(signal, least) {
+  current = signal;
   document.title = "Near-duplicates · Hashseek";
   Object.assign(ui.apart, { max: Math.min(MOST, stats.n_bits - 1), value: radius() });
   tell();
-  const answer = await page(Math.min(Math.max(PAGE, least), 100), 0, signal);
+  const answer = await page(Math.min(Math.max(PAGE, least), 100), 0);
   ui.groups.replaceChildren();
   add(answer);
 }
@@ -60,7 +62,7 @@ function groupItem({ size, images }) {
     remove.disabled = !length;
     remove.textContent = length ? `Delete ${counted(length, noun())}` : "Delete selected";
   };
-  remove.onclick = async () => {
+  remove.onclick = oneAtATime(async () => {
     const ids = chosen();
     const what = ids.length === 1 ? titled(ids[0]) : `${counted(ids.length, noun())} (${ids.join(", ")})`;
     if (!(await confirmed(`Delete ${counted(ids.length, noun())}?`, `${what} will be removed from the collection. This cannot be undone.`))) return;
@@ -74,11 +76,11 @@ function groupItem({ size, images }) {
       await loadStats();
     });
     replace(item, size > 1 ? groupItem({ size, images }) : null);
-  };
-  keep.onclick = () => decide(`Kept: ${counted(size, noun())}.`, async () => {
+  });
+  keep.onclick = oneAtATime(() => decide(`Kept: ${counted(size, noun())}.`, async () => {
     await api("v1/duplicates/kept", json("POST", { ids: images.map(({ id }) => id) }));
     replace(item, null);
-  });
+  }));
   return item;
 }
 
@@ -116,7 +118,7 @@ function replace(item, rest) {
   (near?.querySelector("h3") ?? ui.duplicatesTitle).focus();
 }
 
-const showMore = () => page(PAGE, ui.groups.children.length).then(add).catch((error) => fail(error, showMore));
+const showMore = oneAtATime(() => page(PAGE, ui.groups.children.length).then(add).catch((error) => fail(error, showMore)));
 
 ui.moreGroups.onclick = showMore;
 ui.apart.oninput = () => {

@@ -1,7 +1,7 @@
 // The query and its hits.
 
 import { alike, canRank, refine, remember, urlWith, wanted } from "/web/url.js";
-import { bytes, counted, el, fail, inside, ms, number, pairs, percent, ui, unseen } from "/web/dom.js";
+import { bytes, counted, el, fail, inside, ms, number, oneAtATime, pairs, percent, ui, unseen } from "/web/dom.js";
 import { openPicture } from "/web/picture.js";
 import { chips, named, thumbnail } from "/web/pictures.js";
 import { showRadius, withinDistance } from "/web/radius.js";
@@ -163,10 +163,8 @@ export function showAgain(hit) { // after its labels changed
   ui.hits.children[at].replaceWith(hitCard(hit));
 }
 
-let loading = false;
-async function showMore() {
-  if (loading || next === null) return;
-  loading = true;
+const showMore = oneAtATime(async () => {
+  if (next === null) return;
   const before = hits;
   const { length } = hits;
   const byKeyboard = document.activeElement === ui.more;
@@ -177,10 +175,8 @@ async function showMore() {
     if (byKeyboard) ui.hits.children[length]?.querySelector("button").focus({ preventScroll: true });
   } catch (error) {
     fail(error, showMore);
-  } finally {
-    loading = false;
   }
-}
+});
 
 ui.more.onclick = showMore;
 new IntersectionObserver(([entry]) => entry.isIntersecting && showMore(), { rootMargin: "800px" }).observe(ui.more);

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import os
 import signal
 import socket
 import sqlite3
@@ -9,6 +10,7 @@ import threading
 import time
 from contextlib import closing
 from hashlib import sha256
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -83,6 +85,13 @@ def test_numbers_of_numpy_are_numbers(remote):
     assert remote.change(ids[0], attributes={"mean": np.ones(2)}).attributes == {"mean": [1, 1]}
     with pytest.raises(BadConfig):
         remote.change(added.id, attributes={"taken": object()})
+
+
+def test_the_name_of_a_file_may_be_in_another_encoding_than_utf_8(remote, tmp_path):
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.png"))
+    path.write_bytes(png(600))
+    assert remote.add(path).attributes == {"filename": "caf\ufffd.png"}
+    assert remote.search(path, k=1).hits[0].id == 13
 
 
 @pytest.fixture(params=["Client", "AsyncClient"])

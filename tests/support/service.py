@@ -40,9 +40,11 @@ def listening(folder: Path, **settings: Any) -> Iterator[str]:
     thread = Thread(target=server.run)
     thread.start()
     wait_until(lambda: server.started)
-    yield "http://localhost:{1}".format(*server.servers[0].sockets[0].getsockname())
-    server.should_exit = True
-    thread.join()
+    try:
+        yield "http://localhost:{1}".format(*server.servers[0].sockets[0].getsockname())
+    finally:  # or a test that fails would never end
+        server.should_exit = True
+        thread.join()
 
 
 def search(client, data: bytes, **fields: Any):

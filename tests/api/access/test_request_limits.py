@@ -56,6 +56,8 @@ def test_only_known_hosts_are_answered(request, kind, address):
         assert_problem(client.get(stats, headers={"Host": "10.0.0.7.evil.example"}), 421, "WrongHost")
         # Probes of Kubernetes and Prometheus use the address of a container; a page of another site has a name.
         assert all(client.get(stats, headers={"Host": own}).is_success for own in ("10.0.0.7:8000", "[fd00::7]:8000"))
+    with serving(indexed, read_only=True, host="127.0.0.2") as client:  # an address of this machine alone, too
+        assert_problem(client.get(stats, headers=evil), 421, "WrongHost")
     with serving(indexed, read_only=True, host="0.0.0.0") as client:
         assert client.get(stats, headers=evil).is_success
 

@@ -101,6 +101,15 @@ def test_a_new_one_needs_a_free_name_and_a_model(client, folder, body, status, k
     assert sorted(folder.iterdir()) == before
 
 
+def test_one_that_cannot_be_created_leaves_nothing_behind(small_disk, indexed):
+    folder, checkpoint = small_disk / "a", "checkpoint.safetensors"
+    shutil.copytree(indexed, folder, ignore=shutil.ignore_patterns(checkpoint, "*-wal", "*-shm"))
+    (folder / checkpoint).symlink_to(indexed / checkpoint)  # larger than the disk
+    with serving(small_disk) as client:
+        assert_problem(client.post("/v1/collections", json={"name": "new", "like": "a"}), 507, "Storage")
+        assert list(small_disk.iterdir()) == [folder]
+
+
 def test_deleting_repeats_the_name(client, folder):
     assert client.delete("/v1/collections/a").status_code == 422
     assert_problem(client.delete("/v1/collections/a", params={"confirm": "b c"}), 422, "BadConfig", "b c")

@@ -139,6 +139,23 @@ def test_one_thing_is_computed_at_a_time_and_a_slow_one_is_answered_though_the_c
     collection.close()
 
 
+def test_results_that_are_asked_for_at_the_same_time_are_computed_once_each(tmp_path, monkeypatch):
+    go, started = threading.Event(), []
+    with closing(code_collection(tmp_path, n_bits=8)) as collection:
+        results = Computed()
+
+        def get(name):
+            return results.get(name, collection.catalog, lambda: go.wait(60) and (started.append(name) or name))
+
+        monkeypatch.setattr(computed, "WAIT_SECONDS", 0.001)
+        for name in 2 * [*range(10)]:  # more than are kept
+            with pytest.raises(Overloaded):
+                get(name)
+        go.set()
+        monkeypatch.setattr(computed, "WAIT_SECONDS", 60)
+        assert [get(name) for name in range(10)] == started == [*range(10)]
+
+
 def test_few_requests_wait_for_one_result(tmp_path, monkeypatch):
     waiting, go = threading.BoundedSemaphore(2), threading.Event()
     monkeypatch.setattr(computed, "_WAITING", waiting, raising=False)

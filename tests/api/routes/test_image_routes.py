@@ -255,7 +255,19 @@ def test_a_file_that_is_gone_is_410(client, own_collection, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "key", ["photos/2026/ä b.jpg", "/leading/slash", "by-key/x", "x/file", "50%?#&=", "a//b/", "ü" * 512]
+    "key",
+    [
+        "photos/2026/ä b.jpg",
+        "/leading/slash",
+        "by-key/x",
+        "similar",
+        "x/file",
+        "50%?#&=",
+        "a//b/",
+        "4711\n",
+        "a\nb",
+        "ü" * 512,
+    ],
 )
 def test_an_image_has_the_key_and_attributes_it_was_given(client, key):
     url = f"/v1/images/by-key/{quote(key)}"

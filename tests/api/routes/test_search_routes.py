@@ -452,6 +452,11 @@ def test_uploads_that_are_too_large_or_of_unknown_length_are_refused_unread(read
         assert_problem(reader.post("/v1/search", content=b"", headers={**headers, "Content-Length": length}), 400)
 
 
+def test_json_that_is_too_large_is_refused_unread(indexed):
+    with serving(indexed, read_only=True) as client:  # an upload of this size would be read
+        assert_problem(client.post("/v1/search", json={"vector": [0] * 2**21}), 413, "TooLarge", f"{2**22:,}")
+
+
 def test_a_body_that_is_not_json_says_where(reader):
     response = reader.post("/v1/search", content=b'{"image_id": 1,', headers={"Content-Type": "application/json"})
     assert_problem(response, 422, "BadRequest", "at character")

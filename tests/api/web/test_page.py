@@ -11,6 +11,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect, sync_playwright
 
+from hashseek.api.client import Client
 from hashseek.api.keys import create
 from hashseek.indexing.calibration import calibrate_collection
 from hashseek.indexing.collection import open_or_create
@@ -404,6 +405,24 @@ def test_duplicates_are_decided_group_by_group(browse, own_site):
     expect(page.locator("#noGroups")).to_be_visible()
 
 
+def test_a_double_click_on_a_button_of_duplicates_counts_once(browse, own_site):
+    with Client(own_site) as client:
+        assert len(list(client.add_many((client.file(n), {"key": f"copy of {n}"}) for n in range(1, N, 3)))) == 50
+    page = browse(f"{own_site}/?view=duplicates")
+    expect(page.locator("#groups > li")).to_have_count(20)
+    expected = ask(page, "/v1/duplicates?radius=0&limit=100")
+    assert expected["total"] > 40
+    twice = "button => { button.click(); button.click(); }"
+    page.locator("#moreGroups").evaluate(twice)
+    page.wait_for_load_state("networkidle")
+    expect(page.locator("#groups > li")).to_have_count(40)
+    assert groups_shown(page) == [[image["id"] for image in group["images"]] for group in expected["groups"][:40]]
+    page.locator("#groups").get_by_role("button", name="Keep all").first.evaluate(twice)
+    page.wait_for_load_state("networkidle")
+    expect(page.locator("#groups > li")).to_have_count(39)
+    expect(page.locator("#duplicatesStatus")).to_have_text(f"{expected['total'] - 1} groups to review")
+
+
 def test_the_overview_has_a_map_whose_dots_lead_to_searches(browse, site):
     page = browse(f"{site}/?id=7")
     page.locator("#toOverview").click()
@@ -483,8 +502,10 @@ def test_a_service_with_keys_asks_for_one_and_shows_what_it_allows(browse, many,
     secret = capsys.readouterr().out.strip()
     with listening(many, keys=tmp_path / "keys.toml") as url:
         page = browse(f"{url}/?id=7")
-        page.fill("#key", "wrong")
-        page.press("#key", "Enter")
+        for wrong, is_key in (("hsk_…", False), (" wrong ", True)):
+            page.fill("#key", wrong)
+            page.press("#key", "Enter")
+            assert page.locator("#key").evaluate("key => key.checkValidity()") == is_key
         expect(page.locator("#signInError")).not_to_be_empty()
         page.fill("#key", secret)
         page.press("#key", "Enter")
