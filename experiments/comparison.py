@@ -4,8 +4,8 @@ On photographs the backbone is frozen, so its features are computed once and a r
 same number of settings is tried at two code lengths on the validation part of the training split, drawn independently
 of the other methods. The best are trained at every length with several seeds, and only those runs are scored on the
 query split, by Hamming distance and by the query's real outputs. A method without a search space has fixed settings.
-Several searches show how much the choice of settings matters.
-Every finished trial and run is kept, so an interrupted comparison continues.
+Several searches show how much the choice of settings matters. Every finished trial and run is kept, so an interrupted
+comparison continues.
 
     FOLDER/METHOD/chosen-48.json    what the search at 48 bits chose; the second search chosen-48-1.json, and so on
     FOLDER/METHOD/rows.jsonl        one line per finished run, with the AP of every query

@@ -77,15 +77,14 @@ def as_markdown(folder: Path, *, methods: Sequence[str]) -> str:
 
 def _chosen_table(folder: Path, methods: Sequence[str]) -> list[str]:
     """What each search chose; nothing for a folder without searches."""
-    files = [(method, file) for method in methods for file in sorted((folder / method).glob("chosen-*.json"))]
-    settings = [", ".join(json.loads(file.read_text("utf-8"))) for _, file in files]
-    rows = [
-        [METHODS[method].title, file.stem.removeprefix("chosen-"), f"`{chosen}`"]
-        for (method, file), chosen in zip(files, settings, strict=True)
-    ]
+    rows: list[list[str]] = []
+    for method in methods:
+        for file in sorted((folder / method).glob("chosen-*.json"), key=lambda file: file.stem):
+            _, n_bits, *search = file.stem.split("-")
+            where = f"{n_bits}, search {int(search[0]) + 1}" if search else n_bits
+            rows.append([METHODS[method].title, where, f"`{', '.join(json.loads(file.read_text('utf-8')))}`"])
     table = table_as_markdown(Table(["method", "bits", "settings"], rows, text_columns=3))
-    title = "Settings chosen on validation images (48-1: by the second search at 48 bits):"
-    return ["", title, "", table] if rows else []
+    return ["", "Settings chosen on validation images:", "", table] if rows else []
 
 
 def _search_of(row: dict[str, Any]) -> int:

@@ -71,7 +71,7 @@ class RequestLimits:
       to this service (DNS rebinding) still sends its own name. IP addresses, as sent by probes and Prometheus, pass.
     - `keys`, `rate_limit`, `rate_burst`: who may do what, and how often. The key is then `request.state.key`.
     - `allowed_origins`: other sites whose pages may send changes and searches.
-    - `max_upload_bytes`: limit of a body; if it is not a form, 4 MiB are.
+    - `max_upload_bytes`: limit of a form. Any other body may have at most `_MAX_JSON` bytes as well.
     - `max_uploads`: how many requests with a body, or that change something, may be in progress. One with a small body
       is in progress once the body has arrived.
     """

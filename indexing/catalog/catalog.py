@@ -323,7 +323,7 @@ class Catalog:
         with self._db.snapshot() as db:
             generation = self._db.generation(db)
             # `optimize` deletes the list of earlier removals and updates: an older index has to read everything.
-            if after_generation < int(read_meta(db, "forgotten") or 0):
+            if after_generation < self._db.number(db, "forgotten", default="0"):
                 after_id, after_generation = 0, -1
             updated = db.execute(
                 "SELECT u.image_id, c.code FROM updated AS u "

@@ -143,9 +143,17 @@ class Database:
 
     def generation(self, db: sqlite3.Connection) -> int:
         """The number of committed changes."""
-        value = read_meta(db, "generation")
-        if value is None or not value.isdecimal():
-            raise CatalogDamaged(self.path, "its table meta has no generation")
+        return self.number(db, "generation")
+
+    def number(self, db: sqlite3.Connection, key: str, *, default: str = "") -> int:
+        """A number in the table meta.
+
+        Raises:
+            CatalogDamaged: there is none.
+        """
+        value = read_meta(db, key) or default
+        if not value.isdecimal():
+            raise CatalogDamaged(self.path, f"its table meta has no number {key}")
         return int(value)
 
     def copy_to(self, copy: Path) -> None:

@@ -169,11 +169,10 @@ class Loader:
 
 def stamp_of(uri: Path | str) -> Stamp | None:
     """Size and modification time of the file that holds an image; None if it does not exist, or for a URL."""
-    with suppress(OSError, ValueError):
-        if isinstance(uri, str):
-            return None
-        stat = stored_in(uri).stat()
-        return stat.st_size, stat.st_mtime_ns
+    if isinstance(uri, Path):
+        with suppress(OSError, ValueError):
+            stat = stored_in(uri).stat()
+            return stat.st_size, stat.st_mtime_ns
     return None
 
 

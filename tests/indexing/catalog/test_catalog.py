@@ -207,6 +207,8 @@ def test_other_files_and_other_versions_are_refused(tmp_path, path):
     "damage",
     [
         "DELETE FROM meta WHERE key = 'generation'",
+        "UPDATE meta SET value = '1x' WHERE key = 'generation'",
+        "INSERT INTO meta VALUES ('forgotten', '1x')",
         "DELETE FROM meta WHERE key = 'uuid'",
         "DELETE FROM meta WHERE key = 'space'",
         "DELETE FROM spaces",
