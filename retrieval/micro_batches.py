@@ -35,7 +35,7 @@ class MicroBatches:
         self._encode = encode
         self._largest = largest
         self._observe = observe
-        self._thread = ThreadPoolExecutor(1, "hashseek-encode", _lower_priority)
+        self._thread = ThreadPoolExecutor(1, "hashseek-encode", lower_priority)
         self._waiting: deque[tuple[Pixels, Future[Rows]]] = deque()
 
     def __call__(self, pixels: Pixels) -> Rows:
@@ -60,8 +60,11 @@ class MicroBatches:
             future.set_result((features[row : row + 1], outputs[row : row + 1]))
 
 
-def _lower_priority() -> None:
-    """Lower the priority of this thread and of those that it starts; only Linux has priorities of threads."""
+def lower_priority() -> None:
+    """Lower the priority of this thread, and of those that it starts; OpenVINO starts some when it loads a network.
+
+    Only Linux has priorities of threads.
+    """
     if sys.platform == "linux":
         thread = threading.get_native_id()
         with suppress(OSError):  # a sandbox may forbid it; encoding works without it

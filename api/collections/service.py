@@ -21,6 +21,7 @@ from hashseek.indexing.milvus_uri import is_in_milvus, parse_uri
 from hashseek.indexing.opening import Store, open_store
 from hashseek.indexing.searcher import Searcher, open_encoder
 from hashseek.retrieval.errors import BadCollection, HashseekError
+from hashseek.retrieval.micro_batches import lower_priority
 
 if TYPE_CHECKING:
     from hashseek.retrieval.encoder import Encoder, VectorEncoder
@@ -168,6 +169,7 @@ class Service:
 
     def _keep_loaded(self) -> None:
         """Load the collection, and keep it up to date."""
+        lower_priority()  # also of OpenVINO's threads, which start here
         wait = 0.0
         while not self._stopped.wait(wait):
             wait = FOLLOW_SECONDS if self._load() else RETRY_SECONDS

@@ -18,7 +18,7 @@ Rows = list[tuple[str, str]]
 
 def write_report(run: Run, config: Config, records: Sequence[dict[str, Any]]) -> None:
     """Write report.md, curves.svg and report.html for the epochs in `records` (at least one)."""
-    title = f"Run {run.folder.resolve().name}"
+    title = f"Training run: {run.folder.resolve().name}"
     rows = {
         "Result": _result(run, config, records),
         "Settings": _settings(config),

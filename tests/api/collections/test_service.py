@@ -3,8 +3,10 @@
 import gc
 import io
 import json
+import os
 import shutil
 import sqlite3
+import sys
 import threading
 import time
 from contextlib import closing
@@ -33,6 +35,22 @@ def state_of(folder):
     """(images, images in the built index, problems) of a collection."""
     with closing(Collection(folder, read_only=True)) as collection:
         return len(collection), collection.describe_index()["built"], collection.verify()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has priorities of threads")
+def test_a_model_is_loaded_with_a_lower_priority(own_collection, monkeypatch):
+    """OpenVINO starts its threads meanwhile, which inherit it."""
+    found = []
+
+    def observed(*arguments, **options):
+        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return opened(*arguments, **options)
+
+    opened = service.open_encoder
+    monkeypatch.setattr(service, "open_encoder", observed)
+    with serving(own_collection):
+        pass
+    assert found[0] > os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
 
 # ---------------------------------------------------------------- the index
