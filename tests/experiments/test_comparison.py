@@ -104,6 +104,18 @@ def test_a_run_whose_process_is_killed_ends_with_a_message():
         list(in_processes(os._exit, [(1,)], jobs=1))
 
 
+def test_a_run_that_fails_does_not_lose_the_results_of_the_others():
+    finished = []
+
+    def collect() -> None:
+        for _, result in in_processes(int, [("a",), ("1",), ("2",)], jobs=1):
+            finished.append(result)
+
+    with pytest.raises(ValueError, match="'a'"):
+        collect()
+    assert sorted(finished) == [1, 2]
+
+
 def test_chosen_settings_are_fine_tuned_once(base, tmp_path, monkeypatch):
     monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
     out = tmp_path / "out"
