@@ -44,7 +44,8 @@ from hashseek.retrieval.scores import asymmetric_scores, best
 from hashseek.training.config import Config, load_config, read_config
 from hashseek.training.data.cached_features import engine_for, features_of
 from hashseek.training.data.datasets import Splits, build_splits
-from hashseek.training.data.training_images import Images
+from hashseek.training.data.splits import NAMES
+from hashseek.training.data.training_images import Images, without_broken
 from hashseek.training.loop.epoch import Diverged, OutOfMemory
 from hashseek.training.loop.fit import fit, initial_model, preprocessing_of
 from hashseek.training.runs.run_folder import differences, read_records, write_records
@@ -234,7 +235,11 @@ def load_inputs(experiment: "Experiment") -> Inputs:
 
 def _inputs(config: Config) -> Inputs:
     splits = build_splits(config.data.name, **config.data.options())
-    parts = [splits.train, splits.query, splits.database]
+    parts = [
+        without_broken(getattr(splits, name), on_error=splits.on_error, source=f"{config.data.name} ({name})")[0]
+        for name in NAMES
+    ]
+    splits = replace(splits, **dict(zip(NAMES, parts, strict=True)))
     vectors = [split.vectors for split in parts if split.vectors is not None]
     if len(vectors) == len(parts):
         return Inputs(splits, *vectors)

@@ -21,11 +21,12 @@ def in_processes(function: Callable[..., Result], runs: Iterable[Run], *, jobs: 
 
     Raises:
         HashseekError: a process was killed.
-        Exception: the first error of any run, after the runs that were in progress or waiting.
+        Exception: the first error of any run, after the results of all others.
     """
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         running = {pool.submit(function, *run): run for run in runs}
+        first: Exception | None = None
         for future in as_completed(running):
             try:
                 result = future.result()
@@ -33,4 +34,9 @@ def in_processes(function: Callable[..., Result], runs: Iterable[Run], *, jobs: 
                 raise HashseekError(
                     "a run was killed, perhaps because memory ran out: use fewer --jobs; finished runs are kept"
                 ) from None
-            yield running[future], result
+            except Exception as error:
+                first = first or error
+            else:
+                yield running[future], result
+    if first is not None:
+        raise first

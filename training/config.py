@@ -339,6 +339,14 @@ class Config(_Section):
                 f"train.batch_size is {self.train.batch_size} and must be a multiple of train.devices, "
                 f"{self.train.devices}: the batch is divided among them"
             )
+        if self.memory is not None:
+            # Without a key encoder every view is a key; with one, two views are an anchor and its key.
+            n_keys = self.train.batch_size * (1 if self.memory.momentum else self.train.views)
+            if self.memory.size < n_keys:
+                raise ValueError(
+                    f"memory.size is {self.memory.size}, but a batch has {n_keys} rows: set memory.size to at least "
+                    f"{n_keys}, or lower train.batch_size"
+                )
         if self.train.single_label and self.train.keep_labels < 1:
             raise ValueError(
                 f"train.single_label keeps one label per image, but train.keep_labels is {self.train.keep_labels}: use "

@@ -9,6 +9,7 @@
 import copy
 import math
 from collections.abc import Iterator, Mapping
+from itertools import combinations, product
 from typing import Any
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
@@ -44,21 +45,25 @@ def parse_space(space: Space) -> Distributions:
 
 
 def check_space(content: Mapping[str, Any], space: Distributions, *, source: str) -> None:
-    """Check that both ends of every range, and every choice, are valid in the configuration.
+    """Check that both ends of every range, and every choice, are valid in the configuration, alone and in pairs.
 
     Raises:
-        BadConfig: a setting that does not exist, a value outside its limits, or one that decides how trials are scored.
+        BadConfig: a setting that does not exist, a value outside its limits, two settings that contradict each other,
+            or one that decides how trials are scored.
     """
-    for key, distribution in space.items():
+    for key in space:
         section = key.partition(".")[0]
         if section not in SECTIONS or "." not in key:
             raise BadConfig(f"the sweep has no setting {key!r}: write section.key with one of {', '.join(SECTIONS)}")
         if key in MEASURES:
             raise BadConfig(f"the sweep's setting {key!r} changes how trials are scored: leave it out")
-        for value in _ends(distribution):
-            config = parse_config(with_values(content, {key: value}), source=f"{source}, sweep of {key}")
-            if section in ("loss", "partner"):
-                _check_hyperparameter(key, config, space)
+    for keys in (*((key,) for key in space), *combinations(space, 2)):
+        for values in product(*(_ends(space[key]) for key in keys)):
+            chosen = dict(zip(keys, values, strict=True))
+            config = parse_config(with_values(content, chosen), source=f"{source}, sweep of {' and '.join(keys)}")
+            for key in keys:
+                if key.partition(".")[0] in ("loss", "partner"):
+                    _check_hyperparameter(key, config, space)
 
 
 def with_values(content: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from experiments import comparison, finetuned
-from experiments.comparison import METHODS, Experiment, rows_of, run, run_method
+from experiments.comparison import METHODS, Experiment, load_inputs, rows_of, run, run_method
 from experiments.comparison_report import as_markdown, mean_ranks, paired_tests, write_plots
 from experiments.critical_difference import groups
 from experiments.processes import in_processes
-from hashseek.retrieval.errors import BadConfig, HashseekError
+from hashseek.retrieval.errors import BadConfig, BadDataset, HashseekError
 from hashseek.retrieval.hash_layers import fit_hash_layer
 from hashseek.training.config import load_config, parse_config, read_config
+from hashseek.training.data.datasets.shapes import render_shapes
 from hashseek.training.data.splits import Split, Splits
 from hashseek.training.losses import loss_class
 from hashseek.training.runs.run_folder import write_records
@@ -101,6 +102,18 @@ def test_another_search_draws_other_settings_and_its_runs_have_other_seeds(base,
 def test_a_run_whose_process_is_killed_ends_with_a_message():
     with pytest.raises(HashseekError, match="--jobs"):
         list(in_processes(os._exit, [(1,)], jobs=1))
+
+
+def test_a_run_that_fails_does_not_lose_the_results_of_the_others():
+    finished = []
+
+    def collect() -> None:
+        for _, result in in_processes(int, [("a",), ("1",), ("2",)], jobs=1):
+            finished.append(result)
+
+    with pytest.raises(ValueError, match="'a'"):
+        collect()
+    assert sorted(finished) == [1, 2]
 
 
 def test_chosen_settings_are_fine_tuned_once(base, tmp_path, monkeypatch):
@@ -289,6 +302,21 @@ def test_a_loss_without_labels_is_trained_without_a_search(base, own, tmp_path, 
     for row in rows:
         assert set(METHODS["bihalf"].settings) < set(row["settings"])
         assert 0 < row["worst"] <= row["mAP"] <= row["best"] <= 1
+
+
+def test_broken_images_are_left_out_of_the_scores_as_of_training(own, tmp_path, monkeypatch):
+    monkeypatch.setenv("HASHSEEK_CACHE", str(tmp_path / "cache"))
+    root = tmp_path / "pictures"
+    render_shapes(root, n_query=8, n_train=40, n_database=20, size=32, seed=0)
+    for number in (0, 10, 60):  # one of each split
+        (root / "images" / f"{number:06d}.jpg").write_bytes(b"torn")
+    network = ("model.backbone=squeezenet1_1", "model.weights=none", "model.size=32", "train.precision=fp32")
+    base = ("data.name=folder", f"data.root={json.dumps(str(root))}", *network)
+    with pytest.raises(BadDataset, match="on-error skip"):
+        load_inputs(Experiment(own, base=base))
+    inputs = load_inputs(Experiment(own, base=(*base, "data.on_error=skip")))
+    assert (len(inputs.train), len(inputs.query), len(inputs.database)) == (39, 7, 19)
+    assert len(inputs.splits.query.labels) == 7
 
 
 def test_layers_that_are_not_trained_stand_beside_the_others(base, own, tmp_path, monkeypatch):

@@ -214,6 +214,7 @@ def test_a_folder_is_for_one_sweep_and_one_process(data, tmp_path):
         ({"optimizer.lr": 0.1}, "0.1"),
         ({"optimizer.lr": [0.1]}, "at least two"),
         ({"loss.beta": [[1], [2]]}, "at least two"),
+        ({"train.batch_size": [16, 64], "memory.size": [32, 64]}, "memory.size is 32"),
         ({"train.val_n": [10, 20]}, "train.val_n"),
         ({"train.seed": [1, 2]}, "train.seed"),
         ({"data.root": ["a", "b"]}, "data.root"),

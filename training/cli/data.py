@@ -62,7 +62,7 @@ def check(
     ] = None,
     drop_labels: Annotated[list[str] | None, typer.Option(help="Labels to leave out, such as '*_r1'.")] = None,
     split_file: Annotated[
-        Path | None, typer.Option(help="If the list has no splits, write the random split to this file.")
+        Path | None, typer.Option(help="Write the images with their labels and splits to this list.")
     ] = None,
 ) -> None:
     """Check a folder before training: decode every image, report every problem, and count images and labels."""

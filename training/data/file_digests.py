@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from functools import cache
 from pathlib import Path
 
@@ -33,24 +33,29 @@ def digest_files(paths: Sequence[Path]) -> str:
     return digest.hexdigest()
 
 
-def equal_files(paths: Collection[Path], *, advance: Callable[[int], None] = lambda _: None) -> list[list[Path]]:
+def equal_files(
+    paths: Collection[Path], *, to: Set[Path] | None = None, advance: Callable[[int], None] = lambda _: None
+) -> list[list[Path]]:
     """Groups of image files or tar members with equal content. Only files of equal size are read.
 
     Args:
         paths: all different; missing and empty files are in no group.
+        to: only groups with one of these, so that far fewer files are read; None: all groups.
         advance: called with the number of files finished in each step.
     """
     of_size: dict[int, list[Path]] = defaultdict(list)
     for path in paths:
         of_size[_size_of(path)].append(path)
-    alike = [path for size, group in of_size.items() if size and len(group) > 1 for path in group]
+    groups = [group for size, group in of_size.items() if size and len(group) > 1]
+    alike = [path for group in groups if to is None or not to.isdisjoint(group) for path in group]
     advance(len(paths) - len(alike))
     of_content: dict[bytes, list[Path]] = defaultdict(list)
     for path, digest in zip(alike, load_ahead(alike, _digest_content, depth=64), strict=True):
         if digest is not None:
             of_content[digest].append(path)
         advance(1)
-    return sorted(sorted(group) for group in of_content.values() if len(group) > 1)
+    found = [sorted(group) for group in of_content.values() if len(group) > 1]
+    return sorted(group for group in found if to is None or not to.isdisjoint(group))
 
 
 def _size_of(path: Path) -> int:

@@ -1,14 +1,16 @@
 """The three splits of a retrieval data set."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hashseek.retrieval.errors import BadDataset
+from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.label_files import Item, OnError, Problem
 
 NAMES = ("train", "query", "database")
@@ -192,6 +194,20 @@ def check_labelled(splits: Splits) -> None:
     """Raise `BadDataset` if the data set has no labels, and so nothing to score by."""
     if not splits.label_names:
         raise BadDataset("the data set has no labels, so nothing is relevant to a query: evaluate on one with labels")
+
+
+def refuse_unused(data_set: Callable[..., Splits], why: str, **options: Any) -> None:
+    """Raise `BadConfig` if an option of a data set that has no effect here was changed from its default.
+
+    Args:
+        data_set: the function, whose signature has the defaults.
+        why: why they have no effect.
+        options: the values of such options.
+    """
+    parameters = inspect.signature(data_set).parameters
+    for name, value in options.items():
+        if value != parameters[name].default:
+            raise BadConfig(f"{name} is {value!r}, but {why}: leave {name} out")
 
 
 def never_in_training(splits: Splits) -> list[str]:

@@ -229,8 +229,8 @@ def overlaps(splits: Splits) -> dict[str, int]:
         for one, other in (("query", "train"), ("query", "database"), ("train", "database"))
     }
     if splits.query.vectors is None:
-        groups = [set(group) for group in equal_files(set().union(*files.values()))]
-        copies = set().union(*(group for group in groups if group & files["query"])) - files["query"]
+        groups = equal_files(set().union(*files.values()), to=files["query"])
+        copies = set().union(*groups) - files["query"]
         counts |= {f"copies_of_queries_in_{name}": len(copies & files[name]) for name in ("train", "database")}
     return counts
 

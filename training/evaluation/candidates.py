@@ -85,7 +85,7 @@ def load_candidates(paths: Sequence[Path], *, lengths: bool = False) -> list[Can
 
     Raises:
         BadCheckpoint: a checkpoint cannot be read.
-        BadConfig: a checkpoint occurs twice; `lengths` is set but none is nested; or the held-out labels differ.
+        BadConfig: `lengths` is set but none is nested, or the held-out labels differ.
     """
     found: list[Candidate] = []
     for path in paths:
@@ -97,11 +97,6 @@ def load_candidates(paths: Sequence[Path], *, lengths: bool = False) -> list[Can
     if lengths and len(found) == len(paths):
         names = ", ".join(str(path) for path in paths)
         raise BadConfig(f"--lengths needs a nested code, but {names} was not trained with loss.nested")
-    of_fingerprint: dict[str, Candidate] = {}
-    for each in found:
-        same = of_fingerprint.setdefault(each.header.fingerprint, each)
-        if same is not each:
-            raise BadConfig(f"{same.name} and {each.name} have the same codes of {each.header.n_bits} bits: remove one")
     first = found[0]
     for other in found[1:]:
         if other.held_out != first.held_out:

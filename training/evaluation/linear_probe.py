@@ -15,13 +15,12 @@ from hashseek.training.data.training_images import without_broken
 from hashseek.training.evaluation.classification_metrics import class_and_overall, figures, mean_average_precision
 from hashseek.training.evaluation.logistic_regression import Probe, fit_probe
 from hashseek.training.evaluation.split_encoder import SplitEncoder, check_kind, check_trained_on
+from hashseek.training.loop.validation import divided
 from hashseek.training.progress import Progress
 
 Layer = Literal["features", "outputs"]
 # Strongest first: each probe starts from the previous one.
 DECAYS = (1.0, 0.1, 0.01, 1e-3, 1e-4)
-# Share of the training split on which the weight decay is chosen.
-VAL_FRACTION = 0.2
 
 
 def probe_checkpoint(
@@ -29,7 +28,7 @@ def probe_checkpoint(
     splits: Splits,
     *,
     layer: Layer = "features",
-    seed: int = 0,
+    seed: int | None = None,
     device: str = "auto",
     precision: str = "auto",
     as_trained: bool = False,
@@ -38,14 +37,15 @@ def probe_checkpoint(
     """Fit a linear probe to the training split and score it on the query split.
 
     The weight decay with the best mAP on a validation part of the training split is used for a final fit to all of it.
-    A label is predicted if its probability is at least 0.5. Labels that were hidden from the checkpoint's training are
-    also hidden from the probe, but the weight decay and the metrics use all labels.
+    By default, that is the part that the encoder was not trained on: features that it has memorised would need no
+    weight decay. A label is predicted if its probability is at least 0.5. Labels that were hidden from the checkpoint's
+    training are also hidden from the probe, but the weight decay and the metrics use all labels.
 
     Args:
         checkpoint: the frozen encoder.
         splits: the data set; the query split is only scored.
         layer: the input of the classifier: the backbone's features (D), or the outputs (K) whose signs are the code.
-        seed: of the validation part.
+        seed: of the validation part; None: that of the training.
         device, precision: see `Encoder`.
         as_trained: refuse other splits than those of the training; otherwise they are noted.
         progress: shows progress bars and notes.
@@ -74,14 +74,17 @@ def probe_checkpoint(
 
     train, labels = read(splits.train, "training split")
     query, query_labels = read(splits.query, "query split")
-    n_val = round(VAL_FRACTION * len(train))
-    if not n_val:
-        raise BadDataset(f"a probe needs at least 3 training images, but there are {len(train)}: add images")
-    order = np.random.default_rng((seed, 0xA11)).permutation(len(train))
-    fit_rows, val_rows = np.sort(order[n_val:]), np.sort(order[:n_val])
-    hidden = checkpoint.header.training.get("train", {})
+    trained = checkpoint.header.training.get("train", {})
+    share, own_seed = trained.get("val_fraction", 0.1), trained.get("seed", 0)
+    n_val = round(share * len(train))
+    if not 0 < n_val < len(train):
+        raise BadDataset(
+            f"a share of {share} of {len(train)} training images leaves none to choose the weight decay on, or none to "
+            "fit to: add images"
+        )
+    fit_rows, val_rows = divided(len(train), n_val, seed=own_seed if seed is None else seed)
     observed = drop_labels(
-        labels, share=hidden.get("keep_labels", 1), single=hidden.get("single_label", False), seed=hidden.get("seed", 0)
+        labels, share=trained.get("keep_labels", 1), single=trained.get("single_label", False), seed=own_seed
     )
     targets = torch.from_numpy(observed.astype(np.float32))
     best_decay, best_score, probe = DECAYS[0], -1.0, None

@@ -231,13 +231,6 @@ def _build_keys(config: Config, network: Network, *, width: int, n_classes: int)
         return None
     if loss_class(config.loss.name).memory_kind == "none":
         raise BadConfig(f"the loss {config.loss.name!r} does not use a memory: leave the section [memory] out")
-    # Without a key encoder every view is a key; with one, two views are an anchor and its key.
-    n_keys = config.train.batch_size * (1 if settings.momentum else config.train.views)
-    if settings.size < n_keys:
-        raise BadConfig(
-            f"memory.size is {settings.size}, but a batch has {n_keys} rows: set memory.size to at least "
-            f"{n_keys}, or lower train.batch_size"
-        )
     queue = KeyQueue(
         n_classes=n_classes,
         n_bits=width,

@@ -38,7 +38,12 @@ def validation_part(n: int, config: Config) -> tuple[Rows, Rows]:
             "train.val_database = 'held-out' ranks validation images among each other, but train.val_fraction "
             f"{config.train.val_fraction} of {n} training images leaves {n_val}: raise it"
         )
-    order = np.random.default_rng((config.train.seed, 0xA11)).permutation(n)
+    return divided(n, n_val, seed=config.train.seed)
+
+
+def divided(n: int, n_val: int, *, seed: int) -> tuple[Rows, Rows]:
+    """`n` rows without `n_val` random ones, and these; each ascending."""
+    order = np.random.default_rng((seed, 0xA11)).permutation(n)
     return np.sort(order[n_val:]), np.sort(order[:n_val])
 
 

@@ -1,5 +1,6 @@
 """Several checkpoints in one evaluation: each has the scores it has alone, and what cannot be compared is refused."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,10 +106,19 @@ def test_a_line_over_code_lengths_has_one_group_of_settings_at_each_length(tmp_p
     assert {methods[0], methods[2]} <= {label.get_text() for label in labels}
 
 
+def test_the_best_epoch_may_be_among_the_kept_epochs(checkpoints, tmp_path):
+    epoch = shutil.copy(checkpoints["first"], tmp_path / "epoch-5.safetensors")
+    others = [epoch, checkpoints["longer"]]
+    options = replace(OPTIONS, protocol="hyp2")
+    report = evaluate(checkpoints["first"], VECTOR_SPLITS, options, others=others, n_points=0).report
+    assert report.models[0].scores == report.models[1].scores != report.models[2].scores
+    assert any(score.rank == "hyp2-best" for score in report.rankings)
+
+
 def test_what_cannot_be_compared_is_refused(checkpoints, checkpoint, tmp_path):
     first = checkpoints["first"]
     held_out = save(tmp_path / "other", 8, seed=5, held_out=["a"])
-    for others, lengths in (([first], False), ([checkpoint], False), ([held_out], False), ([], True)):
+    for others, lengths in (([checkpoint], False), ([held_out], False), ([], True)):
         with pytest.raises(BadConfig):
             evaluate(first, VECTOR_SPLITS, OPTIONS, others=others, lengths=lengths)
 

@@ -16,8 +16,11 @@ from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.config import parse_config
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.data.datasets.shapes import render_shapes
+from hashseek.training.evaluation import linear_probe
+from hashseek.training.evaluation.classification_metrics import mean_average_precision
 from hashseek.training.evaluation.linear_probe import probe_checkpoint
 from hashseek.training.loop.fit import fit
+from hashseek.training.loop.validation import validation_part
 from support.in_process import run_command
 
 
@@ -84,7 +87,7 @@ def test_the_command_prints_and_writes_the_figures_of_an_image_checkpoint(tmp_pa
 
 def test_what_cannot_be_probed_is_refused(scene, contrastive, tmp_path):
     splits = build_splits("scene", root=str(scene))
-    with pytest.raises(BadDataset, match="at least 3 training images"):
+    with pytest.raises(BadDataset, match="of 2 training images"):
         probe_checkpoint(contrastive[0], replace(splits, train=splits.train.take([0, 1])))
     render_shapes(tmp_path, n_query=4, n_train=10, n_database=4, size=32, seed=1)
     with pytest.raises(BadConfig):
@@ -112,6 +115,22 @@ def test_without_data_the_splits_must_be_those_of_the_training(scene, contrastiv
     code, _, err = run_command(capsys, "probe", checkpoint, "--data", config)
     assert code == 0
     assert "note: " in err
+
+
+def test_the_weight_decay_is_chosen_on_rows_that_the_encoder_was_not_trained_on(scene, contrastive, monkeypatch):
+    splits, trained = build_splits("scene", root=str(scene)), contrastive[0].header.training
+    settings = {key: value for key, value in trained.items() if key != "splits_sha256"}
+    _, held_out = validation_part(len(splits.train), parse_config(settings, source="test"))
+    scored = []
+
+    def noting(scores, labels):
+        scored.append(labels)
+        return mean_average_precision(scores, labels)
+
+    monkeypatch.setattr(linear_probe, "mean_average_precision", noting)
+    probe_checkpoint(contrastive[0], splits)
+    assert len(scored) == len(linear_probe.DECAYS)
+    assert np.array_equal(scored[0], splits.train.labels[held_out])
 
 
 def test_labels_hidden_from_training_are_hidden_from_the_probe(scene, contrastive):

@@ -18,7 +18,7 @@ from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.download import Archive, read_or_download
 from hashseek.training.data.file_digests import digest_files
 from hashseek.training.data.image_table import Incomplete, Table, draw_per_label, prepared
-from hashseek.training.data.splits import NAMES, Split, Splits, join_splits
+from hashseek.training.data.splits import NAMES, Split, Splits, join_splits, refuse_unused
 
 LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 ARCHIVE = Archive("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a")
@@ -56,16 +56,18 @@ def cifar10(
             training images are also in the database: 59,000) or "cifar10-2" (10,000 queries; the other 50,000 are
             training set and database).
         n_query: another number of queries.
-        n_train: another number of training images; "cifar10-2" trains on the whole database.
+        n_train: another number of training images; not for "cifar10-2", which trains on the whole database.
         split_seed: seed of the split; DeepHash-pytorch draws a new one in each run.
         download: fetch the official archive (0.2 GB) if `cifar-10-batches-py` is missing.
 
     Raises:
         BadDataset: the files are missing or damaged.
-        BadConfig: not enough images for the splits.
+        BadConfig: not enough images for the splits, or n_train for "cifar10-2".
 
     Source: Krizhevsky, Learning multiple layers of features from tiny images, 2009; DeepHash-pytorch, utils/tools.py.
     """
+    if protocol == "cifar10-2":
+        refuse_unused(cifar10, "cifar10-2 trains on the whole database", n_train=n_train)
     place = Path(expand(root))
 
     def read(_: object) -> Splits:

@@ -21,7 +21,7 @@ from hashseek.training.data.image_table import (
     rows_of,
     split_table,
 )
-from hashseek.training.data.splits import NAMES, Splits
+from hashseek.training.data.splits import NAMES, Splits, refuse_unused
 
 _HOST = "http://images.cocodataset.org"
 # Checksums as widely published; two different ones are published for train2014.zip, so it has none here.
@@ -75,13 +75,17 @@ def coco(
 
     Raises:
         BadDataset: images, annotations or lists are missing or damaged.
-        BadConfig: lists for protocol "official", or an impossible split.
+        BadConfig: lists for protocol "official", an impossible split, or options of a random split without one.
 
     Source: Lin et al., ECCV 2014; HashNet (Cao et al., ICCV 2017).
     """
     folder = Path(expand(root))
     if lists is not None and protocol != "hashing":
         raise BadConfig("lists are for protocol = hashing, and official uses train and val: leave lists out")
+
+    if lists is not None or protocol != "hashing":
+        why = "lists and the protocol official define the splits"
+        refuse_unused(coco, why, n_query=n_query, n_train=n_train, split_seed=split_seed)
 
     def read(mode: OnError) -> Splits:
         pictures = first_folder(folder, ("images", "."), what=f"MS-COCO {year}")

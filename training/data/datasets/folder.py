@@ -25,7 +25,14 @@ from hashseek.retrieval.label_files import (
     read_label_file,
     refuse,
 )
-from hashseek.training.data.splits import Splits, check_label_names, group_items, join_splits, unlabelled_splits
+from hashseek.training.data.splits import (
+    Splits,
+    check_label_names,
+    group_items,
+    join_splits,
+    refuse_unused,
+    unlabelled_splits,
+)
 
 
 def folder(
@@ -58,12 +65,13 @@ def folder(
         query_fraction: without splits, the share of the images that become queries.
         train_fraction: without splits, the share that become training images; the rest is the database.
         split_seed: seed of a random split.
-        split_file: file to write a random split to, as a label file that can be used as `root`; `~` and
-            `$NAME` are expanded.
+        split_file: file to write the images with their labels and splits to, as a label file that can be used as
+            `root`; `~` and `$NAME` are expanded.
 
     Raises:
         BadDataset: no images or labels, bad lines under "stop", an empty split, or a label that never occurs.
-        BadConfig: fractions that leave a split empty, or columns where there is no label file.
+        BadConfig: fractions that leave a split empty, options of a random split where there are splits, or columns
+            where there is no label file.
     """
     place = Path(expand(root))
     source = find_label_file(place)
@@ -96,16 +104,20 @@ def folder(
     check_label_names(names, source=str(found.source))
     if all(item.split is None for item in items):
         items = tuple(_split(items, query_fraction=query_fraction, train_fraction=train_fraction, seed=split_seed))
-        if split_file is not None:
-            # Full paths, because the list may be in a different folder from the images.
-            listed = label_list((str(item.path.resolve()), item.labels, str(item.split)) for item in items)
-            write_atomically(Path(expand(split_file)), listed)
     elif any(item.split is None for item in items):
         unsplit = next(item for item in items if item.split is None)
         raise BadDataset(
             f"{found.source} line {unsplit.line} has no split, but other lines do: fill the column {split_column}, or "
             "remove it"
         )
+    else:
+        why = f"{found.source} has a split for each image"
+        drawn = {"query_fraction": query_fraction, "train_fraction": train_fraction, "split_seed": split_seed}
+        refuse_unused(folder, why, **drawn)
+    if split_file is not None:
+        # Full paths, because the list may be in a different folder from the images.
+        listed = label_list((str(item.path.resolve()), item.labels, str(item.split)) for item in items)
+        write_atomically(Path(expand(split_file)), listed)
     train_in_database = {item.split for item in items} == {"train", "query"}
     if train_in_database:
         items += tuple(replace(item, split="database") for item in items if item.split == "train")

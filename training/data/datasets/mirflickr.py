@@ -25,7 +25,7 @@ from hashseek.training.data.image_table import (
     split_table,
     with_remedy,
 )
-from hashseek.training.data.splits import NAMES, Splits
+from hashseek.training.data.splits import NAMES, Splits, refuse_unused
 
 LABELS = (
     *("animals", "baby", "baby_r1", "bird", "bird_r1", "car", "car_r1", "clouds", "clouds_r1", "dog", "dog_r1"),
@@ -73,7 +73,7 @@ def mirflickr(
 
     Raises:
         BadDataset: images, annotations or lists are missing or damaged.
-        BadConfig: a random split with an empty part.
+        BadConfig: a random split with an empty part, or options of a random split where the splits are given.
 
     Source: Huiskes and Lew, ACM MIR 2008; HyP2 (Xu et al., ACM MM 2022), Table 2; DeepHash-pytorch, data/mirflickr.
     """
@@ -94,6 +94,8 @@ def mirflickr(
         if drop_labels:
             table = _without_labels(table, drop_labels, folder)
         if listed:
+            why = f"{lists or own_list} defines the splits"
+            refuse_unused(mirflickr, why, n_query=n_query, n_train=n_train, split_seed=split_seed)
             names = {split: listed[split].files for split in NAMES}
             rows, problems = rows_of(table, names, source=str(folder), on_error=mode)
         else:

@@ -22,7 +22,7 @@ from hashseek.training.data.image_table import (
     split_table,
     with_remedy,
 )
-from hashseek.training.data.splits import Splits
+from hashseek.training.data.splits import Splits, refuse_unused
 
 _REMEDY = (
     "get Groundtruth, ImageList and ConceptsList from lms.comp.nus.edu.sg/research/NUS-WIDE.htm, request the "
@@ -61,12 +61,14 @@ def nuswide(
 
     Raises:
         BadDataset: images, labels or lists are missing, damaged, or contradict each other.
-        BadConfig: n_labels, n_query or n_train outside its limits.
+        BadConfig: n_labels, n_query or n_train outside its limits, or options of lists without them or vice versa.
 
     Source: Chua et al., CIVR 2009; HyP2 (Xu et al., ACM MM 2022), Table 2.
     """
     folder = Path(expand(root))
     if lists is not None:
+        why = "lists define the splits"
+        refuse_unused(nuswide, why, n_query=n_query, n_train=n_train, split_seed=split_seed)
         return read_lists(
             folder,
             Path(expand(lists)),
@@ -76,6 +78,8 @@ def nuswide(
             train_in_database=train_in_database,
             on_error=on_error,
         )
+    why = "it is for lists, and there are none"
+    refuse_unused(nuswide, why, label_names=label_names, strip_prefix=strip_prefix)
     table = _most_frequent(_annotated(folder), n_labels)
     per_label = n_labels <= 21
     n_query = (100 * n_labels if per_label else 5000) if n_query is None else n_query

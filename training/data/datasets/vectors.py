@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.vectors import check_vectors
 from hashseek.training.data.datasets.folder import expand
-from hashseek.training.data.splits import Split, Splits, check_label_names
+from hashseek.training.data.splits import Split, Splits, check_label_names, refuse_unused
 
 HOME = "$HASHSEEK_DATA/vectors"
 
@@ -62,15 +62,19 @@ def vectors(*, path: str, query_fraction: float = 0.3, split_seed: int = 0) -> S
 
     Args:
         path: the file; `$NAME` is taken from the environment.
-        query_fraction: share of the rows that become queries if the file has no split; an official split is kept.
+        query_fraction: share of the rows that become queries if the file has no split.
         split_seed: seed of a random split.
 
     Raises:
         BadDataset: no such file, not an npz, an array missing, of a wrong shape or with wrong values, or an empty part.
-        BadConfig: a fraction that leaves a split empty, or an unset variable in `path`.
+        BadConfig: a fraction that leaves a split empty, options of a random split for a file with an official one,
+            or an unset variable in `path`.
     """
     file = Path(expand(path))
     x, y, names, split = _read(file)
+    if split is not None:
+        why = f"{file} has an official split"
+        refuse_unused(vectors, why, query_fraction=query_fraction, split_seed=split_seed)
     is_query = _drawn(len(x), query_fraction, split_seed, file) if split is None else split == "test"
     parts = {"train": np.flatnonzero(~is_query), "query": np.flatnonzero(is_query)}
     digest = hashlib.sha256()

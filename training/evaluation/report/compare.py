@@ -3,8 +3,9 @@
 import csv
 import io
 import string
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +108,9 @@ def load_entries(places: Sequence[Path]) -> list[Entry]:
     Raises:
         BadConfig: there are fewer than two, one cannot be read, or two have different protocols.
     """
-    if not 2 <= len(places) <= len(string.ascii_uppercase):
-        raise BadConfig(f"the number of reports must be 2 to {len(string.ascii_uppercase)}, got {len(places)}")
-    entries = [_load(letter, place) for letter, place in zip(string.ascii_uppercase, places, strict=False)]
+    if len(places) < 2:
+        raise BadConfig(f"a comparison needs at least two reports, got {len(places)}")
+    entries = [_load(letter, place) for letter, place in zip(_letters(), places, strict=False)]
     for other in entries[1:]:
         if reasons := differences(entries[0].report, other.report):
             raise BadConfig(
@@ -124,6 +125,12 @@ def load_entries(places: Sequence[Path]) -> list[Entry]:
         has = "; ".join(f"{entry.letter} has N = {_listed(entry.ns)}" for entry in entries)
         raise BadConfig(f"the reports have no N in common ({has}): evaluate them again with the same -n")
     return entries
+
+
+def _letters() -> Iterator[str]:
+    """A to Z, then AA, AB and so on."""
+    for length in count(1):
+        yield from map("".join, product(string.ascii_uppercase, repeat=length))
 
 
 def differences(first: EvaluationReport, second: EvaluationReport) -> list[str]:

@@ -29,7 +29,8 @@ def files(split) -> set[str]:
     [("cifar10", 20, 60, 160), ("cifar10-1", 20, 60, 220), ("cifar10-2", 40, 200, 200)],
 )
 def test_each_protocol_draws_equally_many_of_each_label(root, protocol, n, n_train, n_database):
-    splits = build_splits("cifar10", root=str(root), protocol=protocol, n_query=n, n_train=60)
+    options = {"root": str(root), "protocol": protocol, "n_query": n} | ({"n_train": 60} if n == 20 else {})
+    splits = build_splits("cifar10", **options)
     assert sizes(splits) == (n, n_train, n_database)
     assert splits.query.labels.sum(axis=0).tolist() == [n // 10] * 10
     assert splits.train.labels.sum(axis=0).tolist() == [n_train // 10] * 10
@@ -37,9 +38,13 @@ def test_each_protocol_draws_equally_many_of_each_label(root, protocol, n, n_tra
     assert not query & (train | database)
     assert len(query | train | database) == 6 * N_IN_BATCH
     assert (train <= database, train & database == set()) == (protocol != "cifar10", protocol == "cifar10")
-    again = build_splits("cifar10", root=str(root), protocol=protocol, n_query=n, n_train=60, split_seed=1)
-    assert again.fingerprint != splits.fingerprint
+    assert build_splits("cifar10", split_seed=1, **options).fingerprint != splits.fingerprint
     assert splits.problems  # sizes other than the published ones
+
+
+def test_the_number_of_training_images_is_refused_where_it_has_no_effect(root):
+    with pytest.raises(BadConfig, match="n_train is 60"):
+        build_splits("cifar10", root=str(root), protocol="cifar10-2", n_query=40, n_train=60)
 
 
 def test_every_picture_has_its_pixels_and_its_label(tmp_path, own_cache):

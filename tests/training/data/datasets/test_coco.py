@@ -116,6 +116,13 @@ def test_lists_say_the_split_and_the_annotations_the_labels(coco, tmp_path):
     assert labels_of(splits, file_name("train", 2014, 9)) == {"dog", "person"}
 
 
+def test_options_of_a_random_split_are_refused_where_none_is_drawn(coco, tmp_path):
+    lists = write_hashnet(tmp_path / "lists")
+    for given in ({"lists": str(lists), "split_seed": 1}, {"protocol": "official", "n_train": 3}):
+        with pytest.raises(BadConfig, match="split_seed is 1|n_train is 3"):
+            build_splits("coco", root=str(coco), **given)
+
+
 def test_lists_with_images_that_have_no_object(coco, tmp_path):
     lists = write_hashnet(tmp_path / "lists")
     with (lists / "train.txt").open("a") as file:

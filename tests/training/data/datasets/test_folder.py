@@ -50,11 +50,22 @@ def test_a_seeded_split_is_written_out_and_can_be_used_in_place_of_the_list(root
     np.testing.assert_array_equal(first.train.labels, second.train.labels)
 
 
+def test_splits_in_folders_are_written_out_too(root, tmp_path):
+    sort_into_folders(root, lambda number: f"{'train' if number < 12 else 'test'}/{'ab'[number % 2]}")
+    first = build_splits("folder", root=str(root), split_file=str(tmp_path / "split.csv"))
+    second = build_splits("folder", root=str(tmp_path / "split.csv"))
+    assert files(first) == files(second)
+    np.testing.assert_array_equal(first.query.labels, second.query.labels)
+
+
 def test_a_split_column_is_followed_and_retrieval_means_database(root):
     rows = [f"{n:02}.png,a;b,{('query', 'train', 'retrieval', 'database')[n % 4]}" for n in range(20)]
     write(root, rows, "file,labels,split")
     parts = files(build_splits("folder", root=str(root)))
     assert [len(parts[name]) for name in ("query", "train", "database")] == [5, 5, 10]
+    for option in ({"query_fraction": 0.2}, {"train_fraction": 0.2}, {"split_seed": 1}):
+        with pytest.raises(BadConfig, match=f"{next(iter(option))} is .*labels.csv has a split"):
+            build_splits("folder", root=str(root), **option)
 
 
 def test_a_bad_line_is_refused_or_skipped(root):

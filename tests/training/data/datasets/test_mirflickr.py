@@ -133,6 +133,8 @@ def test_a_folder_with_a_list_of_its_own_is_read_by_column(tmp_path):
     write_csv(root / "labels.csv", column="deephash_split", prefix="images/")
     assert sizes(build_splits("mirflickr", root=str(root))) == (3, 4, 4)
     assert sizes(build_splits("mirflickr", root=str(root), protocol="deephash")) == (3, 5, 4)
+    with pytest.raises(BadConfig, match="n_query is 2"):
+        build_splits("mirflickr", root=str(root), n_query=2)
     write_csv(root / "labels.csv", prefix="images/")
     with pytest.raises(BadDataset, match="query"):
         build_splits("mirflickr", root=str(root), protocol="deephash")

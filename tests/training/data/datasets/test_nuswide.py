@@ -132,6 +132,8 @@ def test_an_incomplete_set_is_refused(tmp_path, place, damage, named):
         ({"n_query": 43}, "n_query 43"),
         ({}, "n_query 2100"),
         ({"n_labels": 81}, "n_query 5000"),
+        ({"strip_prefix": "a"}, "strip_prefix is 'a'"),
+        ({"lists": "here", "split_seed": 1}, "split_seed is 1"),
     ],
 )
 def test_impossible_splits_are_refused(nus, options, named):

@@ -40,6 +40,8 @@ def test_the_official_test_part_is_the_query_and_the_training_part_is_train_and_
     assert splits.query.where[3] == "row 3 of set.npz"
     assert splits.train.paths[0].name == "set.npz#10"
     assert not set(splits.query.paths) & set(splits.train.paths)
+    with pytest.raises(BadConfig, match="split_seed is 1"):
+        vectors(path=write(), split_seed=1)
 
 
 @pytest.mark.parametrize("split", [None, np.array(["none"] * 30)])

@@ -223,6 +223,12 @@ def test_seeds_of_one_method_are_averaged_and_methods_tested_with_holms_correcti
     assert run_command(capsys, "compare", *folders, "--latex", folders[0] / "report.json")[0] == 2
 
 
+def test_more_reports_than_letters_are_compared(own):
+    place = own[next(iter(own))]
+    entries = load_entries([place] * 29)
+    assert [entries[i].letter for i in (0, 25, 26, 28)] == ["A", "Z", "AA", "AC"]
+
+
 def test_the_same_seed_twice_is_two_methods(tmp_path):
     training = {"loss": {"name": "hyp2"}, "train": {"seed": 0}}
     for place in (0, 1):
