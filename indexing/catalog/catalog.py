@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hashseek.indexing.catalog.attributes import Ids
+from hashseek.indexing.catalog.attributes import Ids, fetch_ids
 from hashseek.indexing.catalog.database import CatalogDamaged, Database, now, read_meta, write_meta
 from hashseek.indexing.catalog.filters import Chosen, Filter, choose, ids_where
 from hashseek.indexing.catalog.integrity import check_rows
@@ -39,6 +39,8 @@ from hashseek.indexing.catalog.storing import Storing, check_new
 from hashseek.indexing.milvus_uri import refuse_milvus
 from hashseek.retrieval.codes import Codes, check_n_bits, code_size
 from hashseek.retrieval.errors import BadCodes, BadCollection, UnknownImage
+
+_READ = 65_536  # codes that are Python objects at a time, which take 150 bytes each
 
 
 class SpaceRetired(BadCollection):
@@ -331,16 +333,14 @@ class Catalog:
                 "WHERE u.generation > ? AND u.image_id <= ? ORDER BY u.image_id",
                 (space_id, after_generation, after_id),
             ).fetchall()
-            rows = [row for row in updated if row[1] is not None]
-            rows += db.execute(
-                "SELECT image_id, code FROM codes WHERE space_id = ? AND image_id > ? ORDER BY image_id",
-                (space_id, after_id),
-            ).fetchall()
-            removed = db.execute("SELECT image_id FROM removed WHERE generation > ?", (after_generation,)).fetchall()
-        codes = self._codes([code for _, code in rows])
-        gone = [*updated, *removed]
-        ids = np.fromiter((image_id for image_id, _ in rows), np.int64, len(rows))
-        removed_ids = np.fromiter((row[0] for row in gone), np.int64, len(gone))
+            parts = [self._entries([row for row in updated if row[1] is not None])]
+            query = "SELECT image_id, code FROM codes WHERE space_id = ? AND image_id > ? ORDER BY image_id"
+            added = db.execute(query, (space_id, after_id))
+            while rows := added.fetchmany(_READ):
+                parts.append(self._entries(rows))
+            removed = fetch_ids(db, "SELECT image_id AS i FROM removed WHERE generation > ?", [after_generation])
+        ids, codes = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        removed_ids = np.concatenate([np.array([row[0] for row in updated], np.int64), removed])
         return Changes(generation, ids, codes, removed_ids, is_complete=after_id == 0)
 
     def all_codes(self) -> Changes:
@@ -389,6 +389,10 @@ class Catalog:
             kept = self.kept_groups()
             kept += [sorted(group) for group in groups if not any(set(group) <= set(other) for other in kept)]
             write_meta(db, "kept_groups", json.dumps(kept))
+
+    def _entries(self, rows: Sequence[tuple[int, bytes]]) -> tuple[Ids, Codes]:
+        """Ids and codes of rows (id, code)."""
+        return np.array([image_id for image_id, _ in rows], np.int64), self._codes([code for _, code in rows])
 
     def _codes(self, blobs: Sequence[bytes]) -> Codes:
         size = code_size(self.n_bits)
