@@ -182,7 +182,7 @@ class Catalog:
         """
         with self._db.writing() as (db, generation):
             for image_id in dict.fromkeys(ids):
-                if db.execute("DELETE FROM images WHERE id = ?", (image_id,)).rowcount == 0:
+                if not _fits(image_id) or db.execute("DELETE FROM images WHERE id = ?", (image_id,)).rowcount == 0:
                     if missing_ok:
                         continue
                     raise UnknownImage(f"there is no image {image_id} in the collection")
@@ -201,7 +201,7 @@ class Catalog:
         """Records by id, in that order; None for an id that is not stored."""
         found: dict[int, StoredImage] = {}
         with self._db.reading() as db:
-            for chunk in in_chunks([int(i) for i in ids]):
+            for chunk in in_chunks([int(i) for i in ids if _fits(i)]):
                 rows = db.execute(f"SELECT {IMAGE_COLUMNS} FROM images WHERE id IN ({placeholders(chunk)})", chunk)
                 found.update((row[0], stored_image(row)) for row in rows)
         return [found.get(int(i)) for i in ids]
@@ -212,8 +212,7 @@ class Catalog:
         Raises:
             UnknownImage: it is not stored.
         """
-        # SQLite would refuse to compare an id beyond 64 bits.
-        found = self.get([image_id])[0] if 0 <= image_id < 2**63 else None
+        [found] = self.get([image_id])
         if found is None:
             raise UnknownImage(f"there is no image {image_id} in the collection")
         return found
@@ -304,7 +303,7 @@ class Catalog:
             SpaceRetired: it has none because the space is no longer active.
         """
         row = None
-        if 0 <= image_id < 2**63:
+        if _fits(image_id):
             with self._db.reading() as db:
                 row = db.execute(
                     "SELECT code FROM codes WHERE space_id = ? AND image_id = ?", (self.space.id, image_id)
@@ -399,3 +398,8 @@ class Catalog:
         if not all(isinstance(blob, bytes) and len(blob) == size for blob in blobs):
             raise CatalogDamaged(self.path, f"a code of {self.n_bits} bits does not have {size} bytes")
         return np.frombuffer(b"".join(blobs), np.uint8).reshape(-1, size)
+
+
+def _fits(image_id: int) -> bool:
+    """Whether an image could have this id: SQLite refuses to compare one beyond 64 bits."""
+    return 0 <= image_id < 2**63
