@@ -29,6 +29,7 @@ from hashseek.indexing.catalog import (
     create_catalog,
 )
 from hashseek.indexing.catalog.filters import Chosen, Filter
+from hashseek.indexing.catalog.records import in_chunks
 from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.index.code_layouts import Subset
 from hashseek.indexing.index.collection_index import CollectionIndex
@@ -206,9 +207,11 @@ class Collection:
         Raises:
             UnknownImage: an id is not stored.
         """
-        stored = self.catalog.get(ids) if missing_ok else [self.catalog.one(image_id) for image_id in ids]
+        kept: set[str] = set()
+        for chunk in in_chunks(ids):  # all records might not fit in memory
+            kept |= {image.path for image in self.catalog.get(chunk) if image is not None and self.owns(image)}
         self.catalog.remove(ids, missing_ok=missing_ok)
-        self.drop_files({image.path for image in stored if image is not None and self.owns(image)})
+        self.drop_files(kept)
 
     def drop_files(self, paths: set[str]) -> None:
         """Delete kept files, given by the paths of their records, unless an image still has that path.

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hashseek.indexing.catalog.attributes import Ids
+from hashseek.indexing.catalog.attributes import Ids, fetch_ids
 from hashseek.indexing.catalog.database import CatalogDamaged, Database, now, read_meta, write_meta
 from hashseek.indexing.catalog.filters import Chosen, Filter, choose, ids_where
 from hashseek.indexing.catalog.integrity import check_rows
@@ -39,6 +39,8 @@ from hashseek.indexing.catalog.storing import Storing, check_new
 from hashseek.indexing.milvus_uri import refuse_milvus
 from hashseek.retrieval.codes import Codes, check_n_bits, code_size
 from hashseek.retrieval.errors import BadCodes, BadCollection, UnknownImage
+
+_READ = 65_536  # codes that are Python objects at a time, which take 150 bytes each
 
 
 class SpaceRetired(BadCollection):
@@ -180,7 +182,7 @@ class Catalog:
         """
         with self._db.writing() as (db, generation):
             for image_id in dict.fromkeys(ids):
-                if db.execute("DELETE FROM images WHERE id = ?", (image_id,)).rowcount == 0:
+                if not _fits(image_id) or db.execute("DELETE FROM images WHERE id = ?", (image_id,)).rowcount == 0:
                     if missing_ok:
                         continue
                     raise UnknownImage(f"there is no image {image_id} in the collection")
@@ -199,7 +201,7 @@ class Catalog:
         """Records by id, in that order; None for an id that is not stored."""
         found: dict[int, StoredImage] = {}
         with self._db.reading() as db:
-            for chunk in in_chunks([int(i) for i in ids]):
+            for chunk in in_chunks([int(i) for i in ids if _fits(i)]):
                 rows = db.execute(f"SELECT {IMAGE_COLUMNS} FROM images WHERE id IN ({placeholders(chunk)})", chunk)
                 found.update((row[0], stored_image(row)) for row in rows)
         return [found.get(int(i)) for i in ids]
@@ -210,8 +212,7 @@ class Catalog:
         Raises:
             UnknownImage: it is not stored.
         """
-        # SQLite would refuse to compare an id beyond 64 bits.
-        found = self.get([image_id])[0] if 0 <= image_id < 2**63 else None
+        [found] = self.get([image_id])
         if found is None:
             raise UnknownImage(f"there is no image {image_id} in the collection")
         return found
@@ -302,7 +303,7 @@ class Catalog:
             SpaceRetired: it has none because the space is no longer active.
         """
         row = None
-        if 0 <= image_id < 2**63:
+        if _fits(image_id):
             with self._db.reading() as db:
                 row = db.execute(
                     "SELECT code FROM codes WHERE space_id = ? AND image_id = ?", (self.space.id, image_id)
@@ -331,16 +332,14 @@ class Catalog:
                 "WHERE u.generation > ? AND u.image_id <= ? ORDER BY u.image_id",
                 (space_id, after_generation, after_id),
             ).fetchall()
-            rows = [row for row in updated if row[1] is not None]
-            rows += db.execute(
-                "SELECT image_id, code FROM codes WHERE space_id = ? AND image_id > ? ORDER BY image_id",
-                (space_id, after_id),
-            ).fetchall()
-            removed = db.execute("SELECT image_id FROM removed WHERE generation > ?", (after_generation,)).fetchall()
-        codes = self._codes([code for _, code in rows])
-        gone = [*updated, *removed]
-        ids = np.fromiter((image_id for image_id, _ in rows), np.int64, len(rows))
-        removed_ids = np.fromiter((row[0] for row in gone), np.int64, len(gone))
+            parts = [self._entries([row for row in updated if row[1] is not None])]
+            query = "SELECT image_id, code FROM codes WHERE space_id = ? AND image_id > ? ORDER BY image_id"
+            added = db.execute(query, (space_id, after_id))
+            while rows := added.fetchmany(_READ):
+                parts.append(self._entries(rows))
+            removed = fetch_ids(db, "SELECT image_id AS i FROM removed WHERE generation > ?", [after_generation])
+        ids, codes = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        removed_ids = np.concatenate([np.array([row[0] for row in updated], np.int64), removed])
         return Changes(generation, ids, codes, removed_ids, is_complete=after_id == 0)
 
     def all_codes(self) -> Changes:
@@ -390,8 +389,17 @@ class Catalog:
             kept += [sorted(group) for group in groups if not any(set(group) <= set(other) for other in kept)]
             write_meta(db, "kept_groups", json.dumps(kept))
 
+    def _entries(self, rows: Sequence[tuple[int, bytes]]) -> tuple[Ids, Codes]:
+        """Ids and codes of rows (id, code)."""
+        return np.array([image_id for image_id, _ in rows], np.int64), self._codes([code for _, code in rows])
+
     def _codes(self, blobs: Sequence[bytes]) -> Codes:
         size = code_size(self.n_bits)
         if not all(isinstance(blob, bytes) and len(blob) == size for blob in blobs):
             raise CatalogDamaged(self.path, f"a code of {self.n_bits} bits does not have {size} bytes")
         return np.frombuffer(b"".join(blobs), np.uint8).reshape(-1, size)
+
+
+def _fits(image_id: int) -> bool:
+    """Whether an image could have this id: SQLite refuses to compare one beyond 64 bits."""
+    return 0 <= image_id < 2**63

@@ -215,10 +215,21 @@ def add(
 
 _NOT_FOR_WATCH = ("--dry-run", "--split", "--key-from", "--trust-mtime")
 _NETWORK = ("--backbone", "--weights", "--preprocessing")
+_URLS = ("--allow-private", "--url-megabytes", "--url-seconds")
 _NOT_WITH = {
     "--watch": _NOT_FOR_WATCH,
     "--ray": ("--vectors", "--watch", "--dry-run", "--trust-mtime", "--keep-features", "--on-error"),
-    "--vectors": ("paths", "--watch", *_NOT_FOR_WATCH, *_NETWORK, *ENCODING, "--errors", "--strict"),
+    "--vectors": (
+        "paths",
+        "--watch",
+        *_NOT_FOR_WATCH,
+        *_NETWORK,
+        *ENCODING,
+        *_URLS,
+        "--on-error",
+        "--errors",
+        "--strict",
+    ),
     "--checkpoint": ("--bits", *_NETWORK),
 }
 

@@ -29,6 +29,9 @@ _MAX_WIDTH = 20
 _SCATTERED = 10
 _BATCH = 256
 _JOINED = 2**18  # pairs
+# From this many pairs of a table on, besides one for each code, only those that are needed to link the codes are kept:
+# 30,000 similar codes have half a billion pairs.
+_KEPT = 2**20
 _CHUNK = 16384  # pairs compared at a time, so that they stay in a core's cache
 _STEP_PAIRS = 20_000  # pairs compared in the time of one call to NumPy
 
@@ -75,15 +78,29 @@ def not_kept(found: Iterable[Group], kept: Sequence[Sequence[int]]) -> Iterator[
 
 def _linked(n: int, pairs: Iterator[Pairs]) -> NDArray[np.integer]:
     """(n,) numbers of the groups of codes that the pairs link."""
+    group_of: NDArray[np.integer] = np.arange(n)
+    while part := _next_part(pairs):
+        group_of = _components(n, [(group_of[first], group_of[second]) for first, second in part])[group_of]
+    return group_of
+
+
+def _components(n: int, pairs: Sequence[tuple[NDArray[np.integer], NDArray[np.integer]]]) -> NDArray[np.integer]:
+    """(n,) numbers of the groups of n nodes that the pairs link, in the order of their first nodes."""
     from scipy.sparse import coo_array  # slow to import
     from scipy.sparse.csgraph import connected_components
 
-    group_of: NDArray[np.integer] = np.arange(n)
-    while part := _next_part(pairs):
-        first, second = (group_of[np.concatenate(codes)] for codes in zip(*part, strict=True))
-        links = coo_array((np.ones(len(first), np.bool_), (first, second)), shape=(n, n))
-        group_of = connected_components(links, directed=False)[1][group_of]
+    first, second = (np.concatenate(nodes) for nodes in zip(*pairs, strict=True))
+    links = coo_array((np.ones(len(first), np.bool_), (first, second)), shape=(n, n))
+    group_of: NDArray[np.integer] = connected_components(links, directed=False)[1]
     return group_of
+
+
+def _spanning(n: int, pairs: Sequence[Pairs]) -> Pairs:
+    """Fewer than n pairs that link the same of n codes as these pairs."""
+    group_of = _components(n, pairs)
+    head: NDArray[np.int64] = np.unique(group_of, return_index=True)[1][group_of]
+    linked = np.flatnonzero(head != np.arange(n))
+    return linked, head[linked]
 
 
 def _next_part(pairs: Iterator[Pairs]) -> list[Pairs]:
@@ -106,7 +123,7 @@ def _pairs(codes: Codes, n_bits: int, radius: int, parallel: bool) -> Iterator[P
         tables = [build_table(codes, first, min(last - first, _MAX_WIDTH)) for first, last in pairwise(ends)]
         if cost * max(map(_skew, tables)) < len(codes) ** 2:
             parts = [(table, flip) for table in tables for flip in flips(table.width, n_flips)]
-            of_part = partial(_pairs_of_table, radius=radius)
+            of_part = partial(_links_of_table, radius=radius)
             for found in in_threads(of_part, parts) if parallel else map(of_part, parts):
                 yield from found
             return
@@ -172,7 +189,19 @@ def _skew(table: Table) -> float:
     return float((lengths**2).mean() / lengths.mean() ** 2)
 
 
-def _pairs_of_table(part: tuple[Table, int], radius: int) -> list[Pairs]:
+def _links_of_table(part: tuple[Table, int], radius: int) -> list[Pairs]:
+    """Pairs that link the same codes as all pairs of `_pairs_of_table`, in memory for the number of codes."""
+    n_codes, found, n = len(part[0].rows), list[Pairs](), 0
+    for pairs in _pairs_of_table(part, radius):
+        found.append(pairs)
+        n += len(pairs[0])
+        if n > _KEPT + n_codes:
+            found = [_spanning(n_codes, found)]
+            n = len(found[0][0])
+    return found
+
+
+def _pairs_of_table(part: tuple[Table, int], radius: int) -> Iterator[Pairs]:
     """Pairs within `radius` whose substrings differ in exactly the bits of the flip of a table."""
     by, flip = part
     starts = by.starts
@@ -185,27 +214,23 @@ def _pairs_of_table(part: tuple[Table, int], radius: int) -> list[Pairs]:
         partner, last = places + 1, starts[by.values + 1]
     left = partner < last
     places, partner, last = places[left], partner[left], last[left]
-    found = []
     for i in range(0, len(places), _CHUNK):
         chunk = slice(i, i + _CHUNK)
-        found += _pairs_of_lists(by, places[chunk], partner[chunk], last[chunk], radius)
-    return found
+        yield from _pairs_of_lists(by, places[chunk], partner[chunk], last[chunk], radius)
 
 
 def _pairs_of_lists(
     by: Table, places: NDArray[np.int64], partner: NDArray[np.int64], last: NDArray[np.int64], radius: int
-) -> list[Pairs]:
+) -> Iterator[Pairs]:
     """Pairs within `radius` of each place and the places from its partner to the last, exclusively."""
-    found: list[Pairs] = []
     while len(places):  # the first partner of all, the second of all, and so on
         apart = np.bitwise_count(by.words[places, 0] ^ by.words[partner, 0]).astype(np.int16)
         for word in range(1, by.words.shape[1]):
             apart += np.bitwise_count(by.words[places, word] ^ by.words[partner, word])
         near = (apart <= radius).nonzero()[0]
         if len(near):
-            found.append((by.rows[places[near]].astype(np.int64), by.rows[partner[near]].astype(np.int64)))
+            yield by.rows[places[near]].astype(np.int64), by.rows[partner[near]].astype(np.int64)
         partner = partner + 1
         left = partner < last
         if not left.all():
             places, partner, last = places[left], partner[left], last[left]
-    return found

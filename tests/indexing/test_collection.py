@@ -5,6 +5,7 @@ import re
 import shutil
 import sqlite3
 import threading
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -20,7 +21,7 @@ from hashseek.indexing.ingest.batch import IngestReport
 from hashseek.indexing.maintenance.exchange import export, import_
 from hashseek.indexing.maintenance.reencode import switch_space
 from hashseek.indexing.opening import open_for_adding
-from hashseek.retrieval.errors import BadCheckpoint, BadCollection, BadConfig, ForeignCodes
+from hashseek.retrieval.errors import BadCheckpoint, BadCollection, BadConfig, ForeignCodes, UnknownImage
 from hashseek.retrieval.files import locked, write_atomically
 from support import hamming_oracle as hamming
 from support.collections import code_collection, file_of, new_images, random_codes, with_codes
@@ -413,6 +414,29 @@ def test_a_kept_file_is_deleted_with_the_last_image_of_its_content(tmp_path):
     assert put(one, "b", b"one") == (2, "known")  # the file outside is enough
     assert (kept(), collection.catalog.one(2).path) == (set(), str(outside))
     collection.close()
+
+
+def test_many_images_are_removed_without_all_their_records_in_memory(tmp_path):
+    n = 20_000
+    with closing(code_collection(tmp_path, n_bits=8)) as collection:
+        collection.add(new_images(np.zeros((n, 1), np.uint8)))
+        ids = list(range(1, n + 1))
+        tracemalloc.start()
+        collection.remove(ids, missing_ok=True)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert len(collection) == 0
+    assert peak < 400 * n  # a record takes 1,000 bytes
+
+
+def test_unknown_ids_of_any_size_are_not_removed(tmp_path):
+    with closing(code_collection(tmp_path, n_bits=8)) as collection:
+        collection.add(new_images(np.zeros((2, 1), np.uint8)))
+        for unknown in (-1, 7, 2**63, 2**80):
+            with pytest.raises(UnknownImage):
+                collection.remove([1, unknown])
+        collection.remove([1, 7, 2**80], missing_ok=True)
+        assert len(collection) == 1
 
 
 def test_an_image_is_removed_even_if_its_file_cannot_be_deleted_now(tmp_path, monkeypatch, caplog):

@@ -301,6 +301,8 @@ def test_options_of_images_are_refused_beside_vectors(capsys, tmp_path):
     start = ("index", "add", tmp_path / "c", "--vectors", file, "--ids", ids)
     for options in (("--watch",), ("--backbone", "resnet18"), ("--dry-run",), ("--device", "cpu"), ("--bits", 0)):
         assert run_command(capsys, *start, *options)[0] == 2, options
+    for options in (("--on-error", "skip"), ("--allow-private",), ("--url-seconds", 3), ("--url-megabytes", 3)):
+        assert run_command(capsys, *start, *options)[0] == 2, options
     assert run_command(capsys, *start[:5])[0] == 2
     assert run_command(capsys, *start[:3], "--ids", ids)[0] == 2
     assert run_command(capsys, *start[:3])[0] == 2

@@ -3,6 +3,8 @@
 import shutil
 import threading
 import time
+import tracemalloc
+from contextlib import closing
 from dataclasses import replace
 from functools import reduce
 
@@ -456,3 +458,21 @@ def test_a_replaced_catalog_file_refuses_changes(catalog, path, tmp_path):
     path.unlink()
     with pytest.raises(CatalogReplaced):
         catalog.remove([1])
+
+
+def test_reading_all_codes_does_not_make_an_object_of_each(path):
+    n = 2**18
+    numbers = f"WITH RECURSIVE i(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM i WHERE n < {n})"
+    sql(
+        path,
+        f"{numbers} INSERT INTO codes SELECT 1, n, char(48 + n % 10) || 'a', NULL FROM i",
+        "UPDATE codes SET code = CAST(code AS BLOB)",
+    )
+    with closing(Catalog(path)) as catalog:
+        tracemalloc.start()
+        read = catalog.all_codes()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    np.testing.assert_array_equal(read.ids, np.arange(1, n + 1))
+    np.testing.assert_array_equal(read.codes[:, 0], 48 + read.ids % 10)
+    assert peak < 100 * n  # objects alone would take 150 bytes each

@@ -1,5 +1,8 @@
 """Groups of near-duplicates are the connected parts of the graph of all near pairs, however they are looked for."""
 
+import tracemalloc
+from itertools import combinations
+
 import numpy as np
 import pytest
 
@@ -52,6 +55,29 @@ def test_groups_are_what_a_walk_along_all_pairs_finds(n_bits, radius, way, monke
         for parallel in (True, False):
             found = [group.tolist() for group in groups(index, radius=radius, parallel=parallel)]
             assert found == expected(codes, ids, radius)
+
+
+def test_pairs_that_link_nothing_new_may_be_dropped_at_any_time(monkeypatch):
+    monkeypatch.setattr(duplicates, "_SCATTERED", 1e-9)
+    monkeypatch.setattr(duplicates, "_KEPT", 0)
+    codes = copies(np.random.default_rng(0), 400, 64, 3)
+    codes[200:] = codes[0]
+    codes[np.arange(200, 400), np.arange(200) % 8] ^= 2 ** (np.arange(200) // 8 % 8).astype(np.uint8)
+    found = [group.tolist() for group in groups(build_index(codes, np.arange(400), n_bits=64), radius=3)]
+    assert found == expected(codes, np.arange(400), 3)
+
+
+def test_similar_codes_take_memory_for_their_number_and_not_for_their_pairs():
+    bits = np.zeros((4000, 128), np.uint8)
+    for row, flipped in zip(bits, combinations(range(88, 128), 3), strict=False):  # all within 6 bits of each other
+        row[list(flipped)] = 1
+    table = build_table(np.packbits(bits, axis=1, bitorder="little"), 0, 20)
+    tracemalloc.start()
+    found = duplicates._links_of_table((table, 0), radius=6)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(np.unique(np.concatenate([codes for pair in found for codes in pair]))) == len(bits)
+    assert peak < 5 * len(bits) ** 2  # the pairs alone would take 8 bytes for each two codes
 
 
 def test_a_chain_is_one_group():
