@@ -4,6 +4,7 @@
     HASHSEEK_DATA=../shared/data make bench-engines     # and the codes of runs/mirflickr25k_mobilenet_v2_hyp2_48
     python bench/engines.py --checkpoint FILE --database 4000
     python bench/engines.py --backbones efficientnet_b0 vit_b_32
+    python bench/engines.py --device cuda               # a GPU; the codes are compared with those of the CPU
 
 Speed is that of `Engine.__call__`, from uint8 pixels in memory to float32 features; the weights are random. All rows
 are measured in turn, round after round, in one process, and the median over the rounds is reported, so that a busy
@@ -39,26 +40,31 @@ from hashseek.retrieval.models.lazy_backbone import LazyBackbone
 from hashseek.training.data.datasets import Split, build_splits
 
 RUN = Path("runs/mirflickr25k_mobilenet_v2_hyp2_48/best.safetensors")
-CHOICES = (("torch", "fp32"), ("torch", "bf16"), ("openvino", "fp32"), ("openvino", "bf16"))
+CHOICES = {
+    "cpu": (("torch", "fp32"), ("torch", "bf16"), ("openvino", "fp32"), ("openvino", "bf16")),
+    "cuda": (("torch", "fp32"), ("torch", "bf16")),
+}
+ALONE = 200
 Encode = Callable[[Pixels], NDArray[np.float32]]
 
 
-def plain(network: nn.Module, preprocessing: Preprocessing, *, autocast: bool) -> Encode:
+def plain(network: nn.Module, preprocessing: Preprocessing, *, autocast: bool, device: str) -> Encode:
     """The network without the optimizations of the engines."""
+    network = network.to(device)
     if autocast:
         network = network.to(memory_format=torch.channels_last)
-    normalize = normalizer(preprocessing, torch.device("cpu"))
+    normalize = normalizer(preprocessing, torch.device(device))
 
     def encode(pixels: Pixels) -> NDArray[np.float32]:
-        with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        with torch.inference_mode(), torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
             inputs = normalize(torch.from_numpy(pixels))
             features: torch.Tensor = network(inputs if autocast else inputs.contiguous())
-        return features.flatten(1).float().numpy()
+        return features.flatten(1).float().cpu().numpy()
 
     return encode
 
 
-def speed(backbone: str, *, batches: list[int], rounds: int) -> None:
+def speed(backbone: str, *, batches: list[int], rounds: int, device: str) -> None:
     preprocessing = default_preprocessing(backbone)
     assert preprocessing is not None
 
@@ -67,14 +73,14 @@ def speed(backbone: str, *, batches: list[int], rounds: int) -> None:
         return build_backbone(backbone)[0].eval()
 
     rows: dict[str, Encode] = {
-        "plain float32": plain(network(), preprocessing, autocast=False),
-        "autocast bfloat16": plain(network(), preprocessing, autocast=True),
+        "plain float32": plain(network(), preprocessing, autocast=False, device=device),
+        "autocast bfloat16": plain(network(), preprocessing, autocast=True, device=device),
     }
     loading = {}
-    for name, precision in CHOICES:
+    for name, precision in CHOICES[device]:
         started = time.perf_counter()
         try:
-            engine = build_engine(name, LazyBackbone.of(network()), preprocessing, device="cpu", precision=precision)
+            engine = build_engine(name, LazyBackbone.of(network()), preprocessing, device=device, precision=precision)
         except BadConfig as error:
             print(f"{name} {precision}: {error}")
             continue
@@ -112,7 +118,7 @@ def pixels_of(split: Split, preprocessing: Preprocessing) -> Pixels:
     return np.stack(list(load_ahead(split.paths, load, depth=64)))
 
 
-def agreement(file: Path, *, n_database: int) -> None:
+def agreement(file: Path, *, n_database: int, device: str) -> None:
     header = load_checkpoint(file).header
     preprocessing = header.image_preprocessing()
     splits = build_splits(**header.training["data"])  # what it was trained on
@@ -121,11 +127,15 @@ def agreement(file: Path, *, n_database: int) -> None:
     pixels = np.concatenate([pixels_of(split, preprocessing) for split in (query, database)])
     print(f"\n{file}: {len(query)} queries, {len(database)} of the database")
     reference: NDArray[np.uint8] | None = None
-    for name, precision in CHOICES:
-        encoder = Encoder(load_checkpoint(file), device="cpu", engine=name, precision=precision)
+    choices = [(device, *choice) for choice in CHOICES[device]]
+    for where, name, precision in choices if device == "cpu" else [("cpu", "torch", "fp32"), *choices]:
+        encoder = Encoder(load_checkpoint(file), device=where, engine=name, precision=precision)
+        encoder.encode_pixels(pixels[:1])
         started = time.perf_counter()
         codes = encoder.encode_pixels(pixels)
         seconds = time.perf_counter() - started
+        alone = np.concatenate([encoder.encode_pixels(pixels[i : i + 1]) for i in range(ALONE)])
+        differ_alone = (unpack(alone, encoder.n_bits) != unpack(codes[:ALONE], encoder.n_bits)).mean()
         bits = unpack(codes, encoder.n_bits)
         reference = bits if reference is None else reference
         differ = (bits != reference).sum(axis=1)
@@ -136,7 +146,7 @@ def agreement(file: Path, *, n_database: int) -> None:
         print(
             f"{encoder.engine:30} {100 * differ.mean() / encoder.n_bits:7.3f} % of bits and "
             f"{100 * (differ > 0).mean():.1f} % of codes differ, at most {differ.max()} bits; mAP@1000 {value:.4f}; "
-            f"{len(pixels) / seconds:.0f} images/s",
+            f"{len(pixels) / seconds:.0f} images/s; {100 * differ_alone:.3f} % of bits differ if encoded alone",
             flush=True,
         )
 
@@ -148,14 +158,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--checkpoint", type=Path, default=RUN)
     parser.add_argument("--database", type=int, default=4000, help="photographs of the database; 0 skips the codes")
+    parser.add_argument("--device", choices=CHOICES, default="cpu")
     given = parser.parse_args()
     print(f"{torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}")
     for backbone in given.backbones:
-        speed(backbone, batches=given.batches, rounds=given.rounds)
+        speed(backbone, batches=given.batches, rounds=given.rounds, device=given.device)
     if not given.database:
         return
     if "HASHSEEK_DATA" in os.environ and given.checkpoint.is_file():
-        agreement(given.checkpoint, n_database=given.database)
+        agreement(given.checkpoint, n_database=given.database, device=given.device)
     else:
         print(f"\nno codes: they need HASHSEEK_DATA and {given.checkpoint}, which `make photographs` trains")
 

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -204,6 +205,36 @@ def large(n: int, rounds: int) -> None:
             **read_floor(built.index.rows.codes, pool),
         }
         table(f"one query, k = {K}", timed(cases, rounds))
+
+
+def on_gpu(n: int, rounds: int) -> None:
+    """The kind `gpu` beside FAISS's own index on the GPU, whose order of ties is arbitrary, and the exact kind."""
+    xb, xq = random_codes(n, 64), random_codes(1024, 64, seed=1)
+    index = build_index(xb, np.arange(n), n_bits=64, kind="gpu")
+    exact_kind = replace(index, kind="exact", gpu=None)
+    theirs = faiss.GpuIndexBinaryFlat(faiss.StandardGpuResources(), 64)
+    theirs.add(xb)
+    print(f"\n{n:,} codes of 64 bits on a GPU, ms (median)\n")
+    print("| queries | k | kind gpu | FAISS on the GPU | times ours | kind exact, CPU | times ours |")
+    print("|---:|---:|---:|---:|---:|---:|---:|")
+    for n_queries, k in product((1, 64, 1024), (10, 100, 1000)):
+        some = xq[:n_queries]
+        wanted, found = exact_kind.search(some[:4], k=k), index.search(some[:4], k=k)
+        assert all(np.array_equal(a, b) for a, b in zip(wanted, found, strict=True))
+        assert np.array_equal(theirs.search(some[:4], k)[0], wanted[0])
+        cases: dict[str, Case] = {
+            "gpu": lambda _, some=some, k=k: index.search(some, k=k),  # type: ignore[misc]
+            "FAISS": lambda _, some=some, k=k: theirs.search(some, k),  # type: ignore[misc]
+        }
+        if n_queries * n <= 64 * 10**7:
+            cases["exact"] = lambda _, some=some, k=k: exact_kind.search(some, k=k)  # type: ignore[misc]
+        times = timed(cases, rounds)
+        on_cpu = f"{median(times['exact']):.1f} | {ratio(times, 'exact', 'gpu'):.1f}" if "exact" in times else "|"
+        print(
+            f"| {n_queries} | {k:,} | {median(times['gpu']):.2f} | {median(times['FAISS']):.2f} "
+            f"| {ratio(times, 'FAISS', 'gpu'):.2f} | {on_cpu} |",
+            flush=True,
+        )
 
 
 def filters(n: int, rounds: int) -> None:
@@ -420,7 +451,7 @@ def main() -> None:
     parser.add_argument(
         "--only",
         nargs="*",
-        help="parts: 48, 64, equal, cells, filters, rankings, sizes, kinds, duplicates (all), large",
+        help="parts: 48, 64, equal, cells, filters, rankings, sizes, kinds, duplicates (all), large, gpu",
     )
     parser.add_argument("--plot", type=Path, help="write curves over N and K to this SVG or PNG")
     parser.add_argument("--cpu", action="store_true", help="measure CPU time of all threads, for a busy machine")
@@ -446,6 +477,7 @@ def main() -> None:
     }
     usual = [*parts]
     parts["large"] = lambda: large(options.rows, options.rounds)
+    parts["gpu"] = lambda: on_gpu(options.rows, options.rounds)
     for name in usual if options.only is None else options.only:
         if name not in parts:
             parser.error(f"there is no part {name!r}: use {', '.join(parts)}")

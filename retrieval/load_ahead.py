@@ -51,6 +51,16 @@ def load_ahead(
                 future.cancel()
 
 
+def one_ahead(items: Iterator[T]) -> Iterator[T]:
+    """The items, each computed in a thread while the one before it is used."""
+    end = object()
+    with ThreadPoolExecutor(1) as thread:
+        following = thread.submit(next, items, end)
+        while (item := following.result()) is not end:
+            following = thread.submit(next, items, end)
+            yield item  # type: ignore[misc]
+
+
 def _loaded(load: Callable[[T], R], item: T) -> Future[R]:
     future: Future[R] = Future()
     future.set_result(load(item))

@@ -44,28 +44,29 @@ def test_serving_imports_no_training_code():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "seconds"),
+    ("arguments", "n_modules"),
     [
-        (["--help"], 1),
-        (["no-such-command"], 1),
-        (["serve", "--help"], 2),
-        (["serve", "no-such-folder"], 2),
-        (["serve", "no-such-folder", "--port", "70000"], 2),
-        (["demo", "--port", "x"], 2),
+        (["--help"], 400),
+        (["no-such-command"], 400),
+        (["serve", "--help"], 750),
+        (["serve", "no-such-folder"], 600),
+        (["serve", "no-such-folder", "--port", "70000"], 600),
+        (["demo", "--port", "x"], 400),
     ],
 )
-def test_help_and_refusals_are_quick_and_import_nothing_heavy(arguments, seconds):
-    """Limits are seconds of processor time, on a slow and busy machine."""
+def test_help_and_refusals_import_little_and_nothing_heavy(arguments, n_modules):
+    """They are as quick as their imports, which are easier to count than to time."""
     program = (
-        "import sys, time, contextlib, io\nfrom hashseek.api.cli import main\n"
+        "import sys, contextlib, io\nfrom hashseek.api.cli import main\n"
         "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
         f"    main({arguments})\n"
-        "print(time.process_time(), *{'torch', 'faiss', 'scipy', 'fastapi', 'hashseek.training'} & {*sys.modules})"
+        "heavy = {'torch', 'faiss', 'scipy', 'fastapi', 'hashseek.training'}\n"
+        "print(len(sys.modules), *heavy & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    used, *heavy = done.stdout.split()
+    imported, *heavy = done.stdout.split()
     assert heavy == []
-    assert float(used) < seconds
+    assert int(imported) < n_modules
 
 
 @pytest.mark.parametrize(

@@ -1,50 +1,82 @@
-"""Exact search on a GPU with FAISS, fast for large batches of queries."""
+"""Exact search on a GPU with PyTorch, fast for large batches of queries.
+
+The distance of a row is a matrix product with its bits, and one number holds distance and row, `distance * N + row`. So
+the k smallest of these numbers are the result: nearest first, ties by row. PyTorch is imported on first use.
+"""
 
 import threading
-from typing import Any
 
-import faiss
 import numpy as np
+from numpy.typing import NDArray
 
 from hashseek.indexing.index.exact_scan import Distances, Rows
 from hashseek.retrieval.codes import Codes
+from hashseek.retrieval.devices import is_cpu
 from hashseek.retrieval.errors import BadConfig
 
-MAX_K = 2048  # of FAISS's selection on a GPU
+# Queries, bits of rows, and rows at once: they take 3 GB, and more would not be faster. The numbers of so many rows fit
+# in int32.
+_QUERIES, _BITS, _ROWS = 256, 2**26, 2**20
 
 
 def is_available() -> bool:
-    """Whether this machine has a GPU that FAISS can use."""
-    return hasattr(faiss, "GpuIndexBinaryFlat") and faiss.get_num_gpus() > 0
+    """Whether this machine has a GPU that PyTorch can use."""
+    return not is_cpu("auto")
 
 
 class Gpu:
-    """Padded codes (N, size) on the first GPU.
+    """Padded codes (N, size) in the memory of the first GPU.
+
+    Args:
+        codes: the codes.
+        device: "cuda"; tests also use "cpu".
 
     Raises:
-        BadConfig: there is none, or FAISS was built without GPU support.
+        BadConfig: there is no GPU, or its memory is too small.
     """
 
-    def __init__(self, codes: Codes) -> None:
-        if not is_available():
-            raise BadConfig("an index of kind gpu needs a GPU that FAISS can use, but there is none: choose exact")
-        self._lock = threading.Lock()  # FAISS's GPU indexes are not thread-safe
-        self._resources = faiss.StandardGpuResources()
-        self.index: Any = faiss.GpuIndexBinaryFlat(self._resources, 8 * codes.shape[1])
-        self.index.add(codes)
+    def __init__(self, codes: Codes, *, device: str = "cuda") -> None:
+        import torch
 
-    def search(self, xq: Codes, *, k: int) -> tuple[Distances, Rows, np.ndarray[Any, np.dtype[np.bool_]]]:
-        """The k nearest rows: (distances (Q, k), rows (Q, k), which queries (Q,) are certain).
+        if device == "cuda" and not is_available():
+            raise BadConfig("an index of kind gpu needs a GPU that PyTorch can use, but there is none: choose exact")
+        self._lock = threading.Lock()  # several searches at once would need several times the memory
+        try:
+            self._codes = torch.tensor(codes, device=device)
+        except torch.OutOfMemoryError:
+            raise BadConfig(
+                f"the memory of the GPU is too small for codes of {codes.nbytes / 2**30:.1f} GiB: choose exact"
+            ) from None
 
-        Among rows at the distance of the last one, FAISS returns arbitrary ones. A query is certain if more than k rows
-        were fetched and the last is further away than the k-th: then all rows at that distance are included.
-        """
-        fetched = min(MAX_K, max(2 * k, k + 64), self.index.ntotal)
-        if k > fetched:
-            nothing = np.zeros((len(xq), k), np.int32)
-            return nothing, nothing.astype(np.int64), np.zeros(len(xq), np.bool_)
+    def search(self, xq: Codes, *, k: int) -> tuple[Distances, Rows]:
+        """The k nearest rows, 1 <= k <= N: (distances (Q, k), rows (Q, k)), nearest first, ties by row."""
         with self._lock:
-            distances, rows = self.index.search(np.ascontiguousarray(xq), fetched)
-        certain = (distances[:, -1] > distances[:, k - 1]) | (fetched == self.index.ntotal)
-        order = np.lexsort((rows, distances))[:, :k]
-        return np.take_along_axis(distances, order, 1), np.take_along_axis(rows, order, 1), certain
+            parts = [self._search(xq[start : start + _QUERIES], k) for start in range(0, len(xq), _QUERIES)]
+        found = np.concatenate(parts)
+        return (found // len(self._codes)).astype(np.int32), found % len(self._codes)
+
+    def _search(self, xq: Codes, k: int) -> NDArray[np.int64]:
+        """The k smallest `distance * N + row` of each query, (Q, k), ascending."""
+        import torch
+
+        n, device = len(self._codes), self._codes.device
+        # Sums of at most 1,024 ones are exact in half precision, which processors compute slowly.
+        kind = torch.float32 if device.type == "cpu" else torch.float16
+        shifts = torch.arange(8, dtype=torch.uint8, device=device)
+
+        def bits_of(codes: torch.Tensor) -> torch.Tensor:
+            return (codes[:, :, None] >> shifts & 1).flatten(1).to(kind)
+
+        queries = bits_of(torch.tensor(xq, device=device))
+        signs, ones = 1 - 2 * queries, queries.sum(dim=1, keepdim=True)
+        nearest = torch.empty((len(xq), 0), dtype=torch.int64, device=device)
+        step = min(_ROWS, _BITS // queries.shape[1])
+        with torch.inference_mode():
+            for start in range(0, n, step):
+                rows = self._codes[start : start + step]
+                distances = torch.addmm(ones, signs, bits_of(rows).T).to(torch.int32)
+                numbers = torch.add(torch.arange(len(rows), dtype=torch.int32, device=device), distances, alpha=step)
+                part = numbers.topk(min(k, len(rows)), largest=False, sorted=False).values.long()
+                nearest = torch.cat((nearest, part // step * n + start + part % step), dim=1)
+                nearest = nearest.topk(min(k, nearest.shape[1]), largest=False).values
+        return nearest.cpu().numpy()

@@ -126,7 +126,8 @@ class HammingIndex:
             effort = default_effort(self.recall) if effort is None else effort
             distances, rows, certain = self._search_approximately(self.approximate, xq, k, among, effort)
         elif self.gpu is not None and among is None:
-            distances, rows, certain = self.gpu.search(xq, k=k)
+            distances, rows = self.gpu.search(xq, k=k)
+            return distances, self.ids[rows]
         elif among is None and isinstance(self.rows, PlainCodes) and suits_nearest(xq, self.rows.codes, k):
             distances, rows = nearest(xq, self.rows.codes, k=k)
             return distances, self.ids[rows]

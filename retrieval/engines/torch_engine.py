@@ -38,11 +38,15 @@ class TorchEngine:
 
     def __call__(self, pixels: Pixels) -> NDArray[np.float32]:
         """Features (B, D) of preprocessed uint8 pixels (B, 3, size, size)."""
-        step = _IMAGES_PER_THREAD * torch.get_num_threads() if self.device.type == "cpu" else len(pixels)
+        n, step = len(pixels), _IMAGES_PER_THREAD * torch.get_num_threads()
+        if self.device.type == "cuda":
+            # cuDNN takes seconds to choose its kernels for a new batch size, so there are only powers of two.
+            step = 1 << (n - 1).bit_length()
+            pixels = np.concatenate((pixels, np.zeros((step - n, *pixels.shape[1:]), np.uint8)))
         rows = []
         with torch.inference_mode(), torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._half):
             for start in range(0, len(pixels), step):
                 part = torch.from_numpy(pixels[start : start + step])
                 features: torch.Tensor = self._network(self._normalize(part))
                 rows.append(features.flatten(1).float().cpu().numpy())
-        return np.concatenate(rows)
+        return np.concatenate(rows)[:n]

@@ -246,7 +246,7 @@ def test_an_unsupported_kind_falls_back_to_exact(filled, tmp_path, monkeypatch, 
     manifest["kind"] = "gpu"
     content = manifest | {"checksum": index_files.checksum_of(manifest)}
     (tmp_path / "index" / "manifest.json").write_text(json.dumps(content))
-    monkeypatch.setattr("hashseek.indexing.index.gpu.faiss.get_num_gpus", lambda: 0)
+    monkeypatch.setattr("hashseek.indexing.index.gpu.is_available", lambda: False)
     again = Collection(tmp_path)
     assert "needs a GPU" in caplog.text
     assert again.search(codes[3:4], k=1)[0][1].tolist() == [4]
@@ -273,7 +273,7 @@ def test_a_kind_that_was_removed_is_exact(filled, tmp_path):
 
 def test_maintenance_without_a_gpu_keeps_the_kind_gpu(filled, tmp_path, monkeypatch):
     collection, _ = filled
-    monkeypatch.setattr("hashseek.indexing.index.gpu.faiss.get_num_gpus", lambda: 0)
+    monkeypatch.setattr("hashseek.indexing.index.gpu.is_available", lambda: False)
     collection.catalog.set_index_kind("gpu")  # as it was built on another machine
     optimize(collection)
     assert (collection.catalog.index_kind(), manifest_of(tmp_path)["kind"]) == ("gpu", "exact")

@@ -1,10 +1,11 @@
 """Loading ahead: in order, no further than it may, and without keeping back what is done."""
 
+import threading
 import time
 
 import pytest
 
-from hashseek.retrieval.load_ahead import load_ahead
+from hashseek.retrieval.load_ahead import load_ahead, one_ahead
 
 
 @pytest.mark.parametrize("n", [0, 1, 7, 100])
@@ -51,3 +52,29 @@ def test_an_error_of_one_item_ends_it_and_starts_nothing_more():
     with pytest.raises(ValueError, match="torn"):
         list(results)
     assert len(started) < 20
+
+
+@pytest.mark.parametrize("n", [0, 1, 5])
+def test_one_item_is_computed_ahead(n):
+    started = [threading.Event() for _ in range(n + 1)]
+
+    def items():
+        for i in range(n):
+            started[i].set()
+            yield i
+        started[n].set()
+
+    found = []
+    for item in one_ahead(items()):
+        found.append(item)
+        assert started[item + 1].wait(10)
+    assert found == list(range(n))
+
+
+def test_an_error_while_computing_ahead_is_raised():
+    def items():
+        yield 1
+        raise KeyError("two")
+
+    with pytest.raises(KeyError):
+        list(one_ahead(items()))

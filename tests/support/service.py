@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import httpx
 import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -23,7 +24,7 @@ with warnings.catch_warnings():  # newer versions of Starlette prefer httpx2, ol
 @contextmanager
 def serving(folder: Path, *, ready: bool = True, **settings: Any) -> Iterator[TestClient]:
     """A client of a service for the collection in `folder`."""
-    app = create_app(Settings(collection=folder, device="cpu", **settings))
+    app = create_app(Settings(collection=folder, **{"device": "cpu", **settings}))
     with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
         if ready:
             wait_until(lambda: client.get("/healthz/ready").status_code == 200)
@@ -34,14 +35,16 @@ def serving(folder: Path, *, ready: bool = True, **settings: Any) -> Iterator[Te
 def listening(folder: Path, **settings: Any) -> Iterator[str]:
     """The address of a service for the collection in `folder`, for programs that need a port."""
     config = uvicorn.Config(
-        create_app(Settings(collection=folder, device="cpu", **settings)), port=0, log_level="error"
+        create_app(Settings(collection=folder, **{"device": "cpu", **settings})), port=0, log_level="error"
     )
     server = uvicorn.Server(config)
     thread = Thread(target=server.run)
     thread.start()
     wait_until(lambda: server.started)
+    url = "http://localhost:{1}".format(*server.servers[0].sockets[0].getsockname())
     try:
-        yield "http://localhost:{1}".format(*server.servers[0].sockets[0].getsockname())
+        wait_until(lambda: httpx.get(f"{url}/healthz/ready").status_code == 200)
+        yield url
     finally:  # or a test that fails would never end
         server.should_exit = True
         thread.join()

@@ -21,7 +21,7 @@ from hashseek.retrieval.images import Pixels, Preprocessing, decode_for, read_by
 from hashseek.retrieval.label_files import OnError, Problem, refuse
 from hashseek.retrieval.load_ahead import load_ahead
 from hashseek.training.config import TrainSection
-from hashseek.training.data.augmentation import augment
+from hashseek.training.data.augmentation import augment, generators
 from hashseek.training.data.file_digests import digest_files
 from hashseek.training.data.image_cache import cache_file, check_disk, write_images
 from hashseek.training.data.splits import Split
@@ -100,8 +100,7 @@ class Images:
             pixels = torch.from_numpy(self.pixels(int(row)))
             if augmentation is None:
                 return [pixels.permute(1, 2, 0)]
-            seeds = [(*seed, int(row)), *((*seed, int(row), view) for view in range(1, augmentation.views))]
-            rngs = map(np.random.default_rng, seeds)
+            rngs = generators(seed, int(row), views=augmentation.views)
             return [augment(pixels, rng, augmentation).permute(1, 2, 0) for rng in rngs]
 
         self._open()

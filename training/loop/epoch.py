@@ -38,8 +38,10 @@ def train_epoch(
     *,
     folder: Path,
     progress: Progress,
-) -> tuple[dict[str, float], int]:
-    """Train on every image once. Returns the mean of each loss term over the images, and their number.
+) -> tuple[dict[str, float], int, float]:
+    """Train on every image once.
+
+    Returns the mean of each loss term over the images, their number, and the seconds spent waiting for batches.
 
     Raises:
         Diverged: a loss term became NaN or infinite; the message names the term, the batch and the run's `folder`.
@@ -56,9 +58,11 @@ def train_epoch(
     if config.model.freeze_backbone:
         state.network.model.backbone.eval()
     sums: dict[str, float] = {}
-    n_seen, started = 0, time.perf_counter()
+    n_seen, waited, started = 0, 0.0, time.perf_counter()
     with progress.task(f"epoch {epoch + 1}/{settings.epochs}", len(order)) as advance:
+        ready = started
         for step, (inputs, rows) in enumerate(data.source.batches(own, settings.batch_size // n_ranks, epoch)):
+            waited += time.perf_counter() - ready
             try:
                 seeds = row_seeds(rows, seed=settings.seed, epoch=epoch, views=settings.views).to(inputs.device)
                 labels = data.observed[torch.from_numpy(rows).to(data.observed.device)]
@@ -73,8 +77,9 @@ def train_epoch(
                 sums[name] = sums.get(name, 0.0) + value * n_rows
             n_seen += n_rows
             shown = "  ".join(f"{name} {value:.4f}" for name, value in terms.items())
-            advance(n_rows, f"{shown}  {n_seen / (time.perf_counter() - started):.0f} images/s")
-    return {name: value / max(n_seen, 1) for name, value in sums.items()}, n_seen
+            ready = time.perf_counter()
+            advance(n_rows, f"{shown}  {n_seen / (ready - started):.0f} images/s")
+    return {name: value / max(n_seen, 1) for name, value in sums.items()}, n_seen, waited
 
 
 def _train_batch(

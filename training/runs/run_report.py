@@ -5,6 +5,7 @@
 
 import json
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 from hashseek.retrieval.files import write_atomically
@@ -92,11 +93,12 @@ def _result(run: Run, config: Config, records: Sequence[dict[str, Any]]) -> Rows
             (f"last {name}", f"{last[score]:.4f}, epoch {last['epoch']}"),
         ]
     seconds = sum(record["seconds"] for record in records)
-    speeds = sorted(record["images_per_s"] for record in records)
+    speed = median(record["images_per_s"] for record in records)
+    waited = sum(record.get("seconds_waiting_for_data", 0) for record in records) / seconds  # not in older logs
     return [
         *rows,
         ("epochs", f"{len(records)} of {config.train.epochs}"),
-        ("time", f"{_duration(seconds)} in epochs, {speeds[len(speeds) // 2]:,.0f} images/s (median)"),
+        ("time", f"{_duration(seconds)} in epochs, {speed:,.0f} images/s (median), {waited:.0%} waiting for data"),
     ]
 
 

@@ -93,17 +93,15 @@ def test_a_run_killed_while_it_fits_leaves_nothing_and_one_killed_later_continue
 
 # Runs each of the commands in `sys.argv[1]`, and prints how it ended, whether it loaded torch, and its seconds.
 PROGRAM = """
-import json, sys, time
+import json, sys
 from hashseek.retrieval.models import published_weights
 published_weights._SOURCE = "http://127.0.0.1:9/"
 from hashseek.api.cli import main
-used = 0
 for command in json.loads(sys.argv[1]):
     try:
         main(command)
     except SystemExit as ending:
-        print(ending.code, "torch" in sys.modules, time.process_time() - used)
-    used = time.process_time()
+        print(ending.code, "torch" in sys.modules)
 """
 
 
@@ -128,10 +126,8 @@ def test_what_cannot_work_is_refused_before_torch_is_imported(tmp_path, pictures
     command = (sys.executable, "-c", PROGRAM, json.dumps(commands))
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     for (_, options, named), ended, err in zip(cases, done.stdout.splitlines(), done.stderr.splitlines(), strict=True):
-        code, has_torch, seconds = ended.split()
-        assert (code, has_torch) == ("2", "False"), options
+        assert ended == "2 False", options
         assert named in err
-        assert float(seconds) < 2  # 0.5 s; the bound leaves room for a slow machine
     assert not (tmp_path / "c").exists()
 
 

@@ -2,7 +2,6 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-import faiss
 import numpy as np
 import pytest
 
@@ -150,26 +149,3 @@ def test_invalid_efforts_are_refused(index, data):
 def test_unknown_kinds_are_refused():
     with pytest.raises(BadConfig, match="lsh"):
         build_index(np.zeros((1, 1), np.uint8), np.zeros(1, np.int64), n_bits=8, kind="lsh")
-
-
-@pytest.mark.skipif(hasattr(faiss, "GpuIndexBinaryFlat") and faiss.get_num_gpus() > 0, reason="there is a GPU")
-def test_without_a_gpu_the_kind_gpu_is_refused():
-    with pytest.raises(BadConfig):
-        build_index(np.zeros((1, 1), np.uint8), np.zeros(1, np.int64), n_bits=8, kind="gpu")
-
-
-@pytest.mark.skipif(not hasattr(faiss, "GpuIndexBinaryFlat") or faiss.get_num_gpus() == 0, reason="there is no GPU")
-@pytest.mark.parametrize("n_distinct", [5, 300, None])
-def test_a_gpu_finds_what_the_oracle_finds(n_distinct):
-    rng = np.random.default_rng(0)
-    xb, xq, ids = random_codes(rng, 5000, 48, n_distinct), random_codes(rng, 40, 48), np.arange(5000) * 2
-    index = build_index(xb, ids, n_bits=48, kind="gpu")
-    for k in (1, 10, 900, 3000, 5000):
-        wanted = hamming.search(xq, xb, k=k)
-        distances, found = index.search(xq, k=k)
-        assert np.array_equal(distances, wanted[0])
-        assert np.array_equal(found, ids[wanted[1]])
-        everything = hamming.search(xq, xb, k=5000)
-        for row, (_, near) in enumerate(index.search_ties(xq, k=k)):
-            as_near = everything[0][row] <= wanted[0][row, -1]
-            assert np.array_equal(near, ids[everything[1][row][as_near]])

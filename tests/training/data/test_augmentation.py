@@ -8,7 +8,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as transforms
 
 from hashseek.training.config import TrainSection
-from hashseek.training.data.augmentation import OPERATIONS, augment, rand_augment
+from hashseek.training.data.augmentation import OPERATIONS, augment, flip_and_crop, generators, rand_augment
 from support.pictures import draw
 
 
@@ -34,6 +34,20 @@ def test_flip_and_crop_give_what_they_gave_in_recorded_runs():
             found = augment(stored, np.random.default_rng((3, 1, row)), TrainSection(flip=True, min_crop=0.3))
             assert torch.equal(found, expected)
     assert 10 < flipped < 30
+
+
+@pytest.mark.parametrize("settings", [{"min_crop": 0.3}, {"min_crop": 0.05, "flip": False}, {"min_crop": 1}])
+def test_a_batch_is_flipped_and_cropped_like_its_images(settings):
+    train = TrainSection(**settings)
+    pixels = torch.from_numpy(np.random.default_rng(9).integers(0, 256, (40, 3, 64, 64), dtype=np.uint8))
+
+    def rngs():
+        return [generator for row in range(20) for generator in generators((3, 1), row, views=2)]
+
+    expected = torch.stack([augment(image, rng, train) for image, rng in zip(pixels, rngs(), strict=True)])
+    found = flip_and_crop(pixels, rngs(), train)
+    assert (found - expected.float()).abs().max() < 1.01  # rounding
+    assert not torch.equal(expected, pixels)
 
 
 class OneOperation(v2.RandAugment):
