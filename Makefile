@@ -1,5 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
+# Where this is set, as in many containers, every process would compile PyTorch's modules again, for 2 to 10 seconds.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo test installed lint links unit bench-engines bench-eval bench-filters bench-ingest bench-losses bench-scale bench-search bench-serve bench-stores bench-train bench-unsupervised faults photographs reproduce soak clean
 
