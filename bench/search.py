@@ -194,7 +194,7 @@ def large(n: int, rounds: int) -> None:
         xq = random_codes(64, 64, seed=1)
         fresh = whole(build_index(xq[:1], np.array([n]), n_bits=64))
         started = time.perf_counter()
-        fresh = joined([fresh], 64, "exact", xq[1:2], np.array([n + 1]))
+        fresh = joined([fresh], "exact", xq[1:2], np.array([n + 1]))
         found = (segment.index.search(xq[1:2], k=K) for segment in (built, fresh))
         [(_, nearest_ids)] = [merged_hits(*((d[0], i[0]) for d, i in found), K)]
         print(
@@ -228,7 +228,7 @@ def on_gpu(n: int, rounds: int) -> None:
         }
         if n_queries * n <= 64 * 10**7:
             cases["exact"] = lambda _, some=some, k=k: exact_kind.search(some, k=k)  # type: ignore[misc]
-        times = timed(cases, rounds)
+        times = timed(cases, rounds, faiss_threads=min(n_queries, n_cores()))
         on_cpu = f"{median(times['exact']):.1f} | {ratio(times, 'exact', 'gpu'):.1f}" if "exact" in times else "|"
         print(
             f"| {n_queries} | {k:,} | {median(times['gpu']):.2f} | {median(times['FAISS']):.2f} "

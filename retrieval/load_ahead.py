@@ -1,4 +1,4 @@
-"""Loads items in worker threads ahead of the code that uses them; encoding, indexing and image caches use it."""
+"""Loads items in worker threads ahead of the code that uses them; encoding, indexing and training use it."""
 
 import time
 from collections import deque
@@ -52,7 +52,7 @@ def load_ahead(
 
 
 def one_ahead(items: Iterator[T]) -> Iterator[T]:
-    """The items, each computed in a thread while the one before it is used."""
+    """Prefetch: compute each item in a thread while the previous one is in use."""
     end = object()
     with ThreadPoolExecutor(1) as thread:
         following = thread.submit(next, items, end)

@@ -27,7 +27,7 @@ from hashseek.indexing.index.approximate import (
 )
 from hashseek.indexing.index.code_layouts import DistinctCodes, PlainCodes, Subset, arrange
 from hashseek.indexing.index.exact_scan import Distances, nearest, padded_size, suits_nearest
-from hashseek.indexing.index.gpu import Gpu
+from hashseek.indexing.index.gpu import Gpu, to_gpu
 from hashseek.retrieval.codes import Codes, check_codes, code_size, pad
 from hashseek.retrieval.errors import BadCodes, BadCollection, BadConfig
 from hashseek.retrieval.files import write_atomically
@@ -125,8 +125,8 @@ class HammingIndex:
         if self.approximate is not None:
             effort = default_effort(self.recall) if effort is None else effort
             distances, rows, certain = self._search_approximately(self.approximate, xq, k, among, effort)
-        elif self.gpu is not None and among is None:
-            distances, rows = self.gpu.search(xq, k=k)
+        elif (on_gpu := self._search_on_gpu(xq, k, among)) is not None:
+            distances, rows = on_gpu
             return distances, self.ids[rows]
         elif among is None and isinstance(self.rows, PlainCodes) and suits_nearest(xq, self.rows.codes, k):
             distances, rows = nearest(xq, self.rows.codes, k=k)
@@ -176,14 +176,14 @@ class HammingIndex:
         def scan(queries: Codes) -> list[tuple[Distances, Ids]]:
             return self.range(queries, radius=self.n_bits, k=k, among=among, ties=True)
 
-        if self.approximate is None and (self.gpu is None or (among is not None and among.n < len(self))):
+        if self.approximate is None and self.gpu is None:
             return scan(query_codes)
         results = []
         found = self.search(query_codes, k=2 * k, among=among, effort=effort)
         for row, (distances, ids) in enumerate(zip(*found, strict=True)):
             n = int(distances.searchsorted(distances[k - 1], "right")) if len(distances) > k else len(distances)
             # The GPU returned no further ones at this distance, so there may be more.
-            is_cut = self.gpu is not None and n == len(distances) < len(self)
+            is_cut = self.gpu is not None and n == len(distances) < (len(self) if among is None else among.n)
             results.append(scan(query_codes[row : row + 1])[0] if is_cut else (distances[:n], ids[:n]))
         return results
 
@@ -213,6 +213,12 @@ class HammingIndex:
 
     def _padded(self, query_codes: Codes) -> Codes:
         return pad(check_codes(query_codes, self.n_bits), padded_size(self.n_bits))
+
+    def _search_on_gpu(self, xq: Codes, k: int, among: Subset | None) -> tuple[Distances, NDArray[np.int64]] | None:
+        """(distances (Q, k), rows (Q, k)); None if this search must run, or is faster, on the CPU."""
+        if self.gpu is None or (among is not None and among.is_small):
+            return None
+        return self.gpu.search(xq, k=k, usable=None if among is None else among.mask)
 
     def _search_approximately(
         self, approximate: Approximate, xq: Codes, k: int, among: Subset | None, effort: int
@@ -248,7 +254,7 @@ def build_index(codes: Codes, ids: Ids, *, n_bits: int, kind: str = "exact") -> 
     padded = pad(codes, padded_size(n_bits))
     rows = arrange(padded)
     if kind not in APPROXIMATE or not len(ids):
-        return HammingIndex(n_bits, ids, rows, kind, gpu=Gpu(padded) if kind == "gpu" else None)
+        return HammingIndex(n_bits, ids, rows, kind, gpu=to_gpu(padded) if kind == "gpu" else None)
     structure = APPROXIMATE[kind].build(padded)
     return HammingIndex(n_bits, ids, rows, kind, structure, measure_recall(structure, rows, n_bits=n_bits))
 
@@ -288,7 +294,7 @@ def load_index(files: Collection[Path], *, n_bits: int, kind: str = "exact") -> 
         if len(rows) != len(ids) or (isinstance(rows, DistinctCodes) and len(rows.starts) != len(rows.distinct) + 1):
             raise ValueError(f"they hold {len(rows)} codes of {n_bits} bits for {len(ids)} images")
         if kind not in APPROXIMATE or not len(ids):
-            return HammingIndex(n_bits, ids, rows, kind, gpu=Gpu(rows.codes) if kind == "gpu" else None)
+            return HammingIndex(n_bits, ids, rows, kind, gpu=to_gpu(rows.codes) if kind == "gpu" else None)
         with path[kind].open("rb") as file, np.load(file, allow_pickle=False) as stored:
             recall = dict(zip(stored["efforts"].tolist(), stored["recall"].tolist(), strict=True))
             structure = APPROXIMATE[kind].from_array(stored["faiss"])

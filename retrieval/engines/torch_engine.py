@@ -42,7 +42,8 @@ class TorchEngine:
         if self.device.type == "cuda":
             # cuDNN takes seconds to choose its kernels for a new batch size, so there are only powers of two.
             step = 1 << (n - 1).bit_length()
-            pixels = np.concatenate((pixels, np.zeros((step - n, *pixels.shape[1:]), np.uint8)))
+            if step > n:
+                pixels = np.concatenate((pixels, np.zeros((step - n, *pixels.shape[1:]), np.uint8)))
         rows = []
         with torch.inference_mode(), torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._half):
             for start in range(0, len(pixels), step):

@@ -71,6 +71,21 @@ def test_one_item_is_computed_ahead(n):
     assert found == list(range(n))
 
 
+def test_stopping_early_ends_the_source():
+    ended = threading.Event()
+
+    def items():
+        try:
+            yield from range(100)
+        finally:
+            ended.set()
+
+    found = one_ahead(items())
+    assert next(found) == 0
+    found.close()
+    assert ended.wait(10)
+
+
 def test_an_error_while_computing_ahead_is_raised():
     def items():
         yield 1

@@ -32,7 +32,7 @@ def augment(pixels: Tensor, rng: Generator, settings: TrainSection) -> Tensor:
         pixels = pixels.flip(-1)
     if settings.min_crop < 1:
         pixels = _resized(pixels, *_part(rng, pixels.shape[-1], settings.min_crop))
-    if settings.rand_augment == 0 and settings.jitter == 0:
+    if only_flips_and_crops(settings):
         return pixels
     # Most of these operations are two to six times as fast on a Pillow image as on a tensor.
     image = Image.fromarray(np.ascontiguousarray(pixels.permute(1, 2, 0).numpy()))
@@ -48,7 +48,10 @@ def only_flips_and_crops(settings: TrainSection) -> bool:
 
 
 def flip_and_crop(pixels: Tensor, rngs: Sequence[Generator], settings: TrainSection) -> Tensor:
-    """What `augment` does with each image of (B, 3, size, size) uint8, but at once, for a GPU: float32, not rounded."""
+    """Like `augment` for each image of a batch (B, 3, size, size) uint8, but vectorised, for a GPU.
+
+    Returns float32, not rounded.
+    """
     size, device = pixels.shape[-1], pixels.device
     flips, parts = [], []
     for rng in rngs:
@@ -57,7 +60,7 @@ def flip_and_crop(pixels: Tensor, rngs: Sequence[Generator], settings: TrainSect
     flipped = torch.tensor(flips, device=device)[:, None]
     top, left, height, width = torch.tensor(parts, dtype=torch.float32, device=device).T[..., None]
     places = (torch.arange(size, device=device) + 0.5) / size
-    # Not further than the centres of its outermost pixels: what is around the part must not be seen.
+    # Clamp to the crop, so that no pixel outside it is sampled.
     y = (top + places * height - 0.5).clamp(top, top + height - 1)
     x = (left + places * width - 0.5).clamp(left, left + width - 1)
     x = torch.where(flipped, size - 1 - x, x)

@@ -18,7 +18,7 @@ from hashseek.retrieval.images import normalizer
 from hashseek.retrieval.load_ahead import one_ahead
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.retrieval.vectors import check_vectors
-from hashseek.training.config import Config
+from hashseek.training.config import Config, TrainSection
 from hashseek.training.data.augmentation import flip_and_crop, generators, only_flips_and_crops
 from hashseek.training.data.cached_features import engine_for, features_of
 from hashseek.training.data.splits import Split
@@ -142,22 +142,18 @@ def _in_memory(
 
 def _augmented(config: Config, images: Images, fabric: Fabric) -> Source:
     normalize, settings = normalizer(images.preprocessing, fabric.device), config.train
-    # Threads on a CPU augment up to 2,600 images/s, however many cores there are: too few for a GPU.
+    # In threads, Python limits augmentation to about 2,000 images/s, however many cores there are: too few for a GPU.
     on_gpu = fabric.device.type == "cuda" and only_flips_and_crops(settings)
 
     def batches(rows: Rows, batch_size: int, epoch: int) -> Iterator[tuple[Tensor, Rows]]:
         seed = (settings.seed, epoch)
         if on_gpu:
-            yield from one_ahead(augmented_there(images.batches(rows, batch_size=batch_size), seed))
+            stored = images.batches(rows, batch_size=batch_size)
+            for pixels, chosen in one_ahead(augmented_on_device(stored, settings, seed=seed, device=fabric.device)):
+                yield normalize(pixels), chosen
             return
         for pixels, chosen in images.batches(rows, batch_size=batch_size, augmentation=settings, seed=seed):
             yield normalize(pixels), chosen
-
-    def augmented_there(stored: Iterator[tuple[Tensor, Rows]], seed: tuple[int, ...]) -> Iterator[tuple[Tensor, Rows]]:
-        for pixels, chosen in stored:
-            rngs = zip(*(generators(seed, int(row), views=settings.views) for row in chosen), strict=True)
-            copies = pixels.to(fabric.device).repeat(settings.views, 1, 1, 1)
-            yield normalize(flip_and_crop(copies, [rng for view in rngs for rng in view], settings)), chosen
 
     def features(model: HashModel, rows: Rows) -> Iterator[Tensor]:
         for pixels, _ in images.batches(rows, batch_size=settings.batch_size):
@@ -166,3 +162,13 @@ def _augmented(config: Config, images: Images, fabric: Fabric) -> Source:
             yield found
 
     return Source(batches, features)
+
+
+def augmented_on_device(
+    batches: Iterator[tuple[Tensor, Rows]], settings: TrainSection, *, seed: tuple[int, ...], device: torch.device
+) -> Iterator[tuple[Tensor, Rows]]:
+    """Flip and crop batches (b, 3, size, size) on a device: (views * b, 3, size, size) with their rows (b,)."""
+    for pixels, rows in batches:
+        by_row = [generators(seed, int(row), views=settings.views) for row in rows]
+        rngs = [rngs[view] for view in range(settings.views) for rngs in by_row]
+        yield flip_and_crop(pixels.to(device).repeat(settings.views, 1, 1, 1), rngs, settings), rows

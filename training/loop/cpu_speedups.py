@@ -61,7 +61,7 @@ class _FoldedConv(nn.Conv2d):
             weight = weight * scale[:, None, None, None]
         is_strided_depthwise = self.groups == self.in_channels > 1 and max(self.stride) > 1
         outputs: Tensor
-        if is_strided_depthwise and inputs.device.type == "cpu" and inputs.dtype is torch.bfloat16:
+        if is_strided_depthwise and inputs.dtype is torch.bfloat16:
             # Its gradient takes 4 to 20 times as long in bf16 as in float32.
             with torch.autocast("cpu", enabled=False):
                 outputs = self._conv_forward(inputs.float(), weight, bias).to(inputs.dtype)

@@ -9,6 +9,11 @@ from torchvision.transforms.v2 import functional as transforms
 
 from hashseek.training.config import TrainSection
 from hashseek.training.data.augmentation import OPERATIONS, augment, flip_and_crop, generators, rand_augment
+from hashseek.training.data.batches import augmented_on_device
+from hashseek.training.data.datasets import build_splits
+from hashseek.training.data.datasets.shapes import render_shapes
+from hashseek.training.data.training_images import Images
+from support.models import PREPROCESSING
 from support.pictures import draw
 
 
@@ -48,6 +53,18 @@ def test_a_batch_is_flipped_and_cropped_like_its_images(settings):
     found = flip_and_crop(pixels, rngs(), train)
     assert (found - expected.float()).abs().max() < 1.01  # rounding
     assert not torch.equal(expected, pixels)
+
+
+def test_batches_are_augmented_on_a_device_as_in_threads(tmp_path):
+    render_shapes(tmp_path, n_query=1, n_train=20, n_database=1, size=48, seed=1)
+    images = Images(build_splits("folder", root=str(tmp_path)).train, PREPROCESSING)
+    settings, rows = TrainSection(views=2, min_crop=0.3), np.random.default_rng(0).permutation(20)
+    in_threads = images.batches(rows, batch_size=8, augmentation=settings, seed=(5, 2))
+    plain = images.batches(rows, batch_size=8)
+    on_device = augmented_on_device(plain, settings, seed=(5, 2), device=torch.device("cpu"))
+    for (expected, chosen), (found, also_chosen) in zip(in_threads, on_device, strict=True):
+        assert np.array_equal(chosen, also_chosen)
+        assert (found - expected.float()).abs().max() < 1.01  # rounding
 
 
 class OneOperation(v2.RandAugment):
