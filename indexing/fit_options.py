@@ -152,6 +152,8 @@ def find_network(options: FitOptions) -> FeatureNetwork:
 def network_for_refit(collection: Collection, options: FitOptions) -> FeatureNetwork:
     """The network that the options name; by default that of the collection, with its weights and its K.
 
+    "default" and "none" are weights of the collection's backbone, unless the options name another one.
+
     Raises:
         BadConfig: the collection has a trained checkpoint, and the options name no network; otherwise as
             `find_network`.
@@ -159,9 +161,11 @@ def network_for_refit(collection: Collection, options: FitOptions) -> FeatureNet
     collection.check_holds_images()
     if options.n_bits is None:
         options = replace(options, n_bits=collection.n_bits)
-    if options.backbone is not None or options.weights not in (None, "default"):
-        return find_network(options)
     header = load_header(collection.checkpoint)
+    if options.backbone is None and options.weights in ("default", "none"):
+        options = replace(options, backbone=header.backbone)
+    if options.backbone is not None or options.weights is not None:
+        return find_network(options)
     if "fit" not in header.training:
         raise BadConfig(
             f"{collection.folder} was created with a trained checkpoint, and a refit without labels would be worse: "

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 
 import hashseek
 from hashseek.indexing import fitting
-from hashseek.indexing.collection import open_or_create
-from hashseek.indexing.fit_options import FitOptions, find_network
+from hashseek.indexing.collection import Collection, open_or_create
+from hashseek.indexing.fit_options import FitOptions, find_network, network_for_refit
 from hashseek.indexing.fitting import fit_to_sources, plan_collection
 from hashseek.indexing.ingest import loading
 from hashseek.indexing.ingest.batch import ingest
@@ -169,6 +169,15 @@ def test_the_reason_for_a_random_rotation_names_the_numbers_that_matter(n, width
 def test_a_refit_is_recommended_when_it_may_help(fit, n_images, helps):
     header = Header("resnet18", 128, None, (), fingerprint="", training={"fit": fit} if fit else {})
     assert fitting.refit_may_help(header, n_images) is helps
+
+
+@pytest.mark.parametrize("named", ["default", "none"])
+def test_a_refit_with_named_weights_keeps_the_network_of_the_collection(indexed, named):
+    with closing(Collection(indexed, read_only=True)) as collection:
+        network = network_for_refit(collection, FitOptions(weights=named))
+        assert (network.backbone, network.weights) == ("squeezenet1_1", named)
+        with pytest.raises(BadConfig):  # its checkpoint was trained
+            network_for_refit(collection, FitOptions())
 
 
 def test_pictures_to_which_nothing_can_be_fitted_are_refused(tmp_path, weights, pictures):
