@@ -1,6 +1,6 @@
-"""The SQLite file of a catalog: one connection to read, one to write, and SQLite's errors as errors of Hashseek.
+"""The SQLite file of a catalog: connections to read, one to write, and SQLite's errors as errors of Hashseek.
 
-Readers never wait for a writer. Writers wait for each other, within one process and across processes.
+Readers never wait for each other or for a writer. Writers wait for each other, within one process and across processes.
 """
 
 import os
@@ -9,6 +9,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from hashseek.indexing.catalog.schema import APPLICATION_ID, VERSION, create_tab
 from hashseek.retrieval.errors import BadCollection
 
 BUSY_SECONDS = 30
+_KEPT = 4  # read connections that stay open while nobody uses them; each takes up to 2 MB and two file descriptors
 
 
 class CatalogLocked(BadCollection):
@@ -43,6 +45,14 @@ class CatalogDamaged(BadCollection):
         )
 
 
+@dataclass(frozen=True)
+class _Reader:
+    """A read connection; `unchanged` is the stamp of the file if it was opened as immutable."""
+
+    connection: sqlite3.Connection
+    unchanged: tuple[int, ...] | None = None
+
+
 class Database:
     """An open catalog file. Safe to use from several threads."""
 
@@ -61,9 +71,8 @@ class Database:
         # Reentrant, because the garbage collector may close the file in the middle of a statement.
         self._read_lock, self._write_lock = threading.RLock(), threading.RLock()
         self._writer: sqlite3.Connection | None = None
-        self._unchanged: tuple[int, ...] | None = None
-        with as_hashseek_error(path):
-            self._reader = self._open_reader()
+        self._idle: list[_Reader] = []
+        self._is_closed = False
         try:
             self._check_format()
             if not read_only:
@@ -74,9 +83,12 @@ class Database:
             raise
 
     def close(self) -> None:
-        """Close the file, after the statements that other threads are executing: ending these would crash Python."""
-        with self._write_lock, self._read_lock:
-            self._reader.close()
+        """Close the file. Statements that other threads are executing are finished: ending them would crash Python."""
+        with self._read_lock:
+            self._is_closed = True  # a connection in use is closed when it is no longer needed
+            while self._idle:
+                self._idle.pop().connection.close()
+        with self._write_lock:
             if self._writer is not None:
                 self._writer.close()
 
@@ -89,16 +101,22 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """The read connection."""
-        with self._read_lock, as_hashseek_error(self.path):
-            if self._unchanged is not None and self._unchanged != self._stamp():
-                self._reader.close()
-                self._reader = self._open_reader()
-            yield self._reader
+        """A read connection that nobody else uses at the same time."""
+        with as_hashseek_error(self.path):
+            reader = self._take_reader()
+            try:
+                yield reader.connection
+            finally:
+                with self._read_lock:
+                    is_kept = not self._is_closed and len(self._idle) < _KEPT
+                    if is_kept:
+                        self._idle.append(reader)
+                if not is_kept:
+                    reader.connection.close()
 
     @contextmanager
     def snapshot(self) -> Iterator[sqlite3.Connection]:
-        """The read connection, within a read transaction: all queries see the same state."""
+        """A read connection within a read transaction: all queries see the same state."""
         with self.reading() as db:
             db.execute("BEGIN")
             try:
@@ -174,20 +192,32 @@ class Database:
                 "collection with the Hashseek version that wrote it, then import it"
             )
 
-    def _open_reader(self) -> sqlite3.Connection:
-        """A read connection, with or without permission to write to the folder.
+    def _take_reader(self) -> _Reader:
+        """A reader that is idle and up to date, or a new one."""
+        with self._read_lock:
+            if self._is_closed:
+                raise sqlite3.ProgrammingError("the file is closed")
+            reader = self._idle.pop() if self._idle else None
+        if reader is None:
+            return self._open_reader()
+        if reader.unchanged is not None and reader.unchanged != self._stamp():
+            reader.connection.close()
+            return self._open_reader()
+        return reader
+
+    def _open_reader(self) -> _Reader:
+        """A new reader, with or without permission to write to the folder.
 
         Without that permission SQLite can read a WAL file only while a writer is active, whose files it shares.
-        Without a writer the file does not change and can be opened as immutable; `reading` reopens it after a change.
+        Without a writer the file does not change and can be opened as immutable; it is reopened after a change.
         """
-        self._unchanged = None
         try:
-            return _connect(self.path, "ro")
+            return _Reader(_connect(self.path, "ro"))
         except sqlite3.OperationalError:
-            self._unchanged = self._stamp()
-            if self._unchanged is None or os.access(self.path.parent, os.W_OK):
+            unchanged = self._stamp()
+            if unchanged is None or os.access(self.path.parent, os.W_OK):
                 raise
-        return _connect(self.path, "ro&immutable=1")
+        return _Reader(_connect(self.path, "ro&immutable=1"), unchanged)
 
     def _stamp(self) -> tuple[int, ...] | None:
         """A value that differs after the file has changed; None while a writer is active."""

@@ -20,6 +20,7 @@ from hashseek.indexing.catalog import (
     create_catalog,
 )
 from hashseek.indexing.catalog import catalog as catalog_module
+from hashseek.indexing.catalog.database import Database
 from hashseek.indexing.catalog.filters import Filter
 from hashseek.retrieval.errors import BadCodes, BadCollection, BadConfig, UnknownImage
 from support.collections import new_images, random_codes, sql, with_codes
@@ -144,6 +145,34 @@ def test_a_read_only_catalog_refuses_changes(path):
         with pytest.raises(BadCollection):
             change()
     catalog.close()
+
+
+def test_readers_do_not_wait_for_each_other(path):
+    writer = Catalog(path)
+    writer.add(images(5))
+    database = Database(path, read_only=True)
+    with database.snapshot() as slow:  # its result is not read to the end
+        rows = slow.execute("SELECT id FROM images ORDER BY id")
+        assert rows.fetchone() == (1,)
+        writer.add(images(2, start=100))
+        counts = []
+
+        def count():
+            with database.reading() as db:
+                counts.append(db.execute("SELECT count(*) FROM images").fetchone()[0])
+
+        others = [threading.Thread(target=count) for _ in range(20)]
+        for other in others:
+            other.start()
+        for other in others:
+            other.join(20)
+        assert counts == [7] * 20
+        database.close()  # what is being read is not ended
+        assert len(rows.fetchall()) == 4
+    with pytest.raises(BadCollection), database.reading():
+        pass
+    writer.close()
+    assert not path.with_name("catalog.sqlite-wal").exists()  # every connection was closed
 
 
 def test_a_reader_without_write_permission_sees_later_changes(path, start, tmp_path):
