@@ -37,6 +37,7 @@ from hashseek.retrieval.load_ahead import load_ahead
 from hashseek.retrieval.metrics import average_precision, histograms
 from hashseek.retrieval.models.backbones import build_backbone, default_preprocessing
 from hashseek.retrieval.models.lazy_backbone import LazyBackbone
+from hashseek.training.cli.evaluate import data_options
 from hashseek.training.data.datasets import Split, build_splits
 
 RUN = Path("runs/mirflickr25k_mobilenet_v2_hyp2_48/best.safetensors")
@@ -121,7 +122,8 @@ def pixels_of(split: Split, preprocessing: Preprocessing) -> Pixels:
 def agreement(file: Path, *, n_database: int, device: str) -> None:
     header = load_checkpoint(file).header
     preprocessing = header.image_preprocessing()
-    splits = build_splits(**header.training["data"])  # what it was trained on
+    name, options = data_options(file, None)  # what it was trained on
+    splits = build_splits(name, **options)
     chosen = np.sort(np.random.default_rng(0).permutation(len(splits.database))[:n_database])
     query, database = splits.query, splits.database.take(chosen)
     pixels = np.concatenate([pixels_of(split, preprocessing) for split in (query, database)])

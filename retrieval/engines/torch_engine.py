@@ -40,7 +40,7 @@ class TorchEngine:
         """Features (B, D) of preprocessed uint8 pixels (B, 3, size, size)."""
         n, step = len(pixels), _IMAGES_PER_THREAD * torch.get_num_threads()
         if self.device.type == "cuda":
-            # cuDNN takes seconds to choose its kernels for a new batch size, so there are only powers of two.
+            # cuDNN takes seconds to prepare its kernels for a new batch size, so batches are padded to powers of two.
             step = 1 << (n - 1).bit_length()
             if step > n:
                 pixels = np.concatenate((pixels, np.zeros((step - n, *pixels.shape[1:]), np.uint8)))
