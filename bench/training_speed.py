@@ -258,6 +258,8 @@ def main() -> None:
         print(json.dumps({**found, "peak_mib": peak_mib()}))
         return
     n = int(sys.argv[1]) if len(sys.argv) > 1 else 400
+    if n < 120:
+        sys.exit(f"{n} images are too few: use at least 120, so that a batch is left after the one that warms up")
     data = "MIRFLICKR photographs" if "HASHSEEK_DATA" in os.environ else "built-in shapes"
     config = load_config(BASE)
     print(
