@@ -64,7 +64,12 @@ def test_an_index_finds_what_the_oracle_finds(n_distinct, n_bits, tmp_path):
     built = build_index(xb, ids, n_bits=n_bits, kind="gpu")
     loaded = load_index(save_index(built, tmp_path), n_bits=n_bits, kind="gpu")
     everything = hamming.search(xq, xb, k=5000)
+    kept = np.flatnonzero(rng.random(5000) < 0.7)
+    among_kept = hamming.search(xq, xb[kept], k=800)
     for index in (built, loaded):
+        distances, found = index.search(xq, k=800, among=index.subset_of(ids[kept]))
+        assert np.array_equal(distances, among_kept[0])
+        assert np.array_equal(found, ids[kept][among_kept[1]])
         for k in (1, 10, 900, 3000, 5000):
             distances, found = index.search(xq, k=k)
             assert np.array_equal(distances, everything[0][:, :k])

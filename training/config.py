@@ -263,7 +263,9 @@ class TrainSection(_Section):
         default="auto",
         description="`bf16` if the hardware supports it, otherwise `fp32`; heads and losses always use float32",
     )
-    compile: bool = Field(default=False, description="compile the backbone with torch.compile; no gain on a CPU")
+    compile: bool = Field(
+        default=False, description="compile the backbone with torch.compile, which takes minutes; no gain on a CPU"
+    )
     views: Literal[1, 2] = Field(
         default=1,
         description="augmented copies of each image per batch; with a key encoder, the second is for the keys",
