@@ -1,9 +1,9 @@
 """Rankings as histograms: how many items of each gain have each Hamming distance from each query.
 
 One matrix product gives both. The row of an item holds its bits and its labels; the column of a query holds +1 or -1
-for each bit and a weight for each label. Their product is `distance + stride * shared labels`, a small integer that is
-exact in float32 and in int8. A block of these keys is counted while it is still in the cache, so the Q x N matrix never
-exists and nothing is sorted.
+for each bit and K + 1 for each label. Their product is a key, `distance + (K + 1) * shared labels`, which is exact in
+float32. A block of keys is counted while it is still in the cache, so the Q x N matrix never exists and nothing is
+sorted.
 
 PyTorch is imported when something is counted: a service needs only the types.
 """
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from hashseek.retrieval.codes import Codes, check_codes
-from hashseek.retrieval.devices import cpu_features, n_cores, pick_device
+from hashseek.retrieval.codes import Codes, check_codes, unpack
+from hashseek.retrieval.devices import n_cores, pick_device
 from hashseek.retrieval.errors import BadCodes
 
 if TYPE_CHECKING:
@@ -98,13 +98,12 @@ def histograms(
     check_labels(database_codes, database_labels, "database")
     check_same_labels(query_labels, database_labels)
     where = pick_device(device)
-    keys = _Keys.plan(query_labels, database_labels, n_bits=n_bits)
-    counts = np.zeros((len(query_codes), keys.n_gains, n_bits + 1), np.int32)
+    most = min(int(labels.sum(axis=1, dtype=np.int64).max()) for labels in (query_labels, database_labels))
+    counts = np.zeros((len(query_codes), most + 1, n_bits + 1), np.int32)
 
     def count(rows: NDArray[np.int64]) -> None:
-        counts[rows] = _count(
-            query_codes[rows], database_codes, query_labels[rows], database_labels, keys=keys, device=where
-        )
+        own = query_codes[rows], query_labels[rows]
+        counts[rows] = _count(*own, database_codes, database_labels, n_gains=most + 1, n_bits=n_bits, device=where)
 
     n_threads = 1 if where.type != "cpu" else min(n_cores(), len(query_codes))
     if n_threads == 1 or len(query_codes) * len(database_codes) < _PAIRS_WORTH_A_THREAD:
@@ -165,82 +164,40 @@ def check_same_labels(query_labels: Labels, database_labels: Labels) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Keys:
-    """How one integer holds distance and gain: `distance + stride * gain`, stride = query_weight * item_weight > K.
-
-    The stride is split into two weights because int8 ends at 127.
-    """
-
-    n_bits: int
-    n_gains: int
-    query_weight: int
-    item_weight: int
-
-    @property
-    def n(self) -> int:
-        """Number of keys."""
-        return self.n_gains * self.query_weight * self.item_weight
-
-    @classmethod
-    def plan(cls, query_labels: Labels, database_labels: Labels, *, n_bits: int) -> _Keys:
-        most = min(int(labels.sum(axis=1, dtype=np.int64).max()) for labels in (query_labels, database_labels))
-        small = next(w for w in range(1, 128) if -(-(n_bits + 1) // w) < 128)
-        return cls(n_bits, most + 1, small, -(-(n_bits + 1) // small))
-
-    def items(self, codes: Codes, labels: Labels) -> NDArray[np.int8]:
-        """(n, K + C) int8: bits, then weighted labels."""
-        bits = np.unpackbits(codes, axis=1, count=self.n_bits, bitorder="little").view(np.int8)
-        return np.concatenate((bits, labels.astype(np.int8) * np.int8(self.item_weight)), axis=1)
-
-    def queries(self, codes: Codes, labels: Labels) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
-        """(K + C, n) int8, and what to add to the product, (n,): the ones of the query, and the start of its keys."""
-        bits = np.unpackbits(codes, axis=1, count=self.n_bits, bitorder="little").view(np.int8)
-        columns = np.concatenate((1 - 2 * bits, labels.astype(np.int8) * np.int8(self.query_weight)), axis=1).T
-        added = bits.sum(axis=1, dtype=np.int64) + np.arange(len(codes)) * self.n
-        return np.ascontiguousarray(columns), added
-
-
 def _count(
     query_codes: Codes,
-    database_codes: Codes,
     query_labels: Labels,
+    database_codes: Codes,
     database_labels: Labels,
     *,
-    keys: _Keys,
+    n_gains: int,
+    n_bits: int,
     device: torch.device,
 ) -> NDArray[np.int32]:
     """Counts (q, gains, K + 1): one block of items after the other, each against all queries."""
     import torch
 
-    on_cpu = device.type == "cpu"
-    in_int8 = on_cpu and _has_int8()
+    on_cpu, n_keys = device.type == "cpu", n_gains * (n_bits + 1)
     # Counting a block also costs its number of bins, so blocks must not be shorter. Float32 is exact below 2**24.
-    n_items = max(_ITEMS if on_cpu else _ITEMS_ON_GPU, 4 * keys.n)
-    n_queries = max(1, min(max(8, _QUERIES * _ITEMS // n_items if on_cpu else _QUERIES), 2**23 // keys.n))
+    n_items = max(_ITEMS if on_cpu else _ITEMS_ON_GPU, 4 * n_keys)
+    n_queries = max(1, min(max(8, _QUERIES * _ITEMS // n_items if on_cpu else _QUERIES), 2**23 // n_keys))
     blocks = []
     for start in range(0, len(query_codes), n_queries):
         chosen = slice(start, start + n_queries)
-        columns, added = map(torch.from_numpy, keys.queries(query_codes[chosen], query_labels[chosen]))
-        kind = torch.int8 if in_int8 else torch.float32
-        blocks.append((columns.to(device, kind), added.to(device, torch.int32 if in_int8 else torch.float32)))
-    counts = [torch.zeros(len(added) * keys.n, dtype=torch.int64, device=device) for _, added in blocks]
+        bits, labels = (
+            part.T.astype(np.float32) for part in (unpack(query_codes[chosen], n_bits), query_labels[chosen])
+        )
+        columns = np.concatenate((1 - 2 * bits, (n_bits + 1) * labels))
+        first_keys = bits.sum(axis=0) + np.arange(0, n_keys * bits.shape[1], n_keys, dtype=np.float32)
+        blocks.append((torch.from_numpy(columns).to(device), torch.from_numpy(first_keys).to(device)))
+    counts = [torch.zeros(len(first_keys) * n_keys, dtype=torch.int64, device=device) for _, first_keys in blocks]
     for start in range(0, len(database_codes), n_items):
         chosen = slice(start, start + n_items)
-        items = torch.from_numpy(keys.items(database_codes[chosen], database_labels[chosen])).to(device)
-        items = items if in_int8 else items.float()
-        for (columns, added), sums in zip(blocks, counts, strict=True):
+        rows = np.concatenate((unpack(database_codes[chosen], n_bits), database_labels[chosen]), axis=1)
+        items = torch.from_numpy(rows).to(device).float()
+        for (columns, first_keys), sums in zip(blocks, counts, strict=True):
             # Keys are ordered by item, then query: neighbours go to different bins and do not wait for each other.
-            if in_int8:
-                found = torch._int_mm(items, columns).add_(added)
-            else:
-                found = torch.addmm(added, items, columns).to(torch.int32)
-            sums += torch.bincount(found.view(-1), minlength=len(sums))
-    shape = (-1, keys.n_gains, keys.query_weight * keys.item_weight)
-    parts = [sums.to(torch.int32).cpu().numpy().reshape(shape)[:, :, : keys.n_bits + 1] for sums in counts]
+            keys = torch.addmm(first_keys, items, columns).to(torch.int32)
+            sums += torch.bincount(keys.view(-1), minlength=len(sums))
+    parts = [sums.to(torch.int32).cpu().numpy().reshape(-1, n_gains, n_bits + 1) for sums in counts]
     return np.concatenate(parts)
-
-
-def _has_int8() -> bool:
-    """Whether the CPU has int8 matrix instructions; without them torch uses a slow loop."""
-    return bool({"avx512_vnni", "amx_int8"} & cpu_features())

@@ -18,11 +18,9 @@ from hashseek.retrieval.metrics import (
 from support import hamming_oracle as hamming
 
 
-@pytest.mark.parametrize("in_int8", [False, True])
 @pytest.mark.parametrize("n_bits", [1, 12, 64, 126, 127, 128, 1024])
 @pytest.mark.parametrize("n_labels", [1, 38, 130])
-def test_histograms_equal_the_oracle(n_bits, n_labels, in_int8, monkeypatch):
-    monkeypatch.setattr(counting, "_has_int8", lambda: in_int8)
+def test_histograms_equal_the_oracle(n_bits, n_labels):
     rng = np.random.default_rng(n_bits + n_labels)
     xq, xb = pack(rng.standard_normal((5, n_bits))), pack(rng.standard_normal((70, n_bits)))
     lq = (rng.random((5, n_labels)) < 0.1).astype(np.uint8)
@@ -37,9 +35,7 @@ def test_histograms_equal_the_oracle(n_bits, n_labels, in_int8, monkeypatch):
     assert histograms(xq, xb, lq, lb, n_bits=n_bits).gains is None
 
 
-@pytest.mark.parametrize("in_int8", [False, True])
-def test_blocks_and_threads_do_not_change_the_counts(in_int8, monkeypatch):
-    monkeypatch.setattr(counting, "_has_int8", lambda: in_int8)
+def test_blocks_and_threads_do_not_change_the_counts(monkeypatch):
     rng = np.random.default_rng(5)
     xq, xb = pack(rng.standard_normal((150, 20))), pack(rng.standard_normal((9000, 20)))
     lq, lb = (rng.random((150, 6)) < 0.4).astype(np.uint8), (rng.random((9000, 6)) < 0.4).astype(np.uint8)
