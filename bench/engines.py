@@ -32,7 +32,7 @@ from hashseek.retrieval.codes import unpack
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.engines import build_engine
 from hashseek.retrieval.errors import BadConfig
-from hashseek.retrieval.images import Pixels, Preprocessing, decode_for, normalizer, read_bytes
+from hashseek.retrieval.images import Pixels, Preprocessing, load_file, normalizer, read_bytes
 from hashseek.retrieval.load_ahead import load_ahead
 from hashseek.retrieval.metrics import average_precision, histograms
 from hashseek.retrieval.models.backbones import build_backbone, default_preprocessing
@@ -114,7 +114,7 @@ def pixels_of(split: Split, preprocessing: Preprocessing) -> Pixels:
     """Decoded once for all engines: 0.15 MB an image."""
 
     def load(path: Path) -> Pixels:
-        return decode_for(read_bytes(path), preprocessing, name=str(path))[1]
+        return load_file(read_bytes(path), preprocessing, name=str(path)).pixels
 
     return np.stack(list(load_ahead(split.paths, load, depth=64)))
 

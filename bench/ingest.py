@@ -46,7 +46,7 @@ from hashseek.retrieval.checkpoint import load_checkpoint, save_checkpoint
 from hashseek.retrieval.codes import pack
 from hashseek.retrieval.devices import n_cores
 from hashseek.retrieval.encoder import Encoder
-from hashseek.retrieval.images import Preprocessing, decode_for
+from hashseek.retrieval.images import Preprocessing, load_file
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.data.datasets.shapes import render_shapes
 
@@ -186,7 +186,7 @@ def measure(
 
 
 def _pixels(path: Path) -> np.ndarray:
-    return decode_for(path.read_bytes(), PREPROCESSING)[1]
+    return load_file(path.read_bytes(), PREPROCESSING).pixels
 
 
 def decoding(files: Sequence[Path], rounds: int) -> None:
@@ -212,7 +212,7 @@ def decoding(files: Sequence[Path], rounds: int) -> None:
         data = large.read_bytes()
         started = clock()
         for _ in range(5):
-            decode_for(data, PREPROCESSING)
+            load_file(data, PREPROCESSING)
         scaled = clock() - started
         started = clock()
         for _ in range(5):

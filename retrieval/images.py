@@ -335,16 +335,10 @@ def preprocess(image: Image.Image, preprocessing: Preprocessing) -> Pixels:
     return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
 
 
-def decode_for(data: bytes, preprocessing: Preprocessing, *, name: str = "the image") -> tuple[Picture, Pixels]:
-    """Decode no larger than `preprocessing` needs, and preprocess."""
-    picture = decode(data, name=name, at_least=preprocessing.shorter_side)
-    return picture, preprocess(picture.image, preprocessing)
-
-
 def load_file(data: bytes, preprocessing: Preprocessing, *, name: str = "the image") -> LoadedFile:
-    """The network's input for an image file, decoded as by `decode_for`."""
-    picture, pixels = decode_for(data, preprocessing, name=name)
-    return LoadedFile(pixels, picture.width, picture.height, picture.media_type)
+    """The network's input for an image file, decoded no larger than `preprocessing` needs."""
+    picture = decode(data, name=name, at_least=preprocessing.shorter_side)
+    return LoadedFile(preprocess(picture.image, preprocessing), picture.width, picture.height, picture.media_type)
 
 
 def normalizer(preprocessing: Preprocessing, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:

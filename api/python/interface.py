@@ -463,10 +463,10 @@ def _as_array(vectors: "Vectors | Sequence[Any]") -> "Vectors":
 
 def _pixels_of(image: "str | Path | bytes | Image", preprocessing: "Preprocessing") -> "Pixels":
     """The network's input for an image from any source, as for `index add`."""
-    from hashseek.retrieval.images import as_decoded, decode_for, preprocess, read_bytes
+    from hashseek.retrieval.images import as_decoded, load_file, preprocess, read_bytes
 
     if isinstance(image, str | Path):
-        return decode_for(read_bytes(Path(image)), preprocessing, name=str(image))[1]
+        return load_file(read_bytes(Path(image)), preprocessing, name=str(image)).pixels
     if isinstance(image, bytes):
-        return decode_for(image, preprocessing)[1]
+        return load_file(image, preprocessing).pixels
     return preprocess(as_decoded(image), preprocessing)

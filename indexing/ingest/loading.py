@@ -17,7 +17,7 @@ from hashseek.indexing.ingest.sources import Found
 from hashseek.indexing.remote import fetch
 from hashseek.indexing.uris import is_there, open_uri, stored_path
 from hashseek.retrieval.errors import BadConfig, BadImage
-from hashseek.retrieval.images import Pixels, Preprocessing, decode_for
+from hashseek.retrieval.images import Pixels, Preprocessing, load_file
 from hashseek.retrieval.label_files import Problem
 from hashseek.retrieval.load_ahead import load_ahead
 from hashseek.retrieval.tar_members import find_member, stored_in
@@ -128,9 +128,8 @@ class Loader:
         )
         if (known := self._with_known_content(image)) is not None:
             return LoadedImage(source, known)
-        picture, pixels = decode_for(data, self.preprocessing, name=str(source.uri))
-        image = replace(image, width=picture.width, height=picture.height, media_type=picture.media_type)
-        return LoadedImage(source, image, pixels)
+        pixels, width, height, media_type = load_file(data, self.preprocessing, name=str(source.uri))
+        return LoadedImage(source, replace(image, width=width, height=height, media_type=media_type), pixels)
 
     def _with_known_content(self, image: NewImage) -> NewImage | None:
         """The image with code and size of a stored image of the same content; None if there is none."""

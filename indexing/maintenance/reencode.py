@@ -29,7 +29,7 @@ from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.engines import check_engine
 from hashseek.retrieval.errors import BadCheckpoint, BadCollection, BadConfig, BadImage
 from hashseek.retrieval.files import locked, write_atomically
-from hashseek.retrieval.images import Pixels, decode_for
+from hashseek.retrieval.images import Pixels, load_file
 from hashseek.retrieval.truncation import truncate
 
 T = TypeVar("T")
@@ -187,7 +187,7 @@ def read_image(collection: Collection, encoder: Encoder, image: StoredImage, *, 
     data = open_uri(collection.uri_of(image), allow_private=allow_private, max_bytes=most)
     if hashlib.sha256(data).hexdigest() != image.sha256:
         raise BadImage("its file has changed since it was added")
-    return decode_for(data, encoder.preprocessing, name=image.path)[1]
+    return load_file(data, encoder.preprocessing, name=image.path).pixels
 
 
 def encode_stored(

@@ -22,10 +22,10 @@ from hashseek.indexing.fitting import fit_to_sources, plan_collection
 from hashseek.indexing.ingest import loading
 from hashseek.indexing.ingest.batch import ingest
 from hashseek.indexing.ingest.sources import find_sources
+from hashseek.retrieval import images
 from hashseek.retrieval.checkpoint import Header, load_checkpoint, load_header
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadCheckpoint, BadCodes, BadCollection, BadConfig, BadDataset, BadImage
-from hashseek.retrieval.images import decode_for
 from hashseek.retrieval.models.hash_model import HashModel
 from support.dataset_files import write_tar
 from support.pictures import draw, png, save
@@ -59,9 +59,9 @@ def test_each_picture_is_decoded_once_and_gets_the_code_of_the_checkpoint(
 
     def count(data, preprocessing, *, name):
         decoded[Path(name).name] += 1
-        return decode_for(data, preprocessing, name=name)
+        return images.load_file(data, preprocessing, name=name)
 
-    monkeypatch.setattr(loading, "decode_for", count)
+    monkeypatch.setattr(loading, "load_file", count)
     monkeypatch.setattr(fitting, "MAX_FITTED", most)
     first = fit(tmp_path / "c", weights, folder)
     with first.fitting.checkpoint() as checkpoint:
@@ -88,7 +88,7 @@ def test_each_picture_is_decoded_once_and_gets_the_code_of_the_checkpoint(
     )
     encoder = Encoder(load_checkpoint(tmp_path / "c" / "checkpoint.safetensors"), device="cpu", precision="fp32")
     for path, code in found.items():
-        pixels = decode_for(Path(path).read_bytes(), encoder.preprocessing)[1]
+        pixels = images.load_file(Path(path).read_bytes(), encoder.preprocessing).pixels
         assert encoder.encode_pixels(pixels[None]).tobytes() == code
     assert len(set(found.values())) > 6
 
@@ -103,9 +103,9 @@ def test_a_picture_that_changes_after_the_fit_is_encoded_anew(tmp_path, pictures
     ):
         list(ingest(collection, first.fitting.encoder, first.reuse(find_sources([folder]))))
         record = next(record for record in collection.catalog.page(after=0, limit=99) if record.path == str(changed))
-        picture, pixels = decode_for(changed.read_bytes(), first.fitting.preprocessing)
-        assert (record.bytes, record.width) == (changed.stat().st_size, picture.width)
-        expected = first.fitting.encoder.encode_pixels(pixels[None])
+        loaded = images.load_file(changed.read_bytes(), first.fitting.preprocessing)
+        assert (record.bytes, record.width) == (changed.stat().st_size, loaded.width)
+        expected = first.fitting.encoder.encode_pixels(loaded.pixels[None])
         assert collection.catalog.code(record.id).tobytes() == expected.tobytes()
 
 

@@ -9,7 +9,7 @@ from hashseek.indexing.ingest.batch import ImageSource, ingest
 from hashseek.indexing.searcher import Searcher, SearchOptions
 from hashseek.retrieval.checkpoint import load_header
 from hashseek.retrieval.errors import BadConfig, BadImage, ForeignCodes, UnknownImage
-from hashseek.retrieval.images import decode_for
+from hashseek.retrieval.images import decode
 from support.pictures import draw, labels_of
 
 
@@ -23,7 +23,7 @@ def searcher(indexed):
 def test_every_stored_picture_finds_itself_first_with_its_record(searcher, pictures):
     files = sorted(path for path in pictures.rglob("*") if path.is_file())
     for file in files:
-        picture, _ = decode_for(file.read_bytes(), searcher.image_encoder.preprocessing)
+        picture = decode(file.read_bytes(), at_least=searcher.image_encoder.preprocessing.shorter_side)
         [answer] = searcher.search([picture.image], SearchOptions(k=len(files), rank="hamming"))
         assert [hit.rank for hit in answer.hits] == list(range(1, len(files) + 1))
         assert [(h.distance, h.image.id) for h in answer.hits] == sorted((h.distance, h.image.id) for h in answer.hits)
@@ -42,7 +42,7 @@ def test_a_large_jpeg_finds_itself_at_distance_0(own_collection, tmp_path):
         searcher = Searcher.open(collection, device="cpu")
         [report] = ingest(collection, searcher.encoder, [ImageSource(file)])
         assert report.added == 1
-        picture, _ = decode_for(file.read_bytes(), searcher.image_encoder.preprocessing)
+        picture = decode(file.read_bytes(), at_least=searcher.image_encoder.preprocessing.shorter_side)
         [answer] = searcher.search([picture.image], SearchOptions(k=1))
         assert (answer.hits[0].distance, answer.hits[0].image.path) == (0, str(file))
 

@@ -24,7 +24,7 @@ from hashseek.retrieval.images import (
     Preprocessing,
     as_decoded,
     decode,
-    decode_for,
+    load_file,
     memory_to_decode,
     normalizer,
     preprocess,
@@ -172,10 +172,10 @@ def test_a_picture_is_decoded_as_a_person_sees_it(name):
     assert picture.image.size == (picture.width, picture.height) == size
     for place, colour in colours.items():
         assert near(picture.image.getpixel(place), colour), (place, picture.image.getpixel(place))
-    small, pixels = decode_for(data, PREPROCESSING)
-    assert (small.width, small.height) == size
-    assert pixels.shape == (3, 64, 64)
-    assert pixels.dtype == np.uint8
+    loaded = load_file(data, PREPROCESSING)
+    assert (loaded.width, loaded.height) == size
+    assert loaded.pixels.shape == (3, 64, 64)
+    assert loaded.pixels.dtype == np.uint8
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", pytest.param("HEIF", marks=needs_heif)])
@@ -362,8 +362,7 @@ def test_a_heic_picture_is_measured_before_it_is_decoded():
     data = encoded(draw(5, (640, 480)), "HEIF", thumbnails=[160])
     with pytest.raises(BadImage, match="307,199"):
         decode(data, max_pixels=640 * 480 - 1)
-    small, _ = decode_for(data, PREPROCESSING)
-    assert small.image.size == (640, 480)  # decoded itself, not its thumbnail
+    assert decode(data, at_least=73).image.size == (640, 480)  # decoded itself, not its thumbnail
     with pytest.raises(BadImage):
         decode(data[: len(data) // 2])
 
@@ -395,11 +394,11 @@ def test_damage_anywhere_gives_a_picture_or_our_own_error():
 
 def test_a_large_jpeg_is_decoded_small_and_looks_the_same():
     data = encoded(draw(4, (1600, 1200)), "JPEG", quality=95)
-    picture, pixels = decode_for(data, PREPROCESSING)
-    assert (picture.width, picture.height) == (1600, 1200)
+    picture, loaded = decode(data, at_least=73), load_file(data, PREPROCESSING)
+    assert (picture.width, picture.height) == (loaded.width, loaded.height) == (1600, 1200)
     assert 73 <= min(picture.image.size) < 300
     full = preprocess(decode(data).image, PREPROCESSING)
-    assert np.abs(pixels.astype(int) - full).mean() < 2
+    assert np.abs(loaded.pixels.astype(int) - full).mean() < 2
 
 
 def test_preprocessing_takes_the_central_square():
@@ -493,18 +492,18 @@ def test_a_pillow_image_is_converted_or_refused_as_a_file_is():
 PEAK = """
 import io, sys
 from pathlib import Path
-from hashseek.retrieval.images import Preprocessing, decode_for, memory_to_decode
+from hashseek.retrieval.images import Preprocessing, load_file, memory_to_decode
 
 def status(name):
     return 1024 * int(next(line for line in open("/proc/self/status") if line.startswith(name)).split()[1])
 
 preprocessing = Preprocessing(size=64, mean=(0.5,) * 3, std=(0.5,) * 3)
-decode_for(Path(sys.argv[1]).read_bytes(), preprocessing)  # imports what decoders need
+load_file(Path(sys.argv[1]).read_bytes(), preprocessing)  # imports what decoders need
 for name in sys.argv[1:]:
     data = Path(name).read_bytes()
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts again
     before = status("VmRSS")
-    decode_for(data, preprocessing)
+    load_file(data, preprocessing)
     print(status("VmHWM") - before, memory_to_decode(data, at_least=preprocessing.shorter_side))
 """
 

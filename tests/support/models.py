@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from hashseek.retrieval.checkpoint import save_checkpoint
-from hashseek.retrieval.images import Preprocessing, decode_for, normalizer
+from hashseek.retrieval.images import Preprocessing, load_file, normalizer
 from hashseek.retrieval.models.backbones import build_backbone
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.config import Config, parse_config
@@ -34,7 +34,7 @@ def tiny_checkpoint(path: Path, *, n_bits: int, seed: int) -> Path:
         torch.manual_seed(seed)
         model = HashModel(backbone="squeezenet1_1", n_bits=n_bits).eval()
     files = [encoded(draw(i), kind) for i in range(N_PICTURES) for kind in ("PNG", "JPEG")]
-    pixels = np.stack([decode_for(data, PREPROCESSING)[1] for data in files])
+    pixels = np.stack([load_file(data, PREPROCESSING).pixels for data in files])
     with torch.inference_mode():
         outputs = model(normalizer(PREPROCESSING, torch.device("cpu"))(torch.from_numpy(pixels)))
         ordered = outputs.sort(dim=0).values

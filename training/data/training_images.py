@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hashseek.retrieval.errors import BadConfig, BadDataset, BadImage
 from hashseek.retrieval.files import cached_file, write_atomically
-from hashseek.retrieval.images import Pixels, Preprocessing, decode_for, read_bytes
+from hashseek.retrieval.images import Pixels, Preprocessing, load_file, read_bytes
 from hashseek.retrieval.label_files import OnError, Problem, refuse
 from hashseek.retrieval.load_ahead import load_ahead
 from hashseek.training.config import TrainSection
@@ -152,7 +152,7 @@ class Images:
     def _decode(self, row: int) -> Pixels:
         path = self.split.paths[row]
         try:
-            return decode_for(read_bytes(path), self.preprocessing, name=str(path))[1]
+            return load_file(read_bytes(path), self.preprocessing, name=str(path)).pixels
         except BadImage as error:
             raise BadDataset(
                 f"{self.split.where[row]}: {error}; the file was readable at the start: restore it and resume the run"
@@ -175,7 +175,7 @@ def without_broken(split: Split, *, on_error: OnError, source: str) -> tuple[Spl
 
     def check(row: int) -> str | None:
         try:
-            decode_for(read_bytes(split.paths[row]), _TINY, name=str(split.paths[row]))
+            load_file(read_bytes(split.paths[row]), _TINY, name=str(split.paths[row]))
         except BadImage as error:
             return str(error)
         return None

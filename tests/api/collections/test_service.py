@@ -24,7 +24,7 @@ from hashseek.indexing.index import segments
 from hashseek.indexing.searcher import SearchOptions
 from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.encoder import Encoder
-from hashseek.retrieval.images import decode_for
+from hashseek.retrieval.images import load_file
 from support.collections import file_of, with_codes
 from support.commands import wait_until
 from support.pictures import png
@@ -154,8 +154,8 @@ def switch_to(folder, checkpoint):
     shutil.copy(checkpoint, folder / "new.safetensors")
     space = collection.catalog.spaces.begin(encoder.fingerprint, encoder.header.n_bits, "new.safetensors")
     for image in collection.catalog.spaces.missing(space.id, after=0, limit=1000):
-        picture = decode_for(file_of(collection, image).read_bytes(), encoder.preprocessing)[0]
-        code = encoder.encode_pixels(encoder.pixels_of([picture.image]))[0]
+        pixels = load_file(file_of(collection, image).read_bytes(), encoder.preprocessing).pixels
+        code = encoder.encode_pixels(pixels[None])[0]
         collection.catalog.spaces.add_codes(space.id, with_codes(collection.catalog, {image.id: code}, encoder.engine))
     collection.catalog.spaces.switch(space.id)
     collection.close()

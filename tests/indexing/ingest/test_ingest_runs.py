@@ -18,6 +18,7 @@ from hashseek.indexing.ingest import batch as module
 from hashseek.indexing.ingest import loading
 from hashseek.indexing.ingest.batch import ImageSource, IngestReport, ingest
 from hashseek.retrieval.errors import BadImage
+from hashseek.retrieval.images import LoadedFile
 from hashseek.retrieval.label_files import Problem
 from support.collections import file_of, sql
 from support.models import PREPROCESSING
@@ -42,7 +43,7 @@ def decode(data, preprocessing, *, name):
     if data.startswith(b"bad"):
         raise BadImage(f"{name} is bad")
     pixels = np.frombuffer(hashlib.sha256(data).digest(), np.uint8)[: N_BITS // 8]
-    return SimpleNamespace(width=1, height=1, media_type="image/png"), pixels[None, None]
+    return LoadedFile(pixels[None, None], 1, 1, "image/png")
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +51,7 @@ def small(monkeypatch):
     """Small batches, so that a run has many."""
     header = SimpleNamespace(image_preprocessing=lambda: PREPROCESSING, n_bits=N_BITS)
     monkeypatch.setattr(dry_run_module, "check_checkpoint", lambda *_: header)
-    monkeypatch.setattr(loading, "decode_for", decode)
+    monkeypatch.setattr(loading, "load_file", decode)
     monkeypatch.setattr(loading, "_LOOKED_UP", 4)
     monkeypatch.setattr(loading, "_DOWNLOADS", 1)
     monkeypatch.setattr(module, "BATCH", 3)

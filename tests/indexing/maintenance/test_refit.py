@@ -11,7 +11,7 @@ from hashseek.indexing.fit_options import FitOptions, network_for_refit
 from hashseek.indexing.maintenance import reencode as reencode_module
 from hashseek.indexing.maintenance.refit import change_codes, fit_to_collection
 from hashseek.retrieval.errors import BadCollection, BadConfig, BadDataset
-from hashseek.retrieval.images import decode_for
+from hashseek.retrieval.images import load_file
 
 OPTIONS = {"device": "cpu", "precision": "fp32"}
 
@@ -57,7 +57,7 @@ def test_the_codes_are_those_of_the_new_checkpoint_and_nothing_is_encoded_twice(
         with hashseek.open_collection(now.folder, **OPTIONS) as opened:
             for record in now.catalog.page(after=0, limit=99):
                 encoder = opened.searcher.encoder
-                pixels = decode_for(Path(record.path).read_bytes(), encoder.preprocessing)[1]
+                pixels = load_file(Path(record.path).read_bytes(), encoder.preprocessing).pixels
                 assert encoder.encode_pixels(pixels[None]).tobytes() == now.catalog.code(record.id).tobytes()
 
 

@@ -11,7 +11,7 @@ import pytest
 from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadConfig, BadDataset
-from hashseek.retrieval.images import decode_for, read_bytes
+from hashseek.retrieval.images import load_file, read_bytes
 from hashseek.training.config import load_config, parse_config
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.data.datasets.shapes import render_shapes
@@ -106,7 +106,7 @@ def test_figures_are_those_of_the_part_by_hand(run, whole, by_hand, part):
     encoder = Encoder(load_checkpoint(run.best), device="cpu", precision="fp32")
 
     def encode(split: Split, rows: list[int]):
-        loaded = [decode_for(read_bytes(split.paths[i]), encoder.preprocessing)[1] for i in rows]
+        loaded = [load_file(read_bytes(split.paths[i]), encoder.preprocessing).pixels for i in rows]
         return encoder.encode_pixels(np.stack(loaded))
 
     ids = hamming.search(encode(whole.query, q), encode(whole.database, db), len(db))[1]

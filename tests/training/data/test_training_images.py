@@ -13,7 +13,7 @@ import torch
 
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.files import cache_folder
-from hashseek.retrieval.images import Preprocessing, decode_for
+from hashseek.retrieval.images import Preprocessing, load_file
 from hashseek.training.config import TrainSection
 from hashseek.training.data import image_cache
 from hashseek.training.data.file_digests import digest_files
@@ -64,7 +64,7 @@ def test_every_cache_gives_the_same_batches(split):
             assert same(found[0], found[2])
     plain = torch.cat([pixels for pixels, _ in collect(kept["memory"], augmentation=None)])
     for row, path in enumerate(split.paths):
-        assert np.array_equal(plain[row], decode_for(path.read_bytes(), PREPROCESSING)[1])
+        assert np.array_equal(plain[row], load_file(path.read_bytes(), PREPROCESSING).pixels)
         assert np.array_equal(kept["memmap"].pixels(row), plain[row])
 
 
@@ -93,7 +93,7 @@ def test_views_follow_each_other_and_the_first_is_what_one_view_gives(split, cac
 
 def test_pictures_resized_in_another_way_are_not_taken_from_the_cache(split):
     for one in (PREPROCESSING, replace(PREPROCESSING, interpolation="bicubic")):
-        expected = [decode_for(path.read_bytes(), one)[1] for path in split.paths]
+        expected = [load_file(path.read_bytes(), one).pixels for path in split.paths]
         images = Images(split, one, cache="memmap")
         assert np.array_equal(np.stack([images.pixels(row) for row in range(len(images))]), expected)
 
@@ -178,7 +178,7 @@ def test_the_array_on_disk_is_reused_for_the_same_files_and_size_only(split):
     assert len(files()) == 4
     draw(99).save(split.paths[0], quality=90)
     changed = Images(split, PREPROCESSING, cache="memmap")
-    assert np.array_equal(changed.pixels(0), decode_for(split.paths[0].read_bytes(), PREPROCESSING)[1])
+    assert np.array_equal(changed.pixels(0), load_file(split.paths[0].read_bytes(), PREPROCESSING).pixels)
 
 
 def test_members_of_a_tar_are_told_apart(tmp_path):
@@ -201,7 +201,7 @@ def test_an_interrupted_array_is_never_used(split):
     draw(9).save(split.paths[9], quality=90)
     images = Images(split, PREPROCESSING, cache="memmap")
     images._file.with_suffix(".part").write_bytes(b"left by a process that was killed")
-    assert np.array_equal(images.pixels(9), decode_for(split.paths[9].read_bytes(), PREPROCESSING)[1])
+    assert np.array_equal(images.pixels(9), load_file(split.paths[9].read_bytes(), PREPROCESSING).pixels)
     assert [file.suffix for file in files()] == [".npy"]
 
 

@@ -18,7 +18,7 @@ from hashseek.retrieval.codes import pack
 from hashseek.retrieval.devices import fast_bf16
 from hashseek.retrieval.encoder import Encoder
 from hashseek.retrieval.errors import BadConfig, BadDataset
-from hashseek.retrieval.images import Preprocessing, decode_for, read_bytes
+from hashseek.retrieval.images import Preprocessing, load_file, read_bytes
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.data.datasets import build_splits
 from hashseek.training.data.datasets.shapes import render_shapes
@@ -58,7 +58,7 @@ def test_all_three_rankings_equal_loops_over_the_database(world):
     encoder = Encoder(load_checkpoint(checkpoint), device="cpu", precision="fp32")
 
     def encode(split):
-        pixels = np.stack([decode_for(read_bytes(path), encoder.header.preprocessing)[1] for path in split.paths])
+        pixels = np.stack([load_file(read_bytes(path), encoder.header.preprocessing).pixels for path in split.paths])
         features, outputs = encoder.features_and_outputs(pixels)
         return outputs.astype(float), (features / np.linalg.norm(features, axis=1)[:, None]).astype(np.float16)
 
@@ -105,7 +105,7 @@ def test_training_and_every_evaluation_share_features_and_their_codes_are_those_
     assert len(files) == 3
     encoder = SplitEncoder(load_checkpoint(run.best), **CPU)
     encoded = encoder.encode(splits.train, Progress(quiet=True), "train")
-    pixels = [decode_for(read_bytes(path), encoder.encoder.preprocessing)[1] for path in splits.train.paths]
+    pixels = [load_file(read_bytes(path), encoder.encoder.preprocessing).pixels for path in splits.train.paths]
     np.testing.assert_array_equal(encoded.codes, encoder.encoder.encode_pixels(np.stack(pixels)))
     assert {file: file.stat().st_ino for file in folder.iterdir()} == files
     assert json.loads(run.environment.read_text())[0]["features_computed_in"] == first.model["computed_in"]
@@ -129,7 +129,7 @@ def test_metrics_equal_those_of_the_oracle(world):
     encoder = Encoder(load_checkpoint(checkpoint), device="cpu", precision="fp32")
 
     def encode(split):
-        loaded = [decode_for(read_bytes(path), encoder.header.preprocessing)[1] for path in split.paths]
+        loaded = [load_file(read_bytes(path), encoder.header.preprocessing).pixels for path in split.paths]
         return encoder.encode_pixels(np.stack(loaded))
 
     distances, ids = hamming.search(encode(splits.query), encode(splits.database), 60)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hashseek.retrieval.errors import BadConfig, BadDataset
-from hashseek.retrieval.images import Preprocessing, decode_for, read_bytes
+from hashseek.retrieval.images import Preprocessing, load_file, read_bytes
 from hashseek.training.data.datasets import build_splits
 from support.dataset_files import N_IN_BATCH, sizes, write_cifar
 
@@ -52,7 +52,7 @@ def test_every_picture_has_its_pixels_and_its_label(tmp_path, own_cache):
     splits = build_splits("cifar10", root=str(tmp_path), n_query=20, n_train=60)
     for split in (splits.query, splits.database):
         for path, labels, name in zip(split.paths, split.labels, split.where, strict=True):
-            np.testing.assert_array_equal(decode_for(read_bytes(path), EXACT)[1], pixels[name])
+            np.testing.assert_array_equal(load_file(read_bytes(path), EXACT).pixels, pixels[name])
             assert splits.label_names[int(labels.argmax())] == name.partition("/")[0]
     [tar] = (own_cache / "datasets").glob("*.tar")
     written = tar.stat().st_ino
