@@ -123,17 +123,17 @@ class Preprocessing:
         return cls(**{**values, "mean": tuple(values["mean"]), "std": tuple(values["std"])})
 
 
-def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
+def read_bytes(path: Path) -> bytes:
     """The content of an image file, or of an image in a tar (`hashseek.retrieval.tar_members`).
 
     Raises:
-        BadImage: the file is missing, unreadable, empty, or larger than `max_bytes`.
+        BadImage: the file is missing, unreadable, empty, or larger than `MAX_BYTES`.
     """
     member = find_member(path)
     try:
         size = path.stat().st_size if member is None else member.size
-        if size > max_bytes:
-            raise BadImage(f"{path} has {size:,} bytes; an image may have at most {max_bytes:,}")
+        if size > MAX_BYTES:
+            raise BadImage(f"{path} has {size:,} bytes; an image may have at most {MAX_BYTES:,}")
         if member is not None:
             data: bytes | None = read_member(member, name=str(path))
         else:
@@ -149,13 +149,13 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
     return data
 
 
-def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixels: int = MAX_PIXELS) -> Picture:
+def decode(data: bytes, *, name: str = "the image", at_least: int = 0) -> Picture:
     """Decode image bytes to upright 8-bit RGB; of an animation the first frame, transparency over white.
 
     A JPEG may be decoded smaller than it is (DCT scaling) as long as both sides keep `at_least` pixels; 0 keeps all.
 
     Raises:
-        BadImage: empty, not an image, damaged, of more than `max_pixels` pixels (of a TIFF, also in a tile), a JPEG of
+        BadImage: empty, not an image, damaged, of more than `MAX_PIXELS` pixels (of a TIFF, also in a tile), a JPEG of
             too many scans, markers or Exif segments, a PNG of too many colour profiles, or a large run-length encoded
             BMP.
     """
@@ -163,7 +163,7 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
         raise BadImage(f"{name} is empty (0 bytes)")
     try:
         with _open(data, name) as opened:
-            _refuse_costly(opened, data, name=name, max_pixels=max_pixels)
+            _refuse_costly(opened, data, name)
             width, height = opened.size
             media_type = Image.MIME.get(opened.format or "", "application/octet-stream")
             if at_least:
@@ -184,14 +184,14 @@ def decode(data: bytes, *, name: str = "the image", at_least: int = 0, max_pixel
         raise BadImage(f"{name} is damaged and cannot be decoded: {error}") from None
 
 
-def _refuse_costly(opened: Image.Image, data: bytes, *, name: str, max_pixels: int) -> None:
+def _refuse_costly(opened: Image.Image, data: bytes, name: str) -> None:
     """Raise `BadImage` for an image whose header says that decoding takes too much memory or time."""
     width, height = opened.size
-    if width * height > max_pixels:
-        raise BadImage(f"{name} has {width} x {height} = {width * height:,} pixels; the limit is {max_pixels:,}")
-    if (n_in_tile := _pixels_of_tile(opened)) > max_pixels:
+    if width * height > MAX_PIXELS:
+        raise BadImage(f"{name} has {width} x {height} = {width * height:,} pixels; the limit is {MAX_PIXELS:,}")
+    if (n_in_tile := _pixels_of_tile(opened)) > MAX_PIXELS:
         raise BadImage(
-            f"{name} is a TIFF with tiles of {n_in_tile:,} pixels; the limit is {max_pixels:,}: save it again"
+            f"{name} is a TIFF with tiles of {n_in_tile:,} pixels; the limit is {MAX_PIXELS:,}: save it again"
         )
     if opened.format in _JPEG:
         most = min(MAX_SCANS, MAX_SCANNED // (width * height))

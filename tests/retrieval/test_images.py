@@ -19,7 +19,6 @@ from hashseek.retrieval.images import (
     FORMATS,
     MAX_EXIF,
     MAX_MARKERS,
-    MAX_PIXELS,
     MAX_SCANNED,
     Preprocessing,
     as_decoded,
@@ -339,32 +338,36 @@ def tiff_of_one_tile(side, tile):
     return b"II*\0\x08\0\0\0" + struct.pack("<H", len(tags)) + entries + bytes(4) + data
 
 
-def test_the_tiles_of_a_tiff_count():
+def test_the_tiles_of_a_tiff_count(monkeypatch):
     """The decoder unpacks whole tiles. A picture of 16 x 16 px in 0.8 MB took 770 MB of memory."""
     data = tiff_of_one_tile(16, 1024)
     assert decode(data).image.size == (16, 16)
     assert memory_to_decode(data) == 10 * 1024**2
+    monkeypatch.setattr(images, "MAX_PIXELS", 1024**2 - 1)
     with pytest.raises(BadImage, match="1,048,575"):
-        decode(data, max_pixels=1024**2 - 1)
+        decode(data)
 
 
-def test_the_limit_on_pixels_is_exact():
+def test_the_limit_on_pixels_is_exact(monkeypatch):
     rows = b"\0" + b"\0" * 30
     data = png(10, 10, rows=rows * 10)
-    assert decode(data, max_pixels=100).image.size == (10, 10)
+    assert images.MAX_PIXELS == 100_000_000
+    monkeypatch.setattr(images, "MAX_PIXELS", 100)
+    assert decode(data).image.size == (10, 10)
+    monkeypatch.setattr(images, "MAX_PIXELS", 99)
     with pytest.raises(BadImage, match="99"):
-        decode(data, max_pixels=99)
-    assert MAX_PIXELS == 100_000_000
+        decode(data)
 
 
 @needs_heif
-def test_a_heic_picture_is_measured_before_it_is_decoded():
+def test_a_heic_picture_is_measured_before_it_is_decoded(monkeypatch):
     data = encoded(draw(5, (640, 480)), "HEIF", thumbnails=[160])
-    with pytest.raises(BadImage, match="307,199"):
-        decode(data, max_pixels=640 * 480 - 1)
     assert decode(data, at_least=73).image.size == (640, 480)  # decoded itself, not its thumbnail
     with pytest.raises(BadImage):
         decode(data[: len(data) // 2])
+    monkeypatch.setattr(images, "MAX_PIXELS", 640 * 480 - 1)
+    with pytest.raises(BadImage, match="307,199"):
+        decode(data)
 
 
 @needs_heif
@@ -374,7 +377,8 @@ def test_without_its_package_a_heic_picture_is_refused_by_name(monkeypatch):
         decode(encoded(draw(5), "HEIF"))
 
 
-def test_damage_anywhere_gives_a_picture_or_our_own_error():
+def test_damage_anywhere_gives_a_picture_or_our_own_error(monkeypatch):
+    monkeypatch.setattr(images, "MAX_PIXELS", 10**6)  # larger ones take long
     rng = np.random.default_rng(0)
     for data in (
         encoded(draw(2), "JPEG"),
@@ -389,7 +393,7 @@ def test_damage_anywhere_gives_a_picture_or_our_own_error():
             for place in rng.choice(len(data), 3):
                 torn[place] = rng.integers(256)
             with suppress(BadImage):
-                assert decode(bytes(torn), max_pixels=10**6).image.mode == "RGB"
+                assert decode(bytes(torn)).image.mode == "RGB"
 
 
 def test_a_large_jpeg_is_decoded_small_and_looks_the_same():
@@ -445,7 +449,7 @@ def test_bicubic_resizing_overshoots_at_an_edge_and_bilinear_does_not():
         replace(whole, interpolation="lanczos")
 
 
-def test_files_are_read_or_refused_by_name(tmp_path):
+def test_files_are_read_or_refused_by_name(tmp_path, monkeypatch):
     odd = tmp_path / "ein Bild\nmit Umbruch é.jpg"
     odd.write_bytes(JPEG)
     assert read_bytes(odd) == JPEG
@@ -456,8 +460,9 @@ def test_files_are_read_or_refused_by_name(tmp_path):
     for name in ("missing.jpg", "empty.jpg", "", "loop.jpg", "broken.jpg", "pipe.jpg", "x" * 300, "\0"):
         with pytest.raises(BadImage):
             read_bytes(tmp_path / name)
-    with pytest.raises(BadImage):
-        read_bytes(odd, max_bytes=10)
+    monkeypatch.setattr(images, "MAX_BYTES", 10)
+    with pytest.raises(BadImage, match="at most 10"):
+        read_bytes(odd)
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "PA", "P", "I;16", "CMYK", "1"])
