@@ -53,8 +53,6 @@ def unpack(codes: Codes, n_bits: int) -> NDArray[np.uint8]:
 
 def pad(codes: Codes, size: int) -> Codes:
     """Codes (B, size) with zero bytes appended; Hamming distances do not change."""
-    if codes.shape[1] > size:
-        raise BadCodes(f"codes of {codes.shape[1]} bytes cannot be padded to {size}")
     if codes.shape[1] == size:
         return np.ascontiguousarray(codes)
     padded = np.zeros((len(codes), size), dtype=np.uint8)

@@ -58,11 +58,6 @@ def test_padding_changes_no_distance(n_bits):
     assert np.array_equal(hamming.distances(padded, padded), hamming.distances(codes, codes))
 
 
-def test_padding_to_less_is_refused():
-    with pytest.raises(BadCodes):
-        pad(np.zeros((1, 3), np.uint8), 2)
-
-
 @pytest.mark.parametrize(
     "codes",
     [
