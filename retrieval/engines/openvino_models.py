@@ -14,8 +14,7 @@ import json
 import logging
 import tempfile
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,8 +121,11 @@ def _converted(ov: Any, network: nn.Module, preprocessing: Preprocessing) -> Any
             warnings.simplefilter("ignore")  # PyTorch's own deprecations, which OpenVINO triggers
             fixed = for_one_size(network, size)
             exported = torch.export.export(fixed, (torch.zeros(1, 3, size, size),))
-            with _root_log_level():
+            level = logging.root.level
+            try:
                 model = ov.convert_model(exported)
+            finally:
+                logging.root.setLevel(level)  # `convert_model` raises it, and leaves it so if it fails
         model.reshape([1, 3, size, size])
         steps = ov.preprocess.PrePostProcessor(model)
         pixels = steps.input()
@@ -141,16 +143,6 @@ def _converted(ov: Any, network: nn.Module, preprocessing: Preprocessing) -> Any
             f"OpenVINO converts this backbone wrongly (its features differ by {difference:.1%}): use --engine torch"
         )
     return model
-
-
-@contextmanager
-def _root_log_level() -> Iterator[None]:
-    """Restore the level of the root logger: `ov.convert_model` raises it, and leaves it so if it fails."""
-    level = logging.root.level
-    try:
-        yield
-    finally:
-        logging.root.setLevel(level)
 
 
 def _difference(ov: Any, model: Any, network: nn.Module, preprocessing: Preprocessing) -> float:
