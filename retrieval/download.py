@@ -3,19 +3,21 @@
 An interrupted download is resumed, which neither torch.hub nor pooch can do: one archive of COCO has 13 GB.
 """
 
+from __future__ import annotations
+
 import hashlib
-import http.client
 import os
-import urllib.error
-import urllib.request
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from filelock import FileLock
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+if TYPE_CHECKING:
+    from httpx import Response
+
 _TIMEOUT = 60.0  # seconds without a byte
-_BLOCK = 2**20
 
 
 def download(url: str, file: Path, *, algorithm: str = "md5", digest: str | None = None) -> None:
@@ -37,15 +39,7 @@ def download(url: str, file: Path, *, algorithm: str = "md5", digest: str | None
     with FileLock(file.with_name(f".{file.name}.lock")):
         if file.is_file():
             return
-        try:
-            _complete(url, part)
-        except urllib.error.HTTPError as error:
-            error.close()
-            raise
-        except urllib.error.URLError as error:
-            raise ConnectionError(str(error.reason)) from None
-        except http.client.HTTPException as error:
-            raise ConnectionError(f"the answer is not HTTP: {error}") from None
+        _complete(url, part)
         if digest is not None:
             with part.open("rb") as content:
                 found = hashlib.file_digest(content, algorithm).hexdigest()
@@ -57,36 +51,36 @@ def download(url: str, file: Path, *, algorithm: str = "md5", digest: str | None
 
 def _complete(url: str, part: Path) -> None:
     """Append the missing bytes to `part`, or write it from the start if the server cannot resume."""
+    import httpx  # slow to import, and rarely needed
+
     have = part.stat().st_size if part.is_file() else 0
-    headers = {"User-Agent": "hashseek", "Accept-Encoding": "identity"}
-    request = urllib.request.Request(url, headers=headers | ({"Range": f"bytes={have}-"} if have else {}))
+    headers = {"User-Agent": "hashseek", "Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
     try:
-        response = urllib.request.urlopen(request, timeout=_TIMEOUT)
-    except urllib.error.HTTPError as error:
-        if error.code == 416 and have:
-            error.close()
-            part.unlink()  # it is at least as long as the file, so it may be another one
-            _complete(url, part)
-            return
-        raise
+        with httpx.stream("GET", url, headers=headers, timeout=_TIMEOUT, follow_redirects=True) as response:
+            has_nothing_more = have and response.status_code == 416
+            if not has_nothing_more:
+                _append(response.raise_for_status(), part)
+    except httpx.HTTPError as error:  # also if the connection is cut off
+        raise ConnectionError((str(error) or type(error).__name__).splitlines()[0]) from None
+    if has_nothing_more:  # `part` is at least as long as the file, so it may be another one
+        part.unlink()
+        _complete(url, part)
+
+
+def _append(response: Response, part: Path) -> None:
+    """Write the body to the end of `part`, or to a new one if it is the whole file."""
+    resumed = response.status_code == 206
     console = Console(stderr=True)
     columns = TextColumn("downloading {task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
     with (
-        response,
-        part.open("ab") as target,
+        part.open("ab" if resumed else "wb") as target,
         Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
     ):
-        if response.status != 206:
-            have = 0
-            target.truncate(0)
         length = response.headers.get("Content-Length")
-        total = None if length is None else have + int(length)
-        task = bar.add_task(part.stem, total=total, completed=have)
-        while block := response.read1(_BLOCK):
+        total = None if length is None else target.tell() + int(length)
+        task = bar.add_task(part.stem, total=total, completed=target.tell())
+        for block in response.iter_raw():
             target.write(block)
-            have += len(block)
-            bar.update(task, completed=have)
+            bar.advance(task, len(block))
         target.flush()
         os.fsync(target.fileno())
-    if total is not None and have != total:  # a connection that is cut off raises no error
-        raise ConnectionError(f"cut off after {have:,} of {total:,} bytes")
