@@ -141,10 +141,8 @@ def test_a_wanted_precision_becomes_the_largest_radius_that_gives_it():
     assert made.at_distance == pytest.approx((0.8, 0.5, 0.2, 0.125))
     assert made.within_radius == pytest.approx((0.8, 0.8, 0.5, 0.2))
     assert [made.radius(p) for p in (0, 0.2, 0.21, 0.5, 0.8, 0.81)] == [3, 3, 2, 2, 1, None]
-    stored = asdict(made)
-    for wrong in (stored | {"version": 2}, {"version": 1, "radius": 3}, stored | {"pairs": [1, 2]}):
-        with pytest.raises(BadCodes):
-            Calibration.from_dict(wrong)
+    with pytest.raises(BadCodes, match="version 2"):
+        Calibration.from_dict(asdict(made) | {"version": 2})
 
 
 def test_class_distances_are_the_mean_distances_of_relevant_and_irrelevant_pairs():
