@@ -65,11 +65,11 @@ def fit_hash_layer(
         n_bits: K; at most D but for `random`, and at most C for `itq_cca`.
         method: a name in `METHODS`, or "itq_cca".
         seed: of the random rotation, from which the other rotations start as well.
-        labels: 0/1 (N, C), for `itq_cca` and no other method.
+        labels: 0/1 (N, C), which only `itq_cca` uses.
 
     Raises:
-        BadConfig: the method is unknown, labels are missing or not used, there are too few rows, the features are not
-            finite, or the features or labels are too few for that many bits.
+        BadConfig: the method is unknown, labels are missing, there are too few rows, features are not finite, or there
+            are too few features or labels for that many bits.
     """
     if method not in (*METHODS, "itq_cca"):
         names = ", ".join((*METHODS, "itq_cca"))
@@ -79,12 +79,13 @@ def fit_hash_layer(
     if not np.isfinite(rows).all():
         raise BadConfig("the features contain NaN or infinity: use other weights")
     mean = rows.mean(0)
-    if method == "itq_cca":
-        directions = itq_cca(rows - mean, n_bits, rng, labels)
-    elif labels is not None:
-        raise BadConfig(f"the method {method} uses no labels: leave them out, or use itq_cca")
+    centred = rows - mean
+    if method != "itq_cca":
+        directions = METHODS[method](centred, n_bits, rng)
+    elif labels is None:
+        raise BadConfig("the method itq_cca needs labels: pass labels, or use itq")
     else:
-        directions = METHODS[method](rows - mean, n_bits, rng)
+        directions = _rotated(centred, canonical_directions(centred, n_bits, labels), rng)
     weight = np.ascontiguousarray(directions.T, dtype=np.float32)
     return HashLayer(weight, -(weight @ mean))
 
@@ -125,13 +126,6 @@ def weighted_itq(centred: Features, n_bits: int, rng: np.random.Generator) -> Fe
     directions = principal_directions(centred, n_bits, rng)
     deviations = (centred @ directions).std(0)
     return _rotated(centred, directions * (deviations / deviations.max()) ** np.float32(0.25), rng)
-
-
-def itq_cca(centred: Features, n_bits: int, rng: np.random.Generator, labels: Labels | None) -> Features:
-    """Directions (D, K): the canonical ones, rotated."""
-    if labels is None:
-        raise BadConfig("the method itq_cca needs labels: pass labels, or use itq")
-    return _rotated(centred, canonical_directions(centred, n_bits, labels), rng)
 
 
 def canonical_directions(centred: Features, n_bits: int, labels: Labels) -> Features:

@@ -138,7 +138,6 @@ def test_itq_cca_follows_the_labels() -> None:
         (400, {"n_bits": 25}, "24"),
         (8, {"n_bits": 8}, "8 images"),
         (400, {"n_bits": 8, "method": "itq_cca"}, "labels"),
-        (400, {"n_bits": 8, "method": "itq", "labels": np.eye(400, 9, dtype=np.uint8)}, "itq"),
         (400, {"n_bits": 8, "method": "itq_cca", "labels": np.eye(400, 7, dtype=np.uint8)}, "7 labels"),
     ],
 )
