@@ -87,22 +87,20 @@ def find_label_file(path: Path) -> Path | None:
 def read_label_file(
     source: Path,
     *,
-    on_error: OnError,
     split_column: str = "split",
     ignore_columns: Sequence[str] = (),
     drop_labels: Sequence[str] = (),
 ) -> LabelFile:
-    """Read the images and labels for training from a `.csv` or `.jsonl` file.
+    """Read the images and labels for training from a `.csv` or `.jsonl` file. Bad lines are left out and reported.
 
     Args:
         source: the file.
-        on_error: "stop" refuses the file if any line has a problem; "skip" leaves bad lines out and reports them.
         split_column: the column with the split.
         ignore_columns: columns to ignore; other unknown columns are problems.
         drop_labels: shell patterns of labels to leave out, such as `*_r1`.
 
     Raises:
-        BadDataset: the file cannot be read, or has problems and on_error is "stop"; they are listed.
+        BadDataset: the file cannot be read.
     """
     items: list[Item] = []
     problems: list[Problem] = []
@@ -139,8 +137,6 @@ def read_label_file(
         line_of_file[file] = line
         items.append(Item(path, file, labels, split, line))
     check_patterns(drop_labels, used_patterns, source=source)
-    if problems and on_error == "stop":
-        refuse(source, problems)
     return LabelFile(source, tuple(items), tuple(problems))
 
 

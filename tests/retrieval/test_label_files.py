@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hashseek.retrieval.errors import BadDataset
-from hashseek.retrieval.label_files import Problem, find_label_file, parse_split, read_label_file, read_rows
+from hashseek.retrieval.label_files import Problem, find_label_file, parse_split, read_label_file, read_rows, refuse
 
 
 @pytest.fixture
@@ -20,15 +20,11 @@ def write(folder, text, name="labels.csv"):
     return folder / name
 
 
-def read(path, on_error="skip", **options):
-    return read_label_file(path, on_error=on_error, **options)
-
-
 def test_a_good_list(folder):
     path = write(
         folder, 'file,labels,split\na.jpg,cat;dog,train\n"c, d.jpg",dog,query\nü ü.jpg,cat,retrieval\nb.jpg,c,\n'
     )
-    found = read(path, "stop")
+    found = read_label_file(path)
     assert [(item.file, item.labels, item.split, item.line) for item in found.items] == [
         ("a.jpg", ("cat", "dog"), "train", 2),
         ("c, d.jpg", ("dog",), "query", 3),
@@ -41,7 +37,7 @@ def test_a_good_list(folder):
 
 def test_the_same_as_jsonl(folder):
     rows = [{"file": "a.jpg", "labels": ["cat, big", "dog"]}, {"file": "b.jpg", "labels": "cat;dog", "split": "test"}]
-    found = read(write(folder, "\n".join(map(json.dumps, rows)) + "\n\n", "labels.jsonl"), "stop")
+    found = read_label_file(write(folder, "\n".join(map(json.dumps, rows)) + "\n\n", "labels.jsonl"))
     assert [(item.labels, item.split) for item in found.items] == [
         (("cat, big", "dog"), None),
         (("cat", "dog"), "query"),
@@ -63,7 +59,7 @@ def test_variants_of_other_programs_are_read(folder, content):
     (folder / "sub").mkdir()
     (folder / "sub" / "a.jpg").write_bytes(b"x")
     (folder / "labels.csv").write_bytes(content)
-    [item] = read(folder / "labels.csv", "stop").items
+    [item] = read_label_file(folder / "labels.csv").items
     assert (item.file, item.labels, item.path) == ("sub/a.jpg", ("cat",), folder / "sub/a.jpg")
 
 
@@ -88,7 +84,7 @@ def test_the_usual_names_of_splits_are_known():
 )
 def test_a_bad_line_is_named_and_skipped_or_the_list_refused(folder, line, named):
     path = write(folder, f'file,labels,split\na.jpg,cat,train\n{line}\n"c, d.jpg",x,train\n')
-    found = read(path)
+    found = read_label_file(path)
     assert [item.file for item in found.items] == ["a.jpg", "c, d.jpg"]
     [problem] = found.problems
     assert problem.skipped
@@ -96,7 +92,7 @@ def test_a_bad_line_is_named_and_skipped_or_the_list_refused(folder, line, named
     assert named in problem.reason
     assert problem.missing == (named in ("missing.jpg", "x.jpg"))
     with pytest.raises(BadDataset, match="line 3"):
-        read(path, "stop")
+        refuse(path, found.problems)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +111,7 @@ def test_a_bad_line_is_named_and_skipped_or_the_list_refused(folder, line, named
     ],
 )
 def test_bad_lines_of_jsonl(folder, row):
-    found = read(write(folder, f'{row}\n{{"file": "a.jpg", "labels": ["x"]}}\n', "labels.jsonl"))
+    found = read_label_file(write(folder, f'{row}\n{{"file": "a.jpg", "labels": ["x"]}}\n', "labels.jsonl"))
     assert [item.file for item in found.items] == ["a.jpg"]
     assert {problem.where for problem in found.problems} == {"labels.jsonl line 1"}
     assert any(problem.skipped for problem in found.problems)
@@ -123,35 +119,35 @@ def test_bad_lines_of_jsonl(folder, row):
 
 def test_corrections_are_reported_but_skip_nothing(folder):
     path = write(folder, 'file,labels,label\na.jpg, cat ; dog;;cat,red\nb.jpg,"dog, cat",blue\n')
-    found = read(path)
+    found = read_label_file(path)
     assert [item.labels for item in found.items] == [("cat", "dog"), ("dog, cat",)]
     unknown, comma = found.problems
     assert not any(problem.skipped for problem in found.problems)
     assert "'labels'" in unknown.reason
     assert "'dog, cat'" in comma.reason
-    assert read(path, ignore_columns=("label",)).problems == (comma,)
-    with pytest.raises(BadDataset):
-        read(path, "stop")
+    assert read_label_file(path, ignore_columns=("label",)).problems == (comma,)
 
 
 def test_what_is_no_label_in_a_list_is_left_out_and_reported(folder):
-    found = read(write(folder, '{"file": "a.jpg", "labels": ["cat", null, 1, {"x": 1}, true, 1.0]}\n', "labels.jsonl"))
+    found = read_label_file(
+        write(folder, '{"file": "a.jpg", "labels": ["cat", null, 1, {"x": 1}, true, 1.0]}\n', "labels.jsonl")
+    )
     assert [item.labels for item in found.items] == [("cat", "1")]  # true and 1.0 are equal to 1
     assert [problem.skipped for problem in found.problems] == [False]
 
 
 def test_a_cell_that_only_begins_like_a_json_list_is_one_label_and_reported(folder):
     cell = "[" * 100_000
-    found = read(write(folder, f"file,labels\na.jpg,{cell}\nb.jpg,[x\n"))
+    found = read_label_file(write(folder, f"file,labels\na.jpg,{cell}\nb.jpg,[x\n"))
     assert [item.labels for item in found.items] == [(cell,), ("[x",)]
     assert [problem.skipped for problem in found.problems] == [False, False]
 
 
 def test_labels_can_be_left_out_by_pattern(folder):
     path = write(folder, "file,labels\na.jpg,sky;sky_r1\nb.jpg,sea_r1\n")
-    assert [item.labels for item in read(path, drop_labels=("*_r1",)).items] == [("sky",)]
+    assert [item.labels for item in read_label_file(path, drop_labels=("*_r1",)).items] == [("sky",)]
     with pytest.raises(BadDataset):
-        read(path, drop_labels=("nothing_*",))
+        read_label_file(path, drop_labels=("nothing_*",))
 
 
 @pytest.mark.parametrize(
@@ -170,32 +166,32 @@ def test_labels_can_be_left_out_by_pattern(folder):
 def test_a_file_that_is_no_list_is_refused(folder, content):
     (folder / "labels.csv").write_bytes(content)
     with pytest.raises(BadDataset):
-        read(folder / "labels.csv")
+        read_label_file(folder / "labels.csv")
 
 
 @pytest.mark.parametrize("row", ['"a.jpg,cat,', 'a.jpg,"cat,', 'a.jpg,cat,"a dog'])
 def test_an_open_quote_skips_the_lines_up_to_the_next_quote(folder, row):
     path = write(folder, f'file,labels,title\n{row}\nb.jpg,dog,\n"c, d.jpg",cat,"x"\nü ü.jpg,cat,\n')
-    found = read(path, ignore_columns=("title",))
+    found = read_label_file(path, ignore_columns=("title",))
     assert [(item.file, item.line) for item in found.items] == [("ü ü.jpg", 5)]
     [problem] = found.problems
     assert problem.skipped
     assert "lines 2 to 4" in problem.reason
     # Without another quote the rest of the file is skipped.
-    found = read(write(folder, 'file,labels\na.jpg,cat\nb.jpg,"dog\nc.jpg,x\n'))
+    found = read_label_file(write(folder, 'file,labels\na.jpg,cat\nb.jpg,"dog\nc.jpg,x\n'))
     assert [item.file for item in found.items] == ["a.jpg"]
     assert "lines 3 to 4" in found.problems[0].reason
 
 
 def test_a_field_that_is_too_long_skips_only_its_row(folder):
-    [problem] = read(write(folder, f"file,labels\na.jpg,{'x' * 200_000}\nb.jpg,dog\n")).problems
+    [problem] = read_label_file(write(folder, f"file,labels\na.jpg,{'x' * 200_000}\nb.jpg,dog\n")).problems
     assert problem.where == "labels.csv line 2"
 
 
 def test_labels_have_one_line_and_other_columns_as_many_as_they_like(folder):
     (folder / "two\nlines.jpg").write_bytes(b"x")
     text = 'file,labels,title\n"two\nlines.jpg",cat,"a\nb"\na.jpg,"cat\nb.jpg,dog",\nb.jpg,dog,5" of it\n'
-    found = read(write(folder, text), ignore_columns=("title",))
+    found = read_label_file(write(folder, text), ignore_columns=("title",))
     assert [(item.file, item.line) for item in found.items] == [("two\nlines.jpg", 2), ("b.jpg", 7)]
     assert [problem.where for problem in found.problems] == ["labels.csv line 5"]
 
@@ -211,7 +207,7 @@ def test_a_folder_without_a_list_gives_none_and_other_files_are_refused(tmp_path
 def test_many_problems_are_counted_and_some_shown(folder):
     path = write(folder, "file,labels\n" + "".join(f"missing{i}.jpg,x\n" for i in range(50)))
     with pytest.raises(BadDataset, match=r"50 .* 45 more"):
-        read(path, "stop")
+        refuse(path, read_label_file(path).problems)
 
 
 def test_rows_are_read_one_by_one_and_names_need_not_be_utf_8(folder):

@@ -77,7 +77,7 @@ def check(
     except BadDataset:
         source = find_label_file(Path(expand(str(root))))
         if source is not None:  # the problems of its lines may be the cause
-            _show(read_label_file(source, on_error="skip", ignore_columns=ignore_column or ()).problems)
+            _show(read_label_file(source, ignore_columns=ignore_column or ()).problems)
         raise
     from hashseek.training.data.training_images import without_broken  # late: it loads torch
 

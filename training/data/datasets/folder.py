@@ -82,16 +82,12 @@ def folder(
                 f"but {place} has none: leave them out"
             )
         found = _read_class_folders(place)
-        if found.problems and on_error == "stop":
-            refuse(place, found.problems)
     else:
         found = read_label_file(
-            source,
-            on_error=on_error,
-            split_column=split_column,
-            ignore_columns=ignore_columns,
-            drop_labels=drop_labels,
+            source, split_column=split_column, ignore_columns=ignore_columns, drop_labels=drop_labels
         )
+    if found.problems and on_error == "stop":
+        refuse(found.source, found.problems)
     items, problems = found.items, list(found.problems)
     if not items:
         first = f"; the first problem: {problems[0]}" if problems else ": add one line per image"
