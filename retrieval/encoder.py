@@ -87,10 +87,10 @@ class Encoder(WithHeader):
         device: "auto", "cpu", "cuda" or "cuda:N".
         precision: "auto" (the faster one on this device), "fp32" or "bf16". The head always runs in float64.
         engine: the library that runs the backbone, "auto", "torch" or "openvino", see `hashseek.retrieval.engines`.
-        batch_size: images per network pass; None: what suits the engine.
 
     Attributes:
         backbone: the engine that runs it.
+        batch_size: images per network pass.
         engine: its library, device and precision in one string, such as "torch cpu bfloat16 folded".
         head: features (B, D) -> outputs (B, K). Each row depends on its own features alone, to the last bit.
 
@@ -106,7 +106,6 @@ class Encoder(WithHeader):
         device: str = "auto",
         precision: str = "auto",
         engine: str = "auto",
-        batch_size: int | None = None,
     ) -> None:
         super().__init__(checkpoint.header)
         self.preprocessing = checkpoint.header.image_preprocessing()
@@ -114,7 +113,7 @@ class Encoder(WithHeader):
         self.backbone = build_engine(
             engine, checkpoint.network(), self.preprocessing, device=device, precision=precision
         )
-        self.batch_size = batch_size or self.backbone.batch_size
+        self.batch_size = self.backbone.batch_size
         self.engine = self.backbone.name
         self.head = checkpoint.head
         # A pass already uses every core: two at once would only compete.

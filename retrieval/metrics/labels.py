@@ -36,8 +36,8 @@ def remarks(
     query_labels: Labels,
     database_labels: Labels,
     *,
-    ns: Sequence[int | None] = (),
-    label_names: Sequence[str] = (),
+    ns: Sequence[int | None],
+    label_names: Sequence[str],
 ) -> list[str]:
     """Warnings about an evaluation: an N larger than the database, labels without images.
 
@@ -45,9 +45,8 @@ def remarks(
         query_labels: 0/1 (Q, C).
         database_labels: 0/1 (N, C).
         ns: the values of N for the metrics.
-        label_names: C names; without them, labels are named by their column.
+        label_names: C names.
     """
-    names = list(label_names) or [str(i) for i in range(query_labels.shape[1])]
     found = [
         f"N = {n} is larger than the database of {len(database_labels)} images, so all of them count"
         for n in ns
@@ -55,10 +54,12 @@ def remarks(
     ]
     in_queries, in_database = (np.asarray(labels.any(axis=0)) for labels in (query_labels, database_labels))
     if (in_queries & ~in_database).any():
-        found.append(f"queries have labels that no database image has: {_listed(names, in_queries & ~in_database)}")
+        found.append(
+            f"queries have labels that no database image has: {_listed(label_names, in_queries & ~in_database)}"
+        )
     if (in_database & ~in_queries).any():
         found.append(
-            f"no query has these labels, so they are not evaluated: {_listed(names, in_database & ~in_queries)}"
+            f"no query has these labels, so they are not evaluated: {_listed(label_names, in_database & ~in_queries)}"
         )
     for labels, split in ((query_labels, "queries"), (database_labels, "database images")):
         without = int((~labels.any(axis=1)).sum())
