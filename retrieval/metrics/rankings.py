@@ -12,9 +12,6 @@ from hashseek.retrieval.metrics.ranking_metrics import NORMALIZERS, Normalizer, 
 
 Ids = NDArray[np.int64]
 
-# Precisions of rankings in memory at the same time.
-RANKS_PER_BLOCK = 2**22
-
 
 def gains_of(ids: Ids, query_labels: Labels, database_labels: Labels) -> NDArray[np.int64]:
     """How many labels each item of the rankings shares with its query, (Q, n).
@@ -46,11 +43,7 @@ def average_precision_of_ranking(
     n = relevance.shape[1]
     retrieved = relevance.sum(axis=1)
     divisor = {"retrieved": retrieved, "possible": np.minimum(n, n_relevant), "relevant": n_relevant}[normalizer]
-    summed = np.zeros(len(relevance))
-    block = max(1, RANKS_PER_BLOCK // max(n, 1))
-    for start in range(0, len(relevance), block):
-        hits = relevance[start : start + block]
-        precisions = np.cumsum(hits, axis=1) / np.arange(1, n + 1)
-        summed[start : start + block] = np.where(hits, precisions, 0.0).sum(axis=1)
+    places = (np.flatnonzero(hits) + 1 for hits in relevance)
+    summed = np.array([(np.arange(1, len(ranks) + 1) / ranks).sum() for ranks in places])
     result: Floats = summed / np.maximum(divisor, 1)
     return result
