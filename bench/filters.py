@@ -6,7 +6,6 @@ Every image of the catalog has attributes and one or several labels; codes are r
 """
 
 import argparse
-import hashlib
 import os
 import sqlite3
 import tempfile
@@ -17,8 +16,9 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+from records import record
 
-from hashseek.indexing.catalog import NewImage, attributes, create_catalog
+from hashseek.indexing.catalog import attributes, create_catalog
 from hashseek.indexing.catalog.database import Database
 from hashseek.indexing.catalog.filters import Filter, make_filter
 from hashseek.indexing.collection import CATALOG, Collection
@@ -49,15 +49,10 @@ def fill(collection: Collection, n: int) -> None:
         codes = rng.integers(0, 256, (size, 8), dtype=np.uint8)
         carried = {name: rng.random(size) < share for name, share in LABELS.items()}
         images = [
-            NewImage(
-                path=f"/photographs/2026/{start + i:08}.jpg",
-                sha256=hashlib.sha256(str(start + i).encode()).hexdigest(),
-                width=4000,
-                height=3000,
-                bytes=3_000_000,
-                media_type="image/jpeg",
-                labels=tuple(name for name, carries in carried.items() if carries[i]),
-                code=codes[i],
+            record(
+                start + i,
+                codes[i],
+                [name for name, carries in carried.items() if carries[i]],
                 attributes={
                     "camera": f"C{(start + i) % 100}",
                     "year": 2000 + (start + i) % 30,

@@ -27,8 +27,9 @@ from typing import Any
 
 import faiss
 import numpy as np
+from records import record
 
-from hashseek.indexing.catalog import Catalog, NewImage, create_catalog
+from hashseek.indexing.catalog import Catalog, create_catalog
 from hashseek.indexing.index.duplicates import groups
 from hashseek.indexing.index.hamming_index import HammingIndex, build_index, load_index, save_index
 from hashseek.indexing.index.segments import joined, merged_hits, whole
@@ -314,13 +315,7 @@ def sizes(n: int) -> None:
         path = Path(folder) / "catalog.sqlite"
         create_catalog(path, fingerprint="f" * 64, n_bits=48)
         catalog = Catalog(path)
-        rows = [
-            NewImage(
-                f"/photographs/2026/{i:08}.jpg", f"{i:064x}", 4000, 3000, 3_000_000, "image/jpeg", ("a", "b"), code
-            )
-            for i, code in enumerate(random_codes(few, 48))
-        ]
-        catalog.add(rows)
+        catalog.add([record(i, code, "ab") for i, code in enumerate(random_codes(few, 48))])
         catalog.close()
         database = sqlite3.connect(path)
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")

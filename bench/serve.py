@@ -26,9 +26,9 @@ from statistics import median
 from typing import IO, Any
 
 import numpy as np
+from records import record
 
 import hashseek
-from hashseek.indexing.catalog import NewImage
 from hashseek.indexing.collection import Collection
 from hashseek.indexing.searcher import Searcher, SearchOptions
 from hashseek.retrieval.devices import n_cores
@@ -59,21 +59,7 @@ def fill(collection: Collection, n: int) -> None:
     rng = np.random.default_rng(0)
     for start in range(len(collection), n, 10_000):
         codes = rng.integers(0, 256, (min(10_000, n - start), 6), dtype=np.uint8)
-        collection.add(
-            [
-                NewImage(
-                    path=f"/photographs/2026/{start + i:08}.jpg",
-                    sha256=f"{start + i:064x}",
-                    width=4000,
-                    height=3000,
-                    bytes=3_000_000,
-                    media_type="image/jpeg",
-                    labels=("sky", "sea", "people")[: i % 4],
-                    code=code,
-                )
-                for i, code in enumerate(codes)
-            ]
-        )
+        collection.add([record(start + i, code, ("sky", "sea", "people")[: i % 4]) for i, code in enumerate(codes)])
 
 
 @contextmanager

@@ -10,7 +10,6 @@ is the share of queries with the distances and images of the folder.
 """
 
 import argparse
-import hashlib
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from ingest import make_checkpoint
 from numpy.typing import NDArray
+from records import record
 
 from hashseek.indexing.catalog import NewImage
 from hashseek.indexing.opening import Store, open_store
@@ -44,16 +44,7 @@ def images(codes: Codes) -> Iterator[list[NewImage]]:
     """Batches of records as `index add` stores them."""
     for start in range(0, len(codes), BATCH):
         yield [
-            NewImage(
-                path=f"/pictures/{start + i:08}.jpg",
-                sha256=hashlib.sha256(b"%d" % (start + i)).hexdigest(),
-                width=500,
-                height=375,
-                bytes=100_000,
-                media_type="image/jpeg",
-                labels=("sky", "people") if i % 3 else ("tree",),
-                code=code,
-            )
+            record(start + i, code, ("sky", "people") if i % 3 else ("tree",))
             for i, code in enumerate(codes[start : start + BATCH])
         ]
 
