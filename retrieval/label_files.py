@@ -7,7 +7,7 @@ optionally `split` (see `SPLITS`). Training reads whole files with `read_label_f
 
 import csv
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -106,7 +106,7 @@ def read_label_file(
     problems: list[Problem] = []
     known = {"file", "labels", split_column, *ignore_columns}
     line_of_file: dict[str, int] = {}
-    used_patterns: set[str] = set()
+    occurring: set[str] = set()
     for row in read_rows(source, one_of=("file",), errors="strict"):
         if isinstance(row, Problem):
             problems.append(row)
@@ -118,7 +118,9 @@ def read_label_file(
             hint = suggest(column, ("file", "labels", split_column))
             unknown = f"unknown column {column!r}: {hint}, or list it in ignore_columns"
             problems.append(Problem(where, unknown, skipped=False))
-        labels, remarks = parse_labels(values.get("labels"), drop_labels, used_patterns)
+        found, remarks = parse_labels(values.get("labels"))
+        occurring.update(found)
+        labels = without_labels(found, drop_labels)
         split, reason = parse_split(values.get(split_column))
         file, path = _find_image(source.parent, values.get("file"))
         if not file:
@@ -136,14 +138,19 @@ def read_label_file(
         assert path is not None
         line_of_file[file] = line
         items.append(Item(path, file, labels, split, line))
-    check_patterns(drop_labels, used_patterns, source=source)
+    check_patterns(drop_labels, occurring, source=source)
     return LabelFile(source, tuple(items), tuple(problems))
 
 
-def check_patterns(drop: Sequence[str], used: Collection[str], *, source: Path) -> None:
-    """Raise `BadDataset` unless every pattern of `drop` is one of the `used` ones, which match a label."""
-    for pattern in drop:
-        if pattern not in used:
+def without_labels(labels: Iterable[str], patterns: Sequence[str]) -> tuple[str, ...]:
+    """The labels that match none of the shell patterns."""
+    return tuple(label for label in labels if not any(fnmatchcase(label, pattern) for pattern in patterns))
+
+
+def check_patterns(patterns: Sequence[str], labels: Collection[str], *, source: Path) -> None:
+    """Raise `BadDataset` unless every pattern matches one of the labels of `source`."""
+    for pattern in patterns:
+        if not any(fnmatchcase(label, pattern) for label in labels):
             raise BadDataset(f"no label of {source} matches drop_labels = {pattern!r}: correct or remove the pattern")
 
 
@@ -262,8 +269,8 @@ def _jsonl_rows(lines: Iterator[str], source: Path) -> Iterator[Row | Problem]:
             yield Problem(f"{source.name} line {number}", "it is not a JSON object")
 
 
-def parse_labels(value: Any, drop: Sequence[str], used: set[str]) -> tuple[tuple[str, ...], list[str]]:
-    """(labels, corrections) of a cell; patterns of `drop` that match a label are added to `used`."""
+def parse_labels(value: Any) -> tuple[tuple[str, ...], list[str]]:
+    """(labels, corrections) of a cell."""
     if value is None:
         return (), []
     if not isinstance(value, str | list):
@@ -278,16 +285,9 @@ def parse_labels(value: Any, drop: Sequence[str], used: set[str]) -> tuple[tuple
         remarks.append(f"the label {odd[0]!r:.40} is neither text nor a whole number and was left out")
         value = [part for part in value if type(part) in (str, int)]
     parts = value.split(";") if isinstance(value, str) else [str(part) for part in value]
-    stripped = [part.strip() for part in parts]
     if isinstance(value, str) and len(parts) == 1 and "," in value:
         remarks.append(f"{value!r} was read as one label: separate labels with `;`, or write a JSON list")
-    labels = []
-    for label in dict.fromkeys(filter(None, stripped)):
-        matching = [pattern for pattern in drop if fnmatchcase(label, pattern)]
-        used.update(matching)
-        if not matching:
-            labels.append(label)
-    return tuple(labels), remarks
+    return tuple(dict.fromkeys(part.strip() for part in parts if part.strip())), remarks
 
 
 def parse_split(value: Any) -> tuple[str | None, str | None]:

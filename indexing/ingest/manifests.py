@@ -117,7 +117,7 @@ def labels_of(row: Row) -> tuple[tuple[str, ...], list[str]]:
     given = row.get("labels")
     if not isinstance(given, str | list | None):
         raise ValueError(f"has labels that are neither text nor a list: {given!r:.80}")
-    return parse_labels(given, (), set())
+    return parse_labels(given)
 
 
 def key_of(row: Row) -> str | None:

@@ -21,9 +21,9 @@ from hashseek.retrieval.label_files import (
     Problem,
     check_patterns,
     find_label_file,
-    parse_labels,
     read_label_file,
     refuse,
+    without_labels,
 )
 from hashseek.training.data.splits import (
     Splits,
@@ -189,10 +189,8 @@ def _read_class_folders(root: Path) -> LabelFile:
 
 
 def _without_classes(items: tuple[Item, ...], drop_labels: Sequence[str], root: Path) -> tuple[Item, ...]:
-    used: set[str] = set()
-    kept = tuple(item for item in items if parse_labels(list(item.labels), drop_labels, used)[0])
-    check_patterns(drop_labels, used, source=root)
-    return kept
+    check_patterns(drop_labels, {label for item in items for label in item.labels}, source=root)
+    return tuple(item for item in items if without_labels(item.labels, drop_labels))
 
 
 def expand(path: str) -> str:

@@ -9,7 +9,15 @@ from typing import Literal
 import numpy as np
 
 from hashseek.retrieval.errors import BadDataset
-from hashseek.retrieval.label_files import OnError, Problem, check_patterns, parse_labels, parse_split, read_rows
+from hashseek.retrieval.label_files import (
+    OnError,
+    Problem,
+    check_patterns,
+    parse_labels,
+    parse_split,
+    read_rows,
+    without_labels,
+)
 from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.datasets.lists import NAMES_OF_LISTS, read_list
 from hashseek.training.data.download import Archive, read_or_download
@@ -165,7 +173,7 @@ def _read_csv(file: Path, protocol: str) -> dict[str, Table]:
         split, _ = parse_split(values.get(column))
         if split is None or not values.get("file"):
             raise BadDataset(f"{file} line {line} lacks a file, or a valid split in the column {column}: correct it")
-        found, _ = parse_labels(values.get("labels"), (), set())
+        found, _ = parse_labels(values.get("labels"))
         if unknown := [label for label in found if label not in LABELS]:
             raise BadDataset(f"{file} line {line} has {unknown[0]!r}, which is not a label of MIRFLICKR: correct it")
         files[split].append(values["file"])
@@ -193,9 +201,8 @@ def _read_hyp2(folder: Path) -> dict[str, Table]:
 
 
 def _without_labels(table: Table, patterns: Sequence[str], source: Path) -> Table:
-    used: set[str] = set()
-    names, _ = parse_labels(list(LABELS), patterns, used)
-    check_patterns(patterns, used, source=source)
+    check_patterns(patterns, LABELS, source=source)
+    names = without_labels(LABELS, patterns)
     return replace(table, labels=table.labels[:, [LABELS.index(name) for name in names]], label_names=names)
 
 
