@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -55,8 +55,7 @@ class Stop(Exception):
 OnEpoch = Callable[[dict[str, Any]], None]
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """A finished run: its folder, the best epoch (counted from 1) and the validation mAP of that epoch.
 
     An unsupervised loss is not validated: its best epoch is the last, with a score of NaN.

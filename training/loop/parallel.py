@@ -69,7 +69,7 @@ def launch(function: Callable[..., T], *arguments: Any, device: str, devices: in
     fabric = Fabric(devices=devices, strategy="ddp_spawn", **options)
     with tempfile.TemporaryDirectory(prefix="hashseek-") as folder:
         try:
-            fabric.launch(partial(_guarded, function=function, folder=Path(folder), arguments=arguments))
+            result: T = fabric.launch(partial(_guarded, function=function, folder=Path(folder), arguments=arguments))
         except Exception as error:
             # A process that fails ends the others too; the first error is in its file.
             for file in sorted(Path(folder).glob("error-*")):
@@ -77,7 +77,6 @@ def launch(function: Callable[..., T], *arguments: Any, device: str, devices: in
             if not isinstance(error, ProcessExitedException):
                 raise
             raise HashseekError(_failure(error, devices)) from None
-        result: T = pickle.loads((Path(folder) / "result").read_bytes())
     return result
 
 
@@ -138,14 +137,12 @@ def check_devices(device: torch.device, devices: int) -> None:
         )
 
 
-def _guarded(fabric: Fabric, *, function: Callable[..., object], folder: Path, arguments: tuple[Any, ...]) -> None:
+def _guarded(fabric: Fabric, *, function: Callable[..., T], folder: Path, arguments: tuple[Any, ...]) -> T:
     try:
-        result = _in_group(fabric, function=function, arguments=arguments)
+        return _in_group(fabric, function=function, arguments=arguments)
     except (HashseekError, OSError) as error:
         (folder / f"error-{fabric.global_rank}").write_bytes(pickle.dumps(error))
         raise
-    if fabric.is_global_zero:
-        (folder / "result").write_bytes(pickle.dumps(result))
 
 
 def _in_group(fabric: Fabric, *, function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
