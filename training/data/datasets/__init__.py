@@ -69,13 +69,9 @@ def data_set(name: str) -> Callable[..., Splits]:
     return function  # type: ignore[no-any-return]
 
 
-def check_options(name: str, options: dict[str, Any]) -> None:
-    """Check the names of a data set's options without reading any data.
-
-    Raises:
-        BadConfig: unknown data set, or unknown or missing option.
-    """
-    parameters = inspect.signature(data_set(name)).parameters
+def _check_names(name: str, function: Callable[..., Splits], options: dict[str, Any]) -> None:
+    """Raise `BadConfig` for an unknown or a missing option."""
+    parameters = inspect.signature(function).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
     for option in options:
@@ -93,8 +89,8 @@ def build_splits(name: str, **options: Any) -> Splits:
         BadConfig: unknown data set, unknown or missing option, or a value of the wrong type.
         BadDataset: the data are missing or inconsistent.
     """
-    check_options(name, options)
     function = data_set(name)
+    _check_names(name, function, options)
     if name not in DATASETS:  # its annotations need not be such that values can be checked by them
         splits = function(**options)
         if not isinstance(splits, Splits):
