@@ -38,13 +38,6 @@ class Progress:
         if absent:
             self.console.print(f"note: no training image has the label {', '.join(absent)}", markup=False)
 
-    def held_out(self, names: Sequence[str], *, n_images: int) -> None:
-        """Print which labels are held out, and how many images are left to train on."""
-        self.console.print(
-            f"note: held out of training: {', '.join(names)}; {n_images} training images have none of them",
-            markup=False,
-        )
-
     @contextmanager
     def task(self, title: str, total: int) -> Iterator[Callable[..., None]]:
         """A bar for one task; yields the function that advances it by n and, if given, shows a text next to it."""

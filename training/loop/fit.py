@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor
 
 from hashseek.retrieval.checkpoint import save_checkpoint
 from hashseek.retrieval.errors import BadCodes, BadConfig
@@ -141,14 +140,16 @@ def _prepare(fabric: Fabric, config: Config, out: Path, resume: bool, shown: Pro
     held_out = choose_held_out(splits.label_names, config.data.held_out, seed=config.data.held_out_seed)
     splits = training_splits(splits, held_out)
     if held_out:
-        shown.held_out(held_out, n_images=len(splits.train))
+        left = f"{len(splits.train)} training images have none of them"
+        shown.console.print(f"note: held out of training: {', '.join(held_out)}; {left}", markup=False)
     network, objective, keys = build_network(config, model, n_classes=len(splits.label_names))
     train, images = _training_images(config, splits, preprocessing, shown)
     fit_rows, val_rows = validation_part(len(train), config)
-    if train.vectors is not None:
-        _standardize(model, torch.from_numpy(train.vectors[fit_rows]))
     # Before the backbone is patched: engines convert the version that is in a checkpoint.
     source = build_source(config, model, train, images, fabric=fabric, progress=shown)
+    if train.vectors is not None and isinstance(model.backbone, Mlp):
+        vectors = torch.from_numpy(train.vectors[fit_rows])
+        model.backbone.standardize(vectors.mean(dim=0), vectors.std(dim=0))
     _move_to_device(fabric, config, network, objective, keys)
     observed = drop_labels(
         train.labels, share=config.train.keep_labels, single=config.train.single_label, seed=config.train.seed
@@ -304,12 +305,6 @@ def preprocessing_of(config: Config) -> Preprocessing | None:
     """How the network's input is prepared; None for a backbone for vectors."""
     default = default_preprocessing(config.model.backbone, weights=config.model.weights)
     return None if default is None else config.model.preprocessing(default)
-
-
-def _standardize(model: HashModel, vectors: Tensor) -> None:
-    # A backbone for images has no such method; `build_source` refuses that combination later.
-    if isinstance(model.backbone, Mlp) and model.backbone.n_inputs == vectors.shape[1]:
-        model.backbone.standardize(vectors.mean(dim=0), vectors.std(dim=0))
 
 
 def _training_images(
