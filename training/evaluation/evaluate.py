@@ -3,7 +3,7 @@
 This is the only module of `training` that imports `indexing`: a report has to measure the code that serves.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from hashseek.retrieval.codes import Codes
 from hashseek.retrieval.errors import BadConfig, HashseekError
 from hashseek.retrieval.metrics import Normalizer, bit_statistics, gains_of, histograms
 from hashseek.retrieval.models.fully_connected import FullyConnected
-from hashseek.retrieval.scores import Scores, asymmetric_scores, best, cosines
+from hashseek.retrieval.scores import asymmetric_scores, best, cosines
 from hashseek.training.data.image_table import Rows
 from hashseek.training.data.splits import Split, Splits
 from hashseek.training.data.training_images import without_broken
@@ -38,7 +38,7 @@ N_FITTED = 4000
 
 # Rankings are as long as the largest N. This many of their ranks are found at the same time.
 RANKS_PER_BLOCK = 2**22
-# Number of scores of query and database images in memory at the same time.
+# Number of cosines of query and database images in memory at the same time.
 SCORES_PER_BLOCK = 2**25
 
 
@@ -235,33 +235,25 @@ def _rank(task: EvaluationTask, model: _EncodedData, n_relevant: Rows) -> Rankin
 def _rankings(task: EvaluationTask, model: _EncodedData, found: Measurements) -> list[RankingScore]:
     """All rankings of the whole database, at each N."""
     query, database = model.query, model.database
-    hamming = [
+    rows, block = np.arange(len(database)), max(1, SCORES_PER_BLOCK // len(database))
+    blocks = (query.features[start : start + block] for start in range(0, len(query), block))
+    scores = {
+        "asymmetric": (asymmetric_scores(database.codes, outputs) for outputs in query.outputs),
+        "float": (of_query for features in blocks for of_query in cosines(database.features, features)),
+    }
+    rankings = [
         RankingScore("hamming", score.n, score.mean_average_precision.expected, score.precision.expected)
         for score in found.scores
     ]
-
-    def asymmetric(chosen: slice) -> Scores:
-        return np.stack([asymmetric_scores(database.codes, outputs) for outputs in query.outputs[chosen]])
-
-    def by_cosine(chosen: slice) -> Scores:
-        return cosines(database.features, query.features[chosen])
-
-    rows = np.arange(len(database))
-
-    def ranked(score: Callable[[slice], Scores]) -> Callable[[slice], Ids]:
-        return lambda chosen: np.stack([best(row, rows, max(task.ns)) for row in score(chosen)])
-
-    rankings = {"asymmetric": ranked(asymmetric), "float": ranked(by_cosine)}
-    return [*hamming, *(one for rank, order in rankings.items() for one in _scores(task, model, found, rank, order))]
+    for rank, of_queries in scores.items():
+        order = (best(of_query, rows, max(task.ns)) for of_query in of_queries)
+        rankings += _scores(task, model, found, rank, order)
+    return rankings
 
 
 def _authors_scores(task: EvaluationTask, model: _EncodedData, found: Measurements) -> list[RankingScore]:
     """What the evaluation code of HyP2 prints for these codes, at each N."""
-    query, database = model.query, model.database
-
-    def order(chosen: slice) -> Ids:
-        return np.stack([hyp2_order(code, database.codes)[: max(task.ns)] for code in query.codes[chosen]])
-
+    order = (hyp2_order(code, model.database.codes)[: max(task.ns)] for code in model.query.codes)
     return _scores(task, model, found, "hyp2", order, normalizer="retrieved")
 
 
@@ -296,16 +288,12 @@ def _scores(
     model: _EncodedData,
     found: Measurements,
     rank: str,
-    order: Callable[[slice], Ids],
+    order: Iterable[Ids],
     normalizer: Normalizer | None = None,
 ) -> list[RankingScore]:
-    """Scores of a ranking at each N; `order` returns the first rows for some of the queries."""
-    query, database = model.query, model.database
-    block, parts = max(1, SCORES_PER_BLOCK // len(database)), []
-    for start in range(0, len(query), block):
-        chosen = slice(start, start + block)
-        parts.append(gains_of(order(chosen), query.labels[chosen], database.labels) > 0)
-    hits = np.concatenate(parts)
+    """Scores of a ranking at each N; `order` has the first rows for each query."""
+    ranked = zip(order, model.query.labels, strict=True)
+    hits = np.stack([gains_of(rows[None], labels[None], model.database.labels)[0] > 0 for rows, labels in ranked])
     values = task.average_precision(hits, found.n_relevant, normalizer)
     return [
         RankingScore(rank, n, float(ap.mean()), float(hits[:, :n].mean()))
