@@ -18,11 +18,12 @@ from hashseek.indexing.index.hamming_index import HammingIndex, Ids, build_index
 from hashseek.retrieval.checkpoint import Checkpoint
 from hashseek.retrieval.codes import Codes
 from hashseek.retrieval.errors import BadConfig, HashseekError
+from hashseek.retrieval.hash_layers import fit_hash_layer
 from hashseek.retrieval.metrics import Normalizer, bit_statistics, gains_of, histograms
-from hashseek.retrieval.models.fully_connected import FullyConnected
+from hashseek.retrieval.models.fully_connected import FullyConnected, head_of
 from hashseek.retrieval.scores import asymmetric_scores, best, cosines
 from hashseek.training.data.image_table import Rows
-from hashseek.training.data.splits import Split, Splits
+from hashseek.training.data.splits import Splits
 from hashseek.training.data.training_images import without_broken
 from hashseek.training.evaluation.assembly import N_NEAREST, EvaluationOptions, EvaluationTask, assemble, prepare
 from hashseek.training.evaluation.candidates import load_candidates, method_names
@@ -30,7 +31,7 @@ from hashseek.training.evaluation.report.folder import Evaluation
 from hashseek.training.evaluation.report.measurements import Measurements, Ranking, measure_histograms
 from hashseek.training.evaluation.report.projection import Points, project
 from hashseek.training.evaluation.report.schema import ComparedModel, EvaluationReport, RankingScore
-from hashseek.training.evaluation.split_encoder import EncodedSplit, SplitEncoder, itq_head, untrained_model
+from hashseek.training.evaluation.split_encoder import EncodedSplit, SplitEncoder, untrained_model
 
 Baseline = Literal["auto", "itq", "untrained", "none"]
 # ITQ is fitted to at most this many training images: more make little difference (docs/explanation/unsupervised.md).
@@ -130,9 +131,9 @@ def evaluate(
     )
 
 
-def rank_with_library(task: EvaluationTask, checkpoint: Checkpoint, database: Split, *, k: int) -> tuple[Rows, Rows]:
+def rank_with_library(task: EvaluationTask, checkpoint: Checkpoint, *, k: int) -> tuple[Rows, Rows]:
     """(distances, rows) of the k nearest images of each query, (Q, k), in the order of search (ties by row)."""
-    data = _encode(task, _encoder(task, checkpoint), database=database)
+    data = _encode(task, _encoder(task, checkpoint))
     distances, rows = _index(data).search(data.query.codes, k=k)
     return distances.astype(np.int64), rows
 
@@ -165,14 +166,12 @@ def _encoder(task: EvaluationTask, checkpoint: Checkpoint) -> SplitEncoder:
     return SplitEncoder(checkpoint, device=task.options.device, precision=task.options.precision)
 
 
-def _encode(
-    task: EvaluationTask, encoder: SplitEncoder, *, head: FullyConnected | None = None, database: Split | None = None
-) -> _EncodedData:
+def _encode(task: EvaluationTask, encoder: SplitEncoder, *, head: FullyConnected | None = None) -> _EncodedData:
     """Both splits, by the checkpoint's head or another one."""
     progress = task.options.progress
     query = encoder.encode(task.query, progress, "encoding the queries", head=head)
-    found = encoder.encode(database or task.database, progress, "encoding the database", head=head)
-    return _EncodedData(encoder, query, found)
+    database = encoder.encode(task.database, progress, "encoding the database", head=head)
+    return _EncodedData(encoder, query, database)
 
 
 def _itq_head(task: EvaluationTask, encoder: SplitEncoder, *, required: bool) -> FullyConnected | None:
@@ -186,8 +185,10 @@ def _itq_head(task: EvaluationTask, encoder: SplitEncoder, *, required: bool) ->
         rows = np.random.default_rng(options.seed).permutation(len(train))[:N_FITTED]
         source = f"{options.data_name} (train)"
         chosen, _ = without_broken(train.take(np.sort(rows)), on_error=task.splits.on_error, source=source)
-        found = encoder.encode(chosen, options.progress, "encoding training images for ITQ")
-        return itq_head(found.features, task.header.n_bits, seed=options.seed)
+        features = encoder.encode(chosen, options.progress, "encoding training images for ITQ").features
+        n_bits = task.header.n_bits
+        layer = fit_hash_layer(features.astype(np.float32), n_bits=n_bits, method="itq", seed=options.seed)
+        return head_of("normalized", {"weight": layer.weight, "bias": layer.bias})
     except HashseekError as error:
         if required:
             raise BadConfig(f"ITQ cannot be the baseline ({error}): use --baseline untrained or none") from None

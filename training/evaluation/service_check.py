@@ -80,7 +80,8 @@ def check_service(url: str, checkpoint_path: Path, splits: Splits, options: Eval
         k = max(task.ns)
         distances, places = _search_all(service, task, ids, k=k)
     served = distances, rows[places]
-    distances, places = rank_with_library(task, candidates[0].checkpoint, task.database.take(rows), k=k)
+    in_their_order = replace(task, database=task.database.take(rows))
+    distances, places = rank_with_library(in_their_order, candidates[0].checkpoint, k=k)
     library = distances, rows[places]
     differences = _differences(task, served, library)
     mean_ap = zip(_mean_ap(task, served[1]), _mean_ap(task, library[1]), strict=True)

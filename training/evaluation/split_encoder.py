@@ -11,8 +11,7 @@ from hashseek.retrieval.checkpoint import Checkpoint, Header
 from hashseek.retrieval.codes import Codes, pack
 from hashseek.retrieval.encoder import Encoder, VectorEncoder
 from hashseek.retrieval.errors import BadConfig
-from hashseek.retrieval.hash_layers import fit_hash_layer
-from hashseek.retrieval.models.fully_connected import FullyConnected, head_of
+from hashseek.retrieval.models.fully_connected import FullyConnected
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.retrieval.models.mlp import Mlp
 from hashseek.retrieval.models.names import widths_of
@@ -118,16 +117,6 @@ def check_trained_on(header: Header, splits: Splits, *, name: str, refuse: bool)
             "training: restore the data set, or choose one without training images with --data"
         )
     return [f"{name} was trained on other splits, so it may have seen query images in training"]
-
-
-def itq_head(features: StoredFeatures, n_bits: int, *, seed: int) -> FullyConnected:
-    """A hash layer fitted by ITQ to features (n, D), without labels: the baseline that a trained one has to beat.
-
-    Raises:
-        BadConfig: the features do not vary in `n_bits` directions, or are not finite.
-    """
-    layer = fit_hash_layer(features.astype(np.float32), n_bits=n_bits, method="itq", seed=seed)
-    return head_of("normalized", {"weight": layer.weight, "bias": layer.bias})
 
 
 def untrained_model(checkpoint: Checkpoint) -> HashModel:
