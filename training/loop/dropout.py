@@ -26,7 +26,7 @@ class RowSeeds:
 def seed_by_row(network: nn.Module) -> RowSeeds:
     """Let the dropout layers of `network` draw from the seeds that are set in the result, in place.
 
-    Without seeds, they draw them from PyTorch's generator. Layers of other classes are left unchanged.
+    Layers of other classes are left unchanged.
     """
     seeds, numbers = RowSeeds(), count()
     for module in network.modules():
@@ -55,8 +55,7 @@ class _RowDropout(nn.Module):
         if not self.training or self.rate == 0:
             return inputs
         seeds = self.seeds.now
-        if seeds is None:
-            seeds = torch.randint(2**62, (len(inputs),), device=inputs.device)
+        assert seeds is not None
         n_draws = 1 if self.whole_rows else inputs.numel() // len(seeds)
         counters = torch.arange(1, n_draws + 1, device=inputs.device) * _GOLDEN
         draws = _mixed(_mixed(seeds + self.number)[:, None] + counters)
