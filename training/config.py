@@ -408,20 +408,20 @@ def read_config(source: Path | Mapping[str, Any], overrides: Sequence[str] = ())
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(find_config(path).read_text(encoding="utf-8"))
+        return tomllib.loads(_find(path).read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadConfig(f"{path} is not valid TOML: {error}") from None
     except OSError as error:
         raise BadConfig(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def find_config(path: Path) -> Path:
+def _find(path: Path) -> Path:
     """`path` itself, or the shipped configuration with that name (with or without `.toml`)."""
     if path.is_file():
         return path
     shipped = Path(str(resources.files("hashseek.training.configs")))
     for candidate in (shipped / path.name, shipped / f"{path.name}.toml"):
-        if candidate.is_file() and path.parent in (Path(), Path("training/configs")):
+        if candidate.is_file() and path.parent == Path():
             return candidate
     names = ", ".join(sorted(file.stem for file in shipped.glob("*.toml")))
     raise BadConfig(f"there is no configuration {path}: use a TOML file or one of {names}")

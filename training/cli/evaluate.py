@@ -155,7 +155,7 @@ def _check_service(url: str, checkpoint: Path, splits: Any, options: Any) -> int
 
 def data_options(checkpoint: Path, data: str | None) -> tuple[str, dict[str, Any]]:
     """Name and options of the data set that `--data` means."""
-    from hashseek.training.config import DataSection, find_config, load_config
+    from hashseek.training.config import DataSection, load_config
     from hashseek.training.data.datasets import DATASETS
 
     if data is None:
@@ -165,7 +165,7 @@ def data_options(checkpoint: Path, data: str | None) -> tuple[str, dict[str, Any
         trained_on = DataSection(**section)
         return trained_on.name, trained_on.options()
     if data.endswith(".toml"):
-        config = load_config(find_config(Path(data))).data
+        config = load_config(Path(data)).data
         return config.name, config.options()
     if data in DATASETS and data != "folder" and not Path(data).is_dir():
         return data, {}
