@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -24,10 +23,6 @@ class Progress:
     def __init__(self, *, quiet: bool = False) -> None:
         self.quiet = quiet
         self.console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
-
-    def __reduce__(self) -> tuple[Callable[[], "Progress"], tuple[()]]:
-        """A console cannot be sent to another process, which creates its own."""
-        return partial(Progress, quiet=self.quiet), ()
 
     def problems(self, problems: Sequence[Problem], absent: Sequence[str]) -> None:
         """Print which lines of the data set were skipped or corrected, and which labels no training image has."""

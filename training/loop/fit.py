@@ -94,7 +94,7 @@ def fit(
         config,
         out,
         resume,
-        progress or Progress(quiet=True),
+        progress is None or progress.quiet,
         on_epoch,
         device=settings.device,
         devices=settings.devices,
@@ -102,9 +102,8 @@ def fit(
     )
 
 
-def _fit(fabric: Fabric, config: Config, out: Path, resume: bool, shown: Progress, on_epoch: OnEpoch | None) -> Result:
-    if not fabric.is_global_zero:
-        shown = Progress(quiet=True)
+def _fit(fabric: Fabric, config: Config, out: Path, resume: bool, quiet: bool, on_epoch: OnEpoch | None) -> Result:
+    shown = Progress(quiet=quiet or not fabric.is_global_zero)
     job = _prepare(fabric, config, out, resume, shown)
     if fabric.device.type == "cpu":
         keep_freed_memory()
