@@ -5,7 +5,6 @@ All randomness is drawn from (seed, epoch, row), so that a resumed run sees the 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -21,11 +20,9 @@ from hashseek.retrieval.vectors import check_vectors
 from hashseek.training.config import Config, TrainSection
 from hashseek.training.data.augmentation import flip_and_crop, generators, only_flips_and_crops
 from hashseek.training.data.cached_features import engine_for, features_of
-from hashseek.training.data.splits import Split
+from hashseek.training.data.splits import Labels, Rows, Split
 from hashseek.training.data.training_images import Images
 from hashseek.training.progress import Progress
-
-Rows: TypeAlias = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ class TrainingData:
     """
 
     source: Source
-    labels: NDArray[np.uint8]
+    labels: Labels
     observed: Tensor
     fit_rows: Rows
     val_rows: Rows

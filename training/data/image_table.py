@@ -18,10 +18,7 @@ from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.files import cached_file, write_atomically
 from hashseek.retrieval.label_files import OnError, Problem
 from hashseek.training.data.file_digests import digest_files
-from hashseek.training.data.splits import NAMES, Split, Splits, join_splits
-
-Labels = NDArray[np.uint8]
-Rows = NDArray[np.int64]
+from hashseek.training.data.splits import NAMES, Labels, Rows, Split, Splits, join_splits
 
 _log = logging.getLogger(__name__)
 _FORMAT = 2  # increased whenever the stored form of a table changes

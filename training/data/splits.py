@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.label_files import Item, OnError, Problem
 
+Labels = NDArray[np.uint8]
+Rows = NDArray[np.int64]
+
 NAMES = ("train", "query", "database")
 
 
@@ -24,14 +27,14 @@ class Split:
     """
 
     paths: tuple[Path, ...]
-    labels: NDArray[np.uint8]
+    labels: Labels
     where: tuple[str, ...]
     vectors: NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def take(self, rows: Sequence[int] | NDArray[np.int64]) -> "Split":
+    def take(self, rows: Sequence[int] | Rows) -> "Split":
         """The images at `rows`, in that order."""
         index = np.asarray(rows, dtype=np.int64)
         return Split(

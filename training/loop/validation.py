@@ -10,7 +10,8 @@ from hashseek.retrieval.errors import BadDataset
 from hashseek.retrieval.metrics import average_precision, histograms, without_self
 from hashseek.retrieval.models.hash_model import HashModel
 from hashseek.training.config import Config
-from hashseek.training.data.batches import Rows, TrainingData
+from hashseek.training.data.batches import TrainingData
+from hashseek.training.data.splits import Rows
 from hashseek.training.loop.network import is_unsupervised
 from hashseek.training.losses.memory import gather_rows
 

@@ -13,14 +13,12 @@ from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.retrieval.label_files import OnError, Problem, refuse
 from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.image_table import (
-    Labels,
-    Rows,
     Table,
     read_lines,
     split_table,
     with_remedy,
 )
-from hashseek.training.data.splits import NAMES, Splits
+from hashseek.training.data.splits import NAMES, Labels, Rows, Splits
 
 
 @with_remedy("correct root and strip_prefix: the path of an image is root and the line without the prefix")

@@ -23,7 +23,6 @@ from hashseek.training.data.datasets.lists import NAMES_OF_LISTS, read_list
 from hashseek.training.data.download import Archive, read_or_download
 from hashseek.training.data.image_table import (
     Incomplete,
-    Rows,
     Table,
     draw,
     first_folder,
@@ -33,7 +32,7 @@ from hashseek.training.data.image_table import (
     split_table,
     with_remedy,
 )
-from hashseek.training.data.splits import NAMES, Splits, refuse_unused
+from hashseek.training.data.splits import NAMES, Rows, Splits, refuse_unused
 
 LABELS = (
     *("animals", "baby", "baby_r1", "bird", "bird_r1", "car", "car_r1", "clouds", "clouds_r1", "dog", "dog_r1"),

@@ -12,7 +12,6 @@ from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.datasets.lists import read_label_names, read_lists
 from hashseek.training.data.image_table import (
     Incomplete,
-    Labels,
     Table,
     draw,
     draw_per_label,
@@ -22,7 +21,7 @@ from hashseek.training.data.image_table import (
     split_table,
     with_remedy,
 )
-from hashseek.training.data.splits import Splits, refuse_unused
+from hashseek.training.data.splits import Labels, Splits, refuse_unused
 
 _REMEDY = (
     "get Groundtruth, ImageList and ConceptsList from lms.comp.nus.edu.sg/research/NUS-WIDE.htm, request the "

@@ -18,8 +18,8 @@ from hashseek.retrieval.label_files import OnError, Problem, refuse
 from hashseek.retrieval.tar_members import Member, list_members, member_path, read_member
 from hashseek.training.data.datasets.folder import expand
 from hashseek.training.data.datasets.lists import read_label_names
-from hashseek.training.data.image_table import Labels, Table, prepared
-from hashseek.training.data.splits import NAMES, Split, Splits, join_splits
+from hashseek.training.data.image_table import Table, prepared
+from hashseek.training.data.splits import NAMES, Labels, Split, Splits, join_splits
 
 _LABEL_SUFFIXES = (".json", ".cls", ".txt")  # in the order of precedence
 

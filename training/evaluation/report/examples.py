@@ -5,10 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hashseek.training.data.splits import Split
+from hashseek.training.data.splits import Labels, Split
 from hashseek.training.evaluation.report.schema import Confusion, Example, ExampleHit
-
-Labels = NDArray[np.uint8]
 
 N_RANDOM, N_WORST, N_HITS = 6, 4, 10
 # Queries per block: each is compared with the whole database.

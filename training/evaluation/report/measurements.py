@@ -25,9 +25,8 @@ from hashseek.retrieval.metrics import (
     recall_curve,
     tied_at_cut,
 )
+from hashseek.training.data.splits import Labels
 from hashseek.training.evaluation.report.schema import Curves, Distances, LabelScore, MeanValue, Score
-
-Labels = NDArray[np.uint8]
 
 N_POINTS = 60  # of a curve
 

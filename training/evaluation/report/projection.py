@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hashseek.retrieval.codes import Codes, unpack
-from hashseek.training.evaluation.report.measurements import Labels
+from hashseek.training.data.splits import Labels
 
 # Name of the projected space -> (places (n, 2), group (n,) or -1, names of the groups).
 Points = Mapping[str, tuple[NDArray[np.float64], NDArray[np.int64], Sequence[str]]]
