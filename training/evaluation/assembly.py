@@ -25,7 +25,7 @@ from hashseek.training.evaluation.report.examples import confusions, examples, r
 from hashseek.training.evaluation.report.folder import Evaluation
 from hashseek.training.evaluation.report.measurements import Measurements, label_scores
 from hashseek.training.evaluation.report.projection import Points
-from hashseek.training.evaluation.report.schema import EvaluationReport
+from hashseek.training.evaluation.report.schema import EvaluationReport, Example
 from hashseek.training.evaluation.split_encoder import check_kind, check_trained_on, describe_model
 from hashseek.training.losses import LOSSES, loss_class
 from hashseek.training.progress import Progress
@@ -158,9 +158,8 @@ def assemble(
     names, ranking = task.splits.label_names, found.ranking
     ap = found.per_query[f"AP@{found.main_n}"].expected
 
-    def show(rows: Sequence[int]) -> Any:
-        nearest: dict[str, Any] = {"ids": ranking.rows, "distances": ranking.distances, "average_precision": ap}
-        return examples(rows, query=query, database=database, names=names, **nearest)
+    def show(rows: Sequence[int]) -> list[Example]:
+        return examples(rows, query, database, names, ranking, ap)
 
     report = EvaluationReport(
         title=f"{header.backbone}, {header.n_bits} bits, on {options.data_name}",

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hashseek.training.data.splits import Labels, Split
+from hashseek.training.evaluation.report.measurements import Ranking
 from hashseek.training.evaluation.report.schema import Confusion, Example, ExampleHit
 
 N_RANDOM, N_WORST, N_HITS = 6, 4, 10
@@ -29,15 +30,13 @@ def worst_queries(average_precision: NDArray[np.float64], n_relevant: NDArray[np
 
 def examples(
     rows: Sequence[int],
-    *,
     query: Split,
     database: Split,
     names: Sequence[str],
-    ids: NDArray[np.int64],
-    distances: NDArray[np.integer],
+    ranking: Ranking,
     average_precision: NDArray[np.float64],
 ) -> list[Example]:
-    """The queries at `rows` with their nearest images; `ids` and `distances` (Q, n) are the rankings of all queries."""
+    """The queries at `rows` with their nearest images; `ranking` and `average_precision` are those of all queries."""
 
     def labels_of(row: Labels) -> list[str]:
         return [names[i] for i in np.flatnonzero(row).tolist()]
@@ -46,7 +45,8 @@ def examples(
     for row in rows:
         wanted = labels_of(query.labels[row])
         hits = []
-        for item, distance in zip(ids[row, :N_HITS].tolist(), distances[row, :N_HITS].tolist(), strict=True):
+        nearest, distances = ranking.rows[row, :N_HITS].tolist(), ranking.distances[row, :N_HITS].tolist()
+        for item, distance in zip(nearest, distances, strict=True):
             labels = labels_of(database.labels[item])
             matched = [label for label in wanted if label in labels]
             share = len(matched) / len(wanted) if wanted else 0.0

@@ -107,7 +107,7 @@ def _precision_curve(report: EvaluationReport, axes: "Axes") -> None:
         before = np.array(report.baseline_precision)[shown]
         axes.plot(ns, before, color=SERIES[1], linestyle=(0, (4, 2)), label=report.baseline_name)
     _random_order(report, axes)
-    axes.set(xlabel="N", ylabel="precision@N", xlim=(0 if ns[-1] > 1 else 0.5, max(ns[-1], 1)), ylim=(0, 1.02))
+    axes.set(xlabel="N", ylabel="precision@N", xlim=(0, ns[-1]), ylim=(0, 1.02))
 
 
 def _random_order(report: EvaluationReport, axes: "Axes") -> None:

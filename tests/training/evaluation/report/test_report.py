@@ -66,9 +66,8 @@ def measured(parts) -> Measurements:
 @pytest.fixture(scope="module")
 def report(parts, measured) -> EvaluationReport:
     query, database = parts
-    distances, ids = measured.ranking.distances, measured.ranking.rows
     ap = measured.per_query["AP@20"].expected
-    ranking = {"query": query, "database": database, "names": NAMES, "ids": ids, "distances": distances}
+    shown = [query, database, NAMES, measured.ranking, ap]
     return EvaluationReport(
         title="a <title> & more",
         scores=measured.scores,
@@ -85,9 +84,9 @@ def report(parts, measured) -> EvaluationReport:
         command="hashseek evaluate '<x>'",
         bits=bit_statistics(pack(database.vectors), n_bits=N_BITS, outputs=database.vectors),
         notes=["a note with <markup>"],
-        confusions=confusions(query.labels, database.labels, NAMES, ids[:, :10]),
-        examples=examples(random_queries(12, seed=0), average_precision=ap, **ranking),
-        worst=examples(worst_queries(ap, measured.n_relevant), average_precision=ap, **ranking),
+        confusions=confusions(query.labels, database.labels, NAMES, measured.ranking.rows[:, :10]),
+        examples=examples(random_queries(12, seed=0), *shown),
+        worst=examples(worst_queries(ap, measured.n_relevant), *shown),
         baseline=measured.scores,
         baseline_name="Something else",
         baseline_precision=measured.curves.precision,
