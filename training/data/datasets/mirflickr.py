@@ -1,7 +1,7 @@
 """Data set `mirflickr`: MIRFLICKR-25000, 38 labels (24 topics, and `_r1` where 14 of them are what a picture shows)."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -49,6 +49,8 @@ ARCHIVES = (
 )
 _PUBLISHED = {"hyp2": (1000, 4000, 19581), "deephash": (1000, 4000, 20000)}
 
+Listed = Mapping[str, Sequence[str]]  # split -> files
+
 
 def mirflickr(
     *,
@@ -88,23 +90,21 @@ def mirflickr(
 
     def read(mode: OnError) -> Splits:
         own_list = folder / "labels.csv"
+        listed: Listed | None = None
         if own_list.is_file():
-            listed = _read_csv(own_list, protocol)
-            files = tuple(file for split in NAMES for file in listed[split].files)
-            table = Table(files, np.concatenate([listed[split].labels for split in NAMES]), LABELS)
+            table, listed = _read_csv(own_list, protocol)
             pictures = folder
         else:
-            listed, table = {}, _annotated(folder)
+            table = _annotated(folder)
             pictures = first_folder(folder, ("mirflickr", "images"), what="the pictures im1.jpg, ...")
         if lists is not None:
             listed = _read_assignment(Path(expand(lists)), protocol)
         if drop_labels:
             table = _without_labels(table, drop_labels, folder)
-        if listed:
+        if listed is not None:
             why = f"{lists or own_list} defines the splits"
             refuse_unused(mirflickr, why, n_query=n_query, n_train=n_train, split_seed=split_seed)
-            names = {split: listed[split].files for split in NAMES}
-            rows, problems = rows_of(table, names, source=str(folder), on_error=mode)
+            rows, problems = rows_of(table, listed, source=str(folder), on_error=mode)
         else:
             candidates = _labelled(table) if protocol == "hyp2" else np.arange(len(table.files))
             drawn = draw(len(candidates), n_query=n_query, n_train=n_train, seed=split_seed)
@@ -143,27 +143,28 @@ def _annotated(root: Path) -> Table:
     return prepared("mirflickr 1", files, build)
 
 
-def _read_assignment(path: Path, protocol: str) -> dict[str, Table]:
-    """Files and labels of each split; no label columns where the lists have none."""
+def _read_assignment(path: Path, protocol: str) -> Listed:
+    """The files of each split."""
     if path.is_file():
-        return _read_csv(path, protocol)
+        return _read_csv(path, protocol)[1]
     if (path / "flickr.txt").is_file():
         return _read_hyp2(path)
     listed = {}
     for split in NAMES:
         file = path / NAMES_OF_LISTS[split]
-        listed[split], problems = read_list(file)
+        table, problems = read_list(file)
         if problems:
             raise BadDataset(f"{problems[0]} (in {path}): correct the list")
-        if len(listed[split].label_names) != len(LABELS):
-            raise BadDataset(f"{file} has {len(listed[split].label_names)} labels, but MIRFLICKR has 38: use its lists")
+        if len(table.label_names) != len(LABELS):
+            raise BadDataset(f"{file} has {len(table.label_names)} labels, but MIRFLICKR has 38: use its lists")
+        listed[split] = table.files
     return listed
 
 
-def _read_csv(file: Path, protocol: str) -> dict[str, Table]:
-    """Files and labels of each split from the columns file, labels and split or deephash_split."""
-    files: dict[str, list[str]] = {split: [] for split in NAMES}
-    labels: dict[str, list[list[bool]]] = {split: [] for split in NAMES}
+def _read_csv(file: Path, protocol: str) -> tuple[Table, Listed]:
+    """All images with their labels, and the files of each split, from the columns file, labels and (deephash_)split."""
+    listed: dict[str, list[str]] = {split: [] for split in NAMES}
+    files, labels = [], []
     for row in read_rows(file, one_of=("file",), errors="strict"):
         if isinstance(row, Problem):
             raise BadDataset(f"{file}: {row}")
@@ -175,15 +176,13 @@ def _read_csv(file: Path, protocol: str) -> dict[str, Table]:
         found, _ = parse_labels(values.get("labels"))
         if unknown := [label for label in found if label not in LABELS]:
             raise BadDataset(f"{file} line {line} has {unknown[0]!r}, which is not a label of MIRFLICKR: correct it")
-        files[split].append(values["file"])
-        labels[split].append([label in found for label in LABELS])
-    return {
-        split: Table(tuple(files[split]), np.array(labels[split], np.uint8).reshape(-1, len(LABELS)), LABELS)
-        for split in NAMES
-    }
+        listed[split].append(values["file"])
+        files.append(values["file"])
+        labels.append([label in found for label in LABELS])
+    return Table(tuple(files), np.array(labels, np.uint8).reshape(-1, len(LABELS)), LABELS), listed
 
 
-def _read_hyp2(folder: Path) -> dict[str, Table]:
+def _read_hyp2(folder: Path) -> Listed:
     """HyP2's permutation: its first 1,000 numbers are the queries, the next 4,000 the training images."""
     images = folder / "data" / "flickr25k" / "img.txt"
     with with_remedy("use the whole repository of HyP2"):
@@ -195,8 +194,7 @@ def _read_hyp2(folder: Path) -> dict[str, Table]:
     if not np.array_equal(np.sort(order), np.arange(len(names))):
         raise BadDataset(f"{folder / 'flickr.txt'} is not a permutation of the {len(names)} images of {images}")
     parts = {"query": order[:1000], "train": order[1000:5000], "database": order[5000:]}
-    none = np.zeros((len(names), 0), np.uint8)
-    return {split: Table(tuple(names), none, ()).take(rows) for split, rows in parts.items()}
+    return {split: [names[row] for row in rows] for split, rows in parts.items()}
 
 
 def _without_labels(table: Table, patterns: Sequence[str], source: Path) -> Table:
