@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.metrics import average_precision_score, f1_score, hamming_loss, precision_score, recall_score
+from sklearn.metrics import average_precision_score, f1_score, hamming_loss, precision_recall_fscore_support
 
 # The nine thresholds that MulSupCon's code tries (williamzhangsjtu/MulSupCon 808479c, metrics.py, after C-GMVAE's).
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -61,10 +61,8 @@ def class_and_overall(predicted: NDArray[Any], labels: NDArray[Any]) -> dict[str
     """
     found: dict[str, float] = {}
     for letter, average in (("C", "macro"), ("O", "micro")):
-        precision, recall = (
-            float(metric(labels, predicted, average=average, zero_division=0))
-            for metric in (precision_score, recall_score)
-        )
+        means = precision_recall_fscore_support(labels, predicted, average=average, zero_division=0)
+        precision, recall = map(float, means[:2])
         f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
         found |= {f"{letter}P": precision, f"{letter}R": recall, f"{letter}F1": f1}
     return found
