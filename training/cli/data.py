@@ -23,10 +23,12 @@ def list_data_sets() -> None:
     """List the data sets with their options; options without a default are required."""
     for name in DATASETS:
         function = data_set(name)
-        typer.echo(f"{name}: {_purpose(function)}")
+        purpose, *_ = (introspection.getdoc(function) or "").splitlines()
+        typer.echo(f"{name}: {purpose}")
         for option, parameter in introspection.signature(function).parameters.items():
-            empty = parameter.default is introspection.Parameter.empty
-            typer.echo(f"    {option}" + ("" if empty else f" = {_as_toml(parameter.default)}"))
+            default = parameter.default
+            value = "" if default is parameter.empty else f" = {'none' if default is None else json.dumps(default)}"
+            typer.echo(f"    {option}{value}")
 
 
 @data.command("inspect")
@@ -104,14 +106,6 @@ def _named(name: str, options: Sequence[str]) -> tuple[str, dict[str, Any]]:
     if name not in DATASETS and Path(name).exists():
         return "folder", {"root": name, **chosen}
     return name, chosen
-
-
-def _purpose(function: Any) -> str:
-    return (introspection.getdoc(function) or "").partition("\n")[0]
-
-
-def _as_toml(value: Any) -> str:
-    return "none" if value is None else json.dumps(value)
 
 
 def _summary(splits: Splits) -> str:

@@ -6,28 +6,19 @@ written under a temporary name and renamed when it is complete, so a partial fil
 
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 from filelock import FileLock
 
 from hashseek.retrieval.errors import BadConfig
-from hashseek.retrieval.files import cached_file, fsync_folder
-from hashseek.retrieval.images import Pixels, Preprocessing
-from hashseek.training.data.file_digests import digest_files
+from hashseek.retrieval.files import fsync_folder
+from hashseek.retrieval.images import Pixels
 
 # Bytes to leave free for the run's own files.
 RESERVE = 2**30
 _REMEDY = "point HASHSEEK_CACHE at a larger disk, or set train.cache = none"
-
-
-def cache_file(paths: Sequence[Path], preprocessing: Preprocessing) -> Path:
-    """The cache file for the decoded images of `paths`: depends on the path, size and time of each, and on the
-    preprocessing.
-    """
-    how = (preprocessing.size, preprocessing.crop_fraction, preprocessing.interpolation)
-    return cached_file("images", digest_files(paths), *how, suffix=".npy")
 
 
 def check_disk(file: Path, n_bytes: int) -> None:

@@ -23,7 +23,7 @@ from hashseek.retrieval.load_ahead import load_ahead
 from hashseek.training.config import TrainSection
 from hashseek.training.data.augmentation import augment, generators
 from hashseek.training.data.file_digests import digest_files
-from hashseek.training.data.image_cache import cache_file, check_disk, write_images
+from hashseek.training.data.image_cache import check_disk, write_images
 from hashseek.training.data.splits import Split
 
 Cache = Literal["auto", "memory", "memmap", "none"]
@@ -121,7 +121,8 @@ class Images:
                 "of memory: set train.cache = memmap or none"
             )
         if cache in ("auto", "memmap"):
-            self._file = cache_file(self.split.paths, self.preprocessing)
+            how = (self.preprocessing.size, self.preprocessing.crop_fraction, self.preprocessing.interpolation)
+            self._file = cached_file("images", digest_files(self.split.paths), *how, suffix=".npy")
             try:
                 if not self._file.is_file():
                     check_disk(self._file, n_bytes)

@@ -227,7 +227,7 @@ def _train(
     run, state = job.run, job.state
     score_name = f"val_mAP@{config.train.val_n}"
     for epoch in range(len(state.records), config.train.epochs):
-        if state.is_patience_over(config):
+        if config.train.patience is not None and epoch >= state.best_epoch + config.train.patience:
             break
         record = _train_and_validate(fabric, config, job, epoch, shown)
         state.records.append(record)

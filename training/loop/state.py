@@ -47,10 +47,6 @@ class State:
             else:
                 update_key_encoder(self.ema, model, config.train.ema)
 
-    def is_patience_over(self, config: Config) -> bool:
-        """Whether the validation score has not improved for `train.patience` epochs in a row."""
-        return config.train.patience is not None and len(self.records) >= self.best_epoch + config.train.patience
-
     def saved(self, config: Config) -> dict[str, Any]:
         """What a resumed run needs. A frozen backbone is left out: the configuration names its weights."""
         frozen = config.model.freeze_backbone

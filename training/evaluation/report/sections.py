@@ -37,8 +37,9 @@ def sections(report: EvaluationReport) -> list[Section]:
     """All sections in order; the page adds plots and pictures to those that have them."""
     n = report.main_n
     warning = f"Not the usual protocol: {protocol_of(report)}. " if report.held_out else ""
+    baseline = _scores(report.baseline, report.baseline_name) if report.baseline else []
     found = [
-        Section("metrics", "Metrics", warning + _EXPLANATION, score_tables(report)),
+        Section("metrics", "Metrics", warning + _EXPLANATION, [*_scores(report.scores, ""), *baseline]),
         Section(
             "rankings",
             "Rankings",
@@ -83,13 +84,8 @@ def protocol_of(report: EvaluationReport) -> str:
     }[report.labels_used]
 
 
-def score_tables(report: EvaluationReport) -> list[Table]:
-    """Every metric at every N: of the checkpoint, and of the baseline if there is one."""
-    baseline = _scores(report.baseline, report.baseline_name) if report.baseline else []
-    return [*_scores(report.scores, ""), *baseline]
-
-
 def _scores(scores: Sequence[Score], caption: str) -> list[Table]:
+    """Every metric at every N, in two tables."""
     first, second = [], []
     for score in scores:
         ap, precision = score.mean_average_precision, score.precision
