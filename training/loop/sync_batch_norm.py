@@ -42,13 +42,14 @@ def _normalized(norm: _BatchNorm, inputs: Tensor) -> Tensor:
     """Inputs (b, C, ...) of this process, normalised with mean and variance over the rows of all processes."""
     others = [axis for axis in range(inputs.ndim) if axis != 1]
     shape = [1, -1] + [1] * (inputs.ndim - 2)
-    rows = inputs if inputs.dtype == torch.float64 else inputs.float()
-    n = _summed(rows.new_tensor([rows.numel() / rows.shape[1]])).detach()
+    rows = inputs.float()
+    n: Tensor = _Sum.apply(rows.new_tensor([rows.numel() / rows.shape[1]])).detach()
     if rows.numel() < 2 * rows.shape[1] and n.item() < 2:  # reading a value would make a GPU wait, in every layer
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {inputs.shape}")
-    mean = _summed(rows.sum(dim=others)) / n
+    mean: Tensor = _Sum.apply(rows.sum(dim=others)) / n
     centred = rows - mean.view(shape)
-    variance = _summed(centred.square().sum(dim=others)) / n  # a second pass: E[x^2] - E[x]^2 would cancel
+    # A second pass: E[x^2] - E[x]^2 would cancel.
+    variance: Tensor = _Sum.apply(centred.square().sum(dim=others)) / n
     if norm.track_running_stats:
         _follow(norm, mean.detach(), variance.detach() * n / (n - 1))
     outputs = centred * (variance + norm.eps).rsqrt().view(shape)
@@ -69,13 +70,9 @@ def _follow(norm: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
     norm.running_var.lerp_(variance.to(norm.running_var), share)
 
 
-def _summed(values: Tensor) -> Tensor:
-    """Sum over all processes; its gradient is the sum of theirs, for each holds the loss's gradient of its own rows."""
-    found: Tensor = _Sum.apply(values)
-    return found
-
-
 class _Sum(torch.autograd.Function):
+    """Sum over all processes; its gradient is the sum of theirs, for each holds the loss's gradient of its own rows."""
+
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:  # noqa: ARG004 - autograd's signature
         values = values.clone()
