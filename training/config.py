@@ -27,14 +27,8 @@ if TYPE_CHECKING:  # it loads torch, and a mistake in a configuration is reporte
 
 _MOMENTUM = 0.9
 # Settings without effect on vectors, and further ones without effect if features are computed only once.
-_OF_PIXELS = (
-    ("train", "flip"),
-    ("train", "min_crop"),
-    ("train", "rand_augment"),
-    ("train", "rand_augment_magnitude"),
-    ("train", "jitter"),
-)
-_OF_TRAINED_BACKBONES = (("train", "views"), *_OF_PIXELS, ("optimizer", "backbone_lr"))
+_OF_PIXELS = ("train.flip", "train.min_crop", "train.rand_augment", "train.rand_augment_magnitude", "train.jitter")
+_OF_TRAINED_BACKBONES = ("train.views", *_OF_PIXELS, "optimizer.backbone_lr")
 
 
 class _Section(BaseModel):
@@ -367,12 +361,13 @@ class Config(_Section):
             )
         return self
 
-    def _refuse_changed(self, settings: Sequence[tuple[str, str]], why: str) -> None:
+    def _refuse_changed(self, settings: Sequence[str], why: str) -> None:
         """Refuse values other than the defaults of settings that have no effect here."""
-        for section, name in settings:
+        for setting in settings:
+            section, _, name = setting.partition(".")
             value = getattr(getattr(self, section), name)
             if value != type(getattr(self, section)).model_fields[name].default:
-                raise ValueError(f"{section}.{name} is {value}, but {why}")
+                raise ValueError(f"{setting} is {value}, but {why}")
 
 
 def load_config(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:

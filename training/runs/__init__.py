@@ -1,1 +1,1 @@
-"""Run folders: what a run writes, how it is followed, and sweeps over many runs."""
+"""Run folders: what a run writes, and how it is followed."""

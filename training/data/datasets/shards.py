@@ -62,7 +62,9 @@ def shards(
         paths = tuple(member_path(file, place) for file in found[split] for place in tables[file].files)
         parts[split] = Split(paths, np.concatenate([labels[file] for file in found[split]]), tuple(map(str, paths)))
         # The fingerprint does not depend on the folder of the shards or the places in them.
-        files[split] = [f"{file.name}/{_name(place)}" for file in found[split] for place in tables[file].files]
+        files[split] = [
+            f"{file.name}/{place.partition('/')[2]}" for file in found[split] for place in tables[file].files
+        ]
     return join_splits(
         parts,
         files,
@@ -172,7 +174,3 @@ def _as_columns(table: Table, names: Sequence[str], shard: Path) -> Labels:
             raise BadDataset(f"{shard} has the label {label!r}, which is not in label_names: add it")
         labels[:, column] |= table.labels[:, index]
     return labels
-
-
-def _name(place: str) -> str:
-    return place.partition("/")[2]
