@@ -9,7 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.models.hash_model import HashModel
-from hashseek.training.config import Config
+from hashseek.training.config import Config, ProjectionSection
 from hashseek.training.loop.dropout import seed_by_row
 from hashseek.training.loop.parallel import gather
 from hashseek.training.losses import LOSSES, build_loss, loss_class
@@ -28,7 +28,7 @@ class Network(nn.Module):
         reads: which of outputs, features and projection the losses read.
         logits_on: the input of the linear classifier; None for no classifier.
         n_classes: C, the classifier's width.
-        projection: (hidden, width) of the projection head, an MLP with one hidden layer on the features.
+        projection: the settings of the projection head, an MLP with one hidden layer on the features.
         from_features: inputs are features of the backbone, and only the layers after it are trained.
         dropout: share of the features that is dropped before every head.
     """
@@ -40,7 +40,7 @@ class Network(nn.Module):
         reads: set[str],
         logits_on: str | None = None,
         n_classes: int = 0,
-        projection: tuple[int, int] | None = None,
+        projection: ProjectionSection | None = None,
         from_features: bool = False,
         dropout: float = 0.0,
     ) -> None:
@@ -53,11 +53,11 @@ class Network(nn.Module):
         self.widths = {"outputs": model.n_bits, "features": model.n_features}
         self.projection: nn.Module | None = None
         if projection is not None:
-            hidden, width = projection
+            hidden = projection.hidden or model.n_features
             self.projection = nn.Sequential(
-                nn.Linear(model.n_features, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, width)
+                nn.Linear(model.n_features, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, projection.width)
             )
-            self.widths["projection"] = width
+            self.widths["projection"] = projection.width
         self.classifier = nn.Linear(self.widths[logits_on], n_classes) if logits_on else None
         self.seeds = seed_by_row(self)
 
@@ -178,15 +178,12 @@ def build_network(config: Config, model: HashModel, *, n_classes: int) -> tuple[
         raise BadConfig("a loss on the projection needs a section [projection]: add one, for example with width = 128")
     if config.projection is not None and not needs_projection:
         raise BadConfig("no loss reads the section [projection]: set loss.on = 'projection' or remove it")
-    projection = None
-    if config.projection is not None:
-        projection = (config.projection.hidden or model.n_features, config.projection.width)
     network = Network(
         model,
         reads={on, "features"} if loss_class(config.loss.name).reads_features else {on},
         logits_on=logits_on,
         n_classes=n_classes,
-        projection=projection,
+        projection=config.projection,
         from_features=config.model.freeze_backbone,
         dropout=config.model.dropout,
     )
