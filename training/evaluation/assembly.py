@@ -102,12 +102,10 @@ def prepare(candidates: Sequence[Candidate], splits: Splits, options: Evaluation
     """Check that the candidates can be evaluated on the splits, and leave out broken images.
 
     Raises:
-        HashseekError: N < 1; other splits than in training, if they should be the same; a data set without labels;
+        HashseekError: other splits than in training, if they should be the same; a data set without labels;
             images although a checkpoint encodes vectors, or vice versa; broken images with on_error = "stop"; or
             `labels` for checkpoints without held-out labels.
     """
-    for n in options.ns:
-        effective_n(n, 1)
     check_labelled(splits)
     first = candidates[0]
     other_splits = []

@@ -80,10 +80,8 @@ def evaluate(
 
     Raises:
         HashseekError: a checkpoint cannot be read, the checkpoints cannot be evaluated together, images are broken and
-            on_error = "stop", the data set does not fit the checkpoint, the baseline is not possible, or N < 1.
+            on_error = "stop", the data set does not fit the checkpoint, or the baseline is not possible.
     """
-    if n_points < 0:
-        raise BadConfig(f"the number of points in the t-SNE (--points) must be at least 0, got {n_points}")
     candidates = load_candidates([checkpoint_path, *others], lengths=lengths)
     task = prepare(candidates, splits, options)
     checkpoint, *compared = [each.checkpoint for each in candidates]
