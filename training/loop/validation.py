@@ -58,8 +58,7 @@ def validate(fabric: Fabric, config: Config, model: HashModel, data: TrainingDat
     among_themselves = config.train.val_database == "held-out"
     database = data.val_rows if among_themselves else data.fit_rows
     if len(database) > MAX_DATABASE and not among_themselves:
-        chosen = np.random.default_rng((config.train.seed, 0xDB)).permutation(len(database))
-        database = np.sort(database[chosen[:MAX_DATABASE]])
+        database = np.sort(np.random.default_rng((config.train.seed, 0xDB)).permutation(database)[:MAX_DATABASE])
 
     def encode(rows: Rows) -> NDArray[np.uint8]:
         share = np.array_split(rows, fabric.world_size)[fabric.global_rank]

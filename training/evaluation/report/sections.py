@@ -34,11 +34,12 @@ class Section:
 
 
 def sections(report: EvaluationReport) -> list[Section]:
-    """All sections in order; the page adds plots and pictures to those that have them."""
+    """All sections in order, of which some may be empty; the page adds plots and pictures to those that have them."""
     n = report.main_n
     warning = f"Not the usual protocol: {protocol_of(report)}. " if report.held_out else ""
     baseline = _scores(report.baseline, report.baseline_name) if report.baseline else []
-    found = [
+    comparable = "The metrics of two reports are comparable if splits, labels, normalizer, ties and N are the same."
+    return [
         Section("metrics", "Metrics", warning + _EXPLANATION, [*_scores(report.scores, ""), *baseline]),
         Section(
             "rankings",
@@ -60,13 +61,8 @@ def sections(report: EvaluationReport) -> list[Section]:
             f"The lowest AP@{n} of all queries with something relevant in the database.",
             [_worst(report)] if report.worst else [],
         ),
-    ]
-    if report.notes:
-        found.append(Section("notes", "Notes", items=report.notes))
-    text = "The metrics of two reports are comparable if splits, labels, normalizer, ties and N are the same."
-    return [
-        *found,
-        Section("protocol", "Protocol", text, [_protocol(report)]),
+        Section("notes", "Notes", items=report.notes),
+        Section("protocol", "Protocol", comparable, [_protocol(report)]),
         Section("citation", "Citation", items=[cited(report)], code=[as_latex(report), as_bibtex(report)]),
     ]
 
