@@ -15,7 +15,6 @@ MAX_LENGTH = 255
 _KEPT_BYTES = 16 * 2**20  # of all answers
 _OVERHEAD = 1000  # bytes of an answer besides its name and body
 
-
 _Name = tuple[str, ...]  # of a change: client, key, method, path and query string
 
 
@@ -42,13 +41,13 @@ class RepeatedChanges:
             return
         client = scope.get("state", {}).get("key")
         name = ("" if client is None else client.name, key, scope["method"], scope["path"], str(scope["query_string"]))
-        if name in self._in_progress:
+        if name in self._answers:
+            for message in self._answers[name]:
+                await send(_copy(message))
+        elif name in self._in_progress:
             detail = f"the first request with this {HEADER} is still in progress: try again in a second"
             refusal = problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, kind="urn:hashseek:StillWorking")
             await refusal(scope, receive, send)
-        elif name in self._answers:
-            for message in self._answers[name]:
-                await send(_copy(message))
         else:
             await self._answer(name, scope, receive, send)
 
@@ -58,8 +57,7 @@ class RepeatedChanges:
 
         async def note(message: Message) -> None:
             messages.append(_copy(message))
-            if _is_last(message):  # before it is sent: a client with the whole answer may repeat its request at once
-                self._in_progress.discard(name)
+            if message["type"] == "http.response.body" and not message.get("more_body"):
                 self._keep(name, messages)
             await send(message)
 
@@ -67,8 +65,7 @@ class RepeatedChanges:
         try:
             await self.app(scope, receive, note)
         finally:
-            if not messages or not _is_last(messages[-1]):  # it failed, or the client left
-                self._in_progress.discard(name)
+            self._in_progress.remove(name)
 
     def _keep(self, name: _Name, answer: list[Message]) -> None:
         is_batch = Headers(raw=answer[0]["headers"]).get("content-type") == NDJSON
@@ -82,10 +79,6 @@ class RepeatedChanges:
 
 def _size(name: _Name, answer: list[Message]) -> int:
     return _OVERHEAD + sum(map(len, name)) + sum(len(message.get("body", b"")) for message in answer)
-
-
-def _is_last(message: Message) -> bool:
-    return message["type"] == "http.response.body" and not message.get("more_body")
 
 
 def _copy(message: Message) -> Message:
