@@ -81,12 +81,11 @@ class Connection(HttpToolsProtocol):
 
 def limit_connections() -> type[Connection]:
     """The connection class; it allows nearly as many connections as this process may open files."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    n_files, most = (_FILES if limit == resource.RLIM_INFINITY else min(limit, _FILES) for limit in limits)
+    if n_files < most:
         with suppress(OSError, ValueError):  # macOS allows fewer than it reports
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            soft = wanted
-    n_files = _FILES if soft == resource.RLIM_INFINITY else min(soft, _FILES)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
+            n_files = most
     Connection.max_connections = max(n_files - 500, n_files // 2)
     return Connection
