@@ -6,7 +6,6 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -35,10 +34,11 @@ def demo(
     _step("index", "add", collection, data / "labels.csv", "--split", "database", "--checkpoint", checkpoint)
     # The same pictures as if they had no labels: a hash layer is fitted to their colours, with no network to download.
     _step("index", "add", unlabelled, data / "labels.csv", "--split", "database", "--backbone", "pixels", "--bits", 48)
-    both, values = (checkpoint, unlabelled / "checkpoint.safetensors"), report.with_name("report.json")
-    if _is_about(both, values):
+    values = report.with_name("report.json")  # written after report.md
+    if values.is_file():
         typer.echo(report.read_text(encoding="utf-8"))
     else:
+        both = checkpoint, unlabelled / "checkpoint.safetensors"
         _step("evaluate", *both, "-n", 100, "-n", 1000, "--out", report.parent)
     typer.echo(f"checkpoint  {checkpoint}")
     typer.echo(f"report      {report}")
@@ -58,15 +58,6 @@ def gain(report: Path) -> list[str]:
         score = next(score for score in model["scores"] if score["n"] == found["main_n"])
         lines.append(f"{how:14}  mAP@{score['n']} {score['mean_average_precision']['expected']:.3f}")
     return lines
-
-
-def _is_about(checkpoints: Iterable[Path], report: Path) -> bool:
-    from hashseek.retrieval.checkpoint import load_header
-
-    if not report.is_file():
-        return False
-    text = report.read_text(encoding="utf-8")
-    return all(load_header(checkpoint).fingerprint in text for checkpoint in checkpoints)
 
 
 def _announced(*arguments: object) -> list[str]:

@@ -27,7 +27,6 @@ def test_the_service_takes_the_place_of_the_demo(tmp_path, monkeypatch):
     report.with_name("report.md").touch()
     started = []
     monkeypatch.setattr(demo, "_step", lambda *_: None)
-    monkeypatch.setattr(demo, "_is_about", lambda *_: True)
     monkeypatch.setattr(demo, "gain", lambda _: ["", ""])
     monkeypatch.setattr(os, "execv", lambda program, arguments: started.append((program, arguments)))
     demo.demo(folder=tmp_path, port=8001)
