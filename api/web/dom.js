@@ -32,10 +32,10 @@ export function inside(href, content, props = {}) {
 // Waits for a pause of `wait` ms, so that a value that is dragged or typed is one search, not several.
 export function afterPause(wait, work) {
   let timer;
-  return Object.assign(() => {
+  return () => {
     clearTimeout(timer);
     timer = setTimeout(work, wait);
-  }, { cancel: () => clearTimeout(timer) });
+  };
 }
 
 // Ignores calls while an earlier one is at work, such as the second click of a double click.

@@ -1,7 +1,7 @@
 // The radius: a slider under the histogram of the distances of all pictures that pass the filters.
 
 import { refine, wanted } from "/web/url.js";
-import { afterPause, bars, number, percent, ui } from "/web/dom.js";
+import { afterPause, bars, counted, percent, ui } from "/web/dom.js";
 import { noun, stats } from "/web/service.js";
 
 let counts = []; // pictures at each distance, without the query itself
@@ -30,9 +30,8 @@ function draw() {
   ui.inside.setAttribute("d", bars(heights.slice(0, radius + 1)));
   ui.beyond.setAttribute("d", bars(heights.slice(radius + 1), radius + 1));
   const found = withinDistance(radius);
-  const text = `${isAll ? "no limit" : `${radius} ${radius === 1 ? "bit" : "bits"}`} · ${number(found)} ${noun()}${found === 1 ? "" : "s"}`;
-  ui.within.textContent = text;
-  ui.max.ariaValueText = text;
+  const text = `${isAll ? "no limit" : counted(radius, "bit")} · ${counted(found, noun())}`;
+  ui.within.textContent = ui.max.ariaValueText = text;
   const expected = stats.expected_precision?.[isAll ? stats.n_bits : radius];
   // The calibration is of all pictures; those that pass a filter may be relevant more or less often.
   ui.expected.textContent = expected === undefined || !found || wanted().filters.length ? "" : `About ${percent(expected)} expected to be relevant`;
