@@ -35,6 +35,15 @@ MAX_IN_GROUP = 100  # images of a group of near-duplicates in an answer, or to k
 Id = Annotated[int, Field(ge=1, le=2**63 - 1)]
 Word = Annotated[str, Field(min_length=1)]
 Label = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=MAX_LABEL)]
+NewKey = Annotated[str, Field(description="Your own name for the image, 1 to 512 characters.", examples=["shop/4711"])]
+Vector = Annotated[
+    list[FiniteFloat],
+    Field(
+        min_length=1,
+        description="A vector with as many numbers as those of the collection.",
+        examples=[[0.5, -1.25, 3]],
+    ),
+]
 
 
 class _NotNull:
@@ -230,12 +239,7 @@ class SearchQuery(NoParameters):
         description="A code in hex, as returned by /v1/encode: bit j is bit j % 8 of byte j // 8.",
         examples=["b1c47f3a0d22"],
     )
-    vector: Given[list[FiniteFloat]] = Field(
-        default=None,
-        min_length=1,
-        description="A vector with as many numbers as those of the collection.",
-        examples=[[0.5, -1.25, 3]],
-    )
+    vector: Given[Vector] = None
 
 
 class SearchBody(SearchParameters, SearchQuery):
@@ -290,11 +294,7 @@ class EncodeForm(NoParameters):
 class EncodeBody(NoParameters):
     """A vector to encode."""
 
-    vector: list[FiniteFloat] = Field(
-        min_length=1,
-        description="A vector with as many numbers as those of the collection.",
-        examples=[[0.5, -1.25, 3]],
-    )
+    vector: Vector
 
 
 class AddForm(EncodeForm):
@@ -303,9 +303,7 @@ class AddForm(EncodeForm):
     labels: list[Label] = Field(
         default=[], max_length=MAX_LABELS, description="A label; repeat it for several.", examples=[["cat", "grey"]]
     )
-    key: Given[str] = Field(
-        default=None, description="Your own name for the image, 1 to 512 characters.", examples=["shop/4711"]
-    )
+    key: Given[NewKey] = None
     attributes: Json[dict[str, Any]] = Field(
         default={}, description="A JSON object of at most 16 KiB, for filters to use.", examples=['{"year": 2015}']
     )
@@ -330,9 +328,7 @@ class ImageChanges(NoParameters):
 class ImageDetails(ImageChanges):
     """The details of one image of a batch."""
 
-    key: Given[str] = Field(
-        default=None, description="Your own name for the image, 1 to 512 characters.", examples=["shop/4711"]
-    )
+    key: Given[NewKey] = None
 
 
 class AddManyForm(NoParameters):
