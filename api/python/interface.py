@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hashseek.retrieval.checkpoint import Checkpoint
     from hashseek.retrieval.codes import Codes
     from hashseek.retrieval.devices import EncoderOptions
-    from hashseek.retrieval.images import Pixels, Preprocessing
+    from hashseek.retrieval.images import Pixels
     from hashseek.retrieval.label_files import OnError
     from hashseek.retrieval.vectors import Vectors
     from hashseek.training.evaluation.report.schema import EvaluationReport
@@ -370,6 +370,7 @@ def encode(
     from hashseek.retrieval.codes import code_size
     from hashseek.retrieval.encoder import Encoder
     from hashseek.retrieval.errors import BadConfig
+    from hashseek.retrieval.images import as_decoded, load_file, preprocess, read_bytes
 
     if isinstance(images, str | bytes | Path):
         raise BadConfig(f"encode expects a list of images: write [{images!r:.60}] for one")
@@ -377,7 +378,11 @@ def encode(
     encoder = Encoder(loaded, **options)
 
     def load(image: "str | Path | bytes | Image") -> tuple[None, "Pixels"]:
-        return None, _pixels_of(image, encoder.preprocessing)
+        if isinstance(image, str | Path):
+            return None, load_file(read_bytes(Path(image)), encoder.preprocessing, name=str(image)).pixels
+        if isinstance(image, bytes):
+            return None, load_file(image, encoder.preprocessing).pixels
+        return None, preprocess(as_decoded(image), encoder.preprocessing)
 
     codes = [code for _, code in encoder.stream(images, load, encoder.encode_pixels) if code is not None]
     return np.stack(codes) if codes else np.zeros((0, code_size(encoder.n_bits)), np.uint8)
@@ -459,14 +464,3 @@ def _as_array(vectors: "Vectors | Sequence[Any]") -> "Vectors":
         return np.asarray(vectors)
     except ValueError:
         raise BadDataset("the vectors have different lengths: all rows must have the same length") from None
-
-
-def _pixels_of(image: "str | Path | bytes | Image", preprocessing: "Preprocessing") -> "Pixels":
-    """The network's input for an image from any source, as for `index add`."""
-    from hashseek.retrieval.images import as_decoded, load_file, preprocess, read_bytes
-
-    if isinstance(image, str | Path):
-        return load_file(read_bytes(Path(image)), preprocessing, name=str(image)).pixels
-    if isinstance(image, bytes):
-        return load_file(image, preprocessing).pixels
-    return preprocess(as_decoded(image), preprocessing)
