@@ -19,8 +19,6 @@ from hashseek.retrieval.files import fsync_folder
 log = logging.getLogger("hashseek")
 
 IN_FLIGHT_SECONDS = 30.0  # that requests have to finish before the files of a collection are deleted
-_NEW = ".new-"  # prefix of a folder that is being created
-_DELETED = ".deleted-"  # prefix of a folder whose files are being deleted
 
 
 class Collections:
@@ -88,7 +86,7 @@ class Collections:
         with self._opening:
             if name in self._services or folder.exists():  # one whose folder was moved away is still being closed
                 raise CollectionExists(f"there is already a folder {name!r}: choose another name")
-            hidden = folder.with_name(f"{_NEW}{name}-{secrets.token_hex(4)}")
+            hidden = folder.with_name(f".new-{name}-{secrets.token_hex(4)}")
             try:
                 open_or_create(hidden, checkpoint=model.checkpoint, keep_features=model.keeps_features).close()
                 hidden.rename(folder)
@@ -101,7 +99,7 @@ class Collections:
     def delete(self, service: Service) -> None:
         """Close a collection that is `leaving` once its requests have finished, and delete its folder."""
         folder = service.settings.collection
-        hidden = folder.with_name(f"{_DELETED}{folder.name}-{secrets.token_hex(4)}")
+        hidden = folder.with_name(f".deleted-{folder.name}-{secrets.token_hex(4)}")
         self._close(service)
         try:
             folder.rename(hidden)  # at once: whatever a crash leaves behind is no longer a collection
