@@ -35,7 +35,7 @@ def form_of(model: type[M]) -> Any:
         except ClientDisconnect:  # nobody reads the answer, but it is counted
             raise HTTPException(HTTPStatus.BAD_REQUEST, "the client left before its form had arrived") from None
         try:
-            fields = _fields(model)
+            fields = _schema(model)["properties"]
             # Browsers send fields that were not filled in as empty.
             filled_in = [(name, value) for name, value in form.multi_items() if value != "" or name not in fields]
             yield _validated(model, filled_in, "body")
@@ -54,17 +54,10 @@ def query_of(model: type[M]) -> Any:
     return Depends(read)
 
 
-@cache
-def _fields(model: type[BaseModel]) -> dict[str, Any]:
-    """The schemas of the fields."""
-    fields: dict[str, Any] = _schema(model).get("properties", {})
-    return fields
-
-
 def _validated(model: type[M], pairs: list[tuple[str, Any]], place: Literal["query", "body"]) -> M:
-    given: dict[str, Any] = {}
+    fields, given = _schema(model)["properties"], dict[str, Any]()
     for name, value in pairs:
-        if _fields(model).get(name, {}).get("type") == "array":
+        if fields.get(name, {}).get("type") == "array":
             given.setdefault(name, []).append(value)
         elif name in given:
             raise BadConfig(
@@ -90,7 +83,7 @@ def documented_query(model: type[BaseModel]) -> dict[str, Any]:
             "description": field["description"],
             "schema": field,
         }
-        for name, field in _fields(model).items()
+        for name, field in _schema(model)["properties"].items()
     ]
     return {"parameters": parameters}
 
@@ -103,6 +96,7 @@ def documented_form(form: type[BaseModel], json_body: type[BaseModel] | None = N
     return {"requestBody": {"required": True, "content": content}}
 
 
+@cache
 def _schema(model: type[BaseModel]) -> dict[str, Any]:
     """The schema of a model, without references to those of other models."""
     schema = model.model_json_schema()

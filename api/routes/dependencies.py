@@ -95,4 +95,3 @@ async def refuse_body(request: Request) -> None:
 WritableDep = Depends(require_writable)
 WritableFolderDep = Depends(require_writable_folder)
 NoQueryDep = query_of(NoParameters)
-NoBodyDep = Depends(refuse_body)

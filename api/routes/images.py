@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response, UploadFile, status
+from fastapi import APIRouter, Depends, Request, Response, UploadFile, status
 from fastapi.responses import FileResponse, StreamingResponse
 from pydantic import BaseModel
 from starlette.convertors import PathConvertor, register_url_convertor
@@ -32,7 +32,7 @@ from hashseek.api.messages.schemas import (
     Removed,
     shown_path,
 )
-from hashseek.api.routes.dependencies import CollectionsDep, NoBodyDep, NoQueryDep, SearcherDep, WritableDep
+from hashseek.api.routes.dependencies import CollectionsDep, NoQueryDep, SearcherDep, WritableDep, refuse_body
 from hashseek.indexing.catalog import NewImage, StoredImage
 from hashseek.indexing.catalog.records import StoredCode
 from hashseek.indexing.searcher import Searcher
@@ -85,7 +85,7 @@ def list_images(searcher: SearcherDep, parameters: Annotated[PageParameters, que
     return ImagePage(images=images, total=total, next=images[-1].id if len(found) > limit else None)
 
 
-@router.delete("", dependencies=[WritableDep, NoBodyDep], openapi_extra=documented_query(DeleteParameters))
+@router.delete("", dependencies=[WritableDep, Depends(refuse_body)], openapi_extra=documented_query(DeleteParameters))
 def delete_images(
     searcher: SearcherDep, parameters: Annotated[DeleteParameters, query_of(DeleteParameters)]
 ) -> Removed:
