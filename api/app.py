@@ -7,6 +7,7 @@ from importlib.metadata import version
 from anyio import to_thread
 from fastapi import Depends, FastAPI
 from fastapi.security import HTTPBearer
+from fastapi.staticfiles import StaticFiles
 from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import GZipMiddleware
@@ -87,5 +88,5 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(router)
     if several:
         app.include_router(web.router, prefix=prefix)
-    app.mount("/web", web.PageFiles(directory=web.FOLDER), name="web")
+    app.mount("/web", StaticFiles(directory=web.FOLDER), name="web")
     return app

@@ -96,7 +96,9 @@ class RequestLimits:
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(_HEADERS)
+                answered = MutableHeaders(scope=message)
+                answered.update(_HEADERS)
+                answered.setdefault("Cache-Control", "no-cache")  # scripts of two versions must not be mixed
             elif is_head:
                 message = {**message, "body": b""}
             await send(message)

@@ -1,11 +1,9 @@
 """The search page. All its files are served from here, none from another host."""
 
 from pathlib import Path
-from typing import Any
 
 from fastapi import APIRouter
-from fastapi.responses import FileResponse, Response
-from fastapi.staticfiles import StaticFiles
+from fastapi.responses import FileResponse
 
 FOLDER = Path(__file__).parent.parent / "web"
 POLICY = (
@@ -13,22 +11,10 @@ POLICY = (
     "form-action 'self'; frame-ancestors 'none'"
 )
 
-FRESH = {"Cache-Control": "no-cache"}  # check for changes: modules of two versions must not be mixed
-
 router = APIRouter(include_in_schema=False)
 
 
 @router.get("/")
 def index() -> FileResponse:
     """The search page."""
-    return FileResponse(FOLDER / "index.html", headers={"Content-Security-Policy": POLICY, **FRESH})
-
-
-class PageFiles(StaticFiles):
-    """The scripts and styles of the page."""
-
-    def file_response(self, *args: Any, **kwargs: Any) -> Response:
-        """The file, or 304 for a browser that has it."""
-        response = super().file_response(*args, **kwargs)
-        response.headers.update(FRESH)
-        return response
+    return FileResponse(FOLDER / "index.html", headers={"Content-Security-Policy": POLICY})
