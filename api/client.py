@@ -607,9 +607,8 @@ def _upload(image: ImageFile) -> tuple[str, bytes]:
 
 def _path(image: int | str) -> str:
     if isinstance(image, str):
-        return (
-            f"/v1/images/by-key/{quote(image, safe='').replace('.', '%2E')}"  # or httpx would resolve a key like ".."
-        )
+        key = quote(image, safe="").replace(".", "%2E")  # or httpx would resolve a key like ".."
+        return f"/v1/images/by-key/{key}"
     return _path_of_id(image)
 
 

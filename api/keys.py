@@ -40,11 +40,7 @@ class Key:
 
 
 def hash_of(secret: str) -> str:
-    """The SHA-256 of a key, which is all that the file keeps of it.
-
-    A key has 256 random bits, so brute force cannot find it, however fast the hash is. Slow hashes such as bcrypt
-    protect passwords, which can be guessed, and would cost every request a tenth of a second.
-    """
+    """The SHA-256 of a key, which is all that the file keeps of it. 256 random bits need no slow hash."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
