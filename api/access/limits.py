@@ -87,7 +87,7 @@ class RequestLimits:
         self._in_progress = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer 400, 401, 403, 411, 413, 421, 429 or 503."""
+        """Pass the request on, or answer 401, 403, 411, 413, 421, 429 or 503."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -168,8 +168,6 @@ class RequestLimits:
             if "transfer-encoding" not in headers:
                 return None
             return problem(HTTPStatus.LENGTH_REQUIRED, "send the upload with a Content-Length")
-        if not length.isascii() or not length.isdigit():
-            return problem(HTTPStatus.BAD_REQUEST, "the Content-Length is not a number")
         is_form = headers.get("content-type", "").lower().startswith("multipart/form-data")
         limit = self.max_bytes if is_form else min(self.max_bytes, _MAX_JSON)
         if int(length) > limit:

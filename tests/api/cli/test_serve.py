@@ -138,9 +138,17 @@ def test_settings_come_from_the_environment_and_options_win(serve, indexed, hash
 
 
 @pytest.mark.parametrize(
-    ("headers", "status"), [(b"Content-Length: 99999999", b"413"), (b"Transfer-Encoding: chunked", b"411")]
+    ("headers", "status"),
+    [
+        (b"Content-Length: 99999999", b"413"),
+        (b"Transfer-Encoding: chunked", b"411"),
+        (b"Content-Length: many", b"400"),
+        (b"Content-Length: -5", b"400"),
+    ],
 )
-def test_a_body_that_is_too_large_is_answered_though_it_is_not_read(serve, indexed, headers, status):
+def test_a_body_that_is_too_large_or_of_unknown_length_is_answered_though_it_is_not_read(
+    serve, indexed, headers, status
+):
     _, client = serve(indexed, "--read-only", ready=False)
     with socket.create_connection((client.base_url.host, client.base_url.port), timeout=60) as raw:
         raw.sendall(b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\n" + headers + b"\r\n\r\n5\r\nhello\r\n")
