@@ -159,7 +159,7 @@ class Decoders:
         except TimeoutError:
             process.end()
             raise BadImage(f"{task['name']} takes longer than {DECODE_SECONDS:.0f} s to decode") from None
-        except OSError:  # the process has ended
+        except (OSError, EOFError):  # the process has ended
             process.end()
             raise BadImage(f"{task['name']} is damaged: it crashed its decoder") from None
         except BaseException:
@@ -196,13 +196,10 @@ class _Process:
             self._connection.send_bytes(part)
 
     def receive(self) -> bytes:
-        """Raise `OSError` if the process has ended, and `TimeoutError` if it takes longer than `DECODE_SECONDS`."""
+        """Raise `OSError` or `EOFError` if the process has ended, `TimeoutError` after `DECODE_SECONDS`."""
         if not self._connection.poll(DECODE_SECONDS):
             raise TimeoutError
-        try:
-            return self._connection.recv_bytes()
-        except EOFError as error:
-            raise OSError from error
+        return self._connection.recv_bytes()
 
     def end(self) -> None:
         self._process.kill()
