@@ -3,7 +3,7 @@
 An unknown parameter is refused, since a filter with a misspelled name would let everything through.
 """
 
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from fastapi import UploadFile
 from pydantic import (
@@ -12,13 +12,10 @@ from pydantic import (
     ConfigDict,
     Field,
     FiniteFloat,
-    GetJsonSchemaHandler,
     Json,
     StringConstraints,
     model_validator,
 )
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
 
 from hashseek.indexing.catalog.filters import FILTER_HELP, Filter, make_filter
 from hashseek.indexing.catalog.records import MAX_KEY, MAX_LABEL, MAX_LABELS
@@ -46,17 +43,12 @@ Vector = Annotated[
 ]
 
 
-class _NotNull:
-    """Leaves null out of the schema of a field, since `NoParameters` refuses it."""
-
-    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        schema = handler(core)
-        [given] = (one for one in schema.pop("anyOf") if one != {"type": "null"})
-        return {**schema, **given}
-
-
 T = TypeVar("T")
-Given = Annotated[T | None, _NotNull()]  # None if it is not given
+# A field that is None if it is not given. Pydantic sees only T, and so refuses null.
+if TYPE_CHECKING:
+    Given = T | None
+else:
+    Given = Annotated[T, "or not given"]
 
 
 class NoParameters(BaseModel):
@@ -66,10 +58,8 @@ class NoParameters(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_null_and_bool(cls, values: Any) -> Any:
+    def _refuse_bool(cls, values: Any) -> Any:
         for value in values.values() if isinstance(values, dict) else ():  # a JSON body may be anything
-            if value is None:
-                raise ValueError("null is not allowed: leave the field out")
             if any(isinstance(one, bool) for one in (value if isinstance(value, list) else [value])):  # as 0 or 1
                 raise ValueError("true and false are not allowed: no field takes them")
         return values

@@ -511,7 +511,7 @@ def test_no_answer_tells_the_folders_of_the_server(own_collection, pictures, tmp
             {"url": "/v1/images/1", "content": b'{"labels": []}', "method": "PATCH"},
             ["Content-Type", "application/json"],
         ),
-        ({"url": "/v1/search", "json": {"image_id": None}}, ["body: null"]),
+        ({"url": "/v1/search", "json": {"image_id": None}}, ["image_id: input should be a valid integer"]),
         ({"url": "/v1/search", "json": {"image_id": 1, "max_distance": False}}, ["body: true and false"]),
         ({"url": "/v1/search", "json": {"image_id": 1, "id": [True]}}, ["body: true and false"]),
         ({"url": "/v1/search", "content": b"{", "headers": {"Content-Type": "application/json"}}, ["character 1"]),
