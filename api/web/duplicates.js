@@ -89,7 +89,7 @@ function card(image) {
   const facts = [...(url ? [`${width} × ${height} px`] : []), bytes(image.bytes), day(image.added_at)];
   return el("li", { className: "hit" },
     inside(alike(id), thumbnail(image), { className: "frame", ariaLabel: `Search with ${noun()} ${id}: ${described(image)}` }),
-    ...(mayChange() ? [el("label", { className: "choose" }, el("input", { type: "checkbox", value: id, ariaLabel: `Choose ${noun()} ${id}` }), `${titled(id)}`)] : []),
+    ...(mayChange() ? [el("label", { className: "choose" }, el("input", { type: "checkbox", value: id, ariaLabel: `Choose ${noun()} ${id}` }), titled(id))] : []),
     el("p", { className: "name-line", title: named(image) }, named(image)),
     el("p", { className: "facts" }, facts.map((fact) => fact.replaceAll(" ", "\u00a0")).join(" · ")),
     el("ul", { className: "chips", ariaLabel: "Labels" }, ...chips(image.labels, new Set(), 5)));

@@ -98,6 +98,8 @@ export async function search(signal, least) {
   ui.results.ariaBusy = "false";
 }
 
+const found = () => Math.max(hits.length, withinDistance(wanted().max ?? Infinity)); // a store may not count distances
+
 function addHits(answer) {
   next = answer.next_offset;
   for (const hit of answer.hits) {
@@ -108,14 +110,12 @@ function addHits(answer) {
   remember({ loaded: hits.length });
   ui.more.hidden = next === null;
   ui.end.hidden = next !== null || hits.length < PAGE;
-  const all = Math.max(hits.length, withinDistance(wanted().max ?? Infinity)); // a store may not count distances
-  ui.end.textContent = hits.length < all ? `Showing the first ${number(hits.length)}, the most that this service lists.` : `Showing all ${number(all)}.`;
+  ui.end.textContent = hits.length < found() ? `Showing the first ${number(hits.length)}, the most that this service lists.` : `Showing all ${number(found())}.`;
 }
 
 function showSummary({ n_images, n_bits, encode_ms, search_ms, is_exact }) {
   const { max, filters } = wanted();
-  const all = Math.max(hits.length, withinDistance(max ?? Infinity));
-  ui.status.textContent = hits.length ? `${counted(all, noun())}${max === null ? "" : ` within ${counted(max, "bit")}`}` : "";
+  ui.status.textContent = hits.length ? `${counted(found(), noun())}${max === null ? "" : ` within ${counted(max, "bit")}`}` : "";
   pairs(ui.summary, [
     ["Code", counted(n_bits, "bit")],
     ["Encode", encode_ms > 0 ? ms(encode_ms) : "stored code"],

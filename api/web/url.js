@@ -21,10 +21,9 @@ export function wanted() {
   const rank = params.get("rank") ?? "";
   const view = id === null && !upload && VIEWS.includes(params.get("view")) ? params.get("view") : null;
   const unknown = [...new Set(params.keys())].filter((name) => !KNOWN.includes(name));
-  return { view, radius: whole("radius"), id, upload, max: whole("max_distance"), rank, filters: filtersOf(params), unknown };
+  const filters = FILTERS.flatMap((name) => params.getAll(name).filter(Boolean).map((value) => [name, value]));
+  return { view, radius: whole("radius"), id, upload, max: whole("max_distance"), rank, filters, unknown };
 }
-
-export const filtersOf = (params) => FILTERS.flatMap((name) => params.getAll(name).filter(Boolean).map((value) => [name, value]));
 
 // Whether the service can order hits this way: a stored query has no outputs. "" leaves the choice to the service.
 export const canRank = (rank, id) =>
