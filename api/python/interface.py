@@ -265,7 +265,7 @@ def create_collection(
         preprocessing: how the file's weights differ from the published ones, such as {"mean": (0.5, 0.5, 0.5)}; the
             fields are those of `Preprocessing`.
         keep_features: also store the features, for `rank="float"`.
-        options: see `hashseek.retrieval.devices.EncoderOptions`.
+        options: see `open_collection`.
 
     Returns:
         The collection; its `report` counts what was added.
@@ -358,8 +358,7 @@ def encode(
     Args:
         images: paths, bytes of image files, or Pillow images.
         checkpoint: its path, or the result of `load_checkpoint`.
-        options: `device` ("auto", "cpu", "cuda" or "cuda:N"), `precision` ("auto", "fp32" or "bf16") and `engine`
-            ("auto", "torch" or "openvino").
+        options: see `open_collection`.
 
     Raises:
         BadImage: an image cannot be read.
@@ -425,7 +424,7 @@ def evaluate(
         data: a folder with labels.csv, the name of a data set, or a TOML file; default: the data it was trained on.
         ns: the values of N for mAP@N and the other metrics; "all" is the size of the database.
         out: the folder to write the report to, with its page and tables.
-        device, precision: see `encode`.
+        device, precision: see `open_collection`.
 
     Raises:
         HashseekError: a bad checkpoint, bad data, or a value outside its limits.
