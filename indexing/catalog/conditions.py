@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import sys
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -56,8 +55,7 @@ def ways_to_meet(condition: Condition) -> list[tuple[Kind, list[tuple[str, Any]]
     """The ways to meet a condition: the kind of value that an attribute must have, and the comparisons it must pass."""
     value, operator = condition.value, condition.operator
     if operator == "^=":
-        beyond = after_all(value)
-        return [("text", [(">=", value)] + ([("<", beyond)] if beyond else []))]
+        return [("text", [(">=", value), ("<", value + "\U0010ffff")])]  # the last code point, never a character
     number = None if condition.is_text else parse_number(value)
     if operator != "=":
         return [("text", [(operator, value)])] if number is None else [(k, [(operator, number)]) for k in _NUMERIC]
@@ -116,15 +114,6 @@ def json_path(*steps: str) -> str:
 def _literal(text: str) -> str:
     # Not a parameter: SQLite uses an index on an expression only if the query contains exactly that expression.
     return "'" + text.replace("'", "''") + "'"
-
-
-def after_all(beginning: str) -> str:
-    """The first string, by code point, after all that start with `beginning`; empty if there is none."""
-    kept = beginning.rstrip(chr(sys.maxunicode))
-    if not kept:
-        return ""
-    following = ord(kept[-1]) + 1
-    return kept[:-1] + chr(0xE000 if 0xD800 <= following <= 0xDFFF else following)  # surrogates are not characters
 
 
 def parse_number(text: str) -> int | float | None:
