@@ -9,7 +9,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -117,7 +117,7 @@ def make_filter(
 
 
 def parse_time(text: str) -> str:
-    """An ISO 8601 date or time in the catalog's format; UTC unless it names a time zone.
+    """An ISO 8601 date or time in the catalog's format, in whole seconds; UTC unless it names a time zone.
 
     Raises:
         BadConfig: it is not one.
@@ -125,8 +125,6 @@ def parse_time(text: str) -> str:
     try:
         time = datetime.fromisoformat(text.strip())
         time = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
-        if time.microsecond:  # stored times are whole seconds: "from 0.5 s on" means "from 1 s on"
-            time = time.replace(microsecond=0) + timedelta(seconds=1)
     except (ValueError, OverflowError):
         raise BadConfig(
             f"{text[:40]!r} is not a date or time: write it like 2026-01-31 or 2026-01-31T15:00:00+01:00"
