@@ -24,7 +24,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from hashseek.indexing.catalog import Catalog
 from hashseek.indexing.catalog.database import Database, now, write_meta
@@ -34,7 +34,7 @@ from hashseek.indexing.maintenance.scratch import new_file, scratch_directory
 from hashseek.indexing.milvus_uri import refuse_milvus
 from hashseek.retrieval.checkpoint import check_intact
 from hashseek.retrieval.errors import BadCheckpoint, BadCollection
-from hashseek.retrieval.files import checksum_of, fsync_folder
+from hashseek.retrieval.files import checksum_of, fsync_folder, sha256_of
 
 log = logging.getLogger("hashseek")
 
@@ -42,7 +42,6 @@ FORMAT = 1
 _FIRST, _LAST = "snapshot.json", "contents.json"
 _KEPT = re.compile(rf"{FILES}/[0-9a-f]{{2}}/([0-9a-f]{{64}})(\.\w{{1,8}})?")
 _CHECKPOINT = re.compile(r"[\w-][\w.-]*\.safetensors")
-_CHUNK = 2**20
 _MAX_JSON = 2**28  # bytes; about 100 for each missing file
 
 
@@ -206,11 +205,12 @@ def _pack_files(tar: tarfile.TarFile, folder: Path, catalog: Path, done: set[str
 def _pack_file(tar: tarfile.TarFile, path: Path, name: str) -> str:
     """Append a file; returns its SHA-256."""
     with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         member = tarfile.TarInfo(name)
-        member.size = os.fstat(file.fileno()).st_size
-        reader = _Hashing(file)
-        tar.addfile(member, reader)
-    return reader.sha256.hexdigest()
+        member.size = file.tell()
+        file.seek(0)
+        tar.addfile(member, file)
+    return sha256
 
 
 def _pack_json(tar: tarfile.TarFile, name: str, content: dict[str, Any]) -> None:
@@ -218,19 +218,6 @@ def _pack_json(tar: tarfile.TarFile, name: str, content: dict[str, Any]) -> None
     member = tarfile.TarInfo(name)
     member.size = len(data)
     tar.addfile(member, BytesIO(data))
-
-
-class _Hashing:
-    """A file that is hashed while it is read."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.sha256 = hashlib.sha256()
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._file.read(size)
-        self.sha256.update(data)
-        return data
 
 
 def _unpack(file: Path, tar: tarfile.TarFile, folder: Path) -> Contents:
@@ -278,12 +265,11 @@ def _unpack_file(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) ->
     assert source is not None  # it is a regular file
     path = folder / member.name
     path.parent.mkdir(parents=True, exist_ok=True)
-    reader = _Hashing(source)  # type: ignore[arg-type]  # it only reads
     with path.open("wb") as target:
-        shutil.copyfileobj(reader, target, _CHUNK)
+        shutil.copyfileobj(source, target)
         target.flush()
         os.fsync(target.fileno())
-    return reader.sha256.hexdigest()
+    return sha256_of(path)
 
 
 def _json(file: Path, tar: tarfile.TarFile, member: tarfile.TarInfo) -> dict[str, Any]:
