@@ -135,50 +135,38 @@ class Collection:
 
     # ------------------------------------------------------------ images
 
-    def add(self, images: list[NewImage], *, replaced: set[str] | None = None) -> list[tuple[int, Change]]:
+    def add(self, images: list[NewImage]) -> list[tuple[int, Change]]:
         """Store images; returns (id, what changed) for each, see `Catalog.add`. Searches find them at once.
 
-        Args:
-            images: to be stored.
-            replaced: kept files that were replaced are added to it, for a later `drop_files`; None deletes them now.
+        Kept files that are replaced stay until `optimize`, because a later image may have one of them.
         """
         keyed = self.catalog.ids_by_key([image.key for image in images if image.key is not None])
-        before = [image for image in self.catalog.get(list(keyed.values())) if image is not None]
-        outcome = self.catalog.add(self._with_kept_paths(images, before))
-        paths = {image.path for image in before if self.owns(image)}
-        if replaced is None:
-            self.drop_files(paths)
-        else:
-            replaced |= paths
-        return outcome
-
-    def _with_kept_paths(self, images: list[NewImage], before: list[StoredImage]) -> list[NewImage]:
-        """The images with the paths under which they are stored; `before`: the records that have their keys now."""
-        stored = {image.key: (image.path, image.sha256) for image in before}
+        records = self.catalog.get(list(keyed.values()))
+        stored = {record.key: (record.path, record.sha256) for record in records if record is not None}
         placed: list[NewImage] = []
         for image in images:
             placed.append(with_kept_path(self.folder, image, stored.get(image.key)))
             if image.key is not None:
                 stored[image.key] = (placed[-1].path, image.sha256)
-        return placed
+        return self.catalog.add(placed)
 
     def add_with_file(self, image: NewImage, data: bytes, *, suffix: str) -> tuple[int, Change]:
         """Store an image and keep its file, whose content is `data`; returns (id, what changed).
 
         `image.path` is ignored. The file is not kept if its content is already stored under another path: with the
-        same key, or, without a key, in any record.
+        same key, or, without a key, in any record. A kept file that it replaces is deleted.
         """
         path = kept_path(image.sha256, suffix)
-        stored = None
+        before = None
         if image.key is not None and (known := self.catalog.ids_by_key([image.key])):
-            stored = self.catalog.get([known[image.key]])[0]
+            before = self.catalog.get([known[image.key]])[0]
         if (
-            stored is not None
-            and stored.sha256 == image.sha256
-            and not self.owns(stored)  # a kept file is written again: another upload may be about to delete it
-            and is_there(self.uri_of(stored))
+            before is not None
+            and before.sha256 == image.sha256
+            and not self.owns(before)  # a kept file is written again: another upload may be about to delete it
+            and is_there(self.uri_of(before))
         ):
-            return self.add([replace(image, path=stored.path)])[0]
+            return self.add([replace(image, path=before.path)])[0]
         try:
             write_atomically(self.folder / path, data, within=self.folder)
         except FileNotFoundError:
@@ -190,13 +178,14 @@ class Collection:
             # lock, so it is left to `optimize`.
             raise
         except BaseException:
-            self.drop_files({path})
+            self._drop_files({path})
             raise
         stored = self.catalog.get([outcome[0]])[0]
-        if stored is not None and stored.path != path:  # the same content was stored from elsewhere
-            self.drop_files({path})
-        elif stored is not None and not (self.folder / path).is_file():  # another process removed the same content
-            write_atomically(self.folder / path, data, within=self.folder)
+        if stored is not None:
+            written = {path, before.path} if before is not None and self.owns(before) else {path}
+            self._drop_files(written - {stored.path})
+            if stored.path == path and not (self.folder / path).is_file():  # another process removed the same content
+                write_atomically(self.folder / path, data, within=self.folder)
         return outcome
 
     def remove(self, ids: list[int], *, missing_ok: bool = False) -> None:
@@ -211,9 +200,9 @@ class Collection:
         for chunk in in_chunks(ids):  # all records might not fit in memory
             kept |= {image.path for image in self.catalog.get(chunk) if image is not None and self.owns(image)}
         self.catalog.remove(ids, missing_ok=missing_ok)
-        self.drop_files(kept)
+        self._drop_files(kept)
 
-    def drop_files(self, paths: set[str]) -> None:
+    def _drop_files(self, paths: set[str]) -> None:
         """Delete kept files, given by the paths of their records, unless an image still has that path.
 
         A failure is only logged, because the change that made the files superfluous is already stored.

@@ -1,14 +1,14 @@
 """A dry run of `index add`: the real run, against a copy of the catalog, with codes of zeros and no files written."""
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from hashseek.indexing.catalog import Catalog, Change, NewImage, create_catalog
+from hashseek.indexing.catalog import Catalog, create_catalog
 from hashseek.indexing.collection import CATALOG, check_checkpoint, check_place
 from hashseek.indexing.opening import Store
 from hashseek.retrieval.checkpoint import Header, load_header
@@ -20,18 +20,7 @@ from hashseek.retrieval.scores import StoredFeatures
 _TO_BE_FITTED = Header("", 8, Preprocessing(size=224, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)), (), fingerprint="")
 
 
-class DryRunCollection(Catalog):
-    """Stands in for a collection: images are stored in a copy of its catalog, and its files are left alone."""
-
-    def add(self, images: Sequence[NewImage], *, replaced: set[str] | None = None) -> list[tuple[int, Change]]:  # noqa: ARG002
-        """Store images in the copy."""
-        return super().add(images)
-
-    def drop_files(self, paths: set[str]) -> None:
-        """Delete nothing."""
-
-
-Target = Store | DryRunCollection  # of `ingest`
+Target = Store | Catalog  # of `ingest`
 
 
 @dataclass
@@ -53,7 +42,7 @@ class DryRunEncoder:
 
 
 @contextmanager
-def dry_run(folder: Path, *, checkpoint: Path | None) -> Iterator[tuple[DryRunCollection, DryRunEncoder]]:
+def dry_run(folder: Path, *, checkpoint: Path | None) -> Iterator[tuple[Catalog, DryRunEncoder]]:
     """The arguments of `ingest` for a dry run over the collection in `folder`, which need not exist yet.
 
     Raises:
@@ -72,6 +61,6 @@ def dry_run(folder: Path, *, checkpoint: Path | None) -> Iterator[tuple[DryRunCo
             header.image_preprocessing()  # refuses a model of vectors
             check_place(folder)
             create_catalog(copy, fingerprint=header.fingerprint, n_bits=header.n_bits)
-        with closing(DryRunCollection(copy)) as target:
+        with closing(Catalog(copy)) as target:
             target.folder = folder  # where kept files are
             yield target, DryRunEncoder(header.image_preprocessing(), header.n_bits)

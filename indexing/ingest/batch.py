@@ -88,32 +88,23 @@ def ingest(
     writer, report = Writer(collection), IngestReport()
     batch: list[LoadedImage | Problem] = []
     n_bytes, since = 0, time.monotonic()
-    try:
-        for step in loader.load(sources, trust_mtime=trust_mtime):
-            batch.append(step)
-            if isinstance(step, LoadedImage) and step.pixels is not None:
-                n_bytes += step.pixels.nbytes
-            if len(batch) >= BATCH or n_bytes >= _MAX_PIXEL_BYTES or time.monotonic() - since > _PATIENCE:
-                report = report.plus(_store(batch, writer, encoder, on_error))
-                yield report
-                batch, n_bytes, since = [], 0, time.monotonic()
-        if batch:
-            yield report.plus(_store(batch, writer, encoder, on_error))
-    finally:
-        collection.drop_files(writer.replaced)
+    for step in loader.load(sources, trust_mtime=trust_mtime):
+        batch.append(step)
+        if isinstance(step, LoadedImage) and step.pixels is not None:
+            n_bytes += step.pixels.nbytes
+        if len(batch) >= BATCH or n_bytes >= _MAX_PIXEL_BYTES or time.monotonic() - since > _PATIENCE:
+            report = report.plus(_store(batch, writer, encoder, on_error))
+            yield report
+            batch, n_bytes, since = [], 0, time.monotonic()
+    if batch:
+        yield report.plus(_store(batch, writer, encoder, on_error))
 
 
 class Writer:
-    """Adds images to a collection, batch by batch, and notes those that are not stored as their source specifies.
-
-    Attributes:
-        replaced: files that the collection kept and no longer needs. Delete them with `drop_files` at the end, because
-            a later image may have one of them.
-    """
+    """Adds images to a collection, batch by batch, and notes those that are not stored as their source specifies."""
 
     def __init__(self, collection: "Target") -> None:
         self.collection = collection
-        self.replaced: set[str] = set()
         self._first_added: int | None = None  # in a folder ids only grow: images with a higher one were added since
         self._written: set[int] = set()  # other images that were added or updated
 
@@ -127,7 +118,7 @@ class Writer:
         stored_keys = set(self.collection.ids_by_key(keys) if keys else ())
         paths = [image.path for image in images if image.path] if self.collection.indexes_paths else []
         before = self.collection.records_by_path(paths)
-        outcome = self.collection.add(images, replaced=self.replaced) if images else []
+        outcome = self.collection.add(images) if images else []
         notes = {**_other_contents(images, outcome, before), **self._notes(images, outcome, stored_keys)}
         report = IngestReport.of(outcome)
         report.problems = [Problem(names[n][0], notes[n], skipped=False, uri=names[n][1]) for n in sorted(notes)]

@@ -177,17 +177,14 @@ def add_exports(files: Iterable[Path], collection: Store) -> Generator[IngestRep
         BadDataset, ForeignCodes: see `import_`.
     """
     report, writer = IngestReport(), Writer(collection)
-    try:
-        for file in files:
-            with open_export(file, collection) as (groups, problems):
-                skipped = sum(problem.skipped for problem in problems)
-                report = report.plus(IngestReport(skipped=skipped, problems=problems))
+    for file in files:
+        with open_export(file, collection) as (groups, problems):
+            skipped = sum(problem.skipped for problem in problems)
+            report = report.plus(IngestReport(skipped=skipped, problems=problems))
+            yield report
+            for images in groups:
+                report = report.plus(writer.add(images))
                 yield report
-                for images in groups:
-                    report = report.plus(writer.add(images))
-                    yield report
-    finally:
-        collection.drop_files(writer.replaced)
 
 
 @contextmanager

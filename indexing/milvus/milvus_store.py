@@ -144,7 +144,7 @@ class MilvusStore:
 
     # ------------------------------------------------------------ images
 
-    def add(self, images: list[NewImage], *, replaced: set[str] | None = None) -> list[tuple[int, Change]]:  # noqa: ARG002
+    def add(self, images: list[NewImage]) -> list[tuple[int, Change]]:
         """Store images, see `Catalog.add`; `BATCH` of them are written together."""
         check_new(images)
         return [outcome for at in range(0, len(images), BATCH) for outcome in self._add(images[at : at + BATCH])]
@@ -203,9 +203,6 @@ class MilvusStore:
             f"the collection {self.uri.name} is in Milvus, which keeps no image files: put the file where the service "
             "can read it, and add it with `hashseek index add`"
         )
-
-    def drop_files(self, paths: set[str]) -> None:
-        """Do nothing: no files are kept."""
 
     def update(
         self, image_id: int, *, labels: Sequence[str] | None = None, attributes: Mapping[str, Any] | None = None
