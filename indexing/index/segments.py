@@ -8,7 +8,7 @@ import numpy as np
 from hashseek.indexing.catalog.filters import Chosen, Filter
 from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.index.code_layouts import Subset
-from hashseek.indexing.index.exact_scan import Distances
+from hashseek.indexing.index.exact_scan import Distances, ranked
 from hashseek.indexing.index.hamming_index import HammingIndex, Ids, build_index
 from hashseek.retrieval.codes import Codes
 
@@ -123,9 +123,5 @@ def merged_hits(
     """The k nearest among the results of both segments for one query; with `ties`, and all as near as the k-th."""
     if not len(fresh[0]):
         return built
-    distances, ids = np.concatenate([built[0], fresh[0]]), np.concatenate([built[1], fresh[1]])
-    order = np.lexsort((ids, distances))
-    if ties and len(order) > k:
-        k = int(np.count_nonzero(distances <= distances[order[k - 1]]))
-    order = order[:k]
-    return distances[order], ids[order]
+    distances, ids = (np.concatenate(parts) for parts in zip(built, fresh, strict=True))
+    return ranked(distances, ids, k, ties=ties)
