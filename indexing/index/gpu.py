@@ -85,12 +85,11 @@ class Gpu:
         import torch
 
         n, device = len(self._codes), self._codes.device
-        # Half precision is exact, because all sums are at most 1,024, but it is slow on a CPU.
-        kind = torch.float32 if device.type == "cpu" else torch.float16
         shifts = torch.arange(8, dtype=torch.uint8, device=device)
 
         def bits_of(codes: torch.Tensor) -> torch.Tensor:
-            return (codes[:, :, None] >> shifts & 1).flatten(1).to(kind)
+            # Half precision is exact, because all sums are at most 1,024.
+            return (codes[:, :, None] >> shifts & 1).flatten(1).to(torch.float16)
 
         queries = bits_of(torch.tensor(xq, device=device))
         signs, ones = 1 - 2 * queries, queries.sum(dim=1, keepdim=True)
