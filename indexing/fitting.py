@@ -122,8 +122,7 @@ class Fitting:
         self.network = network
         published = default_preprocessing(network.backbone)
         preprocessing = published if network.own is None else network.own.image_preprocessing()
-        if preprocessing is None:
-            raise BadConfig(f"the backbone {network.backbone} is for vectors, not images: choose one for images")
+        assert preprocessing is not None  # `find_network` refuses backbones of vectors
         self.preprocessing = changed(preprocessing, network.changes)
         self.model: HashModel = HashModel(backbone=network.backbone, n_bits=network.n_bits, head="normalized").eval()
         load_backbone_weights(self.model.backbone, name=network.backbone, weights=network.weights)
@@ -252,13 +251,11 @@ class FirstFit:
     def reuse(self, sources: Iterable[Found]) -> Iterator[Found | LoadedImage]:
         """The sources for `ingest`; images that were encoded need not be read again unless their files have changed."""
         for found in sources:
-            yield found if isinstance(found, Problem) else self._as_encoded(found)
-
-    def _as_encoded(self, source: ImageSource) -> ImageSource | LoadedImage:
-        if source.uri not in self.encoded:
-            return source
-        before, stamp, image = self.encoded.pop(source.uri)
-        return LoadedImage(source, image) if (before, stamp) == (source, stamp_of(source.uri)) else source
+            if isinstance(found, ImageSource) and found.uri in self.encoded:
+                before, stamp, image = self.encoded.pop(found.uri)
+                yield LoadedImage(found, image) if (before, stamp) == (found, stamp_of(found.uri)) else found
+            else:
+                yield found
 
 
 def fit_to_sources(
