@@ -7,13 +7,13 @@ index/                  derived from the catalog; rebuilt if it is missing, dama
 """
 
 import logging
+import os
 import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
@@ -467,13 +467,8 @@ def check_place(folder: Path) -> list[Path]:
     refuse_milvus(folder)
     if not folder.exists():
         parent = next(place for place in folder.absolute().parents if place.exists())
-        try:
-            TemporaryDirectory(dir=parent).cleanup()  # permissions do not tell: root may write everywhere but to /proc
-        except OSError as error:
-            raise BadCollection(
-                f"{folder} cannot be created, because nothing can be written to {parent} ({error.strerror}): choose "
-                "another place"
-            ) from None
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise BadCollection(f"{folder} cannot be created, because {parent} is not writable: choose another place")
     if folder.exists() and not folder.is_dir():
         raise BadCollection(f"{folder} is a file, not a folder: choose a new or empty folder")
     if (folder / CATALOG).is_file():

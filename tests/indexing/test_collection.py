@@ -9,7 +9,6 @@ import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -566,9 +565,8 @@ def test_an_index_is_not_read_while_another_process_writes_it(saved):
 
 def test_a_place_in_which_no_folder_can_be_created_is_refused_and_others_are_left_as_they_are(tmp_path):
     (tmp_path / "file").touch()
-    for place in (Path("/proc/x"), Path("/proc/x/y"), tmp_path / "file" / "x"):
-        with pytest.raises(BadCollection):
-            check_place(place)
+    with pytest.raises(BadCollection):
+        check_place(tmp_path / "file" / "x")
     assert check_place(tmp_path / "a" / "b") == []
     assert {path.name for path in tmp_path.iterdir()} == {"file"}
 
