@@ -28,9 +28,8 @@ _MAX_WIDTH = 20
 # Comparing one pair from a table costs as much as comparing this many pairs of codes in order.
 _SCATTERED = 10
 _BATCH = 256
-_JOINED = 2**18  # pairs
-# From this many pairs of a table on, besides one for each code, only those that are needed to link the codes are kept:
-# 30,000 similar codes have half a billion pairs.
+# From this many pairs on, besides one for each code, only those that are needed to link the codes are kept: 30,000
+# similar codes have half a billion pairs.
 _KEPT = 2**20
 _CHUNK = 16384  # pairs compared at a time, so that they stay in a core's cache
 _STEP_PAIRS = 20_000  # pairs compared in the time of one call to NumPy
@@ -50,7 +49,8 @@ def groups(index: HammingIndex, *, radius: int, parallel: bool = True) -> Iterat
     if not len(index):
         return
     rows = index.rows if isinstance(index.rows, DistinctCodes) else collapse(index.rows.codes)
-    group_of_code = _linked(rows.n_compared, _pairs(rows.distinct, index.n_bits, radius, parallel))
+    pairs = _pairs(rows.distinct, index.n_bits, radius, parallel)
+    group_of_code = _components(rows.n_compared, _links(rows.n_compared, pairs))
     group_of_row = np.empty(len(rows), np.int64)
     group_of_row[rows.rows] = np.repeat(group_of_code, np.diff(rows.starts))
     counts = np.bincount(group_of_row, minlength=rows.n_compared)
@@ -58,11 +58,9 @@ def groups(index: HammingIndex, *, radius: int, parallel: bool = True) -> Iterat
     if not len(in_groups):
         return
     in_groups = in_groups[np.argsort(group_of_row[in_groups], kind="stable")]
-    ends = np.flatnonzero(np.diff(group_of_row[in_groups])) + 1
-    starts = np.concatenate([[0], ends])
-    ends = np.concatenate([ends, [len(in_groups)]])
-    for at in np.argsort(in_groups[starts]):
-        yield index.ids[in_groups[starts[at] : ends[at]]]
+    found = np.split(in_groups, np.flatnonzero(np.diff(group_of_row[in_groups])) + 1)
+    for rows_of_group in sorted(found, key=lambda group: group[0]):
+        yield index.ids[rows_of_group]
 
 
 def not_kept(found: Iterable[Group], kept: Sequence[Sequence[int]]) -> Iterator[Group]:
@@ -76,20 +74,27 @@ def not_kept(found: Iterable[Group], kept: Sequence[Sequence[int]]) -> Iterator[
             yield group
 
 
-def _linked(n: int, pairs: Iterator[Pairs]) -> NDArray[np.integer]:
-    """(n,) numbers of the groups of codes that the pairs link."""
-    group_of: NDArray[np.integer] = np.arange(n)
-    while part := _next_part(pairs):
-        group_of = _components(n, [(group_of[first], group_of[second]) for first, second in part])[group_of]
-    return group_of
+def _links(n: int, pairs: Iterable[Pairs]) -> list[Pairs]:
+    """Pairs that link the same of n codes as these pairs, in memory for the number of codes."""
+    found: list[Pairs] = []
+    n_found = 0
+    for part in pairs:
+        found.append(part)
+        n_found += len(part[0])
+        if n_found > _KEPT + n:
+            found = [_spanning(n, found)]
+            n_found = len(found[0][0])
+    return found
 
 
-def _components(n: int, pairs: Sequence[tuple[NDArray[np.integer], NDArray[np.integer]]]) -> NDArray[np.integer]:
-    """(n,) numbers of the groups of n nodes that the pairs link, in the order of their first nodes."""
+def _components(n: int, pairs: Sequence[Pairs]) -> NDArray[np.integer]:
+    """(n,) numbers of the groups of n codes that the pairs link."""
     from scipy.sparse import coo_array  # slow to import
     from scipy.sparse.csgraph import connected_components
 
-    first, second = (np.concatenate(nodes) for nodes in zip(*pairs, strict=True))
+    if not pairs:
+        return np.arange(n)
+    first, second = (np.concatenate(codes) for codes in zip(*pairs, strict=True))
     links = coo_array((np.ones(len(first), np.bool_), (first, second)), shape=(n, n))
     group_of: NDArray[np.integer] = connected_components(links, directed=False)[1]
     return group_of
@@ -101,16 +106,6 @@ def _spanning(n: int, pairs: Sequence[Pairs]) -> Pairs:
     head: NDArray[np.int64] = np.unique(group_of, return_index=True)[1][group_of]
     linked = np.flatnonzero(head != np.arange(n))
     return linked, head[linked]
-
-
-def _next_part(pairs: Iterator[Pairs]) -> list[Pairs]:
-    """Many of the pairs, because each search for components reads all codes; empty if there are no more."""
-    part: list[Pairs] = []
-    n = 0
-    while n < _JOINED and (found := next(pairs, None)) is not None:
-        part.append(found)
-        n += len(found[0])
-    return part
 
 
 def _pairs(codes: Codes, n_bits: int, radius: int, parallel: bool) -> Iterator[Pairs]:
@@ -190,15 +185,7 @@ def _skew(table: Table) -> float:
 
 
 def _links_of_table(part: tuple[Table, int], radius: int) -> list[Pairs]:
-    """Pairs that link the same codes as all pairs of `_pairs_of_table`, in memory for the number of codes."""
-    n_codes, found, n = len(part[0].rows), list[Pairs](), 0
-    for pairs in _pairs_of_table(part, radius):
-        found.append(pairs)
-        n += len(pairs[0])
-        if n > _KEPT + n_codes:
-            found = [_spanning(n_codes, found)]
-            n = len(found[0][0])
-    return found
+    return _links(len(part[0].rows), _pairs_of_table(part, radius))
 
 
 def _pairs_of_table(part: tuple[Table, int], radius: int) -> Iterator[Pairs]:
