@@ -29,7 +29,6 @@ from hashseek.indexing.catalog import (
     create_catalog,
 )
 from hashseek.indexing.catalog.filters import Chosen, Filter
-from hashseek.indexing.catalog.records import in_chunks
 from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.index.code_layouts import Subset
 from hashseek.indexing.index.collection_index import CollectionIndex
@@ -197,8 +196,9 @@ class Collection:
             UnknownImage: an id is not stored.
         """
         kept: set[str] = set()
-        for chunk in in_chunks(ids):  # all records might not fit in memory
-            kept |= {image.path for image in self.catalog.get(chunk) if image is not None and self.owns(image)}
+        for start in range(0, len(ids), 1000):  # all records might not fit in memory
+            records = self.catalog.get(ids[start : start + 1000])
+            kept |= {image.path for image in records if image is not None and self.owns(image)}
         self.catalog.remove(ids, missing_ok=missing_ok)
         self._drop_files(kept)
 

@@ -29,9 +29,7 @@ from hashseek.indexing.catalog.records import (
     StoredImage,
     check_attributes,
     check_labels,
-    in_chunks,
     is_utf8,
-    placeholders,
     stored_image,
 )
 from hashseek.indexing.catalog.spaces import CodeSpaces, active_space
@@ -199,11 +197,10 @@ class Catalog:
 
     def get(self, ids: Sequence[int]) -> list[StoredImage | None]:
         """Records by id, in that order; None for an id that is not stored."""
-        found: dict[int, StoredImage] = {}
+        query = f"SELECT {IMAGE_COLUMNS} FROM images WHERE id IN (SELECT value FROM json_each(?))"
+        wanted = json.dumps([int(i) for i in ids if _fits(i)])
         with self._db.reading() as db:
-            for chunk in in_chunks([int(i) for i in ids if _fits(i)]):
-                rows = db.execute(f"SELECT {IMAGE_COLUMNS} FROM images WHERE id IN ({placeholders(chunk)})", chunk)
-                found.update((row[0], stored_image(row)) for row in rows)
+            found = {row[0]: stored_image(row) for row in db.execute(query, (wanted,))}
         return [found.get(int(i)) for i in ids]
 
     def one(self, image_id: int) -> StoredImage:
@@ -244,14 +241,17 @@ class Catalog:
 
     def ids_by_key(self, keys: Sequence[str]) -> dict[str, int]:
         """Ids of those of these keys that are stored."""
-        query = "SELECT key, id FROM images WHERE key IN ({})"
-        return {str(key): int(image_id) for key, image_id in self._rows(query, keys)}
+        query = "SELECT key, id FROM images WHERE key IN (SELECT value FROM json_each(?))"
+        with self._db.reading() as db:
+            return dict(db.execute(query, (_as_json(keys),)).fetchall())
 
     def records_by_path(self, paths: Sequence[str]) -> dict[str, FileRecord]:
         """The record of each of these paths that has one; if there are several, the last."""
         has_code = f"EXISTS (SELECT 1 FROM codes WHERE space_id = {self.space.id} AND image_id = images.id)"
-        query = f"SELECT path, id, key, bytes, mtime_ns, {has_code} FROM images WHERE path IN ({{}}) ORDER BY id"
-        return {str(path): FileRecord(*record) for path, *record in self._rows(query, paths)}
+        wanted = "path IN (SELECT value FROM json_each(?)) ORDER BY id"
+        query = f"SELECT path, id, key, bytes, mtime_ns, {has_code} FROM images WHERE {wanted}"
+        with self._db.reading() as db:
+            return {path: FileRecord(*record) for path, *record in db.execute(query, (_as_json(paths),))}
 
     def code_by_hash(self, sha256: str) -> StoredCode | None:
         """The code of content that is already stored, so that it need not be encoded again."""
@@ -269,13 +269,6 @@ class Catalog:
         code, engine, feature = row
         kept = None if feature is None else np.frombuffer(feature, np.float16)
         return StoredCode(np.frombuffer(code, np.uint8), str(engine), kept)
-
-    def _rows(self, query: str, values: Sequence[str]) -> list[tuple[Any, ...]]:
-        rows: list[tuple[Any, ...]] = []
-        with self._db.reading() as db:
-            for chunk in in_chunks(list(dict.fromkeys(values))):
-                rows += db.execute(query.format(placeholders(chunk)), chunk)
-        return rows
 
     def label_counts(self) -> dict[str, int]:
         """Number of images per label, by name."""
@@ -398,6 +391,11 @@ class Catalog:
         if not all(isinstance(blob, bytes) and len(blob) == size for blob in blobs):
             raise CatalogDamaged(self.path, f"a code of {self.n_bits} bits does not have {size} bytes")
         return np.frombuffer(b"".join(blobs), np.uint8).reshape(-1, size)
+
+
+def _as_json(texts: Sequence[str]) -> str:
+    """Texts to look up; one with a NUL character is not stored, and SQLite would look for the part before it."""
+    return json.dumps([text for text in texts if "\0" not in text])
 
 
 def _fits(image_id: int) -> bool:

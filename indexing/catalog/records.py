@@ -1,9 +1,9 @@
 """Records of a catalog: images, code spaces, changes; and the limits of keys and attributes."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 from unicodedata import category
 
 import numpy as np
@@ -20,7 +20,6 @@ MAX_ATTRIBUTES = 16 * 1024  # bytes of JSON
 MAX_DEPTH = 32
 
 Change = Literal["added", "updated", "known"]
-T = TypeVar("T")
 
 IMAGE_COLUMNS = (
     "id, path, sha256, width, height, bytes, media_type, added_at, key, attributes, changed_at, "
@@ -149,12 +148,6 @@ def stored_image(row: tuple[Any, ...]) -> StoredImage:
     except (ValueError, TypeError):
         raise BadCollection(f"the record of image {image_id} is damaged: restore a snapshot") from None
     return StoredImage(image_id, path, sha256, width, height, n_bytes, media_type, *described)
-
-
-def in_chunks(values: Sequence[T]) -> Iterator[list[T]]:
-    """The values, 500 at a time: SQLite limits the number of placeholders."""
-    for start in range(0, len(values), 500):
-        yield list(values[start : start + 500])
 
 
 def placeholders(values: Sequence[Any]) -> str:

@@ -18,8 +18,6 @@ from hashseek.indexing.catalog.records import (
     Space,
     StoredCode,
     StoredImage,
-    in_chunks,
-    placeholders,
     stored_image,
 )
 from hashseek.retrieval.codes import check_codes, check_n_bits
@@ -152,17 +150,14 @@ class CodeSpaces:
 
     def codes_of(self, ids: Sequence[int], *, space_id: int | None = None) -> dict[int, tuple[NDArray[np.uint8], str]]:
         """(packed code (code_size,), engine or "") by id, of those images that have a code in a space."""
-        found: dict[int, tuple[NDArray[np.uint8], str]] = {}
+        query = (
+            "SELECT image_id, code, coalesce(name, '') FROM codes LEFT JOIN engines ON engines.id = codes.engine "
+            "WHERE space_id = ? AND image_id IN (SELECT value FROM json_each(?))"
+        )
+        values = self.own.id if space_id is None else space_id, json.dumps([int(i) for i in ids])
         with self._db.reading() as db:
-            for chunk in in_chunks([int(i) for i in ids]):
-                rows = db.execute(
-                    "SELECT image_id, code, coalesce(name, '') FROM codes "
-                    "LEFT JOIN engines ON engines.id = codes.engine "
-                    f"WHERE space_id = ? AND image_id IN ({placeholders(chunk)})",
-                    (self.own.id if space_id is None else space_id, *chunk),
-                )
-                found |= {int(i): (np.frombuffer(code, np.uint8), str(engine)) for i, code, engine in rows}
-        return found
+            rows = db.execute(query, values)
+            return {int(i): (np.frombuffer(code, np.uint8), str(engine)) for i, code, engine in rows}
 
     def features_of(
         self, ids: Sequence[int], *, space_id: int | None = None
@@ -172,12 +167,12 @@ class CodeSpaces:
         Raises:
             CatalogDamaged: features have different lengths.
         """
-        rows: list[tuple[int, bytes]] = []
-        query = "SELECT image_id, feature FROM features WHERE space_id = ? AND image_id IN"
-        space = self.own.id if space_id is None else space_id
+        query = (
+            "SELECT image_id, feature FROM features WHERE space_id = ? AND image_id IN (SELECT value FROM json_each(?))"
+        )
+        values = self.own.id if space_id is None else space_id, json.dumps([int(i) for i in ids])
         with self._db.reading() as db:
-            for chunk in in_chunks([int(i) for i in ids]):
-                rows += db.execute(f"{query} ({placeholders(chunk)})", (space, *chunk))
+            rows = db.execute(query, values).fetchall()
         sizes = {len(feature) for _, feature in rows}
         if len(sizes) > 1 or any(size % 2 for size in sizes):
             raise CatalogDamaged(self._db.path, f"stored features have {sorted(sizes)} bytes")
