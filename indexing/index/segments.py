@@ -123,5 +123,5 @@ def merged_hits(
     """The k nearest among the results of both segments for one query; with `ties`, and all as near as the k-th."""
     if not len(fresh[0]):
         return built
-    distances, ids = (np.concatenate(parts) for parts in zip(built, fresh, strict=True))
+    distances, ids = np.concatenate([built[0], fresh[0]]), np.concatenate([built[1], fresh[1]])
     return ranked(distances, ids, k, ties=ties)
