@@ -7,9 +7,8 @@ are stored (`hashseek.retrieval.truncation`), no image is read: its codes are th
 
 import fcntl
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar, Unpack
@@ -122,8 +121,7 @@ def reencode(
 def _locked_space(collection: Collection, checkpoint: Path, header: Header) -> Iterator[Space]:
     """The space to be filled, created by this process or an earlier one; no other process fills it meanwhile."""
     name = f"checkpoint-{header.fingerprint[:16]}.safetensors"
-    handle = -1
-    try:
+    with ExitStack() as stack:
         with locked(collection.folder):
             spaces = collection.catalog.spaces
             known = [space for space in spaces.all() if space.fingerprint == header.fingerprint]
@@ -131,18 +129,15 @@ def _locked_space(collection: Collection, checkpoint: Path, header: Header) -> I
             if not path.is_file():
                 load_checkpoint(checkpoint)  # checks that the weights match the header
                 write_atomically(path, checkpoint.read_bytes())
-            handle = os.open(path, os.O_RDONLY)
+            file = stack.enter_context(path.open("rb"))
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise BadCollection(
                     f"another process is re-encoding {collection.folder} with this checkpoint: wait until it is done"
                 ) from None
             space = known[0] if known else spaces.begin(header.fingerprint, header.n_bits, name)
         yield space
-    finally:
-        if handle >= 0:
-            os.close(handle)
 
 
 def _space_to_truncate(collection: Collection, space: Space) -> Space | None:
