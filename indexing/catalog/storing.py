@@ -129,11 +129,10 @@ class Storing:
 
     def _index_attributes(self, attributes: Mapping[str, Any]) -> None:
         """Create indexes for attributes that no stored image had before, as long as there is room."""
-        if attributes and len(self._indexed) < MAX_INDEXED:
-            new = [path for path in paths_of(attributes) if path not in self._indexed]
-            if new:
-                add_indexes(self.db, new)
-                self._indexed = set(indexed_paths(self.db))
+        paths = paths_of(attributes)
+        if len(self._indexed) < MAX_INDEXED and not self._indexed.issuperset(paths):
+            add_indexes(self.db, paths)
+            self._indexed = set(indexed_paths(self.db))
 
     def _insert(self, image: NewImage, attributes: str) -> int:
         columns = (*_content(image), image.key, self.time, self.time, attributes)

@@ -104,7 +104,7 @@ def candidates(
         ties: return all rows at the distance of the k-th.
     """
     searches = [_Nearest(k, limit, usable, weights, ties) for _ in xq]
-    n_threads = _n_threads(xq, xb)
+    n_threads = min(n_cores(), 1 + len(xq) * xb.nbytes // _BYTES_PER_THREAD)
     if n_threads == 1:
         _scan(searches, xq, xb, 0, len(xb))
         return [search.candidates() for search in searches]
@@ -245,11 +245,6 @@ def in_threads(function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
         yield function(first)
         for other in submitted:
             yield other.result()
-
-
-def _n_threads(xq: Codes, xb: Codes) -> int:
-    """Threads that are worth starting."""
-    return min(n_cores(), 1 + len(xq) * xb.nbytes // _BYTES_PER_THREAD)
 
 
 class FaissThreads:

@@ -29,7 +29,7 @@ KeyFrom = Literal["path", "name"]
 
 _CHUNK = 50_000  # names in a folder that are sorted together; all of them might not fit in memory
 _MAGIC = frozenset("*?[")
-_SIDECARS = (".json", ".cls", ".txt")  # metadata next to an image in a tar; the first that has labels counts
+_SIDECARS = (".json", ".cls", ".txt")  # metadata next to an image in a tar
 
 
 def find_sources(paths: Sequence[str | Path], *, split: str | None = None) -> Iterator[Found]:
@@ -178,12 +178,11 @@ def _shard(shard: Path) -> Iterator[Found]:
 
 def _described(path: Path, where: str, sidecars: dict[str, Member]) -> ImageSource:
     texts: dict[str, str] = {}
-    for suffix in _SIDECARS:
-        if suffix in sidecars:
-            try:
-                texts[suffix] = read_member(sidecars[suffix], name=f"the {suffix} file").decode("utf-8-sig")
-            except UnicodeDecodeError:
-                raise ValueError(f"its {suffix} file is not UTF-8 text") from None
+    for suffix, member in sidecars.items():
+        try:
+            texts[suffix] = read_member(member, name=f"the {suffix} file").decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise ValueError(f"its {suffix} file is not UTF-8 text") from None
     row: dict[str, Any] = {}
     if ".json" in texts:
         try:
