@@ -36,6 +36,7 @@ from hashseek.indexing.index.segments import joined, merged_hits, whole
 from hashseek.indexing.searcher import OVERSAMPLE
 from hashseek.retrieval.codes import Codes, pad
 from hashseek.retrieval.devices import n_cores
+from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.scores import asymmetric_scores, best
 
 try:
@@ -476,7 +477,10 @@ def main() -> None:
     for name in usual if options.only is None else options.only:
         if name not in parts:
             parser.error(f"there is no part {name!r}: use {', '.join(parts)}")
-        parts[name]()
+        try:
+            parts[name]()
+        except BadConfig as error:  # there is no GPU
+            parser.error(str(error))
     if options.plot is not None:
         curves(options.rows, options.rounds, options.plot)
     machine("\nafter")
