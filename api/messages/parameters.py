@@ -3,7 +3,7 @@
 An unknown parameter is refused, since a filter with a misspelled name would let everything through.
 """
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
 from fastapi import UploadFile
 from pydantic import (
@@ -46,7 +46,7 @@ Vector = Annotated[
 T = TypeVar("T")
 # A field that is None if it is not given. Pydantic sees only T, and so refuses null.
 if TYPE_CHECKING:
-    Given = T | None
+    Given: TypeAlias = T | None
 else:
     Given = Annotated[T, "or not given"]
 
