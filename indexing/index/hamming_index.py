@@ -26,7 +26,7 @@ from hashseek.indexing.index.approximate import (
     search_structure,
 )
 from hashseek.indexing.index.code_layouts import DistinctCodes, PlainCodes, Subset, arrange
-from hashseek.indexing.index.exact_scan import Distances, nearest, padded_size, suits_nearest
+from hashseek.indexing.index.exact_scan import Distances, Rows, nearest, padded_size, suits_nearest
 from hashseek.indexing.index.gpu import Gpu, to_gpu
 from hashseek.retrieval.codes import Codes, check_codes, code_size, pad
 from hashseek.retrieval.errors import BadCodes, BadCollection, BadConfig
@@ -45,7 +45,8 @@ _TYPES: Mapping[str, type[np.generic]] = {
 }
 # Files of at least this many bytes are mapped, so that opening is fast. Others are read: searches are a little faster.
 MAPPED = 256 * 2**20
-# From this share of rows on, an approximate kind fetches more than k results, and those outside are left out.
+# From this share of rows on, an approximate kind fetches more than k results, and those outside are left out. Fewer
+# rows are scanned.
 _MOST = 0.9
 # From one id in this many images on, marking them in a table of all ids is faster than looking each of them up.
 _MANY = 20
@@ -122,22 +123,15 @@ class HammingIndex:
         k = min(k, len(self) if among is None else among.n)
         if k == 0 or not len(xq):
             return np.zeros((len(xq), k), np.int32), np.zeros((len(xq), k), np.int64)
-        if self.approximate is not None:
+        if self.approximate is not None and (among is None or among.n >= _MOST * len(self)):
             effort = default_effort(self.recall) if effort is None else effort
-            distances, rows, certain = self._search_approximately(self.approximate, xq, k, among, effort)
+            distances, rows = self._search_approximately(self.approximate, xq, k, among, effort)
         elif (on_gpu := self._search_on_gpu(xq, k, among)) is not None:
             distances, rows = on_gpu
-            return distances, self.ids[rows]
         elif among is None and isinstance(self.rows, PlainCodes) and suits_nearest(xq, self.rows.codes, k):
             distances, rows = nearest(xq, self.rows.codes, k=k)
-            return distances, self.ids[rows]
         else:
-            distances, rows = np.empty((len(xq), k), np.int32), np.empty((len(xq), k), np.int64)
-            certain = np.zeros(len(xq), np.bool_)
-        open_queries = np.flatnonzero(~certain)
-        found = self.rows.search(xq[open_queries], k=k, limit=self.n_bits, among=among) if len(open_queries) else []
-        for query, (of_query, at) in zip(open_queries, found, strict=True):
-            distances[query], rows[query] = of_query, at
+            distances, rows = self._scan(xq, k, among)
         return distances, self.ids[rows]
 
     def range(
@@ -214,7 +208,13 @@ class HammingIndex:
     def _padded(self, query_codes: Codes) -> Codes:
         return pad(check_codes(query_codes, self.n_bits), padded_size(self.n_bits))
 
-    def _search_on_gpu(self, xq: Codes, k: int, among: Subset | None) -> tuple[Distances, NDArray[np.int64]] | None:
+    def _scan(self, xq: Codes, k: int, among: Subset | None) -> tuple[Distances, Rows]:
+        """(distances (Q, k), rows (Q, k)), exactly."""
+        found = self.rows.search(xq, k=k, limit=self.n_bits, among=among)
+        distances, rows = zip(*found, strict=True)
+        return np.stack(distances), np.stack(rows)
+
+    def _search_on_gpu(self, xq: Codes, k: int, among: Subset | None) -> tuple[Distances, Rows] | None:
         """(distances (Q, k), rows (Q, k)); None if this search must run, or is faster, on the CPU."""
         if self.gpu is None or (among is not None and among.is_small):
             return None
@@ -222,11 +222,8 @@ class HammingIndex:
 
     def _search_approximately(
         self, approximate: Approximate, xq: Codes, k: int, among: Subset | None, effort: int
-    ) -> tuple[Distances, NDArray[np.int64], NDArray[np.bool_]]:
-        """(distances (Q, k), rows (Q, k), which queries (Q,) got k results)."""
-        if among is not None and among.n < _MOST * len(self):
-            nothing = np.zeros((len(xq), k), np.int32)
-            return nothing, nothing.astype(np.int64), np.zeros(len(xq), np.bool_)
+    ) -> tuple[Distances, Rows]:
+        """(distances (Q, k), rows (Q, k)); a query for which the structure finds fewer than k rows is scanned."""
         asked = k if among is None else min(len(self), k + 16 + k // 4)
         distances, rows = search_structure(approximate, xq, k=asked, effort=effort)
         usable = rows >= 0
@@ -234,7 +231,11 @@ class HammingIndex:
             usable &= among.mask[rows]
         # Graphs and lists return equally near rows in an arbitrary order.
         order = np.lexsort((rows, distances, ~usable))[:, :k]
-        return np.take_along_axis(distances, order, 1), np.take_along_axis(rows, order, 1), usable.sum(axis=1) >= k
+        distances, rows = np.take_along_axis(distances, order, 1), np.take_along_axis(rows, order, 1)
+        few = np.flatnonzero(usable.sum(axis=1) < k)
+        if len(few):
+            distances[few], rows[few] = self._scan(xq[few], k, among)
+        return distances, rows
 
 
 def build_index(codes: Codes, ids: Ids, *, n_bits: int, kind: str = "exact") -> HammingIndex:
