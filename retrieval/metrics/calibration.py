@@ -51,7 +51,8 @@ class Calibration:
             raise BadCodes(
                 f"the calibration has version {stored['version']}, this Hashseek reads up to {VERSION}: update Hashseek"
             )
-        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()})
+        values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in stored.items()}
+        return cls(**values)
 
 
 def calibrate(found: Histograms) -> Calibration:

@@ -187,9 +187,9 @@ def _count(
         bits, labels = (
             part.T.astype(np.float32) for part in (unpack(query_codes[chosen], n_bits), query_labels[chosen])
         )
-        columns = np.concatenate((1 - 2 * bits, (n_bits + 1) * labels))
-        first_keys = bits.sum(axis=0) + np.arange(0, n_keys * bits.shape[1], n_keys, dtype=np.float32)
-        blocks.append((torch.from_numpy(columns).to(device), torch.from_numpy(first_keys).to(device)))
+        columns = torch.from_numpy(np.concatenate((1 - 2 * bits, (n_bits + 1) * labels)))
+        first_keys = torch.from_numpy(bits.sum(axis=0)) + n_keys * torch.arange(bits.shape[1])
+        blocks.append((columns.to(device), first_keys.to(device)))
     counts = [torch.zeros(len(first_keys) * n_keys, dtype=torch.int64, device=device) for _, first_keys in blocks]
     for start in range(0, len(database_codes), n_items):
         chosen = slice(start, start + n_items)
