@@ -29,7 +29,7 @@ from http_load import MIX, REFUSALS, Client, Stored
 
 MEMORY = 2048  # MB that the service may take beyond what it needs when it is idle
 GROWTH = 100  # MB by which it may grow between the end of the warm-up and the end
-FILES = 20  # open files by which it may grow; five connections to the catalog take up to 15
+FILES = 20  # open files by which it may grow: SQLite keeps those of closed connections for the next ones
 
 
 def run_client(order: dict[str, Any]) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.WARNING, format="hashseek: %(message)s")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # of characters that the terminal cannot show
+            stream.reconfigure(errors="backslashreplace")  # for characters that the terminal cannot show
     warnings.filterwarnings("ignore", module=r"PIL\.")  # it warns about metadata
     if "" in arguments:  # as a path, it would mean the current folder
         before = " ".join(arguments[: arguments.index("")])

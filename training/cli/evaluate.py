@@ -97,6 +97,11 @@ def evaluate(
         out.mkdir(parents=True, exist_ok=True)  # fail before the work if this is not possible
 
     from hashseek.training.data.datasets import build_splits
+
+    name, options = data_options(checkpoints[0], data)
+    options |= {"on_error": on_error} if on_error else {}
+    splits = build_splits(name, **options)  # bad input is refused before torch is loaded
+
     from hashseek.training.evaluation.assembly import DEFAULT_NS, EvaluationOptions
     from hashseek.training.progress import Progress
 
@@ -104,9 +109,6 @@ def evaluate(
         from hashseek.training.evaluation.evaluate import check_calibrates
 
         check_calibrates(calibrate, checkpoints[0])
-    name, options = data_options(checkpoints[0], data)
-    options |= {"on_error": on_error} if on_error else {}
-    splits = build_splits(name, **options)
     how = EvaluationOptions(
         data_name=data or str(options.get("root", name)),
         data_set=name,

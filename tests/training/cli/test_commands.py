@@ -73,6 +73,15 @@ def test_a_mistake_is_one_line_and_exit_code_2_before_torch_is_loaded_where_poss
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("data", ["missing.toml", "missing"])
+def test_evaluate_refuses_missing_data_before_torch_is_loaded(checkpoint, tmp_path, data):
+    words = [sys.executable, "-c", WITHOUT_TORCH, "evaluate", str(checkpoint), "--data", str(tmp_path / data)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("hashseek: ")
+    assert str(tmp_path / data) in done.stderr
+
+
 def test_a_run_folder_that_cannot_be_written(toml, tmp_path, capsys):
     (tmp_path / "file").write_text("in the way")
     code, _, err = run_command(capsys, "train", toml, "--out", tmp_path / "file" / "run")
