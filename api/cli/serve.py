@@ -1,7 +1,7 @@
 """Subcommand `serve`. Imports torch and the web framework only after all settings have been checked."""
 
 import inspect
-import json
+import logging
 import os
 import signal
 import socket
@@ -85,12 +85,12 @@ def run(settings: Settings) -> None:
     give_memory_back()
     port = listener.getsockname()[1]
     shown = f"[{settings.host}]" if ":" in settings.host else settings.host
-    said = f"search page on http://{shown}:{port}, API on http://{shown}:{port}/docs (press Ctrl-C to stop)"
-    typer.echo(json.dumps({"level": "info", "message": said}) if settings.log_format == "json" else said, err=True)
+    logs.configure(as_json=settings.log_format == "json", access_log=settings.access_log)
+    url = f"http://{shown}:{port}"
+    logging.getLogger("hashseek").info("search page on %s, API on %s/docs (press Ctrl-C to stop)", url, url)
     # Being stopped is not a failure. Uvicorn raises the signal again after an orderly shutdown.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(0))
-    logs.configure(as_json=settings.log_format == "json", access_log=settings.access_log)
     server = uvicorn.Server(
         uvicorn.Config(
             app,

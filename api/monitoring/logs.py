@@ -56,6 +56,7 @@ def configure(*, as_json: bool, access_log: bool) -> None:
     """Format the log of this process, and switch the access log on or off."""
     for handler in logging.getLogger().handlers:
         handler.setFormatter(Formatter(as_json=as_json))
+    logging.getLogger("hashseek").setLevel(logging.INFO)
     # It warns about malformed bodies, which anyone may send.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
     logging.getLogger("hashseek.access").setLevel(logging.INFO if access_log else logging.WARNING)

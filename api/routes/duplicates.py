@@ -52,4 +52,4 @@ def duplicates(
 @router.post("/kept", status_code=status.HTTP_204_NO_CONTENT, dependencies=[WritableDep, NoQueryDep])
 def keep_duplicates(searcher: SearcherDep, group: KeptGroup) -> None:
     """Keep all of these images: their group is left out until it gains another one."""
-    local(searcher).catalog.keep_groups([group.ids])
+    local(searcher).catalog.keep_group(group.ids)

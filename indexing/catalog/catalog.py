@@ -369,18 +369,18 @@ class Catalog:
             groups: list[list[int]] = json.loads(read_meta(db, "kept_groups") or "[]")
         return groups
 
-    def keep_groups(self, groups: Sequence[Sequence[int]]) -> None:
-        """Remember that all images of each group are to be kept; a group within a kept one adds nothing.
+    def keep_group(self, group: Sequence[int]) -> None:
+        """Remember that all images of a group are to be kept; a group within a kept one adds nothing.
 
         Raises:
             UnknownImage: an id is not stored; nothing is remembered.
         """
         with self._db.transaction() as db:
-            for image_id in {image_id for group in groups for image_id in group}:
+            for image_id in group:
                 self.one(image_id)
             kept = self.kept_groups()
-            kept += [sorted(group) for group in groups if not any(set(group) <= set(other) for other in kept)]
-            write_meta(db, "kept_groups", json.dumps(kept))
+            if not any(set(group) <= set(other) for other in kept):
+                write_meta(db, "kept_groups", json.dumps([*kept, sorted(group)]))
 
     def _entries(self, rows: Sequence[tuple[int, bytes]]) -> tuple[Ids, Codes]:
         """Ids and codes of rows (id, code)."""

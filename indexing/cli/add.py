@@ -213,9 +213,9 @@ def add(
     _exit_with_code(report, strict=strict)
 
 
-_NOT_FOR_WATCH = ("--dry-run", "--split", "--key-from", "--trust-mtime")
-_NETWORK = ("--backbone", "--weights", "--preprocessing")
 _URLS = ("--allow-private", "--url-megabytes", "--url-seconds")
+_NOT_FOR_WATCH = ("--dry-run", "--split", "--key-from", "--trust-mtime", *_URLS)
+_NETWORK = ("--backbone", "--weights", "--preprocessing")
 _NOT_WITH = {
     "--watch": _NOT_FOR_WATCH,
     "--ray": ("--vectors", "--watch", "--dry-run", "--trust-mtime", "--keep-features", "--on-error"),
@@ -225,7 +225,6 @@ _NOT_WITH = {
         *_NOT_FOR_WATCH,
         *_NETWORK,
         *ENCODING,
-        *_URLS,
         "--on-error",
         "--errors",
         "--strict",

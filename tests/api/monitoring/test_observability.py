@@ -69,6 +69,7 @@ def test_the_log_in_json_has_one_object_per_line_with_the_id_of_its_request(serv
     wait_until(lambda: process.err.count('"broken"') == 2)
     lines = [json.loads(line) for line in process.err.splitlines()]
     assert lines[0]["message"].startswith("search page on")
+    assert all("time" in line for line in lines)
     [mine] = [line for line in lines if line.get("request_id") == "mine"]
     assert 0 < mine.pop("milliseconds") < 60_000
     assert {key: mine[key] for key in ("level", "client", "method", "path", "status")} == {

@@ -67,7 +67,8 @@ def test_nobody_has_decided_about_a_picture_that_replaced_a_kept_one(own_collect
         ]
         ids = [image_id for image_id, _ in collection.add(pictures)]
         kept = [ids, [1, 2], [1, ids[0]]]
-        collection.catalog.keep_groups(kept)
+        for group in kept:
+            collection.catalog.keep_group(group)
         collection.add([replace(pictures[1], labels=("a",)), replace(pictures[2], path="/moved.jpg")])
         assert collection.catalog.kept_groups() == [sorted(group) for group in kept]
         collection.add([replace(pictures[0], sha256="f" * 64)])
