@@ -101,7 +101,7 @@ def create(
     name: _Name,
     file: _File,
     role: Annotated[
-        Role, typer.Option(help="read: search; write: also add and delete; admin: also delete by filter.")
+        Role, typer.Option(help="read: search; write: also add, change and delete images; admin: everything.")
     ] = "read",
 ) -> None:
     """Create a key and print it. Only its hash is kept, so it cannot be shown again."""

@@ -11,7 +11,7 @@ from hashseek.training.progress import Progress
 
 def sweep(
     config: Annotated[
-        Path, typer.Argument(help="TOML file with a section [sweep.space], or the name of a shipped configuration.")
+        Path, typer.Argument(help="TOML file with a section sweep.space, or the name of a shipped configuration.")
     ],
     overrides: Annotated[list[str] | None, typer.Argument(help="Settings, such as model.n_bits=24.")] = None,
     trials: Annotated[
