@@ -15,15 +15,15 @@ from hashseek.indexing.fitting import Fitting, Progress
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.images import Preprocessing
 
-Bits = Annotated[int | None, typer.Option(help=f"Length of the codes, in bits; default: {DEFAULT_BITS}.")]
+Bits = Annotated[int | None, typer.Option(help=f"Bits of a code; default of a new collection: {DEFAULT_BITS}.")]
 Backbone = Annotated[
     str | None,
-    typer.Option(help=f"Network whose features are used, from torchvision or timm:NAME; default: {DEFAULT_BACKBONE}."),
+    typer.Option(help=f"A network of torchvision, or timm:NAME; default of a new collection: {DEFAULT_BACKBONE}."),
 ]
 Weights = Annotated[
     str | None,
     typer.Option(
-        help="Weights file of --backbone, or a checkpoint; default: the published weights, which are downloaded once."
+        help="Weights file of --backbone, or a checkpoint; default of a new network: published ones, downloaded once."
     ),
 ]
 PreprocessingOption = Annotated[
