@@ -51,7 +51,7 @@ def repair(
         _space_of(path, checkpoint)  # refuses a foreign one before anything is changed
     report = Repaired(_repair_catalog(path))
     with closing(Collection(folder, read_only=True)) as collection:  # a writer would delete an outdated manifest
-        rebuild = bool(collection.index.verify())
+        rebuild = bool(report.done or collection.index.verify())
     with closing(Collection(folder)) as collection:
         if checkpoint is not None:
             load_checkpoint(checkpoint)  # checks that its weights are intact
@@ -62,9 +62,11 @@ def repair(
         _encode_missing(collection, report, allow_private, options)
         if n_deleted := delete_unneeded(collection):
             report.done.append(f"deleted {n_deleted} files that no image needs")
-        if report.done or rebuild:
+        if rebuild:
             collection.build_index()
             report.done.append("rebuilt the index")
+        else:
+            collection.save_index()
         report.left += collection.verify()
     return report
 

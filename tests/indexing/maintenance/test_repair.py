@@ -1,5 +1,6 @@
 """`index verify --repair` fixes what can be derived, and names or refuses the rest."""
 
+import shutil
 import sqlite3
 from contextlib import closing
 
@@ -100,6 +101,13 @@ def test_a_damaged_index_is_rebuilt(own_collection, name):
     assert len(run_repair(own_collection).done) == 1
     with closing(Collection(own_collection, read_only=True)) as collection:
         assert collection.verify() == []
+        assert collection.describe_index()["built"] == 12
+
+
+def test_an_index_that_was_deleted_is_written_again(own_collection):
+    shutil.rmtree(own_collection / "index")
+    assert run_repair(own_collection).left == []
+    with closing(Collection(own_collection, read_only=True)) as collection:
         assert collection.describe_index()["built"] == 12
 
 
