@@ -59,13 +59,14 @@ class RepeatedChanges:
             messages.append(_copy(message))
             if message["type"] == "http.response.body" and not message.get("more_body"):
                 self._keep(name, messages)
+                self._in_progress.discard(name)  # a client with the whole answer may repeat its request at once
             await send(message)
 
         self._in_progress.add(name)
         try:
             await self.app(scope, receive, note)
         finally:
-            self._in_progress.remove(name)
+            self._in_progress.discard(name)
 
     def _keep(self, name: _Name, answer: list[Message]) -> None:
         is_batch = Headers(raw=answer[0]["headers"]).get("content-type") == NDJSON

@@ -10,6 +10,7 @@ import pytest
 import hashseek
 from hashseek.api.access import repeats
 from hashseek.api.collections.service import Service
+from hashseek.api.messages.schemas import NDJSON
 from support.pictures import draw, encoded, png
 from support.service import assert_problem, serving
 
@@ -80,13 +81,17 @@ def test_a_change_in_progress_is_not_begun_again(serve, own_collection):
     assert client.post("/v1/images", files=files, headers=key("b")).json()["change"] == "known"
 
 
-def test_a_change_is_over_when_its_answer_is():
+@pytest.mark.parametrize(
+    "status, media_type, n_runs", [(200, "application/json", 1), (200, NDJSON, 2), (422, "application/json", 2)]
+)
+def test_a_change_is_over_when_its_answer_is(status, media_type, n_runs):
     """Although the service still cleans up: a client with the whole answer may repeat its request at once."""
     runs = []
 
     async def app(scope, receive, send):
         runs.append(scope)
-        await send({"type": "http.response.start", "status": 200, "headers": []})
+        headers = [(b"content-type", media_type.encode())]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"a", "more_body": True})
         await send({"type": "http.response.body", "body": b"b"})
         await done.wait()
@@ -114,7 +119,7 @@ def test_a_change_is_over_when_its_answer_is():
     repeated, done, tasks = repeats.RepeatedChanges(app), asyncio.Event(), []
     first, second = asyncio.run(twice())
     assert first == second
-    assert len(runs) == 1
+    assert len(runs) == n_runs
 
 
 def test_old_answers_are_forgotten(client, monkeypatch):
