@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,12 +56,14 @@ def _complete(url: str, part: Path) -> None:
 
     have = part.stat().st_size if part.is_file() else 0
     headers = {"User-Agent": "hashseek", "Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+    tls = ssl.create_default_context()  # with the certificates of the system, to which companies add their own
     try:
-        with httpx.stream("GET", url, headers=headers, timeout=_TIMEOUT, follow_redirects=True) as response:
+        with httpx.stream("GET", url, headers=headers, timeout=_TIMEOUT, follow_redirects=True, verify=tls) as response:
             has_nothing_more = have and response.status_code == 416
             if not has_nothing_more:
                 _append(response.raise_for_status(), part)
-    except httpx.HTTPError as error:  # also if the connection is cut off
+    # The last three mean that the proxy is unknown to httpx, such as ALL_PROXY=socks://127.0.0.1:1080.
+    except (httpx.HTTPError, httpx.InvalidURL, ImportError, ValueError) as error:
         raise ConnectionError((str(error) or type(error).__name__).splitlines()[0]) from None
     if has_nothing_more:  # `part` is at least as long as the file, so it may be another one
         part.unlink()

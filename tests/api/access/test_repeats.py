@@ -82,7 +82,7 @@ def test_a_change_in_progress_is_not_begun_again(serve, own_collection):
 
 
 @pytest.mark.parametrize(
-    "status, media_type, n_runs", [(200, "application/json", 1), (200, NDJSON, 2), (422, "application/json", 2)]
+    ("status", "media_type", "n_runs"), [(200, "application/json", 1), (200, NDJSON, 2), (422, "application/json", 2)]
 )
 def test_a_change_is_over_when_its_answer_is(status, media_type, n_runs):
     """Although the service still cleans up: a client with the whole answer may repeat its request at once."""
