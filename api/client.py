@@ -522,7 +522,9 @@ def _read(call: _Call[T], response: _Outcome, url: str) -> T:
     if isinstance(response, httpx.TimeoutException):
         raise ServiceError(f"{url} did not answer in time: try again, or increase timeout=SECONDS")
     if isinstance(response, Exception):
-        raise ServiceError(f"no service answers at {url} ({response}): start one with `hashseek serve`")
+        raise ServiceError(
+            f"no service answers at {url} ({response}): start one with `hashseek serve`, or correct the URL"
+        )
     if not response.is_success:
         try:
             problem = response.json()

@@ -177,6 +177,8 @@ def read_config(context: typer.Context, file: Path | None) -> None:
             TypeAdapter(types[name]).validate_python(value)
     except ValidationError as error:
         raise BadConfig(f"{file}: {name} is {value!r}: {error.errors()[0]['msg']}") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise BadConfig(f"{file} cannot be read: {error.strerror or error}: correct --config") from None
+    except ValueError as error:
         raise BadConfig(f"{file} cannot be read as TOML: {error}") from None
     context.default_map = values

@@ -190,11 +190,12 @@ class Service:
                 # Requests that began with the old searcher end with it. The last one to drop it closes its collection.
                 finalize(old, old.collection.close).atexit = False
                 self._searcher = new
+                fingerprint = new.encoder.fingerprint[:12]
                 log.warning(
-                    "the collection was opened again, with the codes of checkpoint %s", new.encoder.fingerprint[:12]
+                    "%s was opened again, with the codes of checkpoint %s", self.settings.collection, fingerprint
                 )
         except Exception as error:
-            what = f"the collection {self.settings.collection}" if old is None else "the collection that took its place"
+            what = f"the {'' if old is None else 'new '}collection {self.settings.collection}"
             if old is not None or str(error) != self._failure:  # not again at every attempt
                 log.error("%s could not be loaded: %s", what, error, exc_info=_is_unexpected(error))
             if old is None:

@@ -143,7 +143,7 @@ def install(app: FastAPI) -> None:
         first = (unknown or errors)[0]  # a misspelt name is also why another one is missing
         name = ".".join(str(part) for part in first["loc"][1:]) or "body"
         if first["type"] == "missing":
-            detail = f"the request has no {name}"
+            detail = f"the parameter {name!r} is missing"
         elif first["type"] == "extra_forbidden":
             where = "query string" if first["loc"][0] == "query" else "request body"
             missing = [str(one["loc"][-1]) for one in errors if one["type"] == "missing"]
