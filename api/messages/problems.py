@@ -160,7 +160,7 @@ def install(app: FastAPI) -> None:
             detail = f"{name}: {message[0].lower()}{message[1:]}"
         kind = request.headers.get("content-type", "")
         if first["loc"][0] == "body" and not kind.startswith(("application/json", "multipart/form-data")):
-            detail += "; JSON needs the header Content-Type: application/json"
+            detail += f"; the Content-Type is {kind[:40]!r}: forms need multipart/form-data, JSON application/json"
         return problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail, kind="urn:hashseek:BadRequest")
 
     @app.exception_handler(HTTPException)
