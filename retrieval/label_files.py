@@ -121,7 +121,8 @@ def read_label_file(
         found, remarks = parse_labels(values.get("labels"))
         occurring.update(found)
         labels = without_labels(found, drop_labels)
-        split, reason = parse_split(values.get(split_column))
+        split, reason = parse_split(values.get(split_column)) if split_column not in ignore_columns else (None, None)
+        reason = reason and f"{reason}; if the column {split_column!r} is not for this, list it in ignore_columns"
         file, path = _find_image(source.parent, values.get("file"))
         if not file:
             reason = "it does not name a file"

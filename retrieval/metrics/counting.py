@@ -1,9 +1,9 @@
 """Rankings as histograms: how many items of each gain have each Hamming distance from each query.
 
 One matrix product gives both. The row of an item holds its bits and its labels; the column of a query holds +1 or -1
-for each bit and K + 1 for each label. Their product is a key, `distance + (K + 1) * shared labels`, which is exact in
-float32. A block of keys is counted while it is still in the cache, so the Q x N matrix never exists and nothing is
-sorted.
+for each bit and a stride above K for each label. Their product is a key, `distance + stride * shared labels`, which is
+exact in float32. A block of keys is counted while it is still in the cache, so the Q x N matrix never exists and
+nothing is sorted.
 
 PyTorch is imported when something is counted: a service needs only the types.
 """
@@ -177,7 +177,9 @@ def _count(
     """Counts (q, gains, K + 1): one block of items after the other, each against all queries."""
     import torch
 
-    on_cpu, n_keys = device.type == "cpu", n_gains * (n_bits + 1)
+    # Exact in bfloat16, too, which some systems use for products of float32 (DNNL_DEFAULT_FPMATH_MODE=BF16).
+    stride = 8 * (n_bits // 8 + 1)
+    on_cpu, n_keys = device.type == "cpu", n_gains * stride
     # Counting a block also costs its number of bins, so blocks must not be shorter. Float32 is exact below 2**24.
     n_items = max(_ITEMS if on_cpu else _ITEMS_ON_GPU, 4 * n_keys)
     n_queries = max(1, min(max(8, _QUERIES * _ITEMS // n_items if on_cpu else _QUERIES), 2**23 // n_keys))
@@ -187,7 +189,7 @@ def _count(
         bits, labels = (
             part.T.astype(np.float32) for part in (unpack(query_codes[chosen], n_bits), query_labels[chosen])
         )
-        columns = torch.from_numpy(np.concatenate((1 - 2 * bits, (n_bits + 1) * labels)))
+        columns = torch.from_numpy(np.concatenate((1 - 2 * bits, stride * labels)))
         first_keys = torch.from_numpy(bits.sum(axis=0)) + n_keys * torch.arange(bits.shape[1])
         blocks.append((columns.to(device), first_keys.to(device)))
     counts = [torch.zeros(len(first_keys) * n_keys, dtype=torch.int64, device=device) for _, first_keys in blocks]
@@ -199,5 +201,5 @@ def _count(
             # Keys are ordered by item, then query: neighbours go to different bins and do not wait for each other.
             keys = torch.addmm(first_keys, items, columns).to(torch.int32)
             sums += torch.bincount(keys.view(-1), minlength=len(sums))
-    parts = [sums.to(torch.int32).cpu().numpy().reshape(-1, n_gains, n_bits + 1) for sums in counts]
-    return np.concatenate(parts)
+    parts = [sums.to(torch.int32).cpu().numpy().reshape(-1, n_gains, stride) for sums in counts]
+    return np.concatenate(parts)[:, :, : n_bits + 1]

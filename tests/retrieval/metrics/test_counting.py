@@ -54,6 +54,17 @@ def test_blocks_and_threads_do_not_change_the_counts(monkeypatch):
     np.testing.assert_array_equal(results[0].ravel(), np.bincount(keys.ravel(), minlength=results[0].size))
 
 
+@pytest.mark.parametrize("n_bits", [48, 256, 512, 1024])
+def test_products_in_bfloat16_do_not_change_the_counts(n_bits, monkeypatch):
+    """As with DNNL_DEFAULT_FPMATH_MODE=BF16, where the processor supports it."""
+    rng = np.random.default_rng(n_bits)
+    xq, xb = pack(rng.standard_normal((5, n_bits))), pack(rng.standard_normal((70, n_bits)))
+    lq, lb = ((rng.random((n, 9)) < 0.4).astype(np.uint8) for n in (5, 70))
+    expected, addmm = histograms(xq, xb, lq, lb, n_bits=n_bits, graded=True).gains, torch.addmm
+    monkeypatch.setattr(torch, "addmm", lambda start, *parts: addmm(start, *(p.bfloat16().float() for p in parts)))
+    assert np.array_equal(histograms(xq, xb, lq, lb, n_bits=n_bits, graded=True).gains, expected)
+
+
 def test_labels_of_no_image_and_images_without_labels_are_counted_as_irrelevant():
     codes = np.zeros((3, 1), np.uint8)
     found = histograms(codes, codes, np.zeros((3, 4), np.uint8), np.ones((3, 4), np.uint8), n_bits=8, graded=True)

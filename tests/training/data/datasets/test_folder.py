@@ -83,6 +83,7 @@ def test_the_first_problem_is_named_if_no_line_can_be_used(root):
     write(root, [f"{n:02}.png,{'ab'[n % 2]},train2017" for n in range(20)], "file,labels,split")
     with pytest.raises(BadDataset, match="train2017"):
         build_splits("folder", root=str(root), on_error="skip")
+    assert not build_splits("folder", root=str(root), ignore_columns=["split"]).problems
 
 
 def sort_into_folders(root: Path, place) -> None:
