@@ -236,7 +236,8 @@ def create_catalog(path: Path, *, fingerprint: str, n_bits: int, keep_features: 
         n_bits: the length of its codes.
         keep_features: also store the features of every image.
     """
-    with as_hashseek_error(path), closing(_connect(path, "rwc")) as db:
+    # Without a write-ahead log: on a full disk, SQLite would leave the tables there, and the file could not be renamed.
+    with as_hashseek_error(path), closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("BEGIN IMMEDIATE")
         create_tables(db)
         db.execute(
@@ -298,7 +299,7 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
-    """A connection in SQLite's mode ro, rw or rwc that works, or an error."""
+    """A connection in SQLite's mode ro or rw that works, or an error."""
     db = sqlite3.connect(
         f"{path.resolve().as_uri()}?mode={mode}",
         uri=True,
@@ -308,7 +309,7 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
     )
     try:
         db.execute("PRAGMA foreign_keys = ON")
-        if mode.startswith("rw"):
+        if mode == "rw":
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = FULL")  # acknowledged changes survive a power loss
         db.execute("SELECT 1 FROM sqlite_master").fetchone()

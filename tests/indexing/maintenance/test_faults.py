@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 import numpy as np
 import pytest
 
-from hashseek.indexing.collection import Collection
+from hashseek.indexing.collection import Collection, open_or_create
 from hashseek.indexing.index.hamming_index import KINDS
 from hashseek.indexing.maintenance.backup import restore, snapshot
 from hashseek.indexing.maintenance.exchange import export, import_
@@ -118,6 +118,22 @@ def test_a_full_disk_is_reported_and_loses_nothing(hashseek, tmp_path, indexed, 
             assert hashseek("index", *command)[0] == 0, name
         with closing(Collection(folder)) as collection:
             assert (len(collection), collection.n_bits, collection.verify()) == (13, 36, [])
+
+
+def test_a_collection_that_a_full_disk_interrupts_is_created_by_the_next_try(tmp_path, checkpoint):
+    with tmpfs(tmp_path / "disk", 24) as disk:
+        n_refused, size = 0, checkpoint.stat().st_size
+        for leave in range(size, size + 300_000, 20_000):
+            fill_up(disk, leave)
+            try:
+                open_or_create(disk / "collection", checkpoint=checkpoint).close()
+            except (HashseekError, OSError):
+                n_refused += 1
+            (disk / "filler").unlink()
+            with closing(open_or_create(disk / "collection", checkpoint=checkpoint)) as collection:
+                assert collection.verify() == []
+            shutil.rmtree(disk / "collection")
+        assert 0 < n_refused < 15
 
 
 # ---------------------------------------------------------------- no right to write
