@@ -54,7 +54,7 @@ def calibrate_collection(
         seed: the seed of the random choice.
 
     Raises:
-        BadConfig: an unknown label, too few labelled images, or too many labels.
+        BadConfig: an unknown label, too few labelled images, a label that all of them have, or too many labels.
     """
     from hashseek.retrieval.metrics import calibrate, histograms, without_self
 
@@ -80,6 +80,11 @@ def calibrate_collection(
             "calibration needs at least 2: add images with labels, or use `hashseek evaluate --calibrate`"
         )
     codes, matrix = stored.codes[labelled], matrix[labelled]
+    if len(common := np.flatnonzero(matrix.all(axis=0))):
+        raise BadConfig(
+            f"all {len(labelled)} images with one of these labels have the label {names[common[0]]!r:.80}, so every "
+            "hit would be relevant: name labels that tell the images apart (--labels)"
+        )
     queries = np.sort(np.random.default_rng((seed, 0xCA1)).permutation(len(labelled))[:n_queries])
     found = histograms(codes[queries], codes, matrix[queries], matrix, n_bits=collection.n_bits)
     calibration = calibrate(without_self(found, matrix[queries]))

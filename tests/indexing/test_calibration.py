@@ -124,6 +124,17 @@ def test_invalid_calibrations_are_refused(world, tmp_path):
             calibrate_collection(bare)
 
 
+def test_a_label_that_all_images_have_is_refused(world):  # every hit would be relevant, at any distance
+    collection, _, _ = world
+    with pytest.raises(BadConfig):
+        calibrate_collection(collection, labels=["a"])
+    for image in collection.catalog.page(after=0, limit=99):
+        collection.update(image.id, labels=[*image.labels, "holiday"])
+    with pytest.raises(BadConfig):
+        calibrate_collection(collection)
+    assert calibrate_collection(collection, labels=LABELS).labels == LABELS
+
+
 @pytest.mark.parametrize(
     "content", [{"calibration": {"version": 99}}, {"calibration": {"version": 1}}, {}, [1]], ids=str
 )
