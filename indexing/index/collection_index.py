@@ -202,7 +202,11 @@ class CollectionIndex:
             if over is not None and on_disk not in over:
                 return False
             self._saved = None  # if writing fails, what is on disk is incomplete or outdated
-            self._saved = self._files.write(view.built.index, generation=view.generation, last_id=view.last_id)
+            try:
+                self._saved = self._files.write(view.built.index, generation=view.generation, last_id=view.last_id)
+            except OSError as error:
+                remedy = "all changes are stored, only the index is not: run `hashseek index optimize`"
+                raise OSError(error.errno, f"{error.strerror or error}; {remedy}", str(self._files.folder)) from None
             self._saved_index = weakref.ref(view.built.index)
         return True
 

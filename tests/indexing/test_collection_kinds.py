@@ -228,8 +228,9 @@ def test_an_index_is_written_after_an_earlier_failure(kind, filled, tmp_path, mo
 
     with monkeypatch.context() as patch:
         patch.setattr(index_files, "write_atomically", full)  # after the codes, before their ids
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(OSError, match="No space") as caught:
             collection.save_index()
+        assert (caught.value.errno, caught.value.filename) == (28, str(tmp_path / "index"))
     with closing(Collection(tmp_path)) as again:  # as after a power cut
         assert again.describe_index()["kind"] == kind
         assert again.search(codes[3:4], k=1)[0][1].tolist() == [4]
