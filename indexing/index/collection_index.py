@@ -205,7 +205,7 @@ class CollectionIndex:
             try:
                 self._saved = self._files.write(view.built.index, generation=view.generation, last_id=view.last_id)
             except OSError as error:
-                remedy = "all changes are stored, only the index is not: run `hashseek index optimize`"
+                remedy = "only the index could not be written: free some space, and run the command again"
                 raise OSError(error.errno, f"{error.strerror or error}; {remedy}", str(self._files.folder)) from None
             self._saved_index = weakref.ref(view.built.index)
         return True
