@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hashseek.retrieval.checkpoint import Checkpoint
-from hashseek.retrieval.errors import BadDataset
+from hashseek.retrieval.errors import BadConfig, BadDataset
 from hashseek.training.data.hidden_labels import drop_labels
 from hashseek.training.data.splits import Split, Splits, check_labelled
 from hashseek.training.data.training_images import without_broken
@@ -56,9 +56,15 @@ def probe_checkpoint(
 
     Raises:
         HashseekError: the data set has no labels, images are broken, the data set does not fit the checkpoint, the
-            splits are not those of the training although `as_trained` is set, or the training split is too small.
+            splits are not those of the training although `as_trained` is set, the training split is too small, or
+            labels were held out of the training.
     """
     progress = progress or Progress(quiet=True)
+    if held_out := checkpoint.header.training.get("held_out"):
+        raise BadConfig(
+            f"the labels {', '.join(held_out)} were held out of the checkpoint's training, but the probe is fitted to "
+            "all labels and images of the training split: probe a checkpoint that was trained without data.held_out"
+        )
     check_labelled(splits)
     check_kind(checkpoint.header, splits, name="the checkpoint")
     for note in check_trained_on(checkpoint.header, splits, name="the checkpoint", refuse=as_trained):

@@ -97,6 +97,9 @@ def test_what_cannot_be_probed_is_refused(scene, contrastive, tmp_path):
     save_checkpoint(tmp_path / "images.safetensors", of_images, preprocessing, label_names=("a",))
     with pytest.raises(BadConfig):
         probe_checkpoint(load_checkpoint(tmp_path / "images.safetensors"), splits)
+    training = {**contrastive[0].header.training, "held_out": ["a", "b"]}
+    with pytest.raises(BadConfig, match="a, b"):
+        probe_checkpoint(replace(contrastive[0], header=replace(contrastive[0].header, training=training)), splits)
     assert torch.is_grad_enabled()
 
 
