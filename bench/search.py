@@ -196,7 +196,7 @@ def large(n: int, rounds: int) -> None:
         xq = random_codes(64, 64, seed=1)
         fresh = whole(build_index(xq[:1], np.array([n]), n_bits=64))
         started = time.perf_counter()
-        fresh = joined([fresh], "exact", xq[1:2], np.array([n + 1]))
+        fresh = joined([fresh.left(), (xq[1:2], np.array([n + 1]))], n_bits=64)
         found = (segment.index.search(xq[1:2], k=K) for segment in (built, fresh))
         [(_, nearest_ids)] = [merged_hits(*((d[0], i[0]) for d, i in found), K)]
         print(

@@ -142,7 +142,7 @@ class CollectionIndex:
             view = no_view(self._n_bits, view.kind)
         built, fresh = view.built.without(changes.removed), view.fresh.without(changes.removed)
         if len(changes.ids):
-            fresh = joined([fresh], "exact", changes.codes, changes.ids)
+            fresh = joined([fresh.left(), (changes.codes, changes.ids)], n_bits=self._n_bits)
         last_id = max(view.last_id, int(changes.ids[-1])) if len(changes.ids) else view.last_id
         advanced = View(changes.generation, last_id, built, fresh)
         # Merged at once when everything is new; an approximate index takes too long for that, so its merge stays due.

@@ -31,6 +31,11 @@ class Segment:
         """Number of rows that were removed."""
         return len(self.index) - self.alive.n
 
+    def left(self) -> tuple[Codes, Ids]:
+        """Codes and ids of the rows that are still in the collection."""
+        rows = self.alive.mask if self.n_dead else slice(None)
+        return self.index.codes[rows], self.index.ids[rows]
+
     def without(self, removed: Ids) -> "Segment":
         """The segment after these ids were removed."""
         gone = self.index.rows_of(removed)
@@ -98,23 +103,18 @@ def merge(view: View, kind: str) -> View:
     """The view with all existing rows in the built segment, which has an index of this kind."""
     if view.kind == kind and not view.built.n_dead and not len(view.fresh.index):
         return view
-    built = joined([view.built, view.fresh], kind)
-    return replace(view, built=built, fresh=empty(built.index.n_bits))
+    n_bits = view.built.index.n_bits
+    built = joined([view.built.left(), view.fresh.left()], n_bits=n_bits, kind=kind)
+    return replace(view, built=built, fresh=empty(n_bits))
 
 
-def joined(segments: Sequence[Segment], kind: str, codes: Codes | None = None, ids: Ids | None = None) -> Segment:
-    """The existing rows of the segments, and more codes with their ids, as one segment with an index of this kind."""
-    n_bits = segments[0].index.n_bits
-    left = [part.alive.mask if part.n_dead else slice(None) for part in segments]
-    all_codes = [part.index.codes[of_part] for part, of_part in zip(segments, left, strict=True)]
-    all_ids = [part.index.ids[of_part] for part, of_part in zip(segments, left, strict=True)]
-    if codes is not None and ids is not None:
-        all_codes, all_ids = [*all_codes, codes], [*all_ids, ids]
-    merged_codes, merged_ids = np.concatenate(all_codes), np.concatenate(all_ids)
-    if (merged_ids[1:] < merged_ids[:-1]).any():  # images whose code changed
-        order = np.argsort(merged_ids)
-        merged_codes, merged_ids = merged_codes[order], merged_ids[order]
-    return whole(build_index(merged_codes, merged_ids, n_bits=n_bits, kind=kind))
+def joined(parts: Sequence[tuple[Codes, Ids]], *, n_bits: int, kind: str = "exact") -> Segment:
+    """All codes of the parts with their ids, as one segment with an index of this kind."""
+    codes, ids = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    if (ids[1:] < ids[:-1]).any():  # images whose code changed
+        order = np.argsort(ids)
+        codes, ids = codes[order], ids[order]
+    return whole(build_index(codes, ids, n_bits=n_bits, kind=kind))
 
 
 def merged_hits(
