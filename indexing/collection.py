@@ -80,7 +80,7 @@ class Collection:
         self.folder = folder
         self.catalog = Catalog(folder / CATALOG, read_only=read_only)
         try:
-            self.index = CollectionIndex(folder, folder / INDEX, self.catalog, read_only=read_only)
+            self.index = CollectionIndex(folder / INDEX, self.catalog, read_only=read_only)
         except BaseException:
             self.close()
             raise

@@ -31,8 +31,7 @@ class CollectionIndex:
     """The index over the codes with which `catalog` was opened. Safe to use from several threads.
 
     Args:
-        folder: of the collection; its lock protects the index files.
-        files: the folder of the index files.
+        files: the folder of the index files; the lock of the collection's folder protects them.
         catalog: of the collection.
         read_only: leave an unusable index on disk as it is.
 
@@ -40,8 +39,8 @@ class CollectionIndex:
         BadCollection: a code in the catalog is damaged.
     """
 
-    def __init__(self, folder: Path, files: Path, catalog: Catalog, *, read_only: bool) -> None:
-        self._folder = folder
+    def __init__(self, files: Path, catalog: Catalog, *, read_only: bool) -> None:
+        self._folder = catalog.folder
         self._catalog = catalog
         self._n_bits = catalog.n_bits
         self._files = IndexFiles(files, catalog)
@@ -122,16 +121,16 @@ class CollectionIndex:
                         f"the index with {len(index)} images differs from the catalog with {len(stored.ids)}"
                     )
                 break
-        if self._files_count():
+        if self._has_files():
             try:
                 with locked(self._folder, shared=True):
                     self._files.load(read_all=True)
             except BadCollection as error:
-                if self._files_count():  # otherwise another process replaced it just now
+                if self._has_files():  # otherwise another process replaced it just now
                     problems.append(f"the index on disk will be rebuilt: {error}")
         return problems
 
-    def _files_count(self) -> bool:
+    def _has_files(self) -> bool:
         """Whether there are index files, and for these codes: another process may have switched the code space."""
         return self._files.exist() and self._catalog.is_current()
 
@@ -203,7 +202,7 @@ class CollectionIndex:
                 return False
             self._saved = None  # if writing fails, what is on disk is incomplete or outdated
             try:
-                self._saved = self._files.write(view.built.index, generation=view.generation, last_id=view.last_id)
+                self._saved = self._files.write(view)
             except OSError as error:
                 remedy = "only the index could not be written: free some space, and run the command again"
                 raise OSError(error.errno, f"{error.strerror or error}; {remedy}", str(self._files.folder)) from None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hashseek.indexing.catalog import Catalog
-from hashseek.indexing.index.hamming_index import MAPPED, HammingIndex, load_index, save_index
+from hashseek.indexing.index.hamming_index import MAPPED, load_index, save_index
 from hashseek.indexing.index.segments import View, empty, whole
 from hashseek.retrieval.errors import BadCollection, BadConfig
 from hashseek.retrieval.files import checksum_of, fsync_folder, sha256_of, write_atomically
@@ -68,8 +68,8 @@ class IndexFiles:
                 raise BadCollection(f"its files hold {len(index)} images, but its manifest {manifest['n_images']}")
             return View(version.generation, manifest["last_id"], whole(index), empty(n_bits)), version
 
-    def write(self, index: HammingIndex, *, generation: int, last_id: int) -> IndexVersion:
-        """Write an index over the images up to `last_id` at a generation of the catalog; it replaces the present one.
+    def write(self, view: View) -> IndexVersion:
+        """Write the index of a merged view; it replaces the present one.
 
         Raises:
             OSError: no space or no permission; the present index is kept, or is no longer used.
@@ -79,10 +79,11 @@ class IndexFiles:
                 leftover.unlink()
         if any(file.stat().st_size >= MAPPED for file in self.folder.glob("*")):
             self.delete_manifest()  # hashes are not compared, so half of the new files could pass for the old ones
+        index = view.built.index
         files = save_index(index, self.folder)
         manifest = self._origin() | {
-            "generation": generation,
-            "last_id": last_id,
+            "generation": view.generation,
+            "last_id": view.last_id,
             "n_images": len(index),
             "kind": index.kind,
             "sha256": {file.name: sha256_of(file) for file in files},
@@ -93,7 +94,7 @@ class IndexFiles:
         for other in {*self.folder.iterdir()} - {*files, self.folder / _MANIFEST}:  # of an earlier kind or format
             if other.is_file():
                 other.unlink()
-        return IndexVersion(generation, index.kind)
+        return _version(manifest)
 
     def delete_manifest(self) -> None:
         """Delete the manifest."""
