@@ -297,14 +297,14 @@ class Collection:
             raise BadConfig(f"effort is only for approximate indexes, not for kind {view.kind}: leave it out")
         parts = []
         for segment, chosen in zip((view.built, view.fresh), self._subsets(view, among), strict=True):
-            index, of_segment = segment.index, effort if segment is view.built else None
+            index = segment.index
             if max_distance is not None or among is not None:
                 radius = self.n_bits if max_distance is None else max_distance
                 parts.append(index.range(query_codes, radius=radius, k=k, among=chosen, ties=ties))
             elif ties:
-                parts.append(index.search_ties(query_codes, k=k, among=chosen, effort=of_segment))
+                parts.append(index.search_ties(query_codes, k=k, among=chosen, effort=effort))
             else:
-                found = index.search(query_codes, k=k, among=chosen, effort=of_segment)
+                found = index.search(query_codes, k=k, among=chosen, effort=effort)
                 parts.append(list(zip(*found, strict=True)))
         return parts
 
