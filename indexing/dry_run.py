@@ -62,5 +62,5 @@ def dry_run(folder: Path, *, checkpoint: Path | None) -> Iterator[tuple[Catalog,
             check_place(folder)
             create_catalog(copy, fingerprint=header.fingerprint, n_bits=header.n_bits)
         with closing(Catalog(copy)) as target:
-            target.folder = folder  # where kept files are
+            target.folder = folder
             yield target, DryRunEncoder(header.image_preprocessing(), header.n_bits)

@@ -62,7 +62,8 @@ class Catalog:
             BadConfig: the collection is in Milvus.
         """
         refuse_milvus(path.parent)
-        self.path, self.folder = path, path.parent
+        self.path = path
+        self.folder = path.parent  # of the collection; of a copy for a dry run, that of the original
         self._db = Database(path, read_only=read_only)
         try:
             with self._db.reading() as db:
@@ -85,12 +86,12 @@ class Catalog:
     @property
     def place(self) -> str:
         """The folder of the collection."""
-        return str(self.path.parent)
+        return str(self.folder)
 
     @property
     def checkpoint(self) -> Path:
         """The collection's copy of the checkpoint of its codes."""
-        return self.path.parent / self.space.checkpoint
+        return self.folder / self.space.checkpoint
 
     def close(self) -> None:
         """Close the file."""
@@ -143,7 +144,7 @@ class Catalog:
             active = active_space(db)
             if active is None or active.id != self.space.id:
                 raise SpaceRetired(
-                    f"the collection {self.path.parent} was switched to another checkpoint after it was opened, and "
+                    f"the collection {self.folder} was switched to another checkpoint after it was opened, and "
                     f"no longer accepts codes of checkpoint {self.fingerprint[:12]}: nothing was stored, try again"
                 )
             storing = Storing(db, self.space.id, generation, now(), self.keeps_features, self.folder)
@@ -305,7 +306,7 @@ class Catalog:
             self.one(image_id)  # it is not stored, or its code is still to be computed
             if not self.is_current():  # the codes may have been dropped
                 raise SpaceRetired(
-                    f"the collection {self.path.parent} was switched to another checkpoint after it was opened, and "
+                    f"the collection {self.folder} was switched to another checkpoint after it was opened, and "
                     f"the codes of checkpoint {self.fingerprint[:12]} were deleted: try again"
                 )
             raise UnknownImage(f"image {image_id} has no code of checkpoint {self.fingerprint[:12]} in the collection")
