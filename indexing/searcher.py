@@ -118,8 +118,8 @@ class Hit:
     rank: int
     distance: int
     image: StoredImage
-    relevance: float | None = None
-    score: float | None = None
+    relevance: float | None
+    score: float | None
 
 
 @dataclass(frozen=True)
@@ -139,9 +139,9 @@ class Answer:
     encode_ms: float
     search_ms: float
     rank: Rank
-    is_exact: bool = True
-    is_full: bool = False
-    histogram: NDArray[np.int64] | None = None
+    is_exact: bool
+    is_full: bool
+    histogram: NDArray[np.int64] | None
 
 
 class Searcher:
@@ -251,11 +251,11 @@ class Searcher:
             BadImage: it is not a usable image.
             BadCheckpoint: the collection holds vectors.
         """
-        self.encoder.header.image_preprocessing()
+        self.encoder.header.image_preprocessing()  # refuses a collection of vectors
         rank = self.check(options)
         stored = self._stored_code(data)
-        if stored is not None and rank != "asymmetric":
-            return self.answer([Query(stored.code, feature=stored.feature)], replace(options, rank=rank))
+        if stored is not None and rank != "asymmetric":  # which needs outputs
+            return self.answer([Query(stored.code, feature=stored.feature)], options)
         started = time.perf_counter()
         query = _with_stored_code(self.encode_file(data, name=name)[1], stored)
         return self.answer([query], options, 1000 * (time.perf_counter() - started))
