@@ -277,15 +277,15 @@ class Catalog:
             rows = db.execute("SELECT label, count(*) FROM image_labels GROUP BY label ORDER BY label").fetchall()
         return {str(label): int(count) for label, count in rows}
 
-    def ids_where(self, chosen: Filter) -> Ids:
+    def ids_where(self, among: Filter) -> Ids:
         """Ids (ascending) of the images that pass a filter."""
         with self._db.snapshot() as db:
-            return ids_where(db, chosen)
+            return ids_where(db, among)
 
-    def choose(self, chosen: Filter) -> Chosen:
+    def choose(self, among: Filter) -> Chosen:
         """The ids of images that pass a filter, or of those that do not, whichever is found faster."""
         with self._db.snapshot() as db:
-            return choose(db, chosen)
+            return choose(db, among)
 
     # ------------------------------------------------------------ codes, for the index
 

@@ -90,8 +90,9 @@ def make_filter(
         "all_labels": all_labels,
         "no_labels": no_labels,
         "where": where,
+        "ids": ids,
+        "keys": keys,
     }
-    lists |= {"ids": ids, "keys": keys}
     for name, values in lists.items():
         if isinstance(values, str):
             raise BadConfig(f"{name} must be a list of strings, not one string: write [{values[:40]!r}]")
@@ -140,14 +141,14 @@ class Chosen:
     all_but: bool = False
 
 
-def choose(db: sqlite3.Connection, chosen: Filter) -> Chosen:
+def choose(db: sqlite3.Connection, among: Filter) -> Chosen:
     """The ids that pass a filter; if it only excludes labels, the ids that do not."""
-    if chosen.no_labels and replace(chosen, no_labels=()) == Filter():
-        return Chosen(_labelled(db, chosen.no_labels), all_but=True)
-    return Chosen(ids_where(db, chosen))
+    if among.no_labels and replace(among, no_labels=()) == Filter():
+        return Chosen(_labelled(db, among.no_labels), all_but=True)
+    return Chosen(ids_where(db, among))
 
 
-def ids_where(db: sqlite3.Connection, chosen: Filter) -> Ids:
+def ids_where(db: sqlite3.Connection, among: Filter) -> Ids:
     """The ids (ascending) of the images that pass a filter.
 
     Conditions are looked up in indexes until few images are left; the others are then tested on those images.
@@ -156,14 +157,14 @@ def ids_where(db: sqlite3.Connection, chosen: Filter) -> Ids:
     few = int(_FEW * int(db.execute("SELECT max(id) FROM images").fetchone()[0] or 0))  # counting reads a whole index
     clauses: list[str] = []
     values: list[Any] = []
-    for look_up, clause, clause_values in _conditions(db, chosen, few):
+    for look_up, clause, clause_values in _conditions(db, among, few):
         indexed = look_up() if found is None or len(found) > few else None
         if indexed is None:
             clauses.append(clause)
             values += clause_values
         else:
             found = indexed if found is None else _both(found, indexed)
-    excluded = chosen.no_labels
+    excluded = among.no_labels
     if excluded and found is not None and len(found) <= few:
         clauses.append(f"NOT {_has_label(excluded)}")
         values += excluded
@@ -184,7 +185,7 @@ def ids_where(db: sqlite3.Connection, chosen: Filter) -> Ids:
 _Condition = tuple[Callable[[], Ids | None], str, list[Any]]
 
 
-def _conditions(db: sqlite3.Connection, chosen: Filter, few: int) -> list[_Condition]:
+def _conditions(db: sqlite3.Connection, among: Filter, few: int) -> list[_Condition]:
     """The conditions of a filter; those that probably few images pass come first."""
 
     def on_column(clause: str, *values: Any) -> _Condition:
@@ -192,20 +193,20 @@ def _conditions(db: sqlite3.Connection, chosen: Filter, few: int) -> list[_Condi
         return lambda: np.sort(fetch_ids(db, query, list(values))), clause, list(values)
 
     conditions = []
-    if chosen.keys is not None:
-        keys = [key for key in chosen.keys if "\0" not in key]  # SQLite would look for the part before it
+    if among.keys is not None:
+        keys = [key for key in among.keys if "\0" not in key]  # SQLite would look for the part before it
         conditions.append(on_column("key IN (SELECT value FROM json_each(?))", json.dumps(keys)))
-    if chosen.ids is not None:
-        ids = [i for i in chosen.ids if 0 <= i < 2**63]
+    if among.ids is not None:
+        ids = [i for i in among.ids if 0 <= i < 2**63]
         conditions.append(on_column("id IN (SELECT value FROM json_each(?))", json.dumps(ids)))
-    groups = [(label,) for label in dict.fromkeys(chosen.all_labels)] + [chosen.any_labels] * bool(chosen.any_labels)
+    groups = [(label,) for label in dict.fromkeys(among.all_labels)] + [among.any_labels] * bool(among.any_labels)
     if len(groups) > 1:  # rare labels first
         groups.sort(key=lambda labels: _count_labelled(db, labels, most=few))
     conditions += [(partial(_labelled, db, labels), _has_label(labels), list(labels)) for labels in groups]
-    exact = [one for one in chosen.attributes if one.operator in ("=", "^=")]
-    ranges = [one for one in chosen.attributes if one not in exact]
+    exact = [one for one in among.attributes if one.operator in ("=", "^=")]
+    ranges = [one for one in among.attributes if one not in exact]
     conditions += [(partial(ids_with, db, one), *condition_clause(one)) for one in exact]
-    limits = {"added_at >= ?": chosen.added_after, "added_at < ?": chosen.added_before}
+    limits = {"added_at >= ?": among.added_after, "added_at < ?": among.added_before}
     if times := {clause: time for clause, time in limits.items() if time is not None}:
         conditions.append(on_column(" AND ".join(times), *times.values()))
     conditions += [(partial(ids_with, db, one), *condition_clause(one)) for one in ranges]

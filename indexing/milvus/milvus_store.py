@@ -320,9 +320,9 @@ class MilvusStore:
         fields = ["id", "key", "path", "bytes", "mtime_ns"]
         return {row["path"]: of_rows.file_record(row) for row in self._rows("path", list(dict.fromkeys(paths)), fields)}
 
-    def ids_where(self, chosen: Filter) -> Ids:
+    def ids_where(self, among: Filter) -> Ids:
         """Ids (ascending) of the images that a filter lets through."""
-        return np.fromiter(self._ids(expression(chosen)), np.int64)
+        return np.fromiter(self._ids(expression(among)), np.int64)
 
     def browse(
         self, among: Filter | None, *, after: int = 0, offset: int = 0, limit: int
