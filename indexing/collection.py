@@ -91,7 +91,7 @@ class Collection:
         self.get, self.one, self.by_key, self.ids_where = catalog.get, catalog.one, catalog.by_key, catalog.ids_where
         self.by_hash, self.ids_by_key = catalog.by_hash, catalog.ids_by_key
         self.records_by_path, self.code_by_hash, self.code = catalog.records_by_path, catalog.code_by_hash, catalog.code
-        self.update, self.label_counts = catalog.describe, catalog.label_counts
+        self.update, self.label_counts = catalog.update, catalog.label_counts
         self.engines, self.features_of, self.calibration = spaces.engines, spaces.features_of, spaces.calibration
         self.check_readable = catalog.generation
         self.merge_segments, self.save_index = self.index.merge_segments, self.index.save

@@ -6,6 +6,7 @@ has changed since the index was built.
 """
 
 import json
+import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain
@@ -149,14 +150,10 @@ class Catalog:
                 )
             storing = Storing(db, self.space.id, generation, now(), self.keeps_features, self.folder)
             outcome = [storing.store(image, text) for image, text in zip(images, texts, strict=True)]
-            kept = self.kept_groups() if storing.replaced_ids else []
-            if not storing.replaced_ids.isdisjoint(chain.from_iterable(kept)):
-                # Other pictures now: nobody has decided about them.
-                left = [[image_id for image_id in group if image_id not in storing.replaced_ids] for group in kept]
-                write_meta(db, "kept_groups", json.dumps([group for group in left if len(group) > 1]))
+            self._forget_decisions(db, storing.replaced_ids)
             return outcome
 
-    def describe(
+    def update(
         self, image_id: int, *, labels: Sequence[str] | None = None, attributes: Mapping[str, Any] | None = None
     ) -> StoredImage:
         """Replace the labels or the attributes of an image, or both; returns its record.
@@ -382,6 +379,13 @@ class Catalog:
             kept = self.kept_groups()
             if not any(set(group) <= set(other) for other in kept):
                 write_meta(db, "kept_groups", json.dumps([*kept, sorted(group)]))
+
+    def _forget_decisions(self, db: sqlite3.Connection, replaced: set[int]) -> None:
+        """Take images that are other pictures now out of the kept groups: nobody has decided about them."""
+        kept = self.kept_groups() if replaced else []
+        if not replaced.isdisjoint(chain.from_iterable(kept)):
+            left = [[image_id for image_id in group if image_id not in replaced] for group in kept]
+            write_meta(db, "kept_groups", json.dumps([group for group in left if len(group) > 1]))
 
     def _entries(self, rows: Sequence[tuple[int, bytes]]) -> tuple[Ids, Codes]:
         """Ids and codes of rows (id, code)."""

@@ -207,7 +207,7 @@ class MilvusStore:
     def update(
         self, image_id: int, *, labels: Sequence[str] | None = None, attributes: Mapping[str, Any] | None = None
     ) -> StoredImage:
-        """Replace the labels or the attributes of an image, see `Catalog.describe`."""
+        """Replace the labels or the attributes of an image, see `Catalog.update`."""
         check_labels(labels or ())
         if attributes is not None:
             check_attributes(attributes)

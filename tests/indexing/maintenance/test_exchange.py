@@ -236,7 +236,7 @@ def test_a_later_export_replaces_labels_and_attributes_also_by_none(tmp_path):
         ids = [image_id for image_id, _ in collection.add([keyed, keyless])]
         export(collection, tmp_path / "1.parquet")
         for image_id in ids:
-            collection.catalog.describe(image_id, labels=(), attributes={})
+            collection.catalog.update(image_id, labels=(), attributes={})
         export(collection, tmp_path / "2.parquet")
     import_(tmp_path / "1.parquet", tmp_path / "b", checkpoint=None)
     report = import_(tmp_path / "2.parquet", tmp_path / "b", checkpoint=None)
