@@ -90,19 +90,20 @@ def read_row(row: Row, *, where: str, folder: Path, split: str | None = None) ->
     if not place:
         yield Problem(where, "does not name a file")
         return
-    of_split, reason = parse_split(row.get("split")) if split is not None else (None, None)
-    if reason is None and of_split != split:
-        return
     try:
+        if split is not None:
+            of_split, reason = parse_split(row.get("split"))
+            if reason is not None:
+                raise ValueError(reason)
+            if of_split != split:
+                return
         labels, remarks = labels_of(row)
         uri = _uri(place, folder)
         source = ImageSource(uri, labels, where, key_of(row), attributes_of(row, {column, "split"}))
     except ValueError as error:
-        reason = reason or str(error)
-    if reason is not None:
         is_file = not _SCHEME.match(place)
         name = str(folder / place) if is_file else place
-        yield Problem(where, reason, uri=name, missing=is_file and not is_there(name))
+        yield Problem(where, str(error), uri=name, missing=is_file and not is_there(name))
         return
     yield from (Problem(where, remark, skipped=False) for remark in remarks)
     yield source
