@@ -103,7 +103,7 @@ class RequestLimits:
                 message = {**message, "body": b""}
             await send(message)
 
-        refusal = self._wrong_host(headers) or self._no_right(scope)
+        refusal = self._wrong_host(headers) or self._no_right(scope) or self._too_often(scope)
         if refusal is None and changing:
             refusal = self._foreign_page(headers) or self._wrong_body(headers)
             if refusal is None and int(headers.get("content-length", 0)) <= _SMALL:
@@ -143,10 +143,11 @@ class RequestLimits:
         if not key.may(role):
             detail = f"the key {key.name!r} has the role {key.role}, but this request needs the role {role}"
             return problem(HTTPStatus.FORBIDDEN, detail, kind="urn:hashseek:RoleNeeded")
-        return self._too_often(key)
+        return None
 
-    def _too_often(self, key: Key) -> Response | None:
-        if self.rate is None or not (wait := self.rate.wait(key.name, time.monotonic())):
+    def _too_often(self, scope: Scope) -> Response | None:
+        key: Key | None = scope.get("state", {}).get("key")  # None if the request needs none
+        if self.rate is None or key is None or not (wait := self.rate.wait(key.name, time.monotonic())):
             return None
         limit = round(60 * self.rate.per_second)
         detail = f"the key {key.name!r} may make {limit} requests per minute: try again in {wait:.1f} s"
