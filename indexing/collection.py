@@ -69,7 +69,7 @@ class Limits(TypedDict, total=False):
 class Collection:
     """An open collection. Safe to use from several threads."""
 
-    indexes_paths = True
+    in_folder = True
 
     def __init__(self, folder: Path, *, read_only: bool = False) -> None:
         """Open the collection in `folder`.
@@ -406,13 +406,13 @@ def open_or_create(folder: Path, *, checkpoint: Path | None, keep_features: bool
         _create(folder, checkpoint, keep_features=keep_features)
     collection = Collection(folder)
     try:
-        if keep_features and not collection.catalog.keeps_features:
+        if keep_features and not collection.keeps_features:
             raise BadConfig(
                 f"{folder} was created without features, so that only later images would have them: leave out "
                 "--keep-features, or create a new collection with it"
             )
         if checkpoint is not None:
-            check_checkpoint(collection.catalog, checkpoint)
+            check_checkpoint(collection, checkpoint)
             restore_checkpoint(collection.checkpoint, collection.fingerprint, checkpoint)
     except BaseException:
         collection.close()

@@ -53,7 +53,7 @@ class Catalog:
     read from it and written to it. `spaces` has all code spaces.
     """
 
-    indexes_paths = True
+    in_folder = True
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         """Open an existing catalog.

@@ -116,7 +116,7 @@ class Writer:
         names = names or [(image.path, image.path) for image in images]
         keys = [image.key for image in images if image.key is not None]
         stored_keys = set(self.collection.ids_by_key(keys) if keys else ())
-        paths = [image.path for image in images if image.path] if self.collection.indexes_paths else []
+        paths = [image.path for image in images if image.path] if self.collection.in_folder else []
         before = self.collection.records_by_path(paths)
         outcome = self.collection.add(images) if images else []
         notes = {**_other_contents(images, outcome, before), **self._notes(images, outcome, stored_keys)}
@@ -134,7 +134,7 @@ class Writer:
         for n, (image, (image_id, change)) in enumerate(zip(images, outcome, strict=True)):
             is_new = self._first_added is not None and image_id >= self._first_added
             if change == "added":
-                if self._first_added is None and self.collection.indexes_paths:  # not in Milvus
+                if self._first_added is None and self.collection.in_folder:
                     self._first_added = image_id
             elif change == "updated" and image.key in keys and (is_new or image_id in self._written):
                 notes[n] = f"the key {image.key!r:.80} was used earlier in this run; this image replaces that one"

@@ -51,7 +51,7 @@ class MilvusStore:
     """
 
     keeps_features = False
-    indexes_paths = False  # `records_by_path` reads every row
+    in_folder = False  # `records_by_path` reads every row, and a new id may be lower than an old one
 
     def __init__(self, uri: MilvusUri, *, checkpoint: Path | None = None, create: bool = False) -> None:
         """Connect and open; with `create`, create the collection for `checkpoint` if it does not exist.
