@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,13 +11,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hashseek.indexing.catalog import NewImage, StoredImage
-from hashseek.indexing.catalog.records import check_attributes, check_key, check_labels, is_utf8, same_attributes
+from hashseek.indexing.catalog.records import (
+    StoredCode,
+    check_attributes,
+    check_key,
+    check_labels,
+    is_utf8,
+    same_attributes,
+)
 from hashseek.indexing.ingest.manifests import ImageSource
 from hashseek.indexing.ingest.sources import Found
 from hashseek.indexing.remote import fetch
 from hashseek.indexing.uris import is_there, open_uri, stored_path
 from hashseek.retrieval.errors import BadConfig, BadImage
-from hashseek.retrieval.images import Pixels, Preprocessing, load_file
+from hashseek.retrieval.images import LoadedFile, Pixels, Preprocessing, load_file
 from hashseek.retrieval.label_files import Problem
 from hashseek.retrieval.load_ahead import load_ahead
 from hashseek.retrieval.tar_members import find_member, stored_in
@@ -27,7 +34,7 @@ if TYPE_CHECKING:
 
 _DOWNLOADS = 16  # at a time; they wait for the network, not for a processor core
 _LOOKED_UP = 256  # files that are looked up in the catalog together
-_NO_CODE = np.zeros(0, np.uint8)
+_NO_CODE = StoredCode(np.zeros(0, np.uint8), "", None)  # of an image that is still to be encoded
 
 Fetch = Callable[[str], bytes]
 Stamp = tuple[int, int]  # size in bytes and modification time in nanoseconds
@@ -112,35 +119,30 @@ class Loader:
         mtime_ns = None
         if data is None:
             data, mtime_ns = _read(Path(source.uri))
+        path, sha256 = checked_path(source), hashlib.sha256(data).hexdigest()
+        code = None if self.store is None else self.store.code_by_hash(sha256)
+        stored = None if self.store is None or code is None else self.store.by_hash(sha256)
+        if code is not None and stored is not None:
+            about: StoredImage | LoadedFile = stored
+            pixels = None
+        else:
+            about, code = load_file(data, self.preprocessing, name=str(source.uri)), _NO_CODE
+            pixels = about.pixels
         image = NewImage(
-            path=checked_path(source),
-            sha256=hashlib.sha256(data).hexdigest(),
-            width=0,
-            height=0,
+            path=path,
+            sha256=sha256,
+            width=about.width,
+            height=about.height,
             bytes=len(data),
-            media_type="",
+            media_type=about.media_type,
             labels=source.labels,
-            code=_NO_CODE,
             key=source.key,
             adopts=True,
             attributes=source.attributes,
             mtime_ns=mtime_ns,
+            **code._asdict(),
         )
-        if (known := self._with_known_content(image)) is not None:
-            return LoadedImage(source, known)
-        pixels, width, height, media_type = load_file(data, self.preprocessing, name=str(source.uri))
-        return LoadedImage(source, replace(image, width=width, height=height, media_type=media_type), pixels)
-
-    def _with_known_content(self, image: NewImage) -> NewImage | None:
-        """The image with code and size of a stored image of the same content; None if there is none."""
-        if self.store is None:
-            return None
-        known = self.store.code_by_hash(image.sha256)
-        record = None if known is None else self.store.by_hash(image.sha256)
-        if known is None or record is None:
-            return None
-        described = replace(image, width=record.width, height=record.height, media_type=record.media_type)
-        return replace(described, **known._asdict())
+        return LoadedImage(source, image, pixels)
 
     @staticmethod
     def _compared(store: "Target", sources: Iterable[Found | LoadedImage]) -> Iterator[Found | LoadedImage]:
