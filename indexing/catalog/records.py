@@ -131,7 +131,6 @@ class Space:
     n_bits: int
     checkpoint: str
     state: str
-    created_at: str
 
 
 def stored_image(row: tuple[Any, ...]) -> StoredImage:

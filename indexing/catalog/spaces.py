@@ -23,7 +23,7 @@ from hashseek.indexing.catalog.records import (
 from hashseek.retrieval.codes import check_codes, check_n_bits
 from hashseek.retrieval.errors import BadCollection, BadConfig
 
-_SELECT = "SELECT id, fingerprint, n_bits, checkpoint, state, created_at FROM spaces"
+_SELECT = "SELECT id, fingerprint, n_bits, checkpoint, state FROM spaces"
 _HAS_NO_CODE = "NOT EXISTS (SELECT 1 FROM codes WHERE space_id = ? AND image_id = images.id)"
 
 
