@@ -112,7 +112,7 @@ class Hnsw(_Structure):
 
 
 Approximate = Ivf | Hnsw
-APPROXIMATE: dict[str, type[Ivf] | type[Hnsw]] = {"ivf": Ivf, "hnsw": Hnsw}
+APPROXIMATE: dict[str, type[Approximate]] = {"ivf": Ivf, "hnsw": Hnsw}
 
 
 def search_structure(structure: Approximate, xq: Codes, *, k: int, effort: int) -> tuple[Distances, Rows]:
