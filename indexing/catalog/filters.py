@@ -199,7 +199,9 @@ def _conditions(db: sqlite3.Connection, among: Filter, few: int) -> list[_Condit
     if among.ids is not None:
         ids = [i for i in among.ids if 0 <= i < 2**63]
         conditions.append(on_column("id IN (SELECT value FROM json_each(?))", json.dumps(ids)))
-    groups = [(label,) for label in dict.fromkeys(among.all_labels)] + [among.any_labels] * bool(among.any_labels)
+    groups: list[tuple[str, ...]] = [(label,) for label in dict.fromkeys(among.all_labels)]
+    if among.any_labels:
+        groups.append(among.any_labels)
     if len(groups) > 1:  # rare labels first
         groups.sort(key=lambda labels: _count_labelled(db, labels, most=few))
     conditions += [(partial(_labelled, db, labels), _has_label(labels), list(labels)) for labels in groups]

@@ -45,8 +45,10 @@ def make_indexes(kind: str) -> Any:
     from pymilvus import MilvusClient
 
     indexes = MilvusClient.prepare_index_params()
-    lists = {"params": {"nlist": N_LISTS}} if kind == "ivf" else {}
-    indexes.add_index(CODE, index_type=f"BIN{'_IVF' * (kind == 'ivf')}_FLAT", metric_type="HAMMING", **lists)
+    if kind == "ivf":
+        indexes.add_index(CODE, index_type="BIN_IVF_FLAT", metric_type="HAMMING", params={"nlist": N_LISTS})
+    else:
+        indexes.add_index(CODE, index_type="BIN_FLAT", metric_type="HAMMING")
     indexes.add_index("sha256", index_type="Trie")
     return indexes
 
