@@ -5,7 +5,7 @@
     gpu         every code is compared, on a GPU
 
 Exact kinds find what brute force finds, ties by ascending id, for every K and every k. Approximate kinds report the
-recall that was measured when they were built; `range` and searches among chosen ids are exact in every kind.
+recall that was measured when they were built; `range` is exact in every kind, and so is `search` among few images.
 """
 
 import io
