@@ -34,6 +34,8 @@ class Storing:
         time: the time of the records.
         keep_features: also store features.
         folder: of the collection.
+
+    Attributes:
         replaced_ids: the images whose content was replaced so far.
     """
 
@@ -43,9 +45,9 @@ class Storing:
     time: str
     keep_features: bool
     folder: Path
-    replaced_ids: set[int] = field(default_factory=set)
-    _engines: dict[str, int | None] = field(default_factory=dict)
-    _indexed: set[str] = field(default_factory=set)
+    replaced_ids: set[int] = field(default_factory=set, init=False)
+    _engines: dict[str, int | None] = field(default_factory=dict, init=False)
+    _indexed: set[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self._indexed = set(indexed_paths(self.db))
