@@ -279,8 +279,7 @@ class Collection:
         Exact in every kind of index: every code is compared.
         """
         view = self.index.current()
-        chosen = self._subsets(view, among)
-        parts = zip((view.built, view.fresh), chosen, strict=True)
+        parts = zip((view.built, view.fresh), self._subsets(view, among), strict=True)
         built, fresh = (segment.index.histogram(query_code, among=subset) for segment, subset in parts)
         return built + fresh
 
@@ -296,15 +295,15 @@ class Collection:
         if effort is not None and view.kind not in APPROXIMATE:
             raise BadConfig(f"effort is only for approximate indexes, not for kind {view.kind}: leave it out")
         parts = []
-        for segment, chosen in zip((view.built, view.fresh), self._subsets(view, among), strict=True):
+        for segment, subset in zip((view.built, view.fresh), self._subsets(view, among), strict=True):
             index = segment.index
             if max_distance is not None or among is not None:
                 radius = self.n_bits if max_distance is None else max_distance
-                parts.append(index.range(query_codes, radius=radius, k=k, among=chosen, ties=ties))
+                parts.append(index.range(query_codes, radius=radius, k=k, among=subset, ties=ties))
             elif ties:
-                parts.append(index.search_ties(query_codes, k=k, among=chosen, effort=effort))
+                parts.append(index.search_ties(query_codes, k=k, among=subset, effort=effort))
             else:
-                found = index.search(query_codes, k=k, among=chosen, effort=effort)
+                found = index.search(query_codes, k=k, among=subset, effort=effort)
                 parts.append(list(zip(*found, strict=True)))
         return parts
 

@@ -10,7 +10,7 @@ from hashseek.indexing.index.approximate import APPROXIMATE
 from hashseek.indexing.index.code_layouts import Subset
 from hashseek.indexing.index.exact_scan import Distances, ranked
 from hashseek.indexing.index.hamming_index import HammingIndex, Ids, build_index
-from hashseek.retrieval.codes import Codes
+from hashseek.retrieval.codes import Codes, code_size
 
 # The fresh segment is rebuilt with every change, so it is merged into the built one before that takes long: when it has
 # more than this many images, and more than this share of the built one, because merging copies the latter.
@@ -85,7 +85,7 @@ class View:
 
 def empty(n_bits: int, kind: str = "exact") -> Segment:
     """A segment without rows."""
-    codes = np.zeros((0, (n_bits + 7) // 8), np.uint8)
+    codes = np.zeros((0, code_size(n_bits)), np.uint8)
     return whole(build_index(codes, np.zeros(0, np.int64), n_bits=n_bits, kind=kind))
 
 

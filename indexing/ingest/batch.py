@@ -188,10 +188,10 @@ def _encoded(
         stacked = np.stack([pixels[sha256] for sha256 in fresh])
         codes.update(zip(fresh, _codes(stacked, encoder, keep_features=collection.keeps_features), strict=True))
     images = []
-    for source, image in ((one.source, one.image) for one in loaded):
-        if image is not None:
-            code = codes.get(image.sha256)
-            images.append((source, image if code is None else replace(image, **code._asdict())))
+    for one in loaded:
+        if one.image is not None:
+            code = codes.get(one.image.sha256)
+            images.append((one.source, one.image if code is None else replace(one.image, **code._asdict())))
     return images
 
 
