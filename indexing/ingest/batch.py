@@ -13,7 +13,7 @@ import numpy as np
 
 from hashseek.indexing.catalog import Change, NewImage
 from hashseek.indexing.catalog.records import FileRecord, StoredCode, same_attributes
-from hashseek.indexing.ingest.loading import Fetch, LoadedImage, Loader
+from hashseek.indexing.ingest.loading import Fetch, LoadedImage, Loader, mark_unchanged
 from hashseek.indexing.ingest.manifests import ImageSource
 from hashseek.indexing.ingest.sources import Found
 from hashseek.indexing.remote import fetch
@@ -88,7 +88,7 @@ def ingest(
     writer, report = Writer(collection), IngestReport()
     batch: list[LoadedImage | Problem] = []
     n_bytes, since = 0, time.monotonic()
-    for step in loader.load(sources, trust_mtime=trust_mtime):
+    for step in loader.load(mark_unchanged(collection, sources) if trust_mtime else sources):
         batch.append(step)
         if isinstance(step, LoadedImage) and step.pixels is not None:
             n_bytes += step.pixels.nbytes

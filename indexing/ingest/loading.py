@@ -64,7 +64,7 @@ class Loader:
     """Loads sources for one run of `ingest`.
 
     Args:
-        store: content that it already holds is neither decoded nor encoded again; None: there is no collection yet.
+        store: content that it already holds is neither decoded nor encoded again; None: every image is decoded.
         preprocessing: that of the encoder.
         depth: number of images decoded ahead.
         fetch: returns the content behind a URL, or raises `BadImage`.
@@ -75,16 +75,10 @@ class Loader:
     depth: int
     fetch: Fetch = fetch
 
-    def load(
-        self, sources: Iterable[Found | LoadedImage], *, trust_mtime: bool = False
-    ) -> Iterator[LoadedImage | Problem]:
-        """Yield loaded images and problems in the order of the sources, which are read lazily.
-
-        With `trust_mtime`, files with the size and modification time of their record are not read.
-        """
-        items = self._compared(self.store, sources) if trust_mtime and self.store is not None else sources
+    def load(self, sources: Iterable[Found | LoadedImage]) -> Iterator[LoadedImage | Problem]:
+        """Yield loaded images and problems in the order of the sources, which are read lazily."""
         downloaded = load_ahead(
-            items,
+            sources,
             self._download,
             depth=2 * _DOWNLOADS,
             n_workers=_DOWNLOADS,
@@ -144,28 +138,28 @@ class Loader:
         )
         return LoadedImage(source, image, pixels)
 
-    @staticmethod
-    def _compared(store: "Target", sources: Iterable[Found | LoadedImage]) -> Iterator[Found | LoadedImage]:
-        """The sources; files that match their records, which have all that the sources specify, count as loaded.
 
-        A record without a code does not count: its file must be read to encode it.
-        """
-        remaining = iter(sources)
-        while chunk := list(islice(remaining, _LOOKED_UP)):
-            files = (one.uri for one in chunk if isinstance(one, ImageSource) and isinstance(one.uri, Path))
-            stored = store.records_by_path([path for path in map(stored_path, files) if is_utf8(path)])
-            unchanged = {
-                file.id: path
-                for path, file in stored.items()
-                if file.has_code and (file.bytes, file.mtime_ns) == stamp_of(Path(path))
-            }
-            records = {unchanged[one.id]: one for one in store.get(list(unchanged)) if one is not None}
-            for found in chunk:
-                if isinstance(found, ImageSource):
-                    record = records.get(stored_path(found.uri))
-                    yield found if record is None or not _says_all(record, found) else LoadedImage(found, None)
-                else:
-                    yield found
+def mark_unchanged(store: "Target", sources: Iterable[Found | LoadedImage]) -> Iterator[Found | LoadedImage]:
+    """The sources; files whose records have their size, time and all that the sources specify count as loaded.
+
+    A record without a code does not count: its file must be read to encode it.
+    """
+    remaining = iter(sources)
+    while chunk := list(islice(remaining, _LOOKED_UP)):
+        files = (one.uri for one in chunk if isinstance(one, ImageSource) and isinstance(one.uri, Path))
+        stored = store.records_by_path([path for path in map(stored_path, files) if is_utf8(path)])
+        unchanged = {
+            file.id: path
+            for path, file in stored.items()
+            if file.has_code and (file.bytes, file.mtime_ns) == stamp_of(Path(path))
+        }
+        records = {unchanged[one.id]: one for one in store.get(list(unchanged)) if one is not None}
+        for found in chunk:
+            if isinstance(found, ImageSource):
+                record = records.get(stored_path(found.uri))
+                yield found if record is None or not _says_all(record, found) else LoadedImage(found, None)
+            else:
+                yield found
 
 
 def stamp_of(uri: Path | str) -> Stamp | None:

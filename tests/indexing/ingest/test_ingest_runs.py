@@ -90,9 +90,9 @@ def run_dry(collection, sources, **options):
         return summed(ingest(target, encoder, sources, **options))
 
 
-def load(collection, sources, **options):
+def load(collection, sources):
     """The loaded images of the sources."""
-    return list(loading.Loader(collection, PREPROCESSING, depth=1).load(sources, **options))
+    return list(loading.Loader(collection, PREPROCESSING, depth=1).load(sources))
 
 
 def without_notes(report):
@@ -189,7 +189,7 @@ def test_trusted_times_give_the_same_records_as_reading_everything(make, tmp_pat
         done = run(trusting, sources, trust_mtime=True)
         assert without_notes(done) == without_notes(run(reading, sources)), (number, sources)
         assert holds(trusting) == holds(reading), (number, sources)
-        steps = load(trusting, sources, trust_mtime=True)
+        steps = load(trusting, loading.mark_unchanged(trusting, sources))
         n_trusted += sum(isinstance(step, loading.LoadedImage) and step.image is None for step in steps)
         world.change()
         forget_one(world, trusting, reading)
@@ -236,7 +236,7 @@ def test_an_image_without_a_code_is_read_even_with_trusted_times(make, tmp_path)
     collection, path = make("collection"), write(tmp_path / "a", b"one")
     run(collection, [ImageSource(path)])
     sql(collection.catalog.path, "DELETE FROM codes")
-    [step] = load(collection, [ImageSource(path)], trust_mtime=True)
+    [step] = load(collection, loading.mark_unchanged(collection, [ImageSource(path)]))
     assert step.pixels is not None
 
 
