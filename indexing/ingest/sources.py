@@ -21,7 +21,7 @@ from hashseek.indexing.remote import is_remote
 from hashseek.indexing.uris import stored_path
 from hashseek.retrieval.errors import BadConfig, BadDataset, BadImage
 from hashseek.retrieval.images import SUFFIXES
-from hashseek.retrieval.label_files import Problem, refuse
+from hashseek.retrieval.label_files import OnError, Problem, refuse
 from hashseek.retrieval.tar_members import Member, list_members, member_path, read_member, without_place
 
 Found = ImageSource | Problem
@@ -55,10 +55,10 @@ def find_sources(paths: Sequence[str | Path], *, split: str | None = None) -> It
                 raise BadDataset(f"{nothing} {path}: correct the path")
         except (OSError, ValueError) as error:  # no permission, too long, or it contains NUL
             raise BadDataset(f"{path} cannot be read: {error}") from None
-    return (found for path in paths for found in _sources(str(path), split))
+    return (found for path in paths for found in _with_note(str(path), _sources(str(path), split)))
 
 
-def count_images(paths: Sequence[str | Path], *, split: str | None = None, on_error: str = "skip") -> int:
+def count_images(paths: Sequence[str | Path], *, split: str | None = None, on_error: OnError = "skip") -> int:
     """The number of images that `paths` name; with on_error="stop", problems are reported before any work is done.
 
     Raises:
@@ -113,17 +113,18 @@ def walk(folder: Path) -> Iterator[Path | Problem]:
         waiting += sorted(folders, reverse=True)
 
 
-def _sources(path: str, split: str | None) -> Iterator[Found]:
+def _with_note(path: str, sources: Iterator[Found]) -> Iterator[Found]:
     """The images and problems at `path`; a note if there are none."""
     found = None
-    for found in _all_sources(path, split):
+    for found in sources:
         yield found
     if found is None:
         reason = "no images were found there; tar files and lists in a folder must be named, such as 'FOLDER/*.tar'"
         yield Problem(path, reason, skipped=False)
 
 
-def _all_sources(path: str, split: str | None) -> Iterator[Found]:
+def _sources(path: str, split: str | None) -> Iterator[Found]:
+    """The images and problems at a URL, at a path, or at all paths that match a pattern."""
     if is_remote(path):
         yield ImageSource(path)
     elif not Path(path).exists():
@@ -136,6 +137,7 @@ def _all_sources(path: str, split: str | None) -> Iterator[Found]:
 
 
 def _sources_of(path: Path, split: str | None) -> Iterator[Found]:
+    """The images and problems of a list, a folder or a tar, or the image itself."""
     manifest = find_manifest(path)
     if manifest is not None:
         yield from read_manifest(manifest, split=split)
