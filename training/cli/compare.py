@@ -24,13 +24,12 @@ def compare(
 
     Reports of models that differ only in the training seed count as one method.
     """
-    from hashseek.training.evaluation.report.compare import as_markdown, load_entries, methods
-    from hashseek.training.report_format import table_as_latex
+    from hashseek.training.evaluation.report.compare import as_markdown, load_entries, methods_as_latex
 
     entries = load_entries(reports)
     text = as_markdown(entries)
     inputs = {entry.path.with_name(name).resolve() for entry in entries for name in (entry.path.name, "per_query.csv")}
-    written = [(out, text), (latex, table_as_latex(methods(entries)))]
+    written = [(out, text), (latex, methods_as_latex(entries))]
     wanted = [(path, content) for path, content in written if path is not None]
     for path, _ in wanted:
         if path.resolve() in inputs:

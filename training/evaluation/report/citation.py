@@ -18,14 +18,31 @@ def cited(report: EvaluationReport) -> str:
     value = report.main.mean_average_precision
     return (
         f"mAP@{report.main_n} of {report.n_bits}-bit codes is {value.expected:.4f} (95 % bootstrap interval over "
-        f"queries {value.low:.4f} to {value.high:.4f}), {_protocol(report)}; computed by Hashseek."
+        f"queries {value.low:.4f} to {value.high:.4f}). {protocol_in_words(report)} Computed by Hashseek."
     )
 
 
-def _protocol(report: EvaluationReport) -> str:
-    ties = "expected over ties (McSherry and Najork, ECIR 2008)"
-    sizes = f"{report.data.get('queries')} queries and {report.data.get('database')} items in the database"
-    return f"{ties}, AP divided by {DIVISORS[report.normalizer]}, with {sizes}"
+def protocol_in_words(report: EvaluationReport) -> str:
+    """What a reader must know to compare the figures with others, in sentences."""
+    labels = f" Images and labels: {labels_used(report)}." if report.held_out else ""
+    return (
+        f"{report.data.get('queries')} queries, {report.data.get('database')} items in the database; an item is "
+        f"relevant if it shares a label with the query.{labels} AP is divided by {DIVISORS[report.normalizer]}. Values "
+        "are expected values over the order of ties (McSherry and Najork, ECIR 2008)."
+    )
+
+
+def labels_used(report: EvaluationReport) -> str:
+    """Which images and labels are used."""
+    names = ", ".join(report.held_out)
+    if not report.held_out:
+        return "all; none were held out of training"
+    return {
+        "held-out": "labels held out of training: only queries and database images with one of them, and relevance by "
+        f"these labels only ({names})",
+        "seen": f"labels seen in training: only queries and database images without a held-out label ({names})",
+        "all": f"all labels, of which {names} were never used in training",
+    }[report.labels_used]
 
 
 def as_latex(report: EvaluationReport) -> str:
@@ -42,7 +59,10 @@ def as_latex(report: EvaluationReport) -> str:
     if report.baseline:
         rows.append(row(report.baseline_name, report.baseline))
     header = ["method", "bits", *(f"{name}@{score.n}" for name in ("mAP", "precision") for score in report.scores)]
-    caption = f"Means over queries and half of their 95 % bootstrap interval, {_protocol(report)}."
+    caption = (
+        "Means over queries, and half of their 95 % bootstrap interval, which does not cover other training seeds. "
+        + protocol_in_words(report)
+    )
     return table_as_latex(Table(header, rows, text_columns=1, caption=caption))
 
 

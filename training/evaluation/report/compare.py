@@ -4,7 +4,7 @@ import csv
 import io
 import string
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, product
 from pathlib import Path
 from typing import Any
@@ -15,19 +15,20 @@ from numpy.typing import NDArray
 from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.metrics import compare, holm
 from hashseek.retrieval.metrics.intervals import Comparison
-from hashseek.training.evaluation.report.citation import DIVISORS
+from hashseek.training.evaluation.report.citation import labels_used, protocol_in_words
 from hashseek.training.evaluation.report.markdown import document
 from hashseek.training.evaluation.report.schema import EvaluationReport, MeanValue, load_report
-from hashseek.training.evaluation.report.sections import Section, interval, number, protocol_of, tie_range
-from hashseek.training.report_format import Table
+from hashseek.training.evaluation.report.sections import Section, interval, number, tie_range
+from hashseek.training.report_format import Table, table_as_latex
 
 # What must be the same in all reports. Checkpoint, K, seed and versions may differ: they are the point of a comparison.
 # The name of the data set is the path of its files, and does not matter.
 _HASHES = ("query_sha256", "database_sha256", "splits_sha256")
 _COUNTS = ("queries", "database", "labels")
 _TEST = (
-    "p is from the paired randomisation test over queries, with Holm's correction if more than two methods are "
-    "compared. Reports that differ only in the training seed are one method: the mean over its seeds for each query."
+    "p is from the paired randomisation test over queries, for each metric with Holm's correction if more than two "
+    "methods are compared. Reports that differ only in the training seed are one method: the mean over its seeds for "
+    "each query. Neither p nor the interval covers other seeds or other settings."
 )
 # Metrics of per_query.csv that are compared, and the field of `Score` with their mean.
 _PAIRED = {"AP": "mean_average_precision", "precision": "precision"}
@@ -147,7 +148,7 @@ def _protocol_values(report: EvaluationReport) -> dict[str, Any]:
     return {
         "AP normalizer": report.normalizer,
         "ties": report.ties,
-        "labels used": protocol_of(report),
+        "labels used": labels_used(report),
         "nDCG gain": report.gain,
         **{name: report.data.get(name) for name in (*_COUNTS, *_HASHES)},
     }
@@ -254,12 +255,14 @@ def methods(entries: Sequence[Entry]) -> Table:
             cells.append(f"{np.mean(values):.4f}" + (f" ± {np.std(values, ddof=1):.4f}" if len(values) > 1 else ""))
         method = str(first.model.get("method", first.title))
         rows.append([group.letters, method, str(first.n_bits), str(len(group.entries)), *cells])
-    data = entries[0].report.data
-    caption = (
-        f"Mean and standard deviation over seeds; {data['queries']} queries, {data['database']} items in the database, "
-        f"AP divided by {DIVISORS[entries[0].report.normalizer]}."
-    )
+    caption = "Mean and standard deviation over training seeds."
     return Table(["", "method", "bits", "seeds", *(f"mAP@{n}" for n in ns)], rows, text_columns=2, caption=caption)
+
+
+def methods_as_latex(entries: Sequence[Entry]) -> str:
+    """The table of methods for a paper, with the protocol in its caption."""
+    table = methods(entries)
+    return table_as_latex(replace(table, caption=f"{table.caption} {protocol_in_words(entries[0].report)}"))
 
 
 def _paired(groups: Sequence[Group], ns: Sequence[int]) -> Table:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hashseek.training.evaluation.report.citation import as_bibtex, as_latex, cited
+from hashseek.training.evaluation.report.citation import as_bibtex, as_latex, cited, labels_used
 from hashseek.training.evaluation.report.schema import EvaluationReport, MeanValue, Score
 from hashseek.training.report_format import Table
 
@@ -14,9 +14,14 @@ _HYP2 = (
     "and keeps the best: hyp2-best is the highest value of all checkpoints of this report, if there are several."
 )
 _EXPLANATION = (
-    "Metrics are means over queries, and expectations over a random order of images at equal Hamming distance. ± is "
+    "An image is relevant if it shares a label with the query. Metrics are means over queries, and expectations over a "
+    "random order of images at equal Hamming distance. ± is "
     "half the width of the 95 % bootstrap interval over queries. Worst to best is the range over all such orders; as "
     "served is the order of search, which breaks ties by ascending id."
+)
+_LOOKUP = (
+    "Precision and recall of all images within a radius in bits, as means over queries; empty: the share of queries that "
+    "find none. The expected precision pools the pairs of all queries."
 )
 _RADII = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 
@@ -36,7 +41,7 @@ class Section:
 def sections(report: EvaluationReport) -> list[Section]:
     """All sections in order, of which some may be empty; the page adds plots and pictures to those that have them."""
     n = report.main_n
-    warning = f"Not the usual protocol: {protocol_of(report)}. " if report.held_out else ""
+    warning = f"Not the usual protocol: {labels_used(report)}. " if report.held_out else ""
     baseline = _scores(report.baseline, report.baseline_name) if report.baseline else []
     comparable = "The metrics of two reports are comparable if splits, labels, normalizer, ties and N are the same."
     return [
@@ -51,7 +56,7 @@ def sections(report: EvaluationReport) -> list[Section]:
         ),
         Section("curves", "Curves and distances"),
         Section("models", f"mAP@{n} by code length", tables=[_models(report)] if report.models else []),
-        Section("lookup", "Hash lookup and bits", tables=[_lookup(report), _bits(report)]),
+        Section("lookup", "Hash lookup and bits", _LOOKUP, tables=[_lookup(report), _bits(report)]),
         Section("labels", "Labels", tables=[_labels(report), *([_confusions(report)] if report.confusions else [])]),
         Section("map", "Map of the database"),
         Section("examples", "Example queries", f"Chosen at random (seed {report.seed}), in the order of search."),
@@ -65,19 +70,6 @@ def sections(report: EvaluationReport) -> list[Section]:
         Section("protocol", "Protocol", comparable, [_protocol(report)]),
         Section("citation", "Citation", items=[cited(report)], code=[as_latex(report), as_bibtex(report)]),
     ]
-
-
-def protocol_of(report: EvaluationReport) -> str:
-    """Which images and labels are used."""
-    names = ", ".join(report.held_out)
-    if not report.held_out:
-        return "all; none were held out of training"
-    return {
-        "held-out": "labels held out of training: only queries and database images with one of them, and relevance by "
-        f"these labels only ({names})",
-        "seen": f"labels seen in training: only queries and database images without a held-out label ({names})",
-        "all": f"all labels, of which {names} were never used in training",
-    }[report.labels_used]
 
 
 def _scores(scores: Sequence[Score], caption: str) -> list[Table]:
@@ -174,7 +166,7 @@ def _worst(report: EvaluationReport) -> Table:
 def _protocol(report: EvaluationReport) -> Table:
     """What must be the same in two reports to compare them, and how this one was produced."""
     rows: dict[str, Any] = {
-        "labels used": protocol_of(report),
+        "labels used": labels_used(report),
         "AP normalizer": report.normalizer,
         "nDCG gain": "2^shared labels - 1",
         "N": ", ".join(str(score.n) for score in report.scores),

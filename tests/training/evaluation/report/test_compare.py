@@ -13,7 +13,9 @@ from hashseek.retrieval.metrics import bootstrap, holm, randomization_test
 from hashseek.training.data.splits import Split, Splits
 from hashseek.training.evaluation.assembly import Evaluation, EvaluationOptions
 from hashseek.training.evaluation.evaluate import evaluate
+from hashseek.training.evaluation.report.citation import protocol_in_words
 from hashseek.training.evaluation.report.compare import as_markdown, differences, load_entries
+from hashseek.training.report_format import LATEX
 from support.in_process import run_command
 from support.vector_models import VECTOR_SPLITS, save_vector_model
 
@@ -216,6 +218,8 @@ def test_seeds_of_one_method_are_averaged_and_methods_tested_with_holms_correcti
     latex = (tmp_path / "table.tex").read_text().splitlines()
     value = table[2][5]
     assert latex.count("\\midrule") == 1
+    [caption] = [line for line in latex if line.startswith("\\caption")]
+    assert protocol_in_words(made[0].report).translate(LATEX) in caption
     assert any(
         line.startswith("E & csq\\_\\&, mlp:6-16 & 8 & 1") and line.endswith(f"& {value} \\\\") for line in latex
     )

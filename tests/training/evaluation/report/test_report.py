@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from hashseek.retrieval.errors import BadConfig
 from hashseek.retrieval.metrics import bit_statistics, histograms
 from hashseek.training.data.datasets import SOURCES
 from hashseek.training.data.splits import Split
-from hashseek.training.evaluation.report.citation import parsed
+from hashseek.training.evaluation.report.citation import as_latex, cited, parsed
 from hashseek.training.evaluation.report.examples import confusions, examples, random_queries, worst_queries
 from hashseek.training.evaluation.report.folder import Evaluation, as_csv
 from hashseek.training.evaluation.report.markdown import as_markdown, summary
@@ -313,6 +314,9 @@ def test_the_citation_has_a_table_for_latex_and_an_entry_for_each_source(folder,
     found = report.main.mean_average_precision
     assert f"{found.expected:.4f} $\\pm$ {(found.high - found.low) / 2:.4f}" in tex
     assert tex.count("{") == tex.count("}")
+    held_out = replace(report, held_out=["a_b"], labels_used="held-out")
+    assert "a_b" in cited(held_out)
+    assert "a\\_b" in as_latex(held_out)
     cff = (ROOT / "CITATION.cff").read_text()
     for field in ("title", "author"):
         value = re.search(rf"{field} = {{{{(.+)}}}},", bib)[1]
