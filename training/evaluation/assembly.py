@@ -20,7 +20,7 @@ from hashseek.training.data.file_digests import equal_files
 from hashseek.training.data.held_out_labels import LabelPart, label_part
 from hashseek.training.data.splits import Split, Splits, check_labelled
 from hashseek.training.data.training_images import without_broken
-from hashseek.training.evaluation.candidates import Candidate
+from hashseek.training.evaluation.candidates import Candidate, method_of
 from hashseek.training.evaluation.report.examples import confusions, examples, random_queries, worst_queries
 from hashseek.training.evaluation.report.folder import Evaluation
 from hashseek.training.evaluation.report.measurements import Measurements, label_scores
@@ -160,7 +160,7 @@ def assemble(
         return examples(rows, query, database, names, ranking, ap)
 
     report = EvaluationReport(
-        title=f"{header.backbone}, {header.n_bits} bits, on {options.data_name}",
+        title=f"{method_of(header)}, {header.n_bits} bits, on {options.data_name}",
         scores=found.scores,
         main_n=found.main_n,
         normalizer=options.normalizer,

@@ -10,6 +10,11 @@ DIVISORS = {
     "possible": "the relevant items that could be retrieved",
     "relevant": "all relevant items",
 }
+# What the texts cite besides losses and data sets.
+_TIES = (
+    "McSherry and Najork, Computing Information Retrieval Performance Measures Efficiently in the Presence of Tied "
+    "Scores, ECIR 2008"
+)
 HASHSEEK = {"author": "{The Hashseek maintainers}", "title": "{Hashseek: image retrieval with deep hashing}"}
 
 
@@ -67,9 +72,9 @@ def as_latex(report: EvaluationReport) -> str:
 
 
 def as_bibtex(report: EvaluationReport) -> str:
-    """Entries for Hashseek, and for the loss and the data set of the report where their sources are known."""
+    """Entries for Hashseek, for the order of ties, and for losses and data sets whose sources are known."""
     entries = [_entry("software", "hashseek", {**HASHSEEK, "version": report.versions.get("hashseek", "")})]
-    entries += [_entry("misc", key, fields) for key, fields in parsed(report.sources).items()]
+    entries += [_entry("misc", key, fields) for key, fields in parsed({"ties": _TIES, **report.sources}).items()]
     return "\n".join(entries)
 
 
@@ -84,7 +89,11 @@ def parsed(sources: Mapping[str, str]) -> dict[str, dict[str, str]]:
             fields = {"note": ", ".join(parts)}
             if len(parts) > 2:
                 author, title = parts[0].replace(" et al.", " and others"), ", ".join(parts[1:-1])
-                fields = {"author": author, "title": f"{{{title}}}", "howpublished": parts[-1]}
+                where, _, year = parts[-1].rpartition(" ")
+                place_and_year = (
+                    {"howpublished": where, "year": year} if year.isdecimal() else {"howpublished": parts[-1]}
+                )
+                fields = {"author": author, "title": f"{{{title}}}", **place_and_year}
             found[name if place == 1 else f"{name}-{place}"] = fields
     return found
 

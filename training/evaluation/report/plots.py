@@ -45,12 +45,14 @@ PLOTS = {
     "calibration": Plot(
         "curves",
         "Precision by distance",
-        "Probability that an image at a given distance is relevant, and expected precision within a radius.",
+        "Share of relevant images at each distance, the falling curve fitted to it (isotonic regression), and the "
+        "expected precision within a radius.",
     ),
     "lengths": Plot(
         "models",
         "mAP by code length",
-        "One point per checkpoint, on the same queries and database; the band shows the worst to best order of ties.",
+        "One point per checkpoint, on the same queries and database; lines join means over seeds. The band goes from "
+        "the worst to the best order of ties, of all seeds.",
     ),
     "tsne_codes": Plot(
         "map",
@@ -113,7 +115,7 @@ def _precision_curve(report: EvaluationReport, axes: "Axes") -> None:
 def _random_order(report: EvaluationReport, axes: "Axes") -> None:
     chance = report.data.get("chance_(share_of_relevant_pairs)")
     if isinstance(chance, float):
-        axes.axhline(chance, color=FAINT, linewidth=1, linestyle=(0, (1, 2)), label="random order")
+        axes.axhline(chance, color=FAINT, linewidth=1, linestyle=(0, (1, 2)), label="share of relevant pairs")
 
 
 def _precision_recall(report: EvaluationReport, axes: "Axes") -> None:
@@ -151,7 +153,7 @@ def _calibration(report: EvaluationReport, axes: "Axes") -> None:
     seen = pairs > 0
     observed = relevant[seen] / pairs[seen]
     axes.scatter(radius[seen], observed, s=9, color=OTHER, zorder=3, label="observed at the distance")
-    axes.plot(radius, made.at_distance, color=SERIES[1], linewidth=1.2, label="falling with distance")
+    axes.plot(radius, made.at_distance, color=SERIES[1], linewidth=1.2, label="fitted at the distance")
     axes.plot(radius, made.within_radius, color=SERIES[0], label="within the radius")
     axes.set(xlabel="Hamming distance in bits", ylabel="share of relevant pairs")
     axes.set(xlim=(0, report.n_bits), ylim=(0, 1.02))

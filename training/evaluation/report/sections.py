@@ -20,8 +20,8 @@ _EXPLANATION = (
     "served is the order of search, which breaks ties by ascending id."
 )
 _LOOKUP = (
-    "Precision and recall of all images within a radius in bits, as means over queries; empty: the share of queries that "
-    "find none. The expected precision pools the pairs of all queries."
+    "Precision and recall of all images within a radius in bits, as means over queries; empty: the share of queries "
+    "that find none. The expected precision pools the pairs of all queries."
 )
 _RADII = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 

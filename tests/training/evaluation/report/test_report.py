@@ -328,8 +328,18 @@ def test_the_citation_has_a_table_for_latex_and_an_entry_for_each_source(folder,
         "bce": "a textbook loss",
     }
     assert parsed(sources) == {
-        "hyp2": {"author": "Xu and others", "title": "{HyP2 Loss: Beyond, and more}", "howpublished": "ACM MM 2022"},
-        "tie_aware-2": {"author": "He and others", "title": "{Hashing \\& Ranking}", "howpublished": "CVPR 2018"},
+        "hyp2": {
+            "author": "Xu and others",
+            "title": "{HyP2 Loss: Beyond, and more}",
+            "howpublished": "ACM MM",
+            "year": "2022",
+        },
+        "tie_aware-2": {
+            "author": "He and others",
+            "title": "{Hashing \\& Ranking}",
+            "howpublished": "CVPR",
+            "year": "2018",
+        },
         "msc": {"note": "Audibert et al., ECML-PKDD 2024"},
         "msc-2": {"author": "Li and van Gemert", "title": "{A Study}", "howpublished": "arXiv 2412.00101"},
     }
