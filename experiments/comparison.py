@@ -38,6 +38,7 @@ from hashseek.retrieval.metrics import (
     gains_of,
     histograms,
     precision,
+    remarks,
     without_self,
 )
 from hashseek.retrieval.scores import asymmetric_scores, best
@@ -496,7 +497,9 @@ def run(
         experiment.config(f"model.n_bits={n_bits}")
     _check_same_budget(folder, experiment)
     say("features of training images, queries and database")
-    load_inputs(experiment)  # before methods run side by side, or each would compute them
+    splits = load_inputs(experiment).splits  # before methods run side by side, or each would compute the features
+    for remark in remarks(splits.query.labels, splits.database.labels, ns=(N,), label_names=splits.label_names):
+        say(remark)
     for (method, *_), _ in in_processes(run_method, [(method, experiment, folder) for method in methods], jobs=jobs):
         say(f"{METHODS[method].title}: done")
 

@@ -130,24 +130,21 @@ def paired_tests(rows: Sequence[dict[str, Any]], n_bits: int, *, of_query: str) 
 
     The best against each other method, with p corrected for their number (Holm): by the randomisation test of the mean
     difference, which matches mAP, and by Wilcoxon's signed-rank test, in which many small differences outweigh few
-    large ones; one-sided, since a method with a lower mean may still be better on most queries. Friedman's test and the
-    critical difference of mean ranks (Nemenyi, at 0.05), as Demšar (JMLR 2006) proposes. Then the
-    share of the queries on which another method is better.
+    large ones; one-sided, since a method with a lower mean may still be better on most queries. With three methods or
+    more, also Friedman's test and the critical difference of mean ranks (Nemenyi, at 0.05), as Demšar (JMLR 2006)
+    proposes. Then the share of the queries on which another method is better.
     """
     found = per_query_of(rows, n_bits, of_query)
     means = {method: np.mean(seeds, axis=0) for method, seeds in found.items()}
-    ordered = sorted(means, key=lambda method: -means[method].mean())
-    if len(ordered) < 3:
+    means = dict(sorted(means.items(), key=lambda item: -item[1].mean()))
+    if len(means) < 2:
         return []
-    first, others = ordered[0], ordered[1:]
+    first, *others = means
     differences = [means[first] - means[m] for m in others]
     wins = {m: float(np.mean((d < 0) + 0.5 * (d == 0))) for m, d in zip(others, differences, strict=True)}
     better = ", ".join(f"{METHODS[m].title} ({share:.0%})" for m, share in wins.items() if share > 0.5) or "none"
     by_mean = holm([randomization_test(d) for d in differences])
     by_rank = holm([float(wilcoxon(d, alternative="greater").pvalue) if d.any() else 1.0 for d in differences])
-    ranks, critical = mean_ranks(means)
-    level = [METHODS[m].title for m in others if abs(ranks[m] - ranks[first]) < critical]
-    ahead = [METHODS[m].title for m in others if ranks[first] - ranks[m] >= critical]
 
     def close(p_values: Sequence[float]) -> str:
         pairs = zip(others, p_values, strict=True)
@@ -155,18 +152,28 @@ def paired_tests(rows: Sequence[dict[str, Any]], n_bits: int, *, of_query: str) 
 
     seeds = sum(
         all(np.mean(one) > np.mean(other) for other in rest)
-        for one, *rest in zip(*(found[m] for m in ordered), strict=True)
+        for one, *rest in zip(*(found[m] for m in means), strict=True)
     )
-    p = float(friedmanchisquare(*means.values()).pvalue)
-    friedman = f"is {p:.1g}" if p else "is below 1e-300"  # it underflows with so many queries
     return [
         f"- {n_bits} bits: {METHODS[first].title} is first, for {seeds} of {len(found[first])} seeds. Not "
         f"significantly worse by the randomisation test: {close(by_mean)}; by Wilcoxon's one-sided test: "
-        f"{close(by_rank)}. By mean rank over queries ({ranks[first]:.2f}, Nemenyi's critical difference "
-        f"{critical:.2f}), it does not differ significantly from {', '.join(level) or 'none'}, and is "
-        f"significantly worse than {', '.join(ahead) or 'none'}. Friedman's p {friedman}. Better on most queries "
-        f"(equal ones count half): {better}."
+        f"{close(by_rank)}. {_by_mean_rank(means, first) if len(means) > 2 else ''}Better on most queries (equal ones "
+        f"count half): {better}."
     ]
+
+
+def _by_mean_rank(means: Mapping[str, NDArray[np.float64]], first: str) -> str:
+    """How the method `first` compares with the others by its mean rank, and Friedman's p."""
+    ranks, critical = mean_ranks(means)
+    level = [METHODS[m].title for m in means if m != first and abs(ranks[m] - ranks[first]) < critical]
+    ahead = [METHODS[m].title for m in means if ranks[first] - ranks[m] >= critical]
+    p = float(friedmanchisquare(*means.values()).pvalue)
+    friedman = f"is {p:.1g}" if p else "is below 1e-300"  # it underflows with so many queries
+    return (
+        f"By mean rank over queries ({ranks[first]:.2f}, Nemenyi's critical difference {critical:.2f}), it does not "
+        f"differ significantly from {', '.join(level) or 'none'}, and is significantly worse than "
+        f"{', '.join(ahead) or 'none'}. Friedman's p {friedman}. "
+    )
 
 
 def mean_and_deviation(values: Sequence[float] | NDArray[np.float64]) -> str:

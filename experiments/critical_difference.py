@@ -60,7 +60,8 @@ def _draw(axes: "Axes", ranks: Mapping[str, float], critical: float) -> None:
     axes.plot([1, 1 + critical], [-1.5, -1.5], color=SERIES[1], linewidth=2)
     axes.text(1 + critical + 0.25, -1.5, f"critical difference {critical:.2f}", va="center", fontsize=8)
     for number, (low, high) in enumerate(bars):
-        axes.plot([low - 0.04, high + 0.04], [0.4 + 0.5 * number] * 2, color=SERIES[0], linewidth=3)
+        y = 0.4 + 0.5 * number  # the ends are exact: another method may be close
+        axes.plot([low, high], [y, y], color=SERIES[0], linewidth=3, solid_capstyle="butt")
     for number, (name, rank) in enumerate(ordered):
         left = number < half
         y = first + (number if left else k - 1 - number)

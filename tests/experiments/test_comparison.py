@@ -46,7 +46,9 @@ def test_an_interrupted_comparison_continues_into_one_table(base, own, tmp_path,
     out, methods = tmp_path / "out", ("hyp2",)
     assert as_markdown(out, methods=methods) == "no run is finished yet\n"
     experiment = Experiment(own, bits=(12,), n_seeds=1, n_trials=1, epochs=2, base=base)
-    run(out, experiment, methods=methods, jobs=1)
+    said: list[str] = []
+    run(out, experiment, methods=methods, jobs=1, say=said.append)
+    assert any("N = 1000 " in line for line in said), "the database is smaller"
     before = rows_of(out, "hyp2")
     assert [(row["n_bits"], row["seed"]) for row in before] == [(12, 0)]
     table = as_markdown(out, methods=methods)
@@ -188,6 +190,9 @@ def test_both_rankings_of_rows_and_tests_follow_from_the_outputs():
     [line] = paired_tests(rows[::-1], 12, of_query="AP")
     assert "CSQ" not in line
     assert "DSH (p = " in line or "HyP2 (p = " in line
+    [line] = paired_tests([row for row in rows if row["method"] != "dsh"], 12, of_query="AP")
+    assert line.startswith("- 12 bits: HyP2 is first, for 2 of 2 seeds.")
+    assert "CSQ" not in line
     # Better in the mean for the sake of a tenth of the queries, and behind on all others.
     base[:6] += 5
     rows += [{"method": "itq", "n_bits": 12, "seed": seed, "AP": base.tolist()} for seed in range(2)]
