@@ -45,7 +45,7 @@ PLOTS = {
     "calibration": Plot(
         "curves",
         "Precision by distance",
-        "Share of relevant images at each distance, the falling curve fitted to it (isotonic regression), and the "
+        "Share of relevant pairs at each distance, the falling curve fitted to it (isotonic regression), and the "
         "expected precision within a radius.",
     ),
     "lengths": Plot(
