@@ -8,6 +8,7 @@ Finished steps are not repeated. At the end, ten query photographs are searched 
 
 import csv
 import os
+import re
 import subprocess
 import sys
 import time
@@ -70,7 +71,7 @@ def main() -> None:
     server = subprocess.Popen(hashseek("serve", collection, "--port", 0), stderr=subprocess.PIPE, text=True)
     try:
         assert server.stderr is not None
-        address = server.stderr.readline().split()[3].rstrip(",")
+        [address] = re.findall(r"http://[^,]+", server.stderr.readline())[:1]
         print(f"$ hashseek serve {collection}   ({address})", flush=True)
         search_ten(address, root)
     finally:

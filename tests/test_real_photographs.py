@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -94,7 +95,7 @@ def test_photographs_are_indexed_served_and_found_over_http(tmp_path):
     serve = ("serve", tmp_path / "c", "--port", "0", "--device", "cpu")
     server = subprocess.Popen([*program, *serve], stderr=subprocess.PIPE, text=True, env=environment)
     try:
-        url = server.stderr.readline().split()[3].rstrip(",")
+        url = re.search(r"http://[^,]+", server.stderr.readline())[0]
         with httpx.Client(base_url=url, timeout=60) as client:
             wait_until(lambda: client.get("/healthz/ready").status_code == 200)
             pictures = sorted(images.rglob("*.jpg"))
