@@ -133,12 +133,7 @@ class Fitting:
         self.n_images, self.fallback = 0, ""
 
     def fit(
-        self,
-        images: Iterable[tuple[str, Pixels] | str],
-        total: int,
-        progress: Progress = lambda *_: None,
-        *,
-        keep_features: bool = False,
+        self, images: Iterable[tuple[str, Pixels] | str], total: int, progress: Progress = lambda *_: None
     ) -> dict[str, StoredCode]:
         """Fit the hash layer.
 
@@ -146,7 +141,6 @@ class Fitting:
             images: content hash and pixels of each, or why it cannot be used; equal contents count once.
             total: their number.
             progress: called after each batch.
-            keep_features: return features, too.
 
         Returns:
             The code of each content, by its hash.
@@ -179,8 +173,7 @@ class Fitting:
         self.n_images = len(features)
         self.encoder.head = head_of("normalized", as_arrays(self.model.head))
         codes = pack(self.encoder.head(features))
-        kept = stored_features(features) if keep_features else [None] * len(features)
-        parts = zip(found, codes, kept, strict=True)
+        parts = zip(found, codes, stored_features(features), strict=True)
         return {sha256: StoredCode(code, self.encoder.engine, feature) for sha256, code, feature in parts}
 
     @contextmanager
@@ -273,7 +266,6 @@ def fit_to_sources(
     on_error: OnError = "skip",
     fetch: Fetch = fetch,
     progress: Progress = lambda *_: None,
-    keep_features: bool = False,
     **options: Unpack[EncoderOptions],
 ) -> FirstFit:
     """Fit the hash layer of a new collection to images that will be its first ones. Writes nothing.
@@ -285,7 +277,6 @@ def fit_to_sources(
         on_error: "stop" refuses an image that cannot be used.
         fetch: returns the content behind a URL.
         progress: called after each batch.
-        keep_features: of the new collection.
         options: of the encoder.
 
     Raises:
@@ -314,7 +305,7 @@ def fit_to_sources(
                 loaded.append((step.source, step.image))
                 yield step.image.sha256, step.pixels
 
-    codes = fitting.fit(images(), min(n_sources, MAX_FITTED), progress, keep_features=keep_features)
+    codes = fitting.fit(images(), min(n_sources, MAX_FITTED), progress)
     encoded = {
         source.uri: (source, stamps[source.uri], replace(image, **codes[image.sha256]._asdict()))
         for source, image in loaded

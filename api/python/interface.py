@@ -285,7 +285,7 @@ def create_collection(
 
     fit = FitOptions(n_bits, backbone, str(weights), preprocessing or {})
     plan = plan_collection(Path(folder), fit, find_sources(sources))
-    first = fit_to_sources(find_sources(sources), *plan, on_error=on_error, keep_features=keep_features, **options)
+    first = fit_to_sources(find_sources(sources), *plan, on_error=on_error, **options)
     place, encoder = Path(folder), first.fitting.encoder
     with (
         first.fitting.checkpoint() as checkpoint,

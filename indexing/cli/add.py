@@ -189,7 +189,7 @@ def add(
             report = _dry_run(collection, checkpoint, sources, get, output, n_total, trust_mtime=trust_mtime)
             _exit_with_code(report, strict=strict)
             return
-        first = None if plan is None else _fit(sources, plan, get, output, options, keep_features=keep_features)
+        first = None if plan is None else _fit(sources, plan, get, output, options)
         with nullcontext(checkpoint) if first is None else first.fitting.checkpoint() as made:
             opened = stack.enter_context(open_for_adding(collection, checkpoint=made, keep_features=keep_features))
         encoder = None if first is None else first.fitting.encoder
@@ -374,24 +374,12 @@ class _Run:
 
 
 def _fit(
-    sources: _Sources,
-    plan: tuple[FeatureNetwork, int],
-    get: Fetch,
-    output: Output,
-    options: EncoderOptions,
-    *,
-    keep_features: bool,
+    sources: _Sources, plan: tuple[FeatureNetwork, int], get: Fetch, output: Output, options: EncoderOptions
 ) -> FirstFit:
     """The hash layer for a new collection, fitted to the images."""
     with fit_progress(output) as progress:
         first = fit_to_sources(
-            sources.found(),
-            *plan,
-            on_error=sources.on_error,
-            fetch=get,
-            progress=progress,
-            keep_features=keep_features,
-            **options,
+            sources.found(), *plan, on_error=sources.on_error, fetch=get, progress=progress, **options
         )
     print_fit(first.fitting)
     return first

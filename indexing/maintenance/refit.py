@@ -45,7 +45,7 @@ def fit_to_collection(
             return str(error)
 
     images = load_ahead(chosen, load, depth=2 * fitting.encoder.batch_size)
-    return fitting, fitting.fit(images, len(chosen), progress, keep_features=collection.keeps_features)
+    return fitting, fitting.fit(images, len(chosen), progress)
 
 
 def change_codes(
