@@ -338,7 +338,10 @@ class _Connection(Generic[H]):
         self.url = url.rstrip("/") + (f"/collections/{quote(collection, safe='')}" if collection else "")
         self.retries = retries
         self._headers = _headers(api_key)
-        self._http: H = http or self._new(timeout=timeout)
+        try:
+            self._http: H = http or self._new(timeout=timeout)
+        except (httpx.InvalidURL, ValueError) as error:  # such as ALL_PROXY=socks://127.0.0.1:1080
+            raise ServiceError(f"{error}: correct or unset ALL_PROXY, HTTP_PROXY and HTTPS_PROXY") from None
         self._answered = False  # whether the service has answered anything yet
 
     def _may_try_again(self, outcome: _Outcome, attempt: int) -> bool:

@@ -292,6 +292,14 @@ def test_errors_name_the_service_and_the_reason(reader):
     assert unreachable.value.status is None
 
 
+@pytest.mark.parametrize("proxy", ["socks://127.0.0.1:9", "http://127.0.0.1:port"])
+@pytest.mark.parametrize("kind", [hashseek.Client, hashseek.AsyncClient])
+def test_a_proxy_that_cannot_be_used_is_named(monkeypatch, proxy, kind):
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    with pytest.raises(hashseek.ServiceError):
+        kind("http://127.0.0.1:9")
+
+
 def test_a_key_is_sent_with_every_request():
     """The service of httpx's own mock answers what it was sent; there is no other way to see a header."""
     seen = []
