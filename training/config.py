@@ -225,7 +225,7 @@ class TrainSection(_Section):
     """Length, batches, augmentation, validation and hardware."""
 
     epochs: int = Field(default=20, ge=1, description="number of epochs")
-    batch_size: int = Field(default=64, ge=1, description="images per batch, over all processes")
+    batch_size: int = Field(default=64, ge=2, description="images per batch, over all processes; at least 2")
     chunk_size: int | None = Field(
         default=None,
         ge=1,

@@ -10,7 +10,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from hashseek.retrieval.errors import BadCodes, BadConfig, HashseekError
+from hashseek.retrieval.errors import BadCodes, HashseekError
 from hashseek.retrieval.images import Preprocessing
 from hashseek.training.config import Config
 from hashseek.training.data.batches import TrainingData
@@ -107,32 +107,23 @@ def _train_batch(
 
 
 @contextmanager
-def torch_errors_as_hashseek_errors(
+def memory_errors_name_a_setting(
     config: Config, preprocessing: Preprocessing | None, device: torch.device
 ) -> Iterator[None]:
-    """Replace PyTorch's errors about a batch with errors that name the setting to change.
+    """Replace PyTorch's error when memory runs out with one that names the settings to change.
 
-    PyTorch has no exception class for these two on a CPU, so only its messages can tell them apart.
+    On a CPU, PyTorch has no exception class for it, so only its message can tell.
 
     Raises:
         OutOfMemory: a batch does not fit.
-        BadConfig: batch norm got a single image.
     """
-    size = "this width" if preprocessing is None else f"{preprocessing.size} px"
-    batch = f"a batch of {config.train.batch_size} at {size}"
     try:
         yield
-    except ValueError as error:
-        if "more than 1 value per channel" not in str(error):
-            raise
-        raise BadConfig(
-            f"{batch}, or the last batch of an epoch, leaves batch norm with a single image: set "
-            "model.freeze_batch_norm = true, or change train.batch_size or model.size"
-        ) from None
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
             raise
+        size = "this width" if preprocessing is None else f"{preprocessing.size} px"
         raise OutOfMemory(
-            f"{batch} does not fit in the memory of {device}: lower train.batch_size, or set train.chunk_size to "
-            "compute the batch in parts"
+            f"a batch of {config.train.batch_size} at {size} does not fit in the memory of {device}: lower "
+            "train.batch_size, or set train.chunk_size to compute the batch in parts"
         ) from None

@@ -33,7 +33,7 @@ from hashseek.training.data.hidden_labels import drop_labels
 from hashseek.training.data.splits import Split, Splits, never_in_training
 from hashseek.training.data.training_images import Images, without_broken
 from hashseek.training.loop.cpu_speedups import fold_frozen_batch_norm, keep_freed_memory
-from hashseek.training.loop.epoch import Diverged, torch_errors_as_hashseek_errors, train_epoch
+from hashseek.training.loop.epoch import Diverged, memory_errors_name_a_setting, train_epoch
 from hashseek.training.loop.head_init import fit_head
 from hashseek.training.loop.network import Keys, Network, Objective, build_network
 from hashseek.training.loop.optimizers import build_optimizer, build_scheduler
@@ -259,7 +259,7 @@ def _train_and_validate(fabric: Fabric, config: Config, job: _Job, epoch: int, s
     """One epoch and its record in the log."""
     state = job.state
     started = time.perf_counter()
-    with torch_errors_as_hashseek_errors(config, job.preprocessing, fabric.device):
+    with memory_errors_name_a_setting(config, job.preprocessing, fabric.device):
         means, n_seen, waited = train_epoch(
             fabric, config, state, job.data, epoch, folder=job.run.folder, progress=shown
         )

@@ -21,25 +21,23 @@ MAX_DATABASE = 10_000
 
 def validation_part(n: int, config: Config) -> tuple[Rows, Rows]:
     """Rows to train on and rows to validate on, of `n`, each ascending; an unsupervised loss trains on all."""
+    settings = config.train
+    n_val = 0 if is_unsupervised(config) else round(n * settings.val_fraction)
+    at_least = max(2, settings.devices)  # a pair, and an image for each process
+    if n - n_val < at_least:
+        raise BadDataset(
+            f"{n - n_val} of {n} training images remain to train on, but train.devices = {settings.devices} needs at "
+            f"least {at_least}: add images, or lower train.val_fraction (now {settings.val_fraction}) or train.devices"
+        )
     if is_unsupervised(config):
         return np.arange(n), np.arange(0)
-    n_val = round(n * config.train.val_fraction)
-    if n_val < 1 or n_val >= n:
+    at_least = 2 if settings.val_database == "held-out" else 1  # "held-out" ranks them among each other
+    if n_val < at_least:
         raise BadDataset(
-            f"train.val_fraction {config.train.val_fraction} of {n} training images leaves nothing to validate on or "
-            "nothing to train on: change it, or add images"
+            f"train.val_fraction {settings.val_fraction} of {n} training images leaves {n_val} to validate on, but "
+            f"train.val_database = {settings.val_database!r} needs at least {at_least}: raise it, or add images"
         )
-    if n - n_val < config.train.devices:
-        raise BadDataset(
-            f"{n - n_val} training images are too few for train.devices = {config.train.devices}: lower it to "
-            f"{n - n_val}, or add images"
-        )
-    if config.train.val_database == "held-out" and n_val < 2:
-        raise BadDataset(
-            "train.val_database = 'held-out' ranks validation images among each other, but train.val_fraction "
-            f"{config.train.val_fraction} of {n} training images leaves {n_val}: raise it"
-        )
-    return divided(n, n_val, seed=config.train.seed)
+    return divided(n, n_val, seed=settings.seed)
 
 
 def divided(n: int, n_val: int, *, seed: int) -> tuple[Rows, Rows]:
