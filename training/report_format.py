@@ -32,8 +32,8 @@ def table_as_markdown(table: Table) -> str:
     return "\n".join(lines)
 
 
-def table_as_latex(table: Table) -> str:
-    """The table as a LaTeX `table` with the rules of booktabs, its caption below. No column is bold."""
+def table_as_latex(table: Table, *, label: str) -> str:
+    """The table as a LaTeX `table` with the rules of booktabs, caption and label below. No column is bold."""
 
     def row(cells: Sequence[str]) -> str:
         return f"{' & '.join(cell.translate(LATEX) for cell in cells)} \\\\"
@@ -42,7 +42,7 @@ def table_as_latex(table: Table) -> str:
     lines = ["% needs \\usepackage{booktabs}", "\\begin{table}", "\\centering", f"\\begin{{tabular}}{{{columns}}}"]
     lines += ["\\toprule", row(table.header), "\\midrule", *map(row, table.rows)]
     lines += ["\\bottomrule", "\\end{tabular}", f"\\caption{{{table.caption.translate(LATEX)}}}"]
-    return "\n".join([*lines, "\\label{tab:retrieval}", "\\end{table}", ""])
+    return "\n".join([*lines, f"\\label{{{label}}}", "\\end{table}", ""])
 
 
 LATEX = str.maketrans(

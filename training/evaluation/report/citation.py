@@ -68,7 +68,7 @@ def as_latex(report: EvaluationReport) -> str:
         "Means over queries, and half of their 95 % bootstrap interval, which does not cover other training seeds. "
         + protocol_in_words(report)
     )
-    return table_as_latex(Table(header, rows, text_columns=1, caption=caption))
+    return table_as_latex(Table(header, rows, text_columns=1, caption=caption), label="tab:retrieval")
 
 
 def as_bibtex(report: EvaluationReport) -> str:

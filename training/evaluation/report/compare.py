@@ -262,7 +262,8 @@ def methods(entries: Sequence[Entry]) -> Table:
 def methods_as_latex(entries: Sequence[Entry]) -> str:
     """The table of methods for a paper, with the protocol in its caption."""
     table = methods(entries)
-    return table_as_latex(replace(table, caption=f"{table.caption} {protocol_in_words(entries[0].report)}"))
+    caption = f"{table.caption} {protocol_in_words(entries[0].report)}"
+    return table_as_latex(replace(table, caption=caption), label="tab:methods")
 
 
 def _paired(groups: Sequence[Group], ns: Sequence[int]) -> Table:
