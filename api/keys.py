@@ -4,6 +4,7 @@ import hashlib
 import logging
 import re
 import secrets
+import shlex
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -54,8 +55,9 @@ def read_keys(file: Path) -> dict[str, Key]:
         content: Mapping[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
         return {name: Key(name=name, **entry) for name, entry in content.items()}
     except FileNotFoundError:
+        path = shlex.quote(str(file))
         raise BadConfig(
-            f"there is no key file {file}: create it with `hashseek keys create NAME --keys {file}`"
+            f"there is no key file {path}: create it with `hashseek keys create NAME --keys {path}`"
         ) from None
     except ValidationError as error:
         first = error.errors()[0]

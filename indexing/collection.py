@@ -8,6 +8,7 @@ index/                  derived from the catalog; rebuilt if it is missing, dama
 
 import logging
 import os
+import shlex
 import shutil
 import threading
 from collections.abc import Iterator
@@ -360,7 +361,8 @@ class Collection:
                 if (found := check_intact(file).fingerprint) != space.fingerprint:
                     problems.append(f"{file} has the fingerprint {found[:12]}, but its codes {space.fingerprint[:12]}")
             except HashseekError as error:
-                remedy = f"copy it from elsewhere: `hashseek index verify {self.folder} --repair --checkpoint FILE`"
+                folder = shlex.quote(str(self.folder))
+                remedy = f"copy it from elsewhere: `hashseek index verify {folder} --repair --checkpoint FILE`"
                 reason = str(error) if file.is_file() else f"the checkpoint {file} does not exist"
                 problems.append(f"{reason}; {remedy}")
         after = 0

@@ -17,6 +17,7 @@ import csv
 import io
 import json
 import math
+import shlex
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
@@ -259,7 +260,7 @@ def _write_results(
     header = (
         f"# Best of {len(trials)} trials over {', '.join(space)}:\n"
         f"# {score_name} {best.score:.4f} in trial {best.trial}.\n"
-        f"#\n# command:   hashseek train {folder / 'best.toml'}\n\n"
+        f"#\n# command:   {shlex.join(['hashseek', 'train', str(folder / 'best.toml')])}\n\n"
     )
     best_content = tomli_w.dumps(with_values(content, best.overrides))
     write_atomically(folder / "best.toml", (header + best_content).encode())

@@ -4,6 +4,7 @@ Readers never wait for each other or for a writer. Writers wait for each other, 
 """
 
 import os
+import shlex
 import sqlite3
 import threading
 import uuid
@@ -64,8 +65,9 @@ class Database:
         """
         self.path = path
         if not path.is_file():
+            folder = shlex.quote(str(path.parent))
             raise BadCollection(
-                f"there is no collection in {path.parent}: create it with `hashseek index add {path.parent} IMAGES`"
+                f"there is no collection in {folder}: create it with `hashseek index add {folder} IMAGES`"
             )
         self._identity = _identity(path)
         # Reentrant, because the garbage collector may close the file in the middle of a statement.

@@ -1,5 +1,6 @@
 """The subcommands of `index` that maintain a collection: snapshot, restore, export, reencode, verify, ..."""
 
+import shlex
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -96,7 +97,7 @@ def export_command(
     if n_without_code:
         typer.echo(
             f"{n_without_code} of them have no code, so that the file cannot be imported: run "
-            f"`hashseek index verify {collection} --repair` to encode them, then export again",
+            f"`hashseek index verify {shlex.quote(str(collection))} --repair` to encode them, then export again",
             err=True,
         )
 
@@ -145,7 +146,7 @@ def follow_change(collection: Collection, steps: "Iterator[Reencoded]", *, drop_
     """Change the codes and show the progress; exits with code 1 if searches still use the old ones."""
     from hashseek.indexing.maintenance.reencode import drop_space
 
-    folder, old = collection.folder, collection.catalog.space
+    folder, old = shlex.quote(str(collection.folder)), collection.catalog.space
     report = next(steps, None)
     if report is None:
         others = [str(space.id) for space in collection.catalog.spaces.all() if space.id != old.id]
