@@ -68,6 +68,8 @@ class DataSection(NamedSection):
     @field_validator("held_out", mode="before")
     @classmethod
     def _is_names_or_a_share(cls, value: Any) -> Any:
+        if value == "none":
+            return None
         names = isinstance(value, list | tuple) and all(isinstance(name, str) for name in value) and len(value) > 0
         if value is None or names or (isinstance(value, int | float) and 0 < value < 1):
             return value

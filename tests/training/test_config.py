@@ -3,9 +3,12 @@
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from hashseek.retrieval.errors import BadConfig
 from hashseek.training.config import load_config
+from hashseek.training.data.datasets import build_splits
+from hashseek.training.losses import build_loss
 
 MINIMAL = '[data]\nname = "shapes"\n[model]\nbackbone = "resnet18"\nn_bits = 48\n'
 
@@ -63,6 +66,22 @@ def test_none_unsets_what_a_file_has_set():
     assert (unset.optimizer.backbone_lr, unset.model.size, unset.model.mean) == (None, None, None)
     with pytest.raises(BadConfig):
         load_config(shipped, ["optimizer.lr=none"])
+    assert load_config(shipped, ["data.held_out=none"]).data.held_out is None
+    assert build_loss("dsh", n_classes=3, n_bits=8, m="none").m == 16
+    with pytest.raises(BadConfig):
+        build_loss("dsh", n_classes=3, n_bits=8, dense="none")
+
+
+def test_none_unsets_an_option_of_a_data_set(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in "abcdef":
+        Path(name).mkdir()
+        for number in range(4):
+            Image.new("RGB", (8, 8)).save(f"{name}/{number}.png")
+    files = set(tmp_path.iterdir())
+    splits = build_splits("folder", root=str(tmp_path), split_file="none")
+    assert len(splits.label_names) == 6
+    assert set(tmp_path.iterdir()) == files
 
 
 def test_overrides_apply_to_a_dictionary_too_and_leave_it_as_it_was():

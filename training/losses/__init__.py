@@ -107,7 +107,7 @@ def build_loss(
         quantization: {"kind", "weight"}, adds the term "quantization", see `Quantized`.
         nested: {"lengths", "weights"}, applies the loss to prefixes of the code, see `Nested`; without "weights", each
             weight is 1. Hyperparameters that depend on K are derived for each length.
-        hyper: hyperparameters of the loss, see `Loss.hyperparameters`.
+        hyper: hyperparameters of the loss, see `Loss.hyperparameters`; "none" unsets one whose default is None.
 
     Raises:
         BadConfig: unknown loss, unknown hyperparameter, or a value outside its limits.
@@ -117,8 +117,10 @@ def build_loss(
     from hashseek.training.losses.hyperparameters import check_keys
 
     found = loss_class(name)
-    check_keys(f"the loss {name!r}", hyper, [*found.hyperparameters(), "quantization", "nested"])
-    build = partial(found, n_classes=n_classes, **hyper)
+    known = found.hyperparameters()
+    check_keys(f"the loss {name!r}", hyper, [*known, "quantization", "nested"])
+    given = {key: value for key, value in hyper.items() if not (value == "none" and known[key].default is None)}
+    build = partial(found, n_classes=n_classes, **given)
     loss: nn.Module
     if nested is None:
         loss = build(n_bits=n_bits)

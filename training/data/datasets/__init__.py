@@ -69,17 +69,19 @@ def data_set(name: str) -> Callable[..., Splits]:
     return function  # type: ignore[no-any-return]
 
 
-def _check_names(name: str, function: Callable[..., Splits], options: dict[str, Any]) -> None:
-    """Raise `BadConfig` for an unknown or a missing option."""
+def _given(name: str, function: Callable[..., Splits], options: dict[str, Any]) -> dict[str, Any]:
+    """The options without those that "none" unsets. Raises `BadConfig` for an unknown or a missing option."""
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return
+        return options
     for option in options:
         if option not in parameters:
             raise BadConfig(f"the data set {name!r} has no option {option!r}: {suggest(option, parameters)}")
     for option, parameter in parameters.items():
         if parameter.default is parameter.empty and option not in options:
             raise BadConfig(f"the data set {name!r} needs the option {option!r}")
+    unset = {option for option, value in options.items() if value == "none" and parameters[option].default is None}
+    return {option: value for option, value in options.items() if option not in unset}
 
 
 def build_splits(name: str, **options: Any) -> Splits:
@@ -90,7 +92,7 @@ def build_splits(name: str, **options: Any) -> Splits:
         BadDataset: the data are missing or inconsistent.
     """
     function = data_set(name)
-    _check_names(name, function, options)
+    options = _given(name, function, options)
     if name not in DATASETS:  # its annotations need not be such that values can be checked by them
         splits = function(**options)
         if not isinstance(splits, Splits):
