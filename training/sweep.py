@@ -208,7 +208,7 @@ def _run_trial(study: optuna.Study, trial: optuna.Trial, content: dict[str, Any]
         nonlocal pruned
         if record["epoch"] not in reported:  # by the process that was interrupted
             trial.report(record[score_name], record["epoch"])
-        pruned = trial.should_prune()
+        pruned = record["epoch"] < config.train.epochs and trial.should_prune()
         if pruned:
             raise Stop
 

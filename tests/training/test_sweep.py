@@ -138,6 +138,13 @@ def test_a_trial_that_falls_behind_ends_early_and_keeps_its_log(data, tmp_path, 
     assert {row["outcome"] for row in table_of(tmp_path / "c")} == {"scored"}
 
 
+def test_no_trial_is_pruned_after_its_last_epoch(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep_module, "UNPRUNED_TRIALS", 1)
+    space = {"optimizer.lr": [1e-30, 1e-2, 2e-2]}
+    sweep(content(data, train={"epochs": 2, "val_fraction": 0.3}), space, n_trials=6, folder=tmp_path, seed=2)
+    assert [row["outcome"] for row in table_of(tmp_path)] == ["scored"] * 6
+
+
 def test_a_trial_that_diverges_counts_as_the_worst_and_does_not_stop_the_sweep(data, tmp_path):
     given = content(data, optimizer={"name": "sgd", "schedule": "constant"})
     space = {"optimizer.lr": [1e30, 0.05], "train.batch_size": {"low": 8, "high": 16}}
