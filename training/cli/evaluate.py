@@ -72,8 +72,8 @@ def evaluate(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of the report. Default: evaluation-NAME next to the checkpoint; --data, --labels and "
-            "--normalizer are added to it."
+            help="Folder of the report. Default: evaluation-NAME next to the checkpoint; --data with a fingerprint of "
+            "the splits, --labels and --normalizer are added to it."
         ),
     ] = None,
     device: Device = "auto",
@@ -130,7 +130,8 @@ def evaluate(
     from hashseek.training.evaluation.report.markdown import summary
 
     # Other data or labels are another result, which must not replace the first.
-    other = [Path(data).resolve().stem if data else "", labels or "", normalizer if normalizer != "retrieved" else ""]
+    other = [f"{Path(data).resolve().stem}-{splits.fingerprint[:8]}" if data else ""]
+    other += [labels or "", normalizer if normalizer != "retrieved" else ""]
     folder = out or checkpoints[0].parent / "-".join(["evaluation", checkpoints[0].stem, *filter(None, other)])
     folder.mkdir(parents=True, exist_ok=True)
     evaluation = run(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hashseek.retrieval.checkpoint import load_header
+from hashseek.training.data.datasets import build_splits
 from support.in_process import run_command
 
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from hashseek.api.cli import main; main()"
@@ -37,7 +38,8 @@ def test_train_then_evaluate(toml, tmp_path, shapes, capsys):
     code, out, err = run_command(capsys, "evaluate", checkpoint, "-n", 5, "--baseline", "untrained", "--data", shapes)
     assert code == 0, err
     assert "Before training" in out
-    assert (tmp_path / "run" / f"evaluation-best-{Path(shapes).name}" / "report.json").is_file()
+    of_data = f"evaluation-best-{Path(shapes).name}-{build_splits('folder', root=str(shapes)).fingerprint[:8]}"
+    assert (tmp_path / "run" / of_data / "report.json").is_file()
     assert not (tmp_path / "run" / "evaluation-best").exists()  # of the data it was trained on
 
 
