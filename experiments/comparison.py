@@ -234,13 +234,19 @@ def load_inputs(experiment: "Experiment") -> Inputs:
     return replace(inputs, gallery=_inputs(experiment.config(*gallery))) if gallery else inputs
 
 
-def _inputs(config: Config) -> Inputs:
+def intact_splits(config: Config) -> Splits:
+    """The splits of a configuration, without images that cannot be decoded."""
     splits = build_splits(config.data.name, **config.data.options())
-    parts = [
-        without_broken(getattr(splits, name), on_error=splits.on_error, source=f"{config.data.name} ({name})")[0]
-        for name in NAMES
-    ]
-    splits = replace(splits, **dict(zip(NAMES, parts, strict=True)))
+    parts = {}
+    for name in NAMES:
+        source = f"{config.data.name} ({name})"
+        parts[name], _ = without_broken(getattr(splits, name), on_error=splits.on_error, source=source)
+    return replace(splits, **parts)
+
+
+def _inputs(config: Config) -> Inputs:
+    splits = intact_splits(config)
+    parts = [splits.train, splits.query, splits.database]
     vectors = [split.vectors for split in parts if split.vectors is not None]
     if len(vectors) == len(parts):
         return Inputs(splits, *vectors)

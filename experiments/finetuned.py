@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 
-from experiments.comparison import METHODS, TUNED, chosen_settings, rows_of, split_scores
+from experiments.comparison import METHODS, TUNED, chosen_settings, intact_splits, rows_of, split_scores
 from experiments.processes import in_processes
 from hashseek.retrieval.checkpoint import load_checkpoint
 from hashseek.training.config import load_config
-from hashseek.training.data.datasets import build_splits
 from hashseek.training.evaluation.split_encoder import SplitEncoder
 from hashseek.training.loop.fit import fit
 from hashseek.training.progress import Progress
@@ -76,8 +75,8 @@ def fine_tune(folder: Path, method: str, n_bits: int, seed: int, *, base: Sequen
     of_run = (f"model.n_bits={n_bits}", f"train.seed={seed}")
     config = load_config(BASE, (*METHODS[method].settings, *of_loss, *of_run, *base))
     out = _run_folder(folder, method, n_bits, seed)
+    splits = intact_splits(config)
     result = fit(config, out=out, resume=out.is_dir())
-    splits = build_splits(config.data.name, **config.data.options())
     encoder = SplitEncoder(load_checkpoint(result.run.best), device="auto", precision=config.train.precision)
     progress = Progress(quiet=True)
     query, database = (encoder.encode(split, progress, "images").outputs for split in (splits.query, splits.database))
